@@ -1,0 +1,154 @@
+"""Models of one size from three families, and what benchmarks do with them."""
+
+import resource
+import time
+from itertools import islice
+from typing import Any
+
+import psutil
+import torch
+from torch.utils.data import DataLoader
+from transformers import (
+    BatchEncoding,
+    DataCollatorForSeq2Seq,
+    M2M100Config,
+    M2M100ForConditionalGeneration,
+    MarianConfig,
+    MarianMTModel,
+    PreTrainedModel,
+)
+from transformers import __version__ as transformers_version
+from vanilla_transformer_cli.settings import PRESETS
+
+from vanilla_transformer import (
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+    VanillaTransformerTokenizer,
+)
+from vanilla_transformer.data import (
+    ParallelText,
+    TokenBatchSampler,
+    load_pairs,
+    pair_lengths,
+    tokenize_pairs,
+)
+from vanilla_transformer.run_record import hardware
+
+FAMILIES = {
+    "vanilla": (VanillaTransformerConfig, VanillaTransformerForConditionalGeneration),
+    "m2m100": (M2M100Config, M2M100ForConditionalGeneration),
+    "marian": (MarianConfig, MarianMTModel),
+}
+
+
+def build(family: str, preset: str, vocab_size: int, dropout: float = 0.1) -> PreTrainedModel:
+    """A freshly initialised model: sizes of the preset, ReLU, one shared embedding table.
+
+    Args:
+        family: Key of `FAMILIES`.
+        preset: Key of `PRESETS`.
+        vocab_size: Entries of the table.
+        dropout: Rate on sublayer outputs and embeddings; other dropouts are off, as in the paper.
+    """
+    config_class, model_class = FAMILIES[family]
+    fields: dict[str, Any] = {
+        **PRESETS[preset].config(),
+        "vocab_size": vocab_size,
+        "dropout": dropout,
+        "attention_dropout": 0.0,
+        "activation_dropout": 0.0,
+        "activation_function": "relu",
+        "scale_embedding": True,
+        "max_position_embeddings": 1024,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "decoder_start_token_id": 1,
+    }
+    if family != "vanilla":
+        fields |= {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0, "forced_eos_token_id": None}
+    return model_class(config_class(**fields))
+
+
+def batches(corpus: list[str], vocab_size: int, max_tokens: int, count: int) -> list[BatchEncoding]:
+    """The first batches of an epoch over a parallel corpus, `max_tokens` each at most."""
+    pairs = load_pairs(ParallelText(tuple(corpus)))
+    texts = (text for column in ("source", "target") for text in pairs[column])
+    tokenizer = VanillaTransformerTokenizer.train(texts, vocab_size=vocab_size)
+    data, _ = tokenize_pairs(pairs, tokenizer, max_length=256)
+    data = data.select_columns(["input_ids", "labels"])
+    sampler = TokenBatchSampler(pair_lengths(data), max_tokens, seed=0)
+    collator = DataCollatorForSeq2Seq(tokenizer)
+    loader = DataLoader(data, batch_sampler=sampler, collate_fn=collator)
+    return list(islice(loader, count))
+
+
+def tokens_of(cut: list[BatchEncoding]) -> int:
+    """Source and target tokens, padding not counted."""
+    return sum(int(b["attention_mask"].sum() + (b["labels"] != -100).sum()) for b in cut)
+
+
+class Training:
+    """One contender that trains: forward, backward and Adam over given batches.
+
+    Args:
+        family: Key of `FAMILIES`.
+        preset: Key of `PRESETS`.
+        vocab_size: Entries of the embedding table.
+        dtype: "float32", or what autocast takes for matrix products.
+        cut: The batches.
+    """
+
+    def __init__(
+        self, family: str, preset: str, vocab_size: int, dtype: str, cut: list[BatchEncoding]
+    ) -> None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.model = build(family, preset, vocab_size).to(device).train()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), fused=True)
+        self.dtype = getattr(torch, dtype)
+        self.cut = [batch.to(device) for batch in cut]
+
+    def run(self) -> float:
+        """Seconds for one round over all batches."""
+        device = self.model.device.type
+        started = time.perf_counter()
+        for batch in self.cut:
+            with torch.autocast(device, self.dtype, enabled=self.dtype != torch.float32):
+                loss = self.model(**batch).loss
+            loss.backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - started
+
+
+def time_rounds(setting: tuple, rounds: int) -> dict[str, list[float]]:
+    """Seconds of each round of each contender, in turn, after one round to warm up."""
+    contenders = {family: Training(family, *setting) for family in FAMILIES}
+    for contender in contenders.values():
+        contender.run()
+    seconds: dict[str, list[float]] = {family: [] for family in FAMILIES}
+    for _ in range(rounds):
+        for family, contender in contenders.items():
+            seconds[family].append(contender.run())
+    return seconds
+
+
+def memory_of_steps(family: str, *setting: Any) -> dict[str, float]:
+    """Megabytes before the model was built, at the peak, and in weights, gradients and Adam.
+
+    `growth` is what the peak adds to the other two: activations, logits, buffers.
+    """
+    start = psutil.Process().memory_info().rss
+    contender = Training(family, *setting)
+    contender.run()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    state = 16 * contender.model.num_parameters()
+    sizes = {"start": start, "peak": peak, "state": state, "growth": peak - start - state}
+    return {name: size / 1e6 for name, size in sizes.items()}
+
+
+def hardware_line() -> str:
+    """Device, threads and versions."""
+    return f"{hardware()}, torch {torch.__version__}, transformers {transformers_version}"

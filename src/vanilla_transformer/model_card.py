@@ -1,0 +1,59 @@
+"""The model card of a saved folder, filled from what was measured."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+
+# The template at the top of the repository, linked into the package.
+TEMPLATE = Path(__file__).with_name("model_card.md")
+
+RESULTS_FILE = "results.json"
+
+
+def record_results(folder: Path, name: str, scores: dict[str, Any]) -> None:
+    """Adds the scores of one test set to the folder's results and rewrites its card.
+
+    Args:
+        folder: Of a saved model, with the `run.json` of its training where there is one.
+        name: Of the test set.
+        scores: As `metrics.TranslationScores` gives them, and how the text was generated.
+    """
+    file = folder / RESULTS_FILE
+    results = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    results[name] = scores
+    file.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_model_card(folder)
+
+
+def write_model_card(folder: Path) -> None:
+    """Fills the template from `config.json`, `run.json` and `results.json` of a saved model."""
+    config, run, results = (
+        json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        for file in (folder / name for name in ("config.json", "run.json", RESULTS_FILE))
+    )
+    name = folder.resolve().name
+    data = ModelCardData(
+        library_name="transformers",
+        pipeline_tag="translation",
+        tags=["vanilla_transformer", "encoder-decoder", "trained-from-scratch"],
+        model_name=name,
+        eval_results=[
+            EvalResult(
+                task_type="translation",
+                dataset_type=test_set,
+                dataset_name=test_set,
+                metric_type=metric,
+                metric_value=round(scores[metric], 2),
+                metric_args={"signature": scores[f"{metric}_signature"]},
+            )
+            for test_set, scores in results.items()
+            for metric in ("bleu", "chrf")
+        ]
+        or None,
+    )
+    card = ModelCard.from_template(
+        data, template_path=str(TEMPLATE), name=name, config=config, run=run, results=results
+    )
+    card.save(folder / "README.md")

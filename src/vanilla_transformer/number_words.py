@@ -1,0 +1,268 @@
+"""German number words and their English translations: a parallel corpus that needs no network.
+
+German says the units before the tens and writes a number as one word, English does neither:
+"zweihundertfünfundvierzig" is "two hundred forty-five". A model has to cut the word into its parts
+and to turn two of them round, so its cross-attention shows a crossing that a reader can check,
+which copying or reversing digits would not. And every number has exactly one right translation,
+so exact match is an honest score, and what was never seen in training is known for certain.
+"""
+
+import math
+import os
+import random
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+LARGEST_NUMBER = 999_999
+
+# Shares of the numbers with the same count of digits that a split may draw from. They bound how
+# many of the few short numbers are lost to training: of 1 to 9, two go to the test and one to the
+# validation pool; of 10 to 99, eighteen and nine.
+_TEST_SHARE = 0.2
+_VALIDATION_SHARE = 0.1
+
+_WORDS = {
+    0: ("null", "zero"),
+    1: ("eins", "one"),
+    2: ("zwei", "two"),
+    3: ("drei", "three"),
+    4: ("vier", "four"),
+    5: ("fünf", "five"),
+    6: ("sechs", "six"),
+    7: ("sieben", "seven"),
+    8: ("acht", "eight"),
+    9: ("neun", "nine"),
+    10: ("zehn", "ten"),
+    11: ("elf", "eleven"),
+    12: ("zwölf", "twelve"),
+    13: ("dreizehn", "thirteen"),
+    14: ("vierzehn", "fourteen"),
+    15: ("fünfzehn", "fifteen"),
+    16: ("sechzehn", "sixteen"),
+    17: ("siebzehn", "seventeen"),
+    18: ("achtzehn", "eighteen"),
+    19: ("neunzehn", "nineteen"),
+    20: ("zwanzig", "twenty"),
+    30: ("dreißig", "thirty"),
+    40: ("vierzig", "forty"),
+    50: ("fünfzig", "fifty"),
+    60: ("sechzig", "sixty"),
+    70: ("siebzig", "seventy"),
+    80: ("achtzig", "eighty"),
+    90: ("neunzig", "ninety"),
+}
+_GERMAN = {number: words[0] for number, words in _WORDS.items()}
+_ENGLISH = {number: words[1] for number, words in _WORDS.items()}
+
+
+@dataclass(frozen=True)
+class DigitScore:
+    """Exact matches among the numbers that have the same count of digits.
+
+    Attributes:
+        digits: Count of digits that these numbers have, 1 to 6.
+        exact: Predictions that are identical to their reference.
+        lines: Numbers with this count of digits.
+    """
+
+    digits: int
+    exact: int
+    lines: int
+
+
+def german(number: int) -> str:
+    """German word for a number, such as "einundzwanzigtausendeinundzwanzig".
+
+    Args:
+        number: 0 to 999,999. Hundreds and thousands always carry their count: "einhundert",
+            "eintausend".
+
+    Raises:
+        ValueError: If `number` is out of range.
+    """
+    _check_range(number)
+    thousands, rest = divmod(number, 1000)
+    if not thousands:
+        return _german_below_1000(rest, one="eins")
+    ending = _german_below_1000(rest, one="eins") if rest else ""
+    return _german_below_1000(thousands, one="ein") + "tausend" + ending
+
+
+def english(number: int) -> str:
+    """English words for a number, such as "twenty-one thousand one hundred five".
+
+    Args:
+        number: 0 to 999,999. Written without "and", with a hyphen between tens and units.
+
+    Raises:
+        ValueError: If `number` is out of range.
+    """
+    _check_range(number)
+    thousands, rest = divmod(number, 1000)
+    if not thousands:
+        return _english_below_1000(rest)
+    ending = " " + _english_below_1000(rest) if rest else ""
+    return _english_below_1000(thousands) + " thousand" + ending
+
+
+def write_corpus(
+    folder: Path | str,
+    *,
+    seed: int = 0,
+    train: int = 40_000,
+    validation: int = 500,
+    test: int = 1_000,
+) -> list[Path]:
+    """Writes `train`, `validation` and `test` as `.de` and `.en`; returns the paths of all files.
+
+    Line i of the two files is the same number; `test.numbers` holds the test split's numbers as
+    digits, for `exact_match_by_digits`. No number occurs twice, within a split or across splits.
+
+    Half of each split is drawn log-uniformly over the range, so that short numbers occur, and the
+    other half uniformly, both without repetition from a pool of the split's own: per count of
+    digits the test pool holds 20 % of the numbers, the validation pool 10 %, the training pool the
+    rest and 0. Neither the pools nor the test split depend on the other sizes asked for.
+
+    Args:
+        folder: Where the files go; made if absent. Each file is replaced in one step.
+        seed: The same seed and sizes give the same files.
+        train: Lines to train on, at most 700,000.
+        validation: Lines to choose a checkpoint on, at most 100,000.
+        test: Unseen lines for the final score, at most 200,000.
+
+    Raises:
+        ValueError: If a size is below 1 or above its pool; nothing is written then.
+    """
+    rng = random.Random(seed)
+    pools = _pools(rng)
+    sizes = {"test": test, "validation": validation, "train": train}
+    faults = [
+        f"`{split}` must be between 1 and {len(pools[split])} lines, got {size}. "
+        "Choose a size in this range."
+        for split, size in sizes.items()
+        if not 1 <= size <= len(pools[split])
+    ]
+    if faults:
+        raise ValueError("\n".join(faults))
+
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for split, size in sizes.items():
+        numbers = _draw(rng, pools[split], size)
+        written.append(_write_lines(folder / f"{split}.de", map(german, numbers)))
+        written.append(_write_lines(folder / f"{split}.en", map(english, numbers)))
+        if split == "test":
+            written.append(_write_lines(folder / f"{split}.numbers", map(str, numbers)))
+    return written
+
+
+def exact_match_by_digits(
+    numbers: Sequence[int], predictions: Sequence[str], references: Sequence[str]
+) -> list[DigitScore]:
+    """Exact matches for each count of digits that occurs, from short numbers to long ones.
+
+    Args:
+        numbers: The number that line i of the others spells out, as in `test.numbers`.
+        predictions: Translations to judge; one counts when it is identical to its reference.
+        references: Right translations.
+
+    Raises:
+        ValueError: If the three differ in length.
+    """
+    if not len(numbers) == len(predictions) == len(references):
+        raise ValueError(
+            "`numbers`, `predictions` and `references` must have one entry per line each, got "
+            f"{len(numbers)}, {len(predictions)} and {len(references)}. Pass the same lines of all."
+        )
+    lines: Counter[int] = Counter()
+    exact: Counter[int] = Counter()
+    for number, prediction, reference in zip(numbers, predictions, references, strict=True):
+        digits = len(str(number))
+        lines[digits] += 1
+        exact[digits] += prediction == reference
+    return [DigitScore(digits, exact[digits], lines[digits]) for digits in sorted(lines)]
+
+
+def _check_range(number: int) -> None:
+    if not 0 <= number <= LARGEST_NUMBER:
+        raise ValueError(
+            f"`number` must be between 0 and {LARGEST_NUMBER}, got {number}. "
+            "Larger and negative numbers have no words here."
+        )
+
+
+def _german_below_1000(number: int, one: str) -> str:
+    """German word for 0 to 999, where a 1 at the very end reads `one`: "eins", or "ein" inside."""
+    hundreds, rest = divmod(number, 100)
+    if not hundreds:
+        return _german_below_100(rest, one)
+    ending = _german_below_100(rest, one) if rest else ""
+    return _german_below_100(hundreds, one="ein") + "hundert" + ending
+
+
+def _german_below_100(number: int, one: str) -> str:
+    if number == 1:
+        return one
+    if number in _GERMAN:
+        return _GERMAN[number]
+    units = number % 10
+    return _german_below_100(units, one="ein") + "und" + _GERMAN[number - units]
+
+
+def _english_below_1000(number: int) -> str:
+    hundreds, rest = divmod(number, 100)
+    if not hundreds:
+        return _english_below_100(rest)
+    ending = " " + _english_below_100(rest) if rest else ""
+    return _ENGLISH[hundreds] + " hundred" + ending
+
+
+def _english_below_100(number: int) -> str:
+    if number in _ENGLISH:
+        return _ENGLISH[number]
+    units = number % 10
+    return _ENGLISH[number - units] + "-" + _ENGLISH[units]
+
+
+def _pools(rng: random.Random) -> dict[str, set[int]]:
+    """Gives every number to the one split that may draw it, in fixed shares per count of digits."""
+    test: set[int] = set()
+    validation: set[int] = set()
+    for digits in range(1, len(str(LARGEST_NUMBER)) + 1):
+        # From 1, not 0: "null" is part of no other word, so a model can only learn it from itself.
+        numbers = range(10 ** (digits - 1), 10**digits)
+        test_size = round(_TEST_SHARE * len(numbers))
+        validation_size = round(_VALIDATION_SHARE * len(numbers))
+        held_out = rng.sample(numbers, test_size + validation_size)
+        test.update(held_out[:test_size])
+        validation.update(held_out[test_size:])
+    train = set(range(LARGEST_NUMBER + 1)) - test - validation
+    return {"train": train, "validation": validation, "test": test}
+
+
+def _draw(rng: random.Random, pool: set[int], size: int) -> list[int]:
+    """Draws distinct numbers of a pool in random order, half of them log-uniformly."""
+    drawn: set[int] = set()
+    while len(drawn) < size // 2:
+        # Shifted by one, because 0 has no logarithm.
+        number = int(math.exp(rng.uniform(0, math.log(LARGEST_NUMBER + 2)))) - 1
+        if number in pool:
+            drawn.add(number)
+    numbers = [*drawn, *rng.sample(sorted(pool - drawn), size - len(drawn))]
+    rng.shuffle(numbers)
+    return numbers
+
+
+def _write_lines(path: Path, lines: Iterable[str]) -> Path:
+    """Writes lines ending in a newline each; a reader sees the old file or all of the new one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("w", encoding="utf-8", newline="\n") as file:
+            file.writelines(f"{line}\n" for line in lines)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path

@@ -1,0 +1,103 @@
+"""What a run needs to be repeated, and what it reported while it ran."""
+
+import dataclasses
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from vanilla_transformer.data import checksum
+from vanilla_transformer_cli.settings import TrainSettings
+
+RUN_FILE = "run.json"
+LOG_FILE = "log.jsonl"
+
+_PACKAGES = (
+    "vanilla-transformer",
+    "torch",
+    "transformers",
+    "accelerate",
+    "datasets",
+    "tokenizers",
+    "safetensors",
+    "sacrebleu",
+)
+
+
+def hardware() -> str:
+    """The devices of this process in words."""
+    if torch.cuda.is_available():
+        return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
+    if torch.backends.mps.is_available():
+        return f"Apple GPU, {platform.processor()}"
+    return f"CPU, {torch.get_num_threads()} threads, {platform.machine()}"
+
+
+def describe_run(
+    settings: TrainSettings, arguments: TrainingArguments, **measured: Any
+) -> dict[str, Any]:
+    """Everything that a run is made from, ready for JSON.
+
+    Args:
+        settings: Our settings.
+        arguments: Trainer's.
+        measured: What is known of the run beside them.
+    """
+    files = [path for path in (*settings.train, *settings.validation) if Path(path).is_file()]
+    return {
+        **measured,
+        "command": sys.argv,
+        "hardware": hardware(),
+        "python": platform.python_version(),
+        "versions": {package: version(package) for package in _PACKAGES},
+        "commit": _commit(),
+        "sha256": {path: checksum(path) for path in files},
+        "settings": dataclasses.asdict(settings),
+        "arguments": arguments.to_dict(),
+    }
+
+
+def _commit() -> str | None:
+    """Commit of the source tree that this package runs from; None for an installed wheel."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
+
+
+class JsonLinesLog(TrainerCallback):  # type: ignore[misc]
+    """Appends every report of Trainer to a file, one JSON object a line.
+
+    Args:
+        path: Of the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.started = time.monotonic()
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any],
+        **kwargs: Any,
+    ) -> None:
+        """Writes one report."""
+        if not state.is_world_process_zero:
+            return
+        minutes = round((time.monotonic() - self.started) / 60, 3)
+        line = json.dumps({"step": state.global_step, "minutes": minutes, **logs})
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(line + os.linesep)

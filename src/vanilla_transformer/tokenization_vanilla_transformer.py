@@ -1,0 +1,387 @@
+"""Text to token ids and back: reading lines, training a tokenizer, reporting unknowns.
+
+How `bpe` and `unigram` keep every string exactly:
+
+- A piece that begins a word holds the blank in front of it (`" Hund"`), so no character of the text
+  is taken over as a marker. One blank is put in front of the text and taken off after decoding, so
+  that a word has the same pieces at the beginning of a line as anywhere else.
+- A character without a piece becomes its UTF-8 bytes, for which 256 tokens `<0x00>` to `<0xFF>` are
+  always there.
+- No piece spells a special token or a byte token, because `<` is cut off where one would begin.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+import os
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
+from typing import Any, BinaryIO, Literal, Self, cast, get_args
+
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
+from transformers import PreTrainedTokenizerFast
+
+logger = logging.getLogger(__name__)
+
+TokenizerKind = Literal["bpe", "unigram", "char", "word"]
+
+PAD_TOKEN, BOS_TOKEN, EOS_TOKEN, UNK_TOKEN = "<pad>", "<s>", "</s>", "<unk>"
+# A token's place in the list is its id.
+SPECIAL_TOKENS = [PAD_TOKEN, BOS_TOKEN, EOS_TOKEN, UNK_TOKEN]
+BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
+
+# Letters with their accents and joiners, single digits, and signs are kept apart; each takes the
+# blank in front of it. Of several blanks the last one belongs to what follows.
+_WORDS = r" ?\p{L}[\p{L}\p{M}\x{200C}\x{200D}]*| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_BLANK_SEPARATED = r" ?[^ ]+| +(?= )| +"
+_OPENS_A_TOKEN_NAME = r"<(?=(?:pad|/?s|unk|0x[0-9A-F]{2})>)"
+_OPENS_A_SPECIAL_WORD = r"(?<![^ ])<(?=(?:pad|/?s|unk)>(?![^ ]))"
+
+_GZIP_MAGIC = b"\x1f\x8b"
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+def read_lines(path: str | os.PathLike[str]) -> Iterator[str]:
+    r"""Yields the lines of a plain or gzipped UTF-8 file, without their line ends.
+
+    A line ends at `\n` only: a carriage return, a form feed or U+2028 stays inside its line, so
+    that both sides of a parallel corpus count the same lines whatever stands in them. The last `\n`
+    is optional, and a byte order mark at the beginning is dropped.
+
+    Args:
+        path: The file; whether it is gzipped is read from its first bytes, not from its name.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If the file is empty, is not UTF-8, or is a damaged gzip file.
+    """
+    number = 0
+    with open(path, "rb") as raw:
+        is_gzip = raw.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
+        raw.seek(0)
+        stream = cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if is_gzip else raw
+        try:
+            for number, line in enumerate(stream, start=1):
+                content = line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
+                yield decode_line(content.removesuffix(b"\n"), path, number)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise ValueError(
+                f"{os.fspath(path)!r} is a damaged gzip file: {error} (after line {number}). "
+                "Copy or compress it again."
+            ) from error
+    if number == 0:
+        raise ValueError(f"{os.fspath(path)!r} is empty: expected at least one line of text.")
+
+
+def decode_line(line: bytes, path: str | os.PathLike[str], number: int) -> str:
+    """Text of one line, or a ValueError that names the bad byte and where it stands.
+
+    Args:
+        line: The line without its line end.
+        path: Where the line comes from, as the error shall call it.
+        number: Number of the line, counted from 1.
+    """
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{os.fspath(path)!r} must be UTF-8, got byte 0x{line[error.start]:02X} at byte "
+            f"{error.start + 1} of line {number}. Convert the file first, for example: "
+            "iconv -f ISO-8859-1 -t UTF-8 old.txt > new.txt"
+        ) from error
+
+
+class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
+    """Fast tokenizer that is trained on your own text; a sentence ends in `</s>`.
+
+    Its ids 0 to 3 are `<pad>`, `<s>`, `</s>` and `<unk>`. All that encoding and decoding need is in
+    the saved `tokenizer.json` and `tokenizer_config.json`; this class adds training and the report
+    on unknowns, so where it is absent a saved folder loads as the plain fast tokenizer.
+
+    Text that spells a special token or a byte token is plain text (`split_special_tokens=True`).
+    Python strings with lone surrogates are no Unicode text: encoding them raises an error.
+
+    Tokens of your own that text may spell, such as `<2de>`, are added by `add_tokens`. Train anew
+    by `train`: the inherited `train_new_from_iterator` gives a vocabulary without byte tokens.
+
+    There is no `__init__`: Transformers would then rebuild the pipeline of a saved tokenizer from
+    its vocabulary alone.
+    """
+
+    @classmethod
+    def train(
+        cls,
+        texts: Iterable[str] | None = None,
+        *,
+        files: Sequence[str | os.PathLike[str]] | None = None,
+        vocab_size: int = 10_000,
+        kind: TokenizerKind = "bpe",
+        pretokenized: bool = False,
+        show_progress: bool = False,
+    ) -> Self:
+        """Learns a vocabulary; the same text gives the same tokenizer.
+
+        For a joint vocabulary give the text of both languages. All text is held in memory.
+
+        Args:
+            texts: Lines to learn from; either this or `files`.
+            files: Plain or gzipped text files, read by `read_lines`.
+            vocab_size: Upper limit of the number of tokens, everything counted: the 4 special
+                tokens, for `bpe` and `unigram` the 256 byte tokens, and what is learned.
+            kind: `bpe` and `unigram` learn pieces of words and bring back every string exactly.
+                `char` takes each character as a token, `word` whatever stands between blanks, and
+                decoding puts one blank between words; in both, what is not in the vocabulary
+                becomes `<unk>`, and so does a word that spells a special token.
+            pretokenized: The text consists of tokens separated by blanks, and these are the only
+                boundaries that pieces of `bpe` and `unigram` respect; otherwise letters, digits and
+                signs are kept apart too. `char` and `word` are the same either way.
+            show_progress: Show the trainer's progress bars.
+
+        Raises:
+            ValueError: If not exactly one of `texts` and `files` is given, the text is empty,
+                `kind` is unknown or `vocab_size` is too small.
+        """
+        if (texts is None) == (files is None):
+            raise ValueError(
+                "Expected exactly one of `texts` and `files`, got "
+                f"{'neither' if texts is None else 'both'}."
+            )
+        if isinstance(texts, str) or isinstance(files, str | os.PathLike):
+            raise ValueError(
+                "`texts` and `files` must hold several strings, got the single one "
+                f"{texts if files is None else files!r}. Put it into a list."
+            )
+        _check_vocab_size(kind, vocab_size)
+        lines = list(chain.from_iterable(map(read_lines, files or ())) if texts is None else texts)
+        if not any(lines):
+            raise ValueError(f"There is no text to learn from: got {len(lines)} lines, all empty.")
+
+        if kind == "char":
+            backend = _char_backend(lines, vocab_size)
+        elif kind == "word":
+            backend = _word_backend(lines, vocab_size)
+        else:
+            backend = _subword_backend(lines, vocab_size, kind, pretokenized, show_progress)
+        backend.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL_TOKENS])
+        backend.post_processor = processors.TemplateProcessing(
+            single=f"$A {EOS_TOKEN}",
+            pair=f"$A {EOS_TOKEN} $B:1 {EOS_TOKEN}:1",
+            special_tokens=[(EOS_TOKEN, SPECIAL_TOKENS.index(EOS_TOKEN))],
+        )
+        return cls(
+            tokenizer_object=backend,
+            pad_token=PAD_TOKEN,
+            bos_token=BOS_TOKEN,
+            eos_token=EOS_TOKEN,
+            unk_token=UNK_TOKEN,
+            split_special_tokens=True,
+            clean_up_tokenization_spaces=False,
+            padding_side="right",
+            truncation_side="right",
+        )
+
+    def count_unknown(self, texts: Iterable[str]) -> tuple[int, int]:
+        """Number of unknown tokens and of all tokens in `texts`, `</s>` not counted."""
+        counts = self._surface_counts(texts)
+        return sum(n for (_, unknown), n in counts.items() if unknown), counts.total()
+
+    def unknown_strings(self, texts: Iterable[str]) -> Counter[str]:
+        """What stands in `texts` where the tokenizer gives `<unk>`, with how often it does."""
+        counts = self._surface_counts(texts)
+        return Counter({surface: n for (surface, unknown), n in counts.items() if unknown})
+
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> tuple[str, ...]:
+        """Saves the tokenizer as trained: without dropout, truncation or padding of a last call."""
+        backend = self.backend_tokenizer
+        backend.no_truncation()
+        backend.no_padding()
+        # Only BPE has dropout; a training run that saves a checkpoint goes on with its own.
+        dropout = getattr(backend.model, "dropout", None)
+        if dropout is None:
+            return super().save_pretrained(*args, **kwargs)
+        backend.model.dropout = None
+        try:
+            return super().save_pretrained(*args, **kwargs)
+        finally:
+            backend.model.dropout = dropout
+
+    def _surface_counts(self, texts: Iterable[str]) -> Counter[tuple[str, bool]]:
+        """Counts the strings behind the tokens of `texts`, each with whether it is unknown."""
+        counts: Counter[tuple[str, bool]] = Counter()
+        remaining = iter(texts)
+        while chunk := list(islice(remaining, 1000)):
+            encoded = self(
+                chunk, add_special_tokens=False, return_offsets_mapping=True, verbose=False
+            )
+            for text, ids, offsets in zip(
+                chunk, encoded["input_ids"], encoded["offset_mapping"], strict=True
+            ):
+                counts.update(
+                    (text[start:end], token_id == self.unk_token_id)
+                    for token_id, (start, end) in zip(ids, offsets, strict=True)
+                )
+        return counts
+
+
+def _check_vocab_size(kind: TokenizerKind, vocab_size: int) -> None:
+    """Raises a ValueError for an unknown kind, or when nothing could be learned for it."""
+    # Half of what bpe and unigram learn may be single characters: there must be two to learn.
+    minimum = {
+        "bpe": len(SPECIAL_TOKENS) + len(BYTE_TOKENS) + 2,
+        "unigram": len(SPECIAL_TOKENS) + len(BYTE_TOKENS) + 2,
+        "char": len(SPECIAL_TOKENS) + 1,
+        "word": len(SPECIAL_TOKENS) + 1,
+    }
+    if kind not in minimum:
+        raise ValueError(
+            f"`kind` must be one of {', '.join(get_args(TokenizerKind))}, got {kind!r}."
+        )
+    if vocab_size < minimum[kind]:
+        reserved = f"{len(SPECIAL_TOKENS)} special tokens"
+        if kind in ("bpe", "unigram"):
+            reserved += f" and {len(BYTE_TOKENS)} byte tokens"
+        raise ValueError(
+            f"`vocab_size` must be at least {minimum[kind]} for kind {kind!r}, because it counts "
+            f"{reserved} too, got {vocab_size}. Give a larger one."
+        )
+
+
+def _subword_backend(
+    lines: list[str], vocab_size: int, kind: TokenizerKind, pretokenized: bool, show_progress: bool
+) -> Tokenizer:
+    """Learns pieces of words, and puts them behind the special and the byte tokens."""
+    budget = vocab_size - len(SPECIAL_TOKENS) - len(BYTE_TOKENS)
+    # Every text gets exactly one more blank in front: Metaspace adds it where there is none yet,
+    # the normalizer where there is. (The normalizer Prepend would do for both, but Transformers'
+    # common tests compare what is decoded with what the normalizer gives.)
+    normalizer = normalizers.Replace(Regex(r"\A "), "  ")
+    blank_in_front = pre_tokenizers.Metaspace(" ", prepend_scheme="always", split=False)
+    boundaries = [
+        pre_tokenizers.Split(Regex(_OPENS_A_TOKEN_NAME), "isolated"),
+        pre_tokenizers.Split(Regex(_BLANK_SEPARATED if pretokenized else _WORDS), "isolated"),
+    ]
+
+    learner = Tokenizer(models.BPE() if kind == "bpe" else models.Unigram())
+    learner.normalizer = normalizer
+    learner.pre_tokenizer = pre_tokenizers.Sequence(
+        [blank_in_front, *_rare_characters(lines, budget), *boundaries]
+    )
+    trainer = (
+        trainers.BpeTrainer(vocab_size=budget, min_frequency=2, show_progress=show_progress)
+        if kind == "bpe"
+        else trainers.UnigramTrainer(vocab_size=budget, show_progress=show_progress)
+    )
+    learner.train_from_iterator(lines, trainer, length=len(lines))
+    learned = json.loads(learner.to_str())["model"]
+
+    backend = Tokenizer(_bpe_model(learned) if kind == "bpe" else _unigram_model(learned))
+    backend.normalizer = normalizer
+    backend.pre_tokenizer = pre_tokenizers.Sequence([blank_in_front, *boundaries])
+    backend.decoder = decoders.Sequence(
+        # Strip works on each token by itself, so the tokens are joined before it.
+        [decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return backend
+
+
+def _rare_characters(lines: list[str], budget: int) -> list[pre_tokenizers.PreTokenizer]:
+    """Cuts the rarest characters out of the training text where they would take too many tokens.
+
+    The most frequent ones may take half of `budget`; the others are left to the byte tokens. BPE's
+    trainer would draw lots among equally frequent ones, and unigram's would exceed `budget` or not
+    end at all.
+    """
+    counts = Counter(" " * len(lines))
+    for line in lines:
+        counts.update(line)
+    # NUL comes last: it is the end mark of unigram's trainer, which gives no score to NUL alone.
+    ranked = sorted(counts, key=lambda character: (character == "\0", -counts[character]))
+    rare = ranked[budget // 2 :]
+    if not rare:
+        return []
+    logger.warning(
+        "%d of %d different characters are left to the byte tokens: a larger vocab_size has room "
+        "for them.",
+        len(rare),
+        len(counts),
+    )
+    pattern = "".join(rf"\x{{{ord(character):X}}}" for character in rare)
+    return [pre_tokenizers.Split(Regex(f"[{pattern}]"), "removed")]
+
+
+def _bpe_model(learned: dict[str, Any]) -> models.BPE:
+    pieces = sorted(learned["vocab"], key=learned["vocab"].__getitem__)
+    return models.BPE(
+        vocab=_numbered([*SPECIAL_TOKENS, *BYTE_TOKENS, *pieces]),
+        merges=[(left, right) for left, right in learned["merges"]],
+        unk_token=UNK_TOKEN,
+        byte_fallback=True,
+    )
+
+
+def _unigram_model(learned: dict[str, Any]) -> models.Unigram:
+    """Builds the model from learned pieces whose scores no longer depend on chance.
+
+    The trainer walks hash tables: sums differ in their last digits from run to run, and characters
+    that lost their score get the lowest one plus 0.0001 for each such character met before.
+    """
+    scores: dict[str, float] = dict(learned["vocab"])
+    lowest = min(scores.values())
+    last_given = lowest + 0.0001 * sum(len(piece) == 1 for piece in scores)
+    settled = {
+        piece: round(lowest if len(piece) == 1 and score <= last_given else score, 4)
+        for piece, score in scores.items()
+    }
+    pieces = sorted(settled.items(), key=lambda item: (-item[1], item[0]))
+    # The score of a token that no text can spell is never used.
+    unspellable = [(token, 0.0) for token in (*SPECIAL_TOKENS, *BYTE_TOKENS)]
+    return models.Unigram(
+        vocab=[*unspellable, *pieces], unk_id=SPECIAL_TOKENS.index(UNK_TOKEN), byte_fallback=True
+    )
+
+
+def _char_backend(lines: list[str], vocab_size: int) -> Tokenizer:
+    counts: Counter[str] = Counter()
+    for line in lines:
+        counts.update(line)
+    backend = Tokenizer(_word_level_model(counts, vocab_size))
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    backend.decoder = decoders.Fuse()
+    return backend
+
+
+def _word_backend(lines: list[str], vocab_size: int) -> Tokenizer:
+    counts: Counter[str] = Counter()
+    for line in lines:
+        counts.update(line.split(" "))
+    for no_word in ("", *SPECIAL_TOKENS):
+        del counts[no_word]
+    backend = Tokenizer(_word_level_model(counts, vocab_size))
+    # `</s>` becomes a word that is not in the vocabulary, and as long as the original.
+    backend.normalizer = normalizers.Replace(Regex(_OPENS_A_SPECIAL_WORD), "\0")
+    backend.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
+    # Without a decoder, tokens are joined by blanks.
+    return backend
+
+
+def _word_level_model(counts: Counter[str], vocab_size: int) -> models.WordLevel:
+    kept = [token for token, _ in counts.most_common(vocab_size - len(SPECIAL_TOKENS))]
+    return models.WordLevel(vocab=_numbered([*SPECIAL_TOKENS, *kept]), unk_token=UNK_TOKEN)
+
+
+def _numbered(tokens: list[str]) -> dict[str, int]:
+    return {token: token_id for token_id, token in enumerate(tokens)}

@@ -1,0 +1,495 @@
+"""Training from parallel text to a saved model: the recipe of section 5 of the paper.
+
+Differs from the paper:
+    A run is measured in epochs and ends with the checkpoint that does best on the validation
+    pairs, or with the last one; the paper fixes the number of updates and averages checkpoints.
+"""
+
+import difflib
+import json
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from accelerate import PartialState
+from datasets import Dataset
+from torch.utils.data import DataLoader
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    DataCollatorForSeq2Seq,
+    EvalPrediction,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+    set_seed,
+)
+from transformers.trainer_utils import get_last_checkpoint
+
+import vanilla_transformer  # noqa: F401  (registers the Auto classes)
+from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.data import (
+    ParallelText,
+    TokenBatchSampler,
+    load_pairs,
+    pair_lengths,
+    tokenize_pairs,
+)
+from vanilla_transformer.metrics import TranslationScores
+from vanilla_transformer.model_card import record_results, write_model_card
+from vanilla_transformer.modeling_vanilla_transformer import (
+    VanillaTransformerForConditionalGeneration,
+)
+from vanilla_transformer.run_record import (
+    LOG_FILE,
+    RUN_FILE,
+    JsonLinesLog,
+    describe_run,
+    hardware,
+)
+from vanilla_transformer.tokenization_vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer_cli.settings import PRESETS, TrainSettings
+
+# Section 6.1: beam 4, length penalty 0.6, output at most 50 tokens longer than its source.
+NUM_BEAMS = 4
+LENGTH_PENALTY = 0.6
+MAX_EXTRA_TOKENS = 50
+
+# Config fields that the command line sets by other options.
+_SET_ELSEWHERE = {
+    "vocab_size": "--vocab_size",
+    "label_smoothing": "--label_smoothing_factor",
+    "dtype": "--bf16 or --fp16",
+}
+
+
+def recipe(settings: TrainSettings) -> dict[str, Any]:
+    """Defaults of a run for `Seq2SeqTrainingArguments`: section 5 of the paper.
+
+    With Transformers' default timescale, `inverse_sqrt` is equation (3), scaled so that
+    `learning_rate` is its peak.
+    """
+    preset = PRESETS[settings.preset]
+    arguments: dict[str, Any] = {
+        "output_dir": "runs/model",
+        "num_train_epochs": 30,
+        "learning_rate": preset.learning_rate,
+        "warmup_steps": preset.warmup_steps,
+        "lr_scheduler_type": "inverse_sqrt",
+        "optim": "adamw_torch_fused",
+        "adam_beta1": 0.9,
+        "adam_beta2": 0.98,
+        "adam_epsilon": 1e-9,
+        "weight_decay": 0.0,
+        "label_smoothing_factor": 0.1,
+        "logging_steps": 50,
+        "save_strategy": "epoch",
+        "save_total_limit": settings.keep_last,
+        "report_to": "none",
+        "dataloader_pin_memory": torch.cuda.is_available(),
+        "bf16": torch.cuda.is_available() and torch.cuda.is_bf16_supported(),
+    }
+    if settings.validation:
+        arguments |= {
+            "eval_strategy": "epoch",
+            "load_best_model_at_end": True,
+            "metric_for_best_model": "bleu",
+            "predict_with_generate": True,
+            "generation_num_beams": 1,
+            "per_device_eval_batch_size": 64,
+        }
+    return arguments
+
+
+def train(settings: TrainSettings, arguments: Seq2SeqTrainingArguments) -> Path:
+    """Trains tokenizer and model, or goes on with saved ones, and saves what came out.
+
+    Args:
+        settings: Data, sizes, vocabulary, batches.
+        arguments: Everything that Trainer knows; `recipe` has our defaults.
+
+    Returns:
+        The folder with the model, `arguments.output_dir`.
+
+    Raises:
+        ValueError: If settings, data and folder do not fit together; before any training.
+        OSError: If a file cannot be read or written.
+        KeyboardInterrupt: At the second Ctrl-C, when the model has been saved.
+    """
+    overrides = config_overrides(settings)
+    checkpoint = _find_checkpoint(settings, arguments)
+    set_seed(arguments.seed)
+    train_pairs = _load(settings, settings.train, settings.train_split)
+    validation_pairs = _load(settings, settings.validation, settings.validation_split)
+    if start := checkpoint or settings.init_from:
+        model = AutoModelForSeq2SeqLM.from_pretrained(start)
+        tokenizer = AutoTokenizer.from_pretrained(start)
+    else:
+        tokenizer = _train_tokenizer(settings, train_pairs)
+        model = _build_model(settings, overrides, tokenizer)
+    # The model smooths its own loss, without the full logits that Trainer's smoother needs.
+    model.config.label_smoothing = arguments.label_smoothing_factor
+    arguments.label_smoothing_factor = 0.0
+
+    trainer, truncated = _build_trainer(
+        settings, arguments, model, tokenizer, train_pairs, validation_pairs
+    )
+    folder = Path(arguments.output_dir)
+    say = PartialState().print
+    for line in _plan(trainer, truncated):
+        say(line)
+    started = time.monotonic()
+    try:
+        with _interrupts_stop(trainer):
+            trainer.train(resume_from_checkpoint=checkpoint)
+    finally:
+        if trainer.is_world_process_zero():
+            run = describe_run(
+                settings,
+                arguments,
+                pairs=len(train_pairs),
+                truncated_pairs=truncated,
+                parameters=model.num_parameters(),
+                epochs=round(trainer.state.epoch or 0, 2),
+                updates=trainer.state.global_step,
+                minutes=round((time.monotonic() - started) / 60, 1),
+            )
+            _save(trainer, tokenizer, run, folder)
+    say(f"The model is in {folder}")
+    return folder
+
+
+def config_overrides(settings: TrainSettings) -> dict[str, Any]:
+    """Config fields given as KEY=VALUE, with values as in JSON and plain strings.
+
+    Raises:
+        ValueError: If one is no assignment, no field of the config, or set elsewhere.
+    """
+    fields = VanillaTransformerConfig.__dataclass_fields__
+    overrides, faults = {}, []
+    for assignment in settings.config:
+        name, equals, text = assignment.partition("=")
+        if not equals:
+            faults.append(f"--config takes KEY=VALUE, got {assignment!r}.")
+        elif name in _SET_ELSEWHERE:
+            faults.append(f"--config {name}: use {_SET_ELSEWHERE[name]} instead.")
+        elif name not in fields:
+            nearest = difflib.get_close_matches(name, fields, n=1)
+            hint = f" Did you mean {nearest[0]}?" if nearest else ""
+            faults.append(f"--config: VanillaTransformerConfig has no field {name!r}.{hint}")
+        else:
+            try:
+                overrides[name] = json.loads(text)
+            except json.JSONDecodeError:
+                overrides[name] = text
+    if faults:
+        raise ValueError("\n".join(faults))
+    return overrides
+
+
+def _find_checkpoint(settings: TrainSettings, arguments: TrainingArguments) -> str | None:
+    """The checkpoint to go on from; without --resume none, and the folder must be free.
+
+    Raises:
+        ValueError: If a run would overwrite another, or has nothing to go on from.
+    """
+    folder = Path(arguments.output_dir)
+    checkpoint = get_last_checkpoint(folder) if folder.is_dir() else None
+    if settings.resume and checkpoint is None:
+        raise ValueError(
+            f"--resume needs a checkpoint in --output_dir, got none in {folder}. "
+            "Leave --resume out to start from the beginning."
+        )
+    is_taken = checkpoint is not None or (folder / "config.json").exists()
+    if is_taken and not settings.resume:
+        raise ValueError(
+            f"--output_dir {folder} already holds a run. Pass --resume to go on with it, choose "
+            "another folder, or delete it."
+        )
+    return checkpoint
+
+
+def _load(settings: TrainSettings, paths: list[str], split: str) -> Dataset | None:
+    if not paths:
+        return None
+    return load_pairs(
+        ParallelText(
+            tuple(paths),
+            settings.source_column,
+            settings.target_column,
+            settings.dataset_config,
+            split,
+        )
+    )
+
+
+def _train_tokenizer(settings: TrainSettings, pairs: Dataset) -> VanillaTransformerTokenizer:
+    """Learns the joint vocabulary; every process learns the same one."""
+    return VanillaTransformerTokenizer.train(
+        (text for column in ("source", "target") for text in pairs[column]),
+        vocab_size=settings.vocab_size,
+        kind=settings.tokenizer_kind,
+        pretokenized=settings.pretokenized,
+    )
+
+
+def _build_model(
+    settings: TrainSettings, overrides: dict[str, Any], tokenizer: PreTrainedTokenizerBase
+) -> VanillaTransformerForConditionalGeneration:
+    config = VanillaTransformerConfig(
+        **{**PRESETS[settings.preset].config(), **overrides}, vocab_size=len(tokenizer)
+    )
+    model = VanillaTransformerForConditionalGeneration(config)
+    model.generation_config.update(
+        num_beams=NUM_BEAMS,
+        length_penalty=LENGTH_PENALTY,
+        # The start token, and the longest output that the longest source may have.
+        max_length=1 + settings.max_length + MAX_EXTRA_TOKENS,
+    )
+    return model
+
+
+def _build_trainer(
+    settings: TrainSettings,
+    arguments: Seq2SeqTrainingArguments,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    train_pairs: Dataset,
+    validation_pairs: Dataset | None,
+) -> tuple["TokenBatchTrainer", int]:
+    """Tokenises the pairs and puts the trainer together; tells how many pairs were cut off."""
+    train_set, truncated = tokenize_pairs(train_pairs, tokenizer, max_length=settings.max_length)
+    validation_set = score = None
+    if validation_pairs is not None:
+        validation_set, _ = tokenize_pairs(
+            validation_pairs, tokenizer, max_length=settings.max_length
+        )
+        # Sources of like length are generated together, which saves steps.
+        lengths = pair_lengths(validation_set)[:, 0]
+        validation_set = validation_set.select(np.argsort(-lengths, kind="stable"))
+        score = scorer(tokenizer, list(validation_set["target"]), settings.bleu_tokenize)
+        if arguments.generation_max_length is None:
+            arguments.generation_max_length = 1 + int(lengths.max()) + MAX_EXTRA_TOKENS
+    sampler = TokenBatchSampler(
+        pair_lengths(train_set),
+        settings.max_tokens_per_batch,
+        seed=arguments.seed,
+        num_processes=arguments.world_size,
+        process_index=arguments.process_index,
+    )
+    trainer = TokenBatchTrainer(
+        sampler,
+        model=model,
+        args=arguments,
+        data_collator=DataCollatorForSeq2Seq(tokenizer, pad_to_multiple_of=None),
+        train_dataset=train_set,
+        eval_dataset=validation_set,
+        processing_class=tokenizer,
+        compute_metrics=score,
+    )
+    trainer.add_callback(SeedEpochs(sampler))
+    trainer.add_callback(JsonLinesLog(Path(arguments.output_dir) / LOG_FILE))
+    trainer.add_callback(StopOnRequest(settings.max_minutes))
+    return trainer, truncated
+
+
+def scorer(
+    tokenizer: PreTrainedTokenizerBase, references: list[str], bleu_tokenize: str
+) -> Callable[[EvalPrediction], dict[str, Any]]:
+    """Scores what Trainer generated against the references as they were, not as tokenised.
+
+    Args:
+        tokenizer: Turns generated ids into text.
+        references: One for each pair, in the order of the evaluation set.
+        bleu_tokenize: sacreBLEU's tokenizer.
+    """
+    metric = TranslationScores()
+
+    def score(prediction: EvalPrediction) -> dict[str, Any]:
+        ids = np.asarray(prediction.predictions)
+        # Batches of unlike length are joined with -100.
+        ids = np.where(ids < 0, tokenizer.pad_token_id, ids)
+        texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
+        return dict(
+            metric.compute(predictions=texts, references=references, tokenize=bleu_tokenize)
+        )
+
+    return score
+
+
+class TokenBatchTrainer(Seq2SeqTrainer):  # type: ignore[misc]
+    """`Seq2SeqTrainer` whose training batches hold a budget of tokens.
+
+    Args:
+        sampler: Gives this process its share of each batch.
+        settings: Arguments of `Seq2SeqTrainer`.
+    """
+
+    def __init__(self, sampler: TokenBatchSampler, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.sampler = sampler
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """Batches as `sampler` cuts them; its shares need no further split by accelerate."""
+        columns = self.train_dataset.select_columns(["input_ids", "labels"])
+        return DataLoader(
+            columns,
+            batch_sampler=self.sampler,
+            collate_fn=self.data_collator,
+            num_workers=self.args.dataloader_num_workers,
+            pin_memory=self.args.dataloader_pin_memory,
+            persistent_workers=self.args.dataloader_persistent_workers,
+        )
+
+
+class SeedEpochs(TrainerCallback):  # type: ignore[misc]
+    """Tells the sampler which epoch begins; accelerate only tells samplers that it has wrapped.
+
+    Args:
+        sampler: To be told.
+    """
+
+    def __init__(self, sampler: TokenBatchSampler) -> None:
+        self.sampler = sampler
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Sets the epoch, also in the middle of one that is resumed."""
+        self.sampler.set_epoch(int(state.epoch or 0))
+
+
+class StopOnRequest(TrainerCallback):  # type: ignore[misc]
+    """Ends training after the update at hand: at a deadline, or when it is told to.
+
+    Args:
+        max_minutes: Until the deadline; None for none.
+    """
+
+    def __init__(self, max_minutes: float | None) -> None:
+        self.max_minutes = max_minutes
+        self.deadline = float("inf")
+        self.interrupted = False
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Starts the clock."""
+        if self.max_minutes is not None:
+            self.deadline = time.monotonic() + 60 * self.max_minutes
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Stops the loop where it is time."""
+        if self.interrupted or time.monotonic() > self.deadline:
+            control.should_training_stop = True
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Keeps what an early stop has reached, and scores it unless somebody waits for Ctrl-C."""
+        if control.should_training_stop:
+            control.should_save = True
+            control.should_evaluate = args.eval_strategy != "no" and not self.interrupted
+
+
+@contextmanager
+def _interrupts_stop(trainer: TokenBatchTrainer) -> Iterator[None]:
+    """The first Ctrl-C ends training after the update at hand, a second one at once."""
+    stop = next(c for c in trainer.callback_handler.callbacks if isinstance(c, StopOnRequest))
+
+    def request(signum: int, frame: FrameType | None) -> None:
+        if stop.interrupted:
+            raise KeyboardInterrupt
+        stop.interrupted = True
+        PartialState().print("\nStopping after this update; once more to stop at once.")
+
+    previous = signal.signal(signal.SIGINT, request)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def _plan(trainer: TokenBatchTrainer, truncated: int) -> Iterator[str]:
+    """What the run will do, told before its first update; two batches are tried for it."""
+    arguments, sampler, model = trainer.args, trainer.sampler, trainer.model
+    pairs = len(trainer.train_dataset)
+    seconds, gigabytes = _try_batches(trainer)
+    accumulated = arguments.gradient_accumulation_steps
+    epochs = arguments.num_train_epochs
+    if arguments.max_steps > 0:
+        epochs = arguments.max_steps * accumulated / len(sampler)
+    minutes = seconds * len(sampler) / 60
+    end = time.strftime("%H:%M", time.localtime(time.time() + 60 * minutes * epochs))
+    yield f"device      {hardware()}, {'bf16' if arguments.bf16 else 'float32'}"
+    yield f"pairs       {pairs:,}, {truncated:,} of them cut to the maximal length"
+    yield f"parameters  {model.num_parameters():,}, vocabulary {model.config.vocab_size:,}"
+    yield f"batches     {len(sampler):,} an epoch, {100 * sampler.padding:.1f} % padding"
+    yield f"memory      about {gigabytes:.1f} GB"
+    yield f"time        about {minutes:.1f} minutes an epoch; {epochs:.3g} epochs end at {end}"
+    yield "            (evaluation not counted)"
+
+
+def _try_batches(trainer: TokenBatchTrainer) -> tuple[float, float]:
+    """Seconds for a batch and gigabytes for the run, from forward and backward passes."""
+    model, arguments = trainer.model.train(), trainer.args
+    loader = iter(trainer.get_train_dataloader())
+    with torch.random.fork_rng():
+        for timed in (False, True):
+            inputs = trainer._prepare_inputs(next(loader))
+            started = time.monotonic()
+            with trainer.accelerator.autocast():
+                loss = model(**inputs).loss
+            loss.backward()
+            if timed:
+                # Reading the value waits for the device.
+                loss.item()
+    seconds = time.monotonic() - started
+    model.zero_grad()
+    if arguments.device.type == "cuda":
+        memory = torch.cuda.max_memory_allocated()
+    else:
+        memory = psutil.Process().memory_info().rss
+    adam_moments = 8 * model.num_parameters()
+    return seconds, (memory + adam_moments) / 1e9
+
+
+def _save(
+    trainer: TokenBatchTrainer,
+    tokenizer: PreTrainedTokenizerBase,
+    run: dict[str, Any],
+    folder: Path,
+) -> None:
+    """Writes the model's folder; each file appears whole or not at all."""
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".saving-") as name:
+        unfinished = Path(name)
+        trainer.accelerator.unwrap_model(trainer.model).save_pretrained(unfinished)
+        tokenizer.save_pretrained(unfinished)
+        (unfinished / RUN_FILE).write_text(json.dumps(run, indent=2) + "\n", encoding="utf-8")
+        for file in unfinished.iterdir():
+            file.replace(folder / file.name)
+    best = [
+        entry
+        for entry in trainer.state.log_history
+        if "eval_bleu" in entry and entry["step"] == trainer.state.best_global_step
+    ]
+    if best:
+        scores = {name.removeprefix("eval_"): value for name, value in best[-1].items()}
+        record_results(folder, "validation", {**scores, "search": "greedy, best checkpoint"})
+    else:
+        write_model_card(folder)

@@ -1,0 +1,232 @@
+"""The `vanilla-transformer` command: parse, call one function, print.
+
+It stands outside the package `vanilla_transformer`, whose import registers the model with torch
+and Transformers and takes seconds: `--help` and a mistyped option must answer at once.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from transformers.hf_argparser import HfArgumentParser
+
+from vanilla_transformer_cli.settings import EvaluateSettings, TrainSettings, TranslateSettings
+
+if TYPE_CHECKING:
+    from vanilla_transformer.translation import Translator
+
+_TRAIN_EXAMPLE = """Every field of Transformers' Seq2SeqTrainingArguments is an option too:
+--output_dir, --num_train_epochs, --max_steps, --learning_rate, --warmup_steps,
+--label_smoothing_factor, --gradient_accumulation_steps, --eval_strategy, --eval_steps, --seed,
+--bf16, --report_to tensorboard and so on; --help-all lists them with their defaults here.
+
+example:
+  vanilla-transformer train --train train.de train.en --validation valid.de valid.en \\
+      --preset tiny --output_dir runs/de-en
+"""
+
+_TRANSLATE_EXAMPLE = """Text stands in the arguments, or comes line by line from standard input.
+
+example:
+  vanilla-transformer translate --model runs/de-en < in.de > out.en
+"""
+
+_EVALUATE_EXAMPLE = """The scores are printed and stored in the model's folder and model card.
+
+example:
+  vanilla-transformer evaluate --model runs/de-en --test test.de test.en
+"""
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Runs the command named by the first argument."""
+    argv = sys.argv[1:] if argv is None else argv
+    name = argv[0] if argv else "--help"
+    if name in ("-h", "--help"):
+        print("usage: vanilla-transformer COMMAND [--help] [options]\n\ncommands:")
+        for command, function in COMMANDS.items():
+            print(f"  {command:<10} {(function.__doc__ or '').splitlines()[0]}")
+    elif name not in COMMANDS:
+        _fail(f"unknown command {name!r}; choose from: {', '.join(COMMANDS)}")
+    else:
+        run(COMMANDS[name], argv[1:])
+
+
+def run(command: Callable[[list[str]], None], argv: list[str] | None = None) -> None:
+    """Runs one command; a user's mistake ends it with the message alone and status 2."""
+    try:
+        command(sys.argv[1:] if argv is None else argv)
+    except (ValueError, OSError) as error:
+        _fail(str(error))
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as error:
+        # Raised by a config; its module is as slow to import as torch.
+        if type(error).__name__.startswith("StrictDataclass"):
+            _fail(str(error))
+        raise
+
+
+def _fail(message: str) -> NoReturn:
+    print(f"vanilla-transformer: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def train(argv: list[str]) -> None:
+    """Train a model, tokenizer included, on pairs of lines."""
+    parser = _parser("train", TrainSettings, _TRAIN_EXAMPLE)
+    parser.add_argument("--help-all", action="store_true", help="Also list Trainer's options.")
+    namespace, others = parser.parse_known_args(argv)
+    values = vars(namespace)
+    help_all = values.pop("help_all")
+    settings = TrainSettings(**values)
+    if not settings.train and not help_all:
+        parser.error("--train needs the training pairs")
+
+    from transformers import Seq2SeqTrainingArguments
+
+    from vanilla_transformer.training import recipe
+    from vanilla_transformer.training import train as train_model
+
+    trainer_parser = HfArgumentParser(
+        Seq2SeqTrainingArguments, prog=parser.prog, add_help=False, allow_abbrev=False
+    )
+    trainer_parser.set_defaults(**recipe(settings))
+    if help_all:
+        print(parser.format_help() + "\n" + trainer_parser.format_help())
+        return
+    arguments, unknown = trainer_parser.parse_args_into_dataclasses(
+        others, return_remaining_strings=True
+    )
+    if unknown:
+        parser.error(f"unknown: {' '.join(unknown)}; --help-all lists every option")
+    train_model(settings, arguments)
+
+
+def translate(argv: list[str]) -> None:
+    """Translate arguments, standard input or what is typed."""
+    parser = _parser("translate", TranslateSettings, _TRANSLATE_EXAMPLE)
+    parser.add_argument("text", nargs="*", help="Lines to translate instead of standard input.")
+    values = vars(parser.parse_args(argv))
+    lines = values.pop("text")
+    translator = _translator(parser, TranslateSettings(**values))
+
+    if not lines and sys.stdin.isatty():
+        results = chain.from_iterable(translator.translate([line]) for line in _typed_lines())
+    else:
+        results = translator.translate(lines or _piped_lines())
+    limited = 0
+    for translation in results:
+        sys.stdout.buffer.write(translation.text.encode() + b"\n")
+        sys.stdout.buffer.flush()
+        limited += translation.reached_limit
+    _report_limited(limited)
+
+
+def evaluate(argv: list[str]) -> None:
+    """Translate a test set and score it: BLEU, chrF, exact match."""
+    parser = _parser("evaluate", EvaluateSettings, _EVALUATE_EXAMPLE)
+    settings = EvaluateSettings(**vars(parser.parse_args(argv)))
+    if not settings.test:
+        parser.error("--test needs the test pairs")
+    translator = _translator(parser, settings)
+
+    from tqdm import tqdm
+
+    from vanilla_transformer.data import ParallelText, load_pairs
+    from vanilla_transformer.metrics import TranslationScores, format_scores
+    from vanilla_transformer.model_card import record_results
+
+    pairs = load_pairs(
+        ParallelText(
+            tuple(settings.test),
+            settings.source_column,
+            settings.target_column,
+            settings.dataset_config,
+            settings.test_split,
+        )
+    )
+    results = list(
+        tqdm(translator.translate(pairs["source"]), "evaluate", len(pairs), unit=" lines")
+    )
+    texts = [translation.text for translation in results]
+    if settings.output:
+        Path(settings.output).write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
+    scores = TranslationScores().compute(
+        predictions=texts, references=pairs["target"], tokenize=settings.bleu_tokenize
+    )
+    print(format_scores(scores))
+    _report_limited(sum(translation.reached_limit for translation in results))
+    if Path(settings.model).is_dir():
+        record = {**scores, "search": translator.search}
+        record_results(Path(settings.model), settings.name, record)
+
+
+def _parser(command: str, settings: type, epilog: str) -> HfArgumentParser:
+    return HfArgumentParser(
+        settings,
+        prog=f"vanilla-transformer {command}",
+        description=COMMANDS[command].__doc__,
+        epilog=epilog,
+        formatter_class=_HelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Keeps the lines of the example, and tells the default where there is one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.default in (None, [], False, argparse.SUPPRESS):
+            return action.help
+        return super()._get_help_string(action)
+
+
+def _translator(parser: HfArgumentParser, settings: TranslateSettings) -> "Translator":
+    if not settings.model:
+        parser.error("--model needs the folder or the Hub name of a model")
+
+    from vanilla_transformer.translation import Translator
+
+    return Translator.from_pretrained(
+        settings.model,
+        trust_remote_code=settings.trust_remote_code,
+        num_beams=settings.num_beams,
+        length_penalty=settings.length_penalty,
+        max_extra_tokens=settings.max_extra_tokens,
+        max_tokens_per_batch=settings.max_tokens_per_batch,
+    )
+
+
+def _typed_lines() -> Iterator[str]:
+    while True:
+        try:
+            yield input("> ")
+        except EOFError:
+            return
+
+
+def _piped_lines() -> Iterator[str]:
+    from vanilla_transformer.tokenization_vanilla_transformer import decode_line
+
+    for number, line in enumerate(sys.stdin.buffer, start=1):
+        yield decode_line(line.removesuffix(b"\n"), "standard input", number)
+
+
+def _report_limited(lines: int) -> None:
+    if lines:
+        print(
+            f"{lines} translations were cut off at the longest output allowed; "
+            "--max_extra_tokens allows more.",
+            file=sys.stderr,
+        )
+
+
+COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    "train": train,
+    "translate": translate,
+    "evaluate": evaluate,
+}

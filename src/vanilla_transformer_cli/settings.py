@@ -1,0 +1,155 @@
+"""What a user can set on the command line; the documentation of each field feeds `--help`.
+
+Nothing here imports torch, so that `--help` answers at once.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+def option(help_text: str, default: Any = None) -> Any:
+    """A field with its help text; a list as default is copied for each instance."""
+    if isinstance(default, list):
+        return field(default_factory=lambda: list(default), metadata={"help": help_text})
+    return field(default=default, metadata={"help": help_text})
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Sizes that go together, with the dropout and learning rate that suit them."""
+
+    layers: int
+    d_model: int
+    ffn_dim: int
+    heads: int
+    dropout: float
+    learning_rate: float
+    warmup_steps: int
+
+    def config(self) -> dict[str, int | float]:
+        """Fields of `VanillaTransformerConfig`; encoder and decoder alike."""
+        return {
+            "d_model": self.d_model,
+            "dropout": self.dropout,
+            "encoder_layers": self.layers,
+            "decoder_layers": self.layers,
+            "encoder_attention_heads": self.heads,
+            "decoder_attention_heads": self.heads,
+            "encoder_ffn_dim": self.ffn_dim,
+            "decoder_ffn_dim": self.ffn_dim,
+        }
+
+
+# tiny: Wu et al. 2021 (arXiv 2105.14462). small: the width and depth that fairseq made usual for
+# IWSLT14. base and big: table 3 of the paper, whose schedule peaks at (d_model * warmup)^-0.5.
+PRESETS = {
+    "tiny": Preset(4, 128, 256, 4, dropout=0.3, learning_rate=5e-3, warmup_steps=2000),
+    "small": Preset(6, 512, 1024, 4, dropout=0.3, learning_rate=5e-4, warmup_steps=4000),
+    "base": Preset(6, 512, 2048, 8, dropout=0.1, learning_rate=7e-4, warmup_steps=4000),
+    "big": Preset(6, 1024, 4096, 16, dropout=0.3, learning_rate=5e-4, warmup_steps=4000),
+}
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """Settings of a training run beyond those of Transformers' `Seq2SeqTrainingArguments`."""
+
+    train: list[str] = option(
+        "Training pairs: two files, source and target line by line (plain or .gz), or one .tsv, "
+        ".jsonl or .parquet file, or the folder or Hub name of a dataset.",
+        [],
+    )
+    validation: list[str] = option(
+        "Validation pairs, given like --train; the best checkpoint is chosen on them. Without "
+        "them the last one is kept.",
+        [],
+    )
+    source_column: str = option(
+        "Column of the source text, for .jsonl, .parquet and datasets; dots reach into nested "
+        "columns, as in translation.de.",
+        "source",
+    )
+    target_column: str = option("Column of the target text.", "target")
+    dataset_config: str | None = option("Configuration of a Hub dataset, such as de-en.")
+    train_split: str = option("Split of a dataset that --train reads.", "train")
+    validation_split: str = option("Split of a dataset that --validation reads.", "validation")
+    preset: Literal["tiny", "small", "base", "big"] = option(
+        "Sizes, dropout, learning rate and warm-up: tiny (4+4 layers, d_model 128), small (6+6, "
+        "512), base and big (the paper's).",
+        "tiny",
+    )
+    config: list[str] = option(
+        "Fields of VanillaTransformerConfig that differ from the preset, each KEY=VALUE, such as "
+        "d_model=256 encoder_layers=2.",
+        [],
+    )
+    init_from: str | None = option(
+        "Saved model to fine-tune, with its own tokenizer and sizes; --preset, --config and the "
+        "tokenizer's options then do not apply."
+    )
+    tokenizer_kind: Literal["bpe", "unigram", "char", "word"] = option(
+        "Kind of the joint vocabulary that is trained on both sides of --train.", "bpe"
+    )
+    vocab_size: int = option(
+        "Entries of the vocabulary, the 4 special and (bpe, unigram) 256 byte tokens included.",
+        10_000,
+    )
+    pretokenized: bool = option(
+        "The text is already tokenised: blanks are its only token boundaries.", False
+    )
+    max_length: int = option(
+        "Longest side of a training pair, in tokens, </s> included; longer ones are cut off "
+        "there, and counted.",
+        256,
+    )
+    max_tokens_per_batch: int = option(
+        "Source plus target tokens of a batch, padding counted, over all processes together.",
+        8192,
+    )
+    bleu_tokenize: str = option(
+        "sacreBLEU's tokenizer for the validation score: 13a, intl, char, zh, ja-mecab, or none "
+        "for text that is already tokenised.",
+        "13a",
+    )
+    max_minutes: float | None = option(
+        "Ends training after so many minutes, evaluates, and keeps the best checkpoint."
+    )
+    keep_last: int = option("Checkpoints kept beside the best one.", 2)
+    resume: bool = option("Goes on from the last checkpoint in --output_dir.", False)
+
+
+@dataclass(frozen=True)
+class TranslateSettings:
+    """Settings of a translation."""
+
+    model: str = option("Folder or Hub name of a model.")
+    num_beams: int | None = option("Width of the beam; 1 is greedy. Default: the model's, 4.")
+    length_penalty: float | None = option(
+        "Exponent a in the rank of a finished hypothesis, log-probability / length^a, </s> "
+        "counted (Transformers' definition): above 0 favours long output. Default: the model's, "
+        "0.6."
+    )
+    max_extra_tokens: int = option(
+        "Longest output in tokens beyond the tokens of its own source (section 6.1 of the paper).",
+        50,
+    )
+    max_tokens_per_batch: int = option(
+        "Source tokens of a batch, padding and beams counted; changes speed, never results.", 8192
+    )
+    trust_remote_code: bool = option("Runs the code that lies in the model's folder.", False)
+
+
+@dataclass(frozen=True)
+class EvaluateSettings(TranslateSettings):
+    """Settings of an evaluation: a translation that is scored."""
+
+    test: list[str] = option(
+        "Test pairs: two files, or one .tsv, .jsonl or .parquet file, or a dataset.", []
+    )
+    source_column: str = option("Column of the source text.", "source")
+    target_column: str = option("Column of the target text.", "target")
+    dataset_config: str | None = option("Configuration of a Hub dataset, such as de-en.")
+    test_split: str = option("Split of a dataset that --test reads.", "test")
+    bleu_tokenize: str = option("sacreBLEU's tokenizer; none for tokenised text.", "13a")
+    output: str | None = option("File for the translations, one a line.")
+    name: str = option("Name of the test set in results.json and the model card.", "test")

@@ -1,0 +1,86 @@
+"""The tiny model that the tests share: unequal sizes, so that no swapped axis goes unseen."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from vanilla_transformer import (
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+)
+
+
+@pytest.fixture
+def tiny_config() -> VanillaTransformerConfig:
+    """Sizes that differ wherever they meet and are small enough for the oracle; no dropout."""
+    return VanillaTransformerConfig(
+        vocab_size=37,
+        d_model=24,
+        encoder_layers=2,
+        decoder_layers=3,
+        encoder_attention_heads=2,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=28,
+        decoder_ffn_dim=36,
+        dropout=0.0,
+    )
+
+
+def redraw_parameters(model: nn.Module) -> None:
+    """Draws every parameter anew: in a fresh model each bias is 0 and each norm's weight is 1.
+
+    Such values hide that one of them is left out, and norms of one sign let a tied decoder repeat
+    its input for ever.
+    """
+    # With this seed greedy translations of `batch` differ in tokens and in length, two of them end,
+    # and both `<pad>` and `<s>` would sometimes win if generation did not forbid them.
+    generator = torch.Generator().manual_seed(522)
+    with torch.no_grad():
+        for name, parameter in sorted(model.named_parameters()):
+            if parameter.dim() == 2:
+                scale = parameter.shape[1] ** -0.5
+            else:
+                scale = 1.0 if name.endswith("norm.weight") else 0.3
+            parameter.copy_(scale * torch.randn(parameter.shape, generator=generator))
+
+
+@pytest.fixture
+def tiny_model(
+    tiny_config: VanillaTransformerConfig,
+) -> VanillaTransformerForConditionalGeneration:
+    """A model of `tiny_config` with random parameters, in float32 and eval mode."""
+    model = VanillaTransformerForConditionalGeneration(tiny_config).eval()
+    redraw_parameters(model)
+    return model
+
+
+@pytest.fixture
+def batch() -> dict[str, Tensor]:
+    """Three sentence pairs, B=3, S=7, T=5, padded on the right; each sentence ends in `</s>`."""
+    input_ids = torch.tensor(
+        [
+            [17, 5, 9, 30, 2, 0, 0],
+            [8, 21, 36, 4, 11, 26, 2],
+            [13, 2, 0, 0, 0, 0, 0],
+        ]
+    )
+    labels = torch.tensor(
+        [
+            [6, 33, 19, 12, 2],
+            [25, 7, 2, -100, -100],
+            [10, 28, 14, 2, -100],
+        ]
+    )
+    decoder_input_ids = torch.tensor(
+        [
+            [1, 6, 33, 19, 12],
+            [1, 25, 7, 2, 0],
+            [1, 10, 28, 14, 2],
+        ]
+    )
+    return {
+        "input_ids": input_ids,
+        "attention_mask": (input_ids != 0).long(),
+        "decoder_input_ids": decoder_input_ids,
+        "labels": labels,
+    }
