@@ -163,7 +163,7 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
         if isinstance(texts, str) or isinstance(files, str | os.PathLike):
             raise ValueError(
                 "`texts` and `files` must hold several strings, got the single one "
-                f"{texts if files is None else files!r}. Put it into a list."
+                f"{texts if files is None else files!r:.60}. Put it into a list."
             )
         _check_vocab_size(kind, vocab_size)
         lines = list(chain.from_iterable(map(read_lines, files or ())) if texts is None else texts)

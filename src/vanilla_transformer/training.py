@@ -100,6 +100,8 @@ def recipe(settings: TrainSettings) -> dict[str, Any]:
         "save_total_limit": settings.keep_last,
         "report_to": "none",
         "dataloader_pin_memory": torch.cuda.is_available(),
+        # Transformers takes bf16 on a CPU only from those who ask for the CPU.
+        "use_cpu": not torch.accelerator.is_available(),
         "bf16": torch.cuda.is_available() and torch.cuda.is_bf16_supported(),
     }
     if settings.validation:

@@ -1,0 +1,43 @@
+# Everything that a fresh machine needs: `make demo` and `make test`.
+PYTHON ?= python3
+VENV ?= .venv
+CONSTRAINTS ?= constraints.txt
+READY = $(VENV)/.ready
+RUN = $(VENV)/bin/
+DEMO = runs/demo
+NUMBERS = runs/numbers
+
+.PHONY: demo test lint clean
+
+$(READY): pyproject.toml $(CONSTRAINTS)
+	$(PYTHON) -m venv $(VENV)
+	$(RUN)python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[dev]'
+	touch $@
+
+# German number words to English ones: trains, scores unseen numbers, translates a few.
+demo: $(READY)
+	rm -rf $(DEMO)
+	$(RUN)python scripts/make_number_corpus.py $(NUMBERS)
+	$(RUN)vanilla-transformer train --output_dir $(DEMO) \
+		--train $(NUMBERS)/train.de $(NUMBERS)/train.en \
+		--validation $(NUMBERS)/validation.de $(NUMBERS)/validation.en \
+		--config encoder_layers=2 decoder_layers=2 dropout=0.1 --vocab_size 400 \
+		--metric_for_best_model exact_match --learning_rate 3e-3 --warmup_steps 400 \
+		--max_tokens_per_batch 4096 --num_train_epochs 10 --max_minutes 3.5
+	$(RUN)vanilla-transformer evaluate --model $(DEMO) --name numbers \
+		--test $(NUMBERS)/test.de $(NUMBERS)/test.en --output $(DEMO)/test.en
+	$(RUN)python scripts/score_numbers.py $(NUMBERS) $(DEMO)/test.en
+	$(RUN)vanilla-transformer translate --model $(DEMO) \
+		zweihundertfünfundvierzig neunundneunzigtausendeins siebenhunderttausenddreizehn
+	@echo "The model folder is $(DEMO); its card is $(DEMO)/README.md."
+
+test: $(READY)
+	$(RUN)python -m pytest -m "not slow" -n 2
+
+lint: $(READY)
+	$(RUN)ruff format --check .
+	$(RUN)ruff check .
+	$(RUN)mypy
+
+clean:
+	rm -rf $(VENV) $(DEMO) $(NUMBERS)

@@ -1,0 +1,32 @@
+#!/usr/bin/env python
+"""Exact match on the number corpus, by count of digits."""
+
+import argparse
+from pathlib import Path
+
+
+def main() -> None:
+    """Prints a row for each count of digits."""
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        epilog="example: python scripts/score_numbers.py runs/numbers runs/demo/test.en",
+    )
+    parser.add_argument("corpus", type=Path, help="Folder that make_number_corpus.py wrote.")
+    parser.add_argument("translations", type=Path, help="Translations of its test.de, one a line.")
+    arguments = parser.parse_args()
+
+    from vanilla_transformer.number_words import exact_match_by_digits
+    from vanilla_transformer.tokenization_vanilla_transformer import read_lines
+
+    scores = exact_match_by_digits(
+        [int(line) for line in read_lines(arguments.corpus / "test.numbers")],
+        list(read_lines(arguments.translations)),
+        list(read_lines(arguments.corpus / "test.en")),
+    )
+    print("digits  exact  lines")
+    for score in scores:
+        print(f"{score.digits:6}  {score.exact:5}  {score.lines:5}")
+
+
+if __name__ == "__main__":
+    main()
