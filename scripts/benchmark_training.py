@@ -5,7 +5,7 @@ All contenders take the same batches in turn, round after round; a round's time 
 forward, backward and Adam, and the table shows the median. Memory is taken in a process of its
 own for each contender. Tokens are counted without padding.
 
-example:
+Example:
   python scripts/benchmark_training.py --corpus train.de.gz train.en.gz --presets tiny base
 """
 
@@ -19,6 +19,7 @@ VOCABULARY = {"tiny": 10_000, "small": 32_000, "base": 32_000, "big": 37_000}
 
 
 def parse() -> argparse.Namespace:
+    """Reads the options."""
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
     parser.add_argument("--corpus", nargs=2, required=True, help="Source and target file.")

@@ -18,7 +18,6 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers import __version__ as transformers_version
-from vanilla_transformer_cli.settings import PRESETS
 
 from vanilla_transformer import (
     VanillaTransformerConfig,
@@ -33,6 +32,7 @@ from vanilla_transformer.data import (
     tokenize_pairs,
 )
 from vanilla_transformer.run_record import hardware
+from vanilla_transformer_cli.settings import PRESETS
 
 FAMILIES = {
     "vanilla": (VanillaTransformerConfig, VanillaTransformerForConditionalGeneration),

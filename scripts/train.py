@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """vanilla-transformer train, for `accelerate launch` and for reading."""
 
-from vanilla_transformer_cli import train, run
+from vanilla_transformer_cli import run, train
 
 if __name__ == "__main__":
     run(train)

@@ -104,10 +104,10 @@ class VanillaTransformerConfig(PreTrainedConfig):
     max_position_embeddings: int = 1024
     tie_word_embeddings: bool = True
     use_cache: bool = True
-    pad_token_id: int | None = 0
+    pad_token_id: int = 0
     bos_token_id: int | None = 1
     eos_token_id: int | list[int] | None = 2
-    decoder_start_token_id: int | None = 1
+    decoder_start_token_id: int = 1
     is_encoder_decoder: bool = True
 
     def __post_init__(self, **kwargs: Any) -> None:
@@ -169,10 +169,12 @@ class VanillaTransformerConfig(PreTrainedConfig):
 
     def _token_faults(self) -> list[str]:
         return [
-            f"`{name}` must be below `vocab_size`, got {token} and {self.vocab_size}."
+            f"`{name}` must be at least 0 and below `vocab_size`, got {token} and "
+            f"{self.vocab_size}."
             for name in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
-            for token in [getattr(self, name)]
-            if isinstance(token, int) and not 0 <= token < self.vocab_size
+            for tokens in [getattr(self, name)]
+            for token in (tokens if isinstance(tokens, list) else [tokens])
+            if token is not None and not 0 <= token < self.vocab_size
         ]
 
 

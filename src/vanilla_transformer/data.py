@@ -21,9 +21,9 @@ from typing import Any, cast
 import datasets
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.compute as pc  # type: ignore[import-untyped]
-import pyarrow.parquet as pq  # type: ignore[import-untyped]
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
 from torch.utils.data import Sampler
 from transformers import PreTrainedTokenizerBase

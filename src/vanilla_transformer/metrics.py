@@ -29,7 +29,7 @@ class Scores(TypedDict):
     lines: int
 
 
-class TranslationScores(evaluate.Metric):  # type: ignore[misc]  # `evaluate` ships no types
+class TranslationScores(evaluate.Metric):
     """BLEU, chrF and exact match of a list of translations; needs no network and no disk.
 
     `TranslationScores().compute(predictions=[...], references=[...])` gives a `Scores`. The two

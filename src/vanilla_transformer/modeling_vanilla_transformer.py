@@ -398,8 +398,7 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
 
     def _init_table(self, weight: Tensor) -> None:
         table = torch.empty(weight.shape).normal_(std=self.config.d_model**-0.5)
-        if self.config.pad_token_id is not None:
-            table[self.config.pad_token_id] = 0
+        table[self.config.pad_token_id] = 0
         init.copy_(weight, table)
 
     def save_pretrained(self, save_directory: Any, **kwargs: Any) -> None:
@@ -659,13 +658,15 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
             `last_hidden_state` `[B, T, D]`, the cache and what was asked for of both stacks.
         """
         if encoder_outputs is None:
-            encoder_outputs = self.encoder(input_ids, attention_mask, inputs_embeds, **kwargs)
+            encoded = self.encoder(input_ids, attention_mask, inputs_embeds, **kwargs)
         elif isinstance(encoder_outputs, tuple):
-            encoder_outputs = BaseModelOutput(*encoder_outputs)
+            encoded = BaseModelOutput(*encoder_outputs)
+        else:
+            encoded = encoder_outputs
         decoder_outputs = self.decoder(
             decoder_input_ids,
             decoder_attention_mask,
-            encoder_outputs.last_hidden_state,
+            encoded.last_hidden_state,
             attention_mask,
             past_key_values,
             decoder_inputs_embeds,
@@ -678,9 +679,9 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
             decoder_hidden_states=decoder_outputs.hidden_states,
             decoder_attentions=decoder_outputs.attentions,
             cross_attentions=decoder_outputs.cross_attentions,
-            encoder_last_hidden_state=encoder_outputs.last_hidden_state,
-            encoder_hidden_states=encoder_outputs.hidden_states,
-            encoder_attentions=encoder_outputs.attentions,
+            encoder_last_hidden_state=encoded.last_hidden_state,
+            encoder_hidden_states=encoded.hidden_states,
+            encoder_attentions=encoded.attentions,
         )
 
 

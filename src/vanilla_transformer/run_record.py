@@ -75,7 +75,7 @@ def _commit() -> str | None:
     return done.stdout.strip()
 
 
-class JsonLinesLog(TrainerCallback):  # type: ignore[misc]
+class JsonLinesLog(TrainerCallback):
     """Appends every report of Trainer to a file, one JSON object a line.
 
     Args:

@@ -102,7 +102,7 @@ def recipe(settings: TrainSettings) -> dict[str, Any]:
         "dataloader_pin_memory": torch.cuda.is_available(),
         # Transformers takes bf16 on a CPU only from those who ask for the CPU.
         "use_cpu": not torch.accelerator.is_available(),
-        "bf16": torch.cuda.is_available() and torch.cuda.is_bf16_supported(),
+        "bf16": _bf16_pays(),
     }
     if settings.validation:
         arguments |= {
@@ -114,6 +114,26 @@ def recipe(settings: TrainSettings) -> dict[str, Any]:
             "per_device_eval_batch_size": 64,
         }
     return arguments
+
+
+def _bf16_pays() -> bool:
+    """Whether matrix products are faster in bfloat16 here; some CPUs only emulate them."""
+    if torch.cuda.is_available():
+        return torch.cuda.is_bf16_supported()
+    if torch.accelerator.is_available():
+        return False
+
+    def seconds(dtype: torch.dtype) -> float:
+        x = torch.ones(1024, 512, dtype=dtype)
+        matrix = torch.ones(512, 512, dtype=dtype)
+        times = []
+        for _ in range(10):
+            started = time.perf_counter()
+            x @ matrix
+            times.append(time.perf_counter() - started)
+        return min(times)
+
+    return seconds(torch.bfloat16) < 0.8 * seconds(torch.float32)
 
 
 def train(settings: TrainSettings, arguments: Seq2SeqTrainingArguments) -> Path:
@@ -135,7 +155,9 @@ def train(settings: TrainSettings, arguments: Seq2SeqTrainingArguments) -> Path:
     checkpoint = _find_checkpoint(settings, arguments)
     set_seed(arguments.seed)
     train_pairs = _load(settings, settings.train, settings.train_split)
-    validation_pairs = _load(settings, settings.validation, settings.validation_split)
+    validation_pairs = None
+    if settings.validation:
+        validation_pairs = _load(settings, settings.validation, settings.validation_split)
     if start := checkpoint or settings.init_from:
         model = AutoModelForSeq2SeqLM.from_pretrained(start)
         tokenizer = AutoTokenizer.from_pretrained(start)
@@ -154,23 +176,27 @@ def train(settings: TrainSettings, arguments: Seq2SeqTrainingArguments) -> Path:
     for line in _plan(trainer, truncated):
         say(line)
     started = time.monotonic()
+    interrupt = None
     try:
         with _interrupts_stop(trainer):
             trainer.train(resume_from_checkpoint=checkpoint)
-    finally:
-        if trainer.is_world_process_zero():
-            run = describe_run(
-                settings,
-                arguments,
-                pairs=len(train_pairs),
-                truncated_pairs=truncated,
-                parameters=model.num_parameters(),
-                epochs=round(trainer.state.epoch or 0, 2),
-                updates=trainer.state.global_step,
-                minutes=round((time.monotonic() - started) / 60, 1),
-            )
-            _save(trainer, tokenizer, run, folder)
+    except KeyboardInterrupt as error:
+        interrupt = error
+    if trainer.is_world_process_zero():
+        run = describe_run(
+            settings,
+            arguments,
+            pairs=len(train_pairs),
+            truncated_pairs=truncated,
+            parameters=model.num_parameters(),
+            epochs=round(trainer.state.epoch or 0, 2),
+            updates=trainer.state.global_step,
+            minutes=round((time.monotonic() - started) / 60, 1),
+        )
+        _save(trainer, tokenizer, run, folder)
     say(f"The model is in {folder}")
+    if interrupt:
+        raise interrupt
     return folder
 
 
@@ -178,10 +204,16 @@ def config_overrides(settings: TrainSettings) -> dict[str, Any]:
     """Config fields given as KEY=VALUE, with values as in JSON and plain strings.
 
     Raises:
-        ValueError: If one is no assignment, no field of the config, or set elsewhere.
+        ValueError: If one is no assignment, no field of the config, or set elsewhere, or if
+            there is a saved model to start from.
     """
     fields = VanillaTransformerConfig.__dataclass_fields__
     overrides, faults = {}, []
+    if settings.config and settings.init_from:
+        faults.append(
+            f"--config does not apply to the saved model {settings.init_from!r}, whose sizes are "
+            "fixed. Leave one of the two out."
+        )
     for assignment in settings.config:
         name, equals, text = assignment.partition("=")
         if not equals:
@@ -224,9 +256,7 @@ def _find_checkpoint(settings: TrainSettings, arguments: TrainingArguments) -> s
     return checkpoint
 
 
-def _load(settings: TrainSettings, paths: list[str], split: str) -> Dataset | None:
-    if not paths:
-        return None
+def _load(settings: TrainSettings, paths: list[str], split: str) -> Dataset:
     return load_pairs(
         ParallelText(
             tuple(paths),
@@ -332,7 +362,7 @@ def scorer(
     return score
 
 
-class TokenBatchTrainer(Seq2SeqTrainer):  # type: ignore[misc]
+class TokenBatchTrainer(Seq2SeqTrainer):
     """`Seq2SeqTrainer` whose training batches hold a budget of tokens.
 
     Args:
@@ -357,7 +387,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):  # type: ignore[misc]
         )
 
 
-class SeedEpochs(TrainerCallback):  # type: ignore[misc]
+class SeedEpochs(TrainerCallback):
     """Tells the sampler which epoch begins; accelerate only tells samplers that it has wrapped.
 
     Args:
@@ -374,7 +404,7 @@ class SeedEpochs(TrainerCallback):  # type: ignore[misc]
         self.sampler.set_epoch(int(state.epoch or 0))
 
 
-class StopOnRequest(TrainerCallback):  # type: ignore[misc]
+class StopOnRequest(TrainerCallback):
     """Ends training after the update at hand: at a deadline, or when it is told to.
 
     Args:

@@ -35,7 +35,7 @@ class Translation:
     reached_limit: bool = False
 
 
-class SourceLengthLimit(StoppingCriteria):  # type: ignore[misc]
+class SourceLengthLimit(StoppingCriteria):
     """Ends each sentence at a limit of its own, whatever batch it is in.
 
     Args:

@@ -114,12 +114,11 @@ def translate(argv: list[str]) -> None:
     lines = values.pop("text")
     translator = _translator(parser, TranslateSettings(**values))
 
-    if not lines and sys.stdin.isatty():
-        results = chain.from_iterable(translator.translate([line]) for line in _typed_lines())
-    else:
-        results = translator.translate(lines or _piped_lines())
+    # Who types waits for each line; other lines are sorted and batched.
+    is_typed = not lines and sys.stdin.isatty()
+    portions = ([line] for line in _typed_lines()) if is_typed else [lines or _piped_lines()]
     limited = 0
-    for translation in results:
+    for translation in chain.from_iterable(map(translator.translate, portions)):
         sys.stdout.buffer.write(translation.text.encode() + b"\n")
         sys.stdout.buffer.flush()
         limited += translation.reached_limit
