@@ -555,6 +555,7 @@ def first_tokens(loader):
     return [batch["input_ids"][:, 0].tolist() for batch in loader]
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # on a single core
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_data_loader_yields_the_sampled_batches_padded(corpus, tokenizer, num_workers):
     sampler = TokenBatchSampler(pair_lengths(corpus), 120, seed=0)

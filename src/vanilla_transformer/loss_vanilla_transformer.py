@@ -68,7 +68,9 @@ def _is_plain_matrix(module: nn.Module) -> bool:
         module._backward_hooks,
         module._backward_pre_hooks,
     )
-    return type(module) is nn.Linear and module.bias is None and not any(hooks)
+    # Accelerate's hooks (offload) put a `forward` of their own on the instance.
+    is_hooked = any(hooks) or "forward" in vars(module)
+    return type(module) is nn.Linear and module.bias is None and not is_hooked
 
 
 def _sum_by_module(

@@ -6,6 +6,8 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
+from vanilla_transformer.tokenization_vanilla_transformer import write_lines
+
 # The template at the top of the repository, linked into the package.
 TEMPLATE = Path(__file__).with_name("model_card.md")
 
@@ -23,7 +25,7 @@ def record_results(folder: Path, name: str, scores: dict[str, Any]) -> None:
     file = folder / RESULTS_FILE
     results = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     results[name] = scores
-    file.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_lines(file, [json.dumps(results, indent=2, ensure_ascii=False)])
     write_model_card(folder)
 
 
@@ -56,4 +58,4 @@ def write_model_card(folder: Path) -> None:
     card = ModelCard.from_template(
         data, template_path=str(TEMPLATE), name=name, config=config, run=run, results=results
     )
-    card.save(folder / "README.md")
+    write_lines(folder / "README.md", [str(card).rstrip("\n")])

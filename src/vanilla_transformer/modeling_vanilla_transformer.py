@@ -377,6 +377,11 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
     _supports_flex_attn = True
     _can_compile_fullgraph = True
 
+    def post_init(self) -> None:
+        """Trainer takes tied copies, which no file holds, for lost unless they stand here."""
+        super().post_init()
+        self._keys_to_ignore_on_save |= self.all_tied_weights_keys.keys()
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """Xavier-uniform for each logical matrix, N(0, 1/D) for tables, zero biases.
@@ -403,19 +408,13 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
 
     def save_pretrained(self, save_directory: Any, **kwargs: Any) -> None:
         """Saves as Transformers does, with a config that leads every Auto class to its code."""
+        modeling = "modeling_vanilla_transformer.VanillaTransformer"
         self.config.auto_map = {
-            "AutoConfig": f"{_module_file(VanillaTransformerConfig)}.VanillaTransformerConfig",
-            "AutoModel": f"{_module_file(VanillaTransformerModel)}.VanillaTransformerModel",
-            "AutoModelForSeq2SeqLM": (
-                f"{_module_file(VanillaTransformerForConditionalGeneration)}"
-                ".VanillaTransformerForConditionalGeneration"
-            ),
+            "AutoConfig": "configuration_vanilla_transformer.VanillaTransformerConfig",
+            "AutoModel": f"{modeling}Model",
+            "AutoModelForSeq2SeqLM": f"{modeling}ForConditionalGeneration",
         }
         super().save_pretrained(save_directory, **kwargs)
-
-
-def _module_file(cls: type) -> str:
-    return cls.__module__.rpartition(".")[-1]
 
 
 class Stack(VanillaTransformerPreTrainedModel):
@@ -780,8 +779,10 @@ class VanillaTransformerForConditionalGeneration(
                 total = projected_cross_entropy_sum(self.lm_head, hidden_states, labels, smoothing)
             else:
                 total = cross_entropy_sum(logits, labels, smoothing)
-            targets = (labels != IGNORED).sum().clamp(min=1)
-            loss = total / (targets if num_items_in_batch is None else num_items_in_batch)
+            if num_items_in_batch is None:
+                num_items_in_batch = (labels != IGNORED).sum()
+            # Without any target the loss is 0, not 0 / 0.
+            loss = total / torch.as_tensor(num_items_in_batch).clamp(min=1)
         return Seq2SeqLMOutput(
             loss=loss,
             logits=logits,

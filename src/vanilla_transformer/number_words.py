@@ -8,12 +8,13 @@ so exact match is an honest score, and what was never seen in training is known 
 """
 
 import math
-import os
 import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from vanilla_transformer.tokenization_vanilla_transformer import write_lines
 
 LARGEST_NUMBER = 999_999
 
@@ -152,10 +153,10 @@ def write_corpus(
     written = []
     for split, size in sizes.items():
         numbers = _draw(rng, pools[split], size)
-        written.append(_write_lines(folder / f"{split}.de", map(german, numbers)))
-        written.append(_write_lines(folder / f"{split}.en", map(english, numbers)))
+        written.append(write_lines(folder / f"{split}.de", map(german, numbers)))
+        written.append(write_lines(folder / f"{split}.en", map(english, numbers)))
         if split == "test":
-            written.append(_write_lines(folder / f"{split}.numbers", map(str, numbers)))
+            written.append(write_lines(folder / f"{split}.numbers", map(str, numbers)))
     return written
 
 
@@ -254,15 +255,3 @@ def _draw(rng: random.Random, pool: set[int], size: int) -> list[int]:
     numbers = [*drawn, *rng.sample(sorted(pool - drawn), size - len(drawn))]
     rng.shuffle(numbers)
     return numbers
-
-
-def _write_lines(path: Path, lines: Iterable[str]) -> Path:
-    """Writes lines ending in a newline each; a reader sees the old file or all of the new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("w", encoding="utf-8", newline="\n") as file:
-            file.writelines(f"{line}\n" for line in lines)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return path

@@ -20,6 +20,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
+from pathlib import Path
 from typing import Any, BinaryIO, Literal, Self, cast, get_args
 
 from tokenizers import (
@@ -103,6 +104,18 @@ def decode_line(line: bytes, path: str | os.PathLike[str], number: int) -> str:
             f"{error.start + 1} of line {number}. Convert the file first, for example: "
             "iconv -f ISO-8859-1 -t UTF-8 old.txt > new.txt"
         ) from error
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> Path:
+    r"""Writes lines, each ending in `\n`; a reader sees the old file or all of the new one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("w", encoding="utf-8", newline="\n") as file:
+            file.writelines(f"{line}\n" for line in lines)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
 
 
 class VanillaTransformerTokenizer(PreTrainedTokenizerFast):

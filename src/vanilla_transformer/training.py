@@ -20,6 +20,7 @@ import numpy as np
 import psutil
 import torch
 from accelerate import PartialState
+from accelerate.utils import reduce
 from datasets import Dataset
 from torch.utils.data import DataLoader
 from transformers import (
@@ -60,7 +61,10 @@ from vanilla_transformer.run_record import (
     describe_run,
     hardware,
 )
-from vanilla_transformer.tokenization_vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer.tokenization_vanilla_transformer import (
+    VanillaTransformerTokenizer,
+    write_lines,
+)
 from vanilla_transformer_cli.settings import PRESETS, TrainSettings
 
 # Section 6.1: beam 4, length penalty 0.6, output at most 50 tokens longer than its source.
@@ -415,6 +419,7 @@ class StopOnRequest(TrainerCallback):
         self.max_minutes = max_minutes
         self.deadline = float("inf")
         self.interrupted = False
+        self.evaluates = True
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -426,8 +431,14 @@ class StopOnRequest(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Stops the loop where it is time."""
-        if self.interrupted or time.monotonic() > self.deadline:
+        """Stops the loop where it is time, for all processes at the same update."""
+        interrupted, late = self.interrupted, time.monotonic() > self.deadline
+        if args.world_size > 1:
+            # A signal may reach one process only; the others would then wait for it for ever.
+            votes = torch.tensor([interrupted, late], dtype=torch.int32, device=args.device)
+            interrupted, late = reduce(votes, "sum").bool().tolist()
+        if interrupted or late:
+            self.evaluates = not interrupted
             control.should_training_stop = True
 
     def on_epoch_end(
@@ -435,8 +446,8 @@ class StopOnRequest(TrainerCallback):
     ) -> None:
         """Keeps what an early stop has reached, and scores it unless somebody waits for Ctrl-C."""
         if control.should_training_stop:
-            control.should_save = True
-            control.should_evaluate = args.eval_strategy != "no" and not self.interrupted
+            control.should_save = args.save_strategy != "no"
+            control.should_evaluate = args.eval_strategy != "no" and self.evaluates
 
 
 @contextmanager
@@ -512,7 +523,7 @@ def _save(
         unfinished = Path(name)
         trainer.accelerator.unwrap_model(trainer.model).save_pretrained(unfinished)
         tokenizer.save_pretrained(unfinished)
-        (unfinished / RUN_FILE).write_text(json.dumps(run, indent=2) + "\n", encoding="utf-8")
+        write_lines(unfinished / RUN_FILE, [json.dumps(run, indent=2)])
         for file in unfinished.iterdir():
             file.replace(folder / file.name)
     best = [

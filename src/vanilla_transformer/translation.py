@@ -10,7 +10,6 @@ from torch import Tensor
 from transformers import (
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
-    GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     StoppingCriteria,
@@ -76,13 +75,15 @@ class Translator:
     ) -> None:
         self.model = model.eval()
         self.tokenizer = tokenizer
-        changes = {"num_beams": num_beams, "length_penalty": length_penalty}
-        given = {name: value for name, value in changes.items() if value is not None}
-        self.generation_config = GenerationConfig.from_dict(
-            {**model.generation_config.to_dict(), "max_length": None, **given}
-        )
+        config = model.generation_config
+        # A fresh model's config leaves both open; the last values are those of `generate`.
+        self.num_beams = _first_given(num_beams, config.num_beams, 1)
+        self.length_penalty = _first_given(length_penalty, config.length_penalty, 1.0)
+        if self.num_beams == 1:
+            # Greedy search knows no penalty, and `generate` would warn about one.
+            self.length_penalty = 1.0
         self.max_extra_tokens = max_extra_tokens
-        self.max_tokens_per_batch = max_tokens_per_batch // self.generation_config.num_beams
+        self.max_tokens_per_batch = max_tokens_per_batch // self.num_beams
 
     @classmethod
     def from_pretrained(
@@ -98,10 +99,9 @@ class Translator:
     @property
     def search(self) -> str:
         """The search in words, to stand beside a score."""
-        config = self.generation_config
-        if config.num_beams == 1:
+        if self.num_beams == 1:
             return "greedy"
-        return f"beam {config.num_beams}, length penalty {config.length_penalty}"
+        return f"beam {self.num_beams}, length penalty {self.length_penalty}"
 
     def translate(self, lines: Iterable[str]) -> Iterator[Translation]:
         """Translates lines, in order, one result a line; blank lines come back as they are."""
@@ -139,13 +139,23 @@ class Translator:
         limits = inputs["attention_mask"].sum(-1) + self.max_extra_tokens
         outputs = self.model.generate(
             **inputs,
-            generation_config=self.generation_config,
-            max_new_tokens=int(limits.max()),
+            num_beams=self.num_beams,
+            length_penalty=self.length_penalty,
+            # Counts the start token. A `max_new_tokens` of the model's config would overrule it.
+            max_length=1 + int(limits.max()),
+            max_new_tokens=None,
             stopping_criteria=[SourceLengthLimit(limits)],
         )
         texts = self.tokenizer.batch_decode(outputs, skip_special_tokens=True)
-        has_ended = (outputs == self.tokenizer.eos_token_id).any(-1).tolist()
+        # Beam search may fill rows up with `</s>`, so one behind the limit ends nothing.
+        generated = outputs[:, 1:]
+        within_limit = torch.arange(generated.shape[1], device=limits.device) < limits[:, None]
+        is_end = within_limit & (generated == self.tokenizer.eos_token_id)
         return [
             Translation(text.replace("\n", " "), reached_limit=not ended)
-            for text, ended in zip(texts, has_ended, strict=True)
+            for text, ended in zip(texts, is_end.any(-1).tolist(), strict=True)
         ]
+
+
+def _first_given(*values: Any) -> Any:
+    return next(value for value in values if value is not None)

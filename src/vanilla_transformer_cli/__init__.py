@@ -138,6 +138,7 @@ def evaluate(argv: list[str]) -> None:
     from vanilla_transformer.data import ParallelText, load_pairs
     from vanilla_transformer.metrics import TranslationScores, format_scores
     from vanilla_transformer.model_card import record_results
+    from vanilla_transformer.tokenization_vanilla_transformer import write_lines
 
     pairs = load_pairs(
         ParallelText(
@@ -153,7 +154,7 @@ def evaluate(argv: list[str]) -> None:
     )
     texts = [translation.text for translation in results]
     if settings.output:
-        Path(settings.output).write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
+        write_lines(Path(settings.output), texts)
     scores = TranslationScores().compute(
         predictions=texts, references=pairs["target"], tokenize=settings.bleu_tokenize
     )
