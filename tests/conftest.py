@@ -1,5 +1,10 @@
 """The tiny model that the tests share: unequal sizes, so that no swapped axis goes unseen."""
 
+import os
+
+# Before any library reads it: no test reaches the Hub.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
 import pytest
 import torch
 from torch import Tensor, nn

@@ -752,8 +752,11 @@ class VanillaTransformerForConditionalGeneration(
         """
         if self.training and labels is None and num_items_in_batch is not None:
             self._refuse_outer_loss()
-        if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
-            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        if labels is not None:
+            # A loss needs no later steps, and filling a cache copies all keys and values.
+            use_cache = False
+            if decoder_input_ids is None and decoder_inputs_embeds is None:
+                decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         outputs = self.model(
             input_ids,
             attention_mask,

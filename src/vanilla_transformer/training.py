@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import cycle, islice
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -101,7 +102,8 @@ def recipe(settings: TrainSettings) -> dict[str, Any]:
         "label_smoothing_factor": 0.1,
         "logging_steps": 50,
         "save_strategy": "epoch",
-        "save_total_limit": settings.keep_last,
+        # Trainer counts the best checkpoint too.
+        "save_total_limit": settings.keep_last + bool(settings.validation),
         "report_to": "none",
         "dataloader_pin_memory": torch.cuda.is_available(),
         # Transformers takes bf16 on a CPU only from those who ask for the CPU.
@@ -355,7 +357,8 @@ def scorer(
     metric = TranslationScores()
 
     def score(prediction: EvalPrediction) -> dict[str, Any]:
-        ids = np.asarray(prediction.predictions)
+        # Several processes fill up the last batch with pairs from the beginning.
+        ids = np.asarray(prediction.predictions)[: len(references)]
         # Batches of unlike length are joined with -100.
         ids = np.where(ids < 0, tokenizer.pad_token_id, ids)
         texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
@@ -491,10 +494,11 @@ def _plan(trainer: TokenBatchTrainer, truncated: int) -> Iterator[str]:
 def _try_batches(trainer: TokenBatchTrainer) -> tuple[float, float]:
     """Seconds for a batch and gigabytes for the run, from forward and backward passes."""
     model, arguments = trainer.model.train(), trainer.args
-    loader = iter(trainer.get_train_dataloader())
+    # The only batch of a small corpus is tried twice.
+    batches = islice(cycle(trainer.get_train_dataloader()), 2)
     with torch.random.fork_rng():
-        for timed in (False, True):
-            inputs = trainer._prepare_inputs(next(loader))
+        for timed, batch in enumerate(batches):
+            inputs = trainer._prepare_inputs(batch)
             started = time.monotonic()
             with trainer.accelerator.autocast():
                 loss = model(**inputs).loss

@@ -5,6 +5,8 @@ and Transformers and takes seconds: `--help` and a mistyped option must answer a
 """
 
 import argparse
+import difflib
+import os
 import sys
 from collections.abc import Callable, Iterator
 from itertools import chain
@@ -59,6 +61,10 @@ def run(command: Callable[[list[str]], None], argv: list[str] | None = None) -> 
     """Runs one command; a user's mistake ends it with the message alone and status 2."""
     try:
         command(sys.argv[1:] if argv is None else argv)
+    except BrokenPipeError:
+        # Who reads our output has seen enough, as in `| head`; Python would flush at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
     except (ValueError, OSError) as error:
         _fail(str(error))
     except KeyboardInterrupt:
@@ -66,7 +72,7 @@ def run(command: Callable[[list[str]], None], argv: list[str] | None = None) -> 
     except Exception as error:
         # Raised by a config; its module is as slow to import as torch.
         if type(error).__name__.startswith("StrictDataclass"):
-            _fail(str(error))
+            _fail(str(error.__cause__ or error))
         raise
 
 
@@ -87,11 +93,12 @@ def train(argv: list[str]) -> None:
         parser.error("--train needs the training pairs")
 
     from transformers import Seq2SeqTrainingArguments
+    from transformers.utils.logging import disable_progress_bar
 
     from vanilla_transformer.training import recipe
     from vanilla_transformer.training import train as train_model
 
-    trainer_parser = HfArgumentParser(
+    trainer_parser = _Parser(
         Seq2SeqTrainingArguments, prog=parser.prog, add_help=False, allow_abbrev=False
     )
     trainer_parser.set_defaults(**recipe(settings))
@@ -101,8 +108,8 @@ def train(argv: list[str]) -> None:
     arguments, unknown = trainer_parser.parse_args_into_dataclasses(
         others, return_remaining_strings=True
     )
-    if unknown:
-        parser.error(f"unknown: {' '.join(unknown)}; --help-all lists every option")
+    _refuse(unknown, parser, trainer_parser)
+    disable_progress_bar()
     train_model(settings, arguments)
 
 
@@ -110,7 +117,10 @@ def translate(argv: list[str]) -> None:
     """Translate arguments, standard input or what is typed."""
     parser = _parser("translate", TranslateSettings, _TRANSLATE_EXAMPLE)
     parser.add_argument("text", nargs="*", help="Lines to translate instead of standard input.")
-    values = vars(parser.parse_args(argv))
+    # Intermixed: text may stand on both sides of an option.
+    namespace, unknown = parser.parse_known_intermixed_args(argv)
+    _refuse(unknown, parser)
+    values = vars(namespace)
     lines = values.pop("text")
     translator = _translator(parser, TranslateSettings(**values))
 
@@ -128,7 +138,9 @@ def translate(argv: list[str]) -> None:
 def evaluate(argv: list[str]) -> None:
     """Translate a test set and score it: BLEU, chrF, exact match."""
     parser = _parser("evaluate", EvaluateSettings, _EVALUATE_EXAMPLE)
-    settings = EvaluateSettings(**vars(parser.parse_args(argv)))
+    namespace, unknown = parser.parse_known_args(argv)
+    _refuse(unknown, parser)
+    settings = EvaluateSettings(**vars(namespace))
     if not settings.test:
         parser.error("--test needs the test pairs")
     translator = _translator(parser, settings)
@@ -165,8 +177,30 @@ def evaluate(argv: list[str]) -> None:
         record_results(Path(settings.model), settings.name, record)
 
 
-def _parser(command: str, settings: type, epilog: str) -> HfArgumentParser:
-    return HfArgumentParser(
+class _Parser(HfArgumentParser):
+    """Tells a mistake alone, without a usage of a hundred options in front of it."""
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the program with status 2."""
+        _fail(message)
+
+
+def _refuse(unknown: list[str], *parsers: _Parser) -> None:
+    """Reports arguments that no parser knows, options with the nearest known name."""
+    known = [name.lstrip("-") for parser in parsers for name in parser._option_string_actions]
+    faults = []
+    for argument in unknown:
+        name = argument.partition("=")[0]
+        if name.startswith("--"):
+            nearest = difflib.get_close_matches(name.lstrip("-"), known, n=1, cutoff=0.5)
+            hint = f"did you mean --{nearest[0]}?" if nearest else "--help lists the options"
+            faults.append(f"unknown option {name}; {hint}")
+    if unknown:
+        _fail("\n".join(faults) or f"unexpected argument {unknown[0]!r}; --help tells the usage")
+
+
+def _parser(command: str, settings: type, epilog: str) -> _Parser:
+    return _Parser(
         settings,
         prog=f"vanilla-transformer {command}",
         description=COMMANDS[command].__doc__,
@@ -185,12 +219,20 @@ class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescrip
         return super()._get_help_string(action)
 
 
-def _translator(parser: HfArgumentParser, settings: TranslateSettings) -> "Translator":
+def _translator(parser: _Parser, settings: TranslateSettings) -> "Translator":
     if not settings.model:
         parser.error("--model needs the folder or the Hub name of a model")
+    # The Hub would only complain about the form of such a name.
+    is_path = settings.model.startswith((".", "/", "~")) or settings.model.count("/") > 1
+    if is_path and not Path(settings.model).is_dir():
+        parser.error(f"--model: there is no folder {settings.model!r}")
+
+    from transformers.utils.logging import disable_progress_bar
 
     from vanilla_transformer.translation import Translator
 
+    # Bars for loading and saving weights would stand between our own lines.
+    disable_progress_bar()
     return Translator.from_pretrained(
         settings.model,
         trust_remote_code=settings.trust_remote_code,

@@ -1,0 +1,62 @@
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vanilla_transformer import VanillaTransformerTokenizer
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = ["README.md", "docs/my_own_data.md"]
+
+
+def code_blocks(document: str, language: str) -> list[str]:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def test_readme_python_translates_with_a_saved_folder(tiny_model, tmp_path, capsys):
+    tokenizer = VanillaTransformerTokenizer.train(["zweihundert fünf"], vocab_size=300)
+    tiny_model.resize_token_embeddings(len(tokenizer))
+    tiny_model.generation_config.max_length = 8
+    tiny_model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    (block,) = code_blocks("README.md", "python")
+
+    exec(block.replace("runs/demo", str(tmp_path)), {})
+
+    assert capsys.readouterr().out.startswith("[")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_options_in_documents_exist(document):
+    text = (ROOT / document).read_text(encoding="utf-8")
+    used = set(re.findall(r"--[a-z][a-z_]+", text)) - {"--help", "--editable"}
+    help_text = "".join(
+        subprocess.run(
+            [sys.executable, "-m", "vanilla_transformer_cli", command, flag],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for command, flag in [
+            ("train", "--help-all"),
+            ("translate", "--help"),
+            ("evaluate", "--help"),
+        ]
+    )
+
+    assert used
+    assert not {option for option in used if option not in help_text}
+
+
+def test_file_map_names_files_that_exist():
+    rows = re.findall(r"^\| (`.+?) \|", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE)
+    names = [name for row in rows for name in re.findall(r"`(.+?)`", row)]
+    folder = ROOT / "src" / "vanilla_transformer"
+
+    assert len(names) > 10
+    assert [
+        name for name in names if not ((ROOT / name).exists() or (folder / name).exists())
+    ] == []
