@@ -1,0 +1,194 @@
+"""What several processes do together; `torchrun` launches it, tests also import it.
+
+Usage: torchrun --nproc_per_node 2 gradients_of_one_update.py FOLDER, which then holds
+`gradients.pt`, the trained `model` and, one for each process, `updates-RANK.pt`. FOLDER must
+hold what `write_corpus` writes.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from torch import Tensor, nn
+from transformers import (
+    DataCollatorForSeq2Seq,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    TrainerCallback,
+)
+
+from vanilla_transformer import (
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+    VanillaTransformerTokenizer,
+)
+from vanilla_transformer.training import StopOnRequest, recipe, train
+from vanilla_transformer_cli.settings import TrainSettings
+
+# Sentences of a batch, over all processes together, and batches of an update: 16 sentences each.
+SPLITS = [(16, 1), (4, 4), (2, 8)]
+
+# Smoothing by the model and by Trainer.
+SMOOTHINGS = [(0.0, 0.0), (0.2, 0.0), (0.0, 0.2)]
+
+VOCAB_SIZE = 37
+
+# In it no update depends on earlier ones, but through the parameters.
+PLAIN_DESCENT: dict[str, Any] = {
+    "optim": "sgd",
+    "lr_scheduler_type": "constant",
+    "learning_rate": 0.1,
+    "max_grad_norm": 0.0,
+    "use_cpu": True,
+    "bf16": False,
+    "save_strategy": "no",
+    "report_to": "none",
+    "disable_tqdm": True,
+    "dataloader_pin_memory": False,
+}
+
+
+def ragged_pairs() -> Dataset:
+    """Sixteen pairs; one target is longer than any eight others together.
+
+    However the pairs are dealt out, two processes hold unequal numbers of target tokens.
+    """
+    generator = torch.Generator().manual_seed(3)
+
+    def sentence(length: int) -> list[int]:
+        return [*torch.randint(4, VOCAB_SIZE, (length - 1,), generator=generator).tolist(), 2]
+
+    source_lengths = [2 + 5 * index % 9 for index in range(16)]
+    target_lengths = [2 + 3 * index % 4 for index in range(15)] + [50]
+    return Dataset.from_dict(
+        {
+            "input_ids": list(map(sentence, source_lengths)),
+            "labels": list(map(sentence, target_lengths)),
+        }
+    )
+
+
+def build_model(label_smoothing: float) -> VanillaTransformerForConditionalGeneration:
+    """A small model without dropout, the same at every call."""
+    torch.manual_seed(0)
+    config = VanillaTransformerConfig(
+        vocab_size=VOCAB_SIZE,
+        d_model=24,
+        encoder_layers=1,
+        decoder_layers=2,
+        encoder_attention_heads=2,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=28,
+        decoder_ffn_dim=36,
+        dropout=0.0,
+        label_smoothing=label_smoothing,
+    )
+    return VanillaTransformerForConditionalGeneration(config)
+
+
+def build_collator(model: nn.Module) -> DataCollatorForSeq2Seq:
+    """Transformers' collator; the tokenizer only lends it the padding id."""
+    tokenizer = VanillaTransformerTokenizer.train(["a b"], kind="word", vocab_size=6)
+    return DataCollatorForSeq2Seq(tokenizer, model=model)
+
+
+def build_arguments(folder: Path, **changes: Any) -> Seq2SeqTrainingArguments:
+    """Plain gradient descent on a CPU."""
+    return Seq2SeqTrainingArguments(**PLAIN_DESCENT | changes | {"output_dir": str(folder)})
+
+
+class KeepGradients(TrainerCallback):
+    """Copies what the first update is made from."""
+
+    def on_pre_optimizer_step(self, args, state, control, model, **kwargs):
+        """Runs when all batches and processes have added their share."""
+        self.gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+def gradients_of_one_update(
+    folder: Path, split: tuple[int, int], smoothing: tuple[float, float]
+) -> dict[str, Tensor]:
+    """Gradients that the unmodified `Seq2SeqTrainer` takes from the sixteen pairs."""
+    batch_size, accumulated = split
+    by_model, by_trainer = smoothing
+    arguments = build_arguments(
+        folder,
+        gradient_accumulation_steps=accumulated,
+        label_smoothing_factor=by_trainer,
+        max_steps=1,
+    )
+    arguments.per_device_train_batch_size = batch_size // arguments.world_size
+    model = build_model(by_model)
+    keeper = KeepGradients()
+    Seq2SeqTrainer(
+        model=model,
+        args=arguments,
+        train_dataset=ragged_pairs(),
+        data_collator=build_collator(model),
+        callbacks=[keeper],
+    ).train()
+    return keeper.gradients
+
+
+def train_on_token_batches(corpus: Path, folder: Path) -> None:
+    """The whole training command for two epochs over `corpus`, a folder from `write_corpus`."""
+    files = [str(corpus / name) for name in ("source", "target")]
+    settings = TrainSettings(
+        train=files,
+        validation=files,
+        config=["encoder_layers=1", "decoder_layers=1", "dropout=0"],
+        tokenizer_kind="word",
+        # Every batch holds two pairs or more: one process has no need to cut in other places.
+        max_tokens_per_batch=50,
+    )
+    changes = {"num_train_epochs": 2, "save_strategy": "epoch", "warmup_steps": 0}
+    train(settings, build_arguments(folder, **recipe(settings) | PLAIN_DESCENT | changes))
+
+
+def write_corpus(folder: Path) -> None:
+    """Writes all but the longest of the pairs as lines of words, in `source` and `target`."""
+    pairs = ragged_pairs().select(range(15))
+    for side, column in (("source", "input_ids"), ("target", "labels")):
+        lines = [" ".join(f"w{token}" for token in ids[:-1]) for ids in pairs[column]]
+        (folder / side).write_text("".join(f"{line}\n" for line in lines))
+
+
+def updates_until_stop(folder: Path, stop: StopOnRequest) -> int:
+    """Number of updates that training makes until `stop` ends it."""
+    model = build_model(label_smoothing=0.0)
+    trainer = Seq2SeqTrainer(
+        model=model,
+        args=build_arguments(folder, max_steps=5, per_device_train_batch_size=1),
+        train_dataset=ragged_pairs(),
+        data_collator=build_collator(model),
+        callbacks=[stop],
+    )
+    trainer.train()
+    return trainer.state.global_step
+
+
+def main() -> None:
+    """Writes what the tests compare with a single process."""
+    folder = Path(sys.argv[1])
+    gradients = {
+        (split, smoothing): gradients_of_one_update(folder, split, smoothing)
+        for split in SPLITS
+        for smoothing in SMOOTHINGS
+    }
+    rank = torch.distributed.get_rank()
+    if rank == 0:
+        torch.save(gradients, folder / "gradients.pt")
+
+    train_on_token_batches(folder, folder / "model")
+
+    # The signal of a Ctrl-C need not reach all processes, and their clocks differ.
+    stop = StopOnRequest(max_minutes=None)
+    stop.interrupted = rank == 1
+    torch.save(updates_until_stop(folder, stop), folder / f"updates-{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,387 @@
+"""The command line: what goes in and out, and how mistakes are told."""
+
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from transformers import GenerationConfig
+
+from vanilla_transformer.number_words import write_corpus
+from vanilla_transformer.tokenization_vanilla_transformer import read_lines
+from vanilla_transformer_cli import COMMANDS, main
+
+COMMAND = Path(sys.executable).with_name("vanilla-transformer")
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+
+SIZES = ["d_model=32", "encoder_layers=1", "decoder_layers=1", "dropout=0"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command left behind."""
+
+    status: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Outcome]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]) -> Run:
+    """Runs a command in this process, with bytes as its standard input."""
+
+    def run_command(*argv: object, stdin: bytes = b"") -> Outcome:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        status = 0
+        try:
+            main([str(argument) for argument in argv])
+        except SystemExit as error:
+            status = error.code
+        out, err = capsysbinary.readouterr()
+        return Outcome(status, out.decode(), err.decode())
+
+    return run_command
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with number words: 300 pairs to train on, 10 to choose on, 25 to test on."""
+    folder = tmp_path_factory.mktemp("corpus")
+    write_corpus(folder, train=300, validation=10, test=25)
+    return folder
+
+
+def pair(corpus: Path, split: str) -> list[Path]:
+    return [corpus / f"{split}.{language}" for language in ("de", "en")]
+
+
+@pytest.fixture(scope="module")
+def model(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that translates number words half right, trained by the command."""
+    folder = tmp_path_factory.mktemp("model")
+    argv = ["train", "--train", *pair(corpus, "train"), "--output_dir", folder]
+    argv += ["--config", *SIZES, "--vocab_size", "320", "--max_tokens_per_batch", "800"]
+    argv += ["--num_train_epochs", "6", "--learning_rate", "0.01", "--warmup_steps", "30"]
+    argv += ["--bf16", "false", "--use_cpu", "--save_strategy", "no", "--disable_tqdm", "true"]
+    main([str(argument) for argument in argv])
+    return folder
+
+
+@pytest.fixture
+def copied_model(model: Path, tmp_path: Path) -> Path:
+    """A copy of `model` for tests that change it."""
+    return shutil.copytree(model, tmp_path / "model")
+
+
+@pytest.fixture(scope="module")
+def endless_model(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of `model` that never ends a sentence."""
+    folder = tmp_path_factory.mktemp("endless") / "model"
+    shutil.copytree(model, folder)
+    config = GenerationConfig.from_pretrained(folder)
+    config.suppress_tokens = [2]
+    config.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def sources(corpus: Path) -> list[str]:
+    """Number words of 1 to 6 digits."""
+    return list(read_lines(corpus / "test.de"))
+
+
+def as_input(lines: list[str]) -> bytes:
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+# Translating
+
+
+def test_translate_gives_a_line_for_each_line_in_order(run, model, sources):
+    together = run("translate", "--model", model, stdin=as_input(sources[:4]))
+
+    alone = [run("translate", "--model", model, source).out for source in sources[:4]]
+    assert together.out == "".join(alone)
+    assert len(set(alone)) == 4
+    assert (together.status, together.err) == (0, "")
+
+
+def test_translate_keeps_empty_and_blank_lines(run, model):
+    outcome = run("translate", "--model", model, stdin=b"\ndrei\n \t\n\n")
+
+    empty, translated, blank, last, rest = outcome.out.split("\n")
+    assert (empty, blank, last, rest) == ("", " \t", "", "")
+    assert translated.strip()
+
+
+def test_translate_takes_a_last_line_without_newline(run, model):
+    ended = run("translate", "--model", model, stdin=b"drei\nvier\n")
+
+    assert run("translate", "--model", model, stdin=b"drei\nvier").out == ended.out
+    assert ended.out.count("\n") == 2
+
+
+def test_translate_ends_lines_at_newlines_only(run, model):
+    outcome = run("translate", "--model", model, stdin="drei\u2028vier\x0c\rneun\n".encode())
+
+    assert outcome.out.count("\n") == 1
+
+
+def test_translate_gives_nothing_when_nothing_comes_in(run, model):
+    assert run("translate", "--model", model) == Outcome(0, "", "")
+
+
+def test_translate_takes_text_on_both_sides_of_an_option(run, model):
+    piped = run("translate", "--model", model, stdin=b"drei\nvier hundert\n")
+
+    assert run("translate", "drei", "--model", model, "vier hundert") == piped
+
+
+@pytest.mark.parametrize("budget", [1, 40, 100_000])
+def test_translations_do_not_depend_on_batch_size(run, model, sources, budget):
+    usual = run("translate", "--model", model, stdin=as_input(sources))
+
+    changed = run(
+        "translate", "--model", model, "--max_tokens_per_batch", budget, stdin=as_input(sources)
+    )
+    assert changed == usual
+
+
+def test_translations_do_not_depend_on_order(run, model, sources):
+    lines = run("translate", "--model", model, stdin=as_input(sources)).out.splitlines()
+
+    order = sorted(range(len(sources)), key=lambda index: sources[index][::-1])
+    shuffled = run("translate", "--model", model, stdin=as_input([sources[i] for i in order]))
+    assert shuffled.out.splitlines() == [lines[i] for i in order]
+
+
+def test_translate_searches_as_told(run, model, sources):
+    usual, greedy, short = (
+        run("translate", "--model", model, *options, stdin=as_input(sources)).out
+        for options in ([], ["--num_beams", "1"], ["--length_penalty", "-9"])
+    )
+
+    assert len({usual, greedy, short}) == 3
+    assert len(short) < len(usual)
+
+
+def test_console_script_and_scripts_translate_alike(run, model):
+    expected = run("translate", "--model", model, "drei").out
+
+    for command in ([COMMAND, "translate"], [sys.executable, SCRIPTS / "translate.py"]):
+        done = subprocess.run(
+            [*command, "--model", model], input=b"drei\n", capture_output=True, check=True
+        )
+        assert done.stdout.decode() == expected
+
+
+# The longest output
+
+
+@pytest.mark.parametrize("budget", [1, 100_000])
+def test_each_sentence_is_cut_at_its_own_limit_whatever_the_batch(
+    run, endless_model, sources, budget
+):
+    lines = [min(sources, key=len), max(sources, key=len)]
+    options = ["--max_extra_tokens", "5", "--max_tokens_per_batch", budget]
+
+    together = run("translate", "--model", endless_model, *options, stdin=as_input(lines))
+
+    alone = [run("translate", "--model", endless_model, *options, line).out for line in lines]
+    assert together.out == "".join(alone)
+    assert len(alone[0]) < len(alone[1])
+
+
+def test_limit_is_the_source_and_fifty_tokens(run, endless_model):
+    usual, fifty, more = (
+        run("translate", "--model", endless_model, *options, "drei").out
+        for options in ([], ["--max_extra_tokens", "50"], ["--max_extra_tokens", "51"])
+    )
+
+    assert usual == fifty
+    assert len(more) > len(usual)
+
+
+def test_reached_limit_is_reported_and_the_output_stays_clean(run, endless_model):
+    outcome = run("translate", "--model", endless_model, stdin=b"drei\n\nvier\n")
+
+    assert outcome.status == 0
+    assert outcome.out.count("\n") == 3
+    assert outcome.err.startswith("2 translations were cut off")
+    assert "--max_extra_tokens" in outcome.err
+
+
+# Evaluating
+
+
+def test_evaluate_prints_and_records_scores_with_their_signatures(run, copied_model, corpus):
+    outcome = run(
+        "evaluate", "--model", copied_model, "--test", *pair(corpus, "test"), "--name", "numbers"
+    )
+
+    scores = json.loads((copied_model / "results.json").read_text())["numbers"]
+    assert scores["lines"] == 25
+    assert scores["search"] == "beam 4, length penalty 0.6"
+    assert f"BLEU {scores['bleu']:.2f} ({scores['bleu_signature']})" in outcome.out
+    assert f"chrF {scores['chrf']:.2f} ({scores['chrf_signature']})" in outcome.out
+    card = (copied_model / "README.md").read_text(encoding="utf-8")
+    assert "### numbers" in card
+    assert scores["bleu_signature"] in card
+
+
+def test_evaluate_scores_what_translate_gives(run, copied_model, corpus, sources, tmp_path):
+    evaluate = ["evaluate", "--model", copied_model, "--output", tmp_path / "out"]
+    run(*evaluate, "--test", *pair(corpus, "test"))
+    written = (tmp_path / "out").read_text(encoding="utf-8")
+    assert written == run("translate", "--model", copied_model, stdin=as_input(sources)).out
+
+    # Against itself the translation is perfect; other results of the folder stay.
+    outcome = run(*evaluate, "--test", corpus / "test.de", tmp_path / "out", "--name", "itself")
+    assert "BLEU 100.00" in outcome.out
+    assert json.loads((copied_model / "results.json").read_text()).keys() == {"test", "itself"}
+
+
+# Mistakes
+
+
+def assert_refused(outcome: Outcome, pattern: str) -> None:
+    """The message stands alone: no traceback, no usage, nothing on standard output."""
+    assert outcome.status == 2
+    assert outcome.out == ""
+    assert re.match(f"vanilla-transformer: .*{pattern}", outcome.err), outcome.err
+    assert "Traceback" not in outcome.err
+    assert "usage:" not in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("argv", "pattern"),
+    [
+        (["trian"], "unknown command 'trian'; choose from: train, translate, evaluate"),
+        (["train", "--epochs", "3"], "--train needs the training pairs"),
+        (["translate", "drei"], "--model needs the folder"),
+        (["translate", "--model", "a", "--beams=3"], "option --beams; did you mean --num_beams"),
+        (["translate", "--model", "/no/such"], "--model: there is no folder '/no/such'"),
+        (["translate", "--num_beams", "x"], "--num_beams.* invalid int value: 'x'"),
+        (["evaluate", "--model", "a"], "--test needs the test pairs"),
+        (["evaluate", "--tset", "a"], "unknown option --tset; did you mean --test"),
+        (["evaluate", "a"], "unexpected argument 'a'"),
+    ],
+)
+def test_mistake_in_the_arguments_is_told_alone(run, argv, pattern):
+    assert_refused(run(*argv), pattern)
+
+
+@pytest.mark.parametrize(
+    ("options", "pattern"),
+    [
+        (["--epochs", "3"], "unknown option --epochs; did you mean --num_train_epochs"),
+        (["--keep-lsat", "3"], "unknown option --keep-lsat; did you mean --keep-last"),
+        (["--qqqq", "3"], "unknown option --qqqq; --help"),
+        (["--preset", "huge"], "--preset: invalid choice: 'huge'"),
+        (["--learning_rate", "fast"], "--learning_rate.*: invalid float value: 'fast'"),
+        (["--config", "d_modle=64"], "no field 'd_modle'. Did you mean d_model"),
+        (["--config", "d_model=63"], "`d_model` must be a multiple of .*, got 63 and 4"),
+        (["--config", "d_model=wide"], ".*d_model.*expected int, got str .*'wide'"),
+        (["--vocab_size", "100"], "`vocab_size` must be at least 262 .*, got 100"),
+        (["--max_length", "1"], "`max_length` must be at least 2, .*, got 1"),
+        (["--max_tokens_per_batch", "9"], "must hold the longest pair, got 9"),
+        (["--resume"], "--resume needs a checkpoint"),
+        (["--init_from", "/no/such"], "/no/such"),
+    ],
+)
+def test_train_tells_a_mistake_alone_and_writes_nothing(run, corpus, tmp_path, options, pattern):
+    folder = tmp_path / "run"
+    files = ["--train", *pair(corpus, "train"), "--output_dir", folder]
+
+    assert_refused(run("train", *files, *options), pattern)
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "pattern"),
+    [
+        (b"one\n", "same number of lines, got 300 in .* and 1 in"),
+        (b"", "bad.en' is empty"),
+        (b"one\ntwo \xe9\n", "bad.en' must be UTF-8, got byte 0xE9 at byte 5 of line 2"),
+        (None, "No such file or directory: .*bad.en'"),
+    ],
+)
+@pytest.mark.parametrize("command", ["train", "evaluate"])
+def test_bad_file_is_told_alone_and_nothing_is_written(
+    run, model, corpus, tmp_path, command, content, pattern
+):
+    bad, folder = tmp_path / "bad.en", tmp_path / "run"
+    if content is not None:
+        bad.write_bytes(content)
+    argv = {
+        "train": ["--output_dir", folder, "--train"],
+        "evaluate": ["--model", model, "--output", folder, "--test"],
+    }[command]
+
+    assert_refused(run(command, *argv, corpus / "train.de", bad), pattern)
+    assert not folder.exists()
+    assert not (model / "results.json").exists()
+
+
+def test_translate_names_the_line_that_is_not_utf_8(run, model):
+    outcome = run("translate", "--model", model, stdin=b"drei\nf\xfcnf\n")
+
+    assert_refused(outcome, "'standard input' must be UTF-8, got byte 0xFC at byte 2 of line 2")
+
+
+# Help
+
+
+@pytest.mark.parametrize("argv", [[], ["--help"], *([command, "--help"] for command in COMMANDS)])
+def test_help_answers_without_torch(argv):
+    code = (
+        "import atexit, sys\n"
+        "atexit.register(lambda: print('torch' in sys.modules))\n"
+        "from vanilla_transformer_cli import main\n"
+        "main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *argv], capture_output=True, text=True, check=True
+    )
+
+    text, _, imported = done.stdout.rstrip().rpartition("\n")
+    assert imported == "False"
+    assert text.startswith("usage: vanilla-transformer")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_ends_with_a_command_to_paste(run, command):
+    outcome = run(command, "--help")
+
+    assert outcome.status == 0
+    assert f"example:\n  vanilla-transformer {command} --" in outcome.out
+
+
+def test_help_all_lists_trainers_options_with_our_defaults(run):
+    text = " ".join(run("train", "--help-all", "--preset", "base").out.split())
+
+    assert "--max_tokens_per_batch" in text
+    assert re.search(r"--learning_rate .*?\(default: 0\.0007\)", text)
+
+
+def test_reader_that_stops_early_is_no_mistake():
+    code = (
+        "from vanilla_transformer_cli import run\n"
+        "run(lambda argv: [print('line' * 999) for _ in range(999)], [])\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        process.stdout.read(1)
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == 141

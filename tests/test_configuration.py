@@ -1,0 +1,281 @@
+"""Fields, defaults and checks of the config; sizes follow table 3 of the paper."""
+
+import json
+import random
+from typing import Any
+
+import pytest
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from transformers import AutoConfig
+
+from vanilla_transformer import (
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+)
+
+# Every field away from its default, so that none can be lost unseen.
+CHANGED: dict[str, Any] = {
+    "vocab_size": 53,
+    "d_model": 24,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 28,
+    "decoder_ffn_dim": 36,
+    "activation_function": "gelu",
+    "dropout": 0.3,
+    "attention_dropout": 0.2,
+    "activation_dropout": 0.15,
+    "layer_norm_eps": 0.001,
+    "scale_embedding": False,
+    "label_smoothing": 0.05,
+    "max_position_embeddings": 77,
+    "tie_word_embeddings": False,
+    "use_cache": False,
+    "pad_token_id": 9,
+    "bos_token_id": 10,
+    "eos_token_id": [11, 12],
+    "decoder_start_token_id": 13,
+}
+# Table 3 of the paper, row "big".
+BIG: dict[str, Any] = {
+    "d_model": 1024,
+    "encoder_ffn_dim": 4096,
+    "decoder_ffn_dim": 4096,
+    "encoder_attention_heads": 16,
+    "decoder_attention_heads": 16,
+}
+
+
+def count_parameters(config: VanillaTransformerConfig) -> int:
+    """What the built model holds, tied tensors once; nothing is allocated."""
+    with torch.device("meta"):
+        return VanillaTransformerForConditionalGeneration(config).num_parameters()
+
+
+def expected_parameters(config: VanillaTransformerConfig) -> int:
+    """The same from the sizes: V x D tables, D x D maps with biases, norms of 2 D."""
+    d = config.d_model
+    attention, norm = 4 * (d * d + d), 2 * d
+    encoder_ffn = 2 * d * config.encoder_ffn_dim + config.encoder_ffn_dim + d
+    decoder_ffn = 2 * d * config.decoder_ffn_dim + config.decoder_ffn_dim + d
+    return (
+        config.vocab_size * d * (1 if config.tie_word_embeddings else 2)
+        + config.encoder_layers * (attention + encoder_ffn + 2 * norm)
+        + config.decoder_layers * (2 * attention + decoder_ffn + 3 * norm)
+        + 2 * norm
+    )
+
+
+def random_config(seed: int) -> VanillaTransformerConfig:
+    draw = random.Random(seed)
+    encoder_heads, decoder_heads = draw.randint(1, 5), draw.randint(1, 5)
+    return VanillaTransformerConfig(
+        vocab_size=draw.randint(4, 99),
+        d_model=2 * encoder_heads * decoder_heads * draw.randint(1, 3),
+        encoder_layers=draw.randint(1, 4),
+        decoder_layers=draw.randint(1, 4),
+        encoder_attention_heads=encoder_heads,
+        decoder_attention_heads=decoder_heads,
+        encoder_ffn_dim=draw.randint(1, 50),
+        decoder_ffn_dim=draw.randint(1, 50),
+        tie_word_embeddings=draw.random() < 0.5,
+    )
+
+
+def test_defaults_are_the_base_model_of_the_paper():
+    config = VanillaTransformerConfig()
+
+    assert (config.encoder_layers, config.decoder_layers) == (6, 6)
+    assert (config.d_model, config.encoder_ffn_dim, config.decoder_ffn_dim) == (512, 2048, 2048)
+    assert (config.encoder_attention_heads, config.decoder_attention_heads) == (8, 8)
+    assert (config.vocab_size, config.activation_function) == (37_000, "relu")
+    assert (config.dropout, config.attention_dropout, config.activation_dropout) == (0.1, 0, 0)
+    assert config.scale_embedding
+    assert config.tie_word_embeddings
+    assert config.use_cache
+    assert config.is_encoder_decoder
+
+
+def test_default_special_tokens_are_those_of_the_tokenizer():
+    config = VanillaTransformerConfig()
+
+    assert (config.pad_token_id, config.bos_token_id, config.eos_token_id) == (0, 1, 2)
+    assert config.decoder_start_token_id == config.bos_token_id
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_parameter_count_follows_from_the_sizes(seed):
+    config = random_config(seed)
+
+    assert count_parameters(config) == expected_parameters(config)
+
+
+@pytest.mark.parametrize(("sizes", "millions"), [({}, 63.1), (BIG, 214.2)], ids=["base", "big"])
+def test_parameter_count_is_that_of_the_paper(sizes, millions):
+    # The paper says 65 and 213 million, rounded, and leaves its exact vocabulary open.
+    assert round(count_parameters(VanillaTransformerConfig(**sizes)) / 1e6, 1) == millions
+
+
+@pytest.mark.parametrize(
+    ("changes", "faults"),
+    [
+        ({"vocab_size": 0}, ["`vocab_size` must be at least 1, got 0"]),
+        ({"encoder_layers": 0}, ["`encoder_layers` must be at least 1, got 0"]),
+        ({"decoder_layers": -1}, ["`decoder_layers` must be at least 1, got -1"]),
+        ({"encoder_attention_heads": 0}, ["`encoder_attention_heads` must be at least 1, got 0"]),
+        ({"decoder_ffn_dim": 0}, ["`decoder_ffn_dim` must be at least 1, got 0"]),
+        ({"max_position_embeddings": 0}, ["`max_position_embeddings` must be at least 1, got 0"]),
+        ({"dropout": 1.0}, ["`dropout` must be at least 0 and below 1, got 1.0"]),
+        ({"attention_dropout": -0.1}, ["`attention_dropout` must be", "got -0.1"]),
+        ({"activation_dropout": 2}, ["`activation_dropout` must be", "got 2"]),
+        ({"label_smoothing": 1}, ["`label_smoothing` must be", "got 1"]),
+        (
+            {"encoder_attention_heads": 7},
+            ["`d_model` must be a multiple of `encoder_attention_heads`, got 512 and 7"],
+        ),
+        (
+            {"decoder_attention_heads": 7},
+            ["`d_model` must be a multiple of `decoder_attention_heads`, got 512 and 7"],
+        ),
+        (
+            {"d_model": 21, "encoder_attention_heads": 7, "decoder_attention_heads": 3},
+            ["`d_model` must be even", "got 21"],
+        ),
+        ({"layer_norm_eps": 0.0}, ["`layer_norm_eps` must be above 0, got 0.0"]),
+        ({"activation_function": "rleu"}, ["`activation_function` must be one of", "got 'rleu'"]),
+        ({"pad_token_id": -1}, ["`pad_token_id` must be", "got -1 and 37000"]),
+        ({"bos_token_id": 37_000}, ["`bos_token_id` must be", "got 37000 and 37000"]),
+        ({"eos_token_id": [2, 37_001]}, ["`eos_token_id` must be", "got 37001 and 37000"]),
+        ({"decoder_start_token_id": 37_002}, ["`decoder_start_token_id` must be", "got 37002"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
+)
+def test_config_names_fault_and_value(changes, faults):
+    with pytest.raises(StrictDataclassError) as raised:
+        VanillaTransformerConfig(**changes)
+
+    assert [fault for fault in faults if fault not in str(raised.value)] == []
+
+
+def test_config_lists_all_faults_in_one_error():
+    faulty = {
+        "encoder_layers": 0,
+        "d_model": 25,
+        "encoder_attention_heads": 3,
+        "dropout": 1.5,
+        "activation_function": "step",
+        "layer_norm_eps": -0.5,
+        "eos_token_id": 40_000,
+    }
+
+    with pytest.raises(StrictDataclassError) as raised:
+        VanillaTransformerConfig(**faulty)
+
+    unreported = [
+        name
+        for name, value in faulty.items()
+        if f"`{name}`" not in str(raised.value) or str(value) not in str(raised.value)
+    ]
+    assert unreported == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("d_model", "512"), ("dropout", "0.1"), ("scale_embedding", "yes"), ("encoder_layers", 2.5)],
+)
+def test_config_names_field_and_value_when_the_type_is_wrong(name, value):
+    with pytest.raises(StrictDataclassError, match=rf"(?s){name}.*{value}"):
+        VanillaTransformerConfig(**{name: value})
+
+
+def test_misspelt_keyword_warns_with_the_nearest_field(caplog):
+    VanillaTransformerConfig(encoder_layer=2)
+
+    assert "`encoder_layer` is not a field" in caplog.text
+    assert "did you mean `encoder_layers`?" in caplog.text
+
+
+def test_keyword_of_a_newer_release_stays_loadable_and_warns(caplog, tmp_path):
+    VanillaTransformerConfig(**CHANGED).save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    saved["zzz_from_the_future"] = 3
+    (tmp_path / "config.json").write_text(json.dumps(saved), encoding="utf-8")
+
+    loaded = AutoConfig.from_pretrained(tmp_path)
+
+    assert loaded.zzz_from_the_future == 3
+    assert loaded.d_model == CHANGED["d_model"]
+    assert "`zzz_from_the_future` is not a field" in caplog.text
+    assert "did you mean" not in caplog.text
+
+
+def test_known_keywords_do_not_warn(caplog):
+    # Fields, aliases, what Transformers itself passes, and generation settings of old configs.
+    VanillaTransformerConfig(
+        **{**CHANGED, "hidden_size": 24},
+        num_labels=3,
+        attn_implementation="eager",
+        dtype="float32",
+        num_beams=4,
+    )
+
+    assert caplog.text == ""
+
+
+def test_loading_what_was_saved_does_not_warn(caplog, tmp_path):
+    VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(**CHANGED)).save_pretrained(
+        tmp_path
+    )
+
+    AutoConfig.from_pretrained(tmp_path)
+
+    assert caplog.text == ""
+
+
+def test_config_survives_saving_and_loading(tmp_path):
+    config = VanillaTransformerConfig(**CHANGED)
+    config.save_pretrained(tmp_path)
+
+    loaded = AutoConfig.from_pretrained(tmp_path)
+
+    assert type(loaded) is VanillaTransformerConfig
+    assert {name: getattr(loaded, name) for name in CHANGED} == CHANGED
+    assert loaded.to_diff_dict() == config.to_diff_dict()
+
+
+def test_changed_values_differ_from_all_defaults():
+    defaults = VanillaTransformerConfig()
+
+    # Otherwise the round trip above says nothing about a field.
+    own = set(VanillaTransformerConfig.__annotations__)
+    assert own - CHANGED.keys() <= {"is_encoder_decoder", "model_type"}
+    assert [name for name, value in CHANGED.items() if getattr(defaults, name) == value] == []
+
+
+@pytest.mark.parametrize(
+    ("alias", "name"),
+    [
+        ("hidden_size", "d_model"),
+        ("num_hidden_layers", "encoder_layers"),
+        ("num_attention_heads", "encoder_attention_heads"),
+    ],
+)
+def test_alias_reads_and_sets_its_field(alias, name):
+    config = VanillaTransformerConfig(**{alias: 16})
+    assert getattr(config, name) == 16
+
+    setattr(config, alias, 32)
+
+    assert getattr(config, name) == getattr(config, alias) == 32
+
+
+@pytest.mark.parametrize("decoder", [True, False])
+def test_text_config_counts_the_layers_of_its_stack(decoder):
+    # Caches take their number of layers from it.
+    text_config = VanillaTransformerConfig(**CHANGED).get_text_config(decoder=decoder)
+
+    layers = CHANGED["decoder_layers" if decoder else "encoder_layers"]
+    assert text_config.num_hidden_layers == layers

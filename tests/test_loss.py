@@ -1,0 +1,411 @@
+"""What the loss holds in memory, when it calls the output projection, and how it divides."""
+
+import copy
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from accelerate.hooks import ModelHook, add_hook_to_module
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
+
+from vanilla_transformer import (
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+    loss_vanilla_transformer,
+)
+from vanilla_transformer.loss_vanilla_transformer import projected_cross_entropy_sum
+
+Model = VanillaTransformerForConditionalGeneration
+Batch = dict[str, Tensor]
+
+# No other size of the model, so that a tensor of this width holds logits.
+WIDE_VOCABULARY = 499
+CHUNK_ROWS = 32
+
+
+class LogitsRecorder(TorchDispatchMode):
+    """Counts the rows of `[..., V]` tensors that are in memory at once, in every operation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alive: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.most_rows = 0
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor) and tensor.shape[-1:] == (WIDE_VOCABULARY,):
+                reference = StorageWeakRef(tensor.untyped_storage())
+                self.alive[reference.cdata] = reference, tensor.numel() // WIDE_VOCABULARY
+        self.alive = {key: entry for key, entry in self.alive.items() if not entry[0].expired()}
+        self.most_rows = max(self.most_rows, sum(rows for _, rows in self.alive.values()))
+        return result
+
+
+class CountingLinear(nn.Linear):
+    """Stands for whatever replaces an output projection: LoRA, a quantised matrix, ..."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(x)
+
+
+def gradients(model: Model, batch: Batch, **kwargs: Any) -> dict[str, Tensor | None]:
+    """Of a training step's loss, by parameter; the model's own are left empty."""
+    model.train()(**batch, **kwargs).loss.backward()
+    found = {name: parameter.grad for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    return found
+
+
+def assert_same_gradients(
+    actual: dict[str, Tensor | None], expected: dict[str, Tensor | None]
+) -> None:
+    assert actual.keys() == expected.keys()
+    for name, gradient in actual.items():
+        torch.testing.assert_close(gradient, expected[name], msg=lambda m, n=name: f"{n}: {m}")
+
+
+def rows_of_logits_in_memory(model: Model, batch: Batch, **kwargs: Any) -> int:
+    with LogitsRecorder() as recorder:
+        model.train()(**batch, **kwargs).loss.backward()
+    return recorder.most_rows
+
+
+@pytest.fixture
+def wide_model(tiny_config: VanillaTransformerConfig, monkeypatch: pytest.MonkeyPatch) -> Model:
+    """A model whose logits outweigh all else, computed in chunks of `CHUNK_ROWS`."""
+    monkeypatch.setattr(loss_vanilla_transformer, "CHUNK_ROWS", CHUNK_ROWS)
+    tiny_config.vocab_size = WIDE_VOCABULARY
+    return VanillaTransformerForConditionalGeneration(tiny_config)
+
+
+@pytest.fixture
+def long_batch() -> Batch:
+    """N=1024 real targets, 32 chunks."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(3, WIDE_VOCABULARY, (64, 16), generator=generator)
+    return {"input_ids": labels[:, :5].clone(), "labels": labels}
+
+
+@pytest.fixture
+def untied_model(tiny_config: VanillaTransformerConfig) -> Model:
+    tiny_config.tie_word_embeddings = False
+    return VanillaTransformerForConditionalGeneration(tiny_config)
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("path", ["fused", "module"])
+@pytest.mark.parametrize("precision", ["float32", "autocast"])
+def test_training_never_holds_the_logits_of_all_targets(
+    wide_model, long_batch, label_smoothing, path, precision
+):
+    wide_model.config.label_smoothing = label_smoothing
+    if path == "module":
+        wide_model.lm_head.register_forward_hook(lambda module, inputs, output: None)
+
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "autocast"):
+        most_rows = rows_of_logits_in_memory(wide_model, long_batch)
+
+    # A chunk's logits, softmax and gradient in one or two dtypes; [D, V] views of the table.
+    assert CHUNK_ROWS <= most_rows <= 8 * CHUNK_ROWS < long_batch["labels"].numel()
+
+
+def test_recorder_sees_all_logits_when_they_are_returned(wide_model, long_batch):
+    # Otherwise the test above says nothing.
+    most_rows = rows_of_logits_in_memory(wide_model, long_batch, return_logits=True)
+
+    assert most_rows >= 2 * long_batch["labels"].numel()
+
+
+@pytest.mark.parametrize("path", ["fused", "module"])
+def test_loss_projects_real_targets_only(wide_model, long_batch, monkeypatch, path):
+    num_targets, num_positions = 64, long_batch["labels"].numel()
+    monkeypatch.setattr(loss_vanilla_transformer, "CHUNK_ROWS", num_positions)
+    long_batch["labels"][:, 1:] = -100
+    if path == "module":
+        wide_model.lm_head.register_forward_hook(lambda module, inputs, output: None)
+
+    most_rows = rows_of_logits_in_memory(wide_model, long_batch)
+
+    assert num_targets <= most_rows <= 8 * num_targets < num_positions
+
+
+@pytest.mark.parametrize(
+    "register", ["forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"]
+)
+def test_projection_is_called_when_it_has_hooks(tiny_model, batch, register):
+    expected = gradients(tiny_model, batch)
+    calls = []
+    getattr(tiny_model.lm_head, f"register_{register}")(lambda *_: calls.append(1))
+
+    actual = gradients(tiny_model, batch)
+
+    assert calls
+    assert_same_gradients(actual, expected)
+
+
+def test_projection_is_called_when_accelerate_offloads_it(tiny_model, batch):
+    class CountingHook(ModelHook):
+        calls = 0
+
+        def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            self.calls += 1
+            return super().pre_forward(module, *args, **kwargs)
+
+    expected = gradients(tiny_model, batch)
+    hook = CountingHook()
+    add_hook_to_module(tiny_model.lm_head, hook)
+
+    actual = gradients(tiny_model, batch)
+
+    assert hook.calls
+    assert_same_gradients(actual, expected)
+
+
+def test_projection_is_called_when_it_is_another_module(tiny_model, batch):
+    expected = gradients(tiny_model, batch)
+    replacement = CountingLinear(24, 37, bias=False)
+    replacement.weight = tiny_model.model.shared.weight
+    tiny_model.lm_head = replacement
+
+    actual = gradients(tiny_model, batch)
+
+    assert replacement.calls
+    assert_same_gradients(actual, expected)
+
+
+def test_bias_of_the_projection_counts(tiny_model, batch):
+    projection = nn.Linear(24, 37)
+    projection.weight = tiny_model.model.shared.weight
+    tiny_model.lm_head = projection
+    expected = gradients(tiny_model, batch, return_logits=True)
+
+    actual = gradients(tiny_model, batch)
+
+    assert_same_gradients(actual, expected)
+    assert actual["lm_head.bias"] is not None
+
+
+@pytest.mark.parametrize("as_tensor", [False, True])
+@pytest.mark.parametrize("return_logits", [False, True])
+def test_num_items_in_batch_divides_the_summed_loss(tiny_model, batch, as_tensor, return_logits):
+    mean = tiny_model.train()(**batch, return_logits=return_logits).loss
+    num_items = torch.tensor(29) if as_tensor else 29
+
+    loss = tiny_model(**batch, return_logits=return_logits, num_items_in_batch=num_items).loss
+
+    num_targets = (batch["labels"] != -100).sum()
+    assert loss.shape == ()
+    torch.testing.assert_close(loss, mean * num_targets / 29)
+
+
+@pytest.mark.parametrize("num_items_in_batch", [None, 7, torch.tensor(7), torch.tensor(0)])
+@pytest.mark.parametrize("path", ["fused", "module", "compiled", "logits"])
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+def test_loss_and_gradients_are_zero_when_all_labels_are_ignored(
+    tiny_model, batch, monkeypatch, num_items_in_batch, path, label_smoothing
+):
+    tiny_model.config.label_smoothing = label_smoothing
+    batch["labels"] = torch.full_like(batch["labels"], -100)
+    if path == "module":
+        tiny_model.lm_head.register_forward_hook(lambda module, inputs, output: None)
+    if path == "compiled":
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+
+    loss = tiny_model.train()(
+        **batch, num_items_in_batch=num_items_in_batch, return_logits=path == "logits"
+    ).loss
+    loss.backward()
+
+    assert loss == 0
+    for name, parameter in tiny_model.named_parameters():
+        assert parameter.grad is not None, name
+        assert not parameter.grad.any(), name
+
+
+def test_evaluation_loss_is_zero_when_all_labels_are_ignored(tiny_model, batch):
+    batch["labels"] = torch.full_like(batch["labels"], -100)
+
+    assert tiny_model(**batch).loss == 0
+
+
+@pytest.mark.parametrize("path", ["fused", "module"])
+@pytest.mark.parametrize("frozen", ["lm_head", "model"])
+def test_frozen_side_of_the_projection_gets_no_gradient(untied_model, batch, path, frozen):
+    expected = gradients(untied_model, batch)
+    if path == "module":
+        untied_model.lm_head.register_forward_hook(lambda module, inputs, output: None)
+    untied_model.get_submodule(frozen).requires_grad_(False)
+
+    actual = gradients(untied_model, batch)
+
+    assert_same_gradients(
+        actual,
+        {
+            name: None if name.startswith(f"{frozen}.") else gradient
+            for name, gradient in expected.items()
+        },
+    )
+
+
+def test_frozen_shared_table_gets_no_gradient(tiny_model, batch):
+    expected = gradients(tiny_model, batch)
+    tiny_model.model.shared.requires_grad_(False)
+
+    actual = gradients(tiny_model, batch)
+
+    assert_same_gradients(actual, {**expected, "model.shared.weight": None})
+
+
+def test_loss_needs_no_gradients(tiny_model, batch):
+    expected = tiny_model.train()(**batch).loss
+
+    with torch.no_grad():
+        actual = tiny_model(**batch).loss
+
+    assert torch.equal(actual, expected)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_label_smoothing_applies_in_training_only(tiny_model, batch, training):
+    tiny_model.config.label_smoothing = 0.1
+    logits = tiny_model(**batch).logits
+
+    loss = tiny_model.train(training)(**batch).loss
+
+    expected = F.cross_entropy(
+        logits.flatten(0, 1), batch["labels"].flatten(), label_smoothing=0.1 if training else 0.0
+    )
+    torch.testing.assert_close(loss, expected)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("return_logits", [True, False])
+def test_logits_are_left_out_of_training_unless_asked_for(
+    tiny_model, batch, training, return_logits
+):
+    expected = tiny_model(**batch)
+
+    output = tiny_model.train(training)(**batch, return_logits=return_logits)
+
+    if training and not return_logits:
+        assert output.logits is None
+    else:
+        torch.testing.assert_close(output.logits, expected.logits)
+    torch.testing.assert_close(output.loss, expected.loss)
+
+
+def test_logits_are_returned_in_training_without_labels(tiny_model, batch):
+    del batch["labels"]
+
+    output = tiny_model.train()(**batch)
+
+    assert output.loss is None
+    assert output.logits.shape == (3, 5, 37)
+
+
+def test_loss_makes_the_decoder_inputs_that_are_missing(tiny_model, batch):
+    expected = tiny_model(**batch).loss
+    del batch["decoder_input_ids"]
+
+    assert torch.equal(tiny_model(**batch).loss, expected)
+
+
+@pytest.mark.parametrize(
+    ("kept", "positions"),
+    [(0, [0, 1, 2, 3, 4]), (1, [4]), (3, [2, 3, 4]), (torch.tensor([0, 3]), [0, 3])],
+)
+def test_logits_to_keep_chooses_positions(tiny_model, batch, kept, positions):
+    del batch["labels"]
+    expected = tiny_model(**batch).logits[:, positions]
+
+    actual = tiny_model(**batch, logits_to_keep=kept).logits
+
+    torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.25])
+def test_trainers_own_label_smoothing_is_refused_when_the_config_smooths(
+    tiny_model, batch, tmp_path, label_smoothing
+):
+    tiny_model.config.label_smoothing = label_smoothing
+    arguments = Seq2SeqTrainingArguments(
+        output_dir=str(tmp_path), label_smoothing_factor=0.1, use_cpu=True, report_to="none"
+    )
+    trainer = Seq2SeqTrainer(tiny_model.train(), arguments)
+    refusal = pytest.raises(ValueError, match=r"`config\.label_smoothing` is 0\.25")
+
+    with refusal if label_smoothing else nullcontext():
+        trainer.compute_loss(tiny_model, batch, num_items_in_batch=torch.tensor(12))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_loss_of_narrow_weights_is_summed_in_float32(dtype):
+    generator = torch.Generator().manual_seed(1)
+    # Values that are exact in both dtypes: what differs is the arithmetic alone.
+    hidden = torch.randn(600, 24, generator=generator).bfloat16().half()
+    weight = (torch.randn(37, 24, generator=generator) / 5).bfloat16().half()
+    labels = torch.randint(37, (600,), generator=generator)
+
+    def loss_and_gradients(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        projection = nn.Linear(24, 37, bias=False, dtype=dtype)
+        projection.weight.data.copy_(weight)
+        states = hidden.to(dtype)[None].requires_grad_()
+        loss = projected_cross_entropy_sum(projection, states, labels[None], 0.1)
+        (loss / 600).backward()
+        return loss, states.grad, projection.weight.grad
+
+    loss, *narrow = loss_and_gradients(dtype)
+    expected, *wide = loss_and_gradients(torch.float32)
+
+    # One rounding of each logit, 2^-9 in bfloat16, averages out over 600 targets; summing in
+    # bfloat16 would stop growing near 2^9.
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, expected, rtol=1e-3, atol=0)
+    for actual, gradient in zip(narrow, wide, strict=True):
+        assert actual.dtype == dtype
+        assert (actual.float() - gradient).norm() < 2**-7 * gradient.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_model_of_narrow_weights_trains(tiny_model, batch, dtype):
+    expected = tiny_model.train()(**batch).loss
+
+    model = copy.deepcopy(tiny_model).to(dtype)
+    loss = model(**batch).loss
+    loss.backward()
+
+    # Eight bits of mantissa through five layers.
+    torch.testing.assert_close(loss, expected, rtol=0.05, atol=0)
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+# Torch's compiler imports torch's own deprecated modules.
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_compiled_training_step_equals_eager(tiny_model, batch, monkeypatch):
+    monkeypatch.setattr(loss_vanilla_transformer, "CHUNK_ROWS", 6)
+    tiny_model.config.label_smoothing = 0.1
+    expected = gradients(tiny_model, batch)
+
+    # Traced whole, forward and backward; generating C++ for it would take minutes.
+    tiny_model.compile(backend="aot_eager", fullgraph=True)
+    actual = gradients(tiny_model, batch)
+
+    assert_same_gradients(actual, expected)

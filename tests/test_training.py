@@ -1,0 +1,506 @@
+"""The training command end to end, on a corpus of number words and a minute model."""
+
+import contextlib
+import hashlib
+import io
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, Seq2SeqTrainingArguments
+
+from vanilla_transformer import training
+from vanilla_transformer.data import TokenBatchSampler
+from vanilla_transformer.metrics import TranslationScores
+from vanilla_transformer.number_words import write_corpus
+from vanilla_transformer.tokenization_vanilla_transformer import read_lines
+from vanilla_transformer.training import StopOnRequest, config_overrides, recipe, train
+from vanilla_transformer.translation import Translator
+from vanilla_transformer_cli.settings import TrainSettings
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "train.py"
+
+SIZES = [
+    "d_model=32",
+    "encoder_layers=1",
+    "decoder_layers=1",
+    "encoder_attention_heads=2",
+    "decoder_attention_heads=2",
+    "encoder_ffn_dim=64",
+    "decoder_ffn_dim=64",
+    "dropout=0.1",
+]
+
+VALIDATION_LINES = 20
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with 300 pairs of number words to train on, and 20 to choose a checkpoint on."""
+    folder = tmp_path_factory.mktemp("corpus")
+    write_corpus(folder, train=300, validation=VALIDATION_LINES, test=1)
+    return folder
+
+
+def build_settings(corpus: Path, *, validated: bool = True, **changes: Any) -> TrainSettings:
+    """Settings of a run that takes a few hundredths of a second an epoch."""
+
+    def pair(split: str) -> list[str]:
+        return [str(corpus / f"{split}.{language}") for language in ("de", "en")]
+
+    given = {"config": SIZES, "vocab_size": 320, "max_tokens_per_batch": 800} | changes
+    return TrainSettings(
+        train=pair("train"), validation=pair("validation") if validated else [], **given
+    )
+
+
+def build_arguments(
+    settings: TrainSettings, folder: Path, **changes: Any
+) -> Seq2SeqTrainingArguments:
+    """The recipe, but quick to learn, in float32 and without a progress bar."""
+    given = {
+        "output_dir": str(folder),
+        "num_train_epochs": 1,
+        "learning_rate": 1e-2,
+        "warmup_steps": 30,
+        "logging_steps": 5,
+        "use_cpu": True,
+        "bf16": False,
+        "disable_tqdm": True,
+    }
+    return Seq2SeqTrainingArguments(**recipe(settings) | given | changes)
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def read_log(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def assert_same_weights(folder: Path, other: Path) -> None:
+    torch.testing.assert_close(weights_of(folder), weights_of(other), rtol=0, atol=0)
+
+
+def checkpoints_of(folder: Path) -> list[int]:
+    return sorted(int(path.name.split("-")[1]) for path in folder.glob("checkpoint-*"))
+
+
+@pytest.fixture(scope="module")
+def printed() -> io.StringIO:
+    """What the run of `model_folder` printed."""
+    return io.StringIO()
+
+
+@pytest.fixture(scope="module")
+def model_folder(
+    corpus: Path, tmp_path_factory: pytest.TempPathFactory, printed: io.StringIO
+) -> Path:
+    """A model that was trained for six epochs and translates half right."""
+    folder = tmp_path_factory.mktemp("model")
+    settings = build_settings(corpus)
+    with contextlib.redirect_stdout(printed):
+        train(settings, build_arguments(settings, folder, num_train_epochs=6))
+    return folder
+
+
+# The folder
+
+
+def test_folder_holds_what_loading_and_repeating_need_and_nothing_pickled(model_folder):
+    files = {path.name for path in model_folder.iterdir() if not path.is_dir()}
+    folders = {path.name for path in model_folder.iterdir() if path.is_dir()}
+
+    assert files >= {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "configuration_vanilla_transformer.py",
+        "modeling_vanilla_transformer.py",
+        "README.md",
+        "run.json",
+        "log.jsonl",
+        "results.json",
+    }
+    assert {Path(name).suffix for name in files} == {
+        ".json",
+        ".jsonl",
+        ".safetensors",
+        ".md",
+        ".py",
+    }
+    assert all(name.startswith("checkpoint-") for name in folders)
+
+
+def test_folder_generates_with_the_search_of_the_paper(model_folder):
+    generation_config = read_json(model_folder / "generation_config.json")
+
+    assert generation_config["num_beams"] == 4
+    assert generation_config["length_penalty"] == 0.6
+
+
+def test_log_holds_a_json_line_for_each_report(model_folder):
+    reports = read_log(model_folder)
+
+    losses = [report["loss"] for report in reports if "loss" in report]
+    assert losses[-1] < losses[0] / 2
+    assert [report["epoch"] for report in reports if "eval_bleu" in report] == [1, 2, 3, 4, 5, 6]
+    assert all({"step", "minutes"} <= report.keys() for report in reports)
+
+
+def test_run_record_tells_data_settings_and_outcome(model_folder, corpus):
+    run = read_json(model_folder / "run.json")
+
+    path = str(corpus / "train.de")
+    assert run["sha256"][path] == hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    assert len(run["sha256"]) == 4
+    assert run["settings"]["vocab_size"] == 320
+    assert run["arguments"]["learning_rate"] == 1e-2
+    assert run["versions"].keys() >= {"torch", "transformers", "vanilla-transformer"}
+    assert (run["pairs"], run["truncated_pairs"], run["epochs"]) == (300, 0, 6)
+    assert run["updates"] == read_log(model_folder)[-1]["step"]
+
+
+def test_model_card_tells_the_scores_with_their_signatures(model_folder):
+    scores = read_json(model_folder / "results.json")["validation"]
+    card = (model_folder / "README.md").read_text(encoding="utf-8")
+
+    assert f"| {scores['lines']} | {scores['bleu']:.2f} | {scores['chrf']:.2f} |" in card
+    assert scores["bleu_signature"] in card
+
+
+def test_plan_tells_size_time_and_memory_before_training(model_folder, printed):
+    plan = printed.getvalue().partition("{'loss'")[0]
+
+    first_words = [line.split()[0] for line in plan.splitlines()]
+    assert {"device", "pairs", "parameters", "batches", "memory", "time"} <= set(first_words)
+    assert "300, 0 of them cut" in plan
+    assert f"{read_json(model_folder / 'run.json')['parameters']:,}" in plan
+
+
+def test_fresh_process_generates_the_same_from_the_folder(model_folder):
+    code = (
+        "import sys\n"
+        "import vanilla_transformer\n"
+        "from transformers import AutoModelForSeq2SeqLM, AutoTokenizer\n"
+        "tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])\n"
+        "model = AutoModelForSeq2SeqLM.from_pretrained(sys.argv[1])\n"
+        "inputs = tokenizer(['zwanzigtausenddrei'], return_tensors='pt')\n"
+        "print(model.generate(**inputs).tolist())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, model_folder], capture_output=True, text=True, check=True
+    )
+
+    model = AutoModelForSeq2SeqLM.from_pretrained(model_folder)
+    inputs = AutoTokenizer.from_pretrained(model_folder)(["zwanzigtausenddrei"])
+    expected = model.generate(torch.tensor(inputs["input_ids"])).tolist()
+    assert len(expected[0]) > 4
+    assert json.loads(done.stdout) == expected
+
+
+# The validation score and the best checkpoint
+
+
+def test_validation_scores_are_those_of_the_saved_model(model_folder, corpus):
+    recorded = read_json(model_folder / "results.json")["validation"]
+
+    translator = Translator.from_pretrained(str(model_folder), num_beams=1)
+    sources, references = (list(read_lines(corpus / f"validation.{e}")) for e in ("de", "en"))
+    texts = [translation.text for translation in translator.translate(sources)]
+    scores = TranslationScores().compute(predictions=texts, references=references)
+    # Unequal pieces in each line: a reference beside the wrong source would be seen.
+    assert 20 < scores["chrf"] < 100
+    assert {name: recorded[name] for name in scores} == scores
+
+
+def scores_in_turn(*bleu: float) -> Iterator[dict[str, Any]]:
+    for score in bleu:
+        scores = TranslationScores().compute(predictions=["a"], references=["a"])
+        yield dict(scores | {"bleu": score})
+
+
+def test_checkpoint_of_the_best_bleu_is_saved(corpus, tmp_path, monkeypatch):
+    scores = scores_in_turn(7.0, 31.0, 30.0)
+    monkeypatch.setattr(training, "scorer", lambda *_: lambda prediction: next(scores))
+    settings = build_settings(corpus, keep_last=3)
+
+    train(settings, build_arguments(settings, tmp_path, num_train_epochs=3))
+
+    folders = [tmp_path / f"checkpoint-{step}" for step in checkpoints_of(tmp_path)]
+    saved, *tables = (weights_of(folder)["model.shared.weight"] for folder in (tmp_path, *folders))
+    assert [torch.equal(table, saved) for table in tables] == [False, True, False]
+    results = read_json(tmp_path / "results.json")
+    assert (results["validation"]["bleu"], results["validation"]["epoch"]) == (31, 2)
+
+
+def test_last_checkpoint_is_saved_when_validation_is_absent(corpus, tmp_path):
+    settings = build_settings(corpus, validated=False)
+
+    train(settings, build_arguments(settings, tmp_path, num_train_epochs=2))
+
+    assert_same_weights(tmp_path, tmp_path / f"checkpoint-{checkpoints_of(tmp_path)[-1]}")
+    assert not (tmp_path / "results.json").exists()
+    assert "Not evaluated yet" in (tmp_path / "README.md").read_text(encoding="utf-8")
+
+
+def test_checkpoints_kept_are_the_best_one_and_the_last_ones(corpus, tmp_path, monkeypatch):
+    scores = scores_in_turn(50.0, 1.0, 2.0, 3.0, 4.0)
+    monkeypatch.setattr(training, "scorer", lambda *_: lambda prediction: next(scores))
+    settings = build_settings(corpus, keep_last=2)
+
+    train(settings, build_arguments(settings, tmp_path, num_train_epochs=5))
+
+    updates_per_epoch = read_json(tmp_path / "run.json")["updates"] // 5
+    assert [step // updates_per_epoch for step in checkpoints_of(tmp_path)] == [1, 4, 5]
+
+
+# Batches
+
+
+def test_each_epoch_has_batches_of_its_own(corpus, tmp_path, monkeypatch):
+    epochs = []
+    monkeypatch.setattr(TokenBatchSampler, "set_epoch", lambda self, epoch: epochs.append(epoch))
+    settings = build_settings(corpus, validated=False)
+
+    train(settings, build_arguments(settings, tmp_path, num_train_epochs=3))
+
+    assert epochs == [0, 1, 2]
+
+
+def test_updates_are_made_from_token_batches(model_folder, printed):
+    words = printed.getvalue().split()
+    batches = int(words[words.index("batches") + 1])
+
+    assert batches > 5
+    assert read_json(model_folder / "run.json")["updates"] == 6 * batches
+
+
+def test_training_works_when_all_pairs_fit_into_one_batch(corpus, tmp_path):
+    settings = build_settings(corpus, validated=False, max_tokens_per_batch=100_000)
+
+    train(settings, build_arguments(settings, tmp_path))
+
+    assert read_json(tmp_path / "run.json")["updates"] == 1
+
+
+def test_pairs_that_are_cut_off_are_counted(corpus, tmp_path, capsys):
+    settings = build_settings(corpus, validated=False, max_length=5)
+
+    train(settings, build_arguments(settings, tmp_path, max_steps=1))
+
+    truncated = read_json(tmp_path / "run.json")["truncated_pairs"]
+    assert 0 < truncated <= 300
+    assert f"300, {truncated} of them cut" in capsys.readouterr().out
+
+
+# Label smoothing
+
+
+def test_label_smoothing_is_left_to_the_model(corpus, tmp_path):
+    settings = build_settings(corpus, validated=False)
+    arguments = build_arguments(settings, tmp_path, max_steps=1, label_smoothing_factor=0.25)
+
+    train(settings, arguments)
+
+    assert arguments.label_smoothing_factor == 0
+    assert read_json(tmp_path / "config.json")["label_smoothing"] == 0.25
+
+
+# Going on
+
+
+def test_resumed_run_ends_with_the_weights_of_one_in_one_go(corpus, tmp_path):
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    settings = build_settings(corpus)
+    train(settings, build_arguments(settings, whole, num_train_epochs=2))
+
+    train(settings, build_arguments(settings, resumed, num_train_epochs=1))
+    settings = build_settings(corpus, resume=True)
+    train(settings, build_arguments(settings, resumed, num_train_epochs=2))
+
+    # The saved model may be the first epoch's, but the second one ends in a checkpoint.
+    last = f"checkpoint-{checkpoints_of(whole)[-1]}"
+    assert_same_weights(resumed / last, whole / last)
+    assert_same_weights(resumed, whole)
+
+
+def test_resumed_run_is_the_same_when_it_stopped_amid_an_epoch(corpus, tmp_path):
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    settings = build_settings(corpus, validated=False)
+    train(settings, build_arguments(settings, whole, num_train_epochs=2))
+
+    for epoch_fraction in (1.5, 2):
+        updates = round(epoch_fraction / 2 * checkpoints_of(whole)[-1])
+        settings = build_settings(corpus, validated=False, resume=epoch_fraction == 2)
+        train(settings, build_arguments(settings, resumed, max_steps=updates))
+
+    assert_same_weights(resumed, whole)
+
+
+def test_fine_tuning_starts_from_the_weights_sizes_and_tokenizer_of_the_saved_model(
+    model_folder, corpus, tmp_path
+):
+    settings = build_settings(
+        corpus, validated=False, init_from=str(model_folder), config=[], vocab_size=999
+    )
+
+    train(settings, build_arguments(settings, tmp_path, max_steps=1, learning_rate=0.0))
+
+    assert_same_weights(tmp_path, model_folder)
+    tokenizers = [(folder / "tokenizer.json").read_bytes() for folder in (tmp_path, model_folder)]
+    assert tokenizers[0] == tokenizers[1]
+
+
+# Ending early
+
+
+def test_training_ends_scored_and_saved_when_its_minutes_are_over(corpus, tmp_path):
+    settings = build_settings(corpus, max_minutes=0.0)
+
+    train(settings, build_arguments(settings, tmp_path, num_train_epochs=9))
+
+    assert read_json(tmp_path / "run.json")["updates"] == 1
+    assert read_json(tmp_path / "results.json")["validation"]["lines"] == VALIDATION_LINES
+    assert_same_weights(tmp_path, tmp_path / "checkpoint-1")
+
+
+def test_second_interrupt_ends_at_once_with_the_model_saved(corpus, tmp_path, monkeypatch):
+    def press_twice(*args: Any, **kwargs: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(StopOnRequest, "on_step_end", press_twice)
+    settings = build_settings(corpus, validated=False)
+    before = signal.getsignal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(settings, build_arguments(settings, tmp_path))
+
+    AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(tmp_path)
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+def start_training(folder: Path, settings: TrainSettings, *others: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, SCRIPT, "--output_dir", folder, "--use_cpu", "--logging_steps", "1"]
+    command += ["--train", *settings.train, "--config", *settings.config, "--vocab_size", "320"]
+    command += ["--num_train_epochs", "9999", "--save_total_limit", "1", *others]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+def test_interrupted_script_leaves_a_model_that_a_resumed_run_goes_on_with(corpus, tmp_path):
+    settings = build_settings(corpus, validated=False)
+    process = start_training(tmp_path, settings)
+    while not (tmp_path / "log.jsonl").exists() and process.poll() is None:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    output = process.communicate(timeout=60)[0].decode()
+
+    assert process.returncode == 0, output
+    assert "Stopping after this update" in output
+    updates = read_json(tmp_path / "run.json")["updates"]
+    assert checkpoints_of(tmp_path)[-1] == updates >= 1
+    translator = Translator.from_pretrained(str(tmp_path), num_beams=1)
+    assert len(list(translator.translate(["drei"]))) == 1
+
+    settings = build_settings(corpus, validated=False, resume=True, max_tokens_per_batch=8192)
+    train(settings, build_arguments(settings, tmp_path, max_steps=updates + 2))
+    assert read_json(tmp_path / "run.json")["updates"] == updates + 2
+
+
+# Mistakes
+
+
+def test_run_is_refused_when_its_folder_is_taken(model_folder, corpus):
+    settings = build_settings(corpus)
+    before = {path: path.stat().st_mtime_ns for path in model_folder.rglob("*")}
+
+    with pytest.raises(ValueError, match=f"{model_folder} already holds a run") as caught:
+        train(settings, build_arguments(settings, model_folder))
+
+    assert "--resume" in str(caught.value)
+    assert before == {path: path.stat().st_mtime_ns for path in model_folder.rglob("*")}
+
+
+@pytest.mark.parametrize("trace", ["checkpoint-7", "config.json"])
+def test_run_is_refused_when_its_folder_holds_a_trace_of_another(corpus, tmp_path, trace):
+    (tmp_path / trace).mkdir()
+    settings = build_settings(corpus)
+
+    with pytest.raises(ValueError, match=f"{tmp_path} already holds a run"):
+        train(settings, build_arguments(settings, tmp_path))
+
+
+def test_resuming_is_refused_when_there_is_no_checkpoint(corpus, tmp_path):
+    settings = build_settings(corpus, resume=True)
+
+    with pytest.raises(ValueError, match=f"--resume needs a checkpoint .* got none in {tmp_path}"):
+        train(settings, build_arguments(settings, tmp_path))
+
+
+def test_files_of_unlike_length_are_refused_before_anything_is_written(corpus, tmp_path):
+    longer = tmp_path / "longer.en"
+    longer.write_text((corpus / "train.en").read_text() + "one\n")
+    settings = TrainSettings(train=[str(corpus / "train.de"), str(longer)])
+
+    with pytest.raises(ValueError, match=r"300 in .* and 301 in"):
+        train(settings, build_arguments(settings, tmp_path / "run"))
+
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("d_model", "takes KEY=VALUE, got 'd_model'"),
+        ("d_modle=64", "no field 'd_modle'. Did you mean d_model?"),
+        ("qqq=64", "no field 'qqq'.$"),
+        ("vocab_size=64", "--config vocab_size: use --vocab_size instead"),
+        ("label_smoothing=0.2", "--config label_smoothing: use --label_smoothing_factor instead"),
+    ],
+)
+def test_config_override_is_refused_when_it_sets_no_field(assignment, message):
+    with pytest.raises(ValueError, match=message):
+        config_overrides(TrainSettings(config=[assignment]))
+
+
+def test_config_override_is_refused_beside_a_saved_model():
+    with pytest.raises(ValueError, match="--config does not apply to the saved model 'runs/old'"):
+        config_overrides(TrainSettings(config=["d_model=64"], init_from="runs/old"))
+
+
+def test_config_overrides_report_all_mistakes_at_once():
+    with pytest.raises(ValueError, match="'qqq'") as caught:
+        config_overrides(TrainSettings(config=["qqq=1", "vocab_size=1", "d_model"]))
+
+    assert len(str(caught.value).splitlines()) == 3
+
+
+def test_config_overrides_are_json_values_and_plain_strings():
+    settings = TrainSettings(
+        config=["d_model=64", "dropout=0.2", "scale_embedding=false", "activation_function=gelu"]
+    )
+
+    assert config_overrides(settings) == {
+        "d_model": 64,
+        "dropout": 0.2,
+        "scale_embedding": False,
+        "activation_function": "gelu",
+    }
