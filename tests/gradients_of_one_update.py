@@ -24,7 +24,8 @@ from vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerTokenizer,
 )
-from vanilla_transformer.training import StopOnRequest, recipe, train
+from vanilla_transformer.callbacks import StopOnRequest
+from vanilla_transformer.training import recipe, train
 from vanilla_transformer_cli.settings import TrainSettings
 
 # Sentences of a batch, over all processes together, and batches of an update: 16 sentences each.

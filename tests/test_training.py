@@ -18,11 +18,12 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, Seq2SeqTrainingArguments
 
 from vanilla_transformer import training
+from vanilla_transformer.callbacks import StopOnRequest
 from vanilla_transformer.data import TokenBatchSampler
 from vanilla_transformer.metrics import TranslationScores
 from vanilla_transformer.number_words import write_corpus
 from vanilla_transformer.tokenization_vanilla_transformer import read_lines
-from vanilla_transformer.training import StopOnRequest, config_overrides, recipe, train
+from vanilla_transformer.training import config_overrides, recipe, train
 from vanilla_transformer.translation import Translator
 from vanilla_transformer_cli.settings import TrainSettings
 

@@ -7,21 +7,17 @@ Differs from the paper:
 
 import difflib
 import json
-import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from itertools import cycle, islice
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
 import psutil
 import torch
 from accelerate import PartialState
-from accelerate.utils import reduce
 from datasets import Dataset
 from torch.utils.data import DataLoader
 from transformers import (
@@ -33,15 +29,13 @@ from transformers import (
     PreTrainedTokenizerBase,
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
     TrainingArguments,
     set_seed,
 )
 from transformers.trainer_utils import get_last_checkpoint
 
 import vanilla_transformer  # noqa: F401  (registers the Auto classes)
+from vanilla_transformer.callbacks import SeedEpochs, StopOnRequest, interrupts_stop
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.data import (
     ParallelText,
@@ -177,6 +171,8 @@ def train(settings: TrainSettings, arguments: Seq2SeqTrainingArguments) -> Path:
     trainer, truncated = _build_trainer(
         settings, arguments, model, tokenizer, train_pairs, validation_pairs
     )
+    stop = StopOnRequest(settings.max_minutes)
+    trainer.add_callback(stop)
     folder = Path(arguments.output_dir)
     say = PartialState().print
     for line in _plan(trainer, truncated):
@@ -184,7 +180,7 @@ def train(settings: TrainSettings, arguments: Seq2SeqTrainingArguments) -> Path:
     started = time.monotonic()
     interrupt = None
     try:
-        with _interrupts_stop(trainer):
+        with interrupts_stop(stop):
             trainer.train(resume_from_checkpoint=checkpoint)
     except KeyboardInterrupt as error:
         interrupt = error
@@ -332,15 +328,13 @@ def _build_trainer(
         sampler,
         model=model,
         args=arguments,
-        data_collator=DataCollatorForSeq2Seq(tokenizer, pad_to_multiple_of=None),
+        data_collator=DataCollatorForSeq2Seq(tokenizer),
         train_dataset=train_set,
         eval_dataset=validation_set,
         processing_class=tokenizer,
         compute_metrics=score,
     )
-    trainer.add_callback(SeedEpochs(sampler))
     trainer.add_callback(JsonLinesLog(Path(arguments.output_dir) / LOG_FILE))
-    trainer.add_callback(StopOnRequest(settings.max_minutes))
     return trainer, truncated
 
 
@@ -380,6 +374,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
     def __init__(self, sampler: TokenBatchSampler, **settings: Any) -> None:
         super().__init__(**settings)
         self.sampler = sampler
+        self.add_callback(SeedEpochs(sampler))
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Batches as `sampler` cuts them; its shares need no further split by accelerate."""
@@ -392,83 +387,6 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             pin_memory=self.args.dataloader_pin_memory,
             persistent_workers=self.args.dataloader_persistent_workers,
         )
-
-
-class SeedEpochs(TrainerCallback):
-    """Tells the sampler which epoch begins; accelerate only tells samplers that it has wrapped.
-
-    Args:
-        sampler: To be told.
-    """
-
-    def __init__(self, sampler: TokenBatchSampler) -> None:
-        self.sampler = sampler
-
-    def on_epoch_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Sets the epoch, also in the middle of one that is resumed."""
-        self.sampler.set_epoch(int(state.epoch or 0))
-
-
-class StopOnRequest(TrainerCallback):
-    """Ends training after the update at hand: at a deadline, or when it is told to.
-
-    Args:
-        max_minutes: Until the deadline; None for none.
-    """
-
-    def __init__(self, max_minutes: float | None) -> None:
-        self.max_minutes = max_minutes
-        self.deadline = float("inf")
-        self.interrupted = False
-        self.evaluates = True
-
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Starts the clock."""
-        if self.max_minutes is not None:
-            self.deadline = time.monotonic() + 60 * self.max_minutes
-
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Stops the loop where it is time, for all processes at the same update."""
-        interrupted, late = self.interrupted, time.monotonic() > self.deadline
-        if args.world_size > 1:
-            # A signal may reach one process only; the others would then wait for it for ever.
-            votes = torch.tensor([interrupted, late], dtype=torch.int32, device=args.device)
-            interrupted, late = reduce(votes, "sum").bool().tolist()
-        if interrupted or late:
-            self.evaluates = not interrupted
-            control.should_training_stop = True
-
-    def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Keeps what an early stop has reached, and scores it unless somebody waits for Ctrl-C."""
-        if control.should_training_stop:
-            control.should_save = args.save_strategy != "no"
-            control.should_evaluate = args.eval_strategy != "no" and self.evaluates
-
-
-@contextmanager
-def _interrupts_stop(trainer: TokenBatchTrainer) -> Iterator[None]:
-    """The first Ctrl-C ends training after the update at hand, a second one at once."""
-    stop = next(c for c in trainer.callback_handler.callbacks if isinstance(c, StopOnRequest))
-
-    def request(signum: int, frame: FrameType | None) -> None:
-        if stop.interrupted:
-            raise KeyboardInterrupt
-        stop.interrupted = True
-        PartialState().print("\nStopping after this update; once more to stop at once.")
-
-    previous = signal.signal(signal.SIGINT, request)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)
 
 
 def _plan(trainer: TokenBatchTrainer, truncated: int) -> Iterator[str]:
