@@ -356,7 +356,8 @@ def test_trainers_own_label_smoothing_is_refused_when_the_config_smooths(
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_loss_of_narrow_weights_is_summed_in_float32(dtype):
+@pytest.mark.parametrize("path", ["fused", "module"])
+def test_loss_of_narrow_weights_is_summed_in_float32(dtype, path):
     generator = torch.Generator().manual_seed(1)
     # Values that are exact in both dtypes: what differs is the arithmetic alone.
     hidden = torch.randn(600, 24, generator=generator).bfloat16().half()
@@ -366,6 +367,8 @@ def test_loss_of_narrow_weights_is_summed_in_float32(dtype):
     def loss_and_gradients(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         projection = nn.Linear(24, 37, bias=False, dtype=dtype)
         projection.weight.data.copy_(weight)
+        if path == "module":
+            projection.register_forward_hook(lambda module, inputs, output: None)
         states = hidden.to(dtype)[None].requires_grad_()
         loss = projected_cross_entropy_sum(projection, states, labels[None], 0.1)
         (loss / 600).backward()
