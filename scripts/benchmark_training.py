@@ -14,6 +14,7 @@ import json
 import statistics
 import subprocess
 import sys
+import tempfile
 
 VOCABULARY = {"tiny": 10_000, "small": 32_000, "base": 32_000, "big": 37_000}
 
@@ -28,8 +29,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=4096, help="Tokens of a batch, both sides.")
     parser.add_argument("--rounds", type=int, default=5, help="Timed rounds (default: 5).")
     parser.add_argument("--batches", type=int, default=4, help="Batches of a round (default: 4).")
-    for hidden in ("--memory-of", "--preset", "--dtype"):
-        parser.add_argument(hidden, help=argparse.SUPPRESS)
+    parser.add_argument("--label_smoothing", type=float, default=0.0, help="(default: 0)")
+    parser.add_argument("--memory-of", nargs=2, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -37,9 +38,12 @@ def main() -> None:
     """Prints one table for each preset and dtype."""
     options = parse()
     if options.memory_of:
+        import torch
+
         from neighbours import memory_of_steps
 
-        print(json.dumps(memory_of_steps(options.memory_of, *contest(options))))
+        family, file = options.memory_of
+        print(json.dumps(memory_of_steps(family, *torch.load(file, weights_only=False))))
         return
     for preset in options.presets:
         for dtype in options.dtypes:
@@ -53,7 +57,7 @@ def contest(options: argparse.Namespace) -> tuple:
 
     vocab_size = VOCABULARY[options.preset]
     cut = batches(options.corpus, vocab_size, options.tokens, options.batches)
-    return options.preset, vocab_size, options.dtype, cut
+    return options.preset, vocab_size, options.dtype, options.label_smoothing, cut
 
 
 def print_table(options: argparse.Namespace) -> None:
@@ -71,7 +75,7 @@ def print_table(options: argparse.Namespace) -> None:
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for family in FAMILIES:
         speeds = [tokens / second for second in seconds[family]]
-        memory = memory_in_process(family, options)
+        memory = memory_in_process(family, setting)
         print(
             f"| {family} | {statistics.median(speeds):,.0f} | "
             f"{min(speeds):,.0f}-{max(speeds):,.0f} | "
@@ -80,12 +84,15 @@ def print_table(options: argparse.Namespace) -> None:
         )
 
 
-def memory_in_process(family: str, options: argparse.Namespace) -> dict[str, float]:
-    """Runs this script once more, for the memory of one contender."""
-    command = [sys.executable, __file__, "--corpus", *options.corpus, "--memory-of", family]
-    for name in ("preset", "dtype", "tokens", "batches"):
-        command += [f"--{name}", str(getattr(options, name))]
-    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+def memory_in_process(family: str, setting: tuple) -> dict[str, float]:
+    """Runs this script once more, for the memory of one contender that finds its batches made."""
+    import torch
+
+    with tempfile.NamedTemporaryFile() as file:
+        torch.save(setting, file.name)
+        command = [sys.executable, __file__, "--memory-of", family, file.name, "--corpus", "", ""]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers import __version__ as transformers_version
+from transformers.trainer_pt_utils import LabelSmoother
 
 from vanilla_transformer import (
     VanillaTransformerConfig,
@@ -96,14 +97,26 @@ class Training:
         preset: Key of `PRESETS`.
         vocab_size: Entries of the embedding table.
         dtype: "float32", or what autocast takes for matrix products.
+        label_smoothing: Taken inside our model, and as Trainer takes it for the others.
         cut: The batches.
     """
 
     def __init__(
-        self, family: str, preset: str, vocab_size: int, dtype: str, cut: list[BatchEncoding]
+        self,
+        family: str,
+        preset: str,
+        vocab_size: int,
+        dtype: str,
+        label_smoothing: float,
+        cut: list[BatchEncoding],
     ) -> None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         self.model = build(family, preset, vocab_size).to(device).train()
+        self.smoother = None
+        if family == "vanilla":
+            self.model.config.label_smoothing = label_smoothing
+        elif label_smoothing:
+            self.smoother = LabelSmoother(label_smoothing)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), fused=True)
         self.dtype = getattr(torch, dtype)
         self.cut = [batch.to(device) for batch in cut]
@@ -114,13 +127,21 @@ class Training:
         started = time.perf_counter()
         for batch in self.cut:
             with torch.autocast(device, self.dtype, enabled=self.dtype != torch.float32):
-                loss = self.model(**batch).loss
+                loss = self.loss(batch)
             loss.backward()
             self.optimizer.step()
             self.optimizer.zero_grad()
         if device == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter() - started
+
+    def loss(self, batch: BatchEncoding) -> torch.Tensor:
+        """What Trainer would take, label smoothing included."""
+        if self.smoother is None:
+            return self.model(**batch).loss
+        inputs = {name: value for name, value in batch.items() if name != "labels"}
+        shifted = self.model.prepare_decoder_input_ids_from_labels(batch["labels"])
+        return self.smoother(self.model(**inputs, decoder_input_ids=shifted), batch["labels"])
 
 
 def time_rounds(setting: tuple, rounds: int) -> dict[str, list[float]]:

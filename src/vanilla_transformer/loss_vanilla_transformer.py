@@ -159,13 +159,11 @@ def _loss_and_gradient(
     """
     target_logits = logits.gather(1, label)
     mean_logits = logits.mean(-1, keepdim=True) if label_smoothing else 0.0
-    # One pass of exponentials serves the normaliser and the softmax.
     largest = logits.amax(-1, keepdim=True)
-    gradient = logits.sub_(largest).exp_()
-    normalizer = gradient.sum(-1, keepdim=True)
-    loss = largest + normalizer.log()
+    gradient = torch.softmax(logits, -1, out=logits)
+    # The largest probability is 1 / sum(exp(logits - largest)); it never underflows.
+    loss = largest - gradient.amax(-1, keepdim=True).log()
     loss -= (1 - label_smoothing) * target_logits + label_smoothing * mean_logits
-    gradient /= normalizer
     if label_smoothing:
         gradient -= label_smoothing / gradient.shape[1]
     gradient.scatter_add_(1, label, gradient.new_full(label.shape, label_smoothing - 1))
