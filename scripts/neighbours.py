@@ -1,12 +1,14 @@
 """Models of one size from three families, and what benchmarks do with them."""
 
-import resource
+import re
 import time
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
+import torch.nn.functional as F
 from torch.utils.data import DataLoader
 from transformers import (
     BatchEncoding,
@@ -140,7 +142,10 @@ class Training:
         if self.smoother is None:
             return self.model(**batch).loss
         inputs = {name: value for name, value in batch.items() if name != "labels"}
-        shifted = self.model.prepare_decoder_input_ids_from_labels(batch["labels"])
+        # M2M100 has no `prepare_decoder_input_ids_from_labels`.
+        config = self.model.config
+        shifted = F.pad(batch["labels"][:, :-1], (1, 0), value=config.decoder_start_token_id)
+        shifted = shifted.masked_fill(shifted == -100, config.pad_token_id)
         return self.smoother(self.model(**inputs, decoder_input_ids=shifted), batch["labels"])
 
 
@@ -164,7 +169,9 @@ def memory_of_steps(family: str, *setting: Any) -> dict[str, float]:
     start = psutil.Process().memory_info().rss
     contender = Training(family, *setting)
     contender.run()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    # Not `ru_maxrss`, which a process inherits from the one that started it.
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    peak = 1024 * int(re.search(r"VmHWM:\s+(\d+) kB", status)[1])
     state = 16 * contender.model.num_parameters()
     sizes = {"start": start, "peak": peak, "state": state, "growth": peak - start - state}
     return {name: size / 1e6 for name, size in sizes.items()}

@@ -117,11 +117,17 @@ class ProjectedCrossEntropy(torch.autograd.Function):
         total = hidden_states.new_zeros((), dtype=wide)
         grad_hidden = torch.empty_like(hidden_states) if ctx.needs_input_grad[0] else None
         grad_weight = torch.zeros_like(weight, dtype=wide) if ctx.needs_input_grad[1] else None
+        # One buffer for the logits of all chunks: fresh memory costs a CPU as much as a softmax.
+        buffer = matrix.new_empty(min(CHUNK_ROWS, len(labels)), len(matrix), dtype=wide)
         with torch.autocast(device, enabled=False):
             for start in range(0, len(labels), CHUNK_ROWS):
                 rows = slice(start, start + CHUNK_ROWS)
                 hidden = hidden_states[rows].to(narrow)
-                logits = (hidden @ matrix.T).to(wide)
+                logits = buffer[: len(hidden)]
+                if narrow == wide:
+                    torch.mm(hidden, matrix.T, out=logits)
+                else:
+                    logits.copy_(hidden @ matrix.T)
                 loss, grad_logits = _loss_and_gradient(logits, labels[rows, None], label_smoothing)
                 total += loss
                 grad_logits = grad_logits.to(narrow)
