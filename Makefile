@@ -23,6 +23,7 @@ demo: $(READY)
 		--validation $(NUMBERS)/validation.de $(NUMBERS)/validation.en \
 		--config encoder_layers=2 decoder_layers=2 dropout=0.1 --vocab_size 400 \
 		--metric_for_best_model exact_match --learning_rate 3e-3 --warmup_steps 400 \
+		--lr_scheduler_type linear \
 		--max_tokens_per_batch 4096 --num_train_epochs 10 --max_minutes 3.5
 	$(RUN)vanilla-transformer evaluate --model $(DEMO) --name numbers \
 		--test $(NUMBERS)/test.de $(NUMBERS)/test.en --output $(DEMO)/test.en
