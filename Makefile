@@ -7,7 +7,7 @@ RUN = $(VENV)/bin/
 DEMO = runs/demo
 NUMBERS = runs/numbers
 
-.PHONY: demo test test-all lint clean
+.PHONY: demo test test-slow test-all lint clean
 
 $(READY): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
@@ -36,9 +36,11 @@ demo: $(READY)
 test: $(READY)
 	OMP_NUM_THREADS=1 $(RUN)python -m pytest -m "not slow" -n 2
 
-# Also what takes longer or fetches Transformers' own tests from the package index.
-test-all: $(READY)
-	OMP_NUM_THREADS=1 $(RUN)python -m pytest -n 2
+# What takes longer, or fetches Transformers' own tests from the package index.
+test-slow: $(READY)
+	OMP_NUM_THREADS=1 $(RUN)python -m pytest -m slow
+
+test-all: test test-slow
 
 lint: $(READY)
 	$(RUN)ruff format --check .
