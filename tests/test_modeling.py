@@ -678,3 +678,23 @@ def test_residual_stream_passes_when_every_sublayer_is_dropped(tiny_model, batch
             assert torch.equal(hidden, hidden_states[0])
     expected = tiny_model.model.encoder.layer_norm(output.encoder_hidden_states[0])
     assert torch.equal(output.encoder_last_hidden_state, expected)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_keys_that_no_file_holds_are_named_for_trainer(tiny_config, tmp_path, tied):
+    tiny_config.tie_word_embeddings = tied
+    model = Model(tiny_config)
+    model.save_pretrained(tmp_path)
+    with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
+        saved = set(file.keys())
+
+    # Trainer warns of lost weights unless the two are equal.
+    assert set(model._keys_to_ignore_on_save) == model.state_dict().keys() - saved
+
+
+def test_step_with_labels_fills_no_cache(tiny_model, batch):
+    with_labels = tiny_model(**batch)
+    without = tiny_model(**without_labels(batch))
+
+    assert with_labels.past_key_values is None
+    assert without.past_key_values.get_seq_length() == batch["labels"].shape[1]

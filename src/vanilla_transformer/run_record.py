@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import platform
 import subprocess
 import sys
@@ -99,5 +98,5 @@ class JsonLinesLog(TrainerCallback):
             return
         minutes = round((time.monotonic() - self.started) / 60, 3)
         line = json.dumps({"step": state.global_step, "minutes": minutes, **logs})
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(line + os.linesep)
+        with self.path.open("a", encoding="utf-8", newline="\n") as file:
+            file.write(line + "\n")
