@@ -14,6 +14,11 @@ from vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
 
+Model = VanillaTransformerForConditionalGeneration
+Batch = dict[str, Tensor]
+
+both_attentions = pytest.mark.parametrize("attention", ["eager", "sdpa"])
+
 
 @pytest.fixture
 def tiny_config() -> VanillaTransformerConfig:
@@ -89,3 +94,42 @@ def batch() -> dict[str, Tensor]:
         "decoder_input_ids": decoder_input_ids,
         "labels": labels,
     }
+
+
+def real_rows(ids: Tensor, is_real: Tensor) -> list[Tensor]:
+    return [row[real] for row, real in zip(ids, is_real.bool(), strict=True)]
+
+
+def pad(rows: list[Tensor], side: str, extra: int, filler: int = 0) -> tuple[Tensor, Tensor]:
+    """Ids and mask, `extra` positions wider than the longest row needs."""
+    width = max(len(row) for row in rows) + extra
+    ids = torch.full((len(rows), width), filler)
+    mask = torch.zeros_like(ids)
+    for row, (padded, is_real) in zip(rows, zip(ids, mask, strict=True), strict=True):
+        where = slice(width - len(row), None) if side == "left" else slice(len(row))
+        padded[where], is_real[where] = row, 1
+    return ids, mask
+
+
+def source_of(batch: Batch) -> Batch:
+    return {name: batch[name] for name in ("input_ids", "attention_mask")}
+
+
+def without_labels(batch: Batch) -> Batch:
+    return {name: tensor for name, tensor in batch.items() if name != "labels"}
+
+
+def gradients(model: Model, batch: Batch) -> dict[str, Tensor]:
+    model.train()(**batch).loss.backward()
+    found = {name: parameter.grad for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    return found
+
+
+def record_calls(model: nn.Module, suffix: str) -> list[str]:
+    """Names of the submodules ending in `suffix`, appended each time that one is called."""
+    calls: list[str] = []
+    for name, module in model.named_modules():
+        if name.endswith(suffix):
+            module.register_forward_hook(lambda *_, name=name: calls.append(name))
+    return calls
