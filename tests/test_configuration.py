@@ -150,6 +150,12 @@ def test_parameter_count_is_that_of_the_paper(sizes, millions):
         ({"bos_token_id": 37_000}, ["`bos_token_id` must be", "got 37000 and 37000"]),
         ({"eos_token_id": [2, 37_001]}, ["`eos_token_id` must be", "got 37001 and 37000"]),
         ({"decoder_start_token_id": 37_002}, ["`decoder_start_token_id` must be", "got 37002"]),
+        ({"eos_token_id": 0}, ["`eos_token_id` must differ from `pad_token_id`", "got 0 and 0"]),
+        (
+            {"eos_token_id": [2, 1]},
+            ["`eos_token_id` must differ from `bos_token_id`", "got [2, 1] and 1"],
+        ),
+        ({"is_encoder_decoder": False}, ["`is_encoder_decoder` must be True, got False"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )

@@ -134,6 +134,8 @@ class VanillaTransformerConfig(PreTrainedConfig):
         """
         super().validate_architecture()
         faults = self._size_faults() + self._token_faults()
+        if not self.is_encoder_decoder:
+            faults.append("`is_encoder_decoder` must be True, got False. Leave it out.")
         if self.activation_function not in ACT2FN:
             faults.append(
                 f"`activation_function` must be one of {', '.join(sorted(ACT2FN))}, "
@@ -168,7 +170,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
         return faults
 
     def _token_faults(self) -> list[str]:
-        return [
+        faults = [
             f"`{name}` must be at least 0 and below `vocab_size`, got {token} and "
             f"{self.vocab_size}."
             for name in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
@@ -176,6 +178,14 @@ class VanillaTransformerConfig(PreTrainedConfig):
             for token in (tokens if isinstance(tokens, list) else [tokens])
             if token is not None and not 0 <= token < self.vocab_size
         ]
+        ends = self.eos_token_id if isinstance(self.eos_token_id, list) else [self.eos_token_id]
+        faults += [
+            f"`eos_token_id` must differ from `{name}`, which is never generated, got "
+            f"{self.eos_token_id} and {getattr(self, name)}. Give the two tokens ids of their own."
+            for name in ("pad_token_id", "bos_token_id")
+            if getattr(self, name) is not None and getattr(self, name) in ends
+        ]
+        return faults
 
 
 VanillaTransformerConfig.register_for_auto_class()
