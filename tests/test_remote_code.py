@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,7 @@ ALLOWED_IMPORTS = sys.stdlib_module_names | {
 CLIENT = """
 import json
 import sys
+from importlib import import_module
 from pathlib import Path
 
 sys.modules["vanilla_transformer"] = sys.modules["vanilla_transformer_cli"] = None
@@ -234,6 +236,39 @@ def test_auto_map_names_its_own_folder_when_the_model_came_from_the_hub(folder, 
     model.save_pretrained(tmp_path)
 
     assert code_and_auto_map(tmp_path) == code_and_auto_map(folder)
+
+
+def test_folder_is_the_same_when_a_subclass_saves_it(folder, tmp_path):
+    # As FSDP does, which gives the model a class of its own.
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    model.__class__ = type("Wrapped", (type(model),), {})
+
+    model.save_pretrained(tmp_path)
+
+    config = AutoConfig.from_pretrained(folder)
+    config.architectures = ["Wrapped"]
+    assert contents(tmp_path) == {
+        **model_contents(folder),
+        "config.json": config.to_json_string().encode(),
+    }
+
+
+def test_registered_subclass_is_saved_with_its_own_code_too(folder, tmp_path, monkeypatch):
+    code = tmp_path / "modeling_mine.py"
+    code.write_text(
+        "from vanilla_transformer import VanillaTransformerForConditionalGeneration\n\n\n"
+        "class Mine(VanillaTransformerForConditionalGeneration):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    mine = import_module("modeling_mine").Mine
+    mine.register_for_auto_class("AutoModelForSeq2SeqLM")
+
+    mine.from_pretrained(folder).save_pretrained(tmp_path / "saved")
+
+    files, auto_map = code_and_auto_map(tmp_path / "saved")
+    expected_files, expected_map = code_and_auto_map(folder)
+    assert files == {**expected_files, code.name: code.read_bytes()}
+    assert auto_map == {**expected_map, "AutoModelForSeq2SeqLM": "modeling_mine.Mine"}
 
 
 def test_tokenizer_claims_no_code_of_its_own(folder):

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, Seq2SeqTrainingArguments
 
 from vanilla_transformer import training
+from vanilla_transformer.averaging import average_checkpoints
 from vanilla_transformer.callbacks import StopOnRequest
 from vanilla_transformer.data import TokenBatchSampler
 from vanilla_transformer.metrics import TranslationScores
@@ -238,17 +239,35 @@ def scores_in_turn(*bleu: float) -> Iterator[dict[str, Any]]:
 
 
 def test_checkpoint_of_the_best_bleu_is_saved(corpus, tmp_path, monkeypatch):
-    scores = scores_in_turn(7.0, 31.0, 30.0)
+    # The last one is the score of the mean.
+    scores = scores_in_turn(7.0, 31.0, 30.0, 30.9)
     monkeypatch.setattr(training, "scorer", lambda *_: lambda prediction: next(scores))
-    settings = build_settings(corpus, keep_last=3)
+    settings = build_settings(corpus, average_last=3)
 
     train(settings, build_arguments(settings, tmp_path, num_train_epochs=3))
 
     folders = [tmp_path / f"checkpoint-{step}" for step in checkpoints_of(tmp_path)]
     saved, *tables = (weights_of(folder)["model.shared.weight"] for folder in (tmp_path, *folders))
     assert [torch.equal(table, saved) for table in tables] == [False, True, False]
-    results = read_json(tmp_path / "results.json")
-    assert (results["validation"]["bleu"], results["validation"]["epoch"]) == (31, 2)
+    result = read_json(tmp_path / "results.json")["validation"]
+    assert (result["bleu"], result["epoch"]) == (31, 2)
+    assert result["search"] == "greedy, best checkpoint"
+
+
+def test_mean_of_the_last_checkpoints_is_saved_when_it_does_better(corpus, tmp_path, monkeypatch):
+    scores = scores_in_turn(31.0, 30.0, 29.0, 31.1)
+    monkeypatch.setattr(training, "scorer", lambda *_: lambda prediction: next(scores))
+    settings = build_settings(corpus, average_last=2)
+
+    train(settings, build_arguments(settings, tmp_path, num_train_epochs=3))
+
+    last_two = [tmp_path / f"checkpoint-{step}" for step in checkpoints_of(tmp_path)[-2:]]
+    expected = average_checkpoints(last_two)
+    torch.testing.assert_close(weights_of(tmp_path), expected, rtol=0, atol=0)
+    result = read_json(tmp_path / "results.json")["validation"]
+    assert result["bleu"] == 31.1
+    assert result["search"] == "greedy, mean of the last 2 checkpoints"
+    assert read_json(tmp_path / "run.json")["weights"] == "mean of the last 2 checkpoints"
 
 
 def test_last_checkpoint_is_saved_when_validation_is_absent(corpus, tmp_path):
@@ -262,9 +281,9 @@ def test_last_checkpoint_is_saved_when_validation_is_absent(corpus, tmp_path):
 
 
 def test_checkpoints_kept_are_the_best_one_and_the_last_ones(corpus, tmp_path, monkeypatch):
-    scores = scores_in_turn(50.0, 1.0, 2.0, 3.0, 4.0)
+    scores = scores_in_turn(50.0, 1.0, 2.0, 3.0, 4.0, 5.0)
     monkeypatch.setattr(training, "scorer", lambda *_: lambda prediction: next(scores))
-    settings = build_settings(corpus, keep_last=2)
+    settings = build_settings(corpus, average_last=2)
 
     train(settings, build_arguments(settings, tmp_path, num_train_epochs=5))
 

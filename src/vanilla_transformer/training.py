@@ -1,8 +1,9 @@
 """Training from parallel text to a saved model: the recipe of section 5 of the paper.
 
 Differs from the paper:
-    A run is measured in epochs and ends with the checkpoint that does best on the validation
-    pairs, or with the last one; the paper fixes the number of updates and averages checkpoints.
+    A run is measured in epochs, and its checkpoints are taken at their ends; the paper fixes the
+    number of updates, and takes one every ten minutes. The mean of the last ones is saved, as in
+    the paper, if it does as well on the validation pairs as the best one alone.
 """
 
 import difflib
@@ -35,6 +36,7 @@ from transformers import (
 from transformers.trainer_utils import get_last_checkpoint
 
 import vanilla_transformer  # noqa: F401  (registers the Auto classes)
+from vanilla_transformer.averaging import Outcome, average_weights, best_weights
 from vanilla_transformer.callbacks import SeedEpochs, StopOnRequest, interrupts_stop
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.data import (
@@ -97,7 +99,7 @@ def recipe(settings: TrainSettings) -> dict[str, Any]:
         "logging_steps": 50,
         "save_strategy": "epoch",
         # Trainer counts the best checkpoint too.
-        "save_total_limit": settings.keep_last + bool(settings.validation),
+        "save_total_limit": settings.average_last + bool(settings.validation),
         "report_to": "none",
         "dataloader_pin_memory": torch.cuda.is_available(),
         # Transformers takes bf16 on a CPU only from those who ask for the CPU.
@@ -182,8 +184,11 @@ def train(settings: TrainSettings, arguments: Seq2SeqTrainingArguments) -> Path:
     try:
         with interrupts_stop(stop):
             trainer.train(resume_from_checkpoint=checkpoint)
+            outcome = best_weights(trainer)
+            if not stop.interrupted:
+                outcome = average_weights(trainer, settings.average_last, outcome)
     except KeyboardInterrupt as error:
-        interrupt = error
+        interrupt, outcome = error, Outcome("last update")
     if trainer.is_world_process_zero():
         run = describe_run(
             settings,
@@ -193,9 +198,10 @@ def train(settings: TrainSettings, arguments: Seq2SeqTrainingArguments) -> Path:
             parameters=model.num_parameters(),
             epochs=round(trainer.state.epoch or 0, 2),
             updates=trainer.state.global_step,
+            weights=outcome.weights,
             minutes=round((time.monotonic() - started) / 60, 1),
         )
-        _save(trainer, tokenizer, run, folder)
+        _save(trainer, tokenizer, run, outcome, folder)
     say(f"The model is in {folder}")
     if interrupt:
         raise interrupt
@@ -438,6 +444,7 @@ def _save(
     trainer: TokenBatchTrainer,
     tokenizer: PreTrainedTokenizerBase,
     run: dict[str, Any],
+    outcome: Outcome,
     folder: Path,
 ) -> None:
     """Writes the model's folder; each file appears whole or not at all."""
@@ -448,13 +455,8 @@ def _save(
         write_lines(unfinished / RUN_FILE, [json.dumps(run, indent=2)])
         for file in unfinished.iterdir():
             file.replace(folder / file.name)
-    best = [
-        entry
-        for entry in trainer.state.log_history
-        if "eval_bleu" in entry and entry["step"] == trainer.state.best_global_step
-    ]
-    if best:
-        scores = {name.removeprefix("eval_"): value for name, value in best[-1].items()}
-        record_results(folder, "validation", {**scores, "search": "greedy, best checkpoint"})
+    if outcome.scores:
+        search = {"search": f"greedy, {outcome.weights}"}
+        record_results(folder, "validation", outcome.scores | search)
     else:
         write_model_card(folder)

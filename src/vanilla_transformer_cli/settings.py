@@ -114,7 +114,11 @@ class TrainSettings:
     max_minutes: float | None = option(
         "Ends training after so many minutes, evaluates, and keeps the best checkpoint."
     )
-    keep_last: int = option("Checkpoints kept beside the best one.", 2)
+    average_last: int = option(
+        "Checkpoints whose mean is saved (section 6.1 of the paper) if it does as well on "
+        "--validation as the best one alone. So many are kept beside the best; 1: no averaging.",
+        5,
+    )
     resume: bool = option("Goes on from the last checkpoint in --output_dir.", False)
 
 

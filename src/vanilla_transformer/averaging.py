@@ -1,0 +1,142 @@
+"""Averages the weights of a run's last checkpoints, as section 6.1 of the paper does."""
+
+import copy
+import json
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from safetensors import safe_open
+from torch import Tensor
+from transformers import Trainer
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run ends with: where its weights come from, and what they score on validation."""
+
+    weights: str
+    scores: dict[str, Any] | None = None
+
+
+def best_weights(trainer: Trainer) -> Outcome:
+    """The weights that Trainer has left in the model."""
+    is_best = trainer.args.load_best_model_at_end and trainer.state.best_global_step is not None
+    step = trainer.state.best_global_step if is_best else trainer.state.global_step
+    evaluations = [
+        {name.removeprefix("eval_"): value for name, value in entry.items()}
+        for entry in trainer.state.log_history
+        if "eval_bleu" in entry and entry["step"] == step
+    ]
+    return Outcome(
+        "best checkpoint" if is_best else "last update", evaluations[-1] if evaluations else None
+    )
+
+
+def average_weights(trainer: Trainer, count: int, single: Outcome) -> Outcome:
+    """Puts the mean of the last `count` checkpoints into the model, if it does not score worse.
+
+    Early in training, while the weights still move far, it does: so it is not taken untried.
+
+    Args:
+        trainer: After training; its model holds the weights of `single`.
+        count: Checkpoints to average; fewer where there are fewer.
+        single: Outcome of the run without averaging; stays the outcome if it has no scores.
+
+    Returns:
+        The outcome whose weights the model now holds.
+    """
+    arguments = trainer.args
+    checkpoints = last_checkpoints(Path(arguments.output_dir), count)
+    is_sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
+    if single.scores is None or count < 2 or len(checkpoints) < 2 or is_sharded:
+        return single
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    before = copy.deepcopy(model.state_dict())
+    # Tied copies are in no file.
+    model.load_state_dict(average_checkpoints(checkpoints), strict=False)
+    weights = f"mean of the last {len(checkpoints)} checkpoints"
+    scores = trainer.evaluate(metric_key_prefix="mean")
+    scores = {name.removeprefix("mean_"): value for name, value in scores.items()}
+    metric = (arguments.metric_for_best_model or "loss").removeprefix("eval_")
+    PartialState().print(
+        f"{metric:<11} {single.scores[metric]:.4g} ({single.weights}), "
+        f"{scores[metric]:.4g} ({weights})"
+    )
+    gain = scores[metric] - single.scores[metric]
+    if (gain if arguments.greater_is_better else -gain) < 0:
+        model.load_state_dict(before)
+        return single
+    return Outcome(weights, scores)
+
+
+def last_checkpoints(folder: Path, count: int) -> list[Path]:
+    """The newest `count` checkpoints of a run, or all there are, oldest first."""
+    checkpoints = folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*")
+    return sorted(checkpoints, key=lambda path: int(path.name.rpartition("-")[2]))[-count:]
+
+
+def average_checkpoints(checkpoints: Sequence[Path]) -> dict[str, Tensor]:
+    """Mean of the weights of several checkpoints of one model.
+
+    The files are read a tensor at a time: beside the result, no checkpoint is in memory. Tensors
+    that are tied stand once in a file and once in the result.
+
+    Args:
+        checkpoints: Folders with safetensors, sharded or not.
+
+    Returns:
+        The weights by name, each in the dtype of its file.
+
+    Raises:
+        ValueError: If there is no checkpoint, or if two of them hold different tensors.
+    """
+    if not checkpoints:
+        raise ValueError("There is no checkpoint to average. Give one or more folders.")
+    places = [_tensor_files(folder) for folder in checkpoints]
+    for folder, files in zip(checkpoints, places, strict=True):
+        if differing := files.keys() ^ places[0].keys():
+            raise ValueError(
+                f"Checkpoints of one model must hold the same tensors, got {min(differing)!r} in "
+                f"only one of {checkpoints[0]} and {folder}. Average checkpoints of one run."
+            )
+    with ExitStack() as stack:
+        handles = {
+            file: stack.enter_context(safe_open(file, framework="pt"))
+            for files in places
+            for file in set(files.values())
+        }
+        return {
+            name: _mean([handles[files[name]].get_tensor(name) for files in places], name)
+            for name in places[0]
+        }
+
+
+def _tensor_files(folder: Path) -> dict[str, Path]:
+    """File of each tensor of a saved model."""
+    index = folder / SAFE_WEIGHTS_INDEX_NAME
+    if index.exists():
+        shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        return {name: folder / file for name, file in shards.items()}
+    file = folder / SAFE_WEIGHTS_NAME
+    with safe_open(file, framework="pt") as handle:
+        return dict.fromkeys(handle.keys(), file)
+
+
+def _mean(tensors: list[Tensor], name: str) -> Tensor:
+    shapes = {tuple(tensor.shape) for tensor in tensors}
+    if len(shapes) > 1:
+        raise ValueError(
+            f"{name!r} must have one shape in all checkpoints, got "
+            f"{' and '.join(map(str, sorted(shapes)))}. Average checkpoints of one run."
+        )
+    total = torch.zeros_like(tensors[0], dtype=torch.float64)
+    for tensor in tensors:
+        total += tensor
+    return (total / len(tensors)).to(tensors[0].dtype)

@@ -1,0 +1,75 @@
+"""The mean of checkpoints: each tensor once, whatever files they lie in."""
+
+import pytest
+import torch
+
+from vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.averaging import average_checkpoints, last_checkpoints
+
+
+@pytest.fixture
+def saved(tiny_config, tmp_path):
+    """State dicts of three models, and the folders where they are saved, one of them sharded."""
+    states, folders = [], []
+    for step, shard_size in ((9, "1GB"), (10, "5KB"), (100, "1GB")):
+        torch.manual_seed(step)
+        model = VanillaTransformerForConditionalGeneration(tiny_config)
+        folder = tmp_path / f"checkpoint-{step}"
+        model.save_pretrained(folder, max_shard_size=shard_size)
+        states.append(model.state_dict())
+        folders.append(folder)
+    return states, folders
+
+
+def test_average_is_the_mean_of_each_tensor(saved):
+    states, folders = saved
+
+    mean = average_checkpoints(folders)
+
+    assert list(folders[1].glob("*.index.json"))
+    tied = {"lm_head.weight", "model.encoder.embed_tokens.weight"}
+    assert mean.keys() == states[0].keys() - tied - {"model.decoder.embed_tokens.weight"}
+    for name, tensor in mean.items():
+        expected = torch.stack([state[name] for state in states]).mean(0)
+        assert tensor.dtype == torch.float32
+        torch.testing.assert_close(tensor, expected)
+
+
+def test_average_of_many_bfloat16_checkpoints_rounds_once(tiny_config, tmp_path):
+    model = VanillaTransformerForConditionalGeneration(tiny_config).bfloat16()
+    model.save_pretrained(tmp_path)
+
+    mean = average_checkpoints([tmp_path] * 7)
+
+    # Sums in bfloat16 would be off by then.
+    for name, tensor in mean.items():
+        assert torch.equal(tensor, model.state_dict()[name]), name
+
+
+def test_average_refuses_other_tensors_and_shapes(saved, tiny_config, tmp_path):
+    _, folders = saved
+    for change, fault in (
+        ({"tie_word_embeddings": False}, "'lm_head.weight' in only one of"),
+        (
+            {"encoder_ffn_dim": 30},
+            r"'model.encoder.layers.0.fc1.(weight|bias)' must have one shape",
+        ),
+    ):
+        config = type(tiny_config)(**{**tiny_config.to_dict(), **change})
+        other = tmp_path / "other"
+        VanillaTransformerForConditionalGeneration(config).save_pretrained(other)
+
+        with pytest.raises(ValueError, match=fault):
+            average_checkpoints([folders[0], other])
+
+
+def test_average_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="no checkpoint to average"):
+        average_checkpoints([])
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_last_checkpoints_are_those_of_the_highest_steps(saved, tmp_path, count):
+    _, folders = saved
+
+    assert last_checkpoints(tmp_path, count) == folders[-count:]
