@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.dynamic_module_utils import custom_object_save
 from transformers.generation import GenerationMixin
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -377,6 +378,11 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
     _supports_flex_attn = True
     _can_compile_fullgraph = True
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """A subclass elsewhere, such as FSDP makes, registers itself if its code shall travel."""
+        super().__init_subclass__(**kwargs)
+        cls._auto_class = None
+
     def post_init(self) -> None:
         """Trainer takes tied copies, which no file holds, for lost unless they stand here."""
         super().post_init()
@@ -415,6 +421,8 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
             "AutoModelForSeq2SeqLM": f"{modeling}ForConditionalGeneration",
         }
         super().save_pretrained(save_directory, **kwargs)
+        # Of a subclass, Transformers copies no file, or the file of the subclass.
+        custom_object_save(VanillaTransformerModel, save_directory)
 
 
 class Stack(VanillaTransformerPreTrainedModel):
