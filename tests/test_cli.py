@@ -284,7 +284,7 @@ def test_mistake_in_the_arguments_is_told_alone(run, argv, pattern):
     ("options", "pattern"),
     [
         (["--epochs", "3"], "unknown option --epochs; did you mean --num_train_epochs"),
-        (["--keep-lsat", "3"], "unknown option --keep-lsat; did you mean --keep-last"),
+        (["--average-lsat", "3"], "unknown option --average-lsat; did you mean --average-last"),
         (["--qqqq", "3"], "unknown option --qqqq; --help"),
         (["--preset", "huge"], "--preset: invalid choice: 'huge'"),
         (["--learning_rate", "fast"], "--learning_rate.*: invalid float value: 'fast'"),

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -19,12 +20,12 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, Seq2SeqTrainingAr
 
 from vanilla_transformer import training
 from vanilla_transformer.averaging import average_checkpoints
+from vanilla_transformer.batches import TokenBatchSampler
 from vanilla_transformer.callbacks import StopOnRequest
-from vanilla_transformer.data import TokenBatchSampler
 from vanilla_transformer.metrics import TranslationScores
 from vanilla_transformer.number_words import write_corpus
 from vanilla_transformer.tokenization_vanilla_transformer import read_lines
-from vanilla_transformer.training import config_overrides, recipe, train
+from vanilla_transformer.training import TokenBatchTrainer, config_overrides, recipe, train
 from vanilla_transformer.translation import Translator
 from vanilla_transformer_cli.settings import TrainSettings
 
@@ -361,14 +362,17 @@ def test_resumed_run_ends_with_the_weights_of_one_in_one_go(corpus, tmp_path):
     assert_same_weights(resumed, whole)
 
 
-def test_resumed_run_is_the_same_when_it_stopped_amid_an_epoch(corpus, tmp_path):
+@pytest.mark.parametrize("bpe_dropout", [0.0, 0.2])
+def test_resumed_run_is_the_same_when_it_stopped_amid_an_epoch(corpus, tmp_path, bpe_dropout):
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
-    settings = build_settings(corpus, validated=False)
+    settings = build_settings(corpus, validated=False, bpe_dropout=bpe_dropout)
     train(settings, build_arguments(settings, whole, num_train_epochs=2))
 
     for epoch_fraction in (1.5, 2):
         updates = round(epoch_fraction / 2 * checkpoints_of(whole)[-1])
-        settings = build_settings(corpus, validated=False, resume=epoch_fraction == 2)
+        settings = build_settings(
+            corpus, validated=False, bpe_dropout=bpe_dropout, resume=epoch_fraction == 2
+        )
         train(settings, build_arguments(settings, resumed, max_steps=updates))
 
     assert_same_weights(resumed, whole)
@@ -386,6 +390,33 @@ def test_fine_tuning_starts_from_the_weights_sizes_and_tokenizer_of_the_saved_mo
     assert_same_weights(tmp_path, model_folder)
     tokenizers = [(folder / "tokenizer.json").read_bytes() for folder in (tmp_path, model_folder)]
     assert tokenizers[0] == tokenizers[1]
+
+
+def test_bpe_dropout_changes_the_text_of_each_epoch(corpus, tmp_path, monkeypatch):
+    tokens = []
+
+    def count_tokens(trainer, inputs, *args):
+        tokens.append(int((inputs["labels"] != -100).sum()))
+        return super(TokenBatchTrainer, trainer)._prepare_inputs(inputs, *args)
+
+    monkeypatch.setattr(TokenBatchTrainer, "_prepare_inputs", count_tokens)
+    settings = build_settings(corpus, validated=False, bpe_dropout=0.3)
+
+    train(settings, build_arguments(settings, tmp_path, num_train_epochs=3))
+
+    # Before the first epoch two batches are tried.
+    totals = np.array(tokens[2:]).reshape(3, -1).sum(axis=1)
+    assert len(set(totals)) == 3
+
+
+def test_bpe_dropout_is_refused_with_workers_that_outlive_an_epoch(corpus, tmp_path):
+    settings = build_settings(corpus, validated=False, bpe_dropout=0.1)
+    arguments = build_arguments(
+        settings, tmp_path, dataloader_num_workers=1, dataloader_persistent_workers=True
+    )
+
+    with pytest.raises(ValueError, match="Leave --dataloader_persistent_workers out"):
+        train(settings, arguments)
 
 
 # Ending early

@@ -12,7 +12,7 @@ from accelerate import PartialState
 from accelerate.utils import reduce
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from vanilla_transformer.data import TokenBatchSampler
+from vanilla_transformer.batches import TokenBatchSampler
 
 
 class SeedEpochs(TrainerCallback):

@@ -11,7 +11,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice, zip_longest
@@ -25,7 +25,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
-from torch.utils.data import Sampler
 from transformers import PreTrainedTokenizerBase
 
 from vanilla_transformer.tokenization_vanilla_transformer import read_lines
@@ -318,8 +317,8 @@ def tokenize_pairs(
         sources, targets = encoded["input_ids"], encoded["labels"]
         # Not left to the tokenizer: it truncates without a count, and remembers that it should.
         return {
-            "input_ids": [_truncate(ids, max_length) for ids in sources],
-            "labels": [_truncate(ids, max_length) for ids in targets],
+            "input_ids": [truncate(ids, max_length) for ids in sources],
+            "labels": [truncate(ids, max_length) for ids in targets],
             "is_truncated": [
                 max(len(source), len(target)) > max_length
                 for source, target in zip(sources, targets, strict=True)
@@ -332,7 +331,8 @@ def tokenize_pairs(
     return tokenized.remove_columns("is_truncated"), truncated_pairs
 
 
-def _truncate(ids: list[int], max_length: int) -> list[int]:
+def truncate(ids: list[int], max_length: int) -> list[int]:
+    """Keeps `max_length` tokens at most, the last one, `</s>`, among them."""
     return ids if len(ids) <= max_length else ids[: max_length - 1] + ids[-1:]
 
 
@@ -345,124 +345,6 @@ def pair_lengths(dataset: Dataset) -> npt.NDArray[np.int64]:
         for table in tables
     ]
     return np.concatenate(parts).astype(np.int64)
-
-
-class TokenBatchSampler(Sampler[list[int]]):
-    """Batches of pairs of like length that hold a budget of tokens, padding counted.
-
-    A batch of n pairs costs n * (longest source + longest target) tokens. The pairs are sorted by
-    their lengths and the sorted row is cut wherever the next pair would exceed the budget. Each
-    epoch shuffles the pairs that have equal lengths on both sides, hence exchanges pairs between
-    batches, and shuffles the order of the batches; since the row of sorted lengths stays the same,
-    so do the cuts, and every epoch has the same number of batches.
-
-    With several processes, all of them cut the same batches and each yields its share of every
-    one. An epoch depends on `seed` and on `set_epoch` alone, so a run can be resumed by skipping
-    batches.
-
-    Args:
-        lengths: Tokens of source and target of each pair, `[pairs, 2]`.
-        max_tokens: Most tokens that a batch costs, over all processes together.
-        seed: Together with the epoch decides what is in the batches, and their order.
-        num_processes: Processes that share each batch.
-        process_index: Which of them this one is, counted from 0.
-
-    Attributes:
-        epoch: Epoch that the next iteration runs through, set by `set_epoch`.
-        padding: Share of padding in the tokens of an epoch, 0 to 1; the same in each.
-
-    Raises:
-        ValueError: If there are no pairs, a pair exceeds the budget alone, or a process would have
-            no share of a batch.
-    """
-
-    def __init__(
-        self,
-        lengths: Sequence[tuple[int, int]] | npt.NDArray[np.int64],
-        max_tokens: int,
-        *,
-        seed: int,
-        num_processes: int = 1,
-        process_index: int = 0,
-    ) -> None:
-        if len(lengths) < num_processes:
-            raise ValueError(
-                f"Each process needs a pair of its own, got {len(lengths)} pairs for "
-                f"{num_processes} processes."
-            )
-        source, target = np.asarray(lengths, dtype=np.int64).T
-        _check_budget(source + target, max_tokens)
-        self.seed = seed
-        self.num_processes = num_processes
-        self.process_index = process_index
-        self.epoch = 0
-        # Along one value of the longer side, the other side grows and shrinks in turn, so that
-        # neighbours are alike on both sides all along the row.
-        longer_side, difference = np.maximum(source, target), source - target
-        self._sort_keys = np.where(longer_side % 2, difference, -difference), longer_side
-
-        order = np.lexsort(self._sort_keys)
-        source, target = source[order], target[order]
-        self._starts = _cut(source, target, max_tokens, num_processes)
-        sizes = np.diff(self._starts, append=len(order))
-        longest = np.maximum.reduceat(source, self._starts)
-        longest += np.maximum.reduceat(target, self._starts)
-        if sizes.min() < num_processes or (sizes * longest).max() > max_tokens:
-            enough = 2 * num_processes * int(source.max() + target.max())
-            raise ValueError(
-                f"Each of {num_processes} processes needs a pair of every batch, which "
-                f"`max_tokens` = {max_tokens} does not give. {enough} is always enough for these "
-                "pairs; or use fewer processes."
-            )
-        self.padding = float(1 - (source + target).sum() / (sizes * longest).sum())
-
-    def __len__(self) -> int:
-        """Number of batches of an epoch."""
-        return len(self._starts)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        rng = np.random.default_rng([self.seed, self.epoch])
-        order = np.lexsort((rng.random(len(self._sort_keys[0])), *self._sort_keys))
-        batches = np.split(order, self._starts[1:])
-        for index in rng.permutation(len(batches)):
-            yield batches[index][self.process_index :: self.num_processes].tolist()
-
-    def set_epoch(self, epoch: int) -> None:
-        """Chooses the epoch of the next iteration, counted from 0."""
-        self.epoch = epoch
-
-
-def _check_budget(tokens: npt.NDArray[np.int64], max_tokens: int) -> None:
-    longest = int(tokens.argmax())
-    if tokens[longest] > max_tokens:
-        raise ValueError(
-            f"`max_tokens` must hold the longest pair, got {max_tokens} for pair {longest} "
-            f"(counted from 0) of {tokens[longest]} tokens. Raise `max_tokens`, or truncate pairs "
-            "to a smaller `max_length`."
-        )
-
-
-def _cut(
-    source: npt.NDArray[np.int64],
-    target: npt.NDArray[np.int64],
-    max_tokens: int,
-    num_processes: int,
-) -> npt.NDArray[np.int64]:
-    """Where the batches start in the sorted row of lengths."""
-    starts = [0]
-    longest_source = longest_target = 0
-    for index, (source_tokens, target_tokens) in enumerate(
-        zip(source.tolist(), target.tolist(), strict=True)
-    ):
-        longest_source = max(longest_source, source_tokens)
-        longest_target = max(longest_target, target_tokens)
-        if (index + 1 - starts[-1]) * (longest_source + longest_target) > max_tokens:
-            starts.append(index)
-            longest_source, longest_target = source_tokens, target_tokens
-    # What is left over for the last batch may be too little for a share each.
-    if len(starts) > 1:
-        starts[-1] = min(starts[-1], len(source) - num_processes)
-    return np.array(starts)
 
 
 def checksum(path: str | os.PathLike[str]) -> str:

@@ -37,11 +37,12 @@ from transformers.trainer_utils import get_last_checkpoint
 
 import vanilla_transformer  # noqa: F401  (registers the Auto classes)
 from vanilla_transformer.averaging import Outcome, average_weights, best_weights
+from vanilla_transformer.batches import Lengths, TokenBatchSampler
+from vanilla_transformer.bpe_dropout import SegmentedPairs
 from vanilla_transformer.callbacks import SeedEpochs, StopOnRequest, interrupts_stop
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.data import (
     ParallelText,
-    TokenBatchSampler,
     load_pairs,
     pair_lengths,
     tokenize_pairs,
@@ -311,20 +312,20 @@ def _build_trainer(
     validation_pairs: Dataset | None,
 ) -> tuple["TokenBatchTrainer", int]:
     """Tokenises the pairs and puts the trainer together; tells how many pairs were cut off."""
-    train_set, truncated = tokenize_pairs(train_pairs, tokenizer, max_length=settings.max_length)
+    train_set, lengths, truncated = _tokenize(settings, arguments, train_pairs, tokenizer)
     validation_set = score = None
     if validation_pairs is not None:
         validation_set, _ = tokenize_pairs(
             validation_pairs, tokenizer, max_length=settings.max_length
         )
         # Sources of like length are generated together, which saves steps.
-        lengths = pair_lengths(validation_set)[:, 0]
-        validation_set = validation_set.select(np.argsort(-lengths, kind="stable"))
+        source_lengths = pair_lengths(validation_set)[:, 0]
+        validation_set = validation_set.select(np.argsort(-source_lengths, kind="stable"))
         score = scorer(tokenizer, list(validation_set["target"]), settings.bleu_tokenize)
         if arguments.generation_max_length is None:
-            arguments.generation_max_length = 1 + int(lengths.max()) + MAX_EXTRA_TOKENS
+            arguments.generation_max_length = 1 + int(source_lengths.max()) + MAX_EXTRA_TOKENS
     sampler = TokenBatchSampler(
-        pair_lengths(train_set),
+        lengths,
         settings.max_tokens_per_batch,
         seed=arguments.seed,
         num_processes=arguments.world_size,
@@ -342,6 +343,35 @@ def _build_trainer(
     )
     trainer.add_callback(JsonLinesLog(Path(arguments.output_dir) / LOG_FILE))
     return trainer, truncated
+
+
+def _tokenize(
+    settings: TrainSettings,
+    arguments: Seq2SeqTrainingArguments,
+    pairs: Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+) -> tuple[Dataset | SegmentedPairs, Lengths | Callable[[int], Lengths], int]:
+    """Token ids of the training pairs, their lengths, and how many of them were cut off.
+
+    Under BPE-dropout ids and lengths are those of an epoch.
+    """
+    if not settings.bpe_dropout:
+        tokenized, truncated = tokenize_pairs(pairs, tokenizer, max_length=settings.max_length)
+        return tokenized.select_columns(["input_ids", "labels"]), pair_lengths(tokenized), truncated
+    if arguments.dataloader_persistent_workers:
+        raise ValueError(
+            "--bpe_dropout draws each epoch anew, and persistent workers would go on with the "
+            "first one. Leave --dataloader_persistent_workers out."
+        )
+    drawn = SegmentedPairs(
+        tokenizer,
+        pairs["source"][:],
+        pairs["target"][:],
+        rate=settings.bpe_dropout,
+        seed=arguments.seed,
+        max_length=settings.max_length,
+    )
+    return drawn, drawn.draw, drawn.truncated_pairs
 
 
 def scorer(
@@ -384,9 +414,8 @@ class TokenBatchTrainer(Seq2SeqTrainer):
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Batches as `sampler` cuts them; its shares need no further split by accelerate."""
-        columns = self.train_dataset.select_columns(["input_ids", "labels"])
         return DataLoader(
-            columns,
+            self.train_dataset,
             batch_sampler=self.sampler,
             collate_fn=self.data_collator,
             num_workers=self.args.dataloader_num_workers,

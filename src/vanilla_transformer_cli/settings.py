@@ -97,6 +97,11 @@ class TrainSettings:
     pretokenized: bool = option(
         "The text is already tokenised: blanks are its only token boundaries.", False
     )
+    bpe_dropout: float = option(
+        "Share of merges left out when training text is cut into pieces, anew in each epoch "
+        "(Provilkov et al. 2020, who use 0.1); for small corpora, with --tokenizer_kind bpe.",
+        0.0,
+    )
     max_length: int = option(
         "Longest side of a training pair, in tokens, </s> included; longer ones are cut off "
         "there, and counted.",

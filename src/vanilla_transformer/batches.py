@@ -1,0 +1,174 @@
+"""Batches that hold a budget of tokens, in one process or several."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+from torch.utils.data import Sampler
+
+# Tokens of source and target of each pair, `[pairs, 2]`.
+Lengths = Sequence[tuple[int, int]] | npt.NDArray[np.int64]
+
+# Share of batches kept in reserve where lengths are drawn anew; their sum differs by far less.
+_SPARE_BATCHES = 0.02
+
+
+class TokenBatchSampler(Sampler[list[int]]):
+    """Batches of pairs of like length that hold a budget of tokens, padding counted.
+
+    A batch of n pairs costs n * (longest source + longest target) tokens. The pairs are sorted by
+    their lengths and the sorted row is cut wherever the next pair would exceed the budget. Each
+    epoch shuffles the pairs that have equal lengths on both sides, hence exchanges pairs between
+    batches, and shuffles the order of the batches; since the row of sorted lengths stays the same,
+    so do the cuts, and every epoch has the same number of batches.
+
+    With several processes, all of them cut the same batches and each yields its share of every
+    one. An epoch depends on `seed` and on `set_epoch` alone, so a run can be resumed by skipping
+    batches.
+
+    Lengths may differ from epoch to epoch, as under BPE-dropout. A few batches more than the first
+    epoch needs are then planned, so that no epoch has more; where one needs fewer, the largest are
+    halved.
+
+    Args:
+        lengths: Tokens of source and target of each pair, `[pairs, 2]`, or a function that gives
+            them for an epoch.
+        max_tokens: Most tokens that a batch costs, over all processes together.
+        seed: Together with the epoch decides what is in the batches, and their order.
+        num_processes: Processes that share each batch.
+        process_index: Which of them this one is, counted from 0.
+
+    Attributes:
+        epoch: Epoch that the next iteration runs through, set by `set_epoch`.
+        padding: Share of padding in the tokens of an epoch, 0 to 1; the same in each.
+
+    Raises:
+        ValueError: If there are no pairs, a pair exceeds the budget alone, or a process would have
+            no share of a batch.
+    """
+
+    def __init__(
+        self,
+        lengths: Lengths | Callable[[int], Lengths],
+        max_tokens: int,
+        *,
+        seed: int,
+        num_processes: int = 1,
+        process_index: int = 0,
+    ) -> None:
+        self.max_tokens = max_tokens
+        self.seed = seed
+        self.num_processes = num_processes
+        self.process_index = process_index
+        self.epoch = 0
+        self._draw = lengths if callable(lengths) else None
+        self._arrange(lengths(0) if callable(lengths) else lengths)
+        self._batches = len(self._starts)
+        if self._draw:
+            self._batches += math.ceil(_SPARE_BATCHES * self._batches)
+
+    def _arrange(self, lengths: Lengths) -> None:
+        """Sorts the pairs and cuts the row."""
+        if len(lengths) < self.num_processes:
+            raise ValueError(
+                f"Each process needs a pair of its own, got {len(lengths)} pairs for "
+                f"{self.num_processes} processes."
+            )
+        source, target = np.asarray(lengths, dtype=np.int64).T
+        _check_budget(source + target, self.max_tokens)
+        # Along one value of the longer side, the other side grows and shrinks in turn, so that
+        # neighbours are alike on both sides all along the row.
+        longer_side, difference = np.maximum(source, target), source - target
+        self._sort_keys = np.where(longer_side % 2, difference, -difference), longer_side
+
+        order = np.lexsort(self._sort_keys)
+        source, target = source[order], target[order]
+        self._starts = _cut(source, target, self.max_tokens, self.num_processes)
+        sizes = np.diff(self._starts, append=len(order))
+        longest = np.maximum.reduceat(source, self._starts)
+        longest += np.maximum.reduceat(target, self._starts)
+        if sizes.min() < self.num_processes or (sizes * longest).max() > self.max_tokens:
+            enough = 2 * self.num_processes * int(source.max() + target.max())
+            raise ValueError(
+                f"Each of {self.num_processes} processes needs a pair of every batch, which "
+                f"`max_tokens` = {self.max_tokens} does not give. {enough} is always enough for "
+                "these pairs; or use fewer processes."
+            )
+        self.padding = float(1 - (source + target).sum() / (sizes * longest).sum())
+
+    def __len__(self) -> int:
+        """Number of batches of an epoch."""
+        return self._batches
+
+    def __iter__(self) -> Iterator[list[int]]:
+        rng = np.random.default_rng([self.seed, self.epoch])
+        order = np.lexsort((rng.random(len(self._sort_keys[0])), *self._sort_keys))
+        starts = _halve_largest(self._starts, len(order), self._batches, self.num_processes)
+        batches = np.split(order, starts[1:])
+        for index in rng.permutation(len(batches)):
+            yield batches[index][self.process_index :: self.num_processes].tolist()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Chooses the epoch of the next iteration, counted from 0."""
+        if self._draw and epoch != self.epoch:
+            self._arrange(self._draw(epoch))
+        self.epoch = epoch
+
+
+def _check_budget(tokens: npt.NDArray[np.int64], max_tokens: int) -> None:
+    longest = int(tokens.argmax())
+    if tokens[longest] > max_tokens:
+        raise ValueError(
+            f"`max_tokens` must hold the longest pair, got {max_tokens} for pair {longest} "
+            f"(counted from 0) of {tokens[longest]} tokens. Raise `max_tokens`, or truncate pairs "
+            "to a smaller `max_length`."
+        )
+
+
+def _cut(
+    source: npt.NDArray[np.int64],
+    target: npt.NDArray[np.int64],
+    max_tokens: int,
+    num_processes: int,
+) -> npt.NDArray[np.int64]:
+    """Where the batches start in the sorted row of lengths."""
+    starts = [0]
+    longest_source = longest_target = 0
+    for index, (source_tokens, target_tokens) in enumerate(
+        zip(source.tolist(), target.tolist(), strict=True)
+    ):
+        longest_source = max(longest_source, source_tokens)
+        longest_target = max(longest_target, target_tokens)
+        if (index + 1 - starts[-1]) * (longest_source + longest_target) > max_tokens:
+            starts.append(index)
+            longest_source, longest_target = source_tokens, target_tokens
+    # What is left over for the last batch may be too little for a share each.
+    if len(starts) > 1:
+        starts[-1] = min(starts[-1], len(source) - num_processes)
+    return np.array(starts)
+
+
+def _halve_largest(
+    starts: npt.NDArray[np.int64], pairs: int, batches: int, num_processes: int
+) -> npt.NDArray[np.int64]:
+    """Cuts the batches with the most pairs in two until there are `batches` of them.
+
+    Raises:
+        ValueError: If there are more already, or none is left that gives each process a share.
+    """
+    if len(starts) > batches:
+        raise ValueError(
+            f"The lengths of an epoch must fit into {batches} batches, planned after those of the "
+            f"first one, got {len(starts)}. Raise `max_tokens`."
+        )
+    while len(starts) < batches:
+        sizes = np.diff(starts, append=pairs)
+        largest = int(sizes.argmax())
+        if sizes[largest] < 2 * num_processes:
+            raise ValueError(
+                f"{pairs} pairs are too few for {batches} batches and {num_processes} processes. "
+                "Train on more pairs or without BPE-dropout."
+            )
+        starts = np.insert(starts, largest + 1, starts[largest] + sizes[largest] // 2)
+    return starts

@@ -1,0 +1,185 @@
+"""BPE-dropout (Provilkov et al. 2020, arXiv 1910.13267): each epoch cuts words into other pieces.
+
+`tokenizers` has a dropout of its own, which cannot be seeded. Here a segmentation follows from
+seed, epoch and place in the corpus alone: it is the same on any number of processes and after a
+resume.
+"""
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from itertools import chain, groupby, pairwise
+
+import numpy as np
+import numpy.typing as npt
+from torch.utils.data import Dataset
+from transformers import PreTrainedTokenizerBase
+
+from vanilla_transformer.data import truncate
+
+# Segmentations of a word that an epoch chooses from; a rare word has one for each occurrence.
+POOL_SIZE = 8
+
+_LINES_AT_A_TIME = 10_000
+
+# Ids of two neighbours -> rank of their merge (the lowest comes first) and id of the result.
+Merges = dict[tuple[int, int], tuple[int, int]]
+
+
+def segment(symbols: list[int], merges: Merges, rate: float, draw: Callable[[], float]) -> None:
+    """Merges the ids of a word's characters in place, algorithm 1 of the paper.
+
+    Args:
+        symbols: One id for each character at first, one for each piece at last.
+        merges: Of the vocabulary.
+        rate: Share of possible merges that is left out, drawn anew after each merge.
+        draw: Gives a number between 0 and 1.
+    """
+    while True:
+        possible = [
+            (*merge, place)
+            for place, pair in enumerate(pairwise(symbols))
+            if (merge := merges.get(pair)) and draw() >= rate
+        ]
+        if not possible:
+            return
+        _, merged, place = min(possible, key=lambda merge: (merge[0], merge[2]))
+        symbols[place : place + 2] = [merged]
+
+
+class SegmentedLines:
+    """Lines of text whose words are cut into other pieces in each epoch.
+
+    Args:
+        tokenizer: With a BPE model, as `VanillaTransformerTokenizer.train` makes it.
+        texts: The lines.
+        rate: Of the dropout, 0 to 1; the paper has 0.1.
+        seed: Any text; decides, with the epoch, on all segmentations.
+
+    Raises:
+        ValueError: If the tokenizer has no BPE model, or the rate is out of range.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, rate: float, seed: str
+    ) -> None:
+        model = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+        if model["type"] != "BPE" or not 0 <= rate < 1:
+            raise ValueError(
+                "BPE-dropout needs a BPE vocabulary and a rate of at least 0 and below 1, got "
+                f"{model['type']} and {rate}. Choose --tokenizer_kind bpe, or leave it out."
+            )
+        vocabulary: dict[str, int] = model["vocab"]
+        self._merges: Merges = {
+            (vocabulary[left], vocabulary[right]): (rank, vocabulary[left + right])
+            for rank, (left, right) in enumerate(model["merges"])
+        }
+        self._rate = rate
+        self._seed = seed
+        self._read(tokenizer, texts)
+
+    def _read(self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> None:
+        """Numbers the words, each told by its pieces without dropout, and finds their characters.
+
+        Only these numbers of a line are kept; what is no word, such as `</s>`, counts as one.
+        """
+        halves = {merged: pair for pair, (_, merged) in self._merges.items()}
+
+        def characters(token: int) -> list[int]:
+            if token not in halves:
+                return [token]
+            left, right = halves[token]
+            return characters(left) + characters(right)
+
+        numbers: dict[tuple[int, ...], int] = {}
+        words: list[int] = []
+        starts = [0]
+        for first in range(0, len(texts), _LINES_AT_A_TIME):
+            lines = list(texts[first : first + _LINES_AT_A_TIME])
+            for encoding in tokenizer(lines, verbose=False).encodings:
+                tokens = zip(encoding.word_ids, encoding.ids, strict=True)
+                for _, pieces in groupby(tokens, key=lambda token: token[0]):
+                    word = tuple(token for _, token in pieces)
+                    words.append(numbers.setdefault(word, len(numbers)))
+                starts.append(len(words))
+        self._characters = [list(chain.from_iterable(map(characters, word))) for word in numbers]
+        self._words = np.array(words)
+        self._starts = np.array(starts)
+        occurrences = np.bincount(self._words, minlength=len(numbers))
+        self._pool_sizes = np.minimum(occurrences, POOL_SIZE)
+
+    def draw(self, epoch: int) -> npt.NDArray[np.int64]:
+        """Draws the segmentations of an epoch, counted from 0, and tells the tokens of each line.
+
+        Returns:
+            `[lines]`, `</s>` counted.
+        """
+        name = f"{self._seed} {epoch}"
+        uniform = random.Random(name).random
+        self._pool: list[list[int]] = []
+        for characters, size in zip(self._characters, self._pool_sizes.tolist(), strict=True):
+            for _ in range(size):
+                pieces = characters.copy()
+                segment(pieces, self._merges, self._rate, uniform)
+                self._pool.append(pieces)
+        first_of_word = np.cumsum(self._pool_sizes) - self._pool_sizes
+        chances = np.random.default_rng(list(name.encode())).random(len(self._words))
+        choices = (chances * self._pool_sizes[self._words]).astype(np.int64)
+        self._chosen = first_of_word[self._words] + choices
+        pieces_of = np.array([len(pieces) for pieces in self._pool])
+        return np.add.reduceat(pieces_of[self._chosen], self._starts[:-1])
+
+    def __getitem__(self, line: int) -> list[int]:
+        """Tokens of a line as they were drawn last."""
+        chosen = self._chosen[self._starts[line] : self._starts[line + 1]].tolist()
+        return [token for choice in chosen for token in self._pool[choice]]
+
+
+class SegmentedPairs(Dataset[dict[str, list[int]]]):
+    """Pairs with BPE-dropout on both sides; takes the place of what `tokenize_pairs` gives.
+
+    Args:
+        tokenizer: Of both sides.
+        source: Lines.
+        target: As many lines.
+        rate: As for `SegmentedLines`.
+        seed: Of the run.
+        max_length: Most tokens that a side keeps; its last one, `</s>`, survives.
+
+    Attributes:
+        truncated_pairs: Pairs of the epoch of which a side was cut off.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        source: Sequence[str],
+        target: Sequence[str],
+        *,
+        rate: float,
+        seed: int,
+        max_length: int,
+    ) -> None:
+        self._sides = {
+            column: SegmentedLines(tokenizer, lines, rate=rate, seed=f"{seed} {column}")
+            for column, lines in (("input_ids", source), ("labels", target))
+        }
+        self._pairs = len(source)
+        self._max_length = max_length
+        self.draw(0)
+
+    def draw(self, epoch: int) -> npt.NDArray[np.int64]:
+        """Draws an epoch and tells the tokens of source and target of each pair, `[pairs, 2]`."""
+        lengths = np.stack([side.draw(epoch) for side in self._sides.values()], axis=1)
+        self.truncated_pairs = int((lengths > self._max_length).any(axis=1).sum())
+        return np.minimum(lengths, self._max_length)
+
+    def __len__(self) -> int:
+        """Number of pairs."""
+        return self._pairs
+
+    def __getitem__(self, pair: int) -> dict[str, list[int]]:
+        """`input_ids` and `labels` of a pair as they were drawn last."""
+        return {
+            column: truncate(side[pair], self._max_length) for column, side in self._sides.items()
+        }
