@@ -1,6 +1,7 @@
 """The model card of a saved folder, filled from what was measured."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,10 @@ from vanilla_transformer.tokenization_vanilla_transformer import write_lines
 # The template at the top of the repository, linked into the package.
 TEMPLATE = Path(__file__).with_name("model_card.md")
 
+CARD_FILE = "README.md"
 RESULTS_FILE = "results.json"
+
+_METRICS = ("bleu", "chrf")
 
 
 def record_results(folder: Path, name: str, scores: dict[str, Any]) -> None:
@@ -35,27 +39,33 @@ def write_model_card(folder: Path) -> None:
         json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
         for file in (folder / name for name in ("config.json", "run.json", RESULTS_FILE))
     )
+    settings = run.get("settings", {})
     name = folder.resolve().name
     data = ModelCardData(
+        language=settings.get("language") or None,
+        license=settings.get("license"),
         library_name="transformers",
         pipeline_tag="translation",
         tags=["vanilla_transformer", "encoder-decoder", "trained-from-scratch"],
+        datasets=settings.get("dataset_tags") or None,
+        metrics=list(_METRICS) if results else None,
         model_name=name,
         eval_results=[
             EvalResult(
                 task_type="translation",
-                dataset_type=test_set,
+                # The Hub takes the form of a dataset's id only.
+                dataset_type=re.sub(r"[^a-zA-Z0-9_.-]+", "-", test_set),
                 dataset_name=test_set,
                 metric_type=metric,
                 metric_value=round(scores[metric], 2),
                 metric_args={"signature": scores[f"{metric}_signature"]},
             )
             for test_set, scores in results.items()
-            for metric in ("bleu", "chrf")
+            for metric in _METRICS
         ]
         or None,
     )
     card = ModelCard.from_template(
         data, template_path=str(TEMPLATE), name=name, config=config, run=run, results=results
     )
-    write_lines(folder / "README.md", [str(card).rstrip("\n")])
+    write_lines(folder / CARD_FILE, [str(card).rstrip("\n")])

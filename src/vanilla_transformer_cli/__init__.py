@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING, NoReturn
 
 from transformers.hf_argparser import HfArgumentParser
 
-from vanilla_transformer_cli.settings import EvaluateSettings, TrainSettings, TranslateSettings
+from vanilla_transformer_cli.settings import (
+    EvaluateSettings,
+    PushSettings,
+    TrainSettings,
+    TranslateSettings,
+)
 
 if TYPE_CHECKING:
     from vanilla_transformer.translation import Translator
@@ -40,6 +45,12 @@ _EVALUATE_EXAMPLE = """The scores are printed and stored in the model's folder a
 
 example:
   vanilla-transformer evaluate --model runs/de-en --test test.de test.en
+"""
+
+_PUSH_EXAMPLE = """Only weights, tokenizer, code, card, run.json and results.json are uploaded.
+
+example:
+  vanilla-transformer push --model runs/de-en user/de-en
 """
 
 
@@ -73,6 +84,9 @@ def run(command: Callable[[list[str]], None], argv: list[str] | None = None) -> 
         # Raised by a config; its module is as slow to import as torch.
         if type(error).__name__.startswith("StrictDataclass"):
             _fail(str(error.__cause__ or error))
+        # The Hub's client lets errors of its connection through, httpx or httpx2.
+        if type(error).__module__.startswith("httpx"):
+            _fail(f"the Hub cannot be reached: {error}")
         raise
 
 
@@ -177,6 +191,29 @@ def evaluate(argv: list[str]) -> None:
         record_results(Path(settings.model), settings.name, record)
 
 
+def push(argv: list[str]) -> None:
+    """Share a model on the Hugging Face Hub."""
+    parser = _parser("push", PushSettings, _PUSH_EXAMPLE)
+    parser.add_argument("repo_id", metavar="USER/NAME", help="Repository; made if there is none.")
+    # As a field it would take the repository's name for its value.
+    parser.add_argument("--private", action="store_true", help="Makes a new repository private.")
+    namespace, unknown = parser.parse_known_args(argv)
+    _refuse(unknown, parser)
+    if not namespace.model:
+        parser.error("--model needs the folder of a model")
+
+    from vanilla_transformer.sharing import push as push_model
+
+    address = push_model(
+        Path(namespace.model),
+        namespace.repo_id,
+        private=namespace.private or None,
+        revision=namespace.revision,
+        commit_message=namespace.commit_message,
+    )
+    print(f"The model is at {address}")
+
+
 class _Parser(HfArgumentParser):
     """Tells a mistake alone, without a usage of a hundred options in front of it."""
 
@@ -271,4 +308,5 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": train,
     "translate": translate,
     "evaluate": evaluate,
+    "push": push,
 }

@@ -4,6 +4,7 @@ Nothing here imports torch, so that `--help` answers at once.
 """
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 
@@ -125,6 +126,19 @@ class TrainSettings:
         5,
     )
     resume: bool = option("Goes on from the last checkpoint in --output_dir.", False)
+    language: list[str] = option(
+        "Languages of the pairs for the model card, as ISO 639 codes, such as de en.", []
+    )
+    dataset_tags: list[str] = option(
+        "Datasets on the Hub for the model card. Default: the one that --train names.", []
+    )
+    license: str | None = option("Licence of the model for its card, such as apache-2.0.")
+
+    def __post_init__(self) -> None:
+        """A single name that is neither file nor folder is a dataset on the Hub."""
+        is_on_hub = len(self.train) == 1 and not Path(self.train[0]).exists()
+        if is_on_hub and not self.dataset_tags:
+            object.__setattr__(self, "dataset_tags", list(self.train))
 
 
 @dataclass(frozen=True)
@@ -162,3 +176,12 @@ class EvaluateSettings(TranslateSettings):
     bleu_tokenize: str = option("sacreBLEU's tokenizer; none for tokenised text.", "13a")
     output: str | None = option("File for the translations, one a line.")
     name: str = option("Name of the test set in results.json and the model card.", "test")
+
+
+@dataclass(frozen=True)
+class PushSettings:
+    """Settings of an upload to the Hub."""
+
+    model: str = option("Folder of a model, the --output_dir of its training.")
+    revision: str | None = option("Branch to commit to, made where there is none. Default: main.")
+    commit_message: str = option("First line of the commit.", "Upload model")

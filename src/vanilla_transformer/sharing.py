@@ -1,0 +1,88 @@
+"""A saved model on the Hugging Face Hub: what belongs to it, in one commit, and nothing else."""
+
+import re
+from pathlib import Path
+
+from huggingface_hub import CommitOperationAdd, HfApi, get_token
+from huggingface_hub.errors import LocalTokenNotFoundError
+
+from vanilla_transformer.model_card import CARD_FILE, write_model_card
+
+# Without these nobody can load the model.
+_NEEDED_FILES = ("config.json", "model*.safetensors", "tokenizer.json")
+
+# Named one by one: checkpoints, optimizer states and everything pickled stay at home.
+_SHARED_FILES = (
+    *_NEEDED_FILES,
+    "generation_config.json",
+    "model.safetensors.index.json",
+    "tokenizer_config.json",
+    "*_vanilla_transformer.py",
+    "run.json",
+    "results.json",
+)
+
+
+def push(
+    folder: Path,
+    repo_id: str,
+    *,
+    private: bool | None = None,
+    revision: str | None = None,
+    commit_message: str = "Upload model",
+) -> str:
+    """Uploads a saved model with its tokenizer, code, card and record, in one commit.
+
+    The card goes up as it lies in the folder, so that it may be edited before; only its example
+    then loads the repository instead of the folder.
+
+    Args:
+        folder: Of a training run, or of a model and a tokenizer saved by `save_pretrained`.
+        repo_id: Repository, `user/name`; made where there is none.
+        private: Whether a new repository is; None: as the owner's account has it.
+        revision: Branch to commit to, made where there is none; None: the main one.
+        commit_message: First line of the commit.
+
+    Returns:
+        The address of the repository.
+
+    Raises:
+        ValueError: If the folder lacks something that loading needs, or the Hub refuses the
+            card's metadata; nothing is uploaded then.
+        LocalTokenNotFoundError: If nobody is logged in.
+        HfHubHTTPError: If the Hub refuses the repository or the commit.
+    """
+    files = _shared_files(folder)
+    if get_token() is None:
+        raise LocalTokenNotFoundError(
+            "An upload needs a token of the Hub, got none. Run `hf auth login`, or set HF_TOKEN."
+        )
+    if not (folder / CARD_FILE).exists():
+        write_model_card(folder)
+    card = (folder / CARD_FILE).read_text(encoding="utf-8")
+    api = HfApi()
+    repository = api.create_repo(repo_id, private=private, exist_ok=True)
+    repo_id = repository.repo_id
+    if revision is not None:
+        api.create_branch(repo_id, branch=revision, exist_ok=True)
+    card = re.sub(r'from_pretrained\("[^"]*"\)', f'from_pretrained("{repo_id}")', card)
+    operations = [CommitOperationAdd(file.name, file) for file in files]
+    operations.append(CommitOperationAdd(CARD_FILE, card.encode()))
+    # Asks the Hub about the card's metadata before it uploads anything.
+    api.create_commit(repo_id, operations, commit_message=commit_message, revision=revision)
+    return str(repository)
+
+
+def _shared_files(folder: Path) -> list[Path]:
+    """What goes up beside the card.
+
+    Raises:
+        ValueError: If something is missing that loading needs.
+    """
+    missing = [pattern for pattern in _NEEDED_FILES if not any(folder.glob(pattern))]
+    if missing:
+        raise ValueError(
+            f"{str(folder)!r} must hold a saved model and its tokenizer, got no "
+            f"{' and no '.join(missing)}. Give the --output_dir of a finished training run."
+        )
+    return [file for pattern in _SHARED_FILES for file in folder.glob(pattern)]
