@@ -10,11 +10,8 @@ Example:
 """
 
 import argparse
-import json
+import multiprocessing
 import statistics
-import subprocess
-import sys
-import tempfile
 
 VOCABULARY = {"tiny": 10_000, "small": 32_000, "base": 32_000, "big": 37_000}
 
@@ -30,45 +27,28 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5, help="Timed rounds (default: 5).")
     parser.add_argument("--batches", type=int, default=4, help="Batches of a round (default: 4).")
     parser.add_argument("--label_smoothing", type=float, default=0.0, help="(default: 0)")
-    parser.add_argument("--memory-of", nargs=2, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 def main() -> None:
     """Prints one table for each preset and dtype."""
     options = parse()
-    if options.memory_of:
-        import torch
-
-        from neighbours import memory_of_steps
-
-        family, file = options.memory_of
-        print(json.dumps(memory_of_steps(family, *torch.load(file, weights_only=False))))
-        return
     for preset in options.presets:
         for dtype in options.dtypes:
-            options.preset, options.dtype = preset, dtype
-            print_table(options)
+            print_table(preset, dtype, options)
 
 
-def contest(options: argparse.Namespace) -> tuple:
-    """Preset, vocabulary, dtype and batches, the same for all contenders."""
-    from neighbours import batches
-
-    vocab_size = VOCABULARY[options.preset]
-    cut = batches(options.corpus, vocab_size, options.tokens, options.batches)
-    return options.preset, vocab_size, options.dtype, options.label_smoothing, cut
-
-
-def print_table(options: argparse.Namespace) -> None:
+def print_table(preset: str, dtype: str, options: argparse.Namespace) -> None:
     """Times the contenders side by side and asks a process of each for its memory."""
-    from neighbours import FAMILIES, hardware_line, time_rounds, tokens_of
+    from neighbours import FAMILIES, batches, hardware_line, time_rounds, tokens_of
 
-    setting = contest(options)
+    vocab_size = VOCABULARY[preset]
+    cut = batches(options.corpus, vocab_size, options.tokens, options.batches)
+    setting = (preset, vocab_size, dtype, options.label_smoothing, cut)
     seconds = time_rounds(setting, options.rounds)
-    tokens = tokens_of(setting[-1])
+    tokens = tokens_of(cut)
     print(
-        f"\n{options.preset}, {options.dtype}, vocabulary {VOCABULARY[options.preset]:,}, "
+        f"\n{preset}, {dtype}, vocabulary {vocab_size:,}, "
         f"{tokens:,} tokens in {options.batches} batches; {hardware_line()}"
     )
     print("| model | tokens/s | range | growth MB | peak MB | start MB | weights+grads+Adam MB |")
@@ -85,14 +65,11 @@ def print_table(options: argparse.Namespace) -> None:
 
 
 def memory_in_process(family: str, setting: tuple) -> dict[str, float]:
-    """Runs this script once more, for the memory of one contender that finds its batches made."""
-    import torch
+    """Memory of one contender in a fresh process, which finds its batches made."""
+    from neighbours import memory_of_steps
 
-    with tempfile.NamedTemporaryFile() as file:
-        torch.save(setting, file.name)
-        command = [sys.executable, __file__, "--memory-of", family, file.name, "--corpus", "", ""]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(memory_of_steps, (family, *setting))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from typing import Any
 
 import psutil
 import torch
-import torch.nn.functional as F
 from torch.utils.data import DataLoader
 from transformers import (
     BatchEncoding,
@@ -20,6 +19,7 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers import __version__ as transformers_version
+from transformers.models.m2m_100.modeling_m2m_100 import shift_tokens_right
 from transformers.trainer_pt_utils import LabelSmoother
 
 from vanilla_transformer import (
@@ -27,9 +27,9 @@ from vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerTokenizer,
 )
+from vanilla_transformer.batches import TokenBatchSampler
 from vanilla_transformer.data import (
     ParallelText,
-    TokenBatchSampler,
     load_pairs,
     pair_lengths,
     tokenize_pairs,
@@ -44,33 +44,46 @@ FAMILIES = {
 }
 
 
-def build(family: str, preset: str, vocab_size: int, dropout: float = 0.1) -> PreTrainedModel:
-    """A freshly initialised model: sizes of the preset, ReLU, one shared embedding table.
+# What all families share: the paper's choices, and this project's special tokens.
+COMMON: dict[str, Any] = {
+    "dropout": 0.1,
+    "attention_dropout": 0.0,
+    "activation_dropout": 0.0,
+    "activation_function": "relu",
+    "scale_embedding": True,
+    "max_position_embeddings": 1024,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 1,
+}
+NEIGHBOURS = {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0, "forced_eos_token_id": None}
+
+
+def build(family: str, **changes: Any) -> PreTrainedModel:
+    """A freshly initialised model with ReLU and one shared embedding table.
 
     Args:
         family: Key of `FAMILIES`.
-        preset: Key of `PRESETS`.
-        vocab_size: Entries of the table.
-        dropout: Rate on sublayer outputs and embeddings; other dropouts are off, as in the paper.
+        changes: Fields of the config, among them its sizes.
     """
     config_class, model_class = FAMILIES[family]
-    fields: dict[str, Any] = {
-        **PRESETS[preset].config(),
-        "vocab_size": vocab_size,
-        "dropout": dropout,
-        "attention_dropout": 0.0,
-        "activation_dropout": 0.0,
-        "activation_function": "relu",
-        "scale_embedding": True,
-        "max_position_embeddings": 1024,
-        "pad_token_id": 0,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "decoder_start_token_id": 1,
-    }
-    if family != "vanilla":
-        fields |= {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0, "forced_eos_token_id": None}
-    return model_class(config_class(**fields))
+    fields = COMMON if family == "vanilla" else COMMON | NEIGHBOURS
+    return model_class(config_class(**fields | changes))
+
+
+def sinusoids(family: str, length: int, width: int) -> torch.Tensor:
+    """Positions `[length, width]` in the family's own layout, in float64.
+
+    The paper's formula, with sines and cosines in turn, is ours; Marian puts all sines before all
+    cosines; M2M100 does too, stretches the frequencies and counts from behind the padding id.
+    """
+    first, stretch = (1, width - 2) if family == "m2m100" else (0, width)
+    frequencies = 10_000 ** (-torch.arange(0, width, 2, dtype=torch.float64) / stretch)
+    angles = torch.arange(first, first + length)[:, None] * frequencies
+    if family == "vanilla":
+        return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)
+    return torch.cat((angles.sin(), angles.cos()), dim=-1)
 
 
 def batches(corpus: list[str], vocab_size: int, max_tokens: int, count: int) -> list[BatchEncoding]:
@@ -113,7 +126,8 @@ class Training:
         cut: list[BatchEncoding],
     ) -> None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.model = build(family, preset, vocab_size).to(device).train()
+        sizes = PRESETS[preset].config() | {"dropout": 0.1}
+        self.model = build(family, vocab_size=vocab_size, **sizes).to(device).train()
         self.smoother = None
         if family == "vanilla":
             self.model.config.label_smoothing = label_smoothing
@@ -144,8 +158,8 @@ class Training:
         inputs = {name: value for name, value in batch.items() if name != "labels"}
         # M2M100 has no `prepare_decoder_input_ids_from_labels`.
         config = self.model.config
-        shifted = F.pad(batch["labels"][:, :-1], (1, 0), value=config.decoder_start_token_id)
-        shifted = shifted.masked_fill(shifted == -100, config.pad_token_id)
+        start = (config.pad_token_id, config.decoder_start_token_id)
+        shifted = shift_tokens_right(batch["labels"], *start)
         return self.smoother(self.model(**inputs, decoder_input_ids=shifted), batch["labels"])
 
 
