@@ -71,7 +71,9 @@ def ragged_pairs() -> Dataset:
     )
 
 
-def build_model(label_smoothing: float) -> VanillaTransformerForConditionalGeneration:
+def build_model(
+    label_smoothing: float, tied: bool = True
+) -> VanillaTransformerForConditionalGeneration:
     """A small model without dropout, the same at every call."""
     torch.manual_seed(0)
     config = VanillaTransformerConfig(
@@ -85,6 +87,7 @@ def build_model(label_smoothing: float) -> VanillaTransformerForConditionalGener
         decoder_ffn_dim=36,
         dropout=0.0,
         label_smoothing=label_smoothing,
+        tie_word_embeddings=tied,
     )
     return VanillaTransformerForConditionalGeneration(config)
 
@@ -105,7 +108,9 @@ class KeepGradients(TrainerCallback):
 
     def on_pre_optimizer_step(self, args, state, control, model, **kwargs):
         """Runs when all batches and processes have added their share."""
-        self.gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+        self.gradients = {
+            name: p.grad.clone() for name, p in model.named_parameters() if p.requires_grad
+        }
 
 
 def gradients_of_one_update(

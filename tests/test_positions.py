@@ -13,6 +13,11 @@ from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from . import reference
 from .conftest import Model, both_attentions, pad, real_rows, source_of, without_labels
 
+needs_gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="a GPU is absent"),
+]
+
 
 @both_attentions
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -42,11 +47,11 @@ def test_logits_of_a_sentence_are_those_it_has_alone(tiny_model, batch, attentio
 
 
 @both_attentions
-@pytest.mark.parametrize("precision", ["float32", "bfloat16", "autocast"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16", "autocast"])
 def test_row_of_padding_gives_finite_numbers(tiny_model, batch, attention, precision):
     tiny_model.set_attn_implementation(attention)
-    if precision == "bfloat16":
-        tiny_model.bfloat16()
+    if precision != "autocast":
+        tiny_model.to(getattr(torch, precision))
     batch["attention_mask"][1] = 0
     target_mask = torch.ones_like(batch["decoder_input_ids"])
     target_mask[1] = 0
@@ -84,6 +89,9 @@ OBTAIN: dict[str, Callable[[Model, Path, torch.dtype], Model]] = {
     "from_pretrained": lambda model, folder, dtype: type(model).from_pretrained(
         folder, dtype=dtype
     ),
+    "device_map": lambda model, folder, dtype: type(model).from_pretrained(
+        folder, dtype=dtype, device_map="cpu"
+    ),
     "to": lambda model, folder, dtype: model.to(dtype),
     "deepcopy": lambda model, folder, dtype: copy.deepcopy(model.to(dtype)),
     "pickle": lambda model, folder, dtype: pickle.loads(pickle.dumps(model.to(dtype))),
@@ -111,11 +119,122 @@ def test_sinusoids_are_exact_far_out_however_the_model_came(tiny_model, tmp_path
         )
 
 
-def test_model_reads_and_writes_past_max_position_embeddings(tiny_model, batch):
+@pytest.mark.parametrize("device", ["meta", pytest.param("cuda", marks=needs_gpu)])
+def test_positions_are_made_where_the_inputs_are(tiny_model, batch, device):
+    model = tiny_model.to(device)
+    # Transformers looks into a mask, which "meta" has no values for.
+    inputs = {name: batch[name].to(device) for name in ("input_ids", "decoder_input_ids")}
+
+    logits = model(**inputs).logits
+
+    assert logits.device.type == device
+
+
+def test_model_reads_past_max_position_embeddings(tiny_model, batch):
     inputs = without_labels(batch)
     expected = tiny_model(**inputs).logits
+
     tiny_model.config.max_position_embeddings = 4
 
     assert torch.equal(tiny_model(**inputs).logits, expected)
-    generated = tiny_model.generate(**source_of(batch), min_new_tokens=9, max_new_tokens=9)
-    assert generated.shape == (3, 10)
+
+
+@pytest.mark.parametrize("cache_implementation", [None, "static"])
+@pytest.mark.parametrize("num_beams", [1, 2])
+def test_model_writes_past_max_position_embeddings(
+    tiny_model, batch, num_beams, cache_implementation
+):
+    settings = {
+        "num_beams": num_beams,
+        "min_new_tokens": 9,
+        "max_new_tokens": 9,
+        "cache_implementation": cache_implementation,
+    }
+    expected = tiny_model.generate(**source_of(batch), **settings)
+
+    tiny_model.config.max_position_embeddings = 4
+    actual = tiny_model.generate(**source_of(batch), **settings)
+
+    assert actual.shape == (3, 10)
+    assert actual.tolist() == expected.tolist()
+
+
+@torch.no_grad()
+def test_exported_model_takes_lengths_beyond_its_example(tiny_model, batch):
+    tiny_model.config.max_position_embeddings = 6
+    inputs = without_labels(batch)
+    sizes = {0: torch.export.Dim.AUTO, 1: torch.export.Dim.AUTO}
+    longer = {
+        "input_ids": torch.arange(50).fmod(30).add(4).view(2, 25),
+        "attention_mask": torch.ones(2, 25, dtype=torch.long).triu(diagonal=9),
+        "decoder_input_ids": torch.arange(80).fmod(31).add(3).view(2, 40),
+    }
+
+    exported = torch.export.export(
+        tiny_model,
+        (),
+        kwargs={**inputs, "use_cache": False},
+        dynamic_shapes={**dict.fromkeys(inputs, sizes), "use_cache": None},
+        strict=False,
+    ).module()
+
+    actual = exported(**longer, use_cache=False).logits
+    torch.testing.assert_close(actual, tiny_model(**longer, use_cache=False).logits)
+
+
+@both_attentions
+@pytest.mark.parametrize("num_beams", [1, 3])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_generation_for_a_sentence_is_that_for_it_alone(
+    tiny_model, batch, attention, num_beams, side
+):
+    tiny_model.set_attn_implementation(attention)
+    sources = real_rows(batch["input_ids"], batch["attention_mask"])
+    input_ids, attention_mask = pad(sources, side, extra=3, filler=7)
+    search = {"num_beams": num_beams, "max_new_tokens": 8}
+
+    together = tiny_model.generate(input_ids=input_ids, attention_mask=attention_mask, **search)
+
+    for source, row in zip(sources, together.tolist(), strict=True):
+        alone = tiny_model.generate(input_ids=source[None], **search)[0].tolist()
+        assert row[: len(alone)] == alone
+        # Beam search fills up with `</s>`: Transformers takes the padding id 0 for none.
+        assert not set(row[len(alone) :]) - {0, 2}
+
+
+@pytest.mark.parametrize("cache_implementation", [None, "static"])
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_generation_goes_on_from_prefixes_padded_on_the_left(
+    tiny_model, batch, num_beams, cache_implementation
+):
+    prefixes = [torch.tensor([1, 6, 33]), torch.tensor([1]), torch.tensor([1, 10])]
+    decoder_input_ids, decoder_attention_mask = pad(prefixes, "left", extra=0, filler=7)
+    search = {"num_beams": num_beams, "min_new_tokens": 5, "max_new_tokens": 5}
+    if cache_implementation:
+        search["cache_implementation"] = cache_implementation
+
+    together = tiny_model.generate(
+        **source_of(batch),
+        decoder_input_ids=decoder_input_ids,
+        decoder_attention_mask=decoder_attention_mask,
+        **search,
+    )
+
+    for number, prefix in enumerate(prefixes):
+        row = slice(number, number + 1)
+        source = {name: tensor[row] for name, tensor in source_of(batch).items()}
+        alone = tiny_model.generate(**source, decoder_input_ids=prefix[None], **search)[0]
+        assert together[number, 3:].tolist() == alone[len(prefix) :].tolist()
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_generation_from_embeddings_is_that_from_ids(tiny_model, batch, num_beams):
+    source = source_of(batch)
+    expected = tiny_model.generate(**source, num_beams=num_beams, max_new_tokens=8)
+    embeddings = tiny_model.get_input_embeddings()(source.pop("input_ids"))
+
+    actual = tiny_model.generate(
+        inputs_embeds=embeddings, **source, num_beams=num_beams, max_new_tokens=8
+    )
+
+    assert actual.tolist() == expected.tolist()

@@ -33,7 +33,7 @@ from transformers.modeling_outputs import (
 )
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import TransformersKwargs
-from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.generic import is_flash_attention_requested, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
@@ -261,7 +261,45 @@ class CrossAttention(Attention):
         """
         (query,) = self.split_heads(self.q_proj(hidden_states))
         key, value = self.source_keys_and_values(encoder_hidden_states, past_key_values)
+        kernel = kwargs["attn_implementation"]
+        if attention_mask is not None and is_flash_attention_requested(None, kernel):
+            key, value, lengths = self.drop_padding(key, value, attention_mask, query.shape[2])
+            return self.attend(query, key, value, None, **lengths, **kwargs)
         return self.attend(query, key, value, attention_mask, **kwargs)
+
+    @staticmethod
+    def drop_padding(
+        key: Tensor, value: Tensor, attention_mask: Tensor, query_length: int
+    ) -> tuple[Tensor, Tensor, dict[str, Any]]:
+        """Lays the keys and values of real source tokens end to end, as flash kernels want them.
+
+        Left to itself, Transformers' `_upad_input` takes the source's mask for one of the target
+        too, and drops or mixes up queries.
+
+        Args:
+            key: `[B, H, S, E]`.
+            value: `[B, H, S, E]`.
+            attention_mask: 1 = real source token, `[B, S]`.
+            query_length: Target positions T of each sentence; all are kept.
+
+        Returns:
+            Keys and values, each `[1, H, K, E]` with the real tokens K of the batch, and where
+            each sentence begins, by the names of `FlashAttentionKwargs`.
+        """
+        is_real = attention_mask.bool()
+        key, value = (x.transpose(1, 2)[is_real].transpose(0, 1)[None] for x in (key, value))
+        source_lengths = is_real.sum(-1)
+        ends = torch.arange(len(is_real) + 1, device=key.device)
+        return (
+            key,
+            value,
+            {
+                "cu_seq_lens_q": (ends * query_length).int(),
+                "cu_seq_lens_k": F.pad(source_lengths.cumsum(0), (1, 0)).int(),
+                "max_length_q": query_length,
+                "max_length_k": int(source_lengths.max()),
+            },
+        )
 
     def source_keys_and_values(
         self, encoder_hidden_states: Tensor, past_key_values: EncoderDecoderCache | None
@@ -273,7 +311,9 @@ class CrossAttention(Attention):
         """
         if past_key_values is not None and past_key_values.is_updated.get(self.layer_idx):
             layer = past_key_values.cross_attention_cache.layers[self.layer_idx]
-            return layer.keys, layer.values
+            # An offloading cache brings back what is updated; these rest in the CPU's memory.
+            device = encoder_hidden_states.device
+            return layer.keys.to(device), layer.values.to(device)
         key, value = self.split_heads(self.kv_proj(encoder_hidden_states))
         if past_key_values is not None:
             key, value = past_key_values.cross_attention_cache.update(key, value, self.layer_idx)
@@ -387,6 +427,15 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
         """Trainer takes tied copies, which no file holds, for lost unless they stand here."""
         super().post_init()
         self._keys_to_ignore_on_save |= self.all_tied_weights_keys.keys()
+
+    def mark_tied_weights_as_initialized(self, loading_info: Any) -> None:
+        """Transformers takes a table that stands in three places for loaded, held or not."""
+        table = self.get_input_embeddings().weight
+        is_loaded = getattr(table, "_is_hf_initialized", False)
+        missing = loading_info.missing_keys & {"shared.weight", "model.shared.weight"}
+        super().mark_tied_weights_as_initialized(loading_info)
+        if not is_loaded:
+            loading_info.missing_keys |= missing
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -546,6 +595,37 @@ class Decoder(Stack):
         )
         self.post_init()
 
+    def causal_mask(
+        self,
+        config: VanillaTransformerConfig,
+        inputs_embeds: Tensor,
+        attention_mask: Tensor | None,
+        cache: Cache | None,
+    ) -> Any:
+        """Mask of the self-attention in the form that the kernel of `config` takes.
+
+        Two kernels would otherwise attend to the empty end of a static cache.
+
+        Args:
+            config: As `attention_config` gives it.
+            inputs_embeds: `[B, T, D]`.
+            attention_mask: 1 = real token, `[B, past + T]`; None: all are.
+            cache: Of the self-attention.
+        """
+        if cache is None or not cache.is_compileable:
+            return create_causal_mask(config, inputs_embeds, attention_mask, cache)
+        past_length = cache.get_seq_length()
+        if attention_mask is None and is_flash_attention_requested(config):
+            # Flash kernels take no mask for leave to attend to all keys.
+            size = (len(inputs_embeds), int(past_length) + inputs_embeds.shape[1])
+            attention_mask = inputs_embeds.new_ones(size)
+        mask = create_causal_mask(config, inputs_embeds, attention_mask, cache)
+        if config._attn_implementation == "flex_attention" and isinstance(past_length, Tensor):
+            # A flex mask reads the past length as late as the kernels run: the cache, which counts
+            # on in place, gets a tensor of its own.
+            cache.layers[0].cumulative_length = past_length.clone()
+        return mask
+
     @merge_with_config_defaults
     @capture_outputs
     def forward(
@@ -584,7 +664,7 @@ class Decoder(Stack):
 
         config = self.attention_config(**kwargs)
         self_cache = None if past_key_values is None else past_key_values.self_attention_cache
-        mask = create_causal_mask(config, inputs_embeds, attention_mask, self_cache)
+        mask = self.causal_mask(config, inputs_embeds, attention_mask, self_cache)
         encoder_mask = create_bidirectional_mask(
             config, inputs_embeds, encoder_attention_mask, encoder_hidden_states
         )
@@ -615,6 +695,8 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         self.shared = nn.Embedding(config.vocab_size, config.d_model, config.pad_token_id)
         self.encoder = Encoder(config)
         self.decoder = Decoder(config)
+        # One module, not three that share a weight: FSDP shards no weight twice.
+        self.set_input_embeddings(self.shared)
         self.post_init()
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
@@ -722,6 +804,46 @@ class VanillaTransformerForConditionalGeneration(
         shifted = F.pad(labels[:, :-1], (1, 0), value=self.config.decoder_start_token_id)
         return shifted.masked_fill(shifted == IGNORED, self.config.pad_token_id)
 
+    def prepare_inputs_for_generation(
+        self,
+        input_ids: Tensor,
+        next_sequence_length: int | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """As in Transformers, but no position goes twice into a cache that came filled.
+
+        Transformers' `_prefill` cuts what the cache holds off a target only if it has a mask, which
+        targets do without. An assistant would draft from a garbled cache after its first call.
+
+        Args:
+            input_ids: Targets so far, `[B, T]`.
+            next_sequence_length: Positions to feed, the last ones; None: all that are new.
+            past_key_values: Holds positions of an earlier call, or none.
+            kwargs: As Transformers takes them.
+        """
+        has_mask = kwargs.get("decoder_attention_mask") is not None
+        if past_key_values is not None and next_sequence_length is None and not has_mask:
+            unseen = input_ids.shape[1] - int(past_key_values.get_seq_length())
+            next_sequence_length = unseen if unseen > 0 else None
+        inputs: dict[str, Any] = super().prepare_inputs_for_generation(
+            input_ids, next_sequence_length, past_key_values, **kwargs
+        )
+        return inputs
+
+    @staticmethod
+    def create_masks_for_generate(attention_mask: Tensor | None, **kwargs: Any) -> Tensor | None:
+        """Leaves the mask for a static cache to the decoder.
+
+        The decoder knows which kernel will run, eager where attention weights are asked for, and
+        counts positions by the mask `[B, past + T]` that a ready one `[B, 1, T, K]` replaces.
+
+        Args:
+            attention_mask: 1 = real target token, `[B, past + T]`.
+            kwargs: What else Transformers makes such masks from.
+        """
+        return attention_mask
+
     @merge_with_config_defaults
     @capture_outputs
     def forward(
@@ -756,11 +878,13 @@ class VanillaTransformerForConditionalGeneration(
             `labels`, unless `return_logits`.
 
         Raises:
-            ValueError: If the loss is taken elsewhere while `config.label_smoothing` is set.
+            ValueError: If the loss is taken elsewhere while `config.label_smoothing` is set, or if
+                `labels` come with `logits_to_keep`.
         """
         if self.training and labels is None and num_items_in_batch is not None:
             self._refuse_outer_loss()
         if labels is not None:
+            self._refuse_partial_logits(logits_to_keep)
             # A loss needs no later steps, and filling a cache copies all keys and values.
             use_cache = False
             if decoder_input_ids is None and decoder_inputs_embeds is None:
@@ -805,6 +929,19 @@ class VanillaTransformerForConditionalGeneration(
             encoder_hidden_states=outputs.encoder_hidden_states,
             encoder_attentions=outputs.encoder_attentions,
         )
+
+    def _refuse_partial_logits(self, logits_to_keep: int | Tensor) -> None:
+        """The loss is about all targets.
+
+        Raises:
+            ValueError: If fewer logits than that are wanted.
+        """
+        if isinstance(logits_to_keep, Tensor) or logits_to_keep != 0:
+            raise ValueError(
+                "`labels` need the logits of all target positions, that is `logits_to_keep=0`, "
+                f"got `logits_to_keep={logits_to_keep}`. Leave out either one; to exclude targets "
+                f"from the loss, set their labels to {IGNORED}."
+            )
 
     def _refuse_outer_loss(self) -> None:
         """Trainer's own label smoothing, or a loss function of the user's, takes the labels away.
