@@ -146,6 +146,13 @@ def test_translate_takes_text_on_both_sides_of_an_option(run, model):
     assert run("translate", "drei", "--model", model, "vier hundert") == piped
 
 
+def test_switch_takes_no_text_for_its_value(run, model, sources):
+    before = run("translate", "--model", model, sources[0], "--trust_remote_code").out
+    behind = run("translate", "--model", model, "--trust_remote_code", sources[0]).out
+
+    assert behind == before
+
+
 @pytest.mark.parametrize("budget", [1, 40, 100_000])
 def test_translations_do_not_depend_on_batch_size(run, model, sources, budget):
     usual = run("translate", "--model", model, stdin=as_input(sources))

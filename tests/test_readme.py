@@ -41,6 +41,7 @@ def test_options_in_documents_exist(document):
             ["-m", "vanilla_transformer_cli", "train", "--help-all"],
             ["-m", "vanilla_transformer_cli", "translate", "--help"],
             ["-m", "vanilla_transformer_cli", "evaluate", "--help"],
+            ["-m", "vanilla_transformer_cli", "push", "--help"],
             [str(ROOT / "scripts" / "benchmark_training.py"), "--help"],
         ]
     )

@@ -9,9 +9,10 @@ import difflib
 import os
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import Field
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from transformers.hf_argparser import HfArgumentParser
 
@@ -195,21 +196,22 @@ def push(argv: list[str]) -> None:
     """Share a model on the Hugging Face Hub."""
     parser = _parser("push", PushSettings, _PUSH_EXAMPLE)
     parser.add_argument("repo_id", metavar="USER/NAME", help="Repository; made if there is none.")
-    # As a field it would take the repository's name for its value.
-    parser.add_argument("--private", action="store_true", help="Makes a new repository private.")
     namespace, unknown = parser.parse_known_args(argv)
     _refuse(unknown, parser)
-    if not namespace.model:
+    values = vars(namespace)
+    repo_id = values.pop("repo_id")
+    settings = PushSettings(**values)
+    if not settings.model:
         parser.error("--model needs the folder of a model")
 
     from vanilla_transformer.sharing import push as push_model
 
     address = push_model(
-        Path(namespace.model),
-        namespace.repo_id,
-        private=namespace.private or None,
-        revision=namespace.revision,
-        commit_message=namespace.commit_message,
+        Path(settings.model),
+        repo_id,
+        private=settings.private or None,
+        revision=settings.revision,
+        commit_message=settings.commit_message,
     )
     print(f"The model is at {address}")
 
@@ -220,6 +222,17 @@ class _Parser(HfArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Ends the program with status 2."""
         _fail(message)
+
+
+class _SettingsParser(_Parser):
+    """Our own switches take no value, which might be the text that follows them."""
+
+    @staticmethod
+    def _parse_dataclass_field(parser: argparse.ArgumentParser, field: Field[Any]) -> None:
+        if field.type is bool:
+            parser.add_argument(f"--{field.name}", action="store_true", help=field.metadata["help"])
+        else:
+            HfArgumentParser._parse_dataclass_field(parser, field)
 
 
 def _refuse(unknown: list[str], *parsers: _Parser) -> None:
@@ -237,7 +250,7 @@ def _refuse(unknown: list[str], *parsers: _Parser) -> None:
 
 
 def _parser(command: str, settings: type, epilog: str) -> _Parser:
-    return _Parser(
+    return _SettingsParser(
         settings,
         prog=f"vanilla-transformer {command}",
         description=COMMANDS[command].__doc__,

@@ -183,5 +183,6 @@ class PushSettings:
     """Settings of an upload to the Hub."""
 
     model: str = option("Folder of a model, the --output_dir of its training.")
+    private: bool = option("Makes a new repository private.", False)
     revision: str | None = option("Branch to commit to, made where there is none. Default: main.")
     commit_message: str = option("First line of the commit.", "Upload model")
