@@ -7,7 +7,7 @@ RUN = $(VENV)/bin/
 DEMO = runs/demo
 NUMBERS = runs/numbers
 
-.PHONY: demo test test-slow test-all lint clean
+.PHONY: demo test test-slow test-oldest test-mutants test-all lint clean
 
 $(READY): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
@@ -38,9 +38,19 @@ test: $(READY)
 
 # What takes longer, or fetches Transformers' own tests from the package index.
 test-slow: $(READY)
-	OMP_NUM_THREADS=1 $(RUN)python -m pytest -m slow
+	OMP_NUM_THREADS=1 $(RUN)python -m pytest -m slow -n 2
 
-test-all: test test-slow
+# The same with the oldest Transformers that is allowed, then folders that the two exchange.
+test-oldest: $(READY)
+	$(MAKE) test test-slow VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt
+	OMP_NUM_THREADS=1 OTHER_PYTHON=.venv-oldest/bin/python \
+		$(RUN)python -m pytest -m slow tests/test_releases.py
+
+# Breaks the model by one line at a time: each defect must fail a test.
+test-mutants: $(READY)
+	$(RUN)python scripts/check_mutants.py --jobs 2
+
+test-all: test test-slow test-oldest test-mutants
 
 lint: $(READY)
 	$(RUN)ruff format --check .
@@ -48,4 +58,4 @@ lint: $(READY)
 	$(RUN)mypy
 
 clean:
-	rm -rf $(VENV) $(DEMO) $(NUMBERS)
+	rm -rf $(VENV) .venv-oldest $(DEMO) $(NUMBERS)

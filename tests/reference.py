@@ -70,7 +70,12 @@ def relu(vector: Tensor) -> Tensor:
     return torch.where(vector > 0, vector, 0.0)
 
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": relu}
+def gelu(vector: Tensor) -> Tensor:
+    """Gaussian error linear unit (arXiv 1606.08415): x times the normal distribution's P(X < x)."""
+    return vector * (1 + torch.erf(vector / math.sqrt(2))) / 2
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": relu, "gelu": gelu}
 
 
 def linear(weights: Weights, name: str, vector: Tensor) -> Tensor:

@@ -123,9 +123,12 @@ def test_parameter_count_is_that_of_the_paper(sizes, millions):
     ("changes", "faults"),
     [
         ({"vocab_size": 0}, ["`vocab_size` must be at least 1, got 0"]),
+        ({"d_model": 0}, ["`d_model` must be at least 1, got 0"]),
         ({"encoder_layers": 0}, ["`encoder_layers` must be at least 1, got 0"]),
         ({"decoder_layers": -1}, ["`decoder_layers` must be at least 1, got -1"]),
         ({"encoder_attention_heads": 0}, ["`encoder_attention_heads` must be at least 1, got 0"]),
+        ({"decoder_attention_heads": 0}, ["`decoder_attention_heads` must be at least 1, got 0"]),
+        ({"encoder_ffn_dim": 0}, ["`encoder_ffn_dim` must be at least 1, got 0"]),
         ({"decoder_ffn_dim": 0}, ["`decoder_ffn_dim` must be at least 1, got 0"]),
         ({"max_position_embeddings": 0}, ["`max_position_embeddings` must be at least 1, got 0"]),
         ({"dropout": 1.0}, ["`dropout` must be at least 0 and below 1, got 1.0"]),

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
-from vanilla_transformer.modeling_vanilla_transformer import Dropout
+from vanilla_transformer.kernels_vanilla_transformer import Dropout
 
 from .conftest import Model, both_attentions, gradients, record_calls
 
@@ -113,6 +113,24 @@ def test_dropout_follows_the_embedding_sum_and_each_sublayer(tiny_model, batch):
         "model.encoder.layers.0.dropout": 2,
         "model.decoder.layers.0.dropout": 3,
     }
+
+
+def test_dropout_of_the_embedding_sum_drops_the_positions_too(tiny_config, batch):
+    tiny_config.dropout = 0.5
+    encoder = VanillaTransformerForConditionalGeneration(tiny_config).train().model.encoder
+
+    hidden = encoder(batch["input_ids"], output_hidden_states=True).hidden_states[0]
+
+    # Five standard deviations; positions alone have zeros in half the columns of position 0.
+    play = 5 * math.sqrt(0.25 / hidden.numel())
+    assert abs((hidden == 0).float().mean() - 0.5) < play
+
+
+def test_bias_of_the_feed_forward_network_remains_when_its_activation_is_dropped(tiny_model):
+    layer, x = tiny_model.model.decoder.layers[0], torch.randn(3, 5, 24)
+    layer.activation_dropout.register_forward_hook(lambda *call: torch.zeros_like(call[-1]))
+
+    assert torch.equal(layer.feed_forward(x), layer.fc2.bias.expand_as(x))
 
 
 def test_residual_stream_passes_when_every_sublayer_is_dropped(tiny_model, batch):

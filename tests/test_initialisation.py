@@ -67,6 +67,15 @@ def test_tables_start_with_lookups_of_unit_variance_and_no_padding(fresh_model, 
     assert not weight[0].any()
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_tables_start_without_padding_when_its_id_is_not_zero(tiny_config, tied):
+    tiny_config.pad_token_id, tiny_config.tie_word_embeddings = 9, tied
+    model = VanillaTransformerForConditionalGeneration(tiny_config)
+
+    for table in (model.model.shared, model.lm_head):
+        assert [row for row in range(37) if not table.weight[row].any()] == [9]
+
+
 def test_embedding_sum_is_the_scaled_lookup_plus_positions(fresh_model):
     input_ids = torch.arange(1, 1000)[None]
 

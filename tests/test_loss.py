@@ -327,6 +327,32 @@ def test_loss_makes_the_decoder_inputs_that_are_missing(tiny_model, batch):
     assert torch.equal(tiny_model(**batch).loss, expected)
 
 
+def test_decoder_inputs_that_the_loss_makes_begin_with_the_start_token(tiny_config, batch):
+    tiny_config.decoder_start_token_id = 3
+    model = VanillaTransformerForConditionalGeneration(tiny_config)
+
+    made = model.prepare_decoder_input_ids_from_labels(batch["labels"])
+
+    assert made[:, 0].tolist() == [3, 3, 3]
+    assert torch.equal(made[:, 1:], batch["decoder_input_ids"][:, 1:])
+
+
+@pytest.mark.parametrize("as_embeddings", [False, True])
+def test_loss_keeps_the_decoder_inputs_that_are_given(tiny_model, batch, as_embeddings):
+    labels = batch.pop("labels")
+    # Others than the labels would make.
+    given = batch.pop("decoder_input_ids").flip(0)
+    logits = tiny_model(**batch, decoder_input_ids=given).logits
+    table = tiny_model.get_input_embeddings()
+    target = (
+        {"decoder_inputs_embeds": table(given)} if as_embeddings else {"decoder_input_ids": given}
+    )
+
+    loss = tiny_model(**batch, **target, labels=labels).loss
+
+    torch.testing.assert_close(loss, F.cross_entropy(logits.flatten(0, 1), labels.flatten()))
+
+
 @pytest.mark.parametrize(
     ("kept", "positions"),
     [(0, [0, 1, 2, 3, 4]), (1, [4]), (3, [2, 3, 4]), (torch.tensor([0, 3]), [0, 3])],
@@ -353,6 +379,25 @@ def test_trainers_own_label_smoothing_is_refused_when_the_config_smooths(
 
     with refusal if label_smoothing else nullcontext():
         trainer.compute_loss(tiny_model, batch, num_items_in_batch=torch.tensor(12))
+
+
+def test_evaluation_without_labels_is_not_refused_when_the_config_smooths(tiny_model, batch):
+    tiny_model.config.label_smoothing = 0.25
+    del batch["labels"]
+
+    # What a loss function of the user's asks for; the model would smooth no evaluation anyway.
+    output = tiny_model(**batch, num_items_in_batch=12)
+
+    assert output.logits.shape == (3, 5, 37)
+
+
+def test_loss_of_a_target_whose_probability_underflows_is_finite():
+    projection = nn.Linear(1, 3, bias=False)
+    projection.weight.data = torch.tensor([[0.0], [200.0], [0.0]])
+
+    loss = projected_cross_entropy_sum(projection, torch.ones(1, 1, 1), torch.tensor([[2]]), 0.0)
+
+    assert loss == 200
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -384,6 +429,21 @@ def test_loss_of_narrow_weights_is_summed_in_float32(dtype, path):
     for actual, gradient in zip(narrow, wide, strict=True):
         assert actual.dtype == dtype
         assert (actual.float() - gradient).norm() < 2**-7 * gradient.norm()
+
+
+def test_gradient_of_a_narrow_projection_is_summed_over_chunks_in_float32(monkeypatch):
+    monkeypatch.setattr(loss_vanilla_transformer, "CHUNK_ROWS", 1)
+    projection = nn.Linear(1, 3, bias=False, dtype=torch.bfloat16)
+    nn.init.zeros_(projection.weight)
+    states = torch.ones(1, 600, 1, dtype=torch.bfloat16)
+    labels = torch.zeros(1, 600, dtype=torch.long)
+
+    projected_cross_entropy_sum(projection, states, labels, 0.0).backward()
+
+    # Each target adds a third to the ids that it is not; in bfloat16 the sum would stop at 128. A
+    # third itself and the sum are rounded once.
+    expected = torch.tensor([[-400.0], [200.0], [200.0]])
+    torch.testing.assert_close(projection.weight.grad.float(), expected, rtol=2**-7, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

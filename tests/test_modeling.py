@@ -72,6 +72,33 @@ def test_ids_and_embeddings_exclude_each_other(tiny_model, batch, stack, prefix,
         tiny_model(**inputs)
 
 
+def test_mask_of_four_dimensions_replaces_the_causal_one_and_moves_no_position(tiny_model, batch):
+    inputs = without_labels(batch)
+    expected = tiny_model(**inputs).logits
+    sees = torch.ones(3, 1, 5, 5).tril().bool()
+
+    actual = tiny_model(**inputs, decoder_attention_mask=sees).logits
+    of_itself = tiny_model(**inputs, decoder_attention_mask=sees & sees.mT).logits
+
+    torch.testing.assert_close(actual, expected)
+    torch.testing.assert_close(of_itself[:, 0], expected[:, 0])
+    assert not torch.isclose(of_itself[:, 1:], expected[:, 1:]).all()
+
+
+@both_attentions
+@torch.no_grad()
+def test_logits_in_bfloat16_are_close_to_float32(tiny_model, batch, attention):
+    tiny_model.set_attn_implementation(attention)
+    inputs = without_labels(batch)
+    expected = tiny_model(**inputs).logits
+
+    actual = tiny_model.bfloat16()(**inputs).logits
+
+    # Eight bits of mantissa through five layers.
+    assert actual.dtype == torch.bfloat16
+    assert (actual.float() - expected).norm() < 0.05 * expected.norm()
+
+
 @both_attentions
 def test_gradients_under_autocast_are_close_to_float32(tiny_model, batch, attention):
     tiny_model.set_attn_implementation(attention)

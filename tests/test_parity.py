@@ -184,7 +184,12 @@ def test_training_equals_the_oracle(build_model, batch, attention, side, label_s
 
 @pytest.mark.parametrize(
     "change",
-    [{"tie_word_embeddings": False}, {"scale_embedding": False}, {"layer_norm_eps": 0.01}],
+    [
+        {"tie_word_embeddings": False},
+        {"scale_embedding": False},
+        {"layer_norm_eps": 0.01},
+        {"activation_function": "gelu"},
+    ],
     ids=lambda change: next(iter(change)),
 )
 def test_training_equals_the_oracle_when_config_departs_from_the_default(

@@ -28,7 +28,7 @@ HUB_FILES = {
     f"{name}_vanilla_transformer.py": Path(
         vanilla_transformer.__file__, "..", f"{name}_vanilla_transformer.py"
     ).resolve()
-    for name in ("configuration", "modeling", "loss")
+    for name in ("configuration", "generation", "kernels", "loss", "modeling")
 }
 ALLOWED_IMPORTS = sys.stdlib_module_names | {
     "huggingface_hub",
@@ -224,6 +224,15 @@ def test_bare_folder_has_code_and_auto_map_when_the_package_saves_it(folder, tmp
 
 def test_bare_folder_has_code_and_auto_map_when_remote_code_saves_it(client, folder):
     assert code_and_auto_map(client["resaved_bare"]) == code_and_auto_map(folder)
+
+
+def test_config_saved_alone_brings_its_code_and_names_no_other(tmp_path):
+    VanillaTransformerConfig().save_pretrained(tmp_path)
+
+    code, auto_map = code_and_auto_map(tmp_path)
+    module = "configuration_vanilla_transformer"
+    assert code.keys() == {f"{module}.py"}
+    assert auto_map == {"AutoConfig": f"{module}.VanillaTransformerConfig"}
 
 
 def test_auto_map_names_its_own_folder_when_the_model_came_from_the_hub(folder, tmp_path):

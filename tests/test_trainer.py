@@ -71,6 +71,16 @@ def test_evaluation_loss_is_the_unsmoothed_mean_over_targets(tmp_path):
     assert trainer.evaluate()["eval_loss"] == pytest.approx(expected.item())
 
 
+def test_evaluation_gathers_no_cache_when_trainer_takes_the_labels_away(tmp_path, tiny_model):
+    # Its own label smoothing does: without labels the model returns a cache.
+    trainer = build_trainer(tmp_path, tiny_model, label_smoothing_factor=0.1)
+    batch = build_collator(tiny_model)(list(ragged_pairs()))
+
+    _, outputs, _ = trainer.prediction_step(tiny_model, batch, prediction_loss_only=False)
+
+    assert all(isinstance(output, torch.Tensor) for output in outputs)
+
+
 def test_metrics_get_translations_and_references_that_decode(tmp_path, tiny_model):
     words = [f"w{index}" for index in range(33)]
     tokenizer = VanillaTransformerTokenizer.train([" ".join(words)], kind="word", vocab_size=37)

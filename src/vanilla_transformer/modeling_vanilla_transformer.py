@@ -22,8 +22,7 @@ from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.dynamic_module_utils import custom_object_save
-from transformers.generation import GenerationMixin
-from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
+from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import (
     BaseModelOutput,
@@ -37,6 +36,12 @@ from transformers.utils.generic import is_flash_attention_requested, merge_with_
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .generation_vanilla_transformer import VanillaTransformerGenerationMixin
+from .kernels_vanilla_transformer import (
+    Dropout,
+    causal_mask,
+    drop_padding,
+)
 from .loss_vanilla_transformer import IGNORED, cross_entropy_sum, projected_cross_entropy_sum
 
 
@@ -95,26 +100,6 @@ def eager_attention_forward(
     weights = scores.softmax(dim=-1, dtype=softmax_dtype).to(query.dtype)
     weights = F.dropout(weights, p=dropout, training=module.training)
     return (weights @ value).transpose(1, 2).contiguous(), weights
-
-
-class Dropout(nn.Dropout):
-    """Dropout with a mask that is cheap on a CPU.
-
-    torch draws a float per entry there, a tenth of the time of a small model's training step. Here
-    16 random bits decide on an entry, so that the rate is exact to 1 / 65536.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Drops entries while training and scales up the others."""
-        if not self.training or self.p == 0:
-            return x
-        if x.device.type != "cpu" or torch.compiler.is_compiling():
-            return super().forward(x)
-        quadruples = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
-        bits = quadruples.view(torch.int16)[: x.numel()].view(x.shape)
-        dropped = round(self.p * 2**16)
-        scale = 2**16 / (2**16 - dropped)
-        return x * ((bits >= dropped - 2**15).to(x.dtype) * scale)
 
 
 class FusedLinear(nn.Linear):
@@ -263,43 +248,9 @@ class CrossAttention(Attention):
         key, value = self.source_keys_and_values(encoder_hidden_states, past_key_values)
         kernel = kwargs["attn_implementation"]
         if attention_mask is not None and is_flash_attention_requested(None, kernel):
-            key, value, lengths = self.drop_padding(key, value, attention_mask, query.shape[2])
+            key, value, lengths = drop_padding(key, value, attention_mask, query.shape[2])
             return self.attend(query, key, value, None, **lengths, **kwargs)
         return self.attend(query, key, value, attention_mask, **kwargs)
-
-    @staticmethod
-    def drop_padding(
-        key: Tensor, value: Tensor, attention_mask: Tensor, query_length: int
-    ) -> tuple[Tensor, Tensor, dict[str, Any]]:
-        """Lays the keys and values of real source tokens end to end, as flash kernels want them.
-
-        Left to itself, Transformers' `_upad_input` takes the source's mask for one of the target
-        too, and drops or mixes up queries.
-
-        Args:
-            key: `[B, H, S, E]`.
-            value: `[B, H, S, E]`.
-            attention_mask: 1 = real source token, `[B, S]`.
-            query_length: Target positions T of each sentence; all are kept.
-
-        Returns:
-            Keys and values, each `[1, H, K, E]` with the real tokens K of the batch, and where
-            each sentence begins, by the names of `FlashAttentionKwargs`.
-        """
-        is_real = attention_mask.bool()
-        key, value = (x.transpose(1, 2)[is_real].transpose(0, 1)[None] for x in (key, value))
-        source_lengths = is_real.sum(-1)
-        ends = torch.arange(len(is_real) + 1, device=key.device)
-        return (
-            key,
-            value,
-            {
-                "cu_seq_lens_q": (ends * query_length).int(),
-                "cu_seq_lens_k": F.pad(source_lengths.cumsum(0), (1, 0)).int(),
-                "max_length_q": query_length,
-                "max_length_k": int(source_lengths.max()),
-            },
-        )
 
     def source_keys_and_values(
         self, encoder_hidden_states: Tensor, past_key_values: EncoderDecoderCache | None
@@ -595,37 +546,6 @@ class Decoder(Stack):
         )
         self.post_init()
 
-    def causal_mask(
-        self,
-        config: VanillaTransformerConfig,
-        inputs_embeds: Tensor,
-        attention_mask: Tensor | None,
-        cache: Cache | None,
-    ) -> Any:
-        """Mask of the self-attention in the form that the kernel of `config` takes.
-
-        Two kernels would otherwise attend to the empty end of a static cache.
-
-        Args:
-            config: As `attention_config` gives it.
-            inputs_embeds: `[B, T, D]`.
-            attention_mask: 1 = real token, `[B, past + T]`; None: all are.
-            cache: Of the self-attention.
-        """
-        if cache is None or not cache.is_compileable:
-            return create_causal_mask(config, inputs_embeds, attention_mask, cache)
-        past_length = cache.get_seq_length()
-        if attention_mask is None and is_flash_attention_requested(config):
-            # Flash kernels take no mask for leave to attend to all keys.
-            size = (len(inputs_embeds), int(past_length) + inputs_embeds.shape[1])
-            attention_mask = inputs_embeds.new_ones(size)
-        mask = create_causal_mask(config, inputs_embeds, attention_mask, cache)
-        if config._attn_implementation == "flex_attention" and isinstance(past_length, Tensor):
-            # A flex mask reads the past length as late as the kernels run: the cache, which counts
-            # on in place, gets a tensor of its own.
-            cache.layers[0].cumulative_length = past_length.clone()
-        return mask
-
     @merge_with_config_defaults
     @capture_outputs
     def forward(
@@ -664,7 +584,7 @@ class Decoder(Stack):
 
         config = self.attention_config(**kwargs)
         self_cache = None if past_key_values is None else past_key_values.self_attention_cache
-        mask = self.causal_mask(config, inputs_embeds, attention_mask, self_cache)
+        mask = causal_mask(config, inputs_embeds, attention_mask, self_cache)
         encoder_mask = create_bidirectional_mask(
             config, inputs_embeds, encoder_attention_mask, encoder_hidden_states
         )
@@ -775,7 +695,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
 
 
 class VanillaTransformerForConditionalGeneration(
-    VanillaTransformerPreTrainedModel, GenerationMixin
+    VanillaTransformerPreTrainedModel, VanillaTransformerGenerationMixin
 ):
     """The complete model: encoder, decoder, output projection, loss and `generate`."""
 
@@ -803,46 +723,6 @@ class VanillaTransformerForConditionalGeneration(
         """Shifts targets right behind the start token, `[B, T]` -> `[B, T]` (figure 1)."""
         shifted = F.pad(labels[:, :-1], (1, 0), value=self.config.decoder_start_token_id)
         return shifted.masked_fill(shifted == IGNORED, self.config.pad_token_id)
-
-    def prepare_inputs_for_generation(
-        self,
-        input_ids: Tensor,
-        next_sequence_length: int | None = None,
-        past_key_values: Cache | None = None,
-        **kwargs: Any,
-    ) -> dict[str, Any]:
-        """As in Transformers, but no position goes twice into a cache that came filled.
-
-        Transformers' `_prefill` cuts what the cache holds off a target only if it has a mask, which
-        targets do without. An assistant would draft from a garbled cache after its first call.
-
-        Args:
-            input_ids: Targets so far, `[B, T]`.
-            next_sequence_length: Positions to feed, the last ones; None: all that are new.
-            past_key_values: Holds positions of an earlier call, or none.
-            kwargs: As Transformers takes them.
-        """
-        has_mask = kwargs.get("decoder_attention_mask") is not None
-        if past_key_values is not None and next_sequence_length is None and not has_mask:
-            unseen = input_ids.shape[1] - int(past_key_values.get_seq_length())
-            next_sequence_length = unseen if unseen > 0 else None
-        inputs: dict[str, Any] = super().prepare_inputs_for_generation(
-            input_ids, next_sequence_length, past_key_values, **kwargs
-        )
-        return inputs
-
-    @staticmethod
-    def create_masks_for_generate(attention_mask: Tensor | None, **kwargs: Any) -> Tensor | None:
-        """Leaves the mask for a static cache to the decoder.
-
-        The decoder knows which kernel will run, eager where attention weights are asked for, and
-        counts positions by the mask `[B, past + T]` that a ready one `[B, 1, T, K]` replaces.
-
-        Args:
-            attention_mask: 1 = real target token, `[B, past + T]`.
-            kwargs: What else Transformers makes such masks from.
-        """
-        return attention_mask
 
     @merge_with_config_defaults
     @capture_outputs

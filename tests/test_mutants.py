@@ -1,0 +1,56 @@
+"""The list of defects that `scripts/check_mutants.py` tries; `make test-mutants` sees all caught."""
+
+import ast
+import subprocess
+import sys
+import tomllib
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SCRIPT = ROOT / "scripts" / "check_mutants.py"
+HUB_FILES = {
+    file: (ROOT / f"src/vanilla_transformer/{file}_vanilla_transformer.py").read_text("utf-8")
+    for file in ("configuration", "generation", "kernels", "loss", "modeling")
+}
+MUTANTS = [
+    (file, mutant)
+    for file, rows in tomllib.loads((ROOT / "tests/mutants.toml").read_text("utf-8")).items()
+    for mutant in rows
+]
+each_mutant = pytest.mark.parametrize(
+    ("file", "mutant"), MUTANTS, ids=[mutant["name"] for _, mutant in MUTANTS]
+)
+
+
+def test_list_holds_many_defects_of_every_hub_file():
+    assert len(MUTANTS) >= 40
+    assert {file for file, _ in MUTANTS} == HUB_FILES.keys()
+    names = Counter(mutant["name"] for _, mutant in MUTANTS)
+    assert set(names.values()) == {1}
+
+
+@each_mutant
+def test_defect_changes_one_place_and_leaves_valid_code(file, mutant):
+    assert HUB_FILES[file].count(mutant["old"]) == 1
+
+    broken = HUB_FILES[file].replace(mutant["old"], mutant["new"])
+
+    assert ast.dump(ast.parse(broken)) != ast.dump(ast.parse(HUB_FILES[file]))
+
+
+def check(folder: Path, *lines: str) -> subprocess.CompletedProcess[str]:
+    """Runs the script on a list of one defect, as long as it needs no run of the tests."""
+    mutants = folder / "mutants.toml"
+    mutants.write_text("\n".join(["[[loss]]", *lines]), encoding="utf-8")
+    command = [sys.executable, SCRIPT, "--mutants", mutants]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_script_refuses_a_defect_whose_text_is_gone(tmp_path):
+    finished = check(tmp_path, 'name = "lost"', 'old = "no such text"', 'new = ""')
+
+    assert finished.returncode
+    assert "lost: 0 times" in finished.stderr
