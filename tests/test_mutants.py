@@ -1,4 +1,4 @@
-"""The list of defects that `scripts/check_mutants.py` tries; `make test-mutants` sees all caught."""
+"""The list of defects for `scripts/check_mutants.py`; `make test-mutants` sees all caught."""
 
 import ast
 import subprocess
