@@ -72,8 +72,8 @@ def test_evaluation_loss_is_the_unsmoothed_mean_over_targets(tmp_path):
 
 
 def test_evaluation_gathers_no_cache_when_trainer_takes_the_labels_away(tmp_path, tiny_model):
-    # Its own label smoothing does: without labels the model returns a cache.
-    trainer = build_trainer(tmp_path, tiny_model, label_smoothing_factor=0.1)
+    # Its own label smoothing does: without labels the model returns a cache, if it shall have one.
+    trainer = build_trainer(tmp_path, tiny_model, label_smoothing_factor=0.1, use_cache=True)
     batch = build_collator(tiny_model)(list(ragged_pairs()))
 
     _, outputs, _ = trainer.prediction_step(tiny_model, batch, prediction_loss_only=False)
