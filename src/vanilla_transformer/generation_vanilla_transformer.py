@@ -1,9 +1,9 @@
-"""What `generate` does otherwise than Transformers' own: caches that come filled, masks."""
+"""What `generate` does otherwise than Transformers' own: its caches and its masks."""
 
 from typing import Any
 
 from torch import Tensor
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.generation import GenerationMixin
 
 
@@ -49,3 +49,17 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
             kwargs: What else Transformers makes such masks from.
         """
         return attention_mask
+
+    def _reorder_cache(
+        self, past_key_values: EncoderDecoderCache, beam_idx: Tensor
+    ) -> EncoderDecoderCache:
+        """Moves the targets' keys and values with their beams, and copies no source.
+
+        Beam search calls it after each step, and beams change places within their sentence only.
+
+        Args:
+            past_key_values: Of all beams.
+            beam_idx: Row that each row goes on from, `[B]`.
+        """
+        past_key_values.self_attention_cache.reorder_cache(beam_idx)
+        return past_key_values
