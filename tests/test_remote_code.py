@@ -310,6 +310,10 @@ def test_hub_file_imports_no_library_that_its_users_may_lack(hub_tree):
     assert {name.partition(".")[0] for name in absolute_imports(hub_tree)} <= ALLOWED_IMPORTS
 
 
+def test_hub_file_needs_no_torch_that_was_built_for_clusters(hub_tree):
+    assert not [name for name in absolute_imports(hub_tree) if "torch.distributed" in name]
+
+
 def test_hub_file_takes_names_from_its_siblings_only(hub_tree):
     for node in relative_imports(hub_tree):
         assert node.level == 1, ast.unparse(node)

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 from torch.utils.checkpoint import checkpoint
 
 # Label of a target position that does not count.
@@ -55,9 +54,9 @@ def projected_cross_entropy_sum(
         return _sum_by_module(lm_head, hidden_states, labels, label_smoothing)
     is_target = labels != IGNORED
     hidden_states, labels = hidden_states[is_target], labels[is_target]
-    if isinstance(lm_head, FSDPModule):
+    if _is_sharded(lm_head):
         # Each call would wait for all processes, and theirs need not be as many.
-        lm_head.unshard()
+        lm_head.unshard()  # type: ignore[operator]
     if _is_plain_matrix(lm_head):
         args = (hidden_states, lm_head.weight, labels, label_smoothing)
         total: Tensor = ProjectedCrossEntropy.apply(*args)  # type: ignore[no-untyped-call]
@@ -65,9 +64,14 @@ def projected_cross_entropy_sum(
     return _sum_by_module(lm_head, hidden_states, labels, label_smoothing)
 
 
+def _is_sharded(module: nn.Module) -> bool:
+    """FSDP2 gives a module a class of its own with this method; not every torch can import it."""
+    return hasattr(type(module), "unshard")
+
+
 def _is_plain_matrix(module: nn.Module) -> bool:
-    if type(module).__bases__ == (FSDPModule, nn.Linear):
-        return module.bias is None
+    if _is_sharded(module):
+        return type(module).__bases__[1:] == (nn.Linear,) and module.bias is None
     hooks = (
         module._forward_hooks,
         module._forward_pre_hooks,
