@@ -17,7 +17,6 @@ from huggingface_hub.errors import HfHubHTTPError
 from safetensors.torch import load as load_weights
 
 from vanilla_transformer import (
-    VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerTokenizer,
 )
@@ -26,6 +25,7 @@ from vanilla_transformer.sharing import push
 from vanilla_transformer_cli import main
 
 from .conftest import redraw_parameters
+from .gradients_of_one_update import build_model
 from .hub_server import TOKEN, Hub, serve_hub
 from .test_remote_code import HUB_FILES, TEXTS, code_and_auto_map
 
@@ -99,17 +99,7 @@ Path(report).write_text(json.dumps({"generated": generated, "module": module}))
 
 
 def make_model(factor: float = 1.0) -> VanillaTransformerForConditionalGeneration:
-    config = VanillaTransformerConfig(
-        vocab_size=37,
-        d_model=24,
-        encoder_layers=1,
-        decoder_layers=2,
-        encoder_attention_heads=2,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=28,
-        decoder_ffn_dim=36,
-    )
-    model = VanillaTransformerForConditionalGeneration(config).eval()
+    model = build_model(label_smoothing=0.0).eval()
     redraw_parameters(model)
     model.model.encoder.layer_norm.weight.data *= factor
     return model

@@ -22,6 +22,7 @@ from vanilla_transformer import (
 )
 
 from .conftest import redraw_parameters
+from .gradients_of_one_update import build_model
 
 TEXTS = ["Ein Hund rennt.", "Zwei alte Männer schlafen im Garten.", "Ja"]
 HUB_FILES = {
@@ -86,17 +87,7 @@ def tokenizer():
 
 @pytest.fixture(scope="module")
 def model():
-    config = VanillaTransformerConfig(
-        vocab_size=37,
-        d_model=24,
-        encoder_layers=1,
-        decoder_layers=2,
-        encoder_attention_heads=2,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=28,
-        decoder_ffn_dim=36,
-    )
-    model = VanillaTransformerForConditionalGeneration(config).eval()
+    model = build_model(label_smoothing=0.0).eval()
     redraw_parameters(model)
     return model
 

@@ -41,7 +41,8 @@ class TokenBatchSampler(Sampler[list[int]]):
 
     Attributes:
         epoch: Epoch that the next iteration runs through, set by `set_epoch`.
-        padding: Share of padding in the tokens of an epoch, 0 to 1; the same in each.
+        padding: Share of padding in the tokens of an epoch, 0 to 1; the same in each unless
+            lengths are drawn.
 
     Raises:
         ValueError: If there are no pairs, a pair exceeds the budget alone, or a process would have

@@ -166,13 +166,17 @@ class SegmentedPairs(Dataset[dict[str, list[int]]]):
         }
         self._pairs = len(source)
         self._max_length = max_length
+        self._epoch: int | None = None
         self.draw(0)
 
     def draw(self, epoch: int) -> npt.NDArray[np.int64]:
         """Draws an epoch and tells the tokens of source and target of each pair, `[pairs, 2]`."""
-        lengths = np.stack([side.draw(epoch) for side in self._sides.values()], axis=1)
-        self.truncated_pairs = int((lengths > self._max_length).any(axis=1).sum())
-        return np.minimum(lengths, self._max_length)
+        if epoch != self._epoch:
+            lengths = np.stack([side.draw(epoch) for side in self._sides.values()], axis=1)
+            self.truncated_pairs = int((lengths > self._max_length).any(axis=1).sum())
+            self._lengths = np.minimum(lengths, self._max_length)
+            self._epoch = epoch
+        return self._lengths
 
     def __len__(self) -> int:
         """Number of pairs."""
