@@ -13,7 +13,15 @@ ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "scripts" / "check_mutants.py"
 HUB_FILES = {
     file: (ROOT / f"src/vanilla_transformer/{file}_vanilla_transformer.py").read_text("utf-8")
-    for file in ("configuration", "generation", "kernels", "loss", "modeling")
+    for file in (
+        "configuration",
+        "decoding",
+        "generation",
+        "kernels",
+        "loss",
+        "modeling",
+        "search",
+    )
 }
 MUTANTS = [
     (file, mutant)

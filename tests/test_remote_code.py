@@ -29,7 +29,15 @@ HUB_FILES = {
     f"{name}_vanilla_transformer.py": Path(
         vanilla_transformer.__file__, "..", f"{name}_vanilla_transformer.py"
     ).resolve()
-    for name in ("configuration", "generation", "kernels", "loss", "modeling")
+    for name in (
+        "configuration",
+        "decoding",
+        "generation",
+        "kernels",
+        "loss",
+        "modeling",
+        "search",
+    )
 }
 ALLOWED_IMPORTS = sys.stdlib_module_names | {
     "huggingface_hub",

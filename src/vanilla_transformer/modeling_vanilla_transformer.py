@@ -471,7 +471,14 @@ class Stack(VanillaTransformerPreTrainedModel):
             position_ids = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -length:]
         else:
             position_ids = torch.arange(length, device=inputs_embeds.device)[None] + past_length
-        positions = sinusoidal_positions(position_ids, self.config.d_model, inputs_embeds.dtype)
+        return self.embed(inputs_embeds, self.encode_positions(position_ids, inputs_embeds.dtype))
+
+    def encode_positions(self, position_ids: Tensor, dtype: torch.dtype) -> Tensor:
+        """Encoding of positions `[B, Q]` or `[1, Q]`, with a last axis D."""
+        return sinusoidal_positions(position_ids, self.config.d_model, dtype)
+
+    def embed(self, inputs_embeds: Tensor, positions: Tensor) -> Tensor:
+        """Adds encoded positions to lookups times sqrt(D), `[B, Q, D]`."""
         return self.dropout(inputs_embeds * self.embed_scale + positions)
 
     def attention_config(self, **kwargs: Any) -> VanillaTransformerConfig:
@@ -588,18 +595,38 @@ class Decoder(Stack):
         encoder_mask = create_bidirectional_mask(
             config, inputs_embeds, encoder_attention_mask, encoder_hidden_states
         )
+        hidden_states = self.run_layers(
+            hidden_states,
+            mask,
+            encoder_hidden_states,
+            encoder_mask,
+            past_key_values,
+            config._attn_implementation,
+        )
+        return BaseModelOutputWithPastAndCrossAttentions(
+            last_hidden_state=hidden_states, past_key_values=past_key_values
+        )
+
+    def run_layers(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None,
+        encoder_hidden_states: Tensor | None,
+        encoder_attention_mask: Tensor | None,
+        past_key_values: EncoderDecoderCache | None,
+        attn_implementation: str,
+    ) -> Tensor:
+        """All layers and the final norm, `[B, T, D]` -> `[B, T, D]`, with masks as kernels take."""
         for layer in self.layers:
             hidden_states = layer(
                 hidden_states,
-                mask,
+                attention_mask,
                 encoder_hidden_states,
-                encoder_mask,
+                encoder_attention_mask,
                 past_key_values=past_key_values,
-                attn_implementation=config._attn_implementation,
+                attn_implementation=attn_implementation,
             )
-        return BaseModelOutputWithPastAndCrossAttentions(
-            last_hidden_state=self.layer_norm(hidden_states), past_key_values=past_key_values
-        )
+        return self.layer_norm(hidden_states)
 
 
 class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
