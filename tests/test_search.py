@@ -14,6 +14,7 @@ from vanilla_transformer import (
     generation_vanilla_transformer,
 )
 from vanilla_transformer.generation_vanilla_transformer import SourceLengthLimit
+from vanilla_transformer.kernels_vanilla_transformer import linear_for_few_rows
 from vanilla_transformer.search_vanilla_transformer import beam_search, greedy_search
 
 from .conftest import Batch, Model, both_attentions, redraw_parameters, source_of
@@ -274,3 +275,72 @@ def test_model_in_training_mode_drops_out_as_in_transformers_search(
     found = generate(model.train(), source_of(batch), num_beams=num_beams)
 
     assert found.shape[0] == 3
+
+
+@both_widths
+def test_search_under_autocast_is_transformers(tiny_model, batch, num_beams):
+    with torch.autocast("cpu", torch.bfloat16):
+        found = generate(tiny_model, source_of(batch), num_beams=num_beams)
+
+    assert found.shape[0] == 3
+
+
+class Doubled(torch.nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+def replace_linear(model: Model) -> None:
+    fc1 = model.model.decoder.layers[1].fc1
+    fc1.__class__ = Doubled
+
+
+def hook_linear(model: Model) -> None:
+    model.model.decoder.layers[1].fc1.register_forward_hook(lambda _, __, output: 2 * output)
+
+
+def replace_head(model: Model) -> None:
+    model.lm_head.__class__ = Doubled
+
+
+@both_widths
+@pytest.mark.parametrize("change", [replace_linear, hook_linear, replace_head])
+def test_changed_module_takes_part_in_the_search(tiny_model, sentences, change, num_beams):
+    before = generate(tiny_model, sentences, num_beams=num_beams)
+    change(tiny_model)
+
+    after = generate(tiny_model, sentences, num_beams=num_beams)
+
+    expected = generate_like_transformers(tiny_model, sentences, num_beams=num_beams)
+    assert after.tolist() == expected.tolist()
+    assert after.tolist() != before.tolist() or change is replace_head
+
+
+@pytest.fixture
+def wide_layer() -> torch.nn.Linear:
+    torch.manual_seed(0)
+    return torch.nn.Linear(512, 1024)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 32, 33])
+def test_weight_laid_out_for_few_rows_is_the_same_map(wide_layer, rows):
+    x = torch.randn(rows, 512)
+
+    with torch.no_grad():
+        torch.testing.assert_close(linear_for_few_rows(wide_layer)(x), wide_layer(x))
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_weight_is_laid_out_anew_when_it_changes(wide_layer, rows):
+    x = torch.randn(rows, 512)
+    with torch.no_grad():
+        linear_for_few_rows(wide_layer)(x)
+        wide_layer.weight.mul_(2)
+
+        torch.testing.assert_close(linear_for_few_rows(wide_layer)(x), wide_layer(x))
+
+
+def test_weight_is_laid_out_once(wide_layer):
+    first = linear_for_few_rows(wide_layer)
+
+    assert linear_for_few_rows(wide_layer).func.__self__ is first.func.__self__

@@ -224,14 +224,15 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
     def _runs_as_written(self) -> bool:
         """Whether nothing stands between `generate` and the layers that our search would pass by.
 
-        Such as hooks, a `forward` of somebody's, a compiled one, or kernels with masks of their
-        own; nor is the release of Transformers one that was never tested.
+        Such as hooks, a `forward` of somebody's, a compiled one, autocast, or kernels with masks of
+        their own; nor is the release of Transformers one that was never tested.
         """
         stages = (self, self.model, self.model.decoder)
         owner = next(kind for kind in type(self).__mro__ if "forward" in vars(kind))
         release = tuple(int(part) for part in transformers_version.split(".")[:2])
         return (
             not self.training
+            and not torch.is_autocast_enabled(self.device.type)
             and VanillaTransformerGenerationMixin in owner.__bases__
             and self.config._attn_implementation in ("eager", "sdpa")
             and not any(

@@ -3,16 +3,25 @@
 Shapes: B batch · S source · T target · Q, K query and key positions · H heads · E head size.
 """
 
+from collections.abc import Callable
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
 from transformers.cache_utils import Cache
 from transformers.masking_utils import create_causal_mask
 from transformers.utils.generic import is_flash_attention_requested
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
+
+# Weights laid out for few rows, for as long as the weights themselves live.
+LAID_OUT = WeakIdKeyDictionary()
+# Below, a product takes less time than its call; above, the layout of the weight does not matter.
+FEWEST_ENTRIES = 2**19
+MOST_ROWS = 32
 
 
 class Dropout(nn.Dropout):
@@ -98,3 +107,58 @@ def causal_mask(
         # on in place, gets a tensor of its own.
         cache.layers[0].cumulative_length = past_length.clone()
     return mask
+
+
+class WeightForFewRows:
+    """A weight `[out, in]` of a linear map, laid out anew for products with few rows on a CPU.
+
+    Decoding multiplies a row or a few by each matrix, and the time goes into reading the matrix.
+    Each layout takes the memory of the weight once more, and is made when it is first needed.
+    """
+
+    def __init__(self, weight: Tensor) -> None:
+        self.weight = weight.detach()
+
+    def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """`[..., in]` -> `[..., out]`."""
+        rows = x.numel() // x.shape[-1]
+        if rows > MOST_ROWS:
+            return F.linear(x, self.weight, bias)
+        if rows > 1:
+            return torch.ops.mkldnn._linear_pointwise(x, self.blocks, bias, "none", [], "")
+        return F.linear(x, self.columns, bias)
+
+    @cached_property
+    def blocks(self) -> Tensor:
+        """As oneDNN likes it."""
+        return torch.ops.mkldnn._reorder_linear_weight(self.weight, MOST_ROWS)
+
+    @cached_property
+    def columns(self) -> Tensor:
+        """Column by column, if that makes longer runs through memory."""
+        out, width = self.weight.shape
+        return self.weight.t().contiguous().t() if out > width else self.weight
+
+
+def linear_for_few_rows(module: nn.Linear) -> Callable[[Tensor], Tensor]:
+    """The map of `module`, for inference with few rows at a time.
+
+    Args:
+        module: A plain linear layer: no hooks, no `forward` of its own.
+    """
+    weight = module.weight
+    if (
+        weight.device.type != "cpu"
+        or weight.dtype != torch.float32
+        or weight.numel() < FEWEST_ENTRIES
+        or weight.is_inference()
+        or not torch.backends.mkldnn.is_available()
+    ):
+        return partial(F.linear, weight=weight, bias=module.bias)
+    # What changes a weight in place counts its version up.
+    state = (weight.data_ptr(), weight._version)
+    known_state, laid_out = LAID_OUT.get(weight, (None, None))
+    if state != known_state:
+        laid_out = WeightForFewRows(weight)
+        LAID_OUT[weight] = state, laid_out
+    return partial(laid_out.linear, bias=module.bias)

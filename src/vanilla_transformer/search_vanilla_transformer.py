@@ -62,8 +62,7 @@ class Constraints:
             sequences: The rows so far, prompts included; consumed only if a processor reads them.
         """
         if self.banned:
-            banned = torch.tensor(sorted(self.banned), device=scores.device)
-            scores.index_fill_(-1, banned, -torch.inf)
+            scores[:, list(self.banned)] = -torch.inf
         if self.others:
             ids = torch.tensor(list(sequences), device=scores.device)
             for processor in self.others:
