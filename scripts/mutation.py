@@ -35,6 +35,7 @@ TESTS = (
     "attention",
     "positions",
     "dropout",
+    "search",
     "generation",
     "saving",
     "remote_code",

@@ -195,24 +195,23 @@ class Unchanged(LogitsProcessor):
         return scores
 
 
-@pytest.mark.parametrize(
-    "search",
-    [
-        {"streamer": Silence()},
-        {"return_dict_in_generate": True},
-        {"use_cache": False},
-        {"cache_implementation": "static"},
-        {"cache_implementation": "offloaded"},
-        {"logits_processor": LogitsProcessorList([Unchanged()])},
-        {"stopping_criteria": StoppingCriteriaList([MaxTimeCriteria(60)])},
-        {"prefix_allowed_tokens_fn": lambda *_: list(range(37))},
-        {"decoder_attention_mask": torch.ones(3, 1)},
-        {"num_beams": 3, "do_sample": True},
-        {"num_beams": 3, "return_dict_in_generate": True, "output_scores": True},
-        {"num_beams": 30},
-    ],
-    ids=str,
-)
+UNKNOWN_SETTINGS: dict[str, dict[str, Any]] = {
+    "streamer": {"streamer": Silence()},
+    "dict": {"return_dict_in_generate": True},
+    "no cache": {"use_cache": False},
+    "static cache": {"cache_implementation": "static"},
+    "offloaded cache": {"cache_implementation": "offloaded"},
+    "processor": {"logits_processor": LogitsProcessorList([Unchanged()])},
+    "criterion": {"stopping_criteria": StoppingCriteriaList([MaxTimeCriteria(60)])},
+    "prefix": {"prefix_allowed_tokens_fn": lambda *_: list(range(37))},
+    "mask": {"decoder_attention_mask": torch.ones(3, 1)},
+    "drawn beams": {"num_beams": 3, "do_sample": True},
+    "scores": {"num_beams": 3, "return_dict_in_generate": True, "output_scores": True},
+    "more candidates than tokens": {"num_beams": 30},
+}
+
+
+@pytest.mark.parametrize("search", UNKNOWN_SETTINGS.values(), ids=UNKNOWN_SETTINGS)
 def test_transformers_search_runs_with_other_settings(tiny_model, batch, search, monkeypatch):
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("this package's search runs")

@@ -7,7 +7,9 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from vanilla_transformer import VanillaTransformerTokenizer, translation
-from vanilla_transformer.translation import SourceLengthLimit, Translation, Translator
+from vanilla_transformer.generation_vanilla_transformer import SourceLengthLimit
+from vanilla_transformer.run_record import RUN_FILE
+from vanilla_transformer.translation import Translation, Translator
 
 # Their translations by the tiny model differ in length, and some of them end.
 LINES = [
@@ -256,27 +258,31 @@ def test_line_feed_in_a_translation_becomes_a_blank(tiny_model, monkeypatch):
 
     results = Translator(tiny_model, tokenizer).translate(["a"])
 
-    assert list(results) == [Translation("a b ")]
+    assert list(results) == [Translation("a b ", replaced_separators=2)]
 
 
 @SEARCHES
 def test_batches_keep_within_their_tokens(tiny_model, build, monkeypatch, num_beams):
     shapes = spy_on_generate(tiny_model, monkeypatch)
 
-    list(build(num_beams=num_beams, max_tokens_per_batch=66).translate(LINES))
+    list(build(num_beams=num_beams, max_tokens_per_batch=120).translate(LINES))
 
     assert sum(rows for rows, _ in shapes) == sum(bool(line.strip()) for line in LINES)
-    assert all(rows * columns * num_beams <= 66 for rows, columns in shapes)
+    # The longest of the lines has 22 tokens, the others count for 16.
+    tokens = [num_beams * max(columns, 16) for _, columns in shapes]
+    assert all(rows * each <= 120 for (rows, _), each in zip(shapes, tokens, strict=True))
     # One more sentence would have been too many.
-    assert all((rows + 1) * columns * num_beams > 66 for rows, columns in shapes[:-1])
+    assert all(
+        (rows + 1) * each > 120 for (rows, _), each in zip(shapes[:-1], tokens, strict=False)
+    )
 
 
 def test_sentence_beyond_the_budget_goes_alone(tiny_model, build, monkeypatch):
     shapes = spy_on_generate(tiny_model, monkeypatch)
 
-    list(build(max_tokens_per_batch=10).translate(["der alte mann", "ja", "oh"]))
+    list(build(max_tokens_per_batch=32).translate(["der alte mann " * 3, "ja", "oh"]))
 
-    assert shapes == [(1, 14), (2, 3)]
+    assert shapes == [(1, 43), (2, 3)]
 
 
 def test_translator_switches_dropout_off(tiny_model, build):
@@ -294,3 +300,82 @@ def test_translator_loads_a_saved_folder(tiny_model, tokenizer, build, tmp_path)
     loaded = Translator.from_pretrained(str(tmp_path), num_beams=2, max_extra_tokens=4)
 
     assert list(loaded.translate(LINES)) == list(build(num_beams=2).translate(LINES))
+
+
+# Lines that are too long
+
+
+def test_long_line_is_the_translations_of_its_pieces(build):
+    pieces = ["ein hund.", "der alte mann", "schläft"]
+    translator = build(max_source_length=14)
+
+    joined, short = translator.translate(["ein hund. der alte mann schläft", "ja"])
+
+    parts = [result.text for result in translator.translate(pieces)]
+    assert joined.text == " ".join(parts)
+    assert short == next(translator.translate(["ja"]))
+
+
+def test_warnings_count_lines_over_all_windows(build, monkeypatch, caplog):
+    monkeypatch.setattr(translation, "WINDOW_LINES", 2)
+
+    list(
+        build(max_source_length=14).translate(["a", "b", "c", "ein hund. der alte"], first_line=11)
+    )
+
+    assert [message.split(" is ")[0] for message in caplog.messages] == ["Line 14"]
+
+
+def test_long_line_has_what_its_pieces_have(build):
+    translator = build(max_source_length=14, details=True, scores=True, num_beams=2)
+    joined = next(translator.translate(["ein hund. der alte mann"]))
+    first, second = translator.translate(["ein hund.", "der alte mann"])
+
+    assert joined.source_tokens == first.source_tokens + second.source_tokens
+    assert joined.tokens == first.tokens + second.tokens
+    assert joined.token_scores == pytest.approx(first.token_scores + second.token_scores)
+    assert joined.score == pytest.approx((first.score + second.score) / 2)
+    moved = [
+        (source + len(first.source_tokens), target + len(first.tokens))
+        for source, target in second.alignment
+    ]
+    assert joined.alignment == (*first.alignment, *moved)
+    assert joined.reached_limit == (first.reached_limit or second.reached_limit)
+
+
+def test_alternatives_of_a_long_line_join_those_of_one_rank(build):
+    translator = build(max_source_length=14, num_beams=3, num_hypotheses=3)
+    joined = next(translator.translate(["ein hund. der alte mann"]))
+    parts = list(translator.translate(["ein hund.", "der alte mann"]))
+
+    for rank in range(2):
+        assert joined.alternatives[rank].text == " ".join(
+            part.alternatives[rank].text for part in parts
+        )
+
+
+@pytest.mark.parametrize(("field", "length"), [("max_position_embeddings", 9), (None, 1024)])
+def test_longest_source_is_what_the_model_expects(tiny_model, build, field, length):
+    if field:
+        setattr(tiny_model.config, field, length)
+
+    assert build().max_source_length == length
+
+
+def test_longest_source_is_that_of_the_training(tiny_model, tokenizer, tmp_path):
+    tiny_model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / RUN_FILE).write_text('{"settings": {"max_length": 77}}')
+
+    assert Translator.from_pretrained(str(tmp_path)).max_source_length == 77
+    assert Translator.from_pretrained(str(tmp_path), max_source_length=5).max_source_length == 5
+
+
+def test_window_ends_at_many_characters_too(build, monkeypatch):
+    monkeypatch.setattr(translation, "WINDOW_CHARACTERS", 20)
+    read = []
+
+    results = build().translate(read.append(line) or line for line in LINES)
+    next(results)
+
+    assert read == LINES[:3]

@@ -98,8 +98,9 @@ def greedy_search(
     rows = list(range(len(prompts)))
     logits = decoding.first_logits(prompt)
     while True:
+        # A copy even of float32: constraints write into it.
         scores = constraints(
-            logits.float(),
+            logits.to(torch.float32, copy=True),
             (prompts[row] + outputs[row] for row in rows),
         )
         chosen = scores.argmax(-1) if draw is None else draw(scores)

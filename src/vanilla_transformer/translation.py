@@ -1,24 +1,47 @@
-"""Text in, text out: translating lines with a trained model."""
+"""Text in, text out: translating lines with a trained model.
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from itertools import islice
-from typing import Any, Self
+Importing this module also registers `pipeline("vanilla-translation", model=...)`.
+"""
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, repeat
+from pathlib import Path
+from typing import Any, Literal, Self, cast
 
 import torch
-from torch import Tensor
 from transformers import (
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
+    GenerationConfig,
+    Pipeline,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    StoppingCriteria,
 )
+from transformers.pipelines import PIPELINE_REGISTRY
+from transformers.utils import cached_file
 
 import vanilla_transformer  # noqa: F401  (registers the Auto classes)
+from vanilla_transformer.bayes_risk import rank_by_utility
+from vanilla_transformer.engines import Engine, Hypothesis, Search, TorchEngine
+from vanilla_transformer.segments import Piece, cut_into_pieces
 
-# Lines that are sorted by length together; results come in order, so none waits for much more.
+# Lines that are sorted by length together: so many, or so many that hold this many characters.
+# Results come in order, so none waits for much more.
 WINDOW_LINES = 2048
+WINDOW_CHARACTERS = 2**20
+
+# What a source counts for at least in a batch: a search needs memory for each hypothesis.
+LEAST_TOKENS = 16
+
+# What `str.splitlines` and many editors take for the end of a line.
+_LINE_SEPARATORS = re.compile("[\n\v\f\r\x1c-\x1e\x85\u2028\u2029]")
+
+# As in `run_record`, whose import takes a second.
+_RUN_FILE = "run.json"
 
 
 @dataclass(frozen=True)
@@ -26,136 +49,438 @@ class Translation:
     """Translation of one line.
 
     Attributes:
-        text: Without line feeds, so that a line stays a line.
+        text: Without line separators, so that a line stays a line.
         reached_limit: The search was cut off at the longest output allowed.
+        replaced_separators: Line separators of the output that became blanks.
+        score: Log-probability / length^length_penalty, `</s>` counted, a forced prefix not; of MBR,
+            the expected chrF. Mean of the pieces. None where scores were not asked for.
+        alternatives: The next best translations, where several were asked for.
+        source_tokens: Tokens of the source, where details were asked for; so the rest.
+        tokens: Tokens of the output, `</s>` included where it ended.
+        token_scores: Log-probability of each of them.
+        alignment: Pairs of positions in `source_tokens` and in `tokens`, one for each token but
+            `</s>`.
     """
 
     text: str
     reached_limit: bool = False
-
-
-class SourceLengthLimit(StoppingCriteria):
-    """Ends each sentence at a limit of its own, whatever batch it is in.
-
-    Args:
-        limits: Longest output of each sentence in tokens, start token not counted, `[B]`.
-    """
-
-    def __init__(self, limits: Tensor) -> None:
-        self.limits = limits
-
-    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
-        """Whether each of the B * beams hypotheses `[B * beams, T]` has reached its limit."""
-        beams = len(input_ids) // len(self.limits)
-        return input_ids.shape[1] - 1 >= self.limits.repeat_interleave(beams)
+    replaced_separators: int = 0
+    score: float | None = None
+    alternatives: tuple["Translation", ...] = ()
+    source_tokens: tuple[str, ...] = ()
+    tokens: tuple[str, ...] = ()
+    token_scores: tuple[float, ...] = ()
+    alignment: tuple[tuple[int, int], ...] = ()
 
 
 class Translator:
     """Translates lines of text, each as if it were alone.
 
     Args:
-        model: A sequence-to-sequence model in any dtype, on any device.
-        tokenizer: Of both sides.
-        num_beams: Width of the beam; None: as the model's generation config says.
+        model: A sequence-to-sequence model in any dtype, on any device; or an engine.
+        tokenizer: A fast tokenizer, of both sides.
+        generation_config: Where defaults come from; None: the model's.
+        num_beams: Width of the beam; None: as the generation config says, 1 for samples.
         length_penalty: Exponent a in score = log-probability / length^a (Transformers'
-            definition, `</s>` counted); None: as the model's generation config says.
+            definition, `</s>` counted); None: as the generation config says, 1 without a beam.
         max_extra_tokens: Longest output beyond the tokens of its own source, section 6.1.
-        max_tokens_per_batch: Source tokens of a batch, padding and beams counted.
+        max_tokens_per_batch: Source tokens of a batch; padding, beams and samples counted, and a
+            shorter source as one of 16.
+        max_source_length: Lines of more tokens, `</s>` counted, are cut into pieces; None: the
+            longest that the model expects.
+        num_hypotheses: Translations of each line.
+        do_sample: Draws translations instead of searching for likely ones.
+        temperature: See `Search`; so `top_k`, `top_p` and `seed`.
+        top_k: See `Search`.
+        top_p: See `Search`.
+        seed: See `Search`.
+        mbr_candidates: Ranks so many samples, or best ones, of each line by minimum Bayes risk
+            (see `rank_by_utility`); 0: by probability.
+        scores: Whether scores are wanted.
+        details: Whether tokens, their scores and alignments are wanted; engine `torch` only.
+
+    Raises:
+        ValueError: If settings are out of range or do not go together.
     """
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: PreTrainedModel | Engine,
         tokenizer: PreTrainedTokenizerBase,
         *,
+        generation_config: GenerationConfig | None = None,
         num_beams: int | None = None,
         length_penalty: float | None = None,
         max_extra_tokens: int = 50,
-        max_tokens_per_batch: int = 8192,
+        max_tokens_per_batch: int = 4096,
+        max_source_length: int | None = None,
+        num_hypotheses: int = 1,
+        do_sample: bool = False,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int = 0,
+        mbr_candidates: int = 0,
+        scores: bool = False,
+        details: bool = False,
     ) -> None:
-        self.model = model.eval()
+        if isinstance(model, PreTrainedModel):
+            generation_config = generation_config or model.generation_config
+            model = TorchEngine(model)
+        self.engine: Engine = model
         self.tokenizer = tokenizer
-        config = model.generation_config
+        config = generation_config or GenerationConfig()
         # A fresh model's config leaves both open; the last values are those of `generate`.
-        self.num_beams = _first_given(num_beams, config.num_beams, 1)
-        self.length_penalty = _first_given(length_penalty, config.length_penalty, 1.0)
-        if self.num_beams == 1:
-            # Greedy search knows no penalty, and `generate` would warn about one.
-            self.length_penalty = 1.0
+        num_beams = _first_given(num_beams, 1 if do_sample else config.num_beams, 1)
+        given_penalty = config.length_penalty if num_beams > 1 else None
+        self.settings = Search(
+            num_beams=num_beams,
+            length_penalty=_first_given(length_penalty, given_penalty, 1.0),
+            num_hypotheses=mbr_candidates or num_hypotheses,
+            do_sample=do_sample,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+            return_scores=scores or (mbr_candidates > 0 and not do_sample),
+        )
+        self.num_hypotheses = num_hypotheses
+        self.is_mbr = mbr_candidates > 0
+        self.scores, self.details = scores, details
         self.max_extra_tokens = max_extra_tokens
-        self.max_tokens_per_batch = max_tokens_per_batch // self.num_beams
+        self.max_source_length = _first_given(max_source_length, self.engine.max_positions)
+        rows = self.settings.num_hypotheses if do_sample else num_beams
+        self.max_tokens_per_batch = max_tokens_per_batch // rows
+        self._check(mbr_candidates)
+
+    def _check(self, mbr_candidates: int) -> None:
+        faults = []
+        if mbr_candidates < 0 or 0 < mbr_candidates < self.num_hypotheses:
+            faults.append(
+                f"`mbr_candidates` must be 0 or at least `num_hypotheses`, got {mbr_candidates} "
+                f"and {self.num_hypotheses}."
+            )
+        if self.max_source_length < 2:
+            faults.append(
+                "`max_source_length` must be at least 2, one token of text and `</s>`, got "
+                f"{self.max_source_length}."
+            )
+        if self.details and not isinstance(self.engine, TorchEngine):
+            faults.append(
+                "`details` need the engine 'torch', which can read an output again, got "
+                f"{type(self.engine).__name__}."
+            )
+        if faults:
+            raise ValueError("\n".join(faults))
 
     @classmethod
     def from_pretrained(
-        cls, model_name_or_path: str, *, trust_remote_code: bool = False, **settings: Any
+        cls,
+        model_name_or_path: str | Sequence[str],
+        *,
+        engine: Literal["torch", "ctranslate2"] = "torch",
+        dtype: str = "auto",
+        trust_remote_code: bool = False,
+        **settings: Any,
     ) -> Self:
-        """Loads model and tokenizer from a folder or the Hub, onto a GPU where there is one."""
+        """Loads model and tokenizer from a folder or the Hub, onto a GPU where there is one.
+
+        Args:
+            model_name_or_path: For CTranslate2, a folder that our export made. Several are an
+                ensemble, see `TorchEngine`.
+            engine: What searches.
+            dtype: Of the weights while they are used, such as `bfloat16`; `auto`: as saved.
+            trust_remote_code: Runs the code that lies in the model's folder.
+            settings: Arguments of the class. Without a `max_source_length` lines are cut where
+                training cut them, if the record of the run is in the folder.
+        """
+        if isinstance(model_name_or_path, str):
+            model_name_or_path = [model_name_or_path]
+        names = list(model_name_or_path)
+        if settings.get("max_source_length") is None:
+            settings["max_source_length"] = _training_length(names[0])
         loading = {"trust_remote_code": trust_remote_code}
-        model = AutoModelForSeq2SeqLM.from_pretrained(model_name_or_path, **loading)
-        tokenizer = AutoTokenizer.from_pretrained(model_name_or_path, **loading)
-        device = torch.accelerator.current_accelerator(check_available=True) or "cpu"
-        return cls(model.to(device), tokenizer, **settings)
+        tokenizer = _common_tokenizer(names, **loading)
+        if engine == "torch":
+            device = torch.accelerator.current_accelerator(check_available=True) or "cpu"
+            models = [
+                AutoModelForSeq2SeqLM.from_pretrained(name, dtype=dtype, **loading).to(device)
+                for name in names
+            ]
+            config = models[0].generation_config
+            return cls(TorchEngine(*models), tokenizer, generation_config=config, **settings)
+        if len(names) > 1:
+            raise ValueError(
+                f"The engine 'ctranslate2' takes one model, got {len(names)}: {', '.join(names)}. "
+                "Use the engine 'torch' for an ensemble."
+            )
+        from vanilla_transformer.ctranslate2_engine import CTranslate2Engine
+
+        searcher = CTranslate2Engine(names[0], compute_type="default" if dtype == "auto" else dtype)
+        config = GenerationConfig.from_pretrained(names[0])
+        return cls(searcher, tokenizer, generation_config=config, **settings)
 
     @property
     def search(self) -> str:
         """The search in words, to stand beside a score."""
-        if self.num_beams == 1:
-            return "greedy"
-        return f"beam {self.num_beams}, length penalty {self.length_penalty}"
+        settings = self.settings
+        words = "greedy"
+        if settings.num_beams > 1:
+            words = f"beam {settings.num_beams}, length penalty {settings.length_penalty}"
+        if settings.do_sample:
+            words = f"sampling, temperature {settings.temperature}"
+            words += f", top_k {settings.top_k}" * (settings.top_k > 0)
+            words += f", top_p {settings.top_p}" * (settings.top_p < 1)
+            words += f", seed {settings.seed}"
+        if self.is_mbr:
+            words = f"MBR (chrF) of {settings.num_hypotheses} candidates, {words}"
+        return words
 
-    def translate(self, lines: Iterable[str]) -> Iterator[Translation]:
-        """Translates lines, in order, one result a line; blank lines come back as they are."""
-        lines = iter(lines)
-        while window := list(islice(lines, WINDOW_LINES)):
-            yield from self._translate_window(window)
+    def translate(
+        self,
+        lines: Iterable[str],
+        prefixes: str | Iterable[str] = "",
+        *,
+        first_line: int = 1,
+    ) -> Iterator[Translation]:
+        """Translates lines, in order, one result a line; blank lines come back as they are.
 
-    def _translate_window(self, lines: list[str]) -> list[Translation]:
-        results = [Translation(line) for line in lines]
-        texts = {index: line for index, line in enumerate(lines) if line.strip()}
-        if not texts:
-            return results
-        encoded = self.tokenizer(list(texts.values()))["input_ids"]
-        sources = dict(zip(texts, encoded, strict=True))
-        for batch in self._batches(sources):
-            translations = self._translate_batch([sources[index] for index in batch])
-            for index, translation in zip(batch, translations, strict=True):
-                results[index] = translation
-        return results
+        However many lines there are, only those of a window are in memory. What is left of bytes
+        that were no UTF-8 (lone surrogates) is translated as U+FFFD.
 
-    def _batches(self, sources: dict[int, list[int]]) -> Iterator[list[int]]:
-        """Keys of sources of like length, longest first, within the budget of padded tokens."""
+        Args:
+            lines: Text.
+            prefixes: What the translations begin with: of all lines, or of each. A blank at the
+                end of one is dropped; that of a line which is cut begins its first piece.
+            first_line: Number of the first line, for warnings.
+
+        Raises:
+            ValueError: If there are more lines than prefixes, or fewer.
+        """
+        pairs = _with_prefixes(iter(lines), prefixes)
+        while window := _window(pairs):
+            yield from self._translate_window(window, first_line)
+            first_line += len(window)
+
+    def _translate_window(
+        self, window: list[tuple[str, str]], first_line: int
+    ) -> Iterator[Translation]:
+        pieces = cut_into_pieces(window, self.tokenizer, self.max_source_length, first_line)
+        found: dict[int, dict[int, list[Translation]]] = defaultdict(dict)
+        for batch in self._batches(pieces):
+            translations = self._translate_batch([pieces[index] for index in batch])
+            for index, hypotheses in zip(batch, translations, strict=True):
+                found[pieces[index].line][index] = hypotheses
+        for number, (line, _) in enumerate(window):
+            if number in found:
+                parts = [hypotheses for _, hypotheses in sorted(found.pop(number).items())]
+                best, *others = map(_join, zip(*parts, strict=True))
+            else:
+                blank = Translation(line, score=0.0 if self.scores else None)
+                best, *others = [blank] * self.num_hypotheses
+            yield replace(best, alternatives=tuple(others))
+
+    def _batches(self, pieces: list[Piece]) -> Iterator[list[int]]:
+        """Indices of pieces of like length, longest first, within the budget of padded tokens."""
+
+        def lengths(index: int) -> tuple[int, int]:
+            return len(pieces[index].prefix), len(pieces[index].source)
+
         batch: list[int] = []
-        for index in sorted(sources, key=lambda index: len(sources[index]), reverse=True):
-            if batch and (len(batch) + 1) * len(sources[batch[0]]) > self.max_tokens_per_batch:
-                yield batch
-                batch = []
+        for index in sorted(range(len(pieces)), key=lengths, reverse=True):
+            if batch:
+                prefix_length, width = lengths(batch[0])
+                width = max(width, LEAST_TOKENS)
+                is_full = (len(batch) + 1) * width > self.max_tokens_per_batch
+                if is_full or len(pieces[index].prefix) != prefix_length:
+                    yield batch
+                    batch = []
             batch.append(index)
-        yield batch
+        if batch:
+            yield batch
 
-    @torch.inference_mode()
-    def _translate_batch(self, sources: list[list[int]]) -> list[Translation]:
-        inputs = self.tokenizer.pad({"input_ids": sources}, return_tensors="pt")
-        inputs = inputs.to(self.model.device)
-        limits = inputs["attention_mask"].sum(-1) + self.max_extra_tokens
-        outputs = self.model.generate(
-            **inputs,
-            num_beams=self.num_beams,
-            length_penalty=self.length_penalty,
-            # Counts the start token. A `max_new_tokens` of the model's config would overrule it.
-            max_length=1 + int(limits.max()),
-            max_new_tokens=None,
-            stopping_criteria=[SourceLengthLimit(limits)],
+    def _translate_batch(self, batch: list[Piece]) -> list[list[Translation]]:
+        """Translations of each piece, best first."""
+        limits = [
+            max(len(piece.source) + self.max_extra_tokens, len(piece.prefix) + 1) for piece in batch
+        ]
+        sources = [piece.source for piece in batch]
+        prefixes = [piece.prefix for piece in batch]
+        found = self.engine.translate_batch(sources, prefixes, limits, self.settings)
+        decoded = iter(
+            self.tokenizer.batch_decode(
+                [hypothesis.tokens for hypotheses in found for hypothesis in hypotheses],
+                skip_special_tokens=True,
+            )
         )
-        texts = self.tokenizer.batch_decode(outputs, skip_special_tokens=True)
-        # Beam search may fill rows up with `</s>`, so one behind the limit ends nothing.
-        generated = outputs[:, 1:]
-        within_limit = torch.arange(generated.shape[1], device=limits.device) < limits[:, None]
-        is_end = within_limit & (generated == self.tokenizer.eos_token_id)
+        chosen = []
+        for hypotheses in found:
+            candidates = [(hypothesis, next(decoded)) for hypothesis in hypotheses]
+            if self.is_mbr:
+                candidates = rank_by_utility(candidates, len(prefixes[0]), self.settings)
+            chosen.append(candidates[: self.num_hypotheses])
+        translations = [
+            [self._translation(hypothesis, text) for hypothesis, text in candidates]
+            for candidates in chosen
+        ]
+        if self.details:
+            outputs = [hypothesis for candidates in chosen for hypothesis, _ in candidates]
+            return self._with_details(sources, outputs, translations)
+        return translations
+
+    def _translation(self, hypothesis: Hypothesis, text: str) -> Translation:
+        text, replaced = _LINE_SEPARATORS.subn(" ", text)
+        return Translation(
+            text,
+            reached_limit=hypothesis.reached_limit,
+            replaced_separators=replaced,
+            score=hypothesis.score if self.scores else None,
+        )
+
+    def _with_details(
+        self,
+        sources: list[list[int]],
+        hypotheses: list[Hypothesis],
+        translations: list[list[Translation]],
+    ) -> list[list[Translation]]:
+        """Adds what the model says when it reads its outputs again."""
+        engine = cast(TorchEngine, self.engine)
+        targets = list(map(engine.ended, hypotheses))
+        passes = zip(targets, engine.force(sources, targets, align=True), strict=True)
+        spell = self.tokenizer.convert_ids_to_tokens
         return [
-            Translation(text.replace("\n", " "), reached_limit=not ended)
-            for text, ended in zip(texts, is_end.any(-1).tolist(), strict=True)
+            [
+                replace(
+                    translation,
+                    source_tokens=tuple(spell(source)),
+                    tokens=tuple(spell(target)),
+                    token_scores=tuple(forced.log_probs),
+                    alignment=tuple(
+                        (forced.alignment[place], place)
+                        for place in range(len(target) - (not translation.reached_limit))
+                    ),
+                )
+                for translation, (target, forced) in zip(group, passes, strict=False)
+            ]
+            for source, group in zip(sources, translations, strict=True)
         ]
 
 
 def _first_given(*values: Any) -> Any:
     return next(value for value in values if value is not None)
+
+
+def _common_tokenizer(names: list[str], **loading: Any) -> PreTrainedTokenizerBase:
+    """The tokenizer that all models have.
+
+    Raises:
+        ValueError: If they have different ones.
+    """
+    tokenizers = [AutoTokenizer.from_pretrained(name, **loading) for name in names]
+    contents = [tokenizer.backend_tokenizer.to_str() for tokenizer in tokenizers]
+    for name, content in zip(names, contents, strict=True):
+        if content != contents[0]:
+            raise ValueError(
+                f"The models of an ensemble must share one tokenizer, got another one in {name!r} "
+                f"than in {names[0]!r}. Train them with the same tokenizer."
+            )
+    return tokenizers[0]
+
+
+def _training_length(model_name_or_path: str) -> int | None:
+    """Longest side in tokens that training left whole, where the record of the run tells."""
+    file = cached_file(
+        model_name_or_path,
+        _RUN_FILE,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    if file is None:
+        return None
+    settings = json.loads(Path(file).read_text(encoding="utf-8")).get("settings", {})
+    length: int | None = settings.get("max_length")
+    return length
+
+
+def _with_prefixes(
+    lines: Iterator[str], prefixes: str | Iterable[str]
+) -> Iterator[tuple[str, str]]:
+    if isinstance(prefixes, str):
+        yield from zip(lines, repeat(prefixes))
+        return
+    try:
+        yield from zip(lines, prefixes, strict=True)
+    except ValueError as error:
+        raise ValueError(
+            f"There must be as many prefixes as lines: {error}. Give one for each, or one for all."
+        ) from error
+
+
+def _window(pairs: Iterator[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The next lines, with their prefixes, that are sorted together."""
+    window: list[tuple[str, str]] = []
+    characters = 0
+    while len(window) < WINDOW_LINES and characters < WINDOW_CHARACTERS:
+        pair = next(pairs, None)
+        if pair is None:
+            break
+        window.append(pair)
+        characters += len(pair[0])
+    return window
+
+
+def _join(parts: Sequence[Translation]) -> Translation:
+    """The translation of a line from those of its pieces."""
+    if len(parts) == 1:
+        return parts[0]
+    alignment: list[tuple[int, int]] = []
+    sources = targets = 0
+    for part in parts:
+        alignment += [(source + sources, target + targets) for source, target in part.alignment]
+        sources += len(part.source_tokens)
+        targets += len(part.tokens)
+    scores = [part.score for part in parts if part.score is not None]
+    return Translation(
+        " ".join(part.text for part in parts),
+        reached_limit=any(part.reached_limit for part in parts),
+        replaced_separators=sum(part.replaced_separators for part in parts),
+        score=sum(scores) / len(scores) if scores else None,
+        source_tokens=tuple(chain.from_iterable(part.source_tokens for part in parts)),
+        tokens=tuple(chain.from_iterable(part.tokens for part in parts)),
+        token_scores=tuple(chain.from_iterable(part.token_scores for part in parts)),
+        alignment=tuple(alignment),
+    )
+
+
+class TranslationPipeline(Pipeline):
+    """`pipeline("vanilla-translation", model=...)`: lines to a list of `translation_text`.
+
+    Settings of `Translator` may be given when it is made or when it is called.
+    """
+
+    def __call__(self, inputs: str | Iterable[str], **settings: Any) -> list[dict[str, str]]:
+        """One dict for each line, as Transformers' former translation pipeline gave them."""
+        settings = {**self._forward_params, **settings}
+        return self.postprocess(self._forward(self.preprocess(inputs), **settings))
+
+    def _sanitize_parameters(self, **settings: Any) -> tuple[dict[str, Any], ...]:
+        return {}, settings, {}
+
+    def preprocess(self, input_: str | Iterable[str], **_: Any) -> Iterable[str]:
+        """Takes a string for one line."""
+        return [input_] if isinstance(input_, str) else input_
+
+    def _forward(self, input_tensors: Iterable[str], **settings: Any) -> Iterator[Translation]:
+        return Translator(self.model, self.tokenizer, **settings).translate(input_tensors)
+
+    def postprocess(self, model_outputs: Iterator[Translation], **_: Any) -> list[dict[str, str]]:
+        """The texts in the form of Transformers' former translation pipeline."""
+        return [{"translation_text": translation.text} for translation in model_outputs]
+
+
+PIPELINE_REGISTRY.register_pipeline(
+    "vanilla-translation",
+    pipeline_class=TranslationPipeline,
+    pt_model=AutoModelForSeq2SeqLM,
+    type="text",
+)

@@ -6,19 +6,22 @@ and Transformers and takes seconds: `--help` and a mistyped option must answer a
 
 import argparse
 import difflib
+import gc
 import os
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import Field
-from itertools import chain
+from collections.abc import Callable
+from dataclasses import Field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from transformers.hf_argparser import HfArgumentParser
 
+from vanilla_transformer_cli.export import export
+from vanilla_transformer_cli.lines import plan_translation
 from vanilla_transformer_cli.settings import (
     EvaluateSettings,
     PushSettings,
+    SearchSettings,
     TrainSettings,
     TranslateSettings,
 )
@@ -36,10 +39,12 @@ example:
       --preset tiny --output_dir runs/de-en
 """
 
-_TRANSLATE_EXAMPLE = """Text stands in the arguments, or comes line by line from standard input.
+_TRANSLATE_EXAMPLE = """Text stands in the arguments, or comes line by line from --input or
+standard input.
 
 example:
   vanilla-transformer translate --model runs/de-en < in.de > out.en
+  vanilla-transformer translate --model runs/de-en --input in.de --output out.en --resume
 """
 
 _EVALUATE_EXAMPLE = """The scores are printed and stored in the model's folder and model card.
@@ -129,25 +134,30 @@ def train(argv: list[str]) -> None:
 
 
 def translate(argv: list[str]) -> None:
-    """Translate arguments, standard input or what is typed."""
+    """Translate files, arguments, standard input or what is typed."""
     parser = _parser("translate", TranslateSettings, _TRANSLATE_EXAMPLE)
     parser.add_argument("text", nargs="*", help="Lines to translate instead of standard input.")
     # Intermixed: text may stand on both sides of an option.
     namespace, unknown = parser.parse_known_intermixed_args(argv)
     _refuse(unknown, parser)
     values = vars(namespace)
-    lines = values.pop("text")
-    translator = _translator(parser, TranslateSettings(**values))
-
-    # Who types waits for each line; other lines are sorted and batched.
-    is_typed = not lines and sys.stdin.isatty()
-    portions = ([line] for line in _typed_lines()) if is_typed else [lines or _piped_lines()]
-    limited = 0
-    for translation in chain.from_iterable(map(translator.translate, portions)):
-        sys.stdout.buffer.write(translation.text.encode() + b"\n")
-        sys.stdout.buffer.flush()
-        limited += translation.reached_limit
-    _report_limited(limited)
+    texts = values.pop("text")
+    settings = TranslateSettings(**values)
+    _check_model(parser, settings)
+    job = plan_translation(settings, texts)
+    translator = _translator(
+        settings,
+        num_hypotheses=settings.n_best,
+        scores=settings.scores or settings.details or settings.n_best > 1,
+        details=settings.details,
+    )
+    report = job.run(translator)
+    _report_limited(report.limited)
+    if report.separators:
+        print(
+            f"{report.separators} line separators in the translations were written as blanks.",
+            file=sys.stderr,
+        )
 
 
 def evaluate(argv: list[str]) -> None:
@@ -158,7 +168,8 @@ def evaluate(argv: list[str]) -> None:
     settings = EvaluateSettings(**vars(namespace))
     if not settings.test:
         parser.error("--test needs the test pairs")
-    translator = _translator(parser, settings)
+    _check_model(parser, settings)
+    translator = _translator(settings)
 
     from tqdm import tqdm
 
@@ -187,9 +198,11 @@ def evaluate(argv: list[str]) -> None:
     )
     print(format_scores(scores))
     _report_limited(sum(translation.reached_limit for translation in results))
-    if Path(settings.model).is_dir():
+    folders = settings.model or []
+    # The score of an ensemble is not that of one of its models.
+    if len(folders) == 1 and Path(folders[0]).is_dir():
         record = {**scores, "search": translator.search}
-        record_results(Path(settings.model), settings.name, record)
+        record_results(Path(folders[0]), settings.name, record)
 
 
 def push(argv: list[str]) -> None:
@@ -231,6 +244,8 @@ class _SettingsParser(_Parser):
     def _parse_dataclass_field(parser: argparse.ArgumentParser, field: Field[Any]) -> None:
         if field.type is bool:
             parser.add_argument(f"--{field.name}", action="store_true", help=field.metadata["help"])
+        elif "action" in field.metadata:
+            parser.add_argument(f"--{field.name}", **field.metadata)
         else:
             HfArgumentParser._parse_dataclass_field(parser, field)
 
@@ -269,43 +284,32 @@ class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescrip
         return super()._get_help_string(action)
 
 
-def _translator(parser: _Parser, settings: TranslateSettings) -> "Translator":
+def _check_model(parser: _Parser, settings: SearchSettings) -> None:
     if not settings.model:
         parser.error("--model needs the folder or the Hub name of a model")
-    # The Hub would only complain about the form of such a name.
-    is_path = settings.model.startswith((".", "/", "~")) or settings.model.count("/") > 1
-    if is_path and not Path(settings.model).is_dir():
-        parser.error(f"--model: there is no folder {settings.model!r}")
+    for model in settings.model:
+        # The Hub would only complain about the form of such a name.
+        is_path = model.startswith((".", "/", "~")) or model.count("/") > 1
+        if is_path and not Path(model).is_dir():
+            parser.error(f"--model: there is no folder {model!r}")
 
+
+def _translator(settings: SearchSettings, **others: Any) -> "Translator":
+    # Thousands of modules load half a second faster if nobody looks for garbage among them.
+    gc.disable()
     from transformers.utils.logging import disable_progress_bar
 
     from vanilla_transformer.translation import Translator
 
+    gc.enable()
     # Bars for loading and saving weights would stand between our own lines.
     disable_progress_bar()
-    return Translator.from_pretrained(
-        settings.model,
-        trust_remote_code=settings.trust_remote_code,
-        num_beams=settings.num_beams,
-        length_penalty=settings.length_penalty,
-        max_extra_tokens=settings.max_extra_tokens,
-        max_tokens_per_batch=settings.max_tokens_per_batch,
-    )
-
-
-def _typed_lines() -> Iterator[str]:
-    while True:
-        try:
-            yield input("> ")
-        except EOFError:
-            return
-
-
-def _piped_lines() -> Iterator[str]:
-    from vanilla_transformer.tokenization_vanilla_transformer import decode_line
-
-    for number, line in enumerate(sys.stdin.buffer, start=1):
-        yield decode_line(line.removesuffix(b"\n"), "standard input", number)
+    values = {item.name: getattr(settings, item.name) for item in fields(SearchSettings)}
+    try:
+        return Translator.from_pretrained(values.pop("model"), **values, **others)
+    except ImportError as error:
+        # A missing extra; the message names it.
+        _fail(str(error))
 
 
 def _report_limited(lines: int) -> None:
@@ -322,4 +326,5 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "translate": translate,
     "evaluate": evaluate,
     "push": push,
+    "export": export,
 }

@@ -142,28 +142,103 @@ class TrainSettings:
 
 
 @dataclass(frozen=True)
-class TranslateSettings:
-    """Settings of a translation."""
+class SearchSettings:
+    """Settings of a search, those of `Translator`."""
 
-    model: str = option("Folder or Hub name of a model.")
-    num_beams: int | None = option("Width of the beam; 1 is greedy. Default: the model's, 4.")
+    model: list[str] | None = field(
+        default=None,
+        metadata={
+            "action": "append",
+            "help": "Folder or Hub name of a model. Several, each with a --model of its own, "
+            "translate together (an ensemble: the mean of their probabilities).",
+        },
+    )
+    engine: Literal["torch", "ctranslate2"] = option(
+        "What searches; ctranslate2 takes a folder that the command export made.", "torch"
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
+        "Of the weights while they are used; auto: as they were saved.", "auto"
+    )
+    num_beams: int | None = option(
+        "Width of the beam; 1 is greedy. Default: the model's, 4; for --do_sample 1."
+    )
     length_penalty: float | None = option(
         "Exponent a in the rank of a finished hypothesis, log-probability / length^a, </s> "
         "counted (Transformers' definition): above 0 favours long output. Default: the model's, "
-        "0.6."
+        "0.6; without a beam 1."
     )
     max_extra_tokens: int = option(
         "Longest output in tokens beyond the tokens of its own source (section 6.1 of the paper).",
         50,
     )
     max_tokens_per_batch: int = option(
-        "Source tokens of a batch, padding and beams counted; changes speed, never results.", 8192
+        "Source tokens of a batch; padding, beams and samples counted, and a shorter source as "
+        "one of 16. Changes speed and memory, never results; a GPU has room for more.",
+        4096,
+    )
+    max_source_length: int | None = option(
+        "Longest source in tokens, </s> counted; a longer line is cut at sentence ends, else at "
+        "blanks, else between tokens, and its translation is that of its pieces with blanks "
+        "between them. Default: --max_length of the model's training, else its "
+        "max_position_embeddings."
+    )
+    do_sample: bool = option(
+        "Draws translations at random instead of searching likely ones.", False
+    )
+    temperature: float = option("Of --do_sample: below 1 draws likelier tokens.", 1.0)
+    top_k: int = option("Of --do_sample: only the k likeliest tokens are drawn; 0: all.", 0)
+    top_p: float = option(
+        "Of --do_sample: only the likeliest tokens that together have this probability are drawn.",
+        1.0,
+    )
+    seed: int = option(
+        "Of --do_sample, engine torch: what is drawn depends on this and the line alone.", 0
+    )
+    mbr_candidates: int = option(
+        "Minimum Bayes risk: of so many samples (with --do_sample) or best hypotheses, the one "
+        "most like the others (chrF). 0: the likeliest.",
+        0,
     )
     trust_remote_code: bool = option("Runs the code that lies in the model's folder.", False)
 
 
 @dataclass(frozen=True)
-class EvaluateSettings(TranslateSettings):
+class TranslateSettings(SearchSettings):
+    """Settings of a translation."""
+
+    input: str | None = option(
+        "File to translate, one line each, plain or .gz. Default: standard input."
+    )
+    output: str | None = option(
+        "File for the translations; one that already holds text is an error, unless --resume is "
+        "given. At any moment it holds whole lines in order. Default: standard output."
+    )
+    resume: bool = option(
+        "Goes on behind the whole lines that an interrupted run has left in --output; give the "
+        "same other options.",
+        False,
+    )
+    prefix: str = option("What every translation begins with.", "")
+    prefix_file: str | None = option("File with the beginning of each translation, one a line.")
+    n_best: int = option(
+        "Translations of each line, each on a row of its own: number of the line, score, text, "
+        "with tabs between them.",
+        1,
+    )
+    scores: bool = option(
+        "Writes number of the line, score and text, with tabs between them. The score is the "
+        "log-probability / length^length_penalty, or with --mbr_candidates the expected chrF.",
+        False,
+    )
+    details: bool = option(
+        "Writes one JSON object a line: all hypotheses with their scores, tokens, log-probability "
+        "of each token, and alignment as pairs source-target of positions. Engine torch only.",
+        False,
+    )
+
+
+@dataclass(frozen=True)
+class EvaluateSettings(SearchSettings):
     """Settings of an evaluation: a translation that is scored."""
 
     test: list[str] = option(
@@ -186,3 +261,34 @@ class PushSettings:
     private: bool = option("Makes a new repository private.", False)
     revision: str | None = option("Branch to commit to, made where there is none. Default: main.")
     commit_message: str = option("First line of the commit.", "Upload model")
+
+
+@dataclass(frozen=True)
+class ExportSettings:
+    """Settings of an export to another runtime."""
+
+    format: Literal["ctranslate2", "onnx"] = option(
+        "Runtime to export for: CTranslate2, which `translate --engine ctranslate2` uses too, or "
+        "ONNX Runtime.",
+        "ctranslate2",
+    )
+    quantization: Literal[
+        "float32",
+        "float16",
+        "bfloat16",
+        "int8",
+        "int8_float32",
+        "int8_float16",
+        "int8_bfloat16",
+        "int16",
+    ] = option(
+        "Type of the weights, for --format ctranslate2; behind int8_ stands the type of all that "
+        "is not quantised. On a device that lacks the type CTranslate2 takes another one.",
+        "float32",
+    )
+    sample: str | None = option(
+        "File of source lines on which the export is compared with the model. Default: 100 "
+        "random sequences of tokens."
+    )
+    force: bool = option("Replaces an earlier export at OUT.", False)
+    trust_remote_code: bool = option("Runs the code that lies in the model's folder.", False)

@@ -1,0 +1,69 @@
+"""Minimum Bayes risk: of several candidates, the one most like all others."""
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
+from sacrebleu.metrics.chrf import CHRF
+
+from vanilla_transformer.engines import Hypothesis, Search
+
+
+def rank_by_utility(
+    candidates: Sequence[tuple[Hypothesis, str]], prefix_length: int, search: Search
+) -> list[tuple[Hypothesis, str]]:
+    """Candidates with their expected utilities for scores, best first.
+
+    Minimum Bayes risk decoding (Kumar & Byrne 2004, N04-1022) chooses the first. Its candidates are
+    the best ones that a search found, which count by their probabilities; or unbiased samples, all
+    of one weight (Eikema & Aziz 2020, arXiv 2005.10283, and 2022, arXiv 2108.04718).
+
+    Args:
+        candidates: Of one source, with their texts.
+        prefix_length: Tokens of the forced prefix.
+        search: Where the candidates come from.
+    """
+    weights = [1.0] * len(candidates)
+    if not search.do_sample:
+        lengths = [
+            len(hypothesis.tokens) - prefix_length + (not hypothesis.reached_limit)
+            for hypothesis, _ in candidates
+        ]
+        log_probs = [
+            hypothesis.score * length**search.length_penalty
+            for (hypothesis, _), length in zip(candidates, lengths, strict=True)
+        ]
+        weights = [math.exp(log_prob - max(log_probs)) for log_prob in log_probs]
+    utilities = expected_utilities([text for _, text in candidates], weights)
+    ranked = [
+        (replace(hypothesis, score=utility), text)
+        for (hypothesis, text), utility in zip(candidates, utilities, strict=True)
+    ]
+    return sorted(ranked, key=lambda candidate: -candidate[0].score)
+
+
+def expected_utilities(candidates: Sequence[str], weights: Sequence[float]) -> list[float]:
+    """Utility that each candidate can be expected to have, taking all of them for references.
+
+    Utility is sacreBLEU's chrF of the sentence, 0 to 100. The time grows with the square of the
+    number of different candidates.
+
+    Args:
+        candidates: Translations of one source.
+        weights: How probable each is; only their ratios count.
+    """
+    mass: dict[str, float] = defaultdict(float)
+    for candidate, weight in zip(candidates, weights, strict=True):
+        mass[candidate] += weight
+    metric = CHRF()
+    total = sum(mass.values())
+    utilities = {
+        candidate: sum(
+            weight * metric.sentence_score(candidate, [reference]).score
+            for reference, weight in mass.items()
+        )
+        / total
+        for candidate in mass
+    }
+    return [utilities[candidate] for candidate in candidates]

@@ -1,0 +1,262 @@
+"""Search with CTranslate2, over a folder that `vanilla-transformer export` made."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vanilla_transformer.engines import Hypothesis, Search
+
+
+class CTranslate2Engine:
+    """Searches as Transformers does, in CTranslate2.
+
+    Scores are normalised over the tokens that may be generated, so they lie above those of
+    Transformers by what the model gives to `<pad>` and `<s>`: next to nothing, once it is trained.
+    A source of `</s>` alone has the empty translation, with score 0. Samples come from
+    CTranslate2's own random numbers, which it seeds once (`ctranslate2.set_random_seed` before the
+    engine is made): `seed` of a search has no effect.
+
+    Attributes:
+        max_positions: Longest source, in tokens, that the model expects; what the position table
+            holds is at least twice as much.
+
+    Args:
+        folder: Of the exported model.
+        device: `cpu`, `cuda`, or `auto` for a GPU where there is one.
+        compute_type: Type to compute in, such as `int8_float32`; `default`: the one of the export,
+            or else, with a message, one that the device has.
+        inter_threads: Parts of a batch that are translated side by side.
+        intra_threads: Threads for each of them; None: torch's, which are all cores unless
+            OMP_NUM_THREADS says otherwise, shared out over the parts.
+        patience: Beam search ends once there are `num_beams * patience` hypotheses. Torch's goes on
+            while something better may come: 2 finds what it finds, 1 is faster and may find less.
+
+    Raises:
+        ImportError: If `ctranslate2` is not installed.
+        ValueError: If the folder is not one that our export made.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        device: str = "auto",
+        compute_type: str = "default",
+        inter_threads: int = 1,
+        intra_threads: int | None = None,
+        patience: int = 2,
+    ) -> None:
+        try:
+            from ctranslate2 import Translator
+        except ImportError as error:
+            raise ImportError(
+                "The engine `ctranslate2` needs the package `ctranslate2`. "
+                "Install it: pip install 'vanilla-transformer[export]'"
+            ) from error
+        config = _read_config(Path(folder))
+        self.max_positions: int = config["max_position_embeddings"]
+        self.position_table_length: int = config["position_table_length"]
+        self.end_token: str = config["eos_token"]
+        self.tokens: list[str] = json.loads(
+            (Path(folder) / "shared_vocabulary.json").read_text(encoding="utf-8")
+        )
+        self.ids = {token: token_id for token_id, token in enumerate(self.tokens)}
+        self.end_id = self.ids[self.end_token]
+        self.inter_threads = inter_threads
+        self.patience = patience
+        self.translator = Translator(
+            str(folder),
+            device=device,
+            compute_type=compute_type,
+            inter_threads=inter_threads,
+            intra_threads=intra_threads or max(1, torch.get_num_threads() // inter_threads),
+        )
+
+    def translate_batch(
+        self,
+        sources: list[list[int]],
+        prefixes: list[list[int]],
+        limits: list[int],
+        search: Search,
+    ) -> list[list[Hypothesis]]:
+        """Translates each source as if it were alone.
+
+        Args:
+            sources: Ids with `</s>`.
+            prefixes: Ids that each output begins with, all of one length.
+            limits: Longest output of each source in tokens, prefix counted. Beyond the position
+                table it ends at the table; at least one token is generated.
+            search: How to search.
+
+        Returns:
+            The hypotheses of each source, best first.
+
+        Raises:
+            ValueError: If a source is longer than the position table.
+        """
+        self._check_lengths(sources)
+        limits = [
+            max(min(limit, self.position_table_length), len(prefix) + 1)
+            for limit, prefix in zip(limits, prefixes, strict=True)
+        ]
+        results: dict[int, list[Hypothesis]] = {}
+        if not search.do_sample:
+            # CTranslate2 has one limit for a batch. A search that ended before the limit of its own
+            # sentence is the one that this limit would have given.
+            widest = self._search(range(len(sources)), sources, prefixes, max(limits), search)
+            results = {
+                index: hypotheses
+                for index, hypotheses in widest.items()
+                if limits[index] == max(limits)
+                or max(_length(hypothesis) for hypothesis in hypotheses) < limits[index]
+            }
+        remaining = sorted(set(range(len(sources))) - results.keys(), key=limits.__getitem__)
+        for limit, indices in groupby(remaining, key=limits.__getitem__):
+            results |= self._search(list(indices), sources, prefixes, limit, search)
+        return [results[index][: search.num_hypotheses] for index in range(len(sources))]
+
+    def _search(
+        self,
+        indices: Sequence[int],
+        sources: list[list[int]],
+        prefixes: list[list[int]],
+        limit: int,
+        search: Search,
+    ) -> dict[int, list[Hypothesis]]:
+        """All that CTranslate2 finds for these sources, best first, under one limit."""
+        spelled = [self._spell(sources[index]) for index in indices]
+        spelled_prefixes = [self._spell(prefixes[index]) for index in indices]
+        # Beam search overlooks a `</s>` directly behind a prefix, and would go on after it.
+        is_beam_behind_prefix = len(prefixes[0]) > 0 and search.num_beams > 1
+        results = self.translator.translate_batch(
+            spelled,
+            spelled_prefixes,
+            max_batch_size=-(-len(indices) // self.inter_threads),
+            max_input_length=0,
+            max_decoding_length=limit,
+            min_decoding_length=len(prefixes[0]) + 1 if is_beam_behind_prefix else 0,
+            length_penalty=search.length_penalty,
+            return_scores=True,
+            return_end_token=True,
+            **self._options(search),
+        )
+        found = {
+            index: self._hypotheses(result, len(prefixes[index]), search.length_penalty)
+            for index, result in zip(indices, results, strict=True)
+        }
+        if is_beam_behind_prefix:
+            found = self._with_ends_behind_prefix(found, spelled, spelled_prefixes, search)
+        return found
+
+    def _with_ends_behind_prefix(
+        self,
+        found: dict[int, list[Hypothesis]],
+        sources: list[list[str]],
+        prefixes: list[list[str]],
+        search: Search,
+    ) -> dict[int, list[Hypothesis]]:
+        """Adds the output that ends behind the prefix where the beam would have kept it.
+
+        Args:
+            found: What was not allowed to end there and has scores as if `</s>` were impossible.
+            sources: Of these, spelled.
+            prefixes: Of these, spelled.
+            search: How to search.
+        """
+        forced = self.translator.score_batch(sources, prefixes, max_input_length=0)
+        # The likeliest next tokens but for `</s>`.
+        rivals = self.translator.translate_batch(
+            sources,
+            prefixes,
+            beam_size=1,
+            num_hypotheses=search.num_beams,
+            return_alternatives=True,
+            return_scores=True,
+            length_penalty=0,
+            max_input_length=0,
+            max_decoding_length=len(prefixes[0]) + 1,
+        )
+        results = {}
+        for index, prefix, read, rival in zip(found, prefixes, forced, rivals, strict=True):
+            end = read.log_probs[-1]
+            goes_on = math.log1p(-min(math.exp(end), 1 - 1e-9))
+            hypotheses = []
+            for other in found[index]:
+                length = _length(other) - len(prefix)
+                score = other.score + goes_on / length**search.length_penalty
+                hypotheses.append(replace(other, score=score))
+            if end >= rival.scores[-1] + goes_on:
+                tokens = [self.ids[word] for word in prefix]
+                hypotheses.append(Hypothesis(tokens, end, reached_limit=False))
+            results[index] = _ranked(hypotheses)
+        return results
+
+    def _options(self, search: Search) -> dict[str, Any]:
+        if search.do_sample:
+            return {
+                "beam_size": 1,
+                "num_hypotheses": search.num_hypotheses,
+                "sampling_topk": search.top_k,
+                "sampling_topp": search.top_p,
+                "sampling_temperature": search.temperature,
+            }
+        patience = self.patience if search.num_beams > 1 else 1
+        return {
+            "beam_size": search.num_beams,
+            "patience": patience,
+            # All there are, because the longest tells when the search ended.
+            "num_hypotheses": search.num_beams * patience,
+        }
+
+    def _hypotheses(
+        self, result: Any, prefix_length: int, length_penalty: float
+    ) -> list[Hypothesis]:
+        hypotheses = []
+        for words, score in zip(result.hypotheses, result.scores, strict=True):
+            # An empty source has the empty translation, without an end.
+            ended = not words or words[-1] == self.end_token
+            # CTranslate2 counts the prefix in the length, and its probability as 1.
+            generated = max(1, len(words) - prefix_length)
+            score *= (max(1, len(words)) / generated) ** length_penalty
+            tokens = [self.ids[word] for word in (words[:-1] if ended else words)]
+            hypotheses.append(Hypothesis(tokens, score, reached_limit=not ended))
+        return _ranked(hypotheses)
+
+    def _spell(self, ids: list[int]) -> list[str]:
+        return [self.tokens[token_id] for token_id in ids]
+
+    def _check_lengths(self, sources: list[list[int]]) -> None:
+        longest = max(map(len, sources), default=0)
+        if longest > self.position_table_length:
+            raise ValueError(
+                f"A source must have at most {self.position_table_length} tokens, the positions "
+                f"that the exported model holds, got one of {longest}. Cut it, use the engine "
+                "`torch`, or export a model with a larger `max_position_embeddings`."
+            )
+
+
+def _length(hypothesis: Hypothesis) -> int:
+    """Tokens that the search generated, `</s>` included."""
+    return len(hypothesis.tokens) + (not hypothesis.reached_limit)
+
+
+def _ranked(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
+    return sorted(hypotheses, key=lambda hypothesis: -hypothesis.score)
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if "position_table_length" not in config:
+        raise ValueError(
+            f"{str(folder)!r} must be a folder that `vanilla-transformer export --format "
+            "ctranslate2` made, got no `position_table_length` in its config.json. Export the "
+            "model."
+        )
+    return dict(config)

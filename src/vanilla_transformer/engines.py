@@ -1,0 +1,451 @@
+"""Token ids in, hypotheses out: the interface of engines that search, and the one of torch."""
+
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.generation import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from vanilla_transformer.decoding_vanilla_transformer import IncrementalDecoder
+from vanilla_transformer.generation_vanilla_transformer import SourceLengthLimit
+from vanilla_transformer.search_vanilla_transformer import (
+    BeamSettings,
+    Constraints,
+    beam_search,
+    greedy_search,
+)
+
+# Numbers of the largest tensor [rows, T, V] of a teacher-forced pass: 64 MB in float32.
+FORCED_LOGITS = 2**24
+
+
+@dataclass(frozen=True)
+class Search:
+    """How to search; the same for every engine.
+
+    Attributes:
+        num_beams: Width of the beam; 1 is greedy.
+        length_penalty: Exponent a in the rank of a finished hypothesis, log-probability / length^a
+            (Transformers' definition, `</s>` counted, a forced prefix not).
+        num_hypotheses: Outputs of each source, best first.
+        do_sample: Draws outputs instead of searching for likely ones.
+        temperature: Divides the logits before a draw; below 1 draws likelier tokens.
+        top_k: Draws among the k likeliest tokens only; 0: among all.
+        top_p: Draws among the likeliest tokens that together have this probability.
+        seed: What is drawn depends on this, the source and the rank, and on nothing else
+            (`TorchEngine`; CTranslate2 draws anew each time).
+        return_scores: Whether the scores of the hypotheses are wanted; they may cost time.
+
+    Raises:
+        ValueError: If a value is out of its range, or if values do not go together.
+    """
+
+    num_beams: int = 1
+    length_penalty: float = 1.0
+    num_hypotheses: int = 1
+    do_sample: bool = False
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    return_scores: bool = False
+
+    def __post_init__(self) -> None:
+        faults = [
+            f"`{name}` must be at least {least}, got {getattr(self, name)}."
+            for name, least in (("num_beams", 1), ("num_hypotheses", 1), ("top_k", 0))
+            if getattr(self, name) < least
+        ]
+        if self.temperature <= 0:
+            faults.append(f"`temperature` must be above 0, got {self.temperature}.")
+        if not 0 < self.top_p <= 1:
+            faults.append(f"`top_p` must be above 0 and at most 1, got {self.top_p}.")
+        if self.do_sample and self.num_beams > 1:
+            faults.append(f"Sampling knows no beams: `num_beams` must be 1, got {self.num_beams}.")
+        if not self.do_sample and self.num_hypotheses > self.num_beams:
+            faults.append(
+                f"`num_hypotheses` must be at most `num_beams`, got {self.num_hypotheses} and "
+                f"{self.num_beams}. Widen the beam, or sample."
+            )
+        if not self.do_sample and (self.temperature, self.top_k, self.top_p) != (1.0, 0, 1.0):
+            faults.append(
+                "`temperature`, `top_k` and `top_p` are about sampling, got "
+                f"{self.temperature}, {self.top_k} and {self.top_p}. Set `do_sample`."
+            )
+        if faults:
+            raise ValueError("\n".join(faults))
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One output for one source.
+
+    Attributes:
+        tokens: Ids behind the start token, a forced prefix included, `</s>` excluded.
+        score: Log-probability / length^length_penalty of what follows the prefix, `</s>` counted;
+            not a number where nobody asked for it.
+        reached_limit: There was no `</s>` within the limit.
+    """
+
+    tokens: list[int]
+    score: float
+    reached_limit: bool
+
+
+@dataclass(frozen=True)
+class ForcedPass:
+    """What a model says of an output that it is given.
+
+    Attributes:
+        log_probs: Of each token.
+        alignment: For each token the position of the source that it looked at most.
+    """
+
+    log_probs: list[float]
+    alignment: list[int]
+
+
+class Engine(Protocol):
+    """Searches for translations; `TorchEngine` and `CTranslate2Engine` are the two there are.
+
+    Attributes:
+        max_positions: Longest source, in tokens, that the model expects.
+    """
+
+    max_positions: int
+
+    def translate_batch(
+        self,
+        sources: list[list[int]],
+        prefixes: list[list[int]],
+        limits: list[int],
+        search: Search,
+    ) -> list[list[Hypothesis]]:
+        """Translates each source as if it were alone.
+
+        Args:
+            sources: Ids with `</s>`.
+            prefixes: Ids that each output begins with, all of one length.
+            limits: Longest output of each source in tokens, prefix counted.
+            search: How to search.
+
+        Returns:
+            The hypotheses of each source, best first.
+        """
+
+
+class MeanDecoding:
+    """Several models as one, whose probabilities are the mean of theirs.
+
+    Args:
+        decodings: Of the same sources, one of each model.
+    """
+
+    def __init__(self, decodings: list[IncrementalDecoder]) -> None:
+        self.decodings = decodings
+
+    def first_logits(self, prompt: Tensor) -> Tensor:
+        """Log-probabilities of what follows the prompts, `[B, P]` -> `[B, V]`."""
+        return _mean([decoding.first_logits(prompt) for decoding in self.decodings])
+
+    def next_logits(self, tokens: Tensor, past: Tensor | None = None) -> Tensor:
+        """Log-probabilities of what follows each hypothesis, `[B, N]` -> `[B, N, V]`."""
+        return _mean([decoding.next_logits(tokens, past) for decoding in self.decodings])
+
+    def keep(self, rows: Tensor) -> None:
+        """Forgets all sentences but those at `rows`."""
+        for decoding in self.decodings:
+            decoding.keep(rows)
+
+
+def _mean(logits: list[Tensor]) -> Tensor:
+    """Log of the mean of the models' probabilities."""
+    log_probs = torch.stack([one.log_softmax(-1, dtype=torch.float32) for one in logits])
+    return log_probs.logsumexp(0) - math.log(len(logits))
+
+
+class TorchEngine:
+    """Searches with `generate`; in an ensemble, with the search that ours uses.
+
+    Args:
+        models: A sequence-to-sequence model in any dtype, on any device. Several `vanilla` ones
+            with one vocabulary are an ensemble: the mean of their probabilities counts, and the
+            generation config of the first, of which such a search heeds `bad_words_ids`,
+            `suppress_tokens` and `early_stopping` only.
+
+    Raises:
+        ValueError: If the vocabularies differ in size.
+    """
+
+    def __init__(self, *models: PreTrainedModel) -> None:
+        sizes = [model.config.vocab_size for model in models]
+        if len(set(sizes)) > 1:
+            raise ValueError(
+                f"The models of an ensemble must have one vocabulary, got sizes {sizes}. Train "
+                "them with the same tokenizer."
+            )
+        self.models = [model.eval() for model in models]
+        self.model = model = models[0]
+        self.max_positions: int = min(model.config.max_position_embeddings for model in models)
+        end = model.generation_config.eos_token_id
+        self.end_ids = set(end if isinstance(end, list) else [end])
+
+    @torch.inference_mode()
+    def translate_batch(
+        self,
+        sources: list[list[int]],
+        prefixes: list[list[int]],
+        limits: list[int],
+        search: Search,
+    ) -> list[list[Hypothesis]]:
+        """See `Engine.translate_batch`."""
+        count = search.num_hypotheses
+        # Samples stand beside each other in the batch, and each has random numbers of its own.
+        copies = count if search.do_sample else 1
+        rows = [index for index in range(len(sources)) for _ in range(copies)]
+        start = self.model.generation_config.decoder_start_token_id
+        outputs = (self._generate if len(self.models) == 1 else self._search_together)(
+            [sources[row] for row in rows],
+            self._tensor([[start, *prefixes[row]] for row in rows]),
+            [limits[row] for row in rows],
+            search,
+        )
+        hypotheses = [
+            self._hypothesis(output, limits[index // count]) for index, output in enumerate(outputs)
+        ]
+        if search.return_scores or (search.do_sample and count > 1):
+            hypotheses = self._scored(sources, hypotheses, len(prefixes[0]), search)
+        grouped = iter(hypotheses)
+        results = [list(islice(grouped, count)) for _ in sources]
+        if search.do_sample and count > 1:
+            results = [sorted(group, key=lambda one: -one.score) for group in results]
+        return results
+
+    def _generate(
+        self, sources: list[list[int]], prompt: Tensor, limits: list[int], search: Search
+    ) -> list[list[int]]:
+        """Outputs behind the start token, filled up to one length."""
+        input_ids, attention_mask = self._pad(sources)
+        outputs = self.model.generate(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            decoder_input_ids=prompt,
+            do_sample=False,
+            num_beams=search.num_beams,
+            # Greedy search knows no penalty, and `generate` would warn about one.
+            length_penalty=search.length_penalty if search.num_beams > 1 else 1.0,
+            num_return_sequences=1 if search.do_sample else search.num_hypotheses,
+            # Counts the start token. A `max_new_tokens` of the model's config would overrule it.
+            max_length=1 + max(limits),
+            max_new_tokens=None,
+            stopping_criteria=[SourceLengthLimit(self._tensor(limits))],
+            logits_processor=_sampling(search, sources),
+        )
+        rows: list[list[int]] = outputs[:, 1:].tolist()
+        return rows
+
+    def _search_together(
+        self, sources: list[list[int]], prompt: Tensor, limits: list[int], search: Search
+    ) -> list[list[int]]:
+        """Outputs of the ensemble behind the start token."""
+        input_ids, attention_mask = self._pad(sources)
+        decoding = MeanDecoding(
+            [
+                IncrementalDecoder(
+                    model,
+                    model.get_encoder()(
+                        input_ids=input_ids, attention_mask=attention_mask
+                    ).last_hidden_state,
+                    attention_mask,
+                )
+                for model in self.models
+            ]
+        )
+        config = self.model.generation_config
+        constraints = Constraints()
+        constraints.banned.update(config.suppress_tokens or [])
+        constraints.banned.update(token for (token,) in config.bad_words_ids or [])
+        prefixes = prompt[:, 1:].tolist()
+        beyond = [limit - len(prefix) for limit, prefix in zip(limits, prefixes, strict=True)]
+        arguments = (decoding, prompt, beyond, self.end_ids, constraints)
+        if search.num_beams > 1:
+            settings = BeamSettings(
+                search.num_beams,
+                search.length_penalty,
+                config.early_stopping or False,
+                max(beyond),
+            )
+            outputs = [
+                (prefix, tokens)
+                for prefix, found in zip(prefixes, beam_search(*arguments, settings), strict=True)
+                for _, tokens in found[: search.num_hypotheses]
+            ]
+        else:
+            processors = _sampling(search, sources)
+            found = greedy_search(*arguments, lambda scores: processors(prompt, scores).argmax(-1))
+            outputs = list(zip(prefixes, found, strict=True))
+        return [prefix + tokens for prefix, tokens in outputs]
+
+    @torch.inference_mode()
+    def force(
+        self, sources: list[list[int]], targets: list[list[int]], *, align: bool = False
+    ) -> Iterator[ForcedPass]:
+        """Reads outputs with their sources, all positions at once, instead of searching for them.
+
+        The alignment follows the decoder's last layer but one (of a single layer, that one), mean
+        over its heads: in trained models it follows the words best (Garg et al. 2019,
+        arXiv 1909.02074), while the last one is about what to write next. Where `</s>` of the
+        source has most of the weight, the next position counts.
+
+        Args:
+            sources: Ids with `</s>`.
+            targets: Ids of outputs, `</s>` included where one ends, as many for each source.
+            align: Whether alignments are wanted; otherwise they are empty.
+        """
+        copies = len(targets) // len(sources)
+        width = max(map(len, targets))
+        rows_at_a_time = max(1, FORCED_LOGITS // (width * self.model.config.vocab_size))
+        input_ids, attention_mask = self._pad(sources)
+        encoded = [
+            model.get_encoder()(input_ids=input_ids, attention_mask=attention_mask)[0]
+            for model in self.models
+        ]
+        for first in range(0, len(targets), rows_at_a_time):
+            part = targets[first : first + rows_at_a_time]
+            rows = self._tensor([(first + index) // copies for index in range(len(part))])
+            states = [one[rows] for one in encoded]
+            yield from self._force_rows(states, attention_mask[rows], part, align)
+
+    def _force_rows(
+        self, states: list[Tensor], attention_mask: Tensor, targets: list[list[int]], align: bool
+    ) -> Iterator[ForcedPass]:
+        start = self.model.generation_config.decoder_start_token_id
+        labels, _ = self._pad(targets)
+        outputs = [
+            model(
+                encoder_outputs=(one,),
+                attention_mask=attention_mask,
+                # Padded on the right: no real token sees what follows it.
+                decoder_input_ids=torch.nn.functional.pad(labels[:, :-1], (1, 0), value=start),
+                use_cache=False,
+                output_attentions=align,
+            )
+            for model, one in zip(self.models, states, strict=True)
+        ]
+        log_probs = _mean([output.logits for output in outputs])
+        chosen = log_probs.gather(-1, labels[..., None])[..., 0].tolist()
+        alignment: list[list[int]] = [[]] * len(targets)
+        if align:
+            alignment = _alignment([output.cross_attentions for output in outputs], attention_mask)
+        for target, row, positions in zip(targets, chosen, alignment, strict=True):
+            yield ForcedPass(row[: len(target)], positions[: len(target)])
+
+    def ended(self, hypothesis: Hypothesis) -> list[int]:
+        """Ids of an output with the `</s>` that ended it, if one did."""
+        return hypothesis.tokens + [min(self.end_ids)] * (not hypothesis.reached_limit)
+
+    def _scored(
+        self,
+        sources: list[list[int]],
+        hypotheses: list[Hypothesis],
+        prefix_length: int,
+        search: Search,
+    ) -> list[Hypothesis]:
+        scored = []
+        targets = [self.ended(hypothesis) for hypothesis in hypotheses]
+        for hypothesis, read in zip(hypotheses, self.force(sources, targets), strict=True):
+            log_probs = read.log_probs[prefix_length:]
+            score = sum(log_probs) / len(log_probs) ** search.length_penalty
+            scored.append(replace(hypothesis, score=score))
+        return scored
+
+    def _hypothesis(self, output: list[int], limit: int) -> Hypothesis:
+        # Beam search may fill rows up with `</s>`, so one behind the limit ends nothing.
+        output = output[:limit]
+        end = next((place for place, token in enumerate(output) if token in self.end_ids), None)
+        return Hypothesis(output[:end], score=float("nan"), reached_limit=end is None)
+
+    def _pad(self, rows: list[list[int]]) -> tuple[Tensor, Tensor]:
+        """Ids and mask `[B, S]`, padded on the right."""
+        width = max(map(len, rows))
+        filler = self.model.config.pad_token_id
+        ids = [row + [filler] * (width - len(row)) for row in rows]
+        mask = [[1] * len(row) + [0] * (width - len(row)) for row in rows]
+        return self._tensor(ids), self._tensor(mask)
+
+    def _tensor(self, rows: Sequence[int] | Sequence[list[int]]) -> Tensor:
+        return torch.tensor(rows, device=self.model.device)
+
+
+def _alignment(
+    cross_attentions: list[tuple[Tensor, ...]], attention_mask: Tensor
+) -> list[list[int]]:
+    """Source position that each target position looks at most; see `TorchEngine.force`.
+
+    Args:
+        cross_attentions: Of each model, of each layer, `[rows, heads, T, S]`.
+        attention_mask: 1 = real source token, `[rows, S]`.
+    """
+    weights = torch.stack(
+        [layers[max(0, len(layers) - 2)].float().mean(1) for layers in cross_attentions]
+    ).mean(0)
+    ends = attention_mask.sum(-1) - 1
+    is_word = torch.arange(weights.shape[-1], device=ends.device) < ends[:, None]
+    positions: list[list[int]] = weights.masked_fill(~is_word[:, None], -1).argmax(-1).tolist()
+    return positions
+
+
+def _sampling(search: Search, sources: list[list[int]]) -> LogitsProcessorList:
+    """What turns greedy search into sampling; nothing where there is no sampling."""
+    processors = LogitsProcessorList()
+    if search.do_sample:
+        if search.temperature != 1.0:
+            processors.append(TemperatureLogitsWarper(search.temperature))
+        if search.top_k:
+            processors.append(TopKLogitsWarper(search.top_k))
+        if search.top_p < 1.0:
+            processors.append(TopPLogitsWarper(search.top_p))
+        ranks = [index % search.num_hypotheses for index in range(len(sources))]
+        seeds = [
+            _seed(search.seed, rank, source) for rank, source in zip(ranks, sources, strict=True)
+        ]
+        processors.append(GumbelNoise(seeds))
+    return processors
+
+
+def _seed(seed: int, rank: int, source: list[int]) -> int:
+    digest = hashlib.blake2b(repr((seed, rank, source)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big")
+
+
+class GumbelNoise(LogitsProcessor):
+    """Adds noise to logits by which the likeliest token becomes a random draw from the softmax.
+
+    This is the Gumbel-max trick (Gumbel 1954). Each row has a generator of its own, so that what is
+    drawn for a sentence does not depend on its batch.
+
+    Args:
+        seeds: Of each row.
+    """
+
+    def __init__(self, seeds: list[int]) -> None:
+        self.generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Logits with noise, `[B, V]`."""
+        noise = torch.empty(scores.shape, dtype=torch.float32)
+        for row, generator in zip(noise, self.generators, strict=True):
+            row.exponential_(generator=generator)
+        return scores - noise.log().to(scores)

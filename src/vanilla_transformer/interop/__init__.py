@@ -1,0 +1,19 @@
+"""Weights out: exports to other runtimes, each checked against the model before it counts."""
+
+from transformers import GenerationConfig
+
+
+def never_generated(generation_config: GenerationConfig) -> list[int]:
+    """Ids that no search gives: `<pad>` and `<s>`, unless the model's owner chose others.
+
+    Raises:
+        ValueError: If sequences of several tokens are forbidden, which an export cannot express.
+    """
+    forbidden = generation_config.bad_words_ids or []
+    sequences = [ids for ids in forbidden if len(ids) != 1]
+    if sequences:
+        raise ValueError(
+            "`bad_words_ids` of the generation config must name single tokens, which are then "
+            f"never generated, got {sequences}. Leave them out, or use the engine `torch`."
+        )
+    return [token_id for ids in forbidden for token_id in ids]

@@ -1,0 +1,228 @@
+"""Weights for CTranslate2: importing this module lets its `TransformersConverter` convert ours.
+
+```python
+import vanilla_transformer.interop.ctranslate2
+from ctranslate2.converters import TransformersConverter
+
+TransformersConverter("runs/de-en").convert("runs/de-en-ct2", quantization="int8")
+```
+
+What the specification of CTranslate2 cannot hold is refused. `vanilla_transformer.interop.export`
+converts too, and compares the translations of both.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+import vanilla_transformer  # noqa: F401  (registers the Auto classes)
+from vanilla_transformer.interop import never_generated
+from vanilla_transformer.modeling_vanilla_transformer import sinusoidal_positions
+
+try:
+    from ctranslate2.converters.transformers import (
+        ModelLoader,
+        TransformersConverter,
+        register_loader,
+    )
+    from ctranslate2.specs.common_spec import Activation
+    from ctranslate2.specs.transformer_spec import (
+        TransformerDecoderSpec,
+        TransformerEncoderSpec,
+        TransformerSpec,
+    )
+except ImportError as error:
+    raise ImportError(
+        "The export to CTranslate2 needs the package `ctranslate2`. "
+        "Install it: pip install 'vanilla-transformer[export]'"
+    ) from error
+
+# Our names, which are those of Transformers, for the activations that CTranslate2 computes.
+_ACTIVATIONS = {
+    "gelu": Activation.GELU,
+    "gelu_fast": Activation.GELUTanh,
+    "gelu_new": Activation.GELUTanh,
+    "gelu_python": Activation.GELU,
+    "gelu_pytorch_tanh": Activation.GELUTanh,
+    "quick_gelu": Activation.GELUSigmoid,
+    "relu": Activation.RELU,
+    "sigmoid": Activation.Sigmoid,
+    "silu": Activation.SWISH,
+    "swish": Activation.SWISH,
+    "tanh": Activation.Tanh,
+}
+
+# Stands for minus infinity and fits into float16: its exponential is 0 in every dtype.
+_NEVER = -1e4
+
+
+def position_table_length(max_position_embeddings: int) -> int:
+    """Rows of the position table: CTranslate2 stores one where ours has no end.
+
+    Twice the longest expected sequence leaves room for outputs longer than their sources.
+    """
+    return max(2048, 2 * max_position_embeddings)
+
+
+@register_loader("VanillaTransformerConfig")
+class VanillaTransformerLoader(ModelLoader):
+    """Fills CTranslate2's specification of a Transformer from one of our models.
+
+    `<pad>` and `<s>`, or whatever `bad_words_ids` of the generation config name, get a bias in the
+    output projection by which no search of CTranslate2 ever generates them. Its log-probabilities
+    are therefore normalised over the remaining tokens, while Transformers' beam search normalises
+    over all and then forbids some.
+    """
+
+    architecture_name = "AutoModelForSeq2SeqLM"
+
+    def get_model_spec(self, model: PreTrainedModel) -> TransformerSpec:
+        """The weights in CTranslate2's layout.
+
+        Raises:
+            ValueError: If the specification cannot hold the model; the message lists every reason.
+        """
+        self._refuse_settings(model)
+        config = model.config
+        activation = _ACTIVATIONS[config.activation_function]
+        spec = TransformerSpec(
+            TransformerEncoderSpec(
+                config.encoder_layers, config.encoder_attention_heads, activation=activation
+            ),
+            TransformerDecoderSpec(
+                config.decoder_layers, config.decoder_attention_heads, activation=activation
+            ),
+        )
+        positions = torch.arange(position_table_length(config.max_position_embeddings))[None]
+        table = sinusoidal_positions(positions, config.d_model, torch.float32)[0]
+        self._set_stack(spec.encoder, model.model.encoder, table)
+        self._set_stack(spec.decoder, model.model.decoder, table)
+        self.set_linear(spec.decoder.projection, model.lm_head)
+        bias = torch.zeros(config.vocab_size)
+        bias[never_generated(model.generation_config)] = _NEVER
+        spec.decoder.projection.bias = bias
+        self._refuse_left_out_parameters(spec, model)
+        return spec
+
+    def get_vocabulary(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+    ) -> list[str]:
+        """The token of each id.
+
+        Raises:
+            ValueError: If the tokenizer has ids that the model has no row for.
+        """
+        size = model.config.vocab_size
+        if len(tokenizer) > size:
+            raise ValueError(
+                f"The tokenizer must have at most the {size} tokens of the model's `vocab_size`, "
+                f"got {len(tokenizer)}. Give the tokenizer that the model was trained with, or "
+                "call `model.resize_token_embeddings(len(tokenizer))` and train on."
+            )
+        tokens: list[str] = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+        # Rows that no token of the tokenizer has, of a vocabulary filled up to a round size.
+        return tokens + [f"<unused {token_id}>" for token_id in range(len(tokens), size)]
+
+    def set_vocabulary(self, spec: TransformerSpec, tokens: list[str]) -> None:
+        """Both sides share one vocabulary."""
+        spec.register_source_vocabulary(tokens)
+        spec.register_target_vocabulary(tokens)
+
+    def set_config(
+        self, config: Any, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+    ) -> None:
+        """What CTranslate2's `config.json` says; sources come with the `</s>` of the tokenizer."""
+        start = model.config.decoder_start_token_id
+        config.bos_token = tokenizer.convert_ids_to_tokens(start)
+        config.eos_token = tokenizer.convert_ids_to_tokens(_end_tokens(model)[0])
+        config.unk_token = tokenizer.unk_token
+        config.decoder_start_token = config.bos_token
+        config.add_source_bos = config.add_source_eos = False
+        config.layer_norm_epsilon = model.config.layer_norm_eps
+        # For our engine: beyond the table CTranslate2 ends with an error.
+        longest = model.config.max_position_embeddings
+        config.add_attribute("max_position_embeddings", longest)
+        config.add_attribute("position_table_length", position_table_length(longest))
+
+    def _set_stack(self, spec: Any, stack: Any, positions: Tensor) -> None:
+        """Encoder or decoder: embedding, positions, layers and final norm."""
+        is_encoder = isinstance(spec, TransformerEncoderSpec)
+        embeddings = spec.embeddings[0] if is_encoder else spec.embeddings
+        self.set_embeddings(embeddings, stack.embed_tokens)
+        spec.scale_embeddings = stack.embed_scale
+        spec.position_encodings.encodings = positions
+        for layer_spec, layer in zip(spec.layer, stack.layers, strict=True):
+            # CTranslate2 orders fused rows as we do: query, key, value; each head contiguous.
+            attention = layer_spec.self_attention
+            self.set_layer_norm(attention.layer_norm, layer.self_attn_layer_norm)
+            self.set_linear(attention.linear[0], layer.self_attn.qkv_proj)
+            self.set_linear(attention.linear[1], layer.self_attn.out_proj)
+            if not is_encoder:
+                attention = layer_spec.attention
+                self.set_layer_norm(attention.layer_norm, layer.encoder_attn_layer_norm)
+                self.set_linear(attention.linear[0], layer.encoder_attn.q_proj)
+                self.set_linear(attention.linear[1], layer.encoder_attn.kv_proj)
+                self.set_linear(attention.linear[2], layer.encoder_attn.out_proj)
+            self.set_layer_norm(layer_spec.ffn.layer_norm, layer.final_layer_norm)
+            self.set_linear(layer_spec.ffn.linear_0, layer.fc1)
+            self.set_linear(layer_spec.ffn.linear_1, layer.fc2)
+        self.set_layer_norm(spec.layer_norm, stack.layer_norm)
+
+    def _refuse_settings(self, model: PreTrainedModel) -> None:
+        """Settings of the model that have no counterpart.
+
+        Raises:
+            ValueError: If there are any.
+        """
+        faults = []
+        activation = model.config.activation_function
+        if activation not in _ACTIVATIONS:
+            faults.append(
+                f"`activation_function` must be one of {', '.join(_ACTIVATIONS)}, "
+                f"got {activation!r}."
+            )
+        if len(_end_tokens(model)) != 1:
+            faults.append(f"`eos_token_id` must be one id, got {model.config.eos_token_id}.")
+        if faults:
+            raise ValueError(
+                "CTranslate2 cannot hold this model; use the engine `torch` or the ONNX export:\n"
+                + "\n".join(faults)
+            )
+
+    def _refuse_left_out_parameters(self, spec: TransformerSpec, model: nn.Module) -> None:
+        """A parameter that found no place belongs to a variant that CTranslate2 lacks.
+
+        Raises:
+            ValueError: If there are any.
+        """
+        held = {
+            value.data_ptr() for value in spec.variables().values() if isinstance(value, Tensor)
+        }
+        left_out = [
+            name for name, value in model.named_parameters() if value.data_ptr() not in held
+        ]
+        if left_out:
+            raise ValueError(
+                "CTranslate2's specification must have a place for each parameter of the model, "
+                f"got none for: {', '.join(left_out)}. Use the engine `torch` or the ONNX export."
+            )
+
+
+def convert(
+    model_name_or_path: str, folder: Path, quantization: str, *, trust_remote_code: bool = False
+) -> None:
+    """Writes model.bin, config.json and shared_vocabulary.json, replacing what is at `folder`.
+
+    Raises:
+        ValueError: If CTranslate2's specification cannot hold the model.
+    """
+    converter = TransformersConverter(model_name_or_path, trust_remote_code=trust_remote_code)
+    converter.convert(str(folder), quantization=quantization, force=True)
+
+
+def _end_tokens(model: PreTrainedModel) -> list[int]:
+    end = model.config.eos_token_id
+    return end if isinstance(end, list) else [end]

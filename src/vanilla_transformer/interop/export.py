@@ -1,0 +1,335 @@
+"""A saved model to another runtime: converted, compared with the model, and only then in place."""
+
+import os
+import random
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import cached_file
+
+import vanilla_transformer  # noqa: F401  (registers the Auto classes)
+from vanilla_transformer.ctranslate2_engine import CTranslate2Engine
+from vanilla_transformer.engines import Search, TorchEngine
+from vanilla_transformer.interop import never_generated
+from vanilla_transformer.run_record import RUN_FILE
+
+if TYPE_CHECKING:
+    from vanilla_transformer.interop.onnx import OnnxModel
+
+# By these files an export is known: `force` replaces nothing else.
+_EXPORTED_FILES = ("model.bin", "decoder_model.onnx")
+
+_SAMPLE_LINES, _LONGEST_LINE = 100, 30
+_MAX_EXTRA_TOKENS = 50
+# Logits of so many lines are held at once.
+_BATCH_LINES = 16
+
+# Least share of identical lines and largest gap. Rounded weights turn many a near tie of random
+# tokens, so that they would hide a small mistake: a conversion is judged in float32 first.
+_TOLERANCES = {"float32": (0.99, 1e-3), "float16": (0.0, 0.1), "bfloat16": (0.0, 0.1)}
+_INTEGER_TOLERANCE = (0.0, 1.0)
+_ONNX_TOLERANCE = (0.99, 1e-4)
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How the greedy translations of an export compare with those of the model.
+
+    Attributes:
+        lines: Lines of the sample.
+        identical: Lines with the same translation.
+        gap: Difference between the numbers behind them: of log-probabilities per token the mean
+            over the lines, of logits the largest.
+        numbers: What these are.
+    """
+
+    lines: int
+    identical: int
+    gap: float
+    numbers: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.identical} of {self.lines} lines translated as by torch; {self.numbers} "
+            f"differ by {self.gap:.1e}"
+        )
+
+    def check(self, identical: float, gap: float) -> None:
+        """Refuses an export that is too far from the model.
+
+        Args:
+            identical: Least share of lines with the same translation.
+            gap: Difference allowed.
+
+        Raises:
+            ValueError: If it is.
+        """
+        # Written so that NaN fails.
+        if self.identical < identical * self.lines or not self.gap <= gap:
+            raise ValueError(
+                f"The export must translate at least {identical:.0%} of the lines as the model "
+                f"does, with {self.numbers} that differ by at most {gap:g}, got: {self}. It is "
+                "deleted; please report this with the versions of your packages."
+            )
+
+
+def export_to_ctranslate2(
+    model_name_or_path: str,
+    output: Path,
+    *,
+    quantization: str = "float32",
+    sample: list[str] | None = None,
+    force: bool = False,
+    trust_remote_code: bool = False,
+) -> Agreement:
+    """Writes a folder for CTranslate2 and for `Translator(engine="ctranslate2")`.
+
+    It holds CTranslate2's model.bin, config.json and shared_vocabulary.json, the tokenizer's files,
+    generation_config.json and the record of the training run.
+
+    Args:
+        model_name_or_path: Folder or Hub name of the model.
+        output: Folder to make; it appears once its translations have been compared.
+        quantization: Type of the weights, one of CTranslate2's.
+        sample: Lines to compare on; None: random tokens of the vocabulary.
+        force: Replaces an earlier export at `output`.
+        trust_remote_code: Runs the code that lies in the model's folder.
+
+    Returns:
+        How the greedy translations of the sample compare; other weights than float32 are compared
+        after those of float32, which must translate like the model.
+
+    Raises:
+        FileExistsError: If there is something at `output` that may not be replaced.
+        ValueError: If CTranslate2 cannot hold the model, or translates unlike it.
+    """
+    from vanilla_transformer.interop.ctranslate2 import convert
+
+    with _new_folder(output, force) as folder:
+        model, tokenizer = _load(model_name_or_path, trust_remote_code)
+        sources = _sample_sources(tokenizer, sample)
+        for weights in dict.fromkeys(("float32", quantization)):
+            convert(model_name_or_path, folder, weights, trust_remote_code=trust_remote_code)
+            agreement = _compare_scores(model, CTranslate2Engine(folder, device="cpu"), sources)
+            agreement.check(*_TOLERANCES.get(weights, _INTEGER_TOLERANCE))
+        _save_settings(model, tokenizer, folder)
+    return agreement
+
+
+def export_to_onnx(
+    model_name_or_path: str,
+    output: Path,
+    *,
+    sample: list[str] | None = None,
+    force: bool = False,
+    trust_remote_code: bool = False,
+) -> Agreement:
+    """Writes a folder of ONNX graphs, for `vanilla_transformer.interop.onnx.OnnxModel` and others.
+
+    It holds the graphs with their weights, the tokenizer's files, generation_config.json and
+    the record of the training run.
+
+    Args:
+        model_name_or_path: Folder or Hub name of the model.
+        output: Folder to make; it appears once its translations have been compared.
+        sample: Lines to compare on; None: random tokens of the vocabulary.
+        force: Replaces an earlier export at `output`.
+        trust_remote_code: Runs the code that lies in the model's folder.
+
+    Returns:
+        How the greedy translations of the sample compare.
+
+    Raises:
+        FileExistsError: If there is something at `output` that may not be replaced.
+        ValueError: If the graphs translate unlike the model.
+    """
+    from vanilla_transformer.interop.onnx import OnnxModel, export_onnx
+
+    with _new_folder(output, force) as folder:
+        folder.mkdir()
+        model, tokenizer = _load(model_name_or_path, trust_remote_code)
+        export_onnx(model, folder)
+        _save_settings(model, tokenizer, folder)
+        sources = _sample_sources(tokenizer, sample)
+        agreement = _compare_logits(model, OnnxModel(folder), sources)
+        agreement.check(*_ONNX_TOLERANCE)
+    return agreement
+
+
+@contextmanager
+def _new_folder(output: Path, force: bool) -> Iterator[Path]:
+    """Name of a folder beside `output` that takes its place if all goes well.
+
+    Raises:
+        FileExistsError: If there is something at `output` that may not be replaced.
+    """
+    if output.exists() and not (force and _is_replaceable(output)):
+        hint = (
+            "--force replaces an export, and nothing else"
+            if force
+            else "Give another folder, or --force to replace an earlier export"
+        )
+        raise FileExistsError(f"{str(output)!r} must not exist yet, got a path that does. {hint}.")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    temporary, replaced = (
+        output.with_name(f".{output.name}.{kind}.{os.getpid()}") for kind in ("new", "old")
+    )
+    try:
+        yield temporary
+        if output.exists():
+            output.rename(replaced)
+        temporary.rename(output)
+        shutil.rmtree(replaced, ignore_errors=True)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _is_replaceable(folder: Path) -> bool:
+    return folder.is_dir() and (
+        not any(folder.iterdir()) or any((folder / name).is_file() for name in _EXPORTED_FILES)
+    )
+
+
+def _load(
+    model_name_or_path: str, trust_remote_code: bool
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model in float32 and its tokenizer."""
+    model = AutoModelForSeq2SeqLM.from_pretrained(
+        model_name_or_path,
+        dtype=torch.float32,
+        # What the ONNX exporter can trace.
+        attn_implementation="eager",
+        trust_remote_code=trust_remote_code,
+    )
+    tokenizer = AutoTokenizer.from_pretrained(
+        model_name_or_path, trust_remote_code=trust_remote_code
+    )
+    return model.eval(), tokenizer
+
+
+def _save_settings(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path
+) -> None:
+    """What a Translator needs beside the weights; the record tells where training cut lines."""
+    tokenizer.save_pretrained(folder)
+    model.generation_config.save_pretrained(folder)
+    record = cached_file(
+        model.name_or_path,
+        RUN_FILE,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    if record is not None:
+        shutil.copyfile(record, folder / RUN_FILE)
+
+
+def _sample_sources(tokenizer: PreTrainedTokenizerBase, lines: list[str] | None) -> list[list[int]]:
+    """Ids with `</s>` of lines, blank ones left out, or of random tokens; long ones last.
+
+    Raises:
+        ValueError: If there are no lines.
+    """
+    if lines is None:
+        draw = random.Random(0)
+        ordinary = sorted(set(range(len(tokenizer))) - set(tokenizer.all_special_ids))
+        sources = [
+            [*draw.choices(ordinary, k=draw.randint(1, _LONGEST_LINE)), tokenizer.eos_token_id]
+            for _ in range(_SAMPLE_LINES)
+        ]
+    else:
+        texts = [line for line in lines if line.strip()]
+        if not texts:
+            raise ValueError(f"The sample must have lines with text, got {len(lines)} blank ones.")
+        sources = tokenizer(texts)["input_ids"]
+    return sorted(sources, key=len)
+
+
+def _compare_scores(
+    model: PreTrainedModel, engine: CTranslate2Engine, sources: list[list[int]]
+) -> Agreement:
+    """Compares translations, and the score of each with what the model says of it."""
+    identical, gaps = 0, []
+    for batch in _batches(sources):
+        limits, prefixes = _limits(batch), _no_prefixes(batch)
+        expected = TorchEngine(model).translate_batch(batch, prefixes, limits, Search())
+        actual = engine.translate_batch(batch, prefixes, limits, Search())
+        hypotheses = [found[0] for found in actual]
+        identical += sum(a[0].tokens == b[0].tokens for a, b in zip(expected, actual, strict=True))
+        targets = [one.tokens + [engine.end_id] * (not one.reached_limit) for one in hypotheses]
+        logits = _logits(model, batch, targets)
+        # As the export normalises: over what may be generated.
+        logits[:, :, never_generated(model.generation_config)] = -torch.inf
+        log_probs = logits.log_softmax(-1)
+        for row, target, hypothesis in zip(log_probs, targets, hypotheses, strict=True):
+            mean = row[range(len(target)), target].mean().item()
+            gaps.append(abs(mean - hypothesis.score))
+    gap = sum(gaps) / len(gaps)
+    return Agreement(len(sources), identical, gap, "log-probabilities per token")
+
+
+def _compare_logits(
+    model: PreTrainedModel, exported: "OnnxModel", sources: list[list[int]]
+) -> Agreement:
+    """Compares translations, and the logits of both along those of the model."""
+    identical, gap = 0, 0.0
+    for batch in _batches(sources):
+        limits, prefixes = _limits(batch), _no_prefixes(batch)
+        found = TorchEngine(model).translate_batch(batch, prefixes, limits, Search())
+        targets = [hypotheses[0].tokens for hypotheses in found]
+        identical += sum(
+            a == b for a, b in zip(targets, exported.generate(batch, limits), strict=True)
+        )
+        # The last logits of each line are those of `</s>`, which stands behind it.
+        targets = [[*target, 0] for target in targets]
+        expected, actual = _logits(model, batch, targets), exported.force(batch, targets)
+        for row, other, target in zip(expected, torch.from_numpy(actual), targets, strict=True):
+            gap = max(gap, (row - other)[: len(target)].abs().max().item())
+    return Agreement(len(sources), identical, gap, "logits")
+
+
+def _batches(sources: list[list[int]]) -> list[list[list[int]]]:
+    starts = range(0, len(sources), _BATCH_LINES)
+    return [sources[start : start + _BATCH_LINES] for start in starts]
+
+
+def _limits(sources: list[list[int]]) -> list[int]:
+    return [len(source) + _MAX_EXTRA_TOKENS for source in sources]
+
+
+def _no_prefixes(sources: list[list[int]]) -> list[list[int]]:
+    return [[] for _ in sources]
+
+
+@torch.no_grad()
+def _logits(model: PreTrainedModel, sources: list[list[int]], targets: list[list[int]]) -> Tensor:
+    """What the model gives to the next token all along the targets, `[B, T, V]`."""
+    input_ids, attention_mask = _pad(sources)
+    # The targets behind the start token, without their last one.
+    decoder_input_ids = _pad([[model.config.decoder_start_token_id, *row[:-1]] for row in targets])
+    outputs = model(
+        input_ids=input_ids,
+        attention_mask=attention_mask,
+        decoder_input_ids=decoder_input_ids[0],
+        use_cache=False,
+    )
+    return outputs.logits
+
+
+def _pad(rows: list[list[int]]) -> tuple[Tensor, Tensor]:
+    """Ids, filled up on the right, and mask (1 = real token), `[B, S]`."""
+    ids = pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
+    lengths = torch.tensor([len(row) for row in rows])
+    return ids, (torch.arange(ids.shape[1]) < lengths[:, None]).long()

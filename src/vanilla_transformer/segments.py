@@ -1,0 +1,159 @@
+"""Lines to token ids; those that are too long for a model are cut into pieces that are not."""
+
+import logging
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain, repeat
+
+from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
+
+# A sentence ends behind these signs and what closes around them; in scripts without blanks, at
+# once. The lookbehind begins at the first sign only, or a million dots would take forever.
+_SENTENCE_END = re.compile(
+    r"""(?<![.!?…])[.!?…]++["'”’»)\]]*+(?=\s)|[。！？][」』”’）]*+"""  # noqa: RUF001
+)
+# Python's stand-ins for bytes that are not UTF-8; no text has them.
+_SURROGATES = re.compile("[\ud800-\udfff]")
+_WORD_CHARACTER = re.compile(r"\S")
+
+# A first guess for text that is to fill a piece; more than most text has.
+CHARACTERS_PER_TOKEN = 8
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A line, or a part of one that is too long.
+
+    Attributes:
+        line: Place of the line among those given.
+        source: Ids with `</s>`.
+        prefix: Ids that its translation begins with.
+    """
+
+    line: int
+    source: list[int]
+    prefix: list[int]
+
+
+def cut_into_pieces(
+    lines: Sequence[tuple[str, str]],
+    tokenizer: PreTrainedTokenizerBase,
+    max_tokens: int,
+    first_line: int,
+) -> list[Piece]:
+    """Ids of all lines but blank ones; a warning names each line that had to be cut.
+
+    Args:
+        lines: Each with what its translation begins with.
+        tokenizer: A fast one, of both sides.
+        max_tokens: Longest piece, `</s>` counted.
+        first_line: Number of the first line, for warnings.
+    """
+    texts = {
+        place: _SURROGATES.sub("\ufffd", line)
+        for place, (line, _) in enumerate(lines)
+        if line.strip()
+    }
+    # Very long lines are not even tokenised in one go.
+    short = [
+        place for place, text in texts.items() if len(text) <= CHARACTERS_PER_TOKEN * max_tokens
+    ]
+    encoded = dict(zip(short, _encode([texts[place] for place in short], tokenizer), strict=True))
+    pieces = []
+    for place, text in texts.items():
+        sources = [encoded[place]] if place in encoded else []
+        if not sources or len(sources[0]) > max_tokens:
+            sources = _encode(cut_line(text, tokenizer, max_tokens), tokenizer)
+        if len(sources) > 1:
+            logger.warning(
+                "Line %d is longer than %d tokens and is translated in %d pieces.",
+                first_line + place,
+                max_tokens,
+                len(sources),
+            )
+        # The text of the prefix stands once in the translation of the line.
+        prefixes = chain([_encode_prefix(lines[place][1], tokenizer)], repeat([]))
+        pieces += [
+            Piece(place, source, prefix) for source, prefix in zip(sources, prefixes, strict=False)
+        ]
+    return pieces
+
+
+def _encode(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+    if not texts:
+        return []
+    ids: list[list[int]] = tokenizer(texts, verbose=False)["input_ids"]
+    return ids
+
+
+def _encode_prefix(prefix: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    # The blank between words belongs to the word that follows.
+    prefix = _SURROGATES.sub("\ufffd", prefix).rstrip()
+    if not prefix:
+        return []
+    ids: list[int] = tokenizer(text_target=prefix, add_special_tokens=False)["input_ids"]
+    return ids
+
+
+def cut_line(line: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> list[str]:
+    """Pieces of a line, of at most `max_tokens` tokens each.
+
+    A piece ends behind the last sentence that fits, else before the last blank, else behind the
+    last token. Blanks at its two ends are dropped; nothing else is. Only the text of the next few
+    pieces is tokenised at a time, so that time and memory are in proportion to the line.
+
+    Args:
+        line: Text.
+        tokenizer: A fast one, which knows where in the text a token stands.
+        max_tokens: Longest piece, `</s>` counted. A character that takes more is a piece.
+
+    Returns:
+        The pieces; no piece if there are only blanks.
+    """
+    pieces = []
+    start = _next_word(line, 0)
+    guess = CHARACTERS_PER_TOKEN * max_tokens
+    while start < len(line):
+        fitting = _end_of_fitting(line, start, guess, tokenizer, max_tokens)
+        guess = 2 * (fitting - start)
+        end = fitting if fitting == len(line) else _last_boundary(line, start, fitting)
+        pieces.append(line[start:end].rstrip())
+        start = _next_word(line, end)
+    return pieces
+
+
+def _next_word(line: str, start: int) -> int:
+    found = _WORD_CHARACTER.search(line, start)
+    return found.start() if found else len(line)
+
+
+def _end_of_fitting(
+    line: str, start: int, guess: int, tokenizer: PreTrainedTokenizerBase, max_tokens: int
+) -> int:
+    """End of the longest text from `start` on whose tokens are not too many.
+
+    It is looked for in the next `guess` characters, and in twice as many if all of them fit.
+    """
+    while True:
+        end = min(start + guess, len(line))
+        encoded = tokenizer(line[start:end], return_offsets_mapping=True, verbose=False)
+        if len(encoded["input_ids"]) > max_tokens:
+            # The last token that it may have is `</s>`.
+            first_too_many, _ = encoded["offset_mapping"][max_tokens - 1]
+            return start + max(1, first_too_many)
+        if end == len(line):
+            return end
+        guess *= 2
+
+
+def _last_boundary(line: str, start: int, end: int) -> int:
+    """Where to end the piece that may reach from `start` to `end`."""
+    sentence_ends = [
+        found.end() for found in _SENTENCE_END.finditer(line, start, end + 1) if found.end() <= end
+    ]
+    if sentence_ends:
+        return sentence_ends[-1]
+    return next((place for place in range(end, start, -1) if line[place].isspace()), end)

@@ -1,0 +1,72 @@
+"""The `export` command: a saved model for other runtimes, checked before it is kept."""
+
+import logging
+import sys
+from pathlib import Path
+
+from vanilla_transformer_cli.settings import ExportSettings
+
+_EXAMPLE = """The export translates a sample; unless it does so as the model does, nothing is kept.
+Greedy translations and the numbers behind them are compared: in float32, whatever the
+--quantization, at least 99 % of the lines must be the same and log-probabilities per
+token within 0.001 in the mean (ONNX: all logits within 0.0001). Then 16-bit weights
+must have log-probabilities within 0.1, integers within 1.
+
+example:
+  vanilla-transformer export --format ctranslate2 --quantization int8 runs/de-en runs/de-en-int8
+"""
+
+
+def export(argv: list[str]) -> None:
+    """Convert a model for CTranslate2 or ONNX Runtime."""
+    from vanilla_transformer_cli import _fail, _parser, _refuse
+
+    parser = _parser("export", ExportSettings, _EXAMPLE)
+    parser.add_argument("model", metavar="MODEL", help="Folder or Hub name of a model.")
+    parser.add_argument("output", metavar="OUT", help="Folder to make.")
+    namespace, unknown = parser.parse_known_args(argv)
+    _refuse(unknown, parser)
+    values = vars(namespace)
+    model, output = values.pop("model"), Path(values.pop("output"))
+    settings = ExportSettings(**values)
+    if settings.format == "onnx" and settings.quantization != "float32":
+        parser.error(
+            f"--quantization must be float32 with --format onnx, got {settings.quantization}"
+        )
+    try:
+        _export(model, output, settings)
+    except ImportError as error:
+        # A missing extra; the message names it.
+        _fail(str(error))
+
+
+def _export(model: str, output: Path, settings: ExportSettings) -> None:
+    from transformers.utils.logging import disable_progress_bar
+
+    from vanilla_transformer.interop.export import export_to_ctranslate2, export_to_onnx
+    from vanilla_transformer.tokenization_vanilla_transformer import read_lines
+
+    disable_progress_bar()
+    # torch's exporter tells of torchvision, which we do not need.
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    sample = list(read_lines(settings.sample)) if settings.sample else None
+    print(f"exporting {model} and comparing translations ...", file=sys.stderr)
+    if settings.format == "onnx":
+        agreement = export_to_onnx(
+            model,
+            output,
+            sample=sample,
+            force=settings.force,
+            trust_remote_code=settings.trust_remote_code,
+        )
+    else:
+        agreement = export_to_ctranslate2(
+            model,
+            output,
+            quantization=settings.quantization,
+            sample=sample,
+            force=settings.force,
+            trust_remote_code=settings.trust_remote_code,
+        )
+    lines = f"the lines of {settings.sample}" if settings.sample else "random tokens"
+    print(f"{output}: {agreement} (on {lines})")

@@ -1,0 +1,206 @@
+"""Translator: hypotheses, samples, minimum Bayes risk, details, prefixes, engines and dtypes."""
+
+import pytest
+import torch
+
+from vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer.bayes_risk import expected_utilities
+from vanilla_transformer.engines import Hypothesis
+from vanilla_transformer.translation import Translator
+
+LINES = [
+    "ein hund rennt.",
+    "ja",
+    "",
+    "der alte mann schläft",
+    "oh nein",
+    "  a",
+    "ein hund",
+    "x",
+    "-",
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return VanillaTransformerTokenizer.train(
+        ["abcdefghijklmnopqrstuvwxyz .,!?-'"], vocab_size=37, kind="char"
+    )
+
+
+@pytest.fixture
+def build(tiny_model, tokenizer):
+    """Makes a Translator of the tiny model with short limits."""
+    return lambda **settings: Translator(
+        tiny_model, tokenizer, **{"max_extra_tokens": 4, **settings}
+    )
+
+
+def test_alternatives_are_the_next_best(tiny_model, tokenizer, build):
+    translator = build(num_beams=3, num_hypotheses=3, scores=True)
+
+    results = list(translator.translate(LINES))
+
+    for line, result in zip(LINES, results, strict=True):
+        group = [result, *result.alternatives]
+        assert len(group) == 3
+        scores = [one.score for one in group]
+        assert scores == sorted(scores, reverse=True)
+        assert len(set(scores)) == (3 if line.strip() else 1)
+    assert [result.text for result in results] == [
+        result.text for result in build(num_beams=3).translate(LINES)
+    ]
+
+
+def test_details_belong_to_their_line_and_rank(build, tokenizer):
+    translator = build(num_beams=3, num_hypotheses=2, details=True)
+
+    for line, result in zip(LINES, translator.translate(LINES), strict=True):
+        for one in (result, *result.alternatives):
+            ids = tokenizer.convert_tokens_to_ids(list(one.tokens))
+            assert tokenizer.decode(ids, skip_special_tokens=True) == (
+                one.text if one.tokens else ""
+            )
+            assert len(one.tokens) == len(one.token_scores)
+        if line.strip():
+            assert result.tokens != result.alternatives[0].tokens
+            ids = tokenizer(line)["input_ids"]
+            assert list(result.source_tokens) == tokenizer.convert_ids_to_tokens(ids)
+
+
+def test_scores_are_there_when_asked_for_only(build):
+    assert {result.score for result in build().translate(LINES)} == {None}
+    assert all(result.score < 0 for result in build(scores=True).translate(["ja", "x"]))
+
+
+@pytest.mark.parametrize("budget", [1, 8192])
+def test_samples_do_not_depend_on_the_batch(build, budget):
+    translator = build(do_sample=True, num_hypotheses=2, max_tokens_per_batch=budget)
+
+    together = [(one.text, one.alternatives[0].text) for one in translator.translate(LINES)]
+
+    alone = [
+        (one.text, one.alternatives[0].text)
+        for line in LINES
+        for one in build(do_sample=True, num_hypotheses=2).translate([line])
+    ]
+    assert together == alone
+    assert any(best != other for best, other in together)
+
+
+def test_samples_count_in_the_batch(tiny_model, build, monkeypatch):
+    rows = []
+    generate = tiny_model.generate
+
+    def generate_and_note(**inputs):
+        rows.append(len(inputs["input_ids"]))
+        return generate(**inputs)
+
+    monkeypatch.setattr(tiny_model, "generate", generate_and_note)
+
+    # A short line counts for 16 tokens, and each has four samples.
+    translator = build(do_sample=True, num_hypotheses=4, max_tokens_per_batch=128)
+    list(translator.translate(["ja"] * 5))
+
+    assert rows == [8, 8, 4]
+
+
+def test_samples_leave_the_generation_config_aside(tiny_model, build):
+    tiny_model.generation_config.update(num_beams=4, length_penalty=0.6)
+
+    assert build(do_sample=True, seed=5).search == "sampling, temperature 1.0, seed 5"
+
+
+def test_bayes_risk_chooses_among_candidates_by_their_likeness(build):
+    candidates = list(build(do_sample=True, num_hypotheses=6).translate(LINES))
+
+    chosen = list(build(do_sample=True, mbr_candidates=6, scores=True).translate(LINES))
+
+    for line, result, one in zip(LINES, candidates, chosen, strict=True):
+        texts = [result.text, *(other.text for other in result.alternatives)]
+        utilities = expected_utilities(texts, [1.0] * 6)
+        if line.strip():
+            assert one.score == pytest.approx(max(utilities))
+            assert one.text in texts
+            assert utilities[texts.index(one.text)] == pytest.approx(max(utilities))
+    assert [one.text for one in chosen] != [result.text for result in candidates]
+
+
+def test_bayes_risk_weighs_the_hypotheses_of_a_beam(build):
+    translator = build(num_beams=4, mbr_candidates=4, num_hypotheses=2, scores=True)
+
+    for line, result in zip(LINES, translator.translate(LINES), strict=True):
+        assert len(result.alternatives) == 1
+        assert not line.strip() or 100 >= result.score >= result.alternatives[0].score > 0
+    assert translator.search == "MBR (chrF) of 4 candidates, beam 4, length penalty 1.0"
+
+
+class Foreign:
+    """An engine that only searches."""
+
+    max_positions = 50
+
+    def translate_batch(self, sources, prefixes, limits, search):
+        return [[Hypothesis(source[:-1], -1.0, reached_limit=False)] for source in sources]
+
+
+def test_any_engine_will_do(tokenizer):
+    translator = Translator(Foreign(), tokenizer)
+
+    assert [result.text for result in translator.translate(["ja", "", "nein"])] == [
+        "ja",
+        "",
+        "nein",
+    ]
+    assert translator.max_source_length == 50
+
+
+def test_details_need_the_engine_of_torch(tokenizer):
+    with pytest.raises(ValueError, match=r"need the engine 'torch', .* got Foreign"):
+        Translator(Foreign(), tokenizer, details=True)
+
+
+def test_dtype_is_as_saved_unless_told(tiny_model, tokenizer, tmp_path):
+    tiny_model.bfloat16().save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+
+    loaded = [
+        Translator.from_pretrained(str(tmp_path), **settings).engine.model.dtype
+        for settings in ({}, {"dtype": "float32"})
+    ]
+
+    assert loaded == [torch.bfloat16, torch.float32]
+
+
+def test_bfloat16_translates(tiny_model, build):
+    tiny_model.bfloat16()
+
+    results = list(build(num_beams=2, scores=True, details=True).translate(LINES))
+
+    assert all(
+        result.score < 0 for result, line in zip(results, LINES, strict=True) if line.strip()
+    )
+
+
+@pytest.mark.parametrize("prefixes", ["der", ["der", "a", "", "die", "x", "y", "die", "", "der"]])
+def test_lines_with_prefixes_keep_their_order(build, prefixes):
+    each = [prefixes] * len(LINES) if isinstance(prefixes, str) else prefixes
+
+    together = list(build().translate(LINES, prefixes))
+
+    alone = [
+        next(build().translate([line], prefix)) for line, prefix in zip(LINES, each, strict=True)
+    ]
+    assert together == alone
+    assert all(
+        result.text.startswith(prefix)
+        for result, prefix, line in zip(together, each, LINES, strict=True)
+        if line.strip()
+    )
+
+
+def test_prefix_longer_than_the_limit_is_followed_by_one_token(build):
+    result = next(build(max_extra_tokens=0).translate(["a"], "abcdefgh"))
+
+    assert result.text.startswith("abcdefgh")
+    assert len(result.text) <= 9

@@ -1,0 +1,155 @@
+"""Lines that are too long: where they are cut, and that nothing is lost."""
+
+import random
+
+import pytest
+
+from vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer.segments import cut_into_pieces, cut_line
+
+
+@pytest.fixture(scope="module")
+def letters():
+    """One character, one token."""
+    return VanillaTransformerTokenizer.train(
+        ["abcdefghijklmnopqrstuvwxyzABCDE .,!?-'\"”…。」"], vocab_size=60, kind="char"
+    )
+
+
+@pytest.fixture(scope="module")
+def subwords():
+    lines = ["the old man and the sea", "hello world, hello there!", "......  ----", "日本語。"]
+    return VanillaTransformerTokenizer.train(lines * 5, vocab_size=330)
+
+
+@pytest.mark.parametrize(
+    ("line", "max_tokens", "pieces"),
+    [
+        # At the last sentence that fits; `</s>` takes one token.
+        ("Ab. Cd. Ef. Ab.", 12, ["Ab. Cd. Ef.", "Ab."]),
+        ("Ab. Cd. Ef. Ab.", 11, ["Ab. Cd.", "Ef. Ab."]),
+        ("Ab. Cde abc", 10, ["Ab.", "Cde abc"]),
+        ('ab?! "cd." ef', 12, ['ab?! "cd."', "ef"]),
+        ("ab… cd ef", 8, ["ab…", "cd ef"]),
+        # In scripts without blanks, behind its sign.
+        ("abc。de」abc", 7, ["abc。", "de」abc"]),
+        ("abc。」abc", 7, ["abc。」", "abc"]),
+        # No sentence ends within a word or a number.
+        ("a.b.c d.e", 8, ["a.b.c", "d.e"]),
+        # Else before the last blank; blanks around it go.
+        ("abc def ghi", 8, ["abc def", "ghi"]),
+        ("abc def ghi", 9, ["abc def", "ghi"]),
+        ("abc   def", 6, ["abc", "def"]),
+        ("   abc def", 5, ["abc", "def"]),
+        ("abc def   ", 5, ["abc", "def"]),
+        # Else behind the last token.
+        ("abcdefgh", 4, ["abc", "def", "gh"]),
+        ("abc", 4, ["abc"]),
+    ],
+)
+def test_line_is_cut_at_sentences_else_blanks_else_tokens(letters, line, max_tokens, pieces):
+    assert cut_line(line, letters, max_tokens) == pieces
+
+
+def test_character_of_several_tokens_is_not_cut(subwords):
+    # Each takes four bytes, for which there are tokens only.
+    assert len(subwords("😀")["input_ids"]) > 4
+
+    assert cut_line("😀😁😂", subwords, 3) == ["😀", "😁", "😂"]
+    assert cut_line("😀😁😂", subwords, 10) == ["😀😁", "😂"]
+
+
+def random_line(rng):
+    words = [
+        "the",
+        "old man",
+        "Hello!",
+        "there.",
+        "日本語。",
+        "😀",
+        "x" * 30,
+        "......",
+        "\t",
+        "\x00",
+    ]
+    return "".join(
+        rng.choice(words) + rng.choice(["", " ", " ", "  ", "\u3000"])
+        for _ in range(rng.randrange(1, 60))
+    )
+
+
+@pytest.mark.parametrize("max_tokens", [2, 3, 7, 40])
+def test_pieces_hold_the_line_and_stay_within_the_limit(subwords, max_tokens):
+    rng = random.Random(max_tokens)
+    for _ in range(200):
+        line = random_line(rng)
+
+        pieces = cut_line(line, subwords, max_tokens)
+
+        assert "".join("".join(pieces).split()) == "".join(line.split())
+        for piece in pieces:
+            assert piece.strip() == piece != ""
+            assert len(subwords(piece)["input_ids"]) <= max_tokens or len(piece) == 1
+
+
+class CountingTokenizer:
+    """Counts the characters that a tokenizer is given."""
+
+    def __init__(self, tokenizer):
+        self.tokenizer = tokenizer
+        self.characters = 0
+        self.longest = 0
+
+    def __call__(self, text, **settings):
+        texts = [text] if isinstance(text, str) else text
+        self.characters += sum(map(len, texts))
+        self.longest = max(self.longest, *map(len, texts))
+        return self.tokenizer(text, **settings)
+
+
+@pytest.mark.parametrize(
+    "unit", ["the old man. ", "hello ", "x", "日本語", "😀", ".", "-", "?! ", " ", "\x00"]
+)
+def test_work_is_in_proportion_to_the_line_and_no_long_text_is_tokenised(subwords, unit):
+    line = unit * (200_000 // len(unit))
+    counting = CountingTokenizer(subwords)
+
+    pieces = cut_into_pieces([(line, "")], counting, 64, first_line=1)
+
+    assert bool(pieces) == bool(line.strip())
+    assert counting.characters <= 6 * len(line)
+    assert counting.longest <= 10_000
+
+
+def test_lines_that_fit_are_left_alone_and_blank_ones_left_out(letters, caplog):
+    lines = ["ab cd.", "", "  ", " abc"]
+
+    pieces = cut_into_pieces([(line, "") for line in lines], letters, 7, first_line=1)
+
+    assert [piece.line for piece in pieces] == [0, 3]
+    assert [piece.source for piece in pieces] == letters(["ab cd.", " abc"])["input_ids"]
+    assert caplog.messages == []
+
+
+def test_warning_names_the_line_that_is_cut(letters, caplog):
+    lines = ["abc", "abc abc abc", "", "abcd"]
+
+    pieces = cut_into_pieces([(line, "") for line in lines], letters, 5, first_line=101)
+
+    assert [piece.line for piece in pieces] == [0, 1, 1, 1, 3]
+    assert caplog.messages == ["Line 102 is longer than 5 tokens and is translated in 3 pieces."]
+
+
+def test_prefix_goes_with_the_first_piece_only(letters):
+    lines = [("abc abc", "de "), ("a", ""), ("b", "E")]
+
+    pieces = cut_into_pieces(lines, letters, 5, first_line=1)
+
+    ids = [letters(text, add_special_tokens=False)["input_ids"] for text in ("de", "", "", "E")]
+    assert [piece.prefix for piece in pieces] == ids
+
+
+def test_lone_surrogate_becomes_a_replacement_character(subwords):
+    pieces = cut_into_pieces([("a\udc80b\ud800", "")], subwords, 40, first_line=1)
+
+    assert subwords.decode(pieces[0].source, skip_special_tokens=True) == "a\ufffdb\ufffd"
