@@ -8,7 +8,7 @@ import pytest
 from vanilla_transformer import VanillaTransformerTokenizer
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = ["README.md", "docs/my_own_data.md"]
+DOCUMENTS = ["README.md", "docs/my_own_data.md", "docs/speed.md"]
 
 
 def code_blocks(document: str, language: str) -> list[str]:
@@ -16,17 +16,17 @@ def code_blocks(document: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
-def test_readme_python_translates_with_a_saved_folder(tiny_model, tmp_path, capsys):
+@pytest.mark.parametrize("block", code_blocks("README.md", "python"))
+def test_readme_python_translates_with_a_saved_folder(tiny_model, tmp_path, capsys, block):
     tokenizer = VanillaTransformerTokenizer.train(["zweihundert fünf"], vocab_size=300)
     tiny_model.resize_token_embeddings(len(tokenizer))
     tiny_model.generation_config.max_length = 8
     tiny_model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    (block,) = code_blocks("README.md", "python")
 
     exec(block.replace("runs/demo", str(tmp_path)), {})
 
-    assert capsys.readouterr().out.startswith("[")
+    assert capsys.readouterr().out.strip()
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
@@ -42,7 +42,9 @@ def test_options_in_documents_exist(document):
             ["-m", "vanilla_transformer_cli", "translate", "--help"],
             ["-m", "vanilla_transformer_cli", "evaluate", "--help"],
             ["-m", "vanilla_transformer_cli", "push", "--help"],
+            ["-m", "vanilla_transformer_cli", "export", "--help"],
             [str(ROOT / "scripts" / "benchmark_training.py"), "--help"],
+            [str(ROOT / "scripts" / "benchmark_generation.py"), "--help"],
         ]
     )
 

@@ -39,9 +39,9 @@ class History(Cache):
             wider = buffer.new_empty(2, batch, heads, 2 * end + POSITIONS_AHEAD * new, size)
             wider[:, :, :, : self.length] = buffer[:, :, :, : self.length]
             buffer = self.buffers[layer_idx] = wider
-        keys, values = buffer[0, :, :, :end], buffer[1, :, :, :end]
-        keys[:, :, self.length :] = key_states
-        values[:, :, self.length :] = value_states
+        keys, values = buffer.narrow(3, 0, end).unbind(0)
+        keys.narrow(2, self.length, new).copy_(key_states)
+        values.narrow(2, self.length, new).copy_(value_states)
         return keys, values
 
     def keep(self, rows: Tensor) -> None:
@@ -141,6 +141,7 @@ class IncrementalDecoder:
         self.cache = EncoderDecoderCache(self.history, DynamicCache())
         self.position = 0
         self.positions = self.source.new_empty(1, 0, 0)
+        self.past = self.source.new_empty(0, 0, 0)
         is_plain = _holds_only_known_code(self.decoder)
         self.steps = [LayerStep(layer) for layer in self.decoder.layers] if is_plain else []
 
@@ -149,29 +150,32 @@ class IncrementalDecoder:
         length = prompt.shape[1]
         seen = torch.ones(length, length, dtype=torch.bool, device=prompt.device).tril()
         mask = _as_bias(seen[None, None], self.source.dtype) if length > 1 else None
+        # What of the past each hypothesis sees, `[B, N, K]`: the prompt is common to all.
+        self.past = self.source.new_zeros(len(prompt), 1, length)
         hidden_states = self._run(prompt, self._encoding(length), mask)
         return self.lm_head(hidden_states[:, -1])
 
-    def next_logits(self, tokens: Tensor, past: Tensor | None = None) -> Tensor:
+    def next_logits(self, tokens: Tensor, parents: Tensor | None = None) -> Tensor:
         """Logits `[B, N, V]` of what follows each hypothesis.
 
         Args:
             tokens: The newest of each hypothesis, `[B, N]`.
-            past: Which of the N had been the hypothesis' own at each position behind the prompt,
-                the newest included, `[B, N, positions]`; None: N is 1.
+            parents: Which of the hypotheses of the step before each goes on from, `[B, N]`; None: N
+                is 1 throughout.
         """
-        mask = None
-        if past is not None:
-            own = past[..., None] == torch.arange(tokens.shape[1], device=past.device)
-            prompt_length = self.history.length + tokens.shape[1] - own[0, 0].numel()
-            # All hypotheses of a sentence have the prompt in common.
-            own = torch.nn.functional.pad(own.flatten(2), (prompt_length, 0), value=True)
-            mask = _as_bias(own[:, None], self.source.dtype)
+        if parents is not None:
+            past = self.past.gather(1, parents[..., None].expand(-1, -1, self.past.shape[-1]))
+            count = tokens.shape[1]
+            itself = torch.eye(count, dtype=torch.bool, device=tokens.device)
+            newest = _as_bias(itself, self.source.dtype).expand(len(tokens), count, count)
+            self.past = torch.cat((past, newest), dim=-1)
+        mask = None if parents is None else self.past[:, None]
         return self.lm_head(self._run(tokens, self._encoding(1), mask))
 
     def keep(self, rows: Tensor) -> None:
         """Forgets all sentences but those at `rows`."""
         self.source = self.source.index_select(0, rows)
+        self.past = self.past.index_select(0, rows)
         if self.source_mask is not None:
             self.source_mask = self.source_mask.index_select(0, rows)
         self.history.keep(rows)

@@ -160,9 +160,9 @@ class MeanDecoding:
         """Log-probabilities of what follows the prompts, `[B, P]` -> `[B, V]`."""
         return _mean([decoding.first_logits(prompt) for decoding in self.decodings])
 
-    def next_logits(self, tokens: Tensor, past: Tensor | None = None) -> Tensor:
+    def next_logits(self, tokens: Tensor, parents: Tensor | None = None) -> Tensor:
         """Log-probabilities of what follows each hypothesis, `[B, N]` -> `[B, N, V]`."""
-        return _mean([decoding.next_logits(tokens, past) for decoding in self.decodings])
+        return _mean([decoding.next_logits(tokens, parents) for decoding in self.decodings])
 
     def keep(self, rows: Tensor) -> None:
         """Forgets all sentences but those at `rows`."""

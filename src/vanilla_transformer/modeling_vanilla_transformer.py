@@ -151,7 +151,8 @@ class Attention(nn.Module):
         Returns:
             One `[B, H, Q, E]` for each of the n matrices.
         """
-        parts = projected.unflatten(-1, (-1, self.num_heads, self.head_dim)).unbind(-3)
+        batch, length, _ = projected.shape
+        parts = projected.reshape(batch, length, -1, self.num_heads, self.head_dim).unbind(-3)
         return [part.transpose(1, 2) for part in parts]
 
     def attend(

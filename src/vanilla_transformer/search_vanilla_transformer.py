@@ -27,7 +27,7 @@ class Decoding(Protocol):
     def first_logits(self, prompt: Tensor) -> Tensor:
         """`[B, P]` -> `[B, V]`."""
 
-    def next_logits(self, tokens: Tensor, past: Tensor | None = None) -> Tensor:
+    def next_logits(self, tokens: Tensor, parents: Tensor | None = None) -> Tensor:
         """`[B, N]` -> `[B, N, V]`."""
 
     def keep(self, rows: Tensor) -> None:
@@ -153,8 +153,11 @@ class Beam:
     """The hypotheses of one sentence.
 
     Attributes:
+        settings: Of the search.
         limit: Longest output in tokens, prompt not counted.
         tokens: Outputs so far of those that go on, best first.
+        scores: Log-probability of each.
+        parents: Which of the hypotheses before the last step each goes on from.
         finished: Rank and output of the N best that ended, best first.
         done: None that goes on could still be among them.
     """
@@ -162,12 +165,14 @@ class Beam:
     settings: BeamSettings
     limit: int
     tokens: list[list[int]] = field(default_factory=lambda: [[]])
+    scores: list[float] = field(default_factory=lambda: [0.0])
+    parents: list[int] = field(default_factory=lambda: [0])
     finished: list[tuple[float, list[int]]] = field(default_factory=list)
     done: bool = False
 
     def advance(
         self, scores: list[float], tokens: list[int], parents: list[int], end_tokens: set[int]
-    ) -> list[int]:
+    ) -> None:
         """Takes in one step.
 
         Args:
@@ -175,9 +180,6 @@ class Beam:
             tokens: Last token of each.
             parents: Which of the hypotheses each goes on from.
             end_tokens: Tokens that finish a candidate.
-
-        Returns:
-            Indices of the N candidates that go on.
         """
         length = len(self.tokens[0]) + 1
         at_limit = length >= self.limit
@@ -196,7 +198,8 @@ class Beam:
         # What has reached the limit is as good as anything while it stays in the batch.
         going_on = (going_on or list(range(width)))[:width]
         self.tokens = [[*self.tokens[parents[index]], tokens[index]] for index in going_on]
-        return going_on
+        self.scores = [scores[index] for index in going_on]
+        self.parents = [parents[index] for index in going_on]
 
     def _may_improve(self, best_score: float, length: int) -> bool:
         settings = self.settings
@@ -230,38 +233,32 @@ def beam_search(
     Returns:
         For each sentence N outputs behind the prompt with their ranks, best first.
     """
-    width = settings.num_beams
     candidates = settings.candidates(end_tokens)
     prompts = prompt.tolist()
     beams = [Beam(settings, limit) for limit in limits]
     rows = list(range(len(beams)))
-    scores = torch.zeros(len(beams), 1, device=prompt.device)
-    past = torch.zeros(len(beams), 1, 0, dtype=torch.long, device=prompt.device)
     logits = decoding.first_logits(prompt)[:, None]
     while True:
-        log_probs = logits.log_softmax(-1, dtype=torch.float32).flatten(0, 1)
         log_probs = constraints(
-            log_probs, (prompts[row] + ids for row in rows for ids in beams[row].tokens)
-        )
-        best, tokens = log_probs.unflatten(0, scores.shape).topk(candidates)
-        scores, indices = (best + scores[..., None]).flatten(1).topk(candidates)
-        parents = indices // candidates
-        tokens = tokens.flatten(1).gather(1, indices)
-        steps = zip(rows, scores.tolist(), tokens.tolist(), parents.tolist(), strict=True)
-        going_on = [
-            beams[row].advance(log_probs_of_row, tokens_of_row, parents_of_row, end_tokens)
-            for row, log_probs_of_row, tokens_of_row, parents_of_row in steps
-        ]
+            logits.log_softmax(-1, dtype=torch.float32).flatten(0, 1),
+            (prompts[row] + ids for row in rows for ids in beams[row].tokens),
+        ).view_as(logits)
+        scores = torch.tensor([beams[row].scores for row in rows], device=prompt.device)
+        # Of each hypothesis' candidates, then of all of a sentence.
+        best, tokens = log_probs.topk(candidates)
+        best, indices = (best + scores[..., None]).flatten(1).topk(candidates)
+        tokens, parents = tokens.flatten(1).gather(1, indices), indices // candidates
+        steps = zip(rows, best.tolist(), tokens.tolist(), parents.tolist(), strict=True)
+        for row, best_of_row, tokens_of_row, parents_of_row in steps:
+            beams[row].advance(best_of_row, tokens_of_row, parents_of_row, end_tokens)
         if all(beam.done for beam in beams):
             return [beam.finished for beam in beams]
-        state = [torch.tensor(going_on, device=prompt.device), scores, tokens, parents, past]
         kept = _kept([not beams[row].done for row in rows], prompt.device)
         if kept is not None:
             rows = [rows[index] for index in kept.tolist()]
             decoding.keep(kept)
-            state = [x[kept] for x in state]
-        scores, tokens, parents = (x.gather(1, state[0]) for x in state[1:4])
-        past = state[4].gather(1, parents[..., None].expand(-1, -1, past.shape[-1]))
-        newest = torch.arange(width, device=prompt.device).expand(len(rows), width)
-        past = torch.cat((past, newest[..., None]), dim=-1)
-        logits = decoding.next_logits(tokens, past)
+        newest = [[ids[-1] for ids in beams[row].tokens] for row in rows]
+        origins = [beams[row].parents for row in rows]
+        logits = decoding.next_logits(
+            torch.tensor(newest, device=prompt.device), torch.tensor(origins, device=prompt.device)
+        )
