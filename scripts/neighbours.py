@@ -57,6 +57,14 @@ COMMON: dict[str, Any] = {
     "eos_token_id": 2,
     "decoder_start_token_id": 1,
 }
+# Fields of a config that all families have.
+COMMON_FIELDS = (
+    *(COMMON.keys() - {"dropout", "attention_dropout", "activation_dropout"}),
+    *("vocab_size", "d_model", "tie_word_embeddings"),
+    *("encoder_layers", "encoder_attention_heads", "encoder_ffn_dim"),
+    *("decoder_layers", "decoder_attention_heads", "decoder_ffn_dim"),
+)
+LOGITS_TOLERANCE = 1e-4
 NEIGHBOURS = {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0, "forced_eos_token_id": None}
 
 
@@ -84,6 +92,51 @@ def sinusoids(family: str, length: int, width: int) -> torch.Tensor:
     if family == "vanilla":
         return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)
     return torch.cat((angles.sin(), angles.cos()), dim=-1)
+
+
+def copy_into_m2m100(model: PreTrainedModel) -> M2M100ForConditionalGeneration:
+    """M2M100 of our model's size, with our weights and positions: the same function."""
+    other = build("m2m100", **{name: getattr(model.config, name) for name in COMMON_FIELDS})
+    weights = {}
+    for name, value in model.state_dict().items():
+        fused = re.search(r"\.(qkv|kv)_proj\.", name)
+        letters = fused[1] if fused else "-"
+        # Rows are ordered query, key, value.
+        for letter, part in zip(letters, value.chunk(len(letters)), strict=True):
+            weights[name.replace(f".{letters}_proj.", f".{letter}_proj.")] = part
+    other.load_state_dict(weights)
+    use_our_positions(other)
+    return other.eval()
+
+
+def use_our_positions(model: M2M100ForConditionalGeneration) -> None:
+    """Overwrites M2M100's tables, which no file holds, with the paper's positions."""
+    for stack in (model.model.encoder, model.model.decoder):
+        # The row of the padding id stands for the positions of padding.
+        rows = stack.embed_positions.weights[stack.embed_positions.padding_idx + 1 :]
+        rows.copy_(sinusoids("vanilla", *rows.shape))
+
+
+@torch.no_grad()
+def check_same_logits(
+    model: PreTrainedModel, other: PreTrainedModel, inputs: dict[str, torch.Tensor]
+) -> None:
+    """Refuses another function; the sources of `inputs` are its targets too.
+
+    Raises:
+        ValueError: If logits of real tokens differ by more than `LOGITS_TOLERANCE`.
+    """
+    logits, others = (
+        one(**inputs, decoder_input_ids=inputs["input_ids"], use_cache=False).logits
+        for one in (model, other)
+    )
+    gap = (logits - others)[inputs["attention_mask"].bool()].abs().max()
+    # Written so that NaN fails.
+    if not gap <= LOGITS_TOLERANCE:
+        raise ValueError(
+            f"The logits of {type(other).__name__} must be those of {type(model).__name__} within "
+            f"{LOGITS_TOLERANCE}, got a difference of {gap:.1e}. It cannot hold this model."
+        )
 
 
 def batches(corpus: list[str], vocab_size: int, max_tokens: int, count: int) -> list[BatchEncoding]:
@@ -183,12 +236,17 @@ def memory_of_steps(family: str, *setting: Any) -> dict[str, float]:
     start = psutil.Process().memory_info().rss
     contender = Training(family, *setting)
     contender.run()
-    # Not `ru_maxrss`, which a process inherits from the one that started it.
-    status = Path("/proc/self/status").read_text(encoding="utf-8")
-    peak = 1024 * int(re.search(r"VmHWM:\s+(\d+) kB", status)[1])
+    peak = peak_memory()
     state = 16 * contender.model.num_parameters()
     sizes = {"start": start, "peak": peak, "state": state, "growth": peak - start - state}
     return {name: size / 1e6 for name, size in sizes.items()}
+
+
+def peak_memory() -> int:
+    """Bytes that this process has held at most; on Linux."""
+    # Not `ru_maxrss`, which a process inherits from the one that started it.
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    return 1024 * int(re.search(r"VmHWM:\s+(\d+) kB", status)[1])
 
 
 def hardware_line() -> str:

@@ -18,13 +18,20 @@ SCRIPTS = Path(__file__).parents[1] / "scripts"
 SCRIPT = SCRIPTS / "benchmark_generation.py"
 sys.path.insert(0, str(SCRIPTS))
 
-from generation_contenders import (  # noqa: E402  (found on the path above)
+import generation_contenders  # noqa: E402  (found on the path above)
+from generation_contenders import (  # noqa: E402
     CONTENDERS,
     Task,
     padded,
     write_folders,
 )
-from generation_rounds import Result, cells, check_same_outputs, time_rounds  # noqa: E402
+from generation_rounds import (  # noqa: E402
+    Result,
+    cells,
+    check_same_outputs,
+    memory_in_process,
+    time_rounds,
+)
 from neighbours import check_same_logits, copy_into_m2m100  # noqa: E402
 
 END = 2
@@ -35,6 +42,11 @@ SOURCES = [
     [6, 33, 19, END],
 ]
 LINES = ["a dog runs", "a man sleeps", "two women are reading a long book", "nobody"]
+
+
+@pytest.fixture(autouse=True)
+def measure_at_once(monkeypatch):
+    monkeypatch.setattr(generation_contenders, "SECONDS_TO_SETTLE", 0)
 
 
 @pytest.fixture
@@ -73,7 +85,7 @@ def test_m2m100_with_our_weights_gives_our_logits(tiny_model, batch):
 def test_another_function_is_refused(tiny_model, batch):
     copied = copy_into_m2m100(tiny_model)
     with torch.no_grad():
-        copied.model.decoder.embed_positions.weights[3] += 0.1
+        copied.model.decoder.embed_positions.weights[3, 0] += 0.1
 
     with pytest.raises(ValueError, match=r"M2M100.*within 0.0001, got a difference of \d"):
         check_same_logits(tiny_model, copied, source_of(batch))
@@ -163,8 +175,11 @@ def test_bfloat16_reaches_the_weights_and_positions_of_m2m100(folder, tmp_path):
 def test_ctranslate2_finds_our_translations_or_is_forced(tiny_model, folder, tmp_path, num_beams):
     pytest.importorskip("ctranslate2")
     with torch.no_grad():
-        # Seldom an end, so that its beams, which end at the first N outputs, end as ours.
-        tiny_model.lm_head.weight[END] *= 0.1
+        # As in a trained model, `<pad>` and `<s>` have no share of the probability; and no output
+        # ends, because CTranslate2's beam search would end at the first three.
+        tiny_model.model.decoder.layer_norm.weight[0] = 0
+        tiny_model.model.decoder.layer_norm.bias[0] = 1
+        tiny_model.lm_head.weight[:3, 0] = -50
     tiny_model.save_pretrained(folder)
     names = ["vanilla", "ctranslate2-float32"]
     folders = write_folders(folder, names, LINES, tmp_path)
@@ -244,12 +259,23 @@ def test_mistakes_are_told_alone(folder, tmp_path):
 
 
 @pytest.mark.slow
+def test_memory_is_that_of_a_fresh_process(folder):
+    ballast = torch.ones(500_000_000, dtype=torch.uint8)
+
+    peak, growth = memory_in_process("vanilla", folder, "float32", 1, task(3))
+
+    # A few megabytes for a tiny model; Python with its packages takes hundreds.
+    assert len(ballast) / 1e6 > growth > 0
+    assert peak > 100 + growth
+
+
+@pytest.mark.slow
 def test_script_prints_a_row_for_each_contender(folder, tmp_path):
     pytest.importorskip("ctranslate2")
     test = tmp_path / "test.tsv"
     test.write_text("".join(f"{line}\tunread\n\n" for line in LINES), encoding="utf-8")
     done = run_script(
-        *("--model", folder, "--test", test, "--sentences", 4, "--rounds", 1, "--beams", 1, 2),
+        *("--model", folder, "--test", test, "--sentences", 4, "--rounds", 1, "--beams", 2),
         *("--batch_sizes", 1, 3, "--threads", 1, 2, "--max_new_tokens", 8, "--no_memory"),
         OMP_NUM_THREADS="1",
     )
@@ -257,10 +283,10 @@ def test_script_prints_a_row_for_each_contender(folder, tmp_path):
     assert done.returncode == 0, done.stderr
     rows = [line.split(" | ") for line in done.stdout.splitlines() if line.startswith("| ")]
     headers = [row for row in rows if row[0] == "| search"]
-    rows = [row for row in rows if row[0] in ("| greedy", "| beam 2")]
-    # Both dtypes with one thread; CTranslate2 in float32 only, Translator once for each search.
+    rows = [row for row in rows if row[0] == "| beam 2"]
+    # Two batch sizes; bfloat16 without CTranslate2; Translator has batches of its own.
     assert len(headers) == 2
-    assert len(rows) == 2 * 2 * (4 + 2) + 2 + 2 * 2 * 4
+    assert len(rows) == 2 * (4 + 2) + 1 + 2 * 4
     assert {len(row) for row in rows} == {len(headers[0])} == {10}
-    assert all(row[6] == "100.0%" for row in rows if row[2] == "vanilla")
+    assert all(row[7] == "100.0%" for row in rows if row[2] == "vanilla")
     assert "From the shell to the first translation" in done.stdout

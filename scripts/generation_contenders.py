@@ -1,0 +1,238 @@
+"""One function in several engines, which translate the same batches in turn."""
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
+
+from neighbours import COMMON_FIELDS, build, copy_into_m2m100, use_our_positions
+from vanilla_transformer import VanillaTransformerTokenizer, generation_vanilla_transformer
+from vanilla_transformer.ctranslate2_engine import CTranslate2Engine
+from vanilla_transformer.interop.export import export_to_ctranslate2
+from vanilla_transformer.translation import Translator
+from vanilla_transformer_cli.settings import PRESETS
+
+LENGTH_PENALTY = 0.6
+RANDOM_VOCABULARY = 32_000
+# Idle OpenMP threads spin that long, and would slow down whoever comes next.
+SECONDS_TO_SETTLE = 0.3
+
+
+@dataclass(frozen=True)
+class Task:
+    """What to translate, and how.
+
+    Attributes:
+        lines: As text; none of random tokens.
+        batches: As ids with `</s>`, in the same order.
+        limits: Longest output of each batch, in tokens.
+        is_forced: All outputs are as long as that.
+        num_beams: 1 is greedy.
+    """
+
+    lines: list[str]
+    batches: list[list[list[int]]]
+    limits: list[int]
+    is_forced: bool
+    num_beams: int
+
+    def forced_to(self, outputs: list[list[int]]) -> "Task":
+        """The same, with all outputs of a batch as long as the longest of these."""
+        rest = iter(outputs)
+        limits = [max(len(next(rest)) for _ in batch) for batch in self.batches]
+        return replace(self, limits=limits, is_forced=True)
+
+    def largest_batch(self) -> "Task":
+        """The same for the batch with the most source tokens, padding counted."""
+        sizes = [len(batch) * max(map(len, batch)) for batch in self.batches]
+        index = sizes.index(max(sizes))
+        return replace(self, batches=[self.batches[index]], limits=[self.limits[index]])
+
+
+def padded(rows: list[list[int]]) -> dict[str, Tensor]:
+    """Ids, filled up on the right with 0, and mask (1 = real token), `[B, S]`."""
+    ids, mask = (
+        pad_sequence([torch.tensor(row) for row in group], batch_first=True)
+        for group in (rows, [[1] * len(row) for row in rows])
+    )
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+class Contender:
+    """Something that translates."""
+
+    def calls(self, task: Task) -> list[Callable[[], Any]]:
+        """What is timed: a call for each batch, its input made ready."""
+        raise NotImplementedError
+
+    def outputs(self, found: Any) -> list[list[int]]:
+        """Ids, `</s>` included, from what a call returned."""
+        raise NotImplementedError
+
+    def run(self, task: Task) -> tuple[float, list[list[int]]]:
+        """Seconds and outputs."""
+        calls = self.calls(task)
+        time.sleep(SECONDS_TO_SETTLE)
+        started = time.perf_counter()
+        found = [call() for call in calls]
+        seconds = time.perf_counter() - started
+        return seconds, list(chain.from_iterable(map(self.outputs, found)))
+
+
+class Generate(Contender):
+    """`generate` of a saved model, ours or another of Transformers."""
+
+    def __init__(self, folder: Path, dtype: str) -> None:
+        self.model = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=dtype).eval()
+        config = self.model.config
+        names = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
+        ids = {name: getattr(config, name) for name in names}
+        never = [[ids["pad_token_id"]], [ids["bos_token_id"]]]
+        self.model.generation_config = GenerationConfig(**ids, bad_words_ids=never)
+
+    def calls(self, task: Task) -> list[Callable[[], Any]]:
+        """A `generate` for each batch."""
+        settings: dict[str, Any] = {"num_beams": task.num_beams, "do_sample": False}
+        if task.num_beams > 1:
+            settings |= {"length_penalty": LENGTH_PENALTY, "early_stopping": False}
+        if task.is_forced:
+            settings["suppress_tokens"] = [self.model.config.eos_token_id]
+        return [
+            partial(self.model.generate, **padded(batch), **settings, max_new_tokens=limit)
+            for batch, limit in zip(task.batches, task.limits, strict=True)
+        ]
+
+    def outputs(self, found: Tensor) -> list[list[int]]:
+        """Rows without start token and padding."""
+        end = self.model.config.eos_token_id
+        rows = [row[1:] for row in found.tolist()]
+        return [row[: row.index(end) + 1] if end in row else row for row in rows]
+
+
+class Inherited(Generate):
+    """Our model with Transformers' own searches."""
+
+    def run(self, task: Task) -> tuple[float, list[list[int]]]:
+        """Seconds and outputs."""
+        with patch.object(generation_vanilla_transformer, "TESTED_RELEASES", ((0, 0), (0, 0))):
+            return super().run(task)
+
+
+class M2M100(Generate):
+    """M2M100 with our weights from its folder, and with our positions."""
+
+    def __init__(self, folder: Path, dtype: str) -> None:
+        super().__init__(folder, dtype)
+        use_our_positions(self.model)
+
+
+class CTranslate2(Contender):
+    """CTranslate2 with its own defaults, such as a beam search that ends at the first N outputs."""
+
+    def __init__(self, folder: Path, dtype: str) -> None:
+        self.engine = CTranslate2Engine(folder, device="cpu")
+
+    def calls(self, task: Task) -> list[Callable[[], Any]]:
+        """A `translate_batch` for each batch."""
+        spelled = [
+            [[self.engine.tokens[i] for i in row] for row in batch] for batch in task.batches
+        ]
+        return [
+            partial(
+                self.engine.translator.translate_batch,
+                batch,
+                beam_size=task.num_beams,
+                length_penalty=LENGTH_PENALTY,
+                max_batch_size=len(batch),
+                max_input_length=0,
+                max_decoding_length=limit,
+                min_decoding_length=limit if task.is_forced else 1,
+                return_end_token=True,
+            )
+            for batch, limit in zip(spelled, task.limits, strict=True)
+        ]
+
+    def outputs(self, found: list[Any]) -> list[list[int]]:
+        """Ids of the best hypotheses."""
+        return [[self.engine.ids[token] for token in result.hypotheses[0]] for result in found]
+
+
+class WholeFile(Contender):
+    """Our Translator with CTranslate2: text in, text out, in batches and with limits of its own."""
+
+    def __init__(self, folder: Path, dtype: str) -> None:
+        self.engine = CTranslate2Engine(folder, device="cpu")
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+
+    def calls(self, task: Task) -> list[Callable[[], Any]]:
+        """One call for all lines."""
+        search = {"num_beams": task.num_beams, "length_penalty": LENGTH_PENALTY}
+        translator = Translator(self.engine, self.tokenizer, **search)
+        return [lambda: list(translator.translate(task.lines))]
+
+    def outputs(self, found: list[Any]) -> list[list[int]]:
+        """Ids of the texts, which may be cut otherwise than the search had cut them."""
+        return self.tokenizer([translation.text for translation in found])["input_ids"]
+
+
+CONTENDERS: dict[str, type[Contender]] = {
+    "vanilla": Generate,
+    "inherited": Inherited,
+    "m2m100": M2M100,
+    "marian": Generate,
+    "ctranslate2-float32": CTranslate2,
+    "ctranslate2-int8": CTranslate2,
+    "translator": WholeFile,
+}
+
+
+def write_folders(
+    model_folder: Path, names: list[str], lines: list[str], scratch: Path
+) -> dict[str, Path]:
+    """The folder that each contender loads; what lacks a package is left out, with a message.
+
+    Args:
+        model_folder: Of our model.
+        names: Keys of `CONTENDERS`.
+        lines: Text that exports are compared on.
+        scratch: Where to make the folders of the others.
+    """
+    model = AutoModelForSeq2SeqLM.from_pretrained(model_folder, dtype="float32")
+    folders = {}
+    for name in names:
+        folder = scratch / name
+        print(f"preparing {name}", file=sys.stderr)
+        if name == "m2m100":
+            copy_into_m2m100(model).save_pretrained(folder)
+        elif name == "marian":
+            fields = {field: getattr(model.config, field) for field in COMMON_FIELDS}
+            build("marian", **fields).save_pretrained(folder)
+        elif CONTENDERS[name] in (CTranslate2, WholeFile):
+            kind = "float32" if name.endswith("float32") else "int8"
+            try:
+                export_to_ctranslate2(str(model_folder), folder, quantization=kind, sample=lines)
+            except ImportError as error:
+                print(f"without {name}: {error}", file=sys.stderr)
+                continue
+        else:
+            folder = model_folder
+        folders[name] = folder
+    return folders
+
+
+def write_random_model(preset: str, folder: Path) -> None:
+    """A folder of a model with random weights, and of a tokenizer that only spells."""
+    torch.manual_seed(0)
+    sizes = PRESETS[preset].config()
+    build("vanilla", vocab_size=RANDOM_VOCABULARY, **sizes).save_pretrained(folder)
+    VanillaTransformerTokenizer.train(["any text"], vocab_size=300).save_pretrained(folder)

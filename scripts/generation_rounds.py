@@ -1,0 +1,244 @@
+"""Contenders of generation timed in turn, and the tables of what comes out."""
+
+import random
+import statistics
+import subprocess
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from itertools import islice, product
+from multiprocessing import get_context
+from pathlib import Path
+
+import psutil
+import torch
+from transformers import AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
+
+from generation_contenders import (
+    CONTENDERS,
+    RANDOM_VOCABULARY,
+    Contender,
+    Generate,
+    Task,
+    padded,
+    write_folders,
+    write_random_model,
+)
+from neighbours import check_same_logits, hardware_line, peak_memory
+from vanilla_transformer.tokenization_vanilla_transformer import read_lines
+
+RANDOM_SOURCE_TOKENS, RANDOM_TARGET_TOKENS = (20, 30), 32
+# Below it the outputs of one function differ by more than ties of floating-point numbers.
+LEAST_SAME = 0.95
+
+HEADER = """
+| search | batch | contender | sentences/s | range | tokens/s | speed-up | same lines | peak MB | \
+growth MB |
+| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"""
+NOTE = """
+Speed-up: M2M100's time / one's own. Tokens: targets, `</s>` counted. Same lines: outputs equal to
+vanilla's, those of Translator tokenised anew. Marian, post-norm, cannot hold our weights: its own
+are random, its outputs as long as the longest of ours in each batch, where its beam search stops
+while others look on for something better; our tokens count. CTranslate2 has its defaults: a beam
+search ends at the first N outputs. Translator reads text and has its own batches and limits.
+Growth: what the peak adds to a process that has imported the packages. Beams have length
+penalty 0.6."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one contender did.
+
+    Attributes:
+        seconds: Of each round.
+        outputs: Ids of each sentence.
+    """
+
+    seconds: list[float]
+    outputs: list[list[int]]
+
+
+def tables(options: Namespace, labels: dict[str, str], scratch: Path) -> Iterator[str]:
+    """Lines of Markdown, each as soon as it is known.
+
+    Args:
+        options: As parsed by the script.
+        labels: What the table calls each contender.
+        scratch: Folder for models.
+    """
+    disable_progress_bar()
+    folder = Path(options.model or scratch / "random")
+    if options.preset:
+        write_random_model(options.preset, folder)
+    lines, sources = read_sources(options, folder)
+    names = [name for name in labels if name in options.contenders or name == "vanilla"]
+    if options.preset:
+        names = [name for name in names if name != "translator"]
+    folders = write_folders(folder, names, lines or ["any text"], scratch)
+    memory: dict[tuple, tuple[float, float]] = {}
+    for dtype, threads in product(options.dtypes, options.threads):
+        torch.set_num_threads(threads)
+        contenders = load(folders, dtype, sources)
+        yield (
+            f"\n{options.model or options.preset}, {dtype}, {len(sources)} sentences, "
+            f"median of {options.rounds} rounds; {hardware_line()}\n{HEADER}"
+        )
+        for num_beams, size in product(options.beams, options.batch_sizes):
+            task = make_task(options, lines, sources, num_beams, size)
+            chosen = dict(contenders)
+            if size != max(options.batch_sizes):
+                chosen.pop("translator", None)
+            where = f"{dtype}, {threads} threads, {num_beams} beams, batch {size}"
+            results = time_rounds(chosen, task, options.rounds, where)
+            check_same_outputs(results, dtype)
+            for name in results:
+                key = (name, dtype, num_beams, size)
+                if not options.no_memory and key not in memory:
+                    print(f"{where}: memory of {name}", file=sys.stderr)
+                    memory[key] = memory_in_process(name, folders[name], dtype, threads, task)
+                batch = "own" if name == "translator" else str(size)
+                search = f"beam {num_beams}" if num_beams > 1 else "greedy"
+                row = (search, batch, labels[name], *cells(name, results))
+                sizes = (f"{value:,.0f}" for value in memory[key]) if key in memory else "--"
+                yield f"| {' | '.join((*row, *sizes))} |"
+    yield NOTE
+    if options.model:
+        yield first_translation(options.model, options.test)
+
+
+def read_sources(options: Namespace, folder: Path) -> tuple[list[str], list[list[int]]]:
+    """Sentences as text and as ids with `</s>`; random ids, and no text, for a preset."""
+    if options.preset:
+        draw = random.Random(0)
+        ids = range(4, RANDOM_VOCABULARY)
+        lengths = [draw.randint(*RANDOM_SOURCE_TOKENS) for _ in range(options.sentences)]
+        return [], [[*draw.choices(ids, k=length - 1), 2] for length in lengths]
+    columns = (line.split("\t")[0] for line in read_lines(options.test))
+    lines = list(islice((line for line in columns if line.strip()), options.sentences))
+    return lines, AutoTokenizer.from_pretrained(folder)(lines)["input_ids"]
+
+
+def make_task(
+    options: Namespace, lines: list[str], sources: list[list[int]], num_beams: int, size: int
+) -> Task:
+    """Sentences in the order of the file, cut into batches."""
+    batches = [sources[first : first + size] for first in range(0, len(sources), size)]
+    is_forced = options.preset is not None
+    limit = RANDOM_TARGET_TOKENS if is_forced else options.max_new_tokens
+    return Task(lines, batches, [limit] * len(batches), is_forced, num_beams)
+
+
+def load(folders: dict[str, Path], dtype: str, sources: list[list[int]]) -> dict[str, Contender]:
+    """All contenders that there are in this dtype; float32 ones have been compared."""
+    contenders = {
+        name: CONTENDERS[name](folder, dtype)
+        for name, folder in folders.items()
+        if dtype == "float32" or issubclass(CONTENDERS[name], Generate)
+    }
+    if dtype == "float32" and "m2m100" in contenders:
+        ours, theirs = contenders["vanilla"].model, contenders["m2m100"].model
+        check_same_logits(ours, theirs, padded(sources[:16]))
+    return contenders
+
+
+def time_rounds(
+    contenders: dict[str, Contender], task: Task, rounds: int, where: str
+) -> dict[str, Result]:
+    """Each contender in turn, round after round, after one round to warm up."""
+    tasks, results = {}, {}
+    for name, contender in contenders.items():
+        # Random weights would end anywhere.
+        is_marian = name == "marian" and not task.is_forced
+        tasks[name] = task.forced_to(results["vanilla"].outputs) if is_marian else task
+        seconds, outputs = contender.run(tasks[name])
+        print(f"{where}: {name} took {seconds:.1f} s to warm up", file=sys.stderr)
+        results[name] = Result([], outputs)
+    for number in range(rounds):
+        print(f"{where}: round {number + 1} of {rounds}", file=sys.stderr)
+        for name, contender in contenders.items():
+            results[name].seconds.append(contender.run(tasks[name])[0])
+    return results
+
+
+def check_same_outputs(results: dict[str, Result], dtype: str) -> None:
+    """Refuses to compare the speed of different functions.
+
+    Raises:
+        ValueError: If one that must be ours in float32 translates otherwise.
+    """
+    for name in results.keys() & {"inherited", "m2m100"}:
+        share = share_of_same(results[name], results["vanilla"])
+        if dtype == "float32" and share < LEAST_SAME:
+            raise ValueError(
+                f"{name} must translate at least {LEAST_SAME:.0%} of the sentences as we do, but "
+                f"for ties of floating-point numbers all, got {share:.1%}."
+            )
+
+
+def share_of_same(result: Result, reference: Result) -> float:
+    """Share of the sentences with the same output."""
+    pairs = zip(result.outputs, reference.outputs, strict=True)
+    return sum(one == other for one, other in pairs) / len(reference.outputs)
+
+
+def cells(name: str, results: dict[str, Result]) -> list[str]:
+    """Speed of one contender, its share of M2M100's time, and how many outputs are ours."""
+    result = results[name]
+    # What is forced on Marian beyond our outputs is no use to anybody.
+    useful = results["vanilla" if name == "marian" else name].outputs
+    middle = statistics.median(result.seconds)
+    speeds = [len(useful) / seconds for seconds in (*result.seconds, middle)]
+    ratio = same = "-"
+    if "m2m100" in results:
+        ratio = f"{statistics.median(results['m2m100'].seconds) / middle:.2f}"
+    if name != "marian":
+        same = f"{share_of_same(result, results['vanilla']):.1%}"
+    return [
+        f"{speeds[-1]:,.2f}",
+        f"{min(speeds):,.2f}-{max(speeds):,.2f}",
+        f"{sum(map(len, useful)) / middle:,.0f}",
+        ratio,
+        same,
+    ]
+
+
+def memory_in_process(
+    name: str, folder: Path, dtype: str, threads: int, task: Task
+) -> tuple[float, float]:
+    """Megabytes of a contender at the peak of its largest batch, in a process of its own.
+
+    Returns:
+        The peak, and what it adds to Python with its packages.
+    """
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        arguments = (name, folder, dtype, threads, task.largest_batch())
+        return pool.submit(memory_of_run, *arguments).result()
+
+
+def memory_of_run(
+    name: str, folder: Path, dtype: str, threads: int, task: Task
+) -> tuple[float, float]:
+    """See `memory_in_process`."""
+    disable_progress_bar()
+    torch.set_num_threads(threads)
+    start = psutil.Process().memory_info().rss
+    CONTENDERS[name](folder, dtype).run(task)
+    peak = peak_memory()
+    return peak / 1e6, (peak - start) / 1e6
+
+
+def first_translation(model: str, test: str) -> str:
+    """How long it takes from the shell to the translation of one line, packages included."""
+    line = next(iter(read_lines(test))).split("\t")[0]
+    command = [sys.executable, "-m", "vanilla_transformer_cli", "translate", "--model", model, line]
+    seconds = []
+    for _ in range(3):
+        started = time.perf_counter()
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        seconds.append(time.perf_counter() - started)
+    middle = statistics.median(seconds)
+    return f"\nFrom the shell to the first translation: {middle:.1f} s (median of 3 runs)."
