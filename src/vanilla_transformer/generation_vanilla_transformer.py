@@ -110,6 +110,27 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         """
         return attention_mask
 
+    def _prepare_cache_for_generation(
+        self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *args: Any
+    ) -> None:
+        """As in Transformers, which copies the config twice for the one cache that needs nothing.
+
+        Args:
+            generation_config: Of `generate`.
+            model_kwargs: Inputs of the model; the cache goes in here.
+            args: What Transformers makes other caches from.
+        """
+        if (
+            generation_config.cache_implementation is None
+            and generation_config.use_cache
+            and not generation_config.is_assistant
+            and model_kwargs.get("past_key_values") is None
+        ):
+            caches = (DynamicCache(), DynamicCache())
+            model_kwargs["past_key_values"] = EncoderDecoderCache(*caches)
+        else:
+            super()._prepare_cache_for_generation(generation_config, model_kwargs, *args)
+
     def _reorder_cache(
         self, past_key_values: EncoderDecoderCache, beam_idx: Tensor
     ) -> EncoderDecoderCache:
