@@ -93,8 +93,9 @@ def tables(options: Namespace, labels: dict[str, str], scratch: Path) -> Iterato
             if size != max(options.batch_sizes):
                 chosen.pop("translator", None)
             where = f"{dtype}, {threads} threads, {num_beams} beams, batch {size}"
-            results = time_rounds(chosen, task, options.rounds, where)
+            tasks, results = warm_up(chosen, task, where)
             check_same_outputs(results, dtype)
+            time_rounds(chosen, tasks, results, options.rounds, where)
             for name in results:
                 key = (name, dtype, num_beams, size)
                 if not options.no_memory and key not in memory:
@@ -145,10 +146,10 @@ def load(folders: dict[str, Path], dtype: str, sources: list[list[int]]) -> dict
     return contenders
 
 
-def time_rounds(
-    contenders: dict[str, Contender], task: Task, rounds: int, where: str
-) -> dict[str, Result]:
-    """Each contender in turn, round after round, after one round to warm up."""
+def warm_up(
+    contenders: dict[str, Contender], task: Task, where: str
+) -> tuple[dict[str, Task], dict[str, Result]]:
+    """What each contender has to do, and its outputs of a first round."""
     tasks, results = {}, {}
     for name, contender in contenders.items():
         # Random weights would end anywhere.
@@ -157,11 +158,21 @@ def time_rounds(
         seconds, outputs = contender.run(tasks[name])
         print(f"{where}: {name} took {seconds:.1f} s to warm up", file=sys.stderr)
         results[name] = Result([], outputs)
+    return tasks, results
+
+
+def time_rounds(
+    contenders: dict[str, Contender],
+    tasks: dict[str, Task],
+    results: dict[str, Result],
+    rounds: int,
+    where: str,
+) -> None:
+    """Lets each contender work in turn, round after round, and adds its seconds to its result."""
     for number in range(rounds):
         print(f"{where}: round {number + 1} of {rounds}", file=sys.stderr)
         for name, contender in contenders.items():
             results[name].seconds.append(contender.run(tasks[name])[0])
-    return results
 
 
 def check_same_outputs(results: dict[str, Result], dtype: str) -> None:

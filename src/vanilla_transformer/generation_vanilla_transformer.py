@@ -253,7 +253,6 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         release = tuple(int(part) for part in transformers_version.split(".")[:2])
         return (
             not self.training
-            and not torch.is_autocast_enabled(self.device.type)
             and VanillaTransformerGenerationMixin in owner.__bases__
             and self.config._attn_implementation in ("eager", "sdpa")
             and not any(
@@ -264,6 +263,8 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
                 for stage in stages
             )
             and TESTED_RELEASES[0] <= release < TESTED_RELEASES[1]
+            # Last: weights that rest on a disk have no device that could tell, but hooks.
+            and not torch.is_autocast_enabled(self.device.type)
         )
 
 
