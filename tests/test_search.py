@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteriaList
-from transformers.generation import GenerationMixin, MaxTimeCriteria
+from transformers.generation import GenerationMixin, MaxTimeCriteria, TemperatureLogitsWarper
 from transformers.generation.streamers import BaseStreamer
 
 from vanilla_transformer import (
@@ -28,6 +28,7 @@ SEARCHES: list[dict[str, Any]] = [
     {"bad_words_ids": [[0], [1], [8, 21], [30]]},
     {"suppress_tokens": [5, 30], "bad_words_ids": None},
     {"eos_token_id": [2, 9, 33]},
+    {"bad_words_ids": [[0], [1], [2]]},
     {"max_length": 2},
     {"do_sample": True},
     {"do_sample": True, "num_return_sequences": 3, "temperature": 1.3, "top_k": 9, "top_p": 0.8},
@@ -195,6 +196,10 @@ class Unchanged(LogitsProcessor):
         return scores
 
 
+class OwnTemperature(TemperatureLogitsWarper):
+    """A user's own, whatever it may do."""
+
+
 UNKNOWN_SETTINGS: dict[str, dict[str, Any]] = {
     "streamer": {"streamer": Silence()},
     "dict": {"return_dict_in_generate": True},
@@ -202,6 +207,7 @@ UNKNOWN_SETTINGS: dict[str, dict[str, Any]] = {
     "static cache": {"cache_implementation": "static"},
     "offloaded cache": {"cache_implementation": "offloaded"},
     "processor": {"logits_processor": LogitsProcessorList([Unchanged()])},
+    "descendant": {"logits_processor": LogitsProcessorList([OwnTemperature(2.0)])},
     "criterion": {"stopping_criteria": StoppingCriteriaList([MaxTimeCriteria(60)])},
     "prefix": {"prefix_allowed_tokens_fn": lambda *_: list(range(37))},
     "mask": {"decoder_attention_mask": torch.ones(3, 1)},

@@ -227,7 +227,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
             or not model_kwargs["use_cache"]
             or unusual - {"use_cache", "logits_to_keep"}
             or not _is_own_dynamic_cache(cache)
-            or not all(isinstance(processor, ROWWISE_PROCESSORS) for processor in logits_processor)
+            or not all(type(processor) in ROWWISE_PROCESSORS for processor in logits_processor)
             or not self._runs_as_written()
         ):
             return None
@@ -275,11 +275,11 @@ def _stops(
     limits = torch.full((sentences,), torch.iinfo(torch.long).max)
     end_tokens: set[int] = set()
     for criterion in stopping_criteria:
-        if isinstance(criterion, MaxLengthCriteria):
+        if type(criterion) is MaxLengthCriteria:
             limits = limits.clamp(max=criterion.max_length - prompt_length)
         elif isinstance(criterion, SourceLengthLimit):
             limits = limits.minimum(criterion.limits.cpu() + 1 - prompt_length)
-        elif isinstance(criterion, EosTokenCriteria):
+        elif type(criterion) is EosTokenCriteria:
             end_tokens.update(criterion.eos_token_id.tolist())
         else:
             return None

@@ -48,9 +48,10 @@ class Constraints:
             if isinstance(processor, SuppressTokensLogitsProcessor):
                 self.banned.update(processor.suppress_tokens.tolist())
             elif isinstance(processor, NoBadWordsLogitsProcessor) and all(
-                len(words) == 1 for words in processor.bad_word_ids
+                len(words) == 1 for words in processor.sequence_bias
             ):
-                self.banned.update(token for (token,) in processor.bad_word_ids)
+                # Not `bad_word_ids`, which still hold an end token that may not be banned.
+                self.banned.update(token for (token,) in processor.sequence_bias)
             else:
                 self.others.append(processor)
 
