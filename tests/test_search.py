@@ -15,7 +15,12 @@ from vanilla_transformer import (
 )
 from vanilla_transformer.generation_vanilla_transformer import SourceLengthLimit
 from vanilla_transformer.kernels_vanilla_transformer import linear_for_few_rows
-from vanilla_transformer.search_vanilla_transformer import beam_search, greedy_search
+from vanilla_transformer.search_vanilla_transformer import (
+    Beam,
+    BeamSettings,
+    beam_search,
+    greedy_search,
+)
 
 from .conftest import Batch, Model, both_attentions, redraw_parameters, source_of
 
@@ -349,3 +354,25 @@ def test_weight_is_laid_out_once(wide_layer):
     first = linear_for_few_rows(wide_layer)
 
     assert linear_for_few_rows(wide_layer).func.__self__ is first.func.__self__
+
+
+@pytest.mark.parametrize(
+    ("early_stopping", "length_penalty", "best", "goes_on"),
+    [
+        (False, 2.0, -8.0, False),
+        ("never", 2.0, -8.0, True),
+        ("never", 2.0, -101.0, False),
+        ("never", -1.0, -0.4, True),
+        (True, 2.0, -0.1, False),
+    ],
+)
+def test_beam_goes_on_while_something_better_may_come(
+    early_stopping, length_penalty, best, goes_on
+):
+    # One output has finished with rank -1; the best that goes on has two tokens, and ten at most.
+    settings = BeamSettings(1, length_penalty, early_stopping, max_length=10)
+    beam = Beam(settings, limit=10, tokens=[[7]], finished=[(-1.0, [5, 2])])
+
+    beam.advance([best, best - 1], [8, 9], [0, 0], {2})
+
+    assert beam.done is not goes_on
