@@ -29,6 +29,7 @@ CHANGED: dict[str, Any] = {
     "attention_dropout": 0.2,
     "activation_dropout": 0.15,
     "layer_norm_eps": 0.001,
+    "depth_scaled_init": True,
     "scale_embedding": False,
     "label_smoothing": 0.05,
     "max_position_embeddings": 77,

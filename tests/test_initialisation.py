@@ -87,3 +87,31 @@ def test_embedding_sum_is_the_scaled_lookup_plus_positions(fresh_model):
         lookups, 8 * fresh_model.model.shared.weight[1:], rtol=1e-4, atol=1e-4
     )
     torch.testing.assert_close(lookups.var().item(), 1.0, rtol=0.05, atol=0)
+
+
+def test_matrices_start_smaller_with_depth_when_asked_to(tiny_config):
+    tiny_config.depth_scaled_init = True
+    tiny_config.d_model, tiny_config.encoder_layers = 64, 4
+    torch.manual_seed(0)
+    model = VanillaTransformerForConditionalGeneration(tiny_config)
+
+    for layers in (model.model.encoder.layers, model.model.decoder.layers):
+        for depth, layer in enumerate(layers, start=1):
+            for name, module in layer.named_modules():
+                if isinstance(module, nn.Linear):
+                    rows = module.out_features if name in ("fc1", "fc2") else 64
+                    bound = math.sqrt(6 / (rows + module.in_features))
+                    largest = module.weight.abs().max()
+                    assert 0.97 * bound < largest * math.sqrt(depth) <= bound, (depth, name)
+    assert model.model.shared.weight.std().item() == pytest.approx(64**-0.5, rel=0.1)
+
+
+def test_loaded_matrices_keep_their_values_whatever_their_depth(tiny_config, tmp_path):
+    tiny_config.depth_scaled_init = True
+    model = VanillaTransformerForConditionalGeneration(tiny_config)
+    model.save_pretrained(tmp_path)
+
+    loaded = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path)
+
+    for name, parameter in loaded.named_parameters():
+        assert torch.equal(parameter, model.get_parameter(name)), name

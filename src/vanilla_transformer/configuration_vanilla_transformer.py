@@ -59,6 +59,8 @@ class VanillaTransformerConfig(PreTrainedConfig):
         attention_dropout: Rate on the attention weights; the paper has none.
         activation_dropout: Rate on the feed-forward activation; the paper has none.
         layer_norm_eps: Added to the variance inside each layer norm.
+        depth_scaled_init: Divides the initial matrices of the layer at depth l, counted from 1, by
+            sqrt(l) (Zhang et al. 2019, arXiv 1908.11365); for stacks of 12 layers and more.
         scale_embedding: Multiplies embedding lookups by sqrt(d_model), section 3.4.
         label_smoothing: Mass that training spreads evenly over all V entries, section 5.4; the
             loss of an evaluation is never smoothed.
@@ -99,6 +101,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
     attention_dropout: float | int = 0.0
     activation_dropout: float | int = 0.0
     layer_norm_eps: float = 1e-5
+    depth_scaled_init: bool = False
     scale_embedding: bool = True
     label_smoothing: float | int = 0.0
     max_position_embeddings: int = 1024

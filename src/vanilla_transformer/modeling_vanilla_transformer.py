@@ -393,13 +393,15 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         """Xavier-uniform for each logical matrix, N(0, 1/D) for tables, zero biases.
 
-        A table's lookups are scaled by sqrt(D) and so start with unit variance.
+        A table's lookups are scaled by sqrt(D) and so start with unit variance. Matrices that know
+        their depth start smaller the deeper they are (`depth_scaled_init`).
         """
         if isinstance(module, nn.Embedding):
             self._init_table(module.weight)
         elif isinstance(module, nn.Linear):
+            gain = getattr(module, "depth", 1) ** -0.5
             matrices = [
-                nn.init.xavier_uniform_(torch.empty(rows, module.in_features))
+                nn.init.xavier_uniform_(torch.empty(rows, module.in_features), gain)
                 for rows in getattr(module, "row_counts", (module.out_features,))
             ]
             init.copy_(module.weight, torch.cat(matrices))
@@ -436,6 +438,12 @@ class Stack(VanillaTransformerPreTrainedModel):
         self.dropout = Dropout(config.dropout)
         self.layer_norm = nn.LayerNorm(config.d_model, config.layer_norm_eps)
         self.gradient_checkpointing = False
+
+    def number_matrices(self) -> None:
+        """Tells the modules of each layer its depth, if their first values depend on it."""
+        for depth, layer in enumerate(self.layers if self.config.depth_scaled_init else (), 1):
+            for module in layer.modules():
+                module.depth = depth
 
     def lookup(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
         """Rows of the table `[B, Q, D]`, unscaled, as `inputs_embeds` are.
@@ -505,6 +513,7 @@ class Encoder(Stack):
     def __init__(self, config: VanillaTransformerConfig) -> None:
         super().__init__(config)
         self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
+        self.number_matrices()
         self.post_init()
 
     @merge_with_config_defaults
@@ -552,6 +561,7 @@ class Decoder(Stack):
         self.layers = nn.ModuleList(
             DecoderLayer(config, layer_idx) for layer_idx in range(config.decoder_layers)
         )
+        self.number_matrices()
         self.post_init()
 
     @merge_with_config_defaults
