@@ -1,0 +1,79 @@
+"""Turns the files of public corpora into pairs, and carves a validation set out of them."""
+
+import argparse
+import hashlib
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Command line of this script."""
+    parser = argparse.ArgumentParser(
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        description=(
+            "Writes FOLDER/SPLIT.jsonl with the columns source and target. With --carve, a share\n"
+            "of the sources goes to FOLDER/validation.jsonl, each with all its targets; which\n"
+            "ones depends on the seed and on the source alone."
+        ),
+        epilog="Example:\n  python scripts/prepare_corpus.py g2p dut_train.tsv.gz "
+        "--folder data/dut --split train --carve 0.05",
+    )
+    parser.add_argument(
+        "kind",
+        choices=["g2p", "scan", "pairs"],
+        help="g2p: word and phonemes; blanks then stand between the letters, too, and _ for a "
+        "blank. scan: `IN: command OUT: actions`. pairs: taken as they are.",
+    )
+    parser.add_argument("files", nargs="+", help="one file, or one for each side; plain or .gz")
+    parser.add_argument("--folder", type=Path, required=True, help="where the files go")
+    parser.add_argument("--split", required=True, help="name of the file: train, test, ...")
+    parser.add_argument("--carve", type=float, default=0.0, help="share of the sources, 0 to 1")
+    parser.add_argument("--seed", default="0", help="of the carving (default: %(default)s)")
+    return parser
+
+
+def read(kind: str, files: list[str]) -> Iterable[tuple[str, str]]:
+    """Pairs of a corpus."""
+    # Imported late: they load torch, and `--help` should answer at once.
+    from vanilla_transformer.data import ParallelText, load_pairs
+    from vanilla_transformer.tokenization_vanilla_transformer import read_lines
+
+    if kind == "scan":
+        for number, line in enumerate(read_lines(files[0]), start=1):
+            command, separator, actions = line.removeprefix("IN: ").partition(" OUT: ")
+            if not separator:
+                raise ValueError(f"Line {number} of {files[0]!r} has no ` OUT: `, got {line!r:.60}")
+            yield command, actions
+        return
+    pairs = load_pairs(ParallelText(tuple(files)))
+    for source, target in zip(pairs["source"], pairs["target"], strict=True):
+        yield " ".join(source.replace(" ", "_")) if kind == "g2p" else source, target
+
+
+def main() -> int:
+    """Writes the files and prints their sizes; returns the exit status."""
+    given = build_parser().parse_args()
+    splits: dict[str, list[str]] = {given.split: [], "validation": []}
+    try:
+        for source, target in read(given.kind, given.files):
+            digest = hashlib.sha256(f"{given.seed} {source}".encode()).digest()
+            is_carved = int.from_bytes(digest[:8], "big") < given.carve * 2**64
+            row = json.dumps({"source": source, "target": target}, ensure_ascii=False)
+            splits["validation" if is_carved else given.split].append(row)
+        given.folder.mkdir(parents=True, exist_ok=True)
+        for split, rows in splits.items():
+            if rows:
+                path = given.folder / f"{split}.jsonl"
+                path.write_text("".join(f"{row}\n" for row in rows), encoding="utf-8", newline="\n")
+                print(f"{path}\t{len(rows)} pairs")
+    except (ValueError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
