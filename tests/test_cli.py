@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from transformers import GenerationConfig
 
+from vanilla_transformer.metrics import METRICS
 from vanilla_transformer.number_words import write_corpus
 from vanilla_transformer.tokenization_vanilla_transformer import read_lines
 from vanilla_transformer_cli import COMMANDS, main
@@ -238,11 +239,30 @@ def test_evaluate_prints_and_records_scores_with_their_signatures(run, copied_mo
     scores = json.loads((copied_model / "results.json").read_text())["numbers"]
     assert scores["lines"] == 25
     assert scores["search"] == "beam 4, length penalty 0.6"
-    assert f"BLEU {scores['bleu']:.2f} ({scores['bleu_signature']})" in outcome.out
-    assert f"chrF {scores['chrf']:.2f} ({scores['chrf_signature']})" in outcome.out
     card = (copied_model / "README.md").read_text(encoding="utf-8")
     assert "### numbers" in card
-    assert scores["bleu_signature"] in card
+    for name, title in (("bleu", "BLEU"), ("chrf", "chrF"), ("exact_match", "exact match")):
+        value = f"{scores[name]:.2f} ± {scores[f'{name}_ci']:.2f}"
+        signature = scores[f"{name}_signature"]
+        assert "bs:1000|seed:12345" in signature
+        assert f"{title} {value} ({signature})\n" in outcome.out
+        assert f"| {value} |" in card
+        assert f"- {title} `{signature}`\n" in card
+
+
+def test_evaluate_computes_the_scores_that_are_asked_for(run, copied_model, corpus):
+    argv = ["--model", copied_model, "--test", *pair(corpus, "test"), "--bootstrap", "0"]
+
+    outcome = run("evaluate", *argv, "--metrics", "per", "codexglue_bleu")
+
+    scores = json.loads((copied_model / "results.json").read_text())["test"]
+    assert scores.keys() - {"lines", "search"} == {
+        *("per", "per_signature", "codexglue_bleu", "codexglue_bleu_signature")
+    }
+    assert outcome.out.startswith(f"PER {scores['per']:.2f} ({scores['per_signature']})\nCodeXGLUE")
+    card = (copied_model / "README.md").read_text(encoding="utf-8")
+    assert "\n| lines | PER | CodeXGLUE BLEU | search |\n" in card
+    assert f"\n| 25 | {scores['per']:.2f} | {scores['codexglue_bleu']:.2f} | beam 4, " in card
 
 
 def test_evaluate_scores_what_translate_gives(run, copied_model, corpus, sources, tmp_path):
@@ -255,6 +275,87 @@ def test_evaluate_scores_what_translate_gives(run, copied_model, corpus, sources
     outcome = run(*evaluate, "--test", corpus / "test.de", tmp_path / "out", "--name", "itself")
     assert "BLEU 100.00" in outcome.out
     assert json.loads((copied_model / "results.json").read_text()).keys() == {"test", "itself"}
+
+
+def test_evaluate_compares_two_models(run, copied_model, endless_model, corpus, tmp_path):
+    other = shutil.copytree(endless_model, tmp_path / "other")
+    options = ["--test", *pair(corpus, "test"), "--metrics", "chrf", "--max_extra_tokens", "5"]
+
+    out = run("evaluate", "--model", copied_model, "--against", other, *options).out
+    run("evaluate", "--model", other, *options)
+
+    alone, compared = (
+        json.loads((folder / "results.json").read_text())["test"]["chrf"]
+        for folder in (other, copied_model)
+    )
+    row = out.split("\n\n")[1].split("\n")[1].split()
+    assert row[:3] == ["chrF", f"{compared:.2f}", f"{alone:.2f}"]
+    assert row[1] != row[2]
+
+
+def test_card_knows_every_metric(run, copied_model, corpus):
+    argv = ["--test", *pair(corpus, "test"), "--num_beams", 1, "--bootstrap", 0]
+
+    run("evaluate", "--model", copied_model, *argv, "--metrics", *METRICS)
+
+    card = (copied_model / "README.md").read_text(encoding="utf-8")
+    titles = " | ".join(kind.title for kind in METRICS.values())
+    assert f"\n| lines | {titles} | search |\n" in card
+
+
+@pytest.fixture
+def translations(corpus: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """Two files of translations of the test set: all right, and all but the first two right."""
+    references = list(read_lines(corpus / "test.en"))
+    files = tmp_path / "right.en", tmp_path / "nearly.en"
+    for file, lines in zip(files, (references, ["x", "y", *references[2:]]), strict=True):
+        file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return files
+
+
+def test_evaluate_scores_a_file_without_a_model(run, corpus, translations):
+    _, nearly = translations
+    argv = ["--hypotheses", nearly, "--test", *pair(corpus, "test"), "--metrics", "exact_match"]
+
+    outcome = run("evaluate", *argv)
+
+    assert (outcome.status, outcome.err) == (0, "")
+    assert outcome.out.startswith("exact match 92.00 ± ")
+
+
+def test_evaluate_compares_two_files(run, corpus, translations):
+    right, nearly = translations
+    argv = ["--hypotheses", right, "--against", nearly, "--test", *pair(corpus, "test")]
+
+    out = run("evaluate", *argv, "--metrics", "wer").out
+
+    heading, row, meaning = out.split("\n\n")[1].split("\n")[:3]
+    assert heading.split() == [str(right), str(nearly), "difference", "p"]
+    assert row.split()[:4] == ["WER", "0.00", "8.00", "-8.00"]
+    assert meaning.startswith("p: ")
+
+
+@pytest.mark.parametrize("side", ["--model", "--against"])
+def test_evaluate_compares_a_model_as_it_would_score_it_alone(
+    run, copied_model, corpus, translations, side
+):
+    options = ["--test", *pair(corpus, "test"), "--metrics", "chrf", "--num_beams", "1"]
+    run("evaluate", "--model", copied_model, *options)
+    alone = json.loads((copied_model / "results.json").read_text())["test"]["chrf"]
+    right, _ = translations
+
+    if side == "--model":
+        argv = ["--model", copied_model, "--against", right]
+    else:
+        argv = ["--hypotheses", right, "--against", copied_model]
+    out = run("evaluate", *argv, *options).out
+
+    row = out.split("\n\n")[1].split("\n")[1].split()
+    expected = [f"{alone:.2f}", "100.00", f"{alone - 100:+.2f}"]
+    if side == "--against":
+        expected = ["100.00", f"{alone:.2f}", f"{100 - alone:+.2f}"]
+    assert row[:4] == ["chrF", *expected]
+    assert alone < 100
 
 
 # Mistakes
@@ -279,6 +380,19 @@ def assert_refused(outcome: Outcome, pattern: str) -> None:
         (["translate", "--model", "/no/such"], "--model: there is no folder '/no/such'"),
         (["translate", "--num_beams", "x"], "--num_beams.* invalid int value: 'x'"),
         (["evaluate", "--model", "a"], "--test needs the test pairs"),
+        (["evaluate", "--test", "a"], "--model needs the folder"),
+        (["evaluate", "--test", "a", "--metrics", "ter"], "--metrics.*invalid choice: 'ter'"),
+        (["evaluate", "--test", "a", "--hypotheses", "b"], "--hypotheses: there is no file 'b'"),
+        (["evaluate", "--test", "a", "--hypotheses", "b", "--model", "c"], "leave out --model"),
+        (["evaluate", "--test", "a", "--hypotheses", "b", "--output", "c"], "leave out --model"),
+        (
+            ["evaluate", "--test", "a", "--model", "b", "--against", "/no/such"],
+            "--against: there is no file or folder '/no/such'",
+        ),
+        (
+            ["evaluate", "--test", "a", "--model", "b", "--against", "c", "--bootstrap", "0"],
+            "--against needs the resamples of --bootstrap, got 0",
+        ),
         (["evaluate", "--tset", "a"], "unknown option --tset; did you mean --test"),
         (["evaluate", "a"], "unexpected argument 'a'"),
     ],
@@ -337,6 +451,41 @@ def test_bad_file_is_told_alone_and_nothing_is_written(
     assert_refused(run(command, *argv, corpus / "train.de", bad), pattern)
     assert not folder.exists()
     assert not (model / "results.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("lines", "pattern"),
+    [
+        (0, "short.en' is empty"),
+        (24, "short.en' must hold .* each of the 25 test pairs, got 24 lines"),
+    ],
+)
+@pytest.mark.parametrize("side", ["--hypotheses", "--against"])
+def test_evaluate_refuses_a_file_that_cannot_be_of_the_test_set(
+    run, corpus, translations, tmp_path, side, lines, pattern
+):
+    right, _ = translations
+    (tmp_path / "short.en").write_text("x\n" * lines)
+    files = {"--hypotheses": right, side: tmp_path / "short.en"}
+
+    options = [part for option in files.items() for part in option]
+    outcome = run("evaluate", "--test", *pair(corpus, "test"), *options)
+
+    assert_refused(outcome, pattern)
+
+
+@pytest.mark.parametrize(
+    ("options", "pattern"),
+    [
+        (["--bootstrap", "39"], "at least 40 resamples, .*got 39"),
+        (["--bleu_tokenize", "moses"], "got 'moses'"),
+    ],
+)
+def test_evaluate_refuses_a_score_before_it_translates(run, model, corpus, options, pattern):
+    outcome = run("evaluate", "--model", model, "--test", *pair(corpus, "test"), *options)
+
+    assert_refused(outcome, pattern)
+    assert "evaluate:" not in outcome.err
 
 
 def test_translate_names_the_line_that_is_not_utf_8(run, model):

@@ -128,8 +128,9 @@ def test_saved_dataset_gives_the_split_asked_for(tmp_path):
 
 
 def test_named_dataset_is_loaded_with_its_configuration_and_split(monkeypatch):
-    def load_dataset(name, config_name, *, split):
+    def load_dataset(name, config_name, *, split, streaming):
         assert (name, config_name, split) == ("team/corpus", "de-en", "test")
+        assert not streaming
         # Reversed twice: its rows have another order than its table.
         return Dataset.from_list(NESTED[::-1]).select([2, 1, 0])
 

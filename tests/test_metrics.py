@@ -1,13 +1,23 @@
+import json
 import logging
 import math
 import os
 import subprocess
 import sys
+from collections import Counter
+from importlib.metadata import version
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import sacrebleu
+from transformers import Seq2SeqTrainingArguments
 
-from vanilla_transformer.metrics import TranslationScores, format_scores
+from vanilla_transformer import training
+from vanilla_transformer.metrics import METRICS, TranslationScores, edit_distance, format_scores
+from vanilla_transformer.number_words import write_corpus
+from vanilla_transformer.training import recipe, scorer, train
+from vanilla_transformer_cli.settings import METRIC_NAMES, TrainSettings
 
 PREDICTIONS = ["A dog runs, quickly.", "Two men sit.", "The Cat sleeps on a mat."]
 REFERENCES = ["A dog is running, quickly.", "Two men sit.", "The cat sleeps on the mat."]
@@ -155,12 +165,280 @@ def test_metric_writes_no_file_and_opens_no_connection(tmp_path):
     assert list(tmp_path.rglob("*")) == [tmp_path / "TMPDIR"]
 
 
-def test_format_scores_gives_one_line_with_every_signature(metric):
+def test_format_scores_gives_a_line_for_each_score_with_its_signature(metric):
     scores = score(metric)
 
-    line = format_scores(scores)
+    bleu, chrf, exact_match, lines = format_scores(scores).split("\n")
 
-    assert "\n" not in line
-    assert f"BLEU {scores['bleu']:.2f} ({scores['bleu_signature']})" in line
-    assert f"chrF {scores['chrf']:.2f} ({scores['chrf_signature']})" in line
-    assert line.endswith("exact match 33.33 % of 3 lines")
+    assert bleu == f"BLEU {scores['bleu']:.2f} ({scores['bleu_signature']})"
+    assert chrf == f"chrF {scores['chrf']:.2f} ({scores['chrf_signature']})"
+    assert exact_match == f"exact match 33.33 ({scores['exact_match_signature']})"
+    assert lines == "3 lines"
+
+
+# Which scores
+
+
+def test_command_line_knows_all_metrics():
+    assert list(METRIC_NAMES) == list(METRICS)
+
+
+def test_metrics_are_computed_as_asked_and_in_that_order(metric):
+    scores = score(metric, metrics=["per", "bleu"])
+
+    assert list(scores) == ["per", "per_signature", "bleu", "bleu_signature", "lines"]
+
+
+def test_metric_is_refused_when_unknown(metric):
+    with pytest.raises(ValueError, match=r"got 'ter'.*Choose from: bleu, .*codexglue_bleu"):
+        score(metric, metrics=["bleu", "ter"])
+
+
+@pytest.mark.parametrize(
+    ("name", "definition"),
+    [
+        ("exact_match", "unit:line|equal:code-points"),
+        ("wer", "unit:line|tok:blank"),
+        ("per", "unit:token|tok:blank|distance:levenshtein"),
+    ],
+)
+def test_signature_says_what_is_counted_and_by_which_release(metric, name, definition):
+    signature = score(metric, metrics=[name])[f"{name}_signature"]
+
+    assert signature == f"nrefs:1|{definition}|version:{version('vanilla-transformer')}"
+
+
+# Error rates of spelling to phonemes
+
+
+def test_wer_is_the_share_of_lines_with_any_wrong_token(metric):
+    predictions = ["k æ t", "d ɔ g", "b ɜ d z", "f i"]
+    references = ["k æ t", "d ɒ g", "b ɜ d", "f i ʃ"]
+
+    assert score(metric, predictions, references, metrics=["wer"])["wer"] == 75
+
+
+def test_wer_knows_tokens_not_characters(metric):
+    # One phoneme of two letters is not two phonemes; more blanks are not more tokens.
+    scores = score(metric, ["t ʃ a", "  k æ  t "], ["tʃ a", "k æ t"], metrics=["wer"])
+
+    assert scores["wer"] == 50
+
+
+def test_per_divides_all_edits_by_all_tokens_of_the_references(metric):
+    # A replaced token of 3, an added and a lost one of 3 and 2, none of 2.
+    predictions = ["d ɔ g", "b ɜ d z", "ʃ", "o n"]
+    references = ["d ɒ g", "b ɜ d", "f ʃ", "o n"]
+
+    scores = score(metric, predictions, references, metrics=["per"])
+
+    assert scores["per"] == pytest.approx(100 * 3 / 10)
+
+
+def test_per_exceeds_100_when_predictions_ramble(metric):
+    assert score(metric, ["a b c d"], ["x"], metrics=["per"])["per"] == 400
+
+
+def test_per_of_empty_references_counts_what_was_predicted(metric):
+    assert score(metric, ["a b", ""], ["", ""], metrics=["per"])["per"] == 200
+    assert score(metric, ["", ""], ["", ""], metrics=["per"])["per"] == 0
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "distance"),
+    [
+        ("", "", 0),
+        ("", "abc", 3),
+        ("abc", "", 3),
+        ("kitten", "sitting", 3),
+        ("intention", "execution", 5),
+        # Deleting at one end and adding at the other beats replacing all.
+        ("abcdef", "bcdefg", 2),
+        ("ab", "ba", 2),
+    ],
+)
+def test_edit_distance_is_the_fewest_edits(first, second, distance):
+    assert edit_distance(list(first), list(second)) == distance
+
+
+# BLEU of CodeXGLUE
+
+
+def codexglue_bleu(predictions, references):
+    """The definition in `evaluator/bleu.py` of CodeXGLUE's code-to-code-trans, in percent."""
+    pairs = [(p.split(), r.split()) for p, r in zip(predictions, references, strict=True)]
+    log_precisions = []
+    for order in range(1, 5):
+        matches = total = 0
+        for prediction, reference in pairs:
+            found, expected = (
+                Counter(tuple(tokens[i : i + order]) for i in range(len(tokens) - order + 1))
+                for tokens in (prediction, reference)
+            )
+            matches += sum((found & expected).values())
+            total += sum(found.values())
+        log_precisions.append(math.log((matches + 1) / (total + 1)))
+    length, reference_length = (sum(len(pair[side]) for pair in pairs) for side in (0, 1))
+    ratio = length / reference_length
+    brevity_penalty = 1 if ratio > 1 else math.exp(1 - 1 / ratio)
+    return 100 * brevity_penalty * math.exp(sum(log_precisions) / 4)
+
+
+@pytest.mark.parametrize(
+    "predictions",
+    [
+        ["int x = 0 ; return x ;", "void F ( ) { }"],
+        # No 4-gram of it, then no token at all, is right; too short; too long.
+        ["x = y ;", "F void"],
+        ["nothing right", "here"],
+        ["int x", "void F"],
+        ["int x = 0 ; return x ; return x ; return x ;", "void F ( ) { } { } { }"],
+    ],
+)
+def test_codexglue_bleu_equals_its_definition(metric, predictions):
+    references = ["int x = 0 ; return x ;", "void F ( ) { return ; }"]
+
+    scores = score(metric, predictions, references, metrics=["codexglue_bleu"])
+
+    assert scores["codexglue_bleu"] == pytest.approx(codexglue_bleu(predictions, references))
+
+
+def test_codexglue_bleu_of_nothing_is_0(metric):
+    assert score(metric, [""], ["a b"], metrics=["codexglue_bleu"])["codexglue_bleu"] == 0
+
+
+def test_codexglue_bleu_tells_its_smoothing_and_takes_no_tokenizer(metric):
+    scores = score(metric, metrics=["codexglue_bleu"], tokenize="char", lowercase=True)
+
+    assert scores["codexglue_bleu"] == pytest.approx(codexglue_bleu(PREDICTIONS, REFERENCES))
+    assert scores["codexglue_bleu_signature"] == (
+        "nrefs:1|case:mixed|eff:no|tok:none|smooth:add-1-to-all-orders|"
+        f"version:{sacrebleu.__version__}"
+    )
+
+
+# Confidence intervals
+
+
+@pytest.fixture(scope="module")
+def many():
+    """Predictions of which every third is right, and references."""
+    numbers = [f"{i} {i * i} {i + 1} {i % 7} b c d" for i in range(60)]
+    return [line if i % 3 else f"{line} x" for i, line in enumerate(numbers)], numbers
+
+
+def test_intervals_are_left_out_unless_asked_for(metric):
+    scores = score(metric)
+
+    assert not [key for key in scores if key.endswith("_ci")]
+    assert "bs:" not in scores["bleu_signature"]
+
+
+@pytest.mark.parametrize(("name", "theirs"), [("bleu", sacrebleu.BLEU), ("chrf", sacrebleu.CHRF)])
+def test_interval_is_that_of_sacrebleu(metric, many, name, theirs):
+    predictions, references = many
+    scores = score(metric, predictions, references, bootstrap=100)
+
+    scorer = theirs()
+    expected = scorer.corpus_score(predictions, [references], n_bootstrap=100)
+    # Its text is all that sacreBLEU tells publicly of an interval.
+    assert f"± {scores[f'{name}_ci']:.2f})" in str(expected)
+    assert scores[f"{name}_ci"] > 0
+    assert scores[f"{name}_signature"] == str(scorer.get_signature())
+
+
+@pytest.mark.parametrize("name", ["exact_match", "wer", "per"])
+def test_interval_of_a_ratio_is_that_of_resampled_lines(metric, many, name):
+    predictions, references = many
+    scores = score(metric, predictions, references, metrics=[name], bootstrap=200)
+
+    # Every wrong line has one token too many, and every reference 7.
+    lines = np.array([prediction == line for prediction, line in zip(*many, strict=True)])
+    counted = lines if name == "exact_match" else ~lines
+    rows = np.random.default_rng(12345).choice(60, size=(200, 60))
+    means = np.sort(100 * counted[rows].mean(1) / (7 if name == "per" else 1))
+    assert scores[f"{name}_ci"] == pytest.approx((means[194] - means[5]) / 2)
+    assert "|bs:200|seed:12345|" in scores[f"{name}_signature"]
+
+
+def test_interval_does_not_move_the_score(metric, many):
+    assert score(metric, *many)["bleu"] == score(metric, *many, bootstrap=40)["bleu"]
+
+
+@pytest.mark.parametrize("resamples", [-1, 39])
+def test_too_few_resamples_are_refused(metric, resamples):
+    with pytest.raises(ValueError, match=f"at least 40 resamples, or 0 .*got {resamples}"):
+        score(metric, bootstrap=resamples)
+
+
+def test_format_scores_gives_intervals_where_there_are_any(metric, many):
+    scores = score(metric, *many, metrics=["wer"], bootstrap=50)
+
+    line, _ = format_scores(scores).split("\n")
+
+    signature = scores["wer_signature"]
+    assert line == f"WER {scores['wer']:.2f} ± {scores['wer_ci']:.2f} ({signature})"
+
+
+# In training
+
+
+def test_scores_of_training_are_those_that_settings_name():
+    tokenizer = SimpleNamespace(pad_token_id=0, batch_decode=lambda ids, **_: ["a b", "c"])
+    score_ids = scorer(tokenizer, ["a b", "d"], "none", ["wer"])
+
+    scores = score_ids(SimpleNamespace(predictions=[[5], [6]]))
+
+    assert scores["wer"] == 50
+    assert "bleu" not in scores
+
+
+@pytest.mark.parametrize(
+    ("metrics", "chooses"), [([], "bleu"), (["per", "bleu"], "per"), (["chrf"], "chrf")]
+)
+def test_first_metric_chooses_the_checkpoint(metrics, chooses):
+    given = {"metrics": metrics} if metrics else {}
+
+    assert recipe(TrainSettings(validation=["a"], **given))["metric_for_best_model"] == chooses
+
+
+@pytest.fixture
+def run_settings(tmp_path):
+    """Settings of a run on number words that takes a second or two."""
+    write_corpus(tmp_path, train=60, validation=5, test=1)
+    train_pairs, validation_pairs = (
+        [str(tmp_path / f"{split}.{language}") for language in ("de", "en")]
+        for split in ("train", "validation")
+    )
+    return TrainSettings(
+        train=train_pairs,
+        validation=validation_pairs,
+        metrics=["bleu", "wer"],
+        config=["d_model=8", "encoder_layers=1", "decoder_layers=1"],
+        vocab_size=300,
+        average_last=1,
+    )
+
+
+def run_arguments(settings, folder, metric):
+    changes = {"output_dir": str(folder), "num_train_epochs": 3, "metric_for_best_model": metric}
+    device = {"use_cpu": True, "bf16": False, "disable_tqdm": True}
+    return Seq2SeqTrainingArguments(**recipe(settings) | changes | device)
+
+
+@pytest.mark.parametrize(("metric", "best"), [("wer", 2), ("eval_wer", 2), ("bleu", 1)])
+def test_best_epoch_has_the_lowest_error_rate_or_the_highest_score(
+    run_settings, tmp_path, monkeypatch, metric, best
+):
+    epochs = iter([{"bleu": 9.0, "wer": 3.0}, {"bleu": 7.0, "wer": 1.0}, {"bleu": 8.0, "wer": 2.0}])
+    monkeypatch.setattr(training, "scorer", lambda *_: lambda _: {**next(epochs), "lines": 5})
+
+    train(run_settings, run_arguments(run_settings, tmp_path / "run", metric))
+
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert results["validation"]["epoch"] == best
+
+
+def test_score_that_is_not_computed_cannot_choose(run_settings, tmp_path):
+    with pytest.raises(ValueError, match=r"must be one of --metrics, got per and bleu wer\."):
+        train(run_settings, run_arguments(run_settings, tmp_path / "run", "per"))

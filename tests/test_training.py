@@ -16,9 +16,14 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, Seq2SeqTrainingArguments
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    Seq2SeqTrainingArguments,
+    TrainerCallback,
+)
 
-from vanilla_transformer import training
+from vanilla_transformer import VanillaTransformerForConditionalGeneration, training
 from vanilla_transformer.averaging import average_checkpoints
 from vanilla_transformer.batches import TokenBatchSampler
 from vanilla_transformer.callbacks import StopOnRequest
@@ -140,6 +145,7 @@ def test_folder_holds_what_loading_and_repeating_need_and_nothing_pickled(model_
         "run.json",
         "log.jsonl",
         "results.json",
+        "curves.svg",
     }
     assert {Path(name).suffix for name in files} == {
         ".json",
@@ -147,6 +153,7 @@ def test_folder_holds_what_loading_and_repeating_need_and_nothing_pickled(model_
         ".safetensors",
         ".md",
         ".py",
+        ".svg",
     }
     assert all(name.startswith("checkpoint-") for name in folders)
 
@@ -290,6 +297,96 @@ def test_checkpoints_kept_are_the_best_one_and_the_last_ones(corpus, tmp_path, m
 
     updates_per_epoch = read_json(tmp_path / "run.json")["updates"] // 5
     assert [step // updates_per_epoch for step in checkpoints_of(tmp_path)] == [1, 4, 5]
+
+
+class RecordWeights(TrainerCallback):
+    """Copies the table of the model after each update."""
+
+    def __init__(self) -> None:
+        self.tables: list[torch.Tensor] = []
+
+    def on_step_end(self, args, state, control, model, **kwargs):
+        self.tables.append(model.model.shared.weight.detach().clone())
+
+
+def test_moving_average_weighs_each_update_by_its_age(corpus, tmp_path, monkeypatch):
+    record = RecordWeights()
+    build = training._build_trainer
+
+    def build_recorded(*given):
+        trainer, truncated = build(*given)
+        trainer.add_callback(record)
+        return trainer, truncated
+
+    monkeypatch.setattr(training, "_build_trainer", build_recorded)
+    settings = build_settings(corpus, moving_average=0.8)
+    train(settings, build_arguments(settings, tmp_path, max_steps=4))
+    settings = build_settings(corpus, moving_average=0.8, resume=True)
+    train(settings, build_arguments(settings, tmp_path, max_steps=6))
+
+    average = load_file(tmp_path / "checkpoint-6" / "moving_average.safetensors")
+    first, *later = record.tables
+    ages = [0.2 * 0.8**age for age in reversed(range(len(later)))]
+    expected = 0.8 ** len(later) * first + sum(
+        weight * table for weight, table in zip(ages, later, strict=True)
+    )
+    assert len(later) == 5
+    torch.testing.assert_close(average["model.shared.weight"], expected)
+
+
+@pytest.mark.parametrize(("score", "is_saved"), [(30.9, False), (31.1, True)])
+def test_moving_average_is_saved_when_it_does_better(
+    corpus, tmp_path, monkeypatch, score, is_saved
+):
+    scores = scores_in_turn(30.0, 31.0, score)
+    monkeypatch.setattr(training, "scorer", lambda *_: lambda prediction: next(scores))
+    settings = build_settings(corpus, average_last=1, moving_average=0.8)
+
+    train(settings, build_arguments(settings, tmp_path, num_train_epochs=2))
+
+    last = tmp_path / f"checkpoint-{checkpoints_of(tmp_path)[-1]}"
+    average, saved = load_file(last / "moving_average.safetensors"), weights_of(tmp_path)
+    assert average.keys() == saved.keys()
+    assert torch.equal(average["model.shared.weight"], saved["model.shared.weight"]) == is_saved
+    kept = "exponential moving average, 0.8" if is_saved else "best checkpoint"
+    assert read_json(tmp_path / "run.json")["weights"] == kept
+
+
+def test_run_ends_early_when_the_score_stays_behind(corpus, tmp_path, monkeypatch):
+    scores = scores_in_turn(10.0, 12.0, 11.0, 12.0, 99.0, 0.0)
+    monkeypatch.setattr(training, "scorer", lambda *_: lambda prediction: next(scores))
+    settings = build_settings(corpus, early_stopping_patience=2, average_last=1)
+
+    train(settings, build_arguments(settings, tmp_path, num_train_epochs=9))
+
+    assert [report["epoch"] for report in read_log(tmp_path) if "eval_bleu" in report] == [
+        1,
+        2,
+        3,
+        4,
+    ]
+    assert read_json(tmp_path / "results.json")["validation"]["bleu"] == 12
+
+
+def test_r_drop_trains_on_two_passes_and_validates_on_one(corpus, tmp_path, monkeypatch):
+    rows = []
+    forward = VanillaTransformerForConditionalGeneration.forward
+
+    def record(self, input_ids=None, *args, labels=None, **kwargs):
+        if labels is not None:
+            rows.append((self.training, len(labels)))
+        return forward(self, input_ids, *args, labels=labels, **kwargs)
+
+    monkeypatch.setattr(VanillaTransformerForConditionalGeneration, "forward", record)
+    settings = build_settings(corpus, r_drop=1.0)
+
+    train(settings, build_arguments(settings, tmp_path))
+
+    # The plan tries two batches more.
+    trained = sum(count for training, count in rows[2:] if training)
+    # The mean of the checkpoints of this single epoch is not scored.
+    validated = sum(count for training, count in rows if not training)
+    assert (trained, validated) == (2 * 300, VALIDATION_LINES)
 
 
 # Batches
@@ -503,6 +600,26 @@ def test_resuming_is_refused_when_there_is_no_checkpoint(corpus, tmp_path):
     settings = build_settings(corpus, resume=True)
 
     with pytest.raises(ValueError, match=f"--resume needs a checkpoint .* got none in {tmp_path}"):
+        train(settings, build_arguments(settings, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"moving_average": 1.0}, "--moving_average must be at least 0 and below 1, got 1.0"),
+        ({"r_drop": -1.0}, "--r_drop must be at least 0, got -1.0"),
+        ({"moving_average": 0.9, "validated": False}, "--moving_average needs --validation"),
+        (
+            {"early_stopping_patience": 3, "validated": False},
+            "--early_stopping_patience needs --validation",
+        ),
+    ],
+    ids=["decay", "r_drop", "average_alone", "patience_alone"],
+)
+def test_settings_are_refused_when_no_run_can_follow_them(corpus, tmp_path, changes, message):
+    settings = build_settings(corpus, **changes)
+
+    with pytest.raises(ValueError, match=message):
         train(settings, build_arguments(settings, tmp_path))
 
 

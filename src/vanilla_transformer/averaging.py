@@ -32,48 +32,72 @@ def best_weights(trainer: Trainer) -> Outcome:
     evaluations = [
         {name.removeprefix("eval_"): value for name, value in entry.items()}
         for entry in trainer.state.log_history
-        if "eval_bleu" in entry and entry["step"] == step
+        if "eval_lines" in entry and entry["step"] == step
     ]
     return Outcome(
         "best checkpoint" if is_best else "last update", evaluations[-1] if evaluations else None
     )
 
 
-def average_weights(trainer: Trainer, count: int, single: Outcome) -> Outcome:
+def average_weights(trainer: Trainer, count: int, outcome: Outcome) -> Outcome:
     """Puts the mean of the last `count` checkpoints into the model, if it does not score worse.
 
-    Early in training, while the weights still move far, it does: so it is not taken untried.
-
     Args:
-        trainer: After training; its model holds the weights of `single`.
+        trainer: After training; its model holds the weights of `outcome`.
         count: Checkpoints to average; fewer where there are fewer.
-        single: Outcome of the run without averaging; stays the outcome if it has no scores.
+        outcome: Of the run so far.
 
     Returns:
         The outcome whose weights the model now holds.
     """
-    arguments = trainer.args
-    checkpoints = last_checkpoints(Path(arguments.output_dir), count)
-    is_sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
-    if single.scores is None or count < 2 or len(checkpoints) < 2 or is_sharded:
-        return single
+    checkpoints = last_checkpoints(Path(trainer.args.output_dir), count)
+    if count < 2 or len(checkpoints) < 2:
+        return outcome
+    weights = average_checkpoints(checkpoints)
+    return try_weights(
+        trainer, weights, f"mean of the last {len(checkpoints)} checkpoints", outcome
+    )
+
+
+def try_weights(
+    trainer: Trainer, weights: dict[str, Tensor], name: str, outcome: Outcome
+) -> Outcome:
+    """Puts averaged weights into the model, if they score no worse on the validation pairs.
+
+    Early in training, while the weights still move far, they do: so none are taken untried.
+
+    Args:
+        trainer: After training; its model holds the weights of `outcome`.
+        weights: By name; tied tensors once.
+        name: What they are, in words.
+        outcome: Of the run so far; stays the outcome if it has no scores.
+
+    Returns:
+        The outcome whose weights the model now holds.
+    """
+    if outcome.scores is None or trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+        return outcome
     model = trainer.accelerator.unwrap_model(trainer.model)
     before = copy.deepcopy(model.state_dict())
-    # Tied copies are in no file.
-    model.load_state_dict(average_checkpoints(checkpoints), strict=False)
-    weights = f"mean of the last {len(checkpoints)} checkpoints"
+    # Tied copies are not among them.
+    model.load_state_dict(weights, strict=False)
     scores = trainer.evaluate(metric_key_prefix="mean")
-    scores = {name.removeprefix("mean_"): value for name, value in scores.items()}
-    metric = (arguments.metric_for_best_model or "loss").removeprefix("eval_")
+    scores = {key.removeprefix("mean_"): value for key, value in scores.items()}
+    metric = metric_of(trainer)
     PartialState().print(
-        f"{metric:<11} {single.scores[metric]:.4g} ({single.weights}), "
-        f"{scores[metric]:.4g} ({weights})"
+        f"{metric:<11} {outcome.scores[metric]:.4g} ({outcome.weights}), "
+        f"{scores[metric]:.4g} ({name})"
     )
-    gain = scores[metric] - single.scores[metric]
-    if (gain if arguments.greater_is_better else -gain) < 0:
+    gain = scores[metric] - outcome.scores[metric]
+    if (gain if trainer.args.greater_is_better else -gain) < 0:
         model.load_state_dict(before)
-        return single
-    return Outcome(weights, scores)
+        return outcome
+    return Outcome(name, scores)
+
+
+def metric_of(trainer: Trainer) -> str:
+    """The validation score that decides."""
+    return (trainer.args.metric_for_best_model or "loss").removeprefix("eval_")
 
 
 def last_checkpoints(folder: Path, count: int) -> list[Path]:

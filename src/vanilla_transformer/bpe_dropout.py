@@ -15,7 +15,7 @@ import numpy.typing as npt
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from vanilla_transformer.data import truncate
+from vanilla_transformer.data import source_prefixes, truncate
 
 # Segmentations of a word that an epoch chooses from; a rare word has one for each occurrence.
 POOL_SIZE = 8
@@ -145,6 +145,7 @@ class SegmentedPairs(Dataset[dict[str, list[int]]]):
         rate: As for `SegmentedLines`.
         seed: Of the run.
         max_length: Most tokens that a side keeps; its last one, `</s>`, survives.
+        languages: Target language of each pair, for a tokenizer with tags; None for one without.
 
     Attributes:
         truncated_pairs: Pairs of the epoch of which a side was cut off.
@@ -159,11 +160,13 @@ class SegmentedPairs(Dataset[dict[str, list[int]]]):
         rate: float,
         seed: int,
         max_length: int,
+        languages: Sequence[str] | None = None,
     ) -> None:
         self._sides = {
             column: SegmentedLines(tokenizer, lines, rate=rate, seed=f"{seed} {column}")
             for column, lines in (("input_ids", source), ("labels", target))
         }
+        self._prefixes = source_prefixes(languages, len(source), tokenizer)
         self._pairs = len(source)
         self._max_length = max_length
         self._epoch: int | None = None
@@ -173,6 +176,7 @@ class SegmentedPairs(Dataset[dict[str, list[int]]]):
         """Draws an epoch and tells the tokens of source and target of each pair, `[pairs, 2]`."""
         if epoch != self._epoch:
             lengths = np.stack([side.draw(epoch) for side in self._sides.values()], axis=1)
+            lengths[:, 0] += len(self._prefixes[0])
             self.truncated_pairs = int((lengths > self._max_length).any(axis=1).sum())
             self._lengths = np.minimum(lengths, self._max_length)
             self._epoch = epoch
@@ -184,6 +188,6 @@ class SegmentedPairs(Dataset[dict[str, list[int]]]):
 
     def __getitem__(self, pair: int) -> dict[str, list[int]]:
         """`input_ids` and `labels` of a pair as they were drawn last."""
-        return {
-            column: truncate(side[pair], self._max_length) for column, side in self._sides.items()
-        }
+        ids = {column: side[pair] for column, side in self._sides.items()}
+        ids["input_ids"] = self._prefixes[pair] + ids["input_ids"]
+        return {column: truncate(side, self._max_length) for column, side in ids.items()}

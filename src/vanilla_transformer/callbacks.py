@@ -1,18 +1,26 @@
-"""What a run does between its updates: it seeds epochs, and stops in time or when told to."""
+"""What a run does between its updates: seeds epochs, averages weights, stops in time."""
 
 import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
 from accelerate import PartialState
 from accelerate.utils import reduce
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from vanilla_transformer.batches import TokenBatchSampler
+
+# Beside the weights of a checkpoint.
+MOVING_AVERAGE_FILE = "moving_average.safetensors"
 
 
 class SeedEpochs(TrainerCallback):
@@ -32,6 +40,63 @@ class SeedEpochs(TrainerCallback):
         self.sampler.set_epoch(int(state.epoch or 0))
 
 
+class MovingAverage(TrainerCallback):
+    """Exponential moving average of the weights: decay * old + (1 - decay) * new at each update.
+
+    It begins with the weights of the first update, of which decay^n is left after n more.
+
+    Args:
+        decay: Share of the old average that stays; 0.999 looks back on about 1,000 updates.
+
+    Attributes:
+        weights: The average by name, in float32; tied tensors once.
+    """
+
+    def __init__(self, decay: float) -> None:
+        self.weights: dict[str, Tensor] = {}
+        self._update = get_ema_multi_avg_fn(decay)
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: nn.Module,
+        **kwargs: Any,
+    ) -> None:
+        """Takes up the average of the checkpoint from which a run goes on."""
+        if state.global_step:
+            saved = load_file(self._file(args, state), device=str(args.device))
+            # The file has an order of its own.
+            self.weights = {name: saved[name] for name, _ in model.named_parameters()}
+
+    def on_step_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: nn.Module,
+        **kwargs: Any,
+    ) -> None:
+        """Adds the weights of an update."""
+        weights = {name: weight.detach().float() for name, weight in model.named_parameters()}
+        if not self.weights:
+            self.weights = {name: weight.clone() for name, weight in weights.items()}
+        self._update(list(self.weights.values()), list(weights.values()), None)
+
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Puts the average into the new checkpoint."""
+        if state.is_world_process_zero:
+            save_file(self.weights, self._file(args, state))
+
+    @staticmethod
+    def _file(args: TrainingArguments, state: TrainerState) -> Path:
+        checkpoint = f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+        return Path(args.output_dir) / checkpoint / MOVING_AVERAGE_FILE
+
+
 class StopOnRequest(TrainerCallback):
     """Ends training after the update at hand: at a deadline, or when it is told to.
 
@@ -44,6 +109,7 @@ class StopOnRequest(TrainerCallback):
         self.deadline = float("inf")
         self.interrupted = False
         self.evaluates = True
+        self.scored_step = 0
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -65,13 +131,22 @@ class StopOnRequest(TrainerCallback):
             self.evaluates = not interrupted
             control.should_training_stop = True
 
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Remembers the update, whose weights need no second score."""
+        self.scored_step = state.global_step
+
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Keeps what an early stop has reached, and scores it unless somebody waits for Ctrl-C."""
         if control.should_training_stop:
             control.should_save = args.save_strategy != "no"
-            control.should_evaluate = args.eval_strategy != "no" and self.evaluates
+            is_scored = self.scored_step == state.global_step
+            control.should_evaluate = (
+                args.eval_strategy != "no" and self.evaluates and not is_scored
+            )
 
 
 @contextmanager

@@ -11,12 +11,12 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice, zip_longest
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import datasets
 import numpy as np
@@ -24,12 +24,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
+from datasets import Dataset, DatasetDict, IterableDataset, load_dataset, load_from_disk
 from transformers import PreTrainedTokenizerBase
 
-from vanilla_transformer.tokenization_vanilla_transformer import read_lines
+from vanilla_transformer.tokenization_vanilla_transformer import language_prefix, read_lines
 
-_SCHEMA = pa.schema([("source", pa.string()), ("target", pa.string())])
+# What `ParallelText.columns` are called once they are read.
+_COLUMNS = ("source", "target", "tag")
 _ROWS_AT_A_TIME = 10_000
 # JSON can spell half of a surrogate pair, which is no character.
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -41,17 +42,21 @@ class ParallelText:
 
     Attributes:
         paths: Two plain text files, source and target, one sentence a line; or one `.tsv` file
-            (source, tab, target; no header, no quoting), `.jsonl` or `.json` file (one object a
-            line), `.parquet` file, folder written by `datasets`' `save_to_disk`, or name of a
-            dataset, local or on the Hub. All text files may be gzipped.
+            (source, tab, target, with `tag_column` tab, tag; no header, no quoting), `.jsonl` or
+            `.json` file (one object a line), `.parquet` file, folder written by `datasets`'
+            `save_to_disk`, or name of a dataset, local or on the Hub. All text files may be
+            gzipped.
         source_column: Column of the source, where columns have names. A dot reaches into nested
             columns: `translation.de`.
         target_column: Column of the target, likewise.
+        tag_column: Column with the target language of each pair, likewise, for one model of
+            several directions; None: the pairs have one direction.
         config_name: Configuration of a dataset that has several.
         split: Split of a dataset that has several.
+        streaming: Whether a dataset on the Hub is read piece by piece instead of downloaded.
 
     Raises:
-        ValueError: If there are neither one nor two paths.
+        ValueError: If there are neither one nor two paths, or `tag_column` does not go with them.
     """
 
     paths: tuple[str, ...]
@@ -59,6 +64,8 @@ class ParallelText:
     target_column: str = "target"
     config_name: str | None = None
     split: str = "train"
+    streaming: bool = False
+    tag_column: str | None = None
 
     def __post_init__(self) -> None:
         if len(self.paths) not in (1, 2):
@@ -66,43 +73,76 @@ class ParallelText:
                 "`paths` must hold two files, one per side, or one file or dataset that holds "
                 f"both, got {self.paths!r}."
             )
+        if self.tag_column is None:
+            return
+        if self.streaming:
+            raise ValueError(
+                f"A stream has one direction, got the `tag_column` {self.tag_column!r}. Leave it "
+                "or `streaming` out."
+            )
+        if len(self.paths) == 2:
+            raise ValueError(
+                "Two plain text files have no column of target languages, got the `tag_column` "
+                f"{self.tag_column!r} for {self}. Put them into one: paste source target tag > "
+                "pairs.tsv"
+            )
 
     @property
-    def columns(self) -> tuple[str, str]:
-        """Names of the source and the target column."""
-        return self.source_column, self.target_column
+    def columns(self) -> tuple[str, ...]:
+        """Names of the source and the target column, and of the one with the tags if asked for."""
+        if self.tag_column is None:
+            return self.source_column, self.target_column
+        return self.source_column, self.target_column, self.tag_column
 
     def __str__(self) -> str:
         """The paths as errors name them."""
         return " and ".join(map(repr, self.paths))
 
 
-def load_pairs(text: ParallelText) -> Dataset:
+def load_pairs(text: ParallelText, first: int | None = None) -> Dataset:
     """All pairs as text: columns `source` and `target`, in the order of the file, nothing altered.
+
+    With a `tag_column`, its text is the column `tag`.
 
     The pairs are copied to a temporary Arrow file, which is memory-mapped and is deleted when the
     process ends. A corpus may thus be larger than the memory, no later change of its files can
     meet an old cache, and what `Dataset.map` writes beside its input is deleted with it.
+
+    Args:
+        text: Where they are.
+        first: Only so many, from the beginning. Default: all.
 
     Raises:
         FileNotFoundError: If a file or dataset does not exist.
         ValueError: If the files have different numbers of lines, the kind of file is unknown, a
             column is missing, a cell holds no text, or there are no pairs at all.
     """
+    return _store(islice(read_pairs(text), first), len(text.columns))
+
+
+def read_pairs(text: ParallelText) -> Iterator[tuple[str, ...]]:
+    """The pairs of `load_pairs` one after the other; none is stored.
+
+    Raises:
+        FileNotFoundError: As `load_pairs` does, when the first pair is asked for.
+        ValueError: As `load_pairs` does, when the reading comes to the place.
+    """
     pairs = _read_two_files(text) if len(text.paths) == 2 else _read_one_path(text)
-    dataset = _store(pairs)
-    if len(dataset) == 0:
+    pair = None
+    for pair in pairs:
+        yield pair
+    if pair is None:
         raise ValueError(f"{text} is empty: expected at least one pair.")
-    return dataset
 
 
-def _store(pairs: Iterator[tuple[str, str]]) -> Dataset:
+def _store(pairs: Iterator[tuple[str, ...]], num_columns: int) -> Dataset:
+    schema = pa.schema([(name, pa.string()) for name in _COLUMNS[:num_columns]])
     handle, path = tempfile.mkstemp(suffix=".arrow", dir=_temporary_folder())
     os.close(handle)
-    with pa.OSFile(path, "wb") as sink, pa.ipc.new_stream(sink, _SCHEMA) as writer:
+    with pa.OSFile(path, "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
         while rows := list(islice(pairs, _ROWS_AT_A_TIME)):
             columns = [pa.array(column, pa.string()) for column in zip(*rows, strict=True)]
-            writer.write_batch(pa.record_batch(columns, schema=_SCHEMA))
+            writer.write_batch(pa.record_batch(columns, schema=schema))
     return Dataset.from_file(path)
 
 
@@ -115,7 +155,7 @@ def _temporary_folder() -> str:
 
 def _read_two_files(text: ParallelText) -> Iterator[tuple[str, str]]:
     for path in text.paths:
-        if _suffix(path) in _READERS:
+        if holds_both_sides(path):
             raise ValueError(
                 "Two files must be plain text, one per side, but such a file holds both sides: "
                 f"{path!r}. Give it alone."
@@ -136,7 +176,7 @@ def _read_two_files(text: ParallelText) -> Iterator[tuple[str, str]]:
         )
 
 
-def _read_one_path(text: ParallelText) -> Iterator[tuple[str, str]]:
+def _read_one_path(text: ParallelText) -> Iterator[tuple[str, ...]]:
     (path,) = text.paths
     reader = _READERS.get(_suffix(path))
     if os.path.isfile(path):
@@ -151,18 +191,20 @@ def _read_one_path(text: ParallelText) -> Iterator[tuple[str, str]]:
     return _read_dataset(text)
 
 
-def _read_tsv(text: ParallelText) -> Iterator[tuple[str, str]]:
+def _read_tsv(text: ParallelText) -> Iterator[tuple[str, ...]]:
+    form = ", tab, ".join(_COLUMNS[: len(text.columns)])
     for number, line in enumerate(read_lines(text.paths[0]), start=1):
         cells = line.split("\t")
-        if len(cells) != 2:
+        if len(cells) != len(text.columns):
             raise ValueError(
-                f"Line {number} of {text} must be source, tab, target, got {len(cells) - 1} tabs. "
-                "To keep two columns of more: cut -f 1,2 old.tsv > new.tsv"
+                f"Line {number} of {text} must be {form}, got {len(cells) - 1} tabs. "
+                f"To keep the first {len(text.columns)} of more: cut -f 1-{len(text.columns)} "
+                "old.tsv > new.tsv"
             )
-        yield cells[0], cells[1]
+        yield tuple(cells)
 
 
-def _read_json_lines(text: ParallelText) -> Iterator[tuple[str, str]]:
+def _read_json_lines(text: ParallelText) -> Iterator[tuple[str, ...]]:
     for number, line in enumerate(read_lines(text.paths[0]), start=1):
         try:
             record = json.loads(line)
@@ -177,8 +219,7 @@ def _read_json_lines(text: ParallelText) -> Iterator[tuple[str, str]]:
             )
         columns = dict(_flatten(record))
         _check_columns(text, columns, place=f"Line {number} of {text}")
-        source, target = (columns[name] for name in text.columns)
-        yield _check_cells(text, number, source, target)
+        yield _check_cells(text, number, tuple(columns[name] for name in text.columns))
 
 
 def _flatten(record: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -190,7 +231,7 @@ def _flatten(record: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield prefix + name, value
 
 
-def _read_parquet(text: ParallelText) -> Iterator[tuple[str, str]]:
+def _read_parquet(text: ParallelText) -> Iterator[tuple[str, ...]]:
     try:
         file = pq.ParquetFile(text.paths[0])
     except pa.ArrowInvalid as error:
@@ -200,12 +241,12 @@ def _read_parquet(text: ParallelText) -> Iterator[tuple[str, str]]:
         yield from _read_tables(text, map(pa.Table.from_batches, ([batch] for batch in batches)))
 
 
-def _read_dataset(text: ParallelText) -> Iterator[tuple[str, str]]:
+def _read_dataset(text: ParallelText) -> Iterator[tuple[str, ...]]:
     tables = _open_dataset(text).with_format("arrow").iter(_ROWS_AT_A_TIME)
     return _read_tables(text, tables)
 
 
-def _open_dataset(text: ParallelText) -> Dataset:
+def _open_dataset(text: ParallelText) -> Dataset | IterableDataset:
     (path,) = text.paths
     markers = (
         datasets.config.DATASET_STATE_JSON_FILENAME,
@@ -222,7 +263,7 @@ def _open_dataset(text: ParallelText) -> Dataset:
         return saved
     try:
         with _progress_bars_only_on_terminals():
-            return load_dataset(path, text.config_name, split=text.split)
+            return load_dataset(path, text.config_name, split=text.split, streaming=text.streaming)
     except (FileNotFoundError, ConnectionError) as error:
         raise FileNotFoundError(
             f"{text} is no file, no folder with data, and no dataset that could be fetched from "
@@ -230,24 +271,29 @@ def _open_dataset(text: ParallelText) -> Dataset:
         ) from error
 
 
-def _read_tables(text: ParallelText, tables: Iterable[pa.Table]) -> Iterator[tuple[str, str]]:
+def _read_tables(text: ParallelText, tables: Iterable[pa.Table]) -> Iterator[tuple[str, ...]]:
     first_row = 1
     for table in tables:
         while any(map(pa.types.is_struct, table.schema.types)):
             table = table.flatten()
         _check_columns(text, table.column_names, place=str(text))
-        cells = zip(*(table.column(name).to_pylist() for name in text.columns), strict=True)
-        for row, (source, target) in enumerate(cells, start=first_row):
-            yield _check_cells(text, row, source, target)
+        rows = zip(*(table.column(name).to_pylist() for name in text.columns), strict=True)
+        for row, cells in enumerate(rows, start=first_row):
+            yield _check_cells(text, row, cells)
         first_row += len(table)
 
 
-_READERS: dict[str, Callable[[ParallelText], Iterator[tuple[str, str]]]] = {
+_READERS: dict[str, Callable[[ParallelText], Iterator[tuple[str, ...]]]] = {
     ".tsv": _read_tsv,
     ".jsonl": _read_json_lines,
     ".json": _read_json_lines,
     ".parquet": _read_parquet,
 }
+
+
+def holds_both_sides(path: str) -> bool:
+    """Whether a file is of a kind that holds pairs, such as `.tsv`; of plain text it is not."""
+    return _suffix(path) in _READERS
 
 
 def _suffix(path: str) -> str:
@@ -257,20 +303,21 @@ def _suffix(path: str) -> str:
 def _check_columns(text: ParallelText, columns: Iterable[str], place: str) -> None:
     missing = [name for name in text.columns if name not in columns]
     if missing:
+        options = [f"`{name}_column`" for name in _COLUMNS[: len(text.columns)]]
         raise ValueError(
             f"{place} has no column {' and no column '.join(map(repr, missing))}. Choose "
-            f"`source_column` and `target_column` from: {', '.join(columns)}."
+            f"{' and '.join(options)} from: {', '.join(columns)}."
         )
 
 
-def _check_cells(text: ParallelText, row: int, source: object, target: object) -> tuple[str, str]:
-    for name, cell in zip(text.columns, (source, target), strict=True):
+def _check_cells(text: ParallelText, row: int, cells: tuple[Any, ...]) -> tuple[str, ...]:
+    for name, cell in zip(text.columns, cells, strict=True):
         if not isinstance(cell, str) or _SURROGATE.search(cell):
             raise ValueError(
                 f"Row {row} of {text} must hold text in column {name!r}, got {cell!r:.60}. "
                 "Correct the row or take it out."
             )
-    return cast(tuple[str, str], (source, target))
+    return cells
 
 
 @contextmanager
@@ -293,42 +340,77 @@ def tokenize_pairs(
     Args:
         dataset: Pairs as `load_pairs` gives them.
         tokenizer: Tokenizer of both sides; the last token it gives a sentence, `</s>`, survives
-            truncation.
+            truncation, and so does the tag of the target language in front of the source.
         max_length: Most tokens that a side keeps, `</s>` counted.
 
     Returns:
         The dataset, and the number of pairs of which at least one side was truncated.
 
     Raises:
-        ValueError: If `max_length` leaves no room for text.
+        ValueError: If `max_length` leaves no room for text, or a tag is none of the tokenizer's.
     """
-    if max_length < 2:
-        raise ValueError(
-            f"`max_length` must be at least 2, one token of text and `</s>`, got {max_length}."
-        )
-
-    def encode(batch: dict[str, list[str]]) -> dict[str, list[Any]]:
-        encoded = tokenizer(
-            batch["source"],
-            text_target=batch["target"],
-            return_attention_mask=False,
-            verbose=False,
-        )
-        sources, targets = encoded["input_ids"], encoded["labels"]
-        # Not left to the tokenizer: it truncates without a count, and remembers that it should.
-        return {
-            "input_ids": [truncate(ids, max_length) for ids in sources],
-            "labels": [truncate(ids, max_length) for ids in targets],
-            "is_truncated": [
-                max(len(source), len(target)) > max_length
-                for source, target in zip(sources, targets, strict=True)
-            ],
-        }
-
+    encode = functools.partial(encode_pairs, tokenizer=tokenizer, max_length=max_length)
     with _progress_bars_only_on_terminals():
         tokenized = dataset.map(encode, batched=True, load_from_cache_file=False, desc="Tokenize")
     truncated_pairs = sum(tokenized["is_truncated"][:])
     return tokenized.remove_columns("is_truncated"), truncated_pairs
+
+
+def encode_pairs(
+    pairs: dict[str, list[str]], tokenizer: PreTrainedTokenizerBase, max_length: int
+) -> dict[str, list[Any]]:
+    """Token ids of pairs in memory, and which of these were truncated.
+
+    Args:
+        pairs: Columns `source`, `target` and, where there are several directions, `tag`.
+        tokenizer: As for `tokenize_pairs`.
+        max_length: As for `tokenize_pairs`.
+
+    Returns:
+        Columns `input_ids`, `labels` and `is_truncated`.
+
+    Raises:
+        ValueError: If `max_length` leaves no room for text, or a tag is none of the tokenizer's.
+    """
+    prefixes = source_prefixes(pairs.get("tag"), len(pairs["source"]), tokenizer)
+    shortest = 2 + len(prefixes[0])
+    if max_length < shortest:
+        raise ValueError(
+            f"`max_length` must be at least {shortest}, one token of text and `</s>`"
+            f"{' behind a tag' * len(prefixes[0])}, got {max_length}."
+        )
+    encoded = tokenizer(
+        pairs["source"], text_target=pairs["target"], return_attention_mask=False, verbose=False
+    )
+    sources = [[*prefix, *ids] for prefix, ids in zip(prefixes, encoded["input_ids"], strict=True)]
+    targets = encoded["labels"]
+    # Not left to the tokenizer: it truncates without a count, and remembers that it should.
+    return {
+        "input_ids": [truncate(ids, max_length) for ids in sources],
+        "labels": [truncate(ids, max_length) for ids in targets],
+        "is_truncated": [
+            max(len(source), len(target)) > max_length
+            for source, target in zip(sources, targets, strict=True)
+        ],
+    }
+
+
+def source_prefixes(
+    languages: Sequence[str] | None, num_pairs: int, tokenizer: PreTrainedTokenizerBase
+) -> list[list[int]]:
+    """What stands in front of each source: the tag of its target language, or nothing.
+
+    Args:
+        languages: One for each pair; None where there is one direction.
+        num_pairs: How many pairs there are.
+        tokenizer: As for `tokenize_pairs`.
+
+    Raises:
+        ValueError: If a language is none of the tokenizer's, or it has some and none is given.
+    """
+    named: Sequence[str | None] = [None] * num_pairs if languages is None else languages
+    prefixes = {language: language_prefix(tokenizer, language) for language in set(named)}
+    return [prefixes[language] for language in named]
 
 
 def truncate(ids: list[int], max_length: int) -> list[int]:

@@ -1,45 +1,212 @@
-"""Scores of translations: BLEU, chrF and exact match, each said with what makes it comparable."""
+"""Scores of translations, each said with what makes it comparable."""
 
-from collections.abc import Sequence
-from typing import TypedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
 
 import evaluate
 from datasets import Features, Value
-from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.base import Metric, Score, Signature
+from sacrebleu.metrics.bleu import BLEU, BLEUScore
 from sacrebleu.metrics.chrf import CHRF
 
+from vanilla_transformer_cli.settings import DEFAULT_METRICS
 
-class Scores(TypedDict):
-    """What `TranslationScores.compute` returns; every score is a percentage, 0 to 100.
+# What `TranslationScores.compute` returns, ready for JSON.
+Scores = dict[str, Any]
 
-    Attributes:
-        bleu: Corpus BLEU (Papineni et al., 2002) as sacreBLEU computes it.
-        bleu_signature: sacreBLEU's record of tokenizer, case, smoothing and version.
-        chrf: Corpus chrF2 (Popović, 2015): character n-grams up to 6, no word n-grams.
-        chrf_signature: The same record for chrF.
-        exact_match: Share of predictions that equal their reference in every code point.
-        lines: Count of predictions.
+
+class Ratio(Metric):
+    """A percentage of things counted over all lines, with sacreBLEU's bootstrap and paired test.
+
+    Args:
+        name: Of the score.
+        count: Gives for a prediction and its reference what is counted, and out of how many.
+        definition: What the signature says of `count`.
     """
 
-    bleu: float
-    bleu_signature: str
-    chrf: float
-    chrf_signature: str
-    exact_match: float
-    lines: int
+    def __init__(
+        self,
+        name: str,
+        count: Callable[[str, str], tuple[int, int]],
+        definition: dict[str, str],
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.name = name
+        self.count = count
+        self.definition = definition
+
+    def get_signature(self) -> Signature:
+        """The definition and the version of this package, in the form of sacreBLEU's."""
+        signature = super().get_signature()
+        for key, value in self.definition.items():
+            signature.update(key, value)
+        signature.update("version", version("vanilla-transformer"))
+        return signature
+
+    def _preprocess_segment(self, sent: str) -> str:
+        return sent
+
+    def _extract_reference_info(self, refs: Sequence[str]) -> dict[str, Any]:
+        return {"reference": refs[0]}
+
+    def _compute_segment_statistics(self, hypothesis: str, ref_kwargs: dict[str, Any]) -> list[int]:
+        return list(self.count(hypothesis, ref_kwargs["reference"]))
+
+    def _aggregate_and_compute(self, stats: list[list[int]]) -> Score:
+        return self._compute_score_from_stats([sum(column) for column in zip(*stats, strict=True)])
+
+    def _compute_score_from_stats(self, stats: Sequence[float]) -> Score:
+        counted, total = stats
+        # References without a token, all of them, count as one.
+        return Score(self.name, 100 * counted / max(total, 1))
+
+
+class CodeXGlueBLEU(BLEU):
+    """BLEU of CodeXGLUE's code translation (Lu et al., 2021), of tokens between blanks.
+
+    Its `evaluator.py` adds one to matches and totals of all four orders (Lin and Och, 2004, leave
+    out the first, as sacreBLEU's `add-k` does).
+    """
+
+    def __init__(self) -> None:
+        super().__init__(tokenize="none", smooth_method="none", force=True)
+
+    def get_signature(self) -> Signature:
+        """SacreBLEU's, but for a smoothing that it does not have."""
+        signature = super().get_signature()
+        signature.update("smooth", "add-1-to-all-orders")
+        return signature
+
+    def _compute_score_from_stats(self, stats: list[int]) -> BLEUScore:
+        lengths, matches_and_totals = stats[:2], stats[2:]
+        smoothed = [count + 1 for count in matches_and_totals]
+        score = super()._compute_score_from_stats([*lengths, *smoothed])
+        score.name = "CodeXGLUE BLEU"
+        return score
+
+
+def edit_distance(first: Sequence[str], second: Sequence[str]) -> int:
+    """Fewest tokens to insert, delete and replace between two sequences (Levenshtein)."""
+    distances = list(range(len(second) + 1))
+    for row, left in enumerate(first, 1):
+        above, distances = distances, [row]
+        for column, right in enumerate(second, 1):
+            replaced = above[column - 1] + (left != right)
+            distances.append(min(replaced, above[column] + 1, distances[-1] + 1))
+    return distances[-1]
+
+
+def _equal_lines(prediction: str, reference: str) -> tuple[int, int]:
+    return int(prediction == reference), 1
+
+
+def _wrong_words(prediction: str, reference: str) -> tuple[int, int]:
+    return int(prediction.split() != reference.split()), 1
+
+
+def _wrong_tokens(prediction: str, reference: str) -> tuple[int, int]:
+    tokens = reference.split()
+    return edit_distance(prediction.split(), tokens), len(tokens)
+
+
+@dataclass(frozen=True)
+class MetricKind:
+    """One of the scores that there are.
+
+    Attributes:
+        title: For people.
+        build: Makes it from sacreBLEU's name of a tokenizer and from whether to lower-case, for
+            those that know such things.
+        is_error_rate: Whether lower is better.
+    """
+
+    title: str
+    build: Callable[[str, bool], Metric]
+    is_error_rate: bool = False
+
+
+METRICS = {
+    "bleu": MetricKind(
+        "BLEU",
+        # Who says "none" knows that the text is tokenised: no need for sacreBLEU's warning.
+        lambda tokenize, lowercase: BLEU(
+            tokenize=tokenize, lowercase=lowercase, force=tokenize == "none"
+        ),
+    ),
+    "chrf": MetricKind("chrF", lambda _, lowercase: CHRF(lowercase=lowercase)),
+    "exact_match": MetricKind(
+        "exact match",
+        lambda *_: Ratio("exact match", _equal_lines, {"unit": "line", "equal": "code-points"}),
+    ),
+    "wer": MetricKind(
+        "WER",
+        lambda *_: Ratio("WER", _wrong_words, {"unit": "line", "tok": "blank"}),
+        is_error_rate=True,
+    ),
+    "per": MetricKind(
+        "PER",
+        lambda *_: Ratio(
+            "PER", _wrong_tokens, {"unit": "token", "tok": "blank", "distance": "levenshtein"}
+        ),
+        is_error_rate=True,
+    ),
+    "codexglue_bleu": MetricKind("CodeXGLUE BLEU", lambda *_: CodeXGlueBLEU()),
+}
+
+
+def build_metrics(
+    names: Iterable[str], tokenize: str = "13a", lowercase: bool = False
+) -> dict[str, Metric]:
+    """Metrics by name, in the order given; `TranslationScores` describes the arguments.
+
+    Raises:
+        ValueError: If a name or the tokenizer is unknown.
+    """
+    names = list(names)
+    if unknown := [name for name in names if name not in METRICS]:
+        raise ValueError(
+            f"`metrics` must be names of scores, got {unknown[0]!r}. "
+            f"Choose from: {', '.join(METRICS)}."
+        )
+    if tokenize not in BLEU.TOKENIZERS:
+        raise ValueError(
+            f"`tokenize` must be one of sacreBLEU's tokenizers, got {tokenize!r}. "
+            f"Choose from: {', '.join(BLEU.TOKENIZERS)}."
+        )
+    return {name: METRICS[name].build(tokenize, lowercase) for name in names}
 
 
 class TranslationScores(evaluate.Metric):
-    """BLEU, chrF and exact match of a list of translations; needs no network and no disk.
+    """Scores of a list of translations; needs no network and no disk.
 
-    `TranslationScores().compute(predictions=[...], references=[...])` gives a `Scores`. The two
-    lists hold detokenised text, one reference per prediction. `compute` also takes:
+    `TranslationScores().compute(predictions=[...], references=[...])` gives a dict, ready for
+    JSON. The two lists hold detokenised text, one reference per prediction. `lines` is their
+    count. Every score is a percentage under its name, beside `NAME_signature`, which defines it:
 
+    - `bleu`: Corpus BLEU (Papineni et al., 2002) as sacreBLEU computes it.
+    - `chrf`: Corpus chrF2 (Popović, 2015): character n-grams up to 6, no word n-grams.
+    - `exact_match`: Share of predictions that equal their reference in every code point.
+    - `wer`: Word error rate of spelling to phonemes, where a line is a word: share of lines whose
+      tokens are not exactly the reference's (SIGMORPHON 2021). In speech recognition "WER" is
+      what is `per` here.
+    - `per`: Phoneme error rate: tokens to insert, delete and replace, summed over all lines, per
+      token of the references; above 100 where predictions are much too long.
+    - `codexglue_bleu`: BLEU of CodeXGLUE's code translation, see `CodeXGlueBLEU`.
+
+    The tokens of the last three are what stands between white space. `compute` also takes:
+
+    - `metrics`: Names of the scores, the first three unless told.
     - `tokenize`: sacreBLEU's tokenizer for BLEU, "13a" unless told. "none" is for text whose
       tokens are already separated by blanks, "zh" or "char" for scripts without blanks.
       "spm", "flores101", "flores200" and "spBLEU-1K" download a model on first use.
-    - `lowercase`: Lower-cases both sides for BLEU and chrF. Exact match never alters the text:
-      case, blanks at the ends and Unicode composition all count.
+    - `lowercase`: Lower-cases both sides for BLEU and chrF. The others never alter the text: case
+      and Unicode composition count, for exact match also blanks at the ends.
+    - `bootstrap`: Resamples of the lines, for 95 % confidence intervals (Koehn, 2004) as
+      sacreBLEU computes them: `NAME_ci` is half the width of each. 1,000 are usual; 0, the
+      default, gives no intervals. All resamples are in memory at once, for chrF 72 bytes each
+      line and resample.
     """
 
     def __init__(self) -> None:
@@ -53,7 +220,7 @@ class TranslationScores(evaluate.Metric):
 
     def _info(self) -> evaluate.MetricInfo:
         return evaluate.MetricInfo(
-            description="BLEU and chrF as sacreBLEU computes them, and exact match.",
+            description="BLEU, chrF, exact match, error rates of phonemes, BLEU of CodeXGLUE.",
             citation="",
             features=Features({"predictions": Value("string"), "references": Value("string")}),
             reference_urls=["https://github.com/mjpost/sacrebleu"],
@@ -74,38 +241,45 @@ class TranslationScores(evaluate.Metric):
         *,
         predictions: list[str],
         references: list[str],
+        metrics: Sequence[str] = DEFAULT_METRICS,
         tokenize: str = "13a",
         lowercase: bool = False,
+        bootstrap: int = 0,
     ) -> Scores:
         if not predictions:
             raise ValueError(
                 "`predictions` and `references` must hold at least one line each, got 0. "
                 "Check that the files to score are not empty."
             )
-        if tokenize not in BLEU.TOKENIZERS:
-            raise ValueError(
-                f"`tokenize` must be one of sacreBLEU's tokenizers, got {tokenize!r}. "
-                f"Choose from: {', '.join(BLEU.TOKENIZERS)}."
-            )
-        # Who says "none" knows that the text is tokenised: no need for sacreBLEU's warning.
-        bleu = BLEU(tokenize=tokenize, lowercase=lowercase, force=tokenize == "none")
-        chrf = CHRF(lowercase=lowercase)
-        pairs = zip(predictions, references, strict=True)
-        identical = sum(prediction == reference for prediction, reference in pairs)
-        return {
-            "bleu": bleu.corpus_score(predictions, [references]).score,
-            "bleu_signature": str(bleu.get_signature()),
-            "chrf": chrf.corpus_score(predictions, [references]).score,
-            "chrf_signature": str(chrf.get_signature()),
-            "exact_match": 100 * identical / len(predictions),
-            "lines": len(predictions),
-        }
+        check_bootstrap(bootstrap)
+        scores: Scores = {}
+        for name, metric in build_metrics(metrics, tokenize, lowercase).items():
+            score = metric.corpus_score(predictions, [references], n_bootstrap=bootstrap)
+            scores[name] = score.score
+            if bootstrap:
+                scores[f"{name}_ci"] = float(score._ci)
+            scores[f"{name}_signature"] = str(metric.get_signature())
+        return scores | {"lines": len(predictions)}
+
+
+def check_bootstrap(resamples: int) -> None:
+    """Refuses a number of resamples that leaves none at either end of a 95 % interval.
+
+    Raises:
+        ValueError: If there are some, but fewer than 40.
+    """
+    if resamples and resamples < 40:
+        raise ValueError(
+            f"`bootstrap` must be at least 40 resamples, or 0 for none, got {resamples}. "
+            "1,000 are usual."
+        )
 
 
 def format_scores(scores: Scores) -> str:
-    """One line for people, in which BLEU and chrF never go without their signatures."""
-    return (
-        f"BLEU {scores['bleu']:.2f} ({scores['bleu_signature']}), "
-        f"chrF {scores['chrf']:.2f} ({scores['chrf_signature']}), "
-        f"exact match {scores['exact_match']:.2f} % of {scores['lines']:,} lines"
-    )
+    """Lines for people, in which no score goes without its signature."""
+    lines = []
+    for name in (name for name in scores if name in METRICS):
+        interval = f" ± {scores[f'{name}_ci']:.2f}" if f"{name}_ci" in scores else ""
+        signature = scores[f"{name}_signature"]
+        lines.append(f"{METRICS[name].title} {scores[name]:.2f}{interval} ({signature})")
+    return "\n".join([*lines, f"{scores['lines']:,} lines"])

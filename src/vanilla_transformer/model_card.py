@@ -8,14 +8,13 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from vanilla_transformer.tokenization_vanilla_transformer import write_lines
+from vanilla_transformer_cli.settings import METRIC_NAMES
 
 # The template at the top of the repository, linked into the package.
 TEMPLATE = Path(__file__).with_name("model_card.md")
 
 CARD_FILE = "README.md"
 RESULTS_FILE = "results.json"
-
-_METRICS = ("bleu", "chrf")
 
 
 def record_results(folder: Path, name: str, scores: dict[str, Any]) -> None:
@@ -40,6 +39,13 @@ def write_model_card(folder: Path) -> None:
         for file in (folder / name for name in ("config.json", "run.json", RESULTS_FILE))
     )
     settings = run.get("settings", {})
+    # An earlier release gave exact match no signature.
+    signed = [
+        (test_set, metric, scores)
+        for test_set, scores in results.items()
+        for metric in METRIC_NAMES
+        if f"{metric}_signature" in scores
+    ]
     name = folder.resolve().name
     data = ModelCardData(
         language=settings.get("language") or None,
@@ -48,7 +54,7 @@ def write_model_card(folder: Path) -> None:
         pipeline_tag="translation",
         tags=["vanilla_transformer", "encoder-decoder", "trained-from-scratch"],
         datasets=settings.get("dataset_tags") or None,
-        metrics=list(_METRICS) if results else None,
+        metrics=list(dict.fromkeys(metric for _, metric, _ in signed)) or None,
         model_name=name,
         eval_results=[
             EvalResult(
@@ -60,8 +66,7 @@ def write_model_card(folder: Path) -> None:
                 metric_value=round(scores[metric], 2),
                 metric_args={"signature": scores[f"{metric}_signature"]},
             )
-            for test_set, scores in results.items()
-            for metric in _METRICS
+            for test_set, metric, scores in signed
         ]
         or None,
     )

@@ -50,7 +50,8 @@ def describe_run(
         arguments: Trainer's.
         measured: What is known of the run beside them.
     """
-    files = [path for path in (*settings.train, *settings.validation) if Path(path).is_file()]
+    paths = (*settings.train, *settings.validation, *(settings.filter_overlap or ()))
+    files = [path for path in paths if Path(path).is_file()]
     return {
         **measured,
         "command": sys.argv,
@@ -77,6 +78,10 @@ def _commit() -> str | None:
 class JsonLinesLog(TrainerCallback):
     """Appends every report of Trainer to a file, one JSON object a line.
 
+    Reports of the loss also tell `outside_step`: the share, 0 to 1, of the time since the report
+    before that went by outside of forward and backward passes and optimizer, waiting for batches
+    above all. Evaluation ends in a report of its own, and so is no part of that time.
+
     Args:
         path: Of the file.
     """
@@ -84,6 +89,18 @@ class JsonLinesLog(TrainerCallback):
     def __init__(self, path: Path) -> None:
         self.path = path
         self.started = time.monotonic()
+        # Seconds inside of updates since a moment, the last report.
+        self.inside = 0.0
+        self.since: float | None = None
+
+    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+        """Starts the clock of an update; its batches are there."""
+        self.step_began = time.monotonic()
+        self.since = self.since or self.step_began
+
+    def on_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        """Stops the clock of an update."""
+        self.inside += time.monotonic() - self.step_began
 
     def on_log(
         self,
@@ -94,9 +111,13 @@ class JsonLinesLog(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Writes one report."""
+        now = time.monotonic()
+        if "loss" in logs and self.since:
+            logs = logs | {"outside_step": round(1 - self.inside / (now - self.since), 4)}
+        self.since, self.inside = now, 0.0
         if not state.is_world_process_zero:
             return
-        minutes = round((time.monotonic() - self.started) / 60, 3)
+        minutes = round((now - self.started) / 60, 3)
         line = json.dumps({"step": state.global_step, "minutes": minutes, **logs})
         with self.path.open("a", encoding="utf-8", newline="\n") as file:
             file.write(line + "\n")

@@ -43,6 +43,7 @@ def cut_into_pieces(
     tokenizer: PreTrainedTokenizerBase,
     max_tokens: int,
     first_line: int,
+    source_prefix: Sequence[int] = (),
 ) -> list[Piece]:
     """Ids of all lines but blank ones; a warning names each line that had to be cut.
 
@@ -51,7 +52,9 @@ def cut_into_pieces(
         tokenizer: A fast one, of both sides.
         max_tokens: Longest piece, `</s>` counted.
         first_line: Number of the first line, for warnings.
+        source_prefix: Ids in front of each piece, which count too.
     """
+    max_tokens -= len(source_prefix)
     texts = {
         place: _SURROGATES.sub("\ufffd", line)
         for place, (line, _) in enumerate(lines)
@@ -71,13 +74,14 @@ def cut_into_pieces(
             logger.warning(
                 "Line %d is longer than %d tokens and is translated in %d pieces.",
                 first_line + place,
-                max_tokens,
+                max_tokens + len(source_prefix),
                 len(sources),
             )
         # The text of the prefix stands once in the translation of the line.
         prefixes = chain([_encode_prefix(lines[place][1], tokenizer)], repeat([]))
         pieces += [
-            Piece(place, source, prefix) for source, prefix in zip(sources, prefixes, strict=False)
+            Piece(place, [*source_prefix, *source], prefix)
+            for source, prefix in zip(sources, prefixes, strict=False)
         ]
     return pieces
 

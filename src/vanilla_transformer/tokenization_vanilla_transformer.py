@@ -16,6 +16,7 @@ import gzip
 import json
 import logging
 import os
+import re
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,7 +35,7 @@ from tokenizers import (
     processors,
     trainers,
 )
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 logger = logging.getLogger(__name__)
 
@@ -49,8 +50,10 @@ BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 # blank in front of it. Of several blanks the last one belongs to what follows.
 _WORDS = r" ?\p{L}[\p{L}\p{M}\x{200C}\x{200D}]*| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _BLANK_SEPARATED = r" ?[^ ]+| +(?= )| +"
-_OPENS_A_TOKEN_NAME = r"<(?=(?:pad|/?s|unk|0x[0-9A-F]{2})>)"
-_OPENS_A_SPECIAL_WORD = r"(?<![^ ])<(?=(?:pad|/?s|unk)>(?![^ ]))"
+_NAMES_OF_SPECIAL_TOKENS = r"pad|/?s|unk"
+_NAMES_OF_BYTE_TOKENS = r"0x[0-9A-F]{2}"
+
+_LANGUAGE_TAG = re.compile(r"<2([\w-]+)>")
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -128,7 +131,7 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
     Text that spells a special token or a byte token is plain text (`split_special_tokens=True`).
     Python strings with lone surrogates are no Unicode text: encoding them raises an error.
 
-    Tokens of your own that text may spell, such as `<2de>`, are added by `add_tokens`. Train anew
+    Tokens of your own that text may spell, such as `<sep>`, are added by `add_tokens`. Train anew
     by `train`: the inherited `train_new_from_iterator` gives a vocabulary without byte tokens.
 
     There is no `__init__`: Transformers would then rebuild the pipeline of a saved tokenizer from
@@ -144,6 +147,7 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
         vocab_size: int = 10_000,
         kind: TokenizerKind = "bpe",
         pretokenized: bool = False,
+        target_languages: Sequence[str] = (),
         show_progress: bool = False,
     ) -> Self:
         """Learns a vocabulary; the same text gives the same tokenizer.
@@ -154,7 +158,8 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
             texts: Lines to learn from; either this or `files`.
             files: Plain or gzipped text files, read by `read_lines`.
             vocab_size: Upper limit of the number of tokens, everything counted: the 4 special
-                tokens, for `bpe` and `unigram` the 256 byte tokens, and what is learned.
+                tokens, those of `target_languages`, for `bpe` and `unigram` the 256 byte tokens,
+                and what is learned.
             kind: `bpe` and `unigram` learn pieces of words and bring back every string exactly.
                 `char` takes each character as a token, `word` whatever stands between blanks, and
                 decoding puts one blank between words; in both, what is not in the vocabulary
@@ -162,11 +167,14 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
             pretokenized: The text consists of tokens separated by blanks, and these are the only
                 boundaries that pieces of `bpe` and `unigram` respect; otherwise letters, digits and
                 signs are kept apart too. `char` and `word` are the same either way.
+            target_languages: Names such as `de`, for one model of several directions (Johnson et
+                al. 2017, arXiv 1611.04558). Each gets a token that no text can spell, `<2de>`, see
+                `language_tags`.
             show_progress: Show the trainer's progress bars.
 
         Raises:
             ValueError: If not exactly one of `texts` and `files` is given, the text is empty,
-                `kind` is unknown or `vocab_size` is too small.
+                `kind` is unknown, `vocab_size` is too small, or a language is no name.
         """
         if (texts is None) == (files is None):
             raise ValueError(
@@ -178,7 +186,9 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
                 "`texts` and `files` must hold several strings, got the single one "
                 f"{texts if files is None else files!r:.60}. Put it into a list."
             )
-        _check_vocab_size(kind, vocab_size)
+        tags = [_language_tag(language) for language in target_languages]
+        _check_vocab_size(kind, vocab_size, len(tags))
+        vocab_size -= len(tags)
         lines = list(chain.from_iterable(map(read_lines, files or ())) if texts is None else texts)
         if not any(lines):
             raise ValueError(f"There is no text to learn from: got {len(lines)} lines, all empty.")
@@ -186,10 +196,12 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
         if kind == "char":
             backend = _char_backend(lines, vocab_size)
         elif kind == "word":
-            backend = _word_backend(lines, vocab_size)
+            backend = _word_backend(lines, vocab_size, tags)
         else:
-            backend = _subword_backend(lines, vocab_size, kind, pretokenized, show_progress)
-        backend.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL_TOKENS])
+            backend = _subword_backend(lines, vocab_size, tags, kind, pretokenized, show_progress)
+        backend.add_special_tokens(
+            [AddedToken(token, special=True) for token in (*SPECIAL_TOKENS, *tags)]
+        )
         backend.post_processor = processors.TemplateProcessing(
             single=f"$A {EOS_TOKEN}",
             pair=f"$A {EOS_TOKEN} $B:1 {EOS_TOKEN}:1",
@@ -250,21 +262,69 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
         return counts
 
 
-def _check_vocab_size(kind: TokenizerKind, vocab_size: int) -> None:
+def language_tags(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
+    """Ids of the tokens that name a target language, by language; none for most models."""
+    tags = {}
+    for token_id, token in tokenizer.added_tokens_decoder.items():
+        if token.special and (found := _LANGUAGE_TAG.fullmatch(token.content)):
+            tags[found[1]] = token_id
+    return tags
+
+
+def language_prefix(tokenizer: PreTrainedTokenizerBase, language: str | None) -> list[int]:
+    """What stands in front of the ids of a source: the tag of its target language.
+
+    A tag is a token of the source, and counts wherever the tokens of a source do.
+
+    Args:
+        tokenizer: Of the model.
+        language: None for a model of one direction, whose sources begin with their text.
+
+    Raises:
+        ValueError: If the model does not know the language, or knows several and none is given.
+    """
+    tags = language_tags(tokenizer)
+    if language is None and not tags:
+        return []
+    if language in tags:
+        return [tags[language]]
+    if not tags:
+        raise ValueError(
+            f"The model takes no target language, got {language!r}. Leave it out, or train a model "
+            "with --tag_column."
+        )
+    raise ValueError(
+        f"The target language must be one of those of the model, {', '.join(tags)}, got "
+        f"{language!r}. Name one: --target_language, or in training the --tag_column of the pairs."
+    )
+
+
+def _language_tag(language: str) -> str:
+    tag = f"<2{language}>"
+    if not _LANGUAGE_TAG.fullmatch(tag):
+        raise ValueError(
+            "A target language must have a name of letters, digits, - and _, such as de or "
+            f"zh-Hans, got {language!r}."
+        )
+    return tag
+
+
+def _check_vocab_size(kind: TokenizerKind, vocab_size: int, num_tags: int) -> None:
     """Raises a ValueError for an unknown kind, or when nothing could be learned for it."""
+    special = len(SPECIAL_TOKENS) + num_tags
     # Half of what bpe and unigram learn may be single characters: there must be two to learn.
     minimum = {
-        "bpe": len(SPECIAL_TOKENS) + len(BYTE_TOKENS) + 2,
-        "unigram": len(SPECIAL_TOKENS) + len(BYTE_TOKENS) + 2,
-        "char": len(SPECIAL_TOKENS) + 1,
-        "word": len(SPECIAL_TOKENS) + 1,
+        "bpe": special + len(BYTE_TOKENS) + 2,
+        "unigram": special + len(BYTE_TOKENS) + 2,
+        "char": special + 1,
+        "word": special + 1,
     }
     if kind not in minimum:
         raise ValueError(
             f"`kind` must be one of {', '.join(get_args(TokenizerKind))}, got {kind!r}."
         )
     if vocab_size < minimum[kind]:
-        reserved = f"{len(SPECIAL_TOKENS)} special tokens"
+        reserved = f"{special} special tokens"
         if kind in ("bpe", "unigram"):
             reserved += f" and {len(BYTE_TOKENS)} byte tokens"
         raise ValueError(
@@ -274,7 +334,12 @@ def _check_vocab_size(kind: TokenizerKind, vocab_size: int) -> None:
 
 
 def _subword_backend(
-    lines: list[str], vocab_size: int, kind: TokenizerKind, pretokenized: bool, show_progress: bool
+    lines: list[str],
+    vocab_size: int,
+    tags: list[str],
+    kind: TokenizerKind,
+    pretokenized: bool,
+    show_progress: bool,
 ) -> Tokenizer:
     """Learns pieces of words, and puts them behind the special and the byte tokens."""
     budget = vocab_size - len(SPECIAL_TOKENS) - len(BYTE_TOKENS)
@@ -284,7 +349,9 @@ def _subword_backend(
     normalizer = normalizers.Replace(Regex(r"\A "), "  ")
     blank_in_front = pre_tokenizers.Metaspace(" ", prepend_scheme="always", split=False)
     boundaries = [
-        pre_tokenizers.Split(Regex(_OPENS_A_TOKEN_NAME), "isolated"),
+        pre_tokenizers.Split(
+            Regex(rf"<(?=(?:{_special_names(tags)}|{_NAMES_OF_BYTE_TOKENS})>)"), "isolated"
+        ),
         pre_tokenizers.Split(Regex(_BLANK_SEPARATED if pretokenized else _WORDS), "isolated"),
     ]
 
@@ -377,18 +444,24 @@ def _char_backend(lines: list[str], vocab_size: int) -> Tokenizer:
     return backend
 
 
-def _word_backend(lines: list[str], vocab_size: int) -> Tokenizer:
+def _word_backend(lines: list[str], vocab_size: int, tags: list[str]) -> Tokenizer:
     counts: Counter[str] = Counter()
     for line in lines:
         counts.update(line.split(" "))
-    for no_word in ("", *SPECIAL_TOKENS):
+    for no_word in ("", *SPECIAL_TOKENS, *tags):
         del counts[no_word]
     backend = Tokenizer(_word_level_model(counts, vocab_size))
     # `</s>` becomes a word that is not in the vocabulary, and as long as the original.
-    backend.normalizer = normalizers.Replace(Regex(_OPENS_A_SPECIAL_WORD), "\0")
+    opens_a_special_word = rf"(?<![^ ])<(?=(?:{_special_names(tags)})>(?![^ ]))"
+    backend.normalizer = normalizers.Replace(Regex(opens_a_special_word), "\0")
     backend.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
     # Without a decoder, tokens are joined by blanks.
     return backend
+
+
+def _special_names(tags: list[str]) -> str:
+    """Matches what stands between the brackets of a special token."""
+    return "|".join([_NAMES_OF_SPECIAL_TOKENS, *(re.escape(tag[1:-1]) for tag in tags)])
 
 
 def _word_level_model(counts: Counter[str], vocab_size: int) -> models.WordLevel:

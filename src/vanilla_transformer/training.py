@@ -10,8 +10,9 @@ import difflib
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from itertools import cycle, islice
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import chain, cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,13 @@ import psutil
 import torch
 from accelerate import PartialState
 from datasets import Dataset
+from torch import nn
 from torch.utils.data import DataLoader
 from transformers import (
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
     DataCollatorForSeq2Seq,
+    EarlyStoppingCallback,
     EvalPrediction,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -36,22 +39,37 @@ from transformers import (
 from transformers.trainer_utils import get_last_checkpoint
 
 import vanilla_transformer  # noqa: F401  (registers the Auto classes)
-from vanilla_transformer.averaging import Outcome, average_weights, best_weights
+from vanilla_transformer.averaging import (
+    Outcome,
+    average_weights,
+    best_weights,
+    metric_of,
+    try_weights,
+)
 from vanilla_transformer.batches import Lengths, TokenBatchSampler
 from vanilla_transformer.bpe_dropout import SegmentedPairs
-from vanilla_transformer.callbacks import SeedEpochs, StopOnRequest, interrupts_stop
+from vanilla_transformer.callbacks import (
+    MovingAverage,
+    SeedEpochs,
+    StopOnRequest,
+    interrupts_stop,
+)
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.curves import plot_curves
 from vanilla_transformer.data import (
     ParallelText,
     load_pairs,
     pair_lengths,
+    read_pairs,
     tokenize_pairs,
 )
-from vanilla_transformer.metrics import TranslationScores
+from vanilla_transformer.filters import Rule, drop_rules, filter_pairs
+from vanilla_transformer.metrics import METRICS, TranslationScores
 from vanilla_transformer.model_card import record_results, write_model_card
 from vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
+from vanilla_transformer.r_drop import r_drop
 from vanilla_transformer.run_record import (
     LOG_FILE,
     RUN_FILE,
@@ -59,8 +77,10 @@ from vanilla_transformer.run_record import (
     describe_run,
     hardware,
 )
+from vanilla_transformer.streaming import TokenBatchStream, check_streaming
 from vanilla_transformer.tokenization_vanilla_transformer import (
     VanillaTransformerTokenizer,
+    language_tags,
     write_lines,
 )
 from vanilla_transformer_cli.settings import PRESETS, TrainSettings
@@ -111,11 +131,16 @@ def recipe(settings: TrainSettings) -> dict[str, Any]:
         arguments |= {
             "eval_strategy": "epoch",
             "load_best_model_at_end": True,
-            "metric_for_best_model": "bleu",
+            "metric_for_best_model": settings.metrics[0],
             "predict_with_generate": True,
             "generation_num_beams": 1,
             "per_device_eval_batch_size": 64,
         }
+    if settings.streaming:
+        # A stream has no epochs.
+        arguments |= {"save_strategy": "steps", "save_steps": 1000}
+        if settings.validation:
+            arguments |= {"eval_strategy": "steps", "eval_steps": 1000}
     return arguments
 
 
@@ -155,12 +180,25 @@ def train(settings: TrainSettings, arguments: Seq2SeqTrainingArguments) -> Path:
         KeyboardInterrupt: At the second Ctrl-C, when the model has been saved.
     """
     overrides = config_overrides(settings)
+    _check(settings)
+    _prefer_better_scores(settings, arguments)
+    if settings.streaming:
+        check_streaming(settings, arguments)
     checkpoint = _find_checkpoint(settings, arguments)
     set_seed(arguments.seed)
-    train_pairs = _load(settings, settings.train, settings.train_split)
     validation_pairs = None
     if settings.validation:
-        validation_pairs = _load(settings, settings.validation, settings.validation_split)
+        validation_pairs = load_pairs(
+            _text(settings, settings.validation, settings.validation_split)
+        )
+        if settings.max_validation_pairs is not None:
+            validation_pairs = validation_pairs.take(settings.max_validation_pairs)
+    rules = drop_rules(settings, validation_pairs)
+    # Of a stream only what the tokenizer learns from is stored.
+    first = settings.tokenizer_pairs if settings.streaming else None
+    train_text = _text(settings, settings.train, settings.train_split)
+    filtered = filter_pairs(load_pairs(train_text, first), rules)
+    train_pairs = filtered.kept
     if start := checkpoint or settings.init_from:
         model = AutoModelForSeq2SeqLM.from_pretrained(start)
         tokenizer = AutoTokenizer.from_pretrained(start)
@@ -171,14 +209,21 @@ def train(settings: TrainSettings, arguments: Seq2SeqTrainingArguments) -> Path:
     model.config.label_smoothing = arguments.label_smoothing_factor
     arguments.label_smoothing_factor = 0.0
 
+    data = partial(_read_kept, train_text, rules) if settings.streaming else train_pairs
     trainer, truncated = _build_trainer(
-        settings, arguments, model, tokenizer, train_pairs, validation_pairs
+        settings, arguments, model, tokenizer, data, validation_pairs
     )
     stop = StopOnRequest(settings.max_minutes)
     trainer.add_callback(stop)
+    moving_average = None
+    if settings.moving_average is not None:
+        moving_average = MovingAverage(settings.moving_average)
+        trainer.add_callback(moving_average)
     folder = Path(arguments.output_dir)
     say = PartialState().print
-    for line in _plan(trainer, truncated):
+    if trainer.is_world_process_zero():
+        filtered.write_dropped(folder)
+    for line in chain(filtered.summary(), _plan(trainer, truncated)):
         say(line)
     started = time.monotonic()
     interrupt = None
@@ -188,21 +233,31 @@ def train(settings: TrainSettings, arguments: Seq2SeqTrainingArguments) -> Path:
             outcome = best_weights(trainer)
             if not stop.interrupted:
                 outcome = average_weights(trainer, settings.average_last, outcome)
+                if moving_average:
+                    name = f"exponential moving average, {settings.moving_average}"
+                    outcome = try_weights(trainer, moving_average.weights, name, outcome)
     except KeyboardInterrupt as error:
         interrupt, outcome = error, Outcome("last update")
     if trainer.is_world_process_zero():
         run = describe_run(
             settings,
             arguments,
-            pairs=len(train_pairs),
-            truncated_pairs=truncated,
+            # Of a stream nobody counts them.
+            pairs=None if settings.streaming else len(train_pairs),
+            truncated_pairs=None if settings.streaming else truncated,
+            dropped_pairs=filtered.dropped,
+            target_languages=list(language_tags(tokenizer)),
             parameters=model.num_parameters(),
-            epochs=round(trainer.state.epoch or 0, 2),
+            epochs=None if settings.streaming else round(trainer.state.epoch or 0, 2),
             updates=trainer.state.global_step,
             weights=outcome.weights,
             minutes=round((time.monotonic() - started) / 60, 1),
         )
         _save(trainer, tokenizer, run, outcome, folder)
+        try:
+            plot_curves(folder, metric_of(trainer))
+        except ImportError as error:
+            say(str(error))
     say(f"The model is in {folder}")
     if interrupt:
         raise interrupt
@@ -243,6 +298,29 @@ def config_overrides(settings: TrainSettings) -> dict[str, Any]:
     return overrides
 
 
+def _check(settings: TrainSettings) -> None:
+    """Refuses settings that no run can follow.
+
+    Raises:
+        ValueError: If there are any; tells all.
+    """
+    faults = []
+    decay = settings.moving_average
+    if decay is not None and not 0 <= decay < 1:
+        faults.append(f"--moving_average must be at least 0 and below 1, got {decay}.")
+    if settings.r_drop < 0:
+        faults.append(f"--r_drop must be at least 0, got {settings.r_drop}.")
+    if settings.max_validation_pairs is not None and settings.max_validation_pairs < 1:
+        faults.append(
+            f"--max_validation_pairs must be at least 1, got {settings.max_validation_pairs}."
+        )
+    for name in ("moving_average", "early_stopping_patience"):
+        if getattr(settings, name) is not None and not settings.validation:
+            faults.append(f"--{name} needs --validation pairs to score on, got none.")
+    if faults:
+        raise ValueError("\n".join(faults))
+
+
 def _find_checkpoint(settings: TrainSettings, arguments: TrainingArguments) -> str | None:
     """The checkpoint to go on from; without --resume none, and the folder must be free.
 
@@ -265,16 +343,23 @@ def _find_checkpoint(settings: TrainSettings, arguments: TrainingArguments) -> s
     return checkpoint
 
 
-def _load(settings: TrainSettings, paths: list[str], split: str) -> Dataset:
-    return load_pairs(
-        ParallelText(
-            tuple(paths),
-            settings.source_column,
-            settings.target_column,
-            settings.dataset_config,
-            split,
-        )
+def _text(settings: TrainSettings, paths: list[str], split: str) -> ParallelText:
+    return ParallelText(
+        tuple(paths),
+        settings.source_column,
+        settings.target_column,
+        settings.dataset_config,
+        split,
+        settings.streaming,
+        settings.tag_column,
     )
+
+
+def _read_kept(text: ParallelText, rules: Mapping[str, Rule]) -> Iterator[tuple[str, str]]:
+    """One pass over the pairs that no filter drops."""
+    for source, target in read_pairs(text):
+        if not any(drops(source, target) for drops in rules.values()):
+            yield source, target
 
 
 def _train_tokenizer(settings: TrainSettings, pairs: Dataset) -> VanillaTransformerTokenizer:
@@ -284,6 +369,7 @@ def _train_tokenizer(settings: TrainSettings, pairs: Dataset) -> VanillaTransfor
         vocab_size=settings.vocab_size,
         kind=settings.tokenizer_kind,
         pretokenized=settings.pretokenized,
+        target_languages=sorted(set(pairs["tag"])) if settings.tag_column else (),
     )
 
 
@@ -308,11 +394,33 @@ def _build_trainer(
     arguments: Seq2SeqTrainingArguments,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    train_pairs: Dataset,
+    train_pairs: Dataset | Callable[[], Iterator[tuple[str, str]]],
     validation_pairs: Dataset | None,
 ) -> tuple["TokenBatchTrainer", int]:
-    """Tokenises the pairs and puts the trainer together; tells how many pairs were cut off."""
-    train_set, lengths, truncated = _tokenize(settings, arguments, train_pairs, tokenizer)
+    """Tokenises the pairs and puts the trainer together; tells how many pairs were cut off.
+
+    Training pairs that are a function, which reads them anew for each pass, are streamed.
+    """
+    share: dict[str, Any] = {
+        "max_tokens": settings.max_tokens_per_batch,
+        "seed": arguments.seed,
+        "num_processes": arguments.world_size,
+        "process_index": arguments.process_index,
+    }
+    train_set: Dataset | SegmentedPairs | TokenBatchStream
+    sampler = None
+    if callable(train_pairs):
+        train_set = TokenBatchStream(
+            train_pairs,
+            tokenizer,
+            max_length=settings.max_length,
+            buffer_size=settings.shuffle_buffer,
+            **share,
+        )
+        truncated = train_set.truncated_pairs
+    else:
+        train_set, lengths, truncated = _tokenize(settings, arguments, train_pairs, tokenizer)
+        sampler = TokenBatchSampler(lengths, **share)
     validation_set = score = None
     if validation_pairs is not None:
         validation_set, _ = tokenize_pairs(
@@ -321,18 +429,17 @@ def _build_trainer(
         # Sources of like length are generated together, which saves steps.
         source_lengths = pair_lengths(validation_set)[:, 0]
         validation_set = validation_set.select(np.argsort(-source_lengths, kind="stable"))
-        score = scorer(tokenizer, list(validation_set["target"]), settings.bleu_tokenize)
+        score = scorer(
+            tokenizer,
+            list(validation_set["target"]),
+            settings.bleu_tokenize,
+            settings.metrics,
+        )
         if arguments.generation_max_length is None:
             arguments.generation_max_length = 1 + int(source_lengths.max()) + MAX_EXTRA_TOKENS
-    sampler = TokenBatchSampler(
-        lengths,
-        settings.max_tokens_per_batch,
-        seed=arguments.seed,
-        num_processes=arguments.world_size,
-        process_index=arguments.process_index,
-    )
     trainer = TokenBatchTrainer(
         sampler,
+        settings.r_drop,
         model=model,
         args=arguments,
         data_collator=DataCollatorForSeq2Seq(tokenizer),
@@ -342,6 +449,8 @@ def _build_trainer(
         compute_metrics=score,
     )
     trainer.add_callback(JsonLinesLog(Path(arguments.output_dir) / LOG_FILE))
+    if settings.early_stopping_patience is not None:
+        trainer.add_callback(EarlyStoppingCallback(settings.early_stopping_patience))
     return trainer, truncated
 
 
@@ -370,12 +479,16 @@ def _tokenize(
         rate=settings.bpe_dropout,
         seed=arguments.seed,
         max_length=settings.max_length,
+        languages=pairs["tag"][:] if settings.tag_column else None,
     )
     return drawn, drawn.draw, drawn.truncated_pairs
 
 
 def scorer(
-    tokenizer: PreTrainedTokenizerBase, references: list[str], bleu_tokenize: str
+    tokenizer: PreTrainedTokenizerBase,
+    references: list[str],
+    bleu_tokenize: str,
+    metrics: list[str],
 ) -> Callable[[EvalPrediction], dict[str, Any]]:
     """Scores what Trainer generated against the references as they were, not as tokenised.
 
@@ -383,6 +496,7 @@ def scorer(
         tokenizer: Turns generated ids into text.
         references: One for each pair, in the order of the evaluation set.
         bleu_tokenize: sacreBLEU's tokenizer.
+        metrics: Names of the scores.
     """
     metric = TranslationScores()
 
@@ -392,31 +506,60 @@ def scorer(
         # Batches of unlike length are joined with -100.
         ids = np.where(ids < 0, tokenizer.pad_token_id, ids)
         texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
-        return dict(
-            metric.compute(predictions=texts, references=references, tokenize=bleu_tokenize)
+        return metric.compute(
+            predictions=texts, references=references, tokenize=bleu_tokenize, metrics=metrics
         )
 
     return score
+
+
+def _prefer_better_scores(settings: TrainSettings, arguments: TrainingArguments) -> None:
+    """Tells Trainer that lower error rates are better; it knows so of losses only.
+
+    Raises:
+        ValueError: If the score that chooses the checkpoint would not be computed.
+    """
+    name = (arguments.metric_for_best_model or "loss").removeprefix("eval_")
+    if name in METRICS and name not in settings.metrics:
+        raise ValueError(
+            f"--metric_for_best_model must be one of --metrics, got {name} and "
+            f"{' '.join(settings.metrics)}. Add it to --metrics."
+        )
+    if name in METRICS:
+        arguments.greater_is_better = not METRICS[name].is_error_rate
 
 
 class TokenBatchTrainer(Seq2SeqTrainer):
     """`Seq2SeqTrainer` whose training batches hold a budget of tokens.
 
     Args:
-        sampler: Gives this process its share of each batch.
+        sampler: Gives this process its share of each batch; None for a `TokenBatchStream`, which
+            is made of such shares.
+        r_drop_alpha: Weight of the divergence between two passes; 0 for a single pass.
         settings: Arguments of `Seq2SeqTrainer`.
     """
 
-    def __init__(self, sampler: TokenBatchSampler, **settings: Any) -> None:
+    def __init__(
+        self, sampler: TokenBatchSampler | None, r_drop_alpha: float = 0.0, **settings: Any
+    ) -> None:
         super().__init__(**settings)
         self.sampler = sampler
-        self.add_callback(SeedEpochs(sampler))
+        self.r_drop_alpha = r_drop_alpha
+        if sampler:
+            self.add_callback(SeedEpochs(sampler))
+
+    def compute_loss(self, model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Trainer's, of two passes where the model trains under R-Drop."""
+        takes_two = self.r_drop_alpha and model.training
+        called = partial(r_drop, model, self.r_drop_alpha) if takes_two else model
+        return super().compute_loss(called, *args, **kwargs)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """Batches as `sampler` cuts them; its shares need no further split by accelerate."""
+        """Batches as they were cut; their shares need no further split by accelerate."""
+        batches = {"batch_sampler": self.sampler} if self.sampler else {"batch_size": None}
         return DataLoader(
             self.train_dataset,
-            batch_sampler=self.sampler,
+            **batches,
             collate_fn=self.data_collator,
             num_workers=self.args.dataloader_num_workers,
             pin_memory=self.args.dataloader_pin_memory,
@@ -426,21 +569,28 @@ class TokenBatchTrainer(Seq2SeqTrainer):
 
 def _plan(trainer: TokenBatchTrainer, truncated: int) -> Iterator[str]:
     """What the run will do, told before its first update; two batches are tried for it."""
-    arguments, sampler, model = trainer.args, trainer.sampler, trainer.model
-    pairs = len(trainer.train_dataset)
+    arguments, model = trainer.args, trainer.model
+    data, sampler = trainer.train_dataset, trainer.sampler
+    if sampler:
+        pairs, one, several = f"{len(data):,}", "an epoch", "epochs"
+        batches, padding = len(sampler), sampler.padding
+    else:
+        # Of a stream only the first buffer is known.
+        pairs, one, several = f"{data.buffer_size:,} a buffer", "a buffer", "buffers"
+        batches, padding = data.batches_per_buffer, data.padding
     seconds, gigabytes = _try_batches(trainer)
     accumulated = arguments.gradient_accumulation_steps
-    epochs = arguments.num_train_epochs
+    periods = arguments.num_train_epochs
     if arguments.max_steps > 0:
-        epochs = arguments.max_steps * accumulated / len(sampler)
-    minutes = seconds * len(sampler) / 60
-    end = time.strftime("%H:%M", time.localtime(time.time() + 60 * minutes * epochs))
+        periods = arguments.max_steps * accumulated / batches
+    minutes = seconds * batches / 60
+    end = time.strftime("%H:%M", time.localtime(time.time() + 60 * minutes * periods))
     yield f"device      {hardware()}, {'bf16' if arguments.bf16 else 'float32'}"
-    yield f"pairs       {pairs:,}, {truncated:,} of them cut to the maximal length"
+    yield f"pairs       {pairs}, {truncated:,} of them cut to the maximal length"
     yield f"parameters  {model.num_parameters():,}, vocabulary {model.config.vocab_size:,}"
-    yield f"batches     {len(sampler):,} an epoch, {100 * sampler.padding:.1f} % padding"
+    yield f"batches     {batches:,} {one}, {100 * padding:.1f} % padding"
     yield f"memory      about {gigabytes:.1f} GB"
-    yield f"time        about {minutes:.1f} minutes an epoch; {epochs:.3g} epochs end at {end}"
+    yield f"time        about {minutes:.1f} minutes {one}; {periods:.3g} {several} end at {end}"
     yield "            (evaluation not counted)"
 
 
@@ -454,7 +604,7 @@ def _try_batches(trainer: TokenBatchTrainer) -> tuple[float, float]:
             inputs = trainer._prepare_inputs(batch)
             started = time.monotonic()
             with trainer.accelerator.autocast():
-                loss = model(**inputs).loss
+                loss = trainer.compute_loss(model, inputs)
             loss.backward()
             if timed:
                 # Reading the value waits for the device.

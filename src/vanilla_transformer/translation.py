@@ -28,6 +28,7 @@ import vanilla_transformer  # noqa: F401  (registers the Auto classes)
 from vanilla_transformer.bayes_risk import rank_by_utility
 from vanilla_transformer.engines import Engine, Hypothesis, Search, TorchEngine
 from vanilla_transformer.segments import Piece, cut_into_pieces
+from vanilla_transformer.tokenization_vanilla_transformer import language_prefix
 
 # Lines that are sorted by length together: so many, or so many that hold this many characters.
 # Results come in order, so none waits for much more.
@@ -55,7 +56,8 @@ class Translation:
         score: Log-probability / length^length_penalty, `</s>` counted, a forced prefix not; of MBR,
             the expected chrF. Mean of the pieces. None where scores were not asked for.
         alternatives: The next best translations, where several were asked for.
-        source_tokens: Tokens of the source, where details were asked for; so the rest.
+        source_tokens: Tokens of the source, a tag included, where details were asked for; so the
+            rest.
         tokens: Tokens of the output, `</s>` included where it ended.
         token_scores: Log-probability of each of them.
         alignment: Pairs of positions in `source_tokens` and in `tokens`, one for each token but
@@ -79,6 +81,8 @@ class Translator:
     Args:
         model: A sequence-to-sequence model in any dtype, on any device; or an engine.
         tokenizer: A fast tokenizer, of both sides.
+        target_language: To translate into, for a model of several directions. Its tag counts as a
+            token of each source.
         generation_config: Where defaults come from; None: the model's.
         num_beams: Width of the beam; None: as the generation config says, 1 for samples.
         length_penalty: Exponent a in score = log-probability / length^a (Transformers'
@@ -100,7 +104,8 @@ class Translator:
         details: Whether tokens, their scores and alignments are wanted; engine `torch` only.
 
     Raises:
-        ValueError: If settings are out of range or do not go together.
+        ValueError: If settings are out of range or do not go together, or the target language is
+            none of the model's.
     """
 
     def __init__(
@@ -108,6 +113,7 @@ class Translator:
         model: PreTrainedModel | Engine,
         tokenizer: PreTrainedTokenizerBase,
         *,
+        target_language: str | None = None,
         generation_config: GenerationConfig | None = None,
         num_beams: int | None = None,
         length_penalty: float | None = None,
@@ -129,6 +135,7 @@ class Translator:
             model = TorchEngine(model)
         self.engine: Engine = model
         self.tokenizer = tokenizer
+        self.source_prefix = language_prefix(tokenizer, target_language)
         config = generation_config or GenerationConfig()
         # A fresh model's config leaves both open; the last values are those of `generate`.
         num_beams = _first_given(num_beams, 1 if do_sample else config.num_beams, 1)
@@ -160,10 +167,11 @@ class Translator:
                 f"`mbr_candidates` must be 0 or at least `num_hypotheses`, got {mbr_candidates} "
                 f"and {self.num_hypotheses}."
             )
-        if self.max_source_length < 2:
+        shortest = 2 + len(self.source_prefix)
+        if self.max_source_length < shortest:
             faults.append(
-                "`max_source_length` must be at least 2, one token of text and `</s>`, got "
-                f"{self.max_source_length}."
+                f"`max_source_length` must be at least {shortest}, one token of text and `</s>`"
+                f"{' behind a tag' * len(self.source_prefix)}, got {self.max_source_length}."
             )
         if self.details and not isinstance(self.engine, TorchEngine):
             faults.append(
@@ -265,7 +273,9 @@ class Translator:
     def _translate_window(
         self, window: list[tuple[str, str]], first_line: int
     ) -> Iterator[Translation]:
-        pieces = cut_into_pieces(window, self.tokenizer, self.max_source_length, first_line)
+        pieces = cut_into_pieces(
+            window, self.tokenizer, self.max_source_length, first_line, self.source_prefix
+        )
         found: dict[int, dict[int, list[Translation]]] = defaultdict(dict)
         for batch in self._batches(pieces):
             translations = self._translate_batch([pieces[index] for index in batch])

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from transformers.hf_argparser import HfArgumentParser
 
+from vanilla_transformer_cli.evaluate import evaluate
 from vanilla_transformer_cli.export import export
 from vanilla_transformer_cli.lines import plan_translation
+from vanilla_transformer_cli.recipes import insert_recipe
 from vanilla_transformer_cli.settings import (
-    EvaluateSettings,
     PushSettings,
     SearchSettings,
     TrainSettings,
@@ -34,9 +35,12 @@ _TRAIN_EXAMPLE = """Every field of Transformers' Seq2SeqTrainingArguments is an 
 --label_smoothing_factor, --gradient_accumulation_steps, --eval_strategy, --eval_steps, --seed,
 --bf16, --report_to tensorboard and so on; --help-all lists them with their defaults here.
 
+A recipe is a YAML file with such options; those on the command line win over it.
+
 example:
   vanilla-transformer train --train train.de train.en --validation valid.de valid.en \\
       --preset tiny --output_dir runs/de-en
+  vanilla-transformer train recipes/multi30k_en_de.yaml --data multi30k --output_dir runs/en-de
 """
 
 _TRANSLATE_EXAMPLE = """Text stands in the arguments, or comes line by line from --input or
@@ -45,12 +49,6 @@ standard input.
 example:
   vanilla-transformer translate --model runs/de-en < in.de > out.en
   vanilla-transformer translate --model runs/de-en --input in.de --output out.en --resume
-"""
-
-_EVALUATE_EXAMPLE = """The scores are printed and stored in the model's folder and model card.
-
-example:
-  vanilla-transformer evaluate --model runs/de-en --test test.de test.en
 """
 
 _PUSH_EXAMPLE = """Only weights, tokenizer, code, card, run.json and results.json are uploaded.
@@ -104,8 +102,9 @@ def _fail(message: str) -> NoReturn:
 def train(argv: list[str]) -> None:
     """Train a model, tokenizer included, on pairs of lines."""
     parser = _parser("train", TrainSettings, _TRAIN_EXAMPLE)
+    parser.usage = "vanilla-transformer train [RECIPE.yaml] [options]"
     parser.add_argument("--help-all", action="store_true", help="Also list Trainer's options.")
-    namespace, others = parser.parse_known_args(argv)
+    namespace, others = parser.parse_known_args(insert_recipe(argv))
     values = vars(namespace)
     help_all = values.pop("help_all")
     settings = TrainSettings(**values)
@@ -158,51 +157,6 @@ def translate(argv: list[str]) -> None:
             f"{report.separators} line separators in the translations were written as blanks.",
             file=sys.stderr,
         )
-
-
-def evaluate(argv: list[str]) -> None:
-    """Translate a test set and score it: BLEU, chrF, exact match."""
-    parser = _parser("evaluate", EvaluateSettings, _EVALUATE_EXAMPLE)
-    namespace, unknown = parser.parse_known_args(argv)
-    _refuse(unknown, parser)
-    settings = EvaluateSettings(**vars(namespace))
-    if not settings.test:
-        parser.error("--test needs the test pairs")
-    _check_model(parser, settings)
-    translator = _translator(settings)
-
-    from tqdm import tqdm
-
-    from vanilla_transformer.data import ParallelText, load_pairs
-    from vanilla_transformer.metrics import TranslationScores, format_scores
-    from vanilla_transformer.model_card import record_results
-    from vanilla_transformer.tokenization_vanilla_transformer import write_lines
-
-    pairs = load_pairs(
-        ParallelText(
-            tuple(settings.test),
-            settings.source_column,
-            settings.target_column,
-            settings.dataset_config,
-            settings.test_split,
-        )
-    )
-    results = list(
-        tqdm(translator.translate(pairs["source"]), "evaluate", len(pairs), unit=" lines")
-    )
-    texts = [translation.text for translation in results]
-    if settings.output:
-        write_lines(Path(settings.output), texts)
-    scores = TranslationScores().compute(
-        predictions=texts, references=pairs["target"], tokenize=settings.bleu_tokenize
-    )
-    print(format_scores(scores))
-    _report_limited(sum(translation.reached_limit for translation in results))
-    folders = settings.model or []
-    # The score of an ensemble is not that of one of its models.
-    if len(folders) == 1 and Path(folders[0]).is_dir():
-        record = {**scores, "search": translator.search}
-        record_results(Path(folders[0]), settings.name, record)
 
 
 def push(argv: list[str]) -> None:
@@ -288,10 +242,13 @@ def _check_model(parser: _Parser, settings: SearchSettings) -> None:
     if not settings.model:
         parser.error("--model needs the folder or the Hub name of a model")
     for model in settings.model:
-        # The Hub would only complain about the form of such a name.
-        is_path = model.startswith((".", "/", "~")) or model.count("/") > 1
-        if is_path and not Path(model).is_dir():
+        if _looks_like_a_path(model) and not Path(model).is_dir():
             parser.error(f"--model: there is no folder {model!r}")
+
+
+def _looks_like_a_path(name: str) -> bool:
+    """Whether a name is none of the Hub, which would only complain about its form."""
+    return name.startswith((".", "/", "~")) or name.count("/") > 1
 
 
 def _translator(settings: SearchSettings, **others: Any) -> "Translator":

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 
-def option(help_text: str, default: Any = None) -> Any:
+def option(help_text: str, default: Any = None, **metadata: Any) -> Any:
     """A field with its help text; a list as default is copied for each instance."""
+    metadata["help"] = help_text
     if isinstance(default, list):
-        return field(default_factory=lambda: list(default), metadata={"help": help_text})
-    return field(default=default, metadata={"help": help_text})
+        return field(default_factory=lambda: list(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,11 @@ PRESETS = {
 }
 
 
+# The keys of `vanilla_transformer.metrics.METRICS`, whose import would delay `--help`.
+METRIC_NAMES = ("bleu", "chrf", "exact_match", "wer", "per", "codexglue_bleu")
+DEFAULT_METRICS = ["bleu", "chrf", "exact_match"]
+
+
 @dataclass(frozen=True)
 class TrainSettings:
     """Settings of a training run beyond those of Transformers' `Seq2SeqTrainingArguments`."""
@@ -65,15 +71,76 @@ class TrainSettings:
         "them the last one is kept.",
         [],
     )
+    data: str | None = option(
+        "Folder in which the files of --train and --validation lie, unless their paths say so."
+    )
+    max_validation_pairs: int | None = option(
+        "Pairs of --validation that are scored, from its beginning. Default: all."
+    )
     source_column: str = option(
         "Column of the source text, for .jsonl, .parquet and datasets; dots reach into nested "
         "columns, as in translation.de.",
         "source",
     )
     target_column: str = option("Column of the target text.", "target")
+    tag_column: str | None = option(
+        "Column with the target language of each pair, such as de, for one model of several "
+        "directions: the source begins with a token that names it (Johnson et al. 2017). For "
+        ".tsv any name means the third column."
+    )
     dataset_config: str | None = option("Configuration of a Hub dataset, such as de-en.")
     train_split: str = option("Split of a dataset that --train reads.", "train")
     validation_split: str = option("Split of a dataset that --validation reads.", "validation")
+    streaming: bool = option(
+        "Reads --train while it trains, pass after pass, and stores none of it: for corpora larger "
+        "than the disk. Needs --max_steps; saves and evaluates every --save_steps and --eval_steps "
+        "updates, 1,000 by default. Pairs are shuffled in a buffer only: shuffle a sorted corpus.",
+        False,
+    )
+    shuffle_buffer: int = option(
+        "Pairs of a --streaming run that are shuffled, and sorted into batches, together. A "
+        "larger buffer has less padding; two of them are in memory.",
+        50_000,
+    )
+    tokenizer_pairs: int = option(
+        "Pairs from the beginning of a --streaming run on which the vocabulary is trained; they "
+        "alone are counted by the filters, which all pairs pass through.",
+        200_000,
+    )
+    filter_empty: bool = option(
+        "Drops training pairs with a side of nothing but white space. Like all filters, it tells "
+        "how many it dropped, and dropped.jsonl in --output_dir holds them.",
+        False,
+    )
+    filter_identical: bool = option("Drops pairs whose source is their target.", False)
+    filter_max_characters: int | None = option(
+        "Drops pairs with a longer side than so many characters; --max_length would cut it."
+    )
+    filter_max_ratio: float | None = option(
+        "Drops pairs of which a side has more than so many times the characters of the other."
+    )
+    filter_script: list[str] | None = field(
+        default=None,
+        metadata={
+            "action": "store",
+            "nargs": 2,
+            "metavar": ("SOURCE", "TARGET"),
+            "help": "Drops pairs of which a side has most of its letters in another script than "
+            "this; codes of ISO 15924, such as Latn Cyrl, with + between several of a side.",
+        },
+    )
+    filter_overlap: list[str] | None = field(
+        default=None,
+        metadata={
+            "action": "store",
+            "nargs": "*",
+            "metavar": "FILE",
+            "help": "Drops pairs of which a side stands in --validation or in these files, on "
+            "whichever side; text, .tsv, .jsonl or .parquet. Case, white space and compatibility "
+            "forms (NFKC) make no difference.",
+        },
+    )
+    filter_duplicates: bool = option("Drops pairs equal to an earlier one.", False)
     preset: Literal["tiny", "small", "base", "big"] = option(
         "Sizes, dropout, learning rate and warm-up: tiny (4+4 layers, d_model 128), small (6+6, "
         "512), base and big (the paper's).",
@@ -117,6 +184,12 @@ class TrainSettings:
         "for text that is already tokenised.",
         "13a",
     )
+    metrics: list[str] = option(
+        "Scores of the validation pairs, as in the command evaluate. The first chooses the best "
+        "checkpoint, unless --metric_for_best_model names another one.",
+        DEFAULT_METRICS,
+        choices=METRIC_NAMES,
+    )
     max_minutes: float | None = option(
         "Ends training after so many minutes, evaluates, and keeps the best checkpoint."
     )
@@ -124,6 +197,18 @@ class TrainSettings:
         "Checkpoints whose mean is saved (section 6.1 of the paper) if it does as well on "
         "--validation as the best one alone. So many are kept beside the best; 1: no averaging.",
         5,
+    )
+    moving_average: float | None = option(
+        "Decay of an exponential moving average of the weights, such as 0.999. At the end it is "
+        "tried like the mean of --average_last. Default: none."
+    )
+    r_drop: float = option(
+        "Weight of R-Drop (Wu et al. 2021, who use 5): each pair is trained twice in a batch, and "
+        "both passes should agree in spite of dropout. Twice the time and memory an update.",
+        0.0,
+    )
+    early_stopping_patience: int | None = option(
+        "Evaluations without a better --metric_for_best_model after which training ends."
     )
     resume: bool = option("Goes on from the last checkpoint in --output_dir.", False)
     language: list[str] = option(
@@ -136,6 +221,10 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         """A single name that is neither file nor folder is a dataset on the Hub."""
+        if self.data is not None:
+            for name in ("train", "validation"):
+                paths = [str(Path(self.data, path)) for path in getattr(self, name)]
+                object.__setattr__(self, name, paths)
         is_on_hub = len(self.train) == 1 and not Path(self.train[0]).exists()
         if is_on_hub and not self.dataset_tags:
             object.__setattr__(self, "dataset_tags", list(self.train))
@@ -155,6 +244,9 @@ class SearchSettings:
     )
     engine: Literal["torch", "ctranslate2"] = option(
         "What searches; ctranslate2 takes a folder that the command export made.", "torch"
+    )
+    target_language: str | None = option(
+        "Language to translate into, of a model that was trained with --tag_column."
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "Of the weights while they are used; auto: as they were saved.", "auto"
@@ -239,7 +331,7 @@ class TranslateSettings(SearchSettings):
 
 @dataclass(frozen=True)
 class EvaluateSettings(SearchSettings):
-    """Settings of an evaluation: a translation that is scored."""
+    """Settings of an evaluation: translations that are scored."""
 
     test: list[str] = option(
         "Test pairs: two files, or one .tsv, .jsonl or .parquet file, or a dataset.", []
@@ -248,7 +340,27 @@ class EvaluateSettings(SearchSettings):
     target_column: str = option("Column of the target text.", "target")
     dataset_config: str | None = option("Configuration of a Hub dataset, such as de-en.")
     test_split: str = option("Split of a dataset that --test reads.", "test")
+    hypotheses: str | None = option(
+        "File of translations to score, one a line, instead of those of a --model."
+    )
+    against: str | None = option(
+        "Other system to compare with on the same lines by paired bootstrap: a file of its "
+        "translations, one a line, or a folder or Hub name of a model, searched alike."
+    )
+    metrics: list[str] = option(
+        "Scores to compute. wer and per: word and phoneme error rate of spelling to phonemes, "
+        "lines whose tokens are not all right, and edits per token of the references; "
+        "codexglue_bleu: the smoothed BLEU of CodeXGLUE's code to code. Tokens of these three "
+        "stand between blanks.",
+        DEFAULT_METRICS,
+        choices=METRIC_NAMES,
+    )
     bleu_tokenize: str = option("sacreBLEU's tokenizer; none for tokenised text.", "13a")
+    bootstrap: int = option(
+        "Resamples of the lines for the confidence intervals and --against; 0: none. 1,000 take "
+        "about 70 MB of memory for each 1,000 lines.",
+        1000,
+    )
     output: str | None = option("File for the translations, one a line.")
     name: str = option("Name of the test set in results.json and the model card.", "test")
 

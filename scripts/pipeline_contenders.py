@@ -1,0 +1,132 @@
+"""Whole training pipelines of several families on one corpus, for scripts/benchmark_pipeline.py."""
+
+import argparse
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+from transformers import (
+    DataCollatorForSeq2Seq,
+    PreTrainedTokenizerBase,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    TrainerCallback,
+    set_seed,
+)
+
+from neighbours import build
+from vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer.batches import TokenBatchSampler
+from vanilla_transformer.data import ParallelText, load_pairs, pair_lengths, tokenize_pairs
+from vanilla_transformer.training import TokenBatchTrainer, recipe
+from vanilla_transformer_cli.settings import PRESETS, TrainSettings
+
+VOCABULARY = 10_000
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Token ids that all contenders share.
+
+    Attributes:
+        tokenizer: Of both sides.
+        train: Columns `input_ids` and `labels`.
+        validation: Likewise, longest source first.
+        sampler: Token-budget batches of an epoch.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    train: Dataset
+    validation: Dataset
+    sampler: TokenBatchSampler
+
+    @classmethod
+    def load(cls, train: list[str], validation: list[str], max_tokens: int) -> "Corpus":
+        """Reads the files, learns a joint vocabulary, and cuts batches."""
+        pairs, held_out = (load_pairs(ParallelText(tuple(paths))) for paths in (train, validation))
+        texts = (text for column in ("source", "target") for text in pairs[column])
+        tokenizer = VanillaTransformerTokenizer.train(texts, vocab_size=VOCABULARY)
+        columns = ["input_ids", "labels"]
+        ids, held_out_ids = (
+            tokenize_pairs(one, tokenizer, max_length=256)[0].select_columns(columns)
+            for one in (pairs, held_out)
+        )
+        order = np.argsort(-pair_lengths(held_out_ids)[:, 0], kind="stable")
+        sampler = TokenBatchSampler(pair_lengths(ids), max_tokens, seed=0)
+        return cls(tokenizer, ids, held_out_ids.select(order), sampler)
+
+
+class Clock(TrainerCallback):
+    """Counts the minutes of training without those of evaluations, and stops when they are over."""
+
+    def __init__(self, minutes: float, evaluations: int) -> None:
+        self.limit, self.interval = minutes, minutes / evaluations
+        self.minutes = 0.0
+        self.losses: list[tuple[float, float]] = []
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Starts the clock of the first update, or behind an evaluation."""
+        if not hasattr(self, "since"):
+            self.since = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Asks for an evaluation whenever one is due."""
+        now = self.minutes + (time.perf_counter() - self.since) / 60
+        if now >= self.interval * (len(self.losses) + 1):
+            self.minutes = now
+            control.should_evaluate = True
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Notes the loss and goes on, or ends."""
+        self.losses.append((self.minutes, kwargs["metrics"]["eval_loss"]))
+        control.should_training_stop = self.minutes >= self.limit
+        self.since = time.perf_counter()
+
+
+def losses_over_time(
+    family: str, corpus: Corpus, folder: str, options: argparse.Namespace
+) -> list[tuple[float, float]]:
+    """Minutes of training and validation loss, at each evaluation of a run."""
+    settings = TrainSettings(train=options.train, preset=options.preset)
+    updates = len(corpus.sampler)
+    arguments = Seq2SeqTrainingArguments(
+        **recipe(settings)
+        | {
+            "output_dir": folder,
+            "num_train_epochs": 1000,
+            "label_smoothing_factor": 0.0,
+            "save_strategy": "no",
+            "disable_tqdm": True,
+            "per_device_eval_batch_size": 64,
+            "per_device_train_batch_size": max(1, round(len(corpus.train) / updates)),
+            "train_sampling_strategy": "group_by_length",
+        }
+    )
+    set_seed(0)
+    model = build(family, vocab_size=len(corpus.tokenizer), **PRESETS[options.preset].config())
+    shared: dict[str, Any] = {
+        "model": model,
+        "args": arguments,
+        "data_collator": DataCollatorForSeq2Seq(corpus.tokenizer),
+        "train_dataset": corpus.train,
+        "eval_dataset": corpus.validation,
+    }
+    if family == "vanilla":
+        trainer: Seq2SeqTrainer = TokenBatchTrainer(corpus.sampler, **shared)
+    else:
+        trainer = Seq2SeqTrainer(**shared)
+    clock = Clock(options.minutes, options.evaluations)
+    trainer.add_callback(clock)
+    trainer.train()
+    return clock.losses
+
+
+def minutes_to(loss: float, run: list[tuple[float, float]]) -> float:
+    """When a run had reached a loss, interpolated between its evaluations."""
+    reached = next(index for index, (_, value) in enumerate(run) if value <= loss)
+    if reached == 0:
+        return run[0][0]
+    (start, above), (end, below) = run[reached - 1], run[reached]
+    return start + (end - start) * (above - loss) / (above - below)

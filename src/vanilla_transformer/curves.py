@@ -1,0 +1,67 @@
+"""The curves of a run as a picture: losses, validation score and learning rate over time."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from vanilla_transformer.run_record import LOG_FILE
+
+CURVES_FILE = "curves.svg"
+
+
+def plot_curves(folder: Path, metric: str) -> Path:
+    """Draws what `log.jsonl` of a run holds, over minutes of training.
+
+    A run that was resumed counts its minutes anew; they are laid end to end.
+
+    Args:
+        folder: Of the run.
+        metric: Validation score to draw, such as "bleu".
+
+    Returns:
+        The picture, `curves.svg` in the folder.
+
+    Raises:
+        ImportError: If matplotlib is not installed; tells how to install it.
+        OSError: If the log cannot be read, or the picture cannot be written.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            "Curves are drawn by matplotlib: pip install 'vanilla-transformer[plot]'"
+        ) from error
+    panels = {
+        "cross-entropy a token, nats": {"loss": "training", "eval_loss": "validation"},
+        metric: {f"eval_{metric}": "validation, greedy"},
+        "learning rate": {"learning_rate": "schedule"},
+    }
+    reports = _reports(folder / LOG_FILE)
+    figure = Figure(figsize=(6.4, 7.2), layout="constrained")
+    for axes, (title, curves) in zip(
+        figure.subplots(len(panels), sharex=True), panels.items(), strict=True
+    ):
+        axes.set_ylabel(title)
+        for name, label in curves.items():
+            points = [(report["minutes"], report[name]) for report in reports if name in report]
+            if points:
+                axes.plot(*zip(*points, strict=True), label=label)
+                axes.legend()
+    axes.set_xlabel("minutes")
+    path = folder / CURVES_FILE
+    figure.savefig(path)
+    return path
+
+
+def _reports(log: Path) -> list[dict[str, Any]]:
+    """Reports of all parts of a run, their minutes counted from its beginning."""
+    # A run that was stopped at once has reported nothing.
+    lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
+    reports = [json.loads(line) for line in lines]
+    earlier = last = 0.0
+    for report in reports:
+        if report["minutes"] < last:
+            earlier += last
+        last = report["minutes"]
+        report["minutes"] += earlier
+    return reports

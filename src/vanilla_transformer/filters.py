@@ -1,0 +1,325 @@
+"""Filters that drop training pairs, each for a reason that a file records.
+
+All work on raw text, before there is a vocabulary. Lengths are in characters, which every script
+has; in many there are no blanks that would tell words apart.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import regex
+from datasets import Dataset
+
+from vanilla_transformer.data import ParallelText, holds_both_sides, load_pairs
+from vanilla_transformer.tokenization_vanilla_transformer import read_lines, write_lines
+from vanilla_transformer_cli.settings import TrainSettings
+
+DROPPED_FILE = "dropped.jsonl"
+
+# A side is in the wrong script when most of its letters are; a name or a quotation may stay.
+MAX_FOREIGN_SHARE = 0.5
+
+_ROWS_AT_A_TIME = 10_000
+
+# Whether a pair, source and target, is to be dropped. It is asked for each pair once, in order.
+Rule = Callable[[str, str], bool]
+
+# Codes of ISO 15924 that stand for several scripts of Unicode, or for a part of one.
+_SCRIPTS_OF_CODE = {
+    "Hans": ("Hani",),
+    "Hant": ("Hani",),
+    "Hrkt": ("Hira", "Kana"),
+    "Jpan": ("Hani", "Hira", "Kana"),
+    "Kore": ("Hang", "Hani"),
+}
+
+
+@dataclass(frozen=True)
+class FilteredPairs:
+    """What filters made of a dataset: a pair is kept, or dropped by one of them.
+
+    Attributes:
+        read: All pairs.
+        filters: Names of the filters, in the order in which they were asked.
+        verdicts: For each pair 0 if it is kept, else the place of its filter, from 1.
+    """
+
+    read: Dataset
+    filters: tuple[str, ...]
+    verdicts: npt.NDArray[np.uint8]
+
+    @property
+    def kept(self) -> Dataset:
+        """The pairs that no filter dropped, in the order of the file."""
+        return self.read.select(np.flatnonzero(self.verdicts == 0)) if self.filters else self.read
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """How many pairs each filter dropped; one that several would drop counts for the first."""
+        counts = np.bincount(self.verdicts, minlength=1 + len(self.filters))
+        return dict(zip(self.filters, counts[1:].tolist(), strict=True))
+
+    def summary(self) -> Iterator[str]:
+        """A table for people, a line for each filter; nothing where there was none."""
+        if self.filters:
+            dropped = sum(self.dropped.values())
+            yield f"dropped     {dropped:,} of {len(self.read):,} pairs, see {DROPPED_FILE}"
+        for name, count in self.dropped.items():
+            yield f"            {count:>11,} {name}"
+
+    def write_dropped(self, folder: Path) -> None:
+        """Writes the pairs that were dropped to `dropped.jsonl`, unless there was no filter.
+
+        Each line is an object: `line` (of the file that was read, from 1), `filter`, `source`,
+        `target`.
+        """
+        if self.filters:
+            write_lines(folder / DROPPED_FILE, self._records())
+
+    def _records(self) -> Iterator[str]:
+        rows = np.flatnonzero(self.verdicts)
+        pairs = _pairs_of(self.read.select(rows))
+        for row, (source, target) in zip(rows.tolist(), pairs, strict=True):
+            record = {
+                "line": row + 1,
+                "filter": self.filters[self.verdicts[row] - 1],
+                "source": source,
+                "target": target,
+            }
+            yield json.dumps(record, ensure_ascii=False)
+
+
+def filter_pairs(pairs: Dataset, rules: Mapping[str, Rule]) -> FilteredPairs:
+    """Asks the rules about each pair; the first that drops it is its filter.
+
+    The pairs are read in batches: beside what the rules remember, a byte for each is in memory.
+
+    Args:
+        pairs: As `load_pairs` gives them.
+        rules: By the names of their filters, as `drop_rules` gives them.
+
+    Raises:
+        ValueError: If no pair is left.
+    """
+    verdicts = np.zeros(len(pairs), np.uint8)
+    result = FilteredPairs(pairs, tuple(rules), verdicts)
+    if rules:
+        numbered = list(enumerate(rules.values(), start=1))
+        for row, (source, target) in enumerate(_pairs_of(pairs)):
+            verdicts[row] = next((n for n, drops in numbered if drops(source, target)), 0)
+    if verdicts.all():
+        counts = ", ".join(f"{name} {count:,}" for name, count in result.dropped.items() if count)
+        raise ValueError(
+            f"The filters must leave at least one pair, got all {len(pairs):,} dropped: {counts}. "
+            "Change or leave out the filter that drops the most."
+        )
+    return result
+
+
+def _pairs_of(pairs: Dataset) -> Iterator[tuple[str, str]]:
+    columns = pairs.select_columns(["source", "target"]).with_format("arrow")
+    for table in columns.iter(_ROWS_AT_A_TIME):
+        yield from zip(*(table[name].to_pylist() for name in ("source", "target")), strict=True)
+
+
+def drop_rules(settings: TrainSettings, validation: Dataset | None) -> dict[str, Rule]:
+    """The filters that `settings` ask for, by the names of their options without `filter_`.
+
+    All but `duplicates` judge a pair by itself, and `duplicates` comes last: what is kept does not
+    depend on their order, which only decides whose a pair is that several would drop.
+
+    Args:
+        settings: Of the run.
+        validation: Its validation pairs, which belong to what `filter_overlap` compares with.
+
+    Raises:
+        ValueError: If a limit is out of range, a script is unknown, or there is nothing to
+            compare with.
+        OSError: If a file of `filter_overlap` cannot be read.
+    """
+    _check(settings, validation)
+    rules: dict[str, Rule] = {}
+    if settings.filter_empty:
+        rules["empty"] = has_empty_side
+    if settings.filter_identical:
+        rules["identical"] = operator.eq
+    if settings.filter_max_characters is not None:
+        rules["max_characters"] = longer_than(settings.filter_max_characters)
+    if settings.filter_max_ratio is not None:
+        rules["max_ratio"] = more_unequal_than(settings.filter_max_ratio)
+    if settings.filter_script is not None:
+        rules["script"] = in_other_script_than(*settings.filter_script)
+    if settings.filter_overlap is not None:
+        rules["overlap"] = overlapping(_evaluation_texts(settings, validation))
+    if settings.filter_duplicates:
+        rules["duplicates"] = seen_before()
+    return rules
+
+
+def _check(settings: TrainSettings, validation: Dataset | None) -> None:
+    faults = []
+    characters, ratio = settings.filter_max_characters, settings.filter_max_ratio
+    if characters is not None and characters < 1:
+        faults.append(f"--filter_max_characters must be at least 1, got {characters}.")
+    if ratio is not None and not ratio >= 1:
+        faults.append(
+            "--filter_max_ratio must be at least 1, the longer side by the shorter one, got "
+            f"{ratio}."
+        )
+    scripts = settings.filter_script
+    if scripts is not None and len(scripts) != 2:
+        faults.append(
+            f"--filter_script takes the script of the source and that of the target, got {scripts}."
+        )
+    if settings.filter_overlap == [] and validation is None:
+        faults.append(
+            "--filter_overlap needs evaluation pairs to compare with, got none. Give --validation, "
+            "or files behind it."
+        )
+    if faults:
+        raise ValueError("\n".join(faults))
+
+
+def has_empty_side(source: str, target: str) -> bool:
+    """Whether a side holds nothing but white space."""
+    return not (source.strip() and target.strip())
+
+
+def longer_than(max_characters: int) -> Rule:
+    """Drops pairs with a side of more than `max_characters` characters."""
+    return lambda source, target: max(len(source), len(target)) > max_characters
+
+
+def more_unequal_than(max_ratio: float) -> Rule:
+    """Drops pairs whose longer side has more than `max_ratio` times the other's characters."""
+
+    def drops(source: str, target: str) -> bool:
+        shorter, longer = sorted((len(source), len(target)))
+        return longer > max_ratio * shorter
+
+    return drops
+
+
+def in_other_script_than(source_scripts: str, target_scripts: str) -> Rule:
+    """Drops pairs of which a side has most of its letters in other scripts than the expected.
+
+    Letters that belong to no script or to several, such as the length mark of Japanese, count for
+    none, and so do digits and signs; a side without letters passes.
+
+    Args:
+        source_scripts: Codes of ISO 15924, such as `Latn`, with `+` between several.
+        target_scripts: Likewise.
+
+    Raises:
+        ValueError: If a code is unknown.
+    """
+    letters = _letters_outside(())
+    foreign_source = _letters_outside(_scripts(source_scripts))
+    foreign_target = _letters_outside(_scripts(target_scripts))
+
+    def is_foreign(text: str, foreign: regex.Pattern[str]) -> bool:
+        found = _count(foreign, text)
+        # Most text has none, and needs no second count.
+        return found > 0 and found > MAX_FOREIGN_SHARE * _count(letters, text)
+
+    return lambda source, target: (
+        is_foreign(source, foreign_source) or is_foreign(target, foreign_target)
+    )
+
+
+def _scripts(codes: str) -> list[str]:
+    """The scripts of Unicode that the codes stand for.
+
+    Raises:
+        ValueError: If a code is unknown.
+    """
+    scripts: list[str] = []
+    for code in codes.split("+"):
+        scripts += _SCRIPTS_OF_CODE.get(code, (code,))
+    for script in scripts:
+        try:
+            is_known = script.isalpha() and regex.compile(rf"\p{{Script={script}}}")
+        except regex.error:
+            is_known = False
+        if not is_known:
+            raise ValueError(
+                "--filter_script takes codes of scripts (ISO 15924), such as Latn, Cyrl, Arab, "
+                f"Deva or Jpan, with + between several of a side, got {script!r} in {codes!r}."
+            )
+    return scripts
+
+
+def _letters_outside(scripts: Iterable[str]) -> regex.Pattern[str]:
+    """Matches runs of letters of other scripts."""
+    left_out = "".join(rf"\p{{Script={script}}}" for script in ("Common", "Inherited", *scripts))
+    return regex.compile(rf"[\p{{L}}--[{left_out}]]+", regex.VERSION1)
+
+
+def _count(pattern: regex.Pattern[str], text: str) -> int:
+    return sum(map(len, pattern.findall(text)))
+
+
+def overlapping(texts: Iterable[str]) -> Rule:
+    """Drops pairs of which a side, whichever, is one of the texts.
+
+    Either side, because both give the score away: a model that saw the source has been told its
+    translation, and one that saw the reference may recite it for any source like it. And whichever
+    side, because the pairs of several directions may stand in one file.
+
+    Compared is what is left without differences of case, white space and compatibility forms
+    (NFKC), so that retyped quotations of a test set are found too. Empty texts are left out.
+
+    Args:
+        texts: Sources and targets of all evaluation sets.
+    """
+    keys = {_comparable(text) for text in texts} - {""}
+    return lambda source, target: _comparable(source) in keys or _comparable(target) in keys
+
+
+def _comparable(text: str) -> str:
+    return " ".join(unicodedata.normalize("NFKC", text.casefold()).split())
+
+
+def _evaluation_texts(settings: TrainSettings, validation: Dataset | None) -> Iterator[str]:
+    if validation is not None:
+        yield from chain.from_iterable(_pairs_of(validation))
+    for path in settings.filter_overlap or ():
+        if holds_both_sides(path):
+            text = ParallelText(
+                (path,),
+                settings.source_column,
+                settings.target_column,
+                tag_column=settings.tag_column,
+            )
+            yield from chain.from_iterable(_pairs_of(load_pairs(text)))
+        else:
+            yield from read_lines(path)
+
+
+def seen_before() -> Rule:
+    """Drops pairs whose two sides are, character for character, those of an earlier pair.
+
+    Remembered is a hash of 128 bits, about 100 bytes of memory for each pair; that two of a
+    billion different pairs share one has a chance of about 1 to 10^21.
+    """
+    seen: set[int] = set()
+
+    def drops(source: str, target: str) -> bool:
+        # A byte that is not in UTF-8 stands between the sides.
+        content = b"\xff".join((source.encode(), target.encode()))
+        digest = int.from_bytes(blake2b(content, digest_size=16).digest())
+        is_new = digest not in seen
+        seen.add(digest)
+        return not is_new
+
+    return drops

@@ -1,0 +1,140 @@
+"""The `evaluate` command: scores of a model or of a file, alone or against another."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vanilla_transformer_cli.settings import EvaluateSettings
+
+if TYPE_CHECKING:
+    from vanilla_transformer.translation import Translator
+    from vanilla_transformer_cli import _Parser
+
+_EXAMPLE = """Scores are percentages; behind ± stands half the width of a 95 % confidence
+interval. The scores of a model are stored in its folder and model card too.
+
+example:
+  vanilla-transformer evaluate --model runs/de-en --test test.de test.en
+  vanilla-transformer evaluate --model runs/de-en --test test.de test.en --against other.en
+  vanilla-transformer evaluate --hypotheses other.en --test test.de test.en
+"""
+
+
+def evaluate(argv: list[str]) -> None:
+    """Score the translations of a test set, by a model or from a file."""
+    from vanilla_transformer_cli import _parser, _refuse, _translator
+
+    parser = _parser("evaluate", EvaluateSettings, _EXAMPLE)
+    namespace, unknown = parser.parse_known_args(argv)
+    _refuse(unknown, parser)
+    settings = EvaluateSettings(**vars(namespace))
+    _check(parser, settings)
+    # What is wrong is told before the hour that a translation may take.
+    translator = _translator(settings) if settings.model else None
+    other_translator = None
+    if settings.against and not Path(settings.against).is_file():
+        other_translator = _translator(replace(settings, model=[settings.against]))
+
+    from vanilla_transformer.metrics import TranslationScores, format_scores
+    from vanilla_transformer.model_card import record_results
+    from vanilla_transformer.significance import compare, format_comparisons
+    from vanilla_transformer.tokenization_vanilla_transformer import write_lines
+
+    options = _options(settings)
+    sources, references = _load(settings)
+    texts = _read(settings.hypotheses, len(references)) if settings.hypotheses else []
+    others = []
+    if settings.against and not other_translator:
+        others = _read(settings.against, len(references))
+
+    if translator:
+        texts = _translate(translator, sources)
+    if settings.output:
+        write_lines(Path(settings.output), texts)
+    scores = TranslationScores().compute(predictions=texts, references=references, **options)
+    print(format_scores(scores))
+    folders = settings.model or []
+    # The score of an ensemble is not that of one of its models.
+    if translator and len(folders) == 1 and Path(folders[0]).is_dir():
+        record = {**scores, "search": translator.search}
+        record_results(Path(folders[0]), settings.name, record)
+    if settings.against:
+        if other_translator:
+            others = _translate(other_translator, sources)
+        names = (settings.hypotheses or " + ".join(folders), settings.against)
+        comparisons = compare(texts, others, references, **options)
+        print("\n" + format_comparisons(comparisons, *names, settings.bootstrap))
+
+
+def _check(parser: "_Parser", settings: EvaluateSettings) -> None:
+    from vanilla_transformer_cli import _check_model, _looks_like_a_path
+
+    if not settings.test:
+        parser.error("--test needs the test pairs")
+    if not settings.hypotheses:
+        _check_model(parser, settings)
+    elif settings.model or settings.output:
+        parser.error("--hypotheses are translations already: leave out --model and --output")
+    elif not Path(settings.hypotheses).is_file():
+        parser.error(f"--hypotheses: there is no file {settings.hypotheses!r}")
+    if against := settings.against:
+        if not settings.bootstrap:
+            parser.error("--against needs the resamples of --bootstrap, got 0")
+        if _looks_like_a_path(against) and not Path(against).exists():
+            parser.error(f"--against: there is no file or folder {against!r}")
+
+
+def _options(settings: EvaluateSettings) -> dict[str, Any]:
+    """How to score, checked."""
+    from vanilla_transformer.metrics import build_metrics, check_bootstrap
+
+    check_bootstrap(settings.bootstrap)
+    build_metrics(settings.metrics, settings.bleu_tokenize)
+    return {
+        "metrics": settings.metrics,
+        "tokenize": settings.bleu_tokenize,
+        "bootstrap": settings.bootstrap,
+    }
+
+
+def _load(settings: EvaluateSettings) -> tuple[list[str], list[str]]:
+    """Sources and references."""
+    from vanilla_transformer.data import ParallelText, load_pairs
+
+    pairs = load_pairs(
+        ParallelText(
+            tuple(settings.test),
+            settings.source_column,
+            settings.target_column,
+            settings.dataset_config,
+            settings.test_split,
+        )
+    )
+    return pairs["source"][:], pairs["target"][:]
+
+
+def _read(path: str, lines: int) -> list[str]:
+    """Translations from a file.
+
+    Raises:
+        ValueError: If there is not one for each test pair.
+    """
+    from vanilla_transformer.tokenization_vanilla_transformer import read_lines
+
+    texts = list(read_lines(path))
+    if len(texts) != lines:
+        raise ValueError(
+            f"{path!r} must hold one translation for each of the {lines:,} test pairs, got "
+            f"{len(texts):,} lines. Check that it translates the same file."
+        )
+    return texts
+
+
+def _translate(translator: "Translator", sources: list[str]) -> list[str]:
+    from tqdm import tqdm
+
+    from vanilla_transformer_cli import _report_limited
+
+    results = list(tqdm(translator.translate(sources), "evaluate", len(sources), unit=" lines"))
+    _report_limited(sum(translation.reached_limit for translation in results))
+    return [translation.text for translation in results]

@@ -1,0 +1,53 @@
+"""Recipes: files with the options of a training run that is worth repeating.
+
+A recipe is YAML: one option a line without its dashes, `config` as a mapping of its fields.
+"""
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from vanilla_transformer_cli.settings import TrainSettings
+
+_SUFFIXES = (".yaml", ".yml")
+_SWITCHES = {field.name for field in fields(TrainSettings) if field.type is bool}
+
+
+def insert_recipe(argv: list[str]) -> list[str]:
+    """Puts the options of a recipe in the place of its name, the first argument if any.
+
+    What follows on the command line comes later, and so wins.
+
+    Raises:
+        OSError: If the file cannot be read.
+        ValueError: If it is no YAML mapping of options to values.
+    """
+    if not argv or not argv[0].endswith(_SUFFIXES):
+        return argv
+    import yaml
+
+    path = Path(argv[0])
+    try:
+        recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is not YAML: {error}") from error
+    if not isinstance(recipe, dict):
+        raise ValueError(
+            f"{path} must hold options and their values, such as `preset: tiny`, got {recipe!r:.60}"
+        )
+    options = [word for name, value in recipe.items() for word in _words(path, name, value)]
+    return options + argv[1:]
+
+
+def _words(path: Path, name: object, value: Any) -> list[str]:
+    """An option as it stands on the command line."""
+    if isinstance(value, dict) and name == "config":
+        value = [f"{field}={setting}" for field, setting in value.items()]
+    if name in _SWITCHES and isinstance(value, bool):
+        return [f"--{name}"] if value else []
+    values = value if isinstance(value, list) else [value]
+    if not values or any(item is None or isinstance(item, list | dict) for item in values):
+        raise ValueError(
+            f"{path}: {name!r} must have a value or a list of values, got {value!r:.60}"
+        )
+    return [f"--{name}", *map(str, values)]
