@@ -20,7 +20,8 @@ from neighbours import build
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.batches import TokenBatchSampler
 from vanilla_transformer.data import ParallelText, load_pairs, pair_lengths, tokenize_pairs
-from vanilla_transformer.training import TokenBatchTrainer, recipe
+from vanilla_transformer.recipe import recipe
+from vanilla_transformer.trainer import TokenBatchTrainer
 from vanilla_transformer_cli.settings import PRESETS, TrainSettings
 
 VOCABULARY = 10_000

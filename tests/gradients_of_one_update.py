@@ -25,7 +25,8 @@ from vanilla_transformer import (
     VanillaTransformerTokenizer,
 )
 from vanilla_transformer.callbacks import StopOnRequest
-from vanilla_transformer.training import recipe, train
+from vanilla_transformer.recipe import recipe
+from vanilla_transformer.training import train
 from vanilla_transformer_cli.settings import TrainSettings
 
 # Sentences of a batch, over all processes together, and batches of an update: 16 sentences each.

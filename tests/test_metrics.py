@@ -16,7 +16,9 @@ from transformers import Seq2SeqTrainingArguments
 from vanilla_transformer import training
 from vanilla_transformer.metrics import METRICS, TranslationScores, edit_distance, format_scores
 from vanilla_transformer.number_words import write_corpus
-from vanilla_transformer.training import recipe, scorer, train
+from vanilla_transformer.recipe import recipe
+from vanilla_transformer.trainer import scorer
+from vanilla_transformer.training import train
 from vanilla_transformer_cli.settings import METRIC_NAMES, TrainSettings
 
 PREDICTIONS = ["A dog runs, quickly.", "Two men sit.", "The Cat sleeps on a mat."]

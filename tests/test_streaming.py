@@ -21,9 +21,10 @@ from transformers import AutoTokenizer, DataCollatorForSeq2Seq, Seq2SeqTrainingA
 from vanilla_transformer import training
 from vanilla_transformer.data import ParallelText, read_pairs
 from vanilla_transformer.number_words import write_corpus
+from vanilla_transformer.recipe import recipe
 from vanilla_transformer.streaming import TokenBatchStream, check_streaming
 from vanilla_transformer.tokenization_vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer.training import recipe, train
+from vanilla_transformer.training import train
 from vanilla_transformer_cli.settings import TrainSettings
 
 from . import gradients_of_one_update, train_on_stream

@@ -29,8 +29,10 @@ from vanilla_transformer.batches import TokenBatchSampler
 from vanilla_transformer.callbacks import StopOnRequest
 from vanilla_transformer.metrics import TranslationScores
 from vanilla_transformer.number_words import write_corpus
+from vanilla_transformer.recipe import config_overrides, recipe
 from vanilla_transformer.tokenization_vanilla_transformer import read_lines
-from vanilla_transformer.training import TokenBatchTrainer, config_overrides, recipe, train
+from vanilla_transformer.trainer import TokenBatchTrainer
+from vanilla_transformer.training import train
 from vanilla_transformer.translation import Translator
 from vanilla_transformer_cli.settings import TrainSettings
 

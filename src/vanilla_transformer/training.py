@@ -6,37 +6,28 @@ Differs from the paper:
     the paper, if it does as well on the validation pairs as the best one alone.
 """
 
-import difflib
 import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from itertools import chain, cycle, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
-import torch
 from accelerate import PartialState
 from datasets import Dataset
-from torch import nn
-from torch.utils.data import DataLoader
 from transformers import (
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
     DataCollatorForSeq2Seq,
     EarlyStoppingCallback,
-    EvalPrediction,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
-    TrainingArguments,
     set_seed,
 )
-from transformers.trainer_utils import get_last_checkpoint
 
 import vanilla_transformer  # noqa: F401  (registers the Auto classes)
 from vanilla_transformer.averaging import (
@@ -50,7 +41,6 @@ from vanilla_transformer.batches import Lengths, TokenBatchSampler
 from vanilla_transformer.bpe_dropout import SegmentedPairs
 from vanilla_transformer.callbacks import (
     MovingAverage,
-    SeedEpochs,
     StopOnRequest,
     interrupts_stop,
 )
@@ -64,104 +54,30 @@ from vanilla_transformer.data import (
     tokenize_pairs,
 )
 from vanilla_transformer.filters import Rule, drop_rules, filter_pairs
-from vanilla_transformer.metrics import METRICS, TranslationScores
 from vanilla_transformer.model_card import record_results, write_model_card
 from vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
-from vanilla_transformer.r_drop import r_drop
+from vanilla_transformer.recipe import check_settings, config_overrides, find_checkpoint
 from vanilla_transformer.run_record import (
     LOG_FILE,
     RUN_FILE,
     JsonLinesLog,
     describe_run,
-    hardware,
 )
-from vanilla_transformer.streaming import TokenBatchStream, check_streaming
+from vanilla_transformer.streaming import TokenBatchStream
 from vanilla_transformer.tokenization_vanilla_transformer import (
     VanillaTransformerTokenizer,
     language_tags,
     write_lines,
 )
+from vanilla_transformer.trainer import TokenBatchTrainer, plan, scorer
 from vanilla_transformer_cli.settings import PRESETS, TrainSettings
 
 # Section 6.1: beam 4, length penalty 0.6, output at most 50 tokens longer than its source.
 NUM_BEAMS = 4
 LENGTH_PENALTY = 0.6
 MAX_EXTRA_TOKENS = 50
-
-# Config fields that the command line sets by other options.
-_SET_ELSEWHERE = {
-    "vocab_size": "--vocab_size",
-    "label_smoothing": "--label_smoothing_factor",
-    "dtype": "--bf16 or --fp16",
-}
-
-
-def recipe(settings: TrainSettings) -> dict[str, Any]:
-    """Defaults of a run for `Seq2SeqTrainingArguments`: section 5 of the paper.
-
-    With Transformers' default timescale, `inverse_sqrt` is equation (3), scaled so that
-    `learning_rate` is its peak.
-    """
-    preset = PRESETS[settings.preset]
-    arguments: dict[str, Any] = {
-        "output_dir": "runs/model",
-        "num_train_epochs": 30,
-        "learning_rate": preset.learning_rate,
-        "warmup_steps": preset.warmup_steps,
-        "lr_scheduler_type": "inverse_sqrt",
-        "optim": "adamw_torch_fused",
-        "adam_beta1": 0.9,
-        "adam_beta2": 0.98,
-        "adam_epsilon": 1e-9,
-        "weight_decay": 0.0,
-        "label_smoothing_factor": 0.1,
-        "logging_steps": 50,
-        "save_strategy": "epoch",
-        # Trainer counts the best checkpoint too.
-        "save_total_limit": settings.average_last + bool(settings.validation),
-        "report_to": "none",
-        "dataloader_pin_memory": torch.cuda.is_available(),
-        # Transformers takes bf16 on a CPU only from those who ask for the CPU.
-        "use_cpu": not torch.accelerator.is_available(),
-        "bf16": _bf16_pays(),
-    }
-    if settings.validation:
-        arguments |= {
-            "eval_strategy": "epoch",
-            "load_best_model_at_end": True,
-            "metric_for_best_model": settings.metrics[0],
-            "predict_with_generate": True,
-            "generation_num_beams": 1,
-            "per_device_eval_batch_size": 64,
-        }
-    if settings.streaming:
-        # A stream has no epochs.
-        arguments |= {"save_strategy": "steps", "save_steps": 1000}
-        if settings.validation:
-            arguments |= {"eval_strategy": "steps", "eval_steps": 1000}
-    return arguments
-
-
-def _bf16_pays() -> bool:
-    """Whether matrix products are faster in bfloat16 here; some CPUs only emulate them."""
-    if torch.cuda.is_available():
-        return torch.cuda.is_bf16_supported()
-    if torch.accelerator.is_available():
-        return False
-
-    def seconds(dtype: torch.dtype) -> float:
-        x = torch.ones(1024, 512, dtype=dtype)
-        matrix = torch.ones(512, 512, dtype=dtype)
-        times = []
-        for _ in range(10):
-            started = time.perf_counter()
-            x @ matrix
-            times.append(time.perf_counter() - started)
-        return min(times)
-
-    return seconds(torch.bfloat16) < 0.8 * seconds(torch.float32)
 
 
 def train(settings: TrainSettings, arguments: Seq2SeqTrainingArguments) -> Path:
@@ -180,53 +96,84 @@ def train(settings: TrainSettings, arguments: Seq2SeqTrainingArguments) -> Path:
         KeyboardInterrupt: At the second Ctrl-C, when the model has been saved.
     """
     overrides = config_overrides(settings)
-    _check(settings)
-    _prefer_better_scores(settings, arguments)
-    if settings.streaming:
-        check_streaming(settings, arguments)
-    checkpoint = _find_checkpoint(settings, arguments)
+    check_settings(settings, arguments)
+    checkpoint = find_checkpoint(settings, arguments)
     set_seed(arguments.seed)
-    validation_pairs = None
-    if settings.validation:
-        validation_pairs = load_pairs(
-            _text(settings, settings.validation, settings.validation_split)
-        )
-        if settings.max_validation_pairs is not None:
-            validation_pairs = validation_pairs.take(settings.max_validation_pairs)
+    validation_pairs = _load_validation(settings)
     rules = drop_rules(settings, validation_pairs)
+    text = _text(settings, settings.train, settings.train_split)
     # Of a stream only what the tokenizer learns from is stored.
     first = settings.tokenizer_pairs if settings.streaming else None
-    train_text = _text(settings, settings.train, settings.train_split)
-    filtered = filter_pairs(load_pairs(train_text, first), rules)
-    train_pairs = filtered.kept
+    filtered = filter_pairs(load_pairs(text, first), rules)
     if start := checkpoint or settings.init_from:
         model = AutoModelForSeq2SeqLM.from_pretrained(start)
         tokenizer = AutoTokenizer.from_pretrained(start)
     else:
-        tokenizer = _train_tokenizer(settings, train_pairs)
+        tokenizer = _train_tokenizer(settings, filtered.kept)
         model = _build_model(settings, overrides, tokenizer)
     # The model smooths its own loss, without the full logits that Trainer's smoother needs.
     model.config.label_smoothing = arguments.label_smoothing_factor
     arguments.label_smoothing_factor = 0.0
 
-    data = partial(_read_kept, train_text, rules) if settings.streaming else train_pairs
+    pairs = partial(_read_kept, text, rules) if settings.streaming else filtered.kept
     trainer, truncated = _build_trainer(
-        settings, arguments, model, tokenizer, data, validation_pairs
+        settings, arguments, model, tokenizer, pairs, validation_pairs
     )
+    folder = Path(arguments.output_dir)
+    say = PartialState().print
+    if trainer.is_world_process_zero():
+        filtered.write_dropped(folder)
+    for line in chain(filtered.summary(), plan(trainer, truncated)):
+        say(line)
+    started = time.monotonic()
+    outcome, interrupt = _run(trainer, settings, checkpoint)
+    if trainer.is_world_process_zero():
+        counts: dict[str, Any] = {"pairs": len(filtered.kept), "truncated_pairs": truncated}
+        counts["epochs"] = round(trainer.state.epoch or 0, 2)
+        if settings.streaming:
+            # Of a stream nobody knows them.
+            counts = dict.fromkeys(counts)
+        run = describe_run(
+            settings,
+            arguments,
+            **counts,
+            dropped_pairs=filtered.dropped,
+            target_languages=list(language_tags(tokenizer)),
+            parameters=model.num_parameters(),
+            updates=trainer.state.global_step,
+            weights=outcome.weights,
+            minutes=round((time.monotonic() - started) / 60, 1),
+        )
+        _save(trainer, tokenizer, run, outcome, folder)
+    say(f"The model is in {folder}")
+    if interrupt:
+        raise interrupt
+    return folder
+
+
+def _load_validation(settings: TrainSettings) -> Dataset | None:
+    if not settings.validation:
+        return None
+    pairs = load_pairs(_text(settings, settings.validation, settings.validation_split))
+    if settings.max_validation_pairs is None:
+        return pairs
+    return pairs.take(settings.max_validation_pairs)
+
+
+def _run(
+    trainer: TokenBatchTrainer, settings: TrainSettings, checkpoint: str | None
+) -> tuple[Outcome, KeyboardInterrupt | None]:
+    """Trains, then puts the best weights that there are into the model.
+
+    Returns:
+        What they are, and the second Ctrl-C if it came.
+    """
     stop = StopOnRequest(settings.max_minutes)
     trainer.add_callback(stop)
     moving_average = None
     if settings.moving_average is not None:
         moving_average = MovingAverage(settings.moving_average)
         trainer.add_callback(moving_average)
-    folder = Path(arguments.output_dir)
-    say = PartialState().print
-    if trainer.is_world_process_zero():
-        filtered.write_dropped(folder)
-    for line in chain(filtered.summary(), _plan(trainer, truncated)):
-        say(line)
-    started = time.monotonic()
-    interrupt = None
     try:
         with interrupts_stop(stop):
             trainer.train(resume_from_checkpoint=checkpoint)
@@ -237,110 +184,8 @@ def train(settings: TrainSettings, arguments: Seq2SeqTrainingArguments) -> Path:
                     name = f"exponential moving average, {settings.moving_average}"
                     outcome = try_weights(trainer, moving_average.weights, name, outcome)
     except KeyboardInterrupt as error:
-        interrupt, outcome = error, Outcome("last update")
-    if trainer.is_world_process_zero():
-        run = describe_run(
-            settings,
-            arguments,
-            # Of a stream nobody counts them.
-            pairs=None if settings.streaming else len(train_pairs),
-            truncated_pairs=None if settings.streaming else truncated,
-            dropped_pairs=filtered.dropped,
-            target_languages=list(language_tags(tokenizer)),
-            parameters=model.num_parameters(),
-            epochs=None if settings.streaming else round(trainer.state.epoch or 0, 2),
-            updates=trainer.state.global_step,
-            weights=outcome.weights,
-            minutes=round((time.monotonic() - started) / 60, 1),
-        )
-        _save(trainer, tokenizer, run, outcome, folder)
-        try:
-            plot_curves(folder, metric_of(trainer))
-        except ImportError as error:
-            say(str(error))
-    say(f"The model is in {folder}")
-    if interrupt:
-        raise interrupt
-    return folder
-
-
-def config_overrides(settings: TrainSettings) -> dict[str, Any]:
-    """Config fields given as KEY=VALUE, with values as in JSON and plain strings.
-
-    Raises:
-        ValueError: If one is no assignment, no field of the config, or set elsewhere, or if
-            there is a saved model to start from.
-    """
-    fields = VanillaTransformerConfig.__dataclass_fields__
-    overrides, faults = {}, []
-    if settings.config and settings.init_from:
-        faults.append(
-            f"--config does not apply to the saved model {settings.init_from!r}, whose sizes are "
-            "fixed. Leave one of the two out."
-        )
-    for assignment in settings.config:
-        name, equals, text = assignment.partition("=")
-        if not equals:
-            faults.append(f"--config takes KEY=VALUE, got {assignment!r}.")
-        elif name in _SET_ELSEWHERE:
-            faults.append(f"--config {name}: use {_SET_ELSEWHERE[name]} instead.")
-        elif name not in fields:
-            nearest = difflib.get_close_matches(name, fields, n=1)
-            hint = f" Did you mean {nearest[0]}?" if nearest else ""
-            faults.append(f"--config: VanillaTransformerConfig has no field {name!r}.{hint}")
-        else:
-            try:
-                overrides[name] = json.loads(text)
-            except json.JSONDecodeError:
-                overrides[name] = text
-    if faults:
-        raise ValueError("\n".join(faults))
-    return overrides
-
-
-def _check(settings: TrainSettings) -> None:
-    """Refuses settings that no run can follow.
-
-    Raises:
-        ValueError: If there are any; tells all.
-    """
-    faults = []
-    decay = settings.moving_average
-    if decay is not None and not 0 <= decay < 1:
-        faults.append(f"--moving_average must be at least 0 and below 1, got {decay}.")
-    if settings.r_drop < 0:
-        faults.append(f"--r_drop must be at least 0, got {settings.r_drop}.")
-    if settings.max_validation_pairs is not None and settings.max_validation_pairs < 1:
-        faults.append(
-            f"--max_validation_pairs must be at least 1, got {settings.max_validation_pairs}."
-        )
-    for name in ("moving_average", "early_stopping_patience"):
-        if getattr(settings, name) is not None and not settings.validation:
-            faults.append(f"--{name} needs --validation pairs to score on, got none.")
-    if faults:
-        raise ValueError("\n".join(faults))
-
-
-def _find_checkpoint(settings: TrainSettings, arguments: TrainingArguments) -> str | None:
-    """The checkpoint to go on from; without --resume none, and the folder must be free.
-
-    Raises:
-        ValueError: If a run would overwrite another, or has nothing to go on from.
-    """
-    folder = Path(arguments.output_dir)
-    checkpoint = get_last_checkpoint(folder) if folder.is_dir() else None
-    if settings.resume and checkpoint is None:
-        raise ValueError(
-            f"--resume needs a checkpoint in --output_dir, got none in {folder}. "
-            "Leave --resume out to start from the beginning."
-        )
-    is_taken = checkpoint is not None or (folder / "config.json").exists()
-    if is_taken and not settings.resume:
-        raise ValueError(
-            f"--output_dir {folder} already holds a run. Pass --resume to go on with it, choose "
-            "another folder, or delete it."
-        )
-    return checkpoint
+        return Outcome("last update"), error
+    return outcome, None
 
 
 def _text(settings: TrainSettings, paths: list[str], split: str) -> ParallelText:
@@ -484,141 +329,6 @@ def _tokenize(
     return drawn, drawn.draw, drawn.truncated_pairs
 
 
-def scorer(
-    tokenizer: PreTrainedTokenizerBase,
-    references: list[str],
-    bleu_tokenize: str,
-    metrics: list[str],
-) -> Callable[[EvalPrediction], dict[str, Any]]:
-    """Scores what Trainer generated against the references as they were, not as tokenised.
-
-    Args:
-        tokenizer: Turns generated ids into text.
-        references: One for each pair, in the order of the evaluation set.
-        bleu_tokenize: sacreBLEU's tokenizer.
-        metrics: Names of the scores.
-    """
-    metric = TranslationScores()
-
-    def score(prediction: EvalPrediction) -> dict[str, Any]:
-        # Several processes fill up the last batch with pairs from the beginning.
-        ids = np.asarray(prediction.predictions)[: len(references)]
-        # Batches of unlike length are joined with -100.
-        ids = np.where(ids < 0, tokenizer.pad_token_id, ids)
-        texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
-        return metric.compute(
-            predictions=texts, references=references, tokenize=bleu_tokenize, metrics=metrics
-        )
-
-    return score
-
-
-def _prefer_better_scores(settings: TrainSettings, arguments: TrainingArguments) -> None:
-    """Tells Trainer that lower error rates are better; it knows so of losses only.
-
-    Raises:
-        ValueError: If the score that chooses the checkpoint would not be computed.
-    """
-    name = (arguments.metric_for_best_model or "loss").removeprefix("eval_")
-    if name in METRICS and name not in settings.metrics:
-        raise ValueError(
-            f"--metric_for_best_model must be one of --metrics, got {name} and "
-            f"{' '.join(settings.metrics)}. Add it to --metrics."
-        )
-    if name in METRICS:
-        arguments.greater_is_better = not METRICS[name].is_error_rate
-
-
-class TokenBatchTrainer(Seq2SeqTrainer):
-    """`Seq2SeqTrainer` whose training batches hold a budget of tokens.
-
-    Args:
-        sampler: Gives this process its share of each batch; None for a `TokenBatchStream`, which
-            is made of such shares.
-        r_drop_alpha: Weight of the divergence between two passes; 0 for a single pass.
-        settings: Arguments of `Seq2SeqTrainer`.
-    """
-
-    def __init__(
-        self, sampler: TokenBatchSampler | None, r_drop_alpha: float = 0.0, **settings: Any
-    ) -> None:
-        super().__init__(**settings)
-        self.sampler = sampler
-        self.r_drop_alpha = r_drop_alpha
-        if sampler:
-            self.add_callback(SeedEpochs(sampler))
-
-    def compute_loss(self, model: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """Trainer's, of two passes where the model trains under R-Drop."""
-        takes_two = self.r_drop_alpha and model.training
-        called = partial(r_drop, model, self.r_drop_alpha) if takes_two else model
-        return super().compute_loss(called, *args, **kwargs)
-
-    def get_train_dataloader(self) -> DataLoader[Any]:
-        """Batches as they were cut; their shares need no further split by accelerate."""
-        batches = {"batch_sampler": self.sampler} if self.sampler else {"batch_size": None}
-        return DataLoader(
-            self.train_dataset,
-            **batches,
-            collate_fn=self.data_collator,
-            num_workers=self.args.dataloader_num_workers,
-            pin_memory=self.args.dataloader_pin_memory,
-            persistent_workers=self.args.dataloader_persistent_workers,
-        )
-
-
-def _plan(trainer: TokenBatchTrainer, truncated: int) -> Iterator[str]:
-    """What the run will do, told before its first update; two batches are tried for it."""
-    arguments, model = trainer.args, trainer.model
-    data, sampler = trainer.train_dataset, trainer.sampler
-    if sampler:
-        pairs, one, several = f"{len(data):,}", "an epoch", "epochs"
-        batches, padding = len(sampler), sampler.padding
-    else:
-        # Of a stream only the first buffer is known.
-        pairs, one, several = f"{data.buffer_size:,} a buffer", "a buffer", "buffers"
-        batches, padding = data.batches_per_buffer, data.padding
-    seconds, gigabytes = _try_batches(trainer)
-    accumulated = arguments.gradient_accumulation_steps
-    periods = arguments.num_train_epochs
-    if arguments.max_steps > 0:
-        periods = arguments.max_steps * accumulated / batches
-    minutes = seconds * batches / 60
-    end = time.strftime("%H:%M", time.localtime(time.time() + 60 * minutes * periods))
-    yield f"device      {hardware()}, {'bf16' if arguments.bf16 else 'float32'}"
-    yield f"pairs       {pairs}, {truncated:,} of them cut to the maximal length"
-    yield f"parameters  {model.num_parameters():,}, vocabulary {model.config.vocab_size:,}"
-    yield f"batches     {batches:,} {one}, {100 * padding:.1f} % padding"
-    yield f"memory      about {gigabytes:.1f} GB"
-    yield f"time        about {minutes:.1f} minutes {one}; {periods:.3g} {several} end at {end}"
-    yield "            (evaluation not counted)"
-
-
-def _try_batches(trainer: TokenBatchTrainer) -> tuple[float, float]:
-    """Seconds for a batch and gigabytes for the run, from forward and backward passes."""
-    model, arguments = trainer.model.train(), trainer.args
-    # The only batch of a small corpus is tried twice.
-    batches = islice(cycle(trainer.get_train_dataloader()), 2)
-    with torch.random.fork_rng():
-        for timed, batch in enumerate(batches):
-            inputs = trainer._prepare_inputs(batch)
-            started = time.monotonic()
-            with trainer.accelerator.autocast():
-                loss = trainer.compute_loss(model, inputs)
-            loss.backward()
-            if timed:
-                # Reading the value waits for the device.
-                loss.item()
-    seconds = time.monotonic() - started
-    model.zero_grad()
-    if arguments.device.type == "cuda":
-        memory = torch.cuda.max_memory_allocated()
-    else:
-        memory = psutil.Process().memory_info().rss
-    adam_moments = 8 * model.num_parameters()
-    return seconds, (memory + adam_moments) / 1e9
-
-
 def _save(
     trainer: TokenBatchTrainer,
     tokenizer: PreTrainedTokenizerBase,
@@ -639,3 +349,7 @@ def _save(
         record_results(folder, "validation", outcome.scores | search)
     else:
         write_model_card(folder)
+    try:
+        plot_curves(folder, metric_of(trainer))
+    except ImportError as error:
+        PartialState().print(str(error))

@@ -114,7 +114,7 @@ def train(argv: list[str]) -> None:
     from transformers import Seq2SeqTrainingArguments
     from transformers.utils.logging import disable_progress_bar
 
-    from vanilla_transformer.training import recipe
+    from vanilla_transformer.recipe import recipe
     from vanilla_transformer.training import train as train_model
 
     trainer_parser = _Parser(

@@ -1,0 +1,187 @@
+"""The recipe: defaults of a run, and what is refused before anything is read or trained."""
+
+import difflib
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
+
+from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.metrics import METRICS
+from vanilla_transformer.streaming import check_streaming
+from vanilla_transformer_cli.settings import PRESETS, TrainSettings
+
+# Config fields that the command line sets by other options.
+_SET_ELSEWHERE = {
+    "vocab_size": "--vocab_size",
+    "label_smoothing": "--label_smoothing_factor",
+    "dtype": "--bf16 or --fp16",
+}
+
+
+def recipe(settings: TrainSettings) -> dict[str, Any]:
+    """Defaults of a run for `Seq2SeqTrainingArguments`: section 5 of the paper.
+
+    With Transformers' default timescale, `inverse_sqrt` is equation (3), scaled so that
+    `learning_rate` is its peak.
+    """
+    preset = PRESETS[settings.preset]
+    arguments: dict[str, Any] = {
+        "output_dir": "runs/model",
+        "num_train_epochs": 30,
+        "learning_rate": preset.learning_rate,
+        "warmup_steps": preset.warmup_steps,
+        "lr_scheduler_type": "inverse_sqrt",
+        "optim": "adamw_torch_fused",
+        "adam_beta1": 0.9,
+        "adam_beta2": 0.98,
+        "adam_epsilon": 1e-9,
+        "weight_decay": 0.0,
+        "label_smoothing_factor": 0.1,
+        "logging_steps": 50,
+        "save_strategy": "epoch",
+        # Trainer counts the best checkpoint too.
+        "save_total_limit": settings.average_last + bool(settings.validation),
+        "report_to": "none",
+        "dataloader_pin_memory": torch.cuda.is_available(),
+        # Transformers takes bf16 on a CPU only from those who ask for the CPU.
+        "use_cpu": not torch.accelerator.is_available(),
+        "bf16": _bf16_pays(),
+    }
+    if settings.validation:
+        arguments |= {
+            "eval_strategy": "epoch",
+            "load_best_model_at_end": True,
+            "metric_for_best_model": settings.metrics[0],
+            "predict_with_generate": True,
+            "generation_num_beams": 1,
+            "per_device_eval_batch_size": 64,
+        }
+    if settings.streaming:
+        # A stream has no epochs.
+        arguments |= {"save_strategy": "steps", "save_steps": 1000}
+        if settings.validation:
+            arguments |= {"eval_strategy": "steps", "eval_steps": 1000}
+    return arguments
+
+
+def _bf16_pays() -> bool:
+    """Whether matrix products are faster in bfloat16 here; some CPUs only emulate them."""
+    if torch.cuda.is_available():
+        return torch.cuda.is_bf16_supported()
+    if torch.accelerator.is_available():
+        return False
+
+    def seconds(dtype: torch.dtype) -> float:
+        x = torch.ones(1024, 512, dtype=dtype)
+        matrix = torch.ones(512, 512, dtype=dtype)
+        times = []
+        for _ in range(10):
+            started = time.perf_counter()
+            x @ matrix
+            times.append(time.perf_counter() - started)
+        return min(times)
+
+    return seconds(torch.bfloat16) < 0.8 * seconds(torch.float32)
+
+
+def config_overrides(settings: TrainSettings) -> dict[str, Any]:
+    """Config fields given as KEY=VALUE, with values as in JSON and plain strings.
+
+    Raises:
+        ValueError: If one is no assignment, no field of the config, or set elsewhere, or if
+            there is a saved model to start from.
+    """
+    fields = VanillaTransformerConfig.__dataclass_fields__
+    overrides, faults = {}, []
+    if settings.config and settings.init_from:
+        faults.append(
+            f"--config does not apply to the saved model {settings.init_from!r}, whose sizes are "
+            "fixed. Leave one of the two out."
+        )
+    for assignment in settings.config:
+        name, equals, text = assignment.partition("=")
+        if not equals:
+            faults.append(f"--config takes KEY=VALUE, got {assignment!r}.")
+        elif name in _SET_ELSEWHERE:
+            faults.append(f"--config {name}: use {_SET_ELSEWHERE[name]} instead.")
+        elif name not in fields:
+            nearest = difflib.get_close_matches(name, fields, n=1)
+            hint = f" Did you mean {nearest[0]}?" if nearest else ""
+            faults.append(f"--config: VanillaTransformerConfig has no field {name!r}.{hint}")
+        else:
+            try:
+                overrides[name] = json.loads(text)
+            except json.JSONDecodeError:
+                overrides[name] = text
+    if faults:
+        raise ValueError("\n".join(faults))
+    return overrides
+
+
+def check_settings(settings: TrainSettings, arguments: TrainingArguments) -> None:
+    """Refuses settings that no run can follow.
+
+    Raises:
+        ValueError: If there are any; tells all.
+    """
+    faults = []
+    decay = settings.moving_average
+    if decay is not None and not 0 <= decay < 1:
+        faults.append(f"--moving_average must be at least 0 and below 1, got {decay}.")
+    if settings.r_drop < 0:
+        faults.append(f"--r_drop must be at least 0, got {settings.r_drop}.")
+    if settings.max_validation_pairs is not None and settings.max_validation_pairs < 1:
+        faults.append(
+            f"--max_validation_pairs must be at least 1, got {settings.max_validation_pairs}."
+        )
+    for name in ("moving_average", "early_stopping_patience"):
+        if getattr(settings, name) is not None and not settings.validation:
+            faults.append(f"--{name} needs --validation pairs to score on, got none.")
+    if faults:
+        raise ValueError("\n".join(faults))
+    _prefer_better_scores(settings, arguments)
+    if settings.streaming:
+        check_streaming(settings, arguments)
+
+
+def _prefer_better_scores(settings: TrainSettings, arguments: TrainingArguments) -> None:
+    """Tells Trainer that lower error rates are better; it knows so of losses only.
+
+    Raises:
+        ValueError: If the score that chooses the checkpoint would not be computed.
+    """
+    name = (arguments.metric_for_best_model or "loss").removeprefix("eval_")
+    if name in METRICS and name not in settings.metrics:
+        raise ValueError(
+            f"--metric_for_best_model must be one of --metrics, got {name} and "
+            f"{' '.join(settings.metrics)}. Add it to --metrics."
+        )
+    if name in METRICS:
+        arguments.greater_is_better = not METRICS[name].is_error_rate
+
+
+def find_checkpoint(settings: TrainSettings, arguments: TrainingArguments) -> str | None:
+    """The checkpoint to go on from; without --resume none, and the folder must be free.
+
+    Raises:
+        ValueError: If a run would overwrite another, or has nothing to go on from.
+    """
+    folder = Path(arguments.output_dir)
+    checkpoint = get_last_checkpoint(folder) if folder.is_dir() else None
+    if settings.resume and checkpoint is None:
+        raise ValueError(
+            f"--resume needs a checkpoint in --output_dir, got none in {folder}. "
+            "Leave --resume out to start from the beginning."
+        )
+    is_taken = checkpoint is not None or (folder / "config.json").exists()
+    if is_taken and not settings.resume:
+        raise ValueError(
+            f"--output_dir {folder} already holds a run. Pass --resume to go on with it, choose "
+            "another folder, or delete it."
+        )
+    return checkpoint

@@ -1,0 +1,139 @@
+"""`Seq2SeqTrainer` on batches of a token budget: what it scores, and what it says beforehand."""
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import cycle, islice
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+from transformers import EvalPrediction, PreTrainedTokenizerBase, Seq2SeqTrainer
+
+from vanilla_transformer.batches import TokenBatchSampler
+from vanilla_transformer.callbacks import SeedEpochs
+from vanilla_transformer.metrics import TranslationScores
+from vanilla_transformer.r_drop import r_drop
+from vanilla_transformer.run_record import hardware
+
+
+class TokenBatchTrainer(Seq2SeqTrainer):
+    """`Seq2SeqTrainer` whose training batches hold a budget of tokens.
+
+    Args:
+        sampler: Gives this process its share of each batch; None for a `TokenBatchStream`, which
+            is made of such shares.
+        r_drop_alpha: Weight of the divergence between two passes; 0 for a single pass.
+        settings: Arguments of `Seq2SeqTrainer`.
+    """
+
+    def __init__(
+        self, sampler: TokenBatchSampler | None, r_drop_alpha: float = 0.0, **settings: Any
+    ) -> None:
+        super().__init__(**settings)
+        self.sampler = sampler
+        self.r_drop_alpha = r_drop_alpha
+        if sampler:
+            self.add_callback(SeedEpochs(sampler))
+
+    def compute_loss(self, model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Trainer's, of two passes where the model trains under R-Drop."""
+        takes_two = self.r_drop_alpha and model.training
+        called = partial(r_drop, model, self.r_drop_alpha) if takes_two else model
+        return super().compute_loss(called, *args, **kwargs)
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """Batches as they were cut; their shares need no further split by accelerate."""
+        batches = {"batch_sampler": self.sampler} if self.sampler else {"batch_size": None}
+        return DataLoader(
+            self.train_dataset,
+            **batches,
+            collate_fn=self.data_collator,
+            num_workers=self.args.dataloader_num_workers,
+            pin_memory=self.args.dataloader_pin_memory,
+            persistent_workers=self.args.dataloader_persistent_workers,
+        )
+
+
+def scorer(
+    tokenizer: PreTrainedTokenizerBase,
+    references: list[str],
+    bleu_tokenize: str,
+    metrics: list[str],
+) -> Callable[[EvalPrediction], dict[str, Any]]:
+    """Scores what Trainer generated against the references as they were, not as tokenised.
+
+    Args:
+        tokenizer: Turns generated ids into text.
+        references: One for each pair, in the order of the evaluation set.
+        bleu_tokenize: sacreBLEU's tokenizer.
+        metrics: Names of the scores.
+    """
+    metric = TranslationScores()
+
+    def score(prediction: EvalPrediction) -> dict[str, Any]:
+        # Several processes fill up the last batch with pairs from the beginning.
+        ids = np.asarray(prediction.predictions)[: len(references)]
+        # Batches of unlike length are joined with -100.
+        ids = np.where(ids < 0, tokenizer.pad_token_id, ids)
+        texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
+        return metric.compute(
+            predictions=texts, references=references, tokenize=bleu_tokenize, metrics=metrics
+        )
+
+    return score
+
+
+def plan(trainer: TokenBatchTrainer, truncated: int) -> Iterator[str]:
+    """What the run will do, told before its first update; two batches are tried for it."""
+    arguments, model = trainer.args, trainer.model
+    data, sampler = trainer.train_dataset, trainer.sampler
+    if sampler:
+        pairs, one, several = f"{len(data):,}", "an epoch", "epochs"
+        batches, padding = len(sampler), sampler.padding
+    else:
+        # Of a stream only the first buffer is known.
+        pairs, one, several = f"{data.buffer_size:,} a buffer", "a buffer", "buffers"
+        batches, padding = data.batches_per_buffer, data.padding
+    seconds, gigabytes = _try_batches(trainer)
+    accumulated = arguments.gradient_accumulation_steps
+    periods = arguments.num_train_epochs
+    if arguments.max_steps > 0:
+        periods = arguments.max_steps * accumulated / batches
+    minutes = seconds * batches / 60
+    end = time.strftime("%H:%M", time.localtime(time.time() + 60 * minutes * periods))
+    yield f"device      {hardware()}, {'bf16' if arguments.bf16 else 'float32'}"
+    yield f"pairs       {pairs}, {truncated:,} of them cut to the maximal length"
+    yield f"parameters  {model.num_parameters():,}, vocabulary {model.config.vocab_size:,}"
+    yield f"batches     {batches:,} {one}, {100 * padding:.1f} % padding"
+    yield f"memory      about {gigabytes:.1f} GB"
+    yield f"time        about {minutes:.1f} minutes {one}; {periods:.3g} {several} end at {end}"
+    yield "            (evaluation not counted)"
+
+
+def _try_batches(trainer: TokenBatchTrainer) -> tuple[float, float]:
+    """Seconds for a batch and gigabytes for the run, from forward and backward passes."""
+    model, arguments = trainer.model.train(), trainer.args
+    # The only batch of a small corpus is tried twice.
+    batches = islice(cycle(trainer.get_train_dataloader()), 2)
+    with torch.random.fork_rng():
+        for timed, batch in enumerate(batches):
+            inputs = trainer._prepare_inputs(batch)
+            started = time.monotonic()
+            with trainer.accelerator.autocast():
+                loss = trainer.compute_loss(model, inputs)
+            loss.backward()
+            if timed:
+                # Reading the value waits for the device.
+                loss.item()
+    seconds = time.monotonic() - started
+    model.zero_grad()
+    if arguments.device.type == "cuda":
+        memory = torch.cuda.max_memory_allocated()
+    else:
+        memory = psutil.Process().memory_info().rss
+    adam_moments = 8 * model.num_parameters()
+    return seconds, (memory + adam_moments) / 1e9
