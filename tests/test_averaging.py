@@ -1,10 +1,18 @@
 """The mean of checkpoints: each tensor once, whatever files they lie in."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+from torch import nn
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
-from vanilla_transformer.averaging import average_checkpoints, last_checkpoints
+from vanilla_transformer.averaging import (
+    Outcome,
+    average_checkpoints,
+    last_checkpoints,
+    try_weights,
+)
 
 
 @pytest.fixture
@@ -73,3 +81,44 @@ def test_last_checkpoints_are_those_of_the_highest_steps(saved, tmp_path, count)
     _, folders = saved
 
     assert last_checkpoints(tmp_path, count) == folders[-count:]
+
+
+@pytest.mark.parametrize(
+    ("metric", "best", "mean", "is_taken"),
+    [
+        ("bleu", {"bleu": 30.0, "loss": 2.0}, {"bleu": 30.1, "loss": 2.1}, True),
+        ("bleu", {"bleu": 30.0, "loss": 2.0}, {"bleu": 30.0, "loss": 2.0}, True),
+        ("bleu", {"bleu": 30.0, "loss": 2.0}, {"bleu": 29.9, "loss": 1.9}, True),
+        ("bleu", {"bleu": 30.0, "loss": 2.0}, {"bleu": 29.9, "loss": 2.0}, False),
+        ("wer", {"wer": 10.0, "loss": 2.0}, {"wer": 9.9, "loss": 2.1}, True),
+        ("wer", {"wer": 10.0, "loss": 2.0}, {"wer": 10.1, "loss": 2.1}, False),
+    ],
+)
+def test_averaged_weights_are_taken_unless_both_score_and_loss_are_worse(
+    metric, best, mean, is_taken
+):
+    model = nn.Linear(1, 1, bias=False)
+    before = model.weight.item()
+    evaluated = []
+
+    def evaluate(metric_key_prefix):
+        evaluated.append(model.weight.item())
+        return {f"{metric_key_prefix}_{name}": value for name, value in mean.items()}
+
+    trainer = SimpleNamespace(
+        model=model,
+        accelerator=SimpleNamespace(unwrap_model=lambda given: given),
+        args=SimpleNamespace(
+            metric_for_best_model=metric, greater_is_better=metric == "bleu", output_dir="unused"
+        ),
+        is_fsdp_enabled=False,
+        is_deepspeed_enabled=False,
+        evaluate=evaluate,
+    )
+    weights = {"weight": torch.full((1, 1), 7.0)}
+
+    outcome = try_weights(trainer, weights, "mean", Outcome("best", best))
+
+    assert evaluated == [7]
+    assert outcome == (Outcome("mean", mean) if is_taken else Outcome("best", best))
+    assert model.weight.item() == (7 if is_taken else before)

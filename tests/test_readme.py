@@ -8,7 +8,7 @@ import pytest
 from vanilla_transformer import VanillaTransformerTokenizer
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = ["README.md", "docs/my_own_data.md", "docs/speed.md"]
+DOCUMENTS = ["README.md", "docs/my_own_data.md", "docs/speed.md", "docs/results.md"]
 
 
 def code_blocks(document: str, language: str) -> list[str]:
@@ -45,6 +45,8 @@ def test_options_in_documents_exist(document):
             ["-m", "vanilla_transformer_cli", "export", "--help"],
             [str(ROOT / "scripts" / "benchmark_training.py"), "--help"],
             [str(ROOT / "scripts" / "benchmark_generation.py"), "--help"],
+            [str(ROOT / "scripts" / "benchmark_pipeline.py"), "--help"],
+            [str(ROOT / "scripts" / "prepare_corpus.py"), "--help"],
         ]
     )
 

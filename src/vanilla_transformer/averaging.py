@@ -40,7 +40,7 @@ def best_weights(trainer: Trainer) -> Outcome:
 
 
 def average_weights(trainer: Trainer, count: int, outcome: Outcome) -> Outcome:
-    """Puts the mean of the last `count` checkpoints into the model, if it does not score worse.
+    """Puts the mean of the last `count` checkpoints into the model, if it does no worse.
 
     Args:
         trainer: After training; its model holds the weights of `outcome`.
@@ -62,9 +62,11 @@ def average_weights(trainer: Trainer, count: int, outcome: Outcome) -> Outcome:
 def try_weights(
     trainer: Trainer, weights: dict[str, Tensor], name: str, outcome: Outcome
 ) -> Outcome:
-    """Puts averaged weights into the model, if they score no worse on the validation pairs.
+    """Puts averaged weights into the model, if they do no worse on the validation pairs.
 
-    Early in training, while the weights still move far, they do: so none are taken untried.
+    Early in training, while the weights still move far, they do: so none are taken untried. Worse
+    means a worse score and a higher loss. The score alone would favour the best checkpoint, which
+    was the luckiest of many on these very pairs; the loss has far less luck in it.
 
     Args:
         trainer: After training; its model holds the weights of `outcome`.
@@ -85,11 +87,12 @@ def try_weights(
     scores = {key.removeprefix("mean_"): value for key, value in scores.items()}
     metric = metric_of(trainer)
     PartialState().print(
-        f"{metric:<11} {outcome.scores[metric]:.4g} ({outcome.weights}), "
-        f"{scores[metric]:.4g} ({name})"
+        f"{metric:<11} {outcome.scores[metric]:.4g}, loss {outcome.scores['loss']:.4g} "
+        f"({outcome.weights}); {scores[metric]:.4g}, loss {scores['loss']:.4g} ({name})"
     )
     gain = scores[metric] - outcome.scores[metric]
-    if (gain if trainer.args.greater_is_better else -gain) < 0:
+    is_worse = (gain if trainer.args.greater_is_better else -gain) < 0
+    if is_worse and scores["loss"] >= outcome.scores["loss"]:
         model.load_state_dict(before)
         return outcome
     return Outcome(name, scores)

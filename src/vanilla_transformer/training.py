@@ -3,7 +3,7 @@
 Differs from the paper:
     A run is measured in epochs, and its checkpoints are taken at their ends; the paper fixes the
     number of updates, and takes one every ten minutes. The mean of the last ones is saved, as in
-    the paper, if it does as well on the validation pairs as the best one alone.
+    the paper, unless it does worse on the validation pairs than the best one alone.
 """
 
 import json

@@ -194,8 +194,9 @@ class TrainSettings:
         "Ends training after so many minutes, evaluates, and keeps the best checkpoint."
     )
     average_last: int = option(
-        "Checkpoints whose mean is saved (section 6.1 of the paper) if it does as well on "
-        "--validation as the best one alone. So many are kept beside the best; 1: no averaging.",
+        "Checkpoints whose mean is saved (section 6.1 of the paper) unless both its score "
+        "and its loss on --validation are worse than those of the best one alone. So many are kept "
+        "beside the best; 1: no averaging.",
         5,
     )
     moving_average: float | None = option(
