@@ -8,6 +8,7 @@ from typing import Any
 
 import psutil
 import torch
+from datasets import Dataset
 from torch.utils.data import DataLoader
 from transformers import (
     BatchEncoding,
@@ -139,13 +140,25 @@ def check_same_logits(
         )
 
 
-def batches(corpus: list[str], vocab_size: int, max_tokens: int, count: int) -> list[BatchEncoding]:
-    """The first batches of an epoch over a parallel corpus, `max_tokens` each at most."""
+def learn_and_encode(
+    corpus: list[str], vocab_size: int
+) -> tuple[VanillaTransformerTokenizer, Dataset]:
+    """A joint vocabulary of a parallel corpus, and its token ids."""
     pairs = load_pairs(ParallelText(tuple(corpus)))
     texts = (text for column in ("source", "target") for text in pairs[column])
     tokenizer = VanillaTransformerTokenizer.train(texts, vocab_size=vocab_size)
+    return tokenizer, encode(pairs, tokenizer)
+
+
+def encode(pairs: Dataset, tokenizer: VanillaTransformerTokenizer) -> Dataset:
+    """Columns `input_ids` and `labels`."""
     data, _ = tokenize_pairs(pairs, tokenizer, max_length=256)
-    data = data.select_columns(["input_ids", "labels"])
+    return data.select_columns(["input_ids", "labels"])
+
+
+def batches(corpus: list[str], vocab_size: int, max_tokens: int, count: int) -> list[BatchEncoding]:
+    """The first batches of an epoch over a parallel corpus, `max_tokens` each at most."""
+    tokenizer, data = learn_and_encode(corpus, vocab_size)
     sampler = TokenBatchSampler(pair_lengths(data), max_tokens, seed=0)
     collator = DataCollatorForSeq2Seq(tokenizer)
     loader = DataLoader(data, batch_sampler=sampler, collate_fn=collator)

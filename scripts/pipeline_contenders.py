@@ -16,10 +16,9 @@ from transformers import (
     set_seed,
 )
 
-from neighbours import build
-from vanilla_transformer import VanillaTransformerTokenizer
+from neighbours import build, encode, learn_and_encode
 from vanilla_transformer.batches import TokenBatchSampler
-from vanilla_transformer.data import ParallelText, load_pairs, pair_lengths, tokenize_pairs
+from vanilla_transformer.data import ParallelText, load_pairs, pair_lengths
 from vanilla_transformer.recipe import recipe
 from vanilla_transformer.trainer import TokenBatchTrainer
 from vanilla_transformer_cli.settings import PRESETS, TrainSettings
@@ -46,17 +45,11 @@ class Corpus:
     @classmethod
     def load(cls, train: list[str], validation: list[str], max_tokens: int) -> "Corpus":
         """Reads the files, learns a joint vocabulary, and cuts batches."""
-        pairs, held_out = (load_pairs(ParallelText(tuple(paths))) for paths in (train, validation))
-        texts = (text for column in ("source", "target") for text in pairs[column])
-        tokenizer = VanillaTransformerTokenizer.train(texts, vocab_size=VOCABULARY)
-        columns = ["input_ids", "labels"]
-        ids, held_out_ids = (
-            tokenize_pairs(one, tokenizer, max_length=256)[0].select_columns(columns)
-            for one in (pairs, held_out)
-        )
-        order = np.argsort(-pair_lengths(held_out_ids)[:, 0], kind="stable")
+        tokenizer, ids = learn_and_encode(train, VOCABULARY)
+        held_out = encode(load_pairs(ParallelText(tuple(validation))), tokenizer)
+        order = np.argsort(-pair_lengths(held_out)[:, 0], kind="stable")
         sampler = TokenBatchSampler(pair_lengths(ids), max_tokens, seed=0)
-        return cls(tokenizer, ids, held_out_ids.select(order), sampler)
+        return cls(tokenizer, ids, held_out.select(order), sampler)
 
 
 class Clock(TrainerCallback):

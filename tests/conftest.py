@@ -1,6 +1,8 @@
 """The tiny model that the tests share: unequal sizes, so that no swapped axis goes unseen."""
 
 import os
+from collections.abc import Callable
+from pathlib import Path
 
 # Before any library reads it: no test reaches the Hub.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -94,6 +96,18 @@ def batch() -> dict[str, Tensor]:
         "decoder_input_ids": decoder_input_ids,
         "labels": labels,
     }
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., str]:
+    """Writes a text file, given its name and lines, and tells its path."""
+
+    def write_file(name: str, *lines: str) -> str:
+        path = tmp_path / name
+        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
+        return str(path)
+
+    return write_file
 
 
 def real_rows(ids: Tensor, is_real: Tensor) -> list[Tensor]:

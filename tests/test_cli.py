@@ -17,6 +17,7 @@ from vanilla_transformer.metrics import METRICS
 from vanilla_transformer.number_words import write_corpus
 from vanilla_transformer.tokenization_vanilla_transformer import read_lines
 from vanilla_transformer_cli import COMMANDS, main
+from vanilla_transformer_cli.settings import METRIC_TITLES
 
 COMMAND = Path(sys.executable).with_name("vanilla-transformer")
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -299,7 +300,7 @@ def test_card_knows_every_metric(run, copied_model, corpus):
     run("evaluate", "--model", copied_model, *argv, "--metrics", *METRICS)
 
     card = (copied_model / "README.md").read_text(encoding="utf-8")
-    titles = " | ".join(kind.title for kind in METRICS.values())
+    titles = " | ".join(METRIC_TITLES.values())
     assert f"\n| lines | {titles} | search |\n" in card
 
 

@@ -1,9 +1,6 @@
 """Two processes, launched as users launch them, train the model of one process."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +11,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM
 
 from . import train_shortly as helper
+from .launching import launch
 from .test_remote_code import HUB_FILES
 
 pytestmark = pytest.mark.slow
@@ -21,19 +19,6 @@ pytestmark = pytest.mark.slow
 # `--cpu` starts a single process, whatever `--num_processes` says; this does not ask for a GPU.
 ACCELERATE = ["accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
 ACCELERATE += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
-TORCHRUN = ["torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-
-
-def launch(launcher: list[str], *arguments: str | Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", *launcher, helper.__file__, *arguments],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
 
 
 def reports(folder: Path) -> list[dict[str, Any]]:
@@ -56,9 +41,9 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         if kind not in folders:
             folders[kind] = tmp_path_factory.mktemp(kind)
             if kind == "accelerate":
-                launch(ACCELERATE, folders[kind])
+                launch(helper.__file__, folders[kind], launcher=ACCELERATE)
             else:
-                launch(TORCHRUN, folders[kind], "--shard")
+                launch(helper.__file__, folders[kind], "--shard")
         return folders[kind]
 
     return folder_of
@@ -89,7 +74,7 @@ def test_projection_of_its_own_is_trained_under_fsdp_as_in_one_process(tmp_path)
     together.mkdir()
     helper.train_shortly(alone, batch_size=4, tied=False)
 
-    launch(TORCHRUN, together, "--shard", "--untied")
+    launch(helper.__file__, together, "--shard", "--untied")
 
     assert_same_weights(together, alone)
 

@@ -52,16 +52,6 @@ ALL_FILTERS = {
 
 
 @pytest.fixture
-def write(tmp_path):
-    def write_file(name, *lines):
-        path = tmp_path / name
-        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
-        return str(path)
-
-    return write_file
-
-
-@pytest.fixture
 def dataset(write):
     """`PAIRS` as training reads them."""
     return load_pairs(ParallelText((write("pairs.jsonl", *records(PAIRS)),)))

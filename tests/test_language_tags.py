@@ -142,16 +142,6 @@ def test_language_is_refused_by_a_model_of_one_direction(plain_tokenizer):
 # Pairs
 
 
-@pytest.fixture
-def write(tmp_path):
-    def write_file(name, *lines):
-        path = tmp_path / name
-        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
-        return str(path)
-
-    return write_file
-
-
 RECORDS = [{"source": s, "target": t, "to": {"code": tag}} for s, t, tag in ROWS]
 
 

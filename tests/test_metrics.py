@@ -19,7 +19,7 @@ from vanilla_transformer.number_words import write_corpus
 from vanilla_transformer.recipe import recipe
 from vanilla_transformer.trainer import scorer
 from vanilla_transformer.training import train
-from vanilla_transformer_cli.settings import METRIC_NAMES, TrainSettings
+from vanilla_transformer_cli.settings import METRIC_TITLES, TrainSettings
 
 PREDICTIONS = ["A dog runs, quickly.", "Two men sit.", "The Cat sleeps on a mat."]
 REFERENCES = ["A dog is running, quickly.", "Two men sit.", "The cat sleeps on the mat."]
@@ -182,7 +182,7 @@ def test_format_scores_gives_a_line_for_each_score_with_its_signature(metric):
 
 
 def test_command_line_knows_all_metrics():
-    assert list(METRIC_NAMES) == list(METRICS)
+    assert list(METRIC_TITLES) == list(METRICS)
 
 
 def test_metrics_are_computed_as_asked_and_in_that_order(metric):

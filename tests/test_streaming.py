@@ -1,9 +1,6 @@
 """A corpus that is streamed: which batches come of it, and runs that train on them."""
 
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from itertools import chain, islice
 from pathlib import Path
@@ -14,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from accelerate import skip_first_batches
-from safetensors.torch import load_file
 from torch.utils.data import DataLoader
 from transformers import AutoTokenizer, DataCollatorForSeq2Seq, Seq2SeqTrainingArguments
 
@@ -28,6 +24,8 @@ from vanilla_transformer.training import train
 from vanilla_transformer_cli.settings import TrainSettings
 
 from . import gradients_of_one_update, train_on_stream
+from .launching import launch
+from .test_training import read_log, weights_of
 
 MAX_LENGTH = 20
 
@@ -371,14 +369,6 @@ def run(corpus: Path, folder: Path, *, validated: bool = False, **changes: Any) 
     return train(settings, Seq2SeqTrainingArguments(**recipe(settings) | arguments))
 
 
-def weights_of(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "model.safetensors")
-
-
-def read_log(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-
-
 def test_run_saves_and_scores_a_stream_by_updates(corpus, tmp_path):
     run(corpus, tmp_path, validated=True, max_steps=5, save_steps=2, eval_steps=2)
 
@@ -477,17 +467,8 @@ def test_two_processes_train_on_a_stream_like_one(tmp_path):
     alone, together = tmp_path / "alone", tmp_path / "together"
     train_on_stream.train_on_stream(tmp_path, alone)
 
-    launcher = ["torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    done = subprocess.run(
-        [sys.executable, "-m", *launcher, train_on_stream.__file__, tmp_path, together],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    launch(train_on_stream.__file__, tmp_path, together)
 
-    assert done.returncode == 0, done.stderr
     torch.testing.assert_close(weights_of(together), weights_of(alone))
     # Were all batches given to both, the weights would be the same.
     tokens = [read_log(folder)[-1]["num_input_tokens_seen"] for folder in (alone, together)]

@@ -1,9 +1,6 @@
 """Gradients through Trainer do not depend on how an update is cut into batches and processes."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +11,7 @@ from torch import Tensor
 
 from . import gradients_of_one_update as one_update
 from .gradients_of_one_update import SMOOTHINGS, SPLITS, gradients_of_one_update
+from .launching import launch
 
 
 def expected_gradients(label_smoothing: float) -> dict[str, Tensor]:
@@ -47,16 +45,7 @@ def of_two_processes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder with the results of the helper script on two processes, launched by torchrun."""
     folder = tmp_path_factory.mktemp("two_processes")
     one_update.write_corpus(folder)
-    launcher = ["torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    done = subprocess.run(
-        [sys.executable, "-m", *launcher, one_update.__file__, folder],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    launch(one_update.__file__, folder)
     return folder
 
 

@@ -12,7 +12,7 @@ import torch
 from accelerate import PartialState
 from safetensors import safe_open
 from torch import Tensor
-from transformers import Trainer
+from transformers import Trainer, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
@@ -85,7 +85,7 @@ def try_weights(
     model.load_state_dict(weights, strict=False)
     scores = trainer.evaluate(metric_key_prefix="mean")
     scores = {key.removeprefix("mean_"): value for key, value in scores.items()}
-    metric = metric_of(trainer)
+    metric = metric_of(trainer.args)
     PartialState().print(
         f"{metric:<11} {outcome.scores[metric]:.4g}, loss {outcome.scores['loss']:.4g} "
         f"({outcome.weights}); {scores[metric]:.4g}, loss {scores['loss']:.4g} ({name})"
@@ -98,9 +98,9 @@ def try_weights(
     return Outcome(name, scores)
 
 
-def metric_of(trainer: Trainer) -> str:
+def metric_of(arguments: TrainingArguments) -> str:
     """The validation score that decides."""
-    return (trainer.args.metric_for_best_model or "loss").removeprefix("eval_")
+    return (arguments.metric_for_best_model or "loss").removeprefix("eval_")
 
 
 def last_checkpoints(folder: Path, count: int) -> list[Path]:

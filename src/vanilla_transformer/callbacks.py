@@ -70,14 +70,7 @@ class MovingAverage(TrainerCallback):
             # The file has an order of its own.
             self.weights = {name: saved[name] for name, _ in model.named_parameters()}
 
-    def on_step_end(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: nn.Module,
-        **kwargs: Any,
-    ) -> None:
+    def on_step_end(self, *args: Any, model: nn.Module, **kwargs: Any) -> None:
         """Adds the weights of an update."""
         weights = {name: weight.detach().float() for name, weight in model.named_parameters()}
         if not self.weights:
@@ -132,7 +125,7 @@ class StopOnRequest(TrainerCallback):
             control.should_training_stop = True
 
     def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self, args: TrainingArguments, state: TrainerState, *others: Any, **kwargs: Any
     ) -> None:
         """Remembers the update, whose weights need no second score."""
         self.scored_step = state.global_step

@@ -11,7 +11,7 @@ from sacrebleu.metrics.base import Metric, Score, Signature
 from sacrebleu.metrics.bleu import BLEU, BLEUScore
 from sacrebleu.metrics.chrf import CHRF
 
-from vanilla_transformer_cli.settings import DEFAULT_METRICS
+from vanilla_transformer_cli.settings import DEFAULT_METRICS, METRIC_TITLES
 
 # What `TranslationScores.compute` returns, ready for JSON.
 Scores = dict[str, Any]
@@ -116,43 +116,37 @@ class MetricKind:
     """One of the scores that there are.
 
     Attributes:
-        title: For people.
         build: Makes it from sacreBLEU's name of a tokenizer and from whether to lower-case, for
             those that know such things.
         is_error_rate: Whether lower is better.
     """
 
-    title: str
     build: Callable[[str, bool], Metric]
     is_error_rate: bool = False
 
 
 METRICS = {
     "bleu": MetricKind(
-        "BLEU",
         # Who says "none" knows that the text is tokenised: no need for sacreBLEU's warning.
         lambda tokenize, lowercase: BLEU(
             tokenize=tokenize, lowercase=lowercase, force=tokenize == "none"
         ),
     ),
-    "chrf": MetricKind("chrF", lambda _, lowercase: CHRF(lowercase=lowercase)),
+    "chrf": MetricKind(lambda _, lowercase: CHRF(lowercase=lowercase)),
     "exact_match": MetricKind(
-        "exact match",
         lambda *_: Ratio("exact match", _equal_lines, {"unit": "line", "equal": "code-points"}),
     ),
     "wer": MetricKind(
-        "WER",
         lambda *_: Ratio("WER", _wrong_words, {"unit": "line", "tok": "blank"}),
         is_error_rate=True,
     ),
     "per": MetricKind(
-        "PER",
         lambda *_: Ratio(
             "PER", _wrong_tokens, {"unit": "token", "tok": "blank", "distance": "levenshtein"}
         ),
         is_error_rate=True,
     ),
-    "codexglue_bleu": MetricKind("CodeXGLUE BLEU", lambda *_: CodeXGlueBLEU()),
+    "codexglue_bleu": MetricKind(lambda *_: CodeXGlueBLEU()),
 }
 
 
@@ -281,5 +275,5 @@ def format_scores(scores: Scores) -> str:
     for name in (name for name in scores if name in METRICS):
         interval = f" ± {scores[f'{name}_ci']:.2f}" if f"{name}_ci" in scores else ""
         signature = scores[f"{name}_signature"]
-        lines.append(f"{METRICS[name].title} {scores[name]:.2f}{interval} ({signature})")
+        lines.append(f"{METRIC_TITLES[name]} {scores[name]:.2f}{interval} ({signature})")
     return "\n".join([*lines, f"{scores['lines']:,} lines"])

@@ -8,7 +8,7 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from vanilla_transformer.tokenization_vanilla_transformer import write_lines
-from vanilla_transformer_cli.settings import METRIC_NAMES
+from vanilla_transformer_cli.settings import METRIC_TITLES
 
 # The template at the top of the repository, linked into the package.
 TEMPLATE = Path(__file__).with_name("model_card.md")
@@ -43,7 +43,7 @@ def write_model_card(folder: Path) -> None:
     signed = [
         (test_set, metric, scores)
         for test_set, scores in results.items()
-        for metric in METRIC_NAMES
+        for metric in METRIC_TITLES
         if f"{metric}_signature" in scores
     ]
     name = folder.resolve().name
@@ -71,6 +71,12 @@ def write_model_card(folder: Path) -> None:
         or None,
     )
     card = ModelCard.from_template(
-        data, template_path=str(TEMPLATE), name=name, config=config, run=run, results=results
+        data,
+        template_path=str(TEMPLATE),
+        name=name,
+        config=config,
+        run=run,
+        results=results,
+        titles=METRIC_TITLES,
     )
     write_lines(folder / CARD_FILE, [str(card).rstrip("\n")])

@@ -10,6 +10,7 @@ import torch
 from transformers import TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
+from vanilla_transformer.averaging import metric_of
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.metrics import METRICS
 from vanilla_transformer.streaming import check_streaming
@@ -142,27 +143,22 @@ def check_settings(settings: TrainSettings, arguments: TrainingArguments) -> Non
     for name in ("moving_average", "early_stopping_patience"):
         if getattr(settings, name) is not None and not settings.validation:
             faults.append(f"--{name} needs --validation pairs to score on, got none.")
+    metric = metric_of(arguments)
+    if metric in METRICS and metric not in settings.metrics:
+        faults.append(
+            f"--metric_for_best_model must be one of --metrics, got {metric} and "
+            f"{' '.join(settings.metrics)}. Add it to --metrics."
+        )
     if faults:
         raise ValueError("\n".join(faults))
-    _prefer_better_scores(settings, arguments)
     if settings.streaming:
         check_streaming(settings, arguments)
 
 
-def _prefer_better_scores(settings: TrainSettings, arguments: TrainingArguments) -> None:
-    """Tells Trainer that lower error rates are better; it knows so of losses only.
-
-    Raises:
-        ValueError: If the score that chooses the checkpoint would not be computed.
-    """
-    name = (arguments.metric_for_best_model or "loss").removeprefix("eval_")
-    if name in METRICS and name not in settings.metrics:
-        raise ValueError(
-            f"--metric_for_best_model must be one of --metrics, got {name} and "
-            f"{' '.join(settings.metrics)}. Add it to --metrics."
-        )
-    if name in METRICS:
-        arguments.greater_is_better = not METRICS[name].is_error_rate
+def prefer_better_scores(arguments: TrainingArguments) -> None:
+    """Tells Trainer that lower error rates are better; it knows so of losses only."""
+    if kind := METRICS.get(metric_of(arguments)):
+        arguments.greater_is_better = not kind.is_error_rate
 
 
 def find_checkpoint(settings: TrainSettings, arguments: TrainingArguments) -> str | None:

@@ -6,7 +6,8 @@ from typing import cast
 
 from sacrebleu.significance import PairedTest, Result
 
-from vanilla_transformer.metrics import METRICS, build_metrics, check_bootstrap
+from vanilla_transformer.metrics import build_metrics, check_bootstrap
+from vanilla_transformer_cli.settings import METRIC_TITLES
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def compare(
     for name, results in zip(built, table.values(), strict=True):
         one, other = cast(list[Result], results)
         p_value = 1.0 if one.score == other.score else cast(float, other.p_value)
-        comparisons.append(Comparison(METRICS[name].title, one.score, other.score, p_value))
+        comparisons.append(Comparison(METRIC_TITLES[name], one.score, other.score, p_value))
     return comparisons
 
 

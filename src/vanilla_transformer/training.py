@@ -58,7 +58,12 @@ from vanilla_transformer.model_card import record_results, write_model_card
 from vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
-from vanilla_transformer.recipe import check_settings, config_overrides, find_checkpoint
+from vanilla_transformer.recipe import (
+    check_settings,
+    config_overrides,
+    find_checkpoint,
+    prefer_better_scores,
+)
 from vanilla_transformer.run_record import (
     LOG_FILE,
     RUN_FILE,
@@ -97,6 +102,7 @@ def train(settings: TrainSettings, arguments: Seq2SeqTrainingArguments) -> Path:
     """
     overrides = config_overrides(settings)
     check_settings(settings, arguments)
+    prefer_better_scores(arguments)
     checkpoint = find_checkpoint(settings, arguments)
     set_seed(arguments.seed)
     validation_pairs = _load_validation(settings)
@@ -105,17 +111,18 @@ def train(settings: TrainSettings, arguments: Seq2SeqTrainingArguments) -> Path:
     # Of a stream only what the tokenizer learns from is stored.
     first = settings.tokenizer_pairs if settings.streaming else None
     filtered = filter_pairs(load_pairs(text, first), rules)
+    kept = filtered.kept
     if start := checkpoint or settings.init_from:
         model = AutoModelForSeq2SeqLM.from_pretrained(start)
         tokenizer = AutoTokenizer.from_pretrained(start)
     else:
-        tokenizer = _train_tokenizer(settings, filtered.kept)
+        tokenizer = _train_tokenizer(settings, kept)
         model = _build_model(settings, overrides, tokenizer)
     # The model smooths its own loss, without the full logits that Trainer's smoother needs.
     model.config.label_smoothing = arguments.label_smoothing_factor
     arguments.label_smoothing_factor = 0.0
 
-    pairs = partial(_read_kept, text, rules) if settings.streaming else filtered.kept
+    pairs = partial(_read_kept, text, rules) if settings.streaming else kept
     trainer, truncated = _build_trainer(
         settings, arguments, model, tokenizer, pairs, validation_pairs
     )
@@ -128,7 +135,7 @@ def train(settings: TrainSettings, arguments: Seq2SeqTrainingArguments) -> Path:
     started = time.monotonic()
     outcome, interrupt = _run(trainer, settings, checkpoint)
     if trainer.is_world_process_zero():
-        counts: dict[str, Any] = {"pairs": len(filtered.kept), "truncated_pairs": truncated}
+        counts: dict[str, Any] = {"pairs": len(kept), "truncated_pairs": truncated}
         counts["epochs"] = round(trainer.state.epoch or 0, 2)
         if settings.streaming:
             # Of a stream nobody knows them.
@@ -350,6 +357,6 @@ def _save(
     else:
         write_model_card(folder)
     try:
-        plot_curves(folder, metric_of(trainer))
+        plot_curves(folder, metric_of(trainer.args))
     except ImportError as error:
         PartialState().print(str(error))

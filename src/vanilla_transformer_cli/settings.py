@@ -52,8 +52,15 @@ PRESETS = {
 }
 
 
-# The keys of `vanilla_transformer.metrics.METRICS`, whose import would delay `--help`.
-METRIC_NAMES = ("bleu", "chrf", "exact_match", "wer", "per", "codexglue_bleu")
+# Titles of `vanilla_transformer.metrics.METRICS`, whose import would delay `--help`.
+METRIC_TITLES = {
+    "bleu": "BLEU",
+    "chrf": "chrF",
+    "exact_match": "exact match",
+    "wer": "WER",
+    "per": "PER",
+    "codexglue_bleu": "CodeXGLUE BLEU",
+}
 DEFAULT_METRICS = ["bleu", "chrf", "exact_match"]
 
 
@@ -119,26 +126,20 @@ class TrainSettings:
     filter_max_ratio: float | None = option(
         "Drops pairs of which a side has more than so many times the characters of the other."
     )
-    filter_script: list[str] | None = field(
-        default=None,
-        metadata={
-            "action": "store",
-            "nargs": 2,
-            "metavar": ("SOURCE", "TARGET"),
-            "help": "Drops pairs of which a side has most of its letters in another script than "
-            "this; codes of ISO 15924, such as Latn Cyrl, with + between several of a side.",
-        },
+    filter_script: list[str] | None = option(
+        "Drops pairs of which a side has most of its letters in another script than this; codes "
+        "of ISO 15924, such as Latn Cyrl, with + between several of a side.",
+        action="store",
+        nargs=2,
+        metavar=("SOURCE", "TARGET"),
     )
-    filter_overlap: list[str] | None = field(
-        default=None,
-        metadata={
-            "action": "store",
-            "nargs": "*",
-            "metavar": "FILE",
-            "help": "Drops pairs of which a side stands in --validation or in these files, on "
-            "whichever side; text, .tsv, .jsonl or .parquet. Case, white space and compatibility "
-            "forms (NFKC) make no difference.",
-        },
+    filter_overlap: list[str] | None = option(
+        "Drops pairs of which a side stands in --validation or in these files, on whichever side; "
+        "text, .tsv, .jsonl or .parquet. Case, white space and compatibility forms (NFKC) make no "
+        "difference.",
+        action="store",
+        nargs="*",
+        metavar="FILE",
     )
     filter_duplicates: bool = option("Drops pairs equal to an earlier one.", False)
     preset: Literal["tiny", "small", "base", "big"] = option(
@@ -188,7 +189,7 @@ class TrainSettings:
         "Scores of the validation pairs, as in the command evaluate. The first chooses the best "
         "checkpoint, unless --metric_for_best_model names another one.",
         DEFAULT_METRICS,
-        choices=METRIC_NAMES,
+        choices=tuple(METRIC_TITLES),
     )
     max_minutes: float | None = option(
         "Ends training after so many minutes, evaluates, and keeps the best checkpoint."
@@ -235,13 +236,10 @@ class TrainSettings:
 class SearchSettings:
     """Settings of a search, those of `Translator`."""
 
-    model: list[str] | None = field(
-        default=None,
-        metadata={
-            "action": "append",
-            "help": "Folder or Hub name of a model. Several, each with a --model of its own, "
-            "translate together (an ensemble: the mean of their probabilities).",
-        },
+    model: list[str] | None = option(
+        "Folder or Hub name of a model. Several, each with a --model of its own, translate "
+        "together (an ensemble: the mean of their probabilities).",
+        action="append",
     )
     engine: Literal["torch", "ctranslate2"] = option(
         "What searches; ctranslate2 takes a folder that the command export made.", "torch"
@@ -354,7 +352,7 @@ class EvaluateSettings(SearchSettings):
         "codexglue_bleu: the smoothed BLEU of CodeXGLUE's code to code. Tokens of these three "
         "stand between blanks.",
         DEFAULT_METRICS,
-        choices=METRIC_NAMES,
+        choices=tuple(METRIC_TITLES),
     )
     bleu_tokenize: str = option("sacreBLEU's tokenizer; none for tokenised text.", "13a")
     bootstrap: int = option(
