@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +196,12 @@ def test_model_card_tells_the_scores_with_their_signatures(model_folder):
 
     assert f"| {scores['lines']} | {scores['bleu']:.2f} | {scores['chrf']:.2f} |" in card
     assert scores["bleu_signature"] in card
+
+
+def test_model_card_tells_the_schedule_of_the_run(model_folder):
+    card = (model_folder / "README.md").read_text(encoding="utf-8")
+
+    assert "learning rate 0.01,\nschedule `inverse_sqrt` after 30 updates of warm-up" in card
 
 
 def test_plan_tells_size_time_and_memory_before_training(model_folder, printed):
@@ -388,6 +395,26 @@ def test_r_drop_trains_on_two_passes_and_validates_on_one(corpus, tmp_path, monk
     # The mean of the checkpoints of this single epoch is not scored.
     validated = sum(count for training, count in rows if not training)
     assert (trained, validated) == (2 * 300, VALIDATION_LINES)
+
+
+def test_only_the_first_validation_pairs_are_scored_and_all_are_kept_out_of_training(
+    corpus, tmp_path
+):
+    validation = [corpus / f"validation.{language}" for language in ("de", "en")]
+    leaky = [tmp_path / path.name for path in validation]
+    for path, held_out, split in zip(leaky, validation, ("de", "en"), strict=True):
+        train_text = (corpus / f"train.{split}").read_text(encoding="utf-8")
+        last_line = held_out.read_text(encoding="utf-8").splitlines()[-1]
+        path.write_text(f"{train_text}{last_line}\n", encoding="utf-8")
+    settings = replace(
+        build_settings(corpus, max_validation_pairs=7, filter_overlap=[]),
+        train=list(map(str, leaky)),
+    )
+
+    train(settings, build_arguments(settings, tmp_path / "run"))
+
+    assert read_json(tmp_path / "run" / "results.json")["validation"]["lines"] == 7
+    assert read_json(tmp_path / "run" / "run.json")["dropped_pairs"] == {"overlap": 1}
 
 
 # Batches

@@ -161,10 +161,7 @@ def train(settings: TrainSettings, arguments: Seq2SeqTrainingArguments) -> Path:
 def _load_validation(settings: TrainSettings) -> Dataset | None:
     if not settings.validation:
         return None
-    pairs = load_pairs(_text(settings, settings.validation, settings.validation_split))
-    if settings.max_validation_pairs is None:
-        return pairs
-    return pairs.take(settings.max_validation_pairs)
+    return load_pairs(_text(settings, settings.validation, settings.validation_split))
 
 
 def _run(
@@ -275,6 +272,8 @@ def _build_trainer(
         sampler = TokenBatchSampler(lengths, **share)
     validation_set = score = None
     if validation_pairs is not None:
+        if settings.max_validation_pairs is not None:
+            validation_pairs = validation_pairs.take(settings.max_validation_pairs)
         validation_set, _ = tokenize_pairs(
             validation_pairs, tokenizer, max_length=settings.max_length
         )
