@@ -48,13 +48,13 @@ def test_curves_show_losses_score_and_learning_rate(tmp_path):
 
 
 def test_parts_of_a_resumed_run_lie_end_to_end(tmp_path):
-    minutes = [1.0, 2.0, 3.0, 0.5, 1.0]
+    minutes = [1.0, 2.0, 3.0, 0.5, 1.0, 0.5, 1.0]
     write_log(tmp_path, [{"minutes": minute, "loss": 1.0} for minute in minutes])
 
     (points,) = drawn_points(plot_curves(tmp_path, "bleu").read_text())
 
     steps = [right[0] - left[0] for left, right in pairwise(points)]
-    assert steps == pytest.approx([steps[0]] * 2 + [steps[0] / 2] * 2, rel=1e-3)
+    assert steps == pytest.approx([steps[0]] * 2 + [steps[0] / 2] * 4, rel=1e-3)
 
 
 def test_curves_name_the_extra_when_matplotlib_is_missing(tmp_path, monkeypatch):

@@ -376,7 +376,8 @@ def test_run_ends_early_when_the_score_stays_behind(corpus, tmp_path, monkeypatc
     assert read_json(tmp_path / "results.json")["validation"]["bleu"] == 12
 
 
-def test_r_drop_trains_on_two_passes_and_validates_on_one(corpus, tmp_path, monkeypatch):
+@pytest.mark.parametrize("generates", [True, False])
+def test_r_drop_trains_on_two_passes_and_validates_on_one(corpus, tmp_path, monkeypatch, generates):
     rows = []
     forward = VanillaTransformerForConditionalGeneration.forward
 
@@ -388,7 +389,9 @@ def test_r_drop_trains_on_two_passes_and_validates_on_one(corpus, tmp_path, monk
     monkeypatch.setattr(VanillaTransformerForConditionalGeneration, "forward", record)
     settings = build_settings(corpus, r_drop=1.0)
 
-    train(settings, build_arguments(settings, tmp_path))
+    metric = "bleu" if generates else "loss"
+    given = {"predict_with_generate": generates, "metric_for_best_model": metric}
+    train(settings, build_arguments(settings, tmp_path, **given))
 
     # The plan tries two batches more.
     trained = sum(count for training, count in rows[2:] if training)
@@ -636,19 +639,30 @@ def test_resuming_is_refused_when_there_is_no_checkpoint(corpus, tmp_path):
     [
         ({"moving_average": 1.0}, "--moving_average must be at least 0 and below 1, got 1.0"),
         ({"r_drop": -1.0}, "--r_drop must be at least 0, got -1.0"),
+        ({"max_validation_pairs": 0}, "--max_validation_pairs must be at least 1, got 0"),
         ({"moving_average": 0.9, "validated": False}, "--moving_average needs --validation"),
         (
             {"early_stopping_patience": 3, "validated": False},
             "--early_stopping_patience needs --validation",
         ),
     ],
-    ids=["decay", "r_drop", "average_alone", "patience_alone"],
+    ids=["decay", "r_drop", "no_validation_pair", "average_alone", "patience_alone"],
 )
 def test_settings_are_refused_when_no_run_can_follow_them(corpus, tmp_path, changes, message):
     settings = build_settings(corpus, **changes)
 
     with pytest.raises(ValueError, match=message):
         train(settings, build_arguments(settings, tmp_path))
+
+
+def test_score_of_generated_text_is_refused_when_none_is_generated(corpus, tmp_path):
+    settings = build_settings(corpus)
+    arguments = build_arguments(settings, tmp_path, predict_with_generate=False)
+
+    with pytest.raises(
+        ValueError, match="must be loss with --predict_with_generate false, got bleu"
+    ):
+        train(settings, arguments)
 
 
 def test_files_of_unlike_length_are_refused_before_anything_is_written(corpus, tmp_path):

@@ -32,7 +32,7 @@ def best_weights(trainer: Trainer) -> Outcome:
     evaluations = [
         {name.removeprefix("eval_"): value for name, value in entry.items()}
         for entry in trainer.state.log_history
-        if "eval_lines" in entry and entry["step"] == step
+        if "eval_loss" in entry and entry["step"] == step
     ]
     return Outcome(
         "best checkpoint" if is_best else "last update", evaluations[-1] if evaluations else None

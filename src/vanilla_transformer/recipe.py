@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TrainingArguments
+from transformers import Seq2SeqTrainingArguments, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
 from vanilla_transformer.averaging import metric_of
@@ -124,7 +124,7 @@ def config_overrides(settings: TrainSettings) -> dict[str, Any]:
     return overrides
 
 
-def check_settings(settings: TrainSettings, arguments: TrainingArguments) -> None:
+def check_settings(settings: TrainSettings, arguments: Seq2SeqTrainingArguments) -> None:
     """Refuses settings that no run can follow.
 
     Raises:
@@ -148,6 +148,11 @@ def check_settings(settings: TrainSettings, arguments: TrainingArguments) -> Non
         faults.append(
             f"--metric_for_best_model must be one of --metrics, got {metric} and "
             f"{' '.join(settings.metrics)}. Add it to --metrics."
+        )
+    if metric in METRICS and not arguments.predict_with_generate:
+        faults.append(
+            "--metric_for_best_model must be loss with --predict_with_generate false, got "
+            f"{metric}, which is about generated text. Change either one."
         )
     if faults:
         raise ValueError("\n".join(faults))

@@ -297,7 +297,7 @@ def _build_trainer(
         train_dataset=train_set,
         eval_dataset=validation_set,
         processing_class=tokenizer,
-        compute_metrics=score,
+        compute_metrics=score if arguments.predict_with_generate else None,
     )
     trainer.add_callback(JsonLinesLog(Path(arguments.output_dir) / LOG_FILE))
     if settings.early_stopping_patience is not None:
@@ -350,7 +350,8 @@ def _save(
         write_lines(unfinished / RUN_FILE, [json.dumps(run, indent=2)])
         for file in unfinished.iterdir():
             file.replace(folder / file.name)
-    if outcome.scores:
+    # A loss alone is no result for the card.
+    if outcome.scores and trainer.compute_metrics:
         search = {"search": f"greedy, {outcome.weights}"}
         record_results(folder, "validation", outcome.scores | search)
     else:
