@@ -14,12 +14,14 @@ SCRIPT = ROOT / "scripts" / "check_mutants.py"
 HUB_FILES = {
     file: (ROOT / f"src/vanilla_transformer/{file}_vanilla_transformer.py").read_text("utf-8")
     for file in (
+        "attention",
         "configuration",
         "decoding",
         "generation",
         "kernels",
         "loss",
         "modeling",
+        "positions",
         "search",
     )
 }

@@ -30,12 +30,14 @@ HUB_FILES = {
         vanilla_transformer.__file__, "..", f"{name}_vanilla_transformer.py"
     ).resolve()
     for name in (
+        "attention",
         "configuration",
         "decoding",
         "generation",
         "kernels",
         "loss",
         "modeling",
+        "positions",
         "search",
     )
 }

@@ -1,5 +1,6 @@
 """Configuration of the vanilla encoder-decoder Transformer of "Attention Is All You Need"."""
 
+import copy
 import difflib
 from typing import Any
 
@@ -38,7 +39,16 @@ _COUNTS = (
     "encoder_ffn_dim",
     "decoder_ffn_dim",
     "max_position_embeddings",
+    # These may be None.
+    "decoder_vocab_size",
+    "d_k",
+    "d_v",
+    "key_heads",
+    "value_heads",
 )
+
+_POSITION_EMBEDDING_TYPES = ("sinusoidal", "sinusoidal_concatenated", "learned")
+_TALKING_HEADS = (None, "logits", "weights", "both")
 
 
 @strict
@@ -46,28 +56,57 @@ class VanillaTransformerConfig(PreTrainedConfig):
     """Sizes and switches of the model; the defaults are the paper's base model (its table 3).
 
     Args:
-        vocab_size: Entries V of the table that embeds source and target and projects the output.
-        d_model: Width D of the residual stream; even, because sinusoids come in pairs.
+        vocab_size: Entries V of the table that embeds source and target and projects the output;
+            of the source's alone where the two have tables of their own.
+        decoder_vocab_size: Entries of the target's table; None: as many as `vocab_size`.
+        share_encoder_decoder_embeddings: One table for source and target, section 3.4. False gives
+            each a table of its own, for vocabularies that have nothing in common.
+        d_model: Width D of the residual stream; even where sinusoids come in pairs.
         encoder_layers: Layers of the encoder, N in the paper.
         decoder_layers: Layers of the decoder.
         encoder_attention_heads: Heads H of the encoder's self-attention.
         decoder_attention_heads: Heads H of the decoder's self- and cross-attention.
         encoder_ffn_dim: Inner width F of the encoder's feed-forward networks.
         decoder_ffn_dim: Inner width F of the decoder's feed-forward networks.
+        d_k: Size of a head's queries and keys; None: d_model / heads. Larger ones lift the rank of
+            the score matrix (Bhojanapalli et al. 2020, arXiv 2002.07028).
+        d_v: Size of a head's values; None: d_model / heads.
+        attention_bias: Adds biases to the projections of attention, which the paper's have not.
+        talking_heads: Mixes the heads' score maps by a learned matrix before the softmax
+            ("logits"), their attention weights behind it ("weights"), or "both" (Shazeer et al.
+            2020, arXiv 2003.02436). Runs with eager attention only.
+        key_heads: Heads h_k of queries and keys, which "logits" mixes into as many score maps as
+            there are attention heads; None: as many as those.
+        value_heads: Heads h_v of values, for which "weights" mixes the maps; None: as many as there
+            are attention heads.
         activation_function: Activation of the feed-forward networks, a key of `ACT2FN`.
         dropout: Rate on the sum of embedding and position and on each sublayer's output.
         attention_dropout: Rate on the attention weights; the paper has none.
         activation_dropout: Rate on the feed-forward activation; the paper has none.
+        pre_norm: The layer norm stands before each sublayer; False: behind the residual sum, as
+            in the paper (section 3.1), where deep stacks need a warm-up and more care.
+        add_final_layer_norm: Closes each stack with a layer norm; None: if `pre_norm`. Post-norm
+            layers end in one anyway.
         layer_norm_eps: Added to the variance inside each layer norm.
+        position_embedding_type: "sinusoidal", with sine and cosine in turns (section 3.5),
+            "sinusoidal_concatenated", all sines before all cosines, or "learned".
+        position_base: Of the sinusoids' wavelengths, 10000 in the paper.
+        position_offset: Position of the first token. Concatenated sinusoids with an offset of 2
+            and base 10000^(h / (h - 1)), h = d_model / 2, are those of M2M100; with the defaults
+            those of Marian.
+        init_std: Standard deviation of all matrices and tables at the start; None: Xavier-uniform
+            matrices and tables with D^-1/2.
         depth_scaled_init: Divides the initial matrices of the layer at depth l, counted from 1, by
             sqrt(l) (Zhang et al. 2019, arXiv 1908.11365); for stacks of 12 layers and more.
         scale_embedding: Multiplies embedding lookups by sqrt(d_model), section 3.4.
         label_smoothing: Mass that training spreads evenly over all V entries, section 5.4; the
             loss of an evaluation is never smoothed.
-        max_position_embeddings: Longest sequence, in tokens, that is expected. Sinusoids have no
-            end, so this only sets the length at which an unconfigured `generate` stops.
-        tie_word_embeddings: One matrix for the embeddings and the output projection, section 3.4;
-            False gives the projection a matrix of its own.
+        max_position_embeddings: Longest sequence, in tokens, that is expected. Learned positions
+            end there. Sinusoids have no end, so this only sets the length at which an unconfigured
+            `generate` stops.
+        tie_word_embeddings: The output projection is the target's table, section 3.4; False gives
+            it a matrix of its own.
+        lm_head_bias: Adds a bias to the output projection.
         use_cache: Decoding keeps keys and values of earlier steps.
         pad_token_id: Fills batches up; never generated.
         bos_token_id: First decoder input; never generated.
@@ -89,6 +128,8 @@ class VanillaTransformerConfig(PreTrainedConfig):
     }
 
     vocab_size: int = 37_000
+    decoder_vocab_size: int | None = None
+    share_encoder_decoder_embeddings: bool = True
     d_model: int = 512
     encoder_layers: int = 6
     decoder_layers: int = 6
@@ -96,16 +137,29 @@ class VanillaTransformerConfig(PreTrainedConfig):
     decoder_attention_heads: int = 8
     encoder_ffn_dim: int = 2048
     decoder_ffn_dim: int = 2048
+    d_k: int | None = None
+    d_v: int | None = None
+    attention_bias: bool = True
+    talking_heads: str | None = None
+    key_heads: int | None = None
+    value_heads: int | None = None
     activation_function: str = "relu"
     dropout: float | int = 0.1
     attention_dropout: float | int = 0.0
     activation_dropout: float | int = 0.0
+    pre_norm: bool = True
+    add_final_layer_norm: bool | None = None
     layer_norm_eps: float = 1e-5
+    position_embedding_type: str = "sinusoidal"
+    position_base: float | int = 10_000
+    position_offset: int = 0
+    init_std: float | None = None
     depth_scaled_init: bool = False
     scale_embedding: bool = True
     label_smoothing: float | int = 0.0
     max_position_embeddings: int = 1024
     tie_word_embeddings: bool = True
+    lm_head_bias: bool = False
     use_cache: bool = True
     pad_token_id: int = 0
     bos_token_id: int | None = 1
@@ -129,6 +183,36 @@ class VanillaTransformerConfig(PreTrainedConfig):
             )
         super().__post_init__(**kwargs)
 
+    @property
+    def target_vocab_size(self) -> int:
+        """Entries of the target's vocabulary, which the output projection has a row for each."""
+        return self.decoder_vocab_size or self.vocab_size
+
+    def get_text_config(
+        self, decoder: bool | None = None, encoder: bool | None = None
+    ) -> "VanillaTransformerConfig":
+        """As in Transformers, whose view of a decoder alone wants a number of its vocabulary.
+
+        Args:
+            decoder: Names the decoder's sizes as if there were no other.
+            encoder: The same for the encoder.
+        """
+        if decoder and not encoder and self.decoder_vocab_size is None:
+            spelled_out = copy.copy(self)
+            spelled_out.decoder_vocab_size = self.vocab_size
+            return spelled_out.get_text_config(decoder=True)
+        return super().get_text_config(decoder, encoder)
+
+    def head_shapes(self, num_heads: int) -> tuple[tuple[int, int], ...]:
+        """Number and size of the heads of queries, keys and values.
+
+        Args:
+            num_heads: Attention heads of the stack, that is softmax maps.
+        """
+        key_heads, value_heads = self.key_heads or num_heads, self.value_heads or num_heads
+        keys = (key_heads, self.d_k or self.d_model // key_heads)
+        return keys, keys, (value_heads, self.d_v or self.d_model // value_heads)
+
     def validate_architecture(self) -> None:
         """Checks the rules that span fields and reports all that are broken at once.
 
@@ -136,7 +220,26 @@ class VanillaTransformerConfig(PreTrainedConfig):
             ValueError: If any rule is broken (`@strict` re-raises it as StrictDataclassError).
         """
         super().validate_architecture()
-        faults = self._size_faults() + self._token_faults()
+        faults = self._size_faults() + self._head_faults() + self._token_faults()
+        faults += [
+            f"`{name}` must be one of {', '.join(map(repr, choices))}, got {getattr(self, name)!r}."
+            for name, choices in (
+                ("position_embedding_type", _POSITION_EMBEDDING_TYPES),
+                ("talking_heads", _TALKING_HEADS),
+            )
+            if getattr(self, name) not in choices
+        ]
+        if self.add_final_layer_norm and not self.pre_norm:
+            faults.append(
+                "`add_final_layer_norm` needs `pre_norm`, because post-norm layers end in a norm, "
+                "got True and False. Leave it out."
+            )
+        if self.share_encoder_decoder_embeddings and self.target_vocab_size != self.vocab_size:
+            faults.append(
+                "`decoder_vocab_size` must be `vocab_size` where source and target share a table, "
+                f"got {self.decoder_vocab_size} and {self.vocab_size}. Set "
+                "`share_encoder_decoder_embeddings` to False."
+            )
         if not self.is_encoder_decoder:
             faults.append("`is_encoder_decoder` must be True, got False. Leave it out.")
         if self.activation_function not in ACT2FN:
@@ -151,7 +254,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
         faults = [
             f"`{name}` must be at least 1, got {getattr(self, name)}."
             for name in _COUNTS
-            if getattr(self, name) < 1
+            if getattr(self, name) is not None and getattr(self, name) < 1
         ]
         faults += [
             f"`{name}` must be at least 0 and below 1, got {getattr(self, name)}."
@@ -159,27 +262,51 @@ class VanillaTransformerConfig(PreTrainedConfig):
             if not 0 <= getattr(self, name) < 1
         ]
         faults += [
-            f"`d_model` must be a multiple of `{name}`, got {self.d_model} and "
-            f"{getattr(self, name)}. Change either one."
-            for name in ("encoder_attention_heads", "decoder_attention_heads")
-            if getattr(self, name) >= 1 and self.d_model % getattr(self, name)
+            f"`{name}` must be above 0, got {getattr(self, name)}."
+            for name in ("layer_norm_eps", "position_base", "init_std")
+            if getattr(self, name) is not None and getattr(self, name) <= 0
         ]
-        if self.d_model % 2:
+        if self.position_offset < 0:
+            faults.append(f"`position_offset` must be at least 0, got {self.position_offset}.")
+        if self.d_model % 2 and self.position_embedding_type != "learned":
             faults.append(
                 f"`d_model` must be even, for pairs of sine and cosine, got {self.d_model}."
             )
-        if self.layer_norm_eps <= 0:
-            faults.append(f"`layer_norm_eps` must be above 0, got {self.layer_norm_eps}.")
         return faults
+
+    def _head_faults(self) -> list[str]:
+        stacks = ("encoder_attention_heads", "decoder_attention_heads")
+        # Per kind of head: its number, its size, and where it may differ from the softmax maps.
+        kinds = (("key_heads", "d_k", "logits"), ("value_heads", "d_v", "weights"))
+        faults = []
+        for heads_name, size_name, mixing in kinds:
+            heads = getattr(self, heads_name)
+            for stack in stacks:
+                maps = getattr(self, stack)
+                name, count = (stack, maps) if heads is None else (heads_name, heads)
+                if getattr(self, size_name) is None and count >= 1 and self.d_model % count:
+                    faults.append(
+                        f"`d_model` must be a multiple of `{name}`, got {self.d_model} and "
+                        f"{count}. Change either one, or set `{size_name}`."
+                    )
+                if heads not in (None, maps) and self.talking_heads not in (mixing, "both"):
+                    faults.append(
+                        f"`{heads_name}` must be `{stack}` without `talking_heads` to mix them, "
+                        f"got {heads}, {maps} and {self.talking_heads!r}. Leave it out, or set "
+                        f"`talking_heads` to {mixing!r} or 'both'."
+                    )
+        return list(dict.fromkeys(faults))
 
     def _token_faults(self) -> list[str]:
         faults = [
-            f"`{name}` must be at least 0 and below `vocab_size`, got {token} and "
-            f"{self.vocab_size}."
+            f"`{name}` must be at least 0 and below `{size_name}`, got {token} and {size}."
+            for size_name in ("vocab_size", "decoder_vocab_size")
+            for size in [getattr(self, size_name)]
+            if size is not None
             for name in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
             for tokens in [getattr(self, name)]
             for token in (tokens if isinstance(tokens, list) else [tokens])
-            if token is not None and not 0 <= token < self.vocab_size
+            if token is not None and not 0 <= token < size
         ]
         ends = self.eos_token_id if isinstance(self.eos_token_id, list) else [self.eos_token_id]
         faults += [

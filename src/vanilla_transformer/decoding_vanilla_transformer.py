@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 
+from .attention_vanilla_transformer import QUERY
 from .kernels_vanilla_transformer import linear_for_few_rows
 
 # Positions for which memory is taken ahead, at first; it doubles as it fills.
@@ -24,29 +25,39 @@ class History(Cache):
     def __init__(self) -> None:
         super().__init__(layers=[])
         self.length = 0
-        self.buffers: list[Tensor] = []
+        # Keys and values of each layer; their sizes and numbers of heads may differ.
+        self.buffers: list[list[Tensor]] = []
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Appends keys and values `[B, H, N, E]`; returns all of the layer, `[B, H, K, E]`."""
-        batch, heads, new, size = key_states.shape
-        end = self.length + new
         if layer_idx == len(self.buffers):
-            self.buffers.append(key_states.new_empty(2, batch, heads, end, size))
-        buffer = self.buffers[layer_idx]
-        if end > buffer.shape[3]:
-            wider = buffer.new_empty(2, batch, heads, 2 * end + POSITIONS_AHEAD * new, size)
-            wider[:, :, :, : self.length] = buffer[:, :, :, : self.length]
-            buffer = self.buffers[layer_idx] = wider
-        keys, values = buffer.narrow(3, 0, end).unbind(0)
+            self.buffers.append([key_states[:, :, :0], value_states[:, :, :0]])
+        buffers = self.buffers[layer_idx]
+        new = key_states.shape[2]
+        end = self.length + new
+        if end > buffers[0].shape[2]:
+            room = end if self.length == 0 else 2 * end + POSITIONS_AHEAD * new
+            buffers[:] = [_widened(buffer, self.length, room) for buffer in buffers]
+        keys, values = (buffer.narrow(2, 0, end) for buffer in buffers)
         keys.narrow(2, self.length, new).copy_(key_states)
         values.narrow(2, self.length, new).copy_(value_states)
         return keys, values
 
     def keep(self, rows: Tensor) -> None:
         """Forgets all sentences but those at `rows`."""
-        self.buffers = [buffer.index_select(1, rows) for buffer in self.buffers]
+        self.buffers = [
+            [buffer.index_select(0, rows) for buffer in buffers] for buffers in self.buffers
+        ]
+
+
+def _widened(buffer: Tensor, filled: int, room: int) -> Tensor:
+    """A copy `[B, H, room, E]` of what stands in the first places of a buffer."""
+    batch, heads, _, size = buffer.shape
+    wider = buffer.new_empty(batch, heads, room, size)
+    wider[:, :, :filled] = buffer[:, :, :filled]
+    return wider
 
 
 class LayerStep:
@@ -60,6 +71,7 @@ class LayerStep:
     """
 
     def __init__(self, layer: Any) -> None:
+        self.residual = layer.residual
         self.self_attn, self.encoder_attn = layer.self_attn, layer.encoder_attn
         self.activation = layer.activation
         norms = (layer.self_attn_layer_norm, layer.encoder_attn_layer_norm, layer.final_layer_norm)
@@ -93,20 +105,26 @@ class LayerStep:
         """`[B, N, D]` -> `[B, N, D]`."""
         qkv_proj, self_out, q_proj, encoder_out, fc1, fc2 = self.linears
         self_norm, encoder_norm, final_norm = self.norms
-        attention = self.self_attn
-        query, key, value = attention.split_heads(qkv_proj(self_norm(x)))
-        key, value = cache.self_attention_cache.update(key, value, attention.layer_idx)
-        heads = F.scaled_dot_product_attention(query, key, value, mask, scale=attention.scaling)
-        x = x + self_out(heads.transpose(1, 2).flatten(-2))
 
-        attention = self.encoder_attn
-        (query,) = attention.split_heads(q_proj(encoder_norm(x)))
-        source = cache.cross_attention_cache.layers[attention.layer_idx]
-        heads = F.scaled_dot_product_attention(
-            query, source.keys, source.values, source_mask, scale=attention.scaling
-        )
-        x = x + encoder_out(heads.transpose(1, 2).flatten(-2))
-        return x + fc2(self.activation(fc1(final_norm(x))))
+        def attend_to_targets(x: Tensor) -> Tensor:
+            attention = self.self_attn
+            query, key, value = attention.split_heads(qkv_proj(x))
+            key, value = cache.self_attention_cache.update(key, value, attention.layer_idx)
+            heads = F.scaled_dot_product_attention(query, key, value, mask, scale=attention.scaling)
+            return self_out(heads.transpose(1, 2).flatten(-2))
+
+        def attend_to_source(x: Tensor) -> Tensor:
+            attention = self.encoder_attn
+            (query,) = attention.split_heads(q_proj(x), QUERY)
+            source = cache.cross_attention_cache.layers[attention.layer_idx]
+            heads = F.scaled_dot_product_attention(
+                query, source.keys, source.values, source_mask, scale=attention.scaling
+            )
+            return encoder_out(heads.transpose(1, 2).flatten(-2))
+
+        x = self.residual(x, self_norm, attend_to_targets)
+        x = self.residual(x, encoder_norm, attend_to_source)
+        return self.residual(x, final_norm, lambda x: fc2(self.activation(fc1(x))))
 
 
 class IncrementalDecoder:
@@ -142,7 +160,8 @@ class IncrementalDecoder:
         self.position = 0
         self.positions = self.source.new_empty(1, 0, 0)
         self.past = self.source.new_empty(0, 0, 0)
-        is_plain = _holds_only_known_code(self.decoder)
+        # Talking heads are left to their modules.
+        is_plain = not model.config.talking_heads and _holds_only_known_code(self.decoder)
         self.steps = [LayerStep(layer) for layer in self.decoder.layers] if is_plain else []
 
     def first_logits(self, prompt: Tensor) -> Tensor:
@@ -201,8 +220,11 @@ class IncrementalDecoder:
         """Encoding `[1, length, D]` of the next positions, made for many positions at a time."""
         start, self.position = self.position, self.position + length
         if self.position > self.positions.shape[1]:
-            position_ids = torch.arange(2 * self.position + 64, device=self.source.device)[None]
-            self.positions = self.decoder.encode_positions(position_ids, self.source.dtype)
+            embed_positions = self.decoder.embed_positions
+            ahead = min(2 * self.position + 64, embed_positions.longest)
+            length = max(self.position, ahead)
+            position_ids = torch.arange(length, device=self.source.device)[None]
+            self.positions = embed_positions(position_ids, self.source.dtype)
         return self.positions[:, start : self.position]
 
 

@@ -3,15 +3,18 @@
 Shapes: B batch · S source · T target · Q, K query and key positions · D `d_model` · H heads ·
 E head size · F feed-forward · V vocabulary · N real target positions of a batch.
 
+Attention itself, section 3.2, is in `attention_vanilla_transformer.py`, positions, section 3.5, in
+`positions_vanilla_transformer.py`.
+
 Differs from the paper:
     The layer norm stands before each sublayer (pre-norm, Xiong et al. 2020), not behind the
     residual sum, and a final one closes each stack: deep stacks then train without care.
+    `pre_norm=False` has the paper's.
 """
 
 import copy
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any, Unpack
 
 import torch
@@ -30,247 +33,16 @@ from transformers.modeling_outputs import (
     Seq2SeqLMOutput,
     Seq2SeqModelOutput,
 )
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import TransformersKwargs
-from transformers.utils.generic import is_flash_attention_requested, merge_with_config_defaults
+from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
+from .attention_vanilla_transformer import CrossAttention, HeadMixing, SelfAttention
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .generation_vanilla_transformer import VanillaTransformerGenerationMixin
-from .kernels_vanilla_transformer import (
-    Dropout,
-    causal_mask,
-    drop_padding,
-)
+from .kernels_vanilla_transformer import Dropout, causal_mask
 from .loss_vanilla_transformer import IGNORED, cross_entropy_sum, projected_cross_entropy_sum
-
-
-def sinusoidal_positions(position_ids: Tensor, d_model: int, dtype: torch.dtype) -> Tensor:
-    """Positional encoding of section 3.5: sines in the even columns, cosines in the odd ones.
-
-    Nothing is stored, so nothing can be lost in loading and no position is too far. The
-    frequencies are derived in float64 and the angles taken in float32 (float64 for a float64
-    model) whatever the dtype of the weights.
-
-    Args:
-        position_ids: Positions, counted from 0, `[B, Q]` or `[1, Q]`.
-        d_model: Width D.
-        dtype: Of the result.
-
-    Returns:
-        `[B, Q, D]` or `[1, Q, D]`.
-    """
-    frequencies = [10_000 ** (-column / d_model) for column in range(0, d_model, 2)]
-    angle_dtype = torch.promote_types(dtype, torch.float32)
-    angles = position_ids[..., None].to(angle_dtype) * torch.tensor(
-        frequencies, dtype=angle_dtype, device=position_ids.device
-    )
-    return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2).to(dtype)
-
-
-def eager_attention_forward(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float,
-    dropout: float = 0.0,
-    **kwargs: Any,
-) -> tuple[Tensor, Tensor]:
-    """Scaled dot-product attention, equation (1), with the softmax in float32 or wider.
-
-    Args:
-        module: The attention module; tells whether dropout is on.
-        query: `[B, H, Q, E]`.
-        key: `[B, H, K, E]`.
-        value: `[B, H, K, E]`.
-        attention_mask: Added to the scores, `[B, 1, Q, K]`.
-        scaling: 1 / sqrt(d_k).
-        dropout: Rate on the attention weights.
-        kwargs: What other kernels of Transformers' registry take.
-
-    Returns:
-        The heads' outputs `[B, Q, H, E]` and the attention weights `[B, H, Q, K]`.
-    """
-    scores = query @ key.transpose(-2, -1) * scaling
-    if attention_mask is not None:
-        scores = scores + attention_mask
-    softmax_dtype = torch.promote_types(scores.dtype, torch.float32)
-    weights = scores.softmax(dim=-1, dtype=softmax_dtype).to(query.dtype)
-    weights = F.dropout(weights, p=dropout, training=module.training)
-    return (weights @ value).transpose(1, 2).contiguous(), weights
-
-
-class FusedLinear(nn.Linear):
-    """Several linear maps of the same input as one matrix product.
-
-    Args:
-        in_features: Width of the input.
-        row_counts: Output width of each logical matrix; its rows follow one another.
-    """
-
-    def __init__(self, in_features: int, row_counts: tuple[int, ...]) -> None:
-        super().__init__(in_features, sum(row_counts))
-        self.row_counts = row_counts
-
-
-def _at_least_float32(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-class Attention(nn.Module):
-    """Multi-head attention of section 3.2.2, but for the projections into heads."""
-
-    def __init__(
-        self,
-        config: VanillaTransformerConfig,
-        num_heads: int,
-        layer_idx: int | None = None,
-        is_causal: bool = False,
-    ) -> None:
-        super().__init__()
-        self.config = config
-        self.num_heads = num_heads
-        self.head_dim = config.d_model // num_heads
-        self.scaling = self.head_dim**-0.5
-        self.attention_dropout = config.attention_dropout
-        self.layer_idx = layer_idx
-        # Transformers' kernels read it when they get no mask.
-        self.is_causal = is_causal
-        self.out_proj = nn.Linear(num_heads * self.head_dim, config.d_model)
-
-    def split_heads(self, projected: Tensor) -> list[Tensor]:
-        """Cuts a fused projection into queries, keys and values, in that order, and into heads.
-
-        The only code that knows how rows are ordered: query, key, value; each head contiguous.
-
-        Args:
-            projected: One to three matrices side by side, `[B, Q, n * H * E]`.
-
-        Returns:
-            One `[B, H, Q, E]` for each of the n matrices.
-        """
-        batch, length, _ = projected.shape
-        parts = projected.reshape(batch, length, -1, self.num_heads, self.head_dim).unbind(-3)
-        return [part.transpose(1, 2) for part in parts]
-
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        attn_implementation: str,
-        **kwargs: Any,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Runs the chosen kernel and joins the heads.
-
-        Returns:
-            The sublayer's output `[B, Q, D]` and the attention weights `[B, H, Q, K]`, None from
-            a kernel that never forms them.
-        """
-        kernel: Callable[..., tuple[Tensor, Tensor | None]] = ALL_ATTENTION_FUNCTIONS.get_interface(
-            attn_implementation, eager_attention_forward
-        )
-        device, dtype = query.device.type, query.dtype
-        # The backward pass of torch's CPU kernel is ten times slower in bfloat16 than in float32.
-        widened = device == "cpu" and query.requires_grad
-        if widened:
-            query, key, value = (_at_least_float32(x) for x in (query, key, value))
-        with torch.autocast(device, enabled=False) if widened else nullcontext():
-            heads, weights = kernel(
-                self,
-                query,
-                key,
-                value,
-                attention_mask,
-                dropout=self.attention_dropout if self.training else 0.0,
-                scaling=self.scaling,
-                **kwargs,
-            )
-        return self.out_proj(heads.flatten(-2).to(dtype)), weights
-
-
-class SelfAttention(Attention):
-    """Attention of a sequence to itself."""
-
-    def __init__(
-        self,
-        config: VanillaTransformerConfig,
-        num_heads: int,
-        layer_idx: int | None = None,
-        is_causal: bool = False,
-    ) -> None:
-        super().__init__(config, num_heads, layer_idx, is_causal)
-        self.qkv_proj = FusedLinear(config.d_model, (num_heads * self.head_dim,) * 3)
-
-    def forward(
-        self,
-        hidden_states: Tensor,
-        attention_mask: Tensor | None,
-        past_key_values: EncoderDecoderCache | None = None,
-        **kwargs: Any,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Attends within `hidden_states` `[B, Q, D]`, behind what the cache holds.
-
-        Returns:
-            As `attend`.
-        """
-        query, key, value = self.split_heads(self.qkv_proj(hidden_states))
-        if past_key_values is not None:
-            cache = past_key_values.self_attention_cache
-            key, value = cache.update(key, value, self.layer_idx)
-        return self.attend(query, key, value, attention_mask, **kwargs)
-
-
-class CrossAttention(Attention):
-    """Attention of the target to the encoder's output ("encoder-decoder attention")."""
-
-    def __init__(self, config: VanillaTransformerConfig, num_heads: int, layer_idx: int) -> None:
-        super().__init__(config, num_heads, layer_idx)
-        self.q_proj = nn.Linear(config.d_model, num_heads * self.head_dim)
-        self.kv_proj = FusedLinear(config.d_model, (num_heads * self.head_dim,) * 2)
-
-    def forward(
-        self,
-        hidden_states: Tensor,
-        encoder_hidden_states: Tensor,
-        attention_mask: Tensor | None,
-        past_key_values: EncoderDecoderCache | None = None,
-        **kwargs: Any,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Attends from `hidden_states` `[B, T, D]` to `encoder_hidden_states` `[B, S, D]`.
-
-        Returns:
-            As `attend`.
-        """
-        (query,) = self.split_heads(self.q_proj(hidden_states))
-        key, value = self.source_keys_and_values(encoder_hidden_states, past_key_values)
-        kernel = kwargs["attn_implementation"]
-        if attention_mask is not None and is_flash_attention_requested(None, kernel):
-            key, value, lengths = drop_padding(key, value, attention_mask, query.shape[2])
-            return self.attend(query, key, value, None, **lengths, **kwargs)
-        return self.attend(query, key, value, attention_mask, **kwargs)
-
-    def source_keys_and_values(
-        self, encoder_hidden_states: Tensor, past_key_values: EncoderDecoderCache | None
-    ) -> tuple[Tensor, Tensor]:
-        """Projects the source once per sentence: later steps find the result in the cache.
-
-        Returns:
-            Keys and values, each `[B, H, S, E]`.
-        """
-        if past_key_values is not None and past_key_values.is_updated.get(self.layer_idx):
-            layer = past_key_values.cross_attention_cache.layers[self.layer_idx]
-            # An offloading cache brings back what is updated; these rest in the CPU's memory.
-            device = encoder_hidden_states.device
-            return layer.keys.to(device), layer.values.to(device)
-        key, value = self.split_heads(self.kv_proj(encoder_hidden_states))
-        if past_key_values is not None:
-            key, value = past_key_values.cross_attention_cache.update(key, value, self.layer_idx)
-            past_key_values.is_updated[self.layer_idx] = True
-        return key, value
+from .positions_vanilla_transformer import POSITIONS
 
 
 class Layer(GradientCheckpointingLayer):
@@ -287,6 +59,7 @@ class Layer(GradientCheckpointingLayer):
         self.fc2 = nn.Linear(ffn_dim, config.d_model)
         self.activation = ACT2FN[config.activation_function]
         self.final_layer_norm = nn.LayerNorm(config.d_model, config.layer_norm_eps)
+        self.pre_norm = config.pre_norm
         self.dropout = Dropout(config.dropout)
         self.activation_dropout = Dropout(config.activation_dropout)
 
@@ -294,7 +67,9 @@ class Layer(GradientCheckpointingLayer):
         self, x: Tensor, norm: nn.LayerNorm, sublayer: Callable[[Tensor], Tensor]
     ) -> Tensor:
         """Residual connection of section 3.1; the one place that knows where the norm goes."""
-        return x + self.dropout(sublayer(norm(x)))
+        if self.pre_norm:
+            return x + self.dropout(sublayer(norm(x)))
+        return norm(x + self.dropout(sublayer(x)))
 
     def feed_forward(self, x: Tensor) -> Tensor:
         """Position-wise feed-forward network, equation (2): `[B, Q, D]` -> `[B, Q, D]`."""
@@ -382,12 +157,32 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
 
     def mark_tied_weights_as_initialized(self, loading_info: Any) -> None:
         """Transformers takes a table that stands in three places for loaded, held or not."""
-        table = self.get_input_embeddings().weight
-        is_loaded = getattr(table, "_is_hf_initialized", False)
-        missing = loading_info.missing_keys & {"shared.weight", "model.shared.weight"}
+        tables = loading_info.missing_keys & set(self.all_tied_weights_keys.values())
+        missing = {
+            name
+            for name in tables
+            if not getattr(self.get_parameter(name), "_is_hf_initialized", False)
+        }
         super().mark_tied_weights_as_initialized(loading_info)
-        if not is_loaded:
-            loading_info.missing_keys |= missing
+        loading_info.missing_keys |= missing
+
+    def _check_and_adjust_attn_implementation(
+        self, attn_implementation: str | None, *args: Any, **kwargs: Any
+    ) -> str:
+        """As in Transformers, but talking heads have eager attention, by default and only.
+
+        Raises:
+            ValueError: If another kernel is asked for.
+        """
+        if self.config.talking_heads is not None:
+            if attn_implementation not in (None, "eager"):
+                raise ValueError(
+                    "`talking_heads` mix the score maps of all heads, which only eager attention "
+                    "forms: the other kernels compute each head for itself. `attn_implementation` "
+                    f"must be 'eager', got {attn_implementation!r}. Leave it out."
+                )
+            attn_implementation = "eager"
+        return super()._check_and_adjust_attn_implementation(attn_implementation, *args, **kwargs)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -397,23 +192,48 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
         their depth start smaller the deeper they are (`depth_scaled_init`).
         """
         if isinstance(module, nn.Embedding):
-            self._init_table(module.weight)
+            self._init_table(module.weight, module.padding_idx)
         elif isinstance(module, nn.Linear):
             gain = getattr(module, "depth", 1) ** -0.5
-            matrices = [
-                nn.init.xavier_uniform_(torch.empty(rows, module.in_features), gain)
-                for rows in getattr(module, "row_counts", (module.out_features,))
-            ]
+            rows = getattr(module, "row_counts", (module.out_features,))
+            matrices = [self._draw_matrix(count, module.in_features, gain) for count in rows]
             init.copy_(module.weight, torch.cat(matrices))
             if module.bias is not None:
                 init.zeros_(module.bias)
+        elif isinstance(module, HeadMixing):
+            module.reset_parameters()
         else:
             super()._init_weights(module)
 
-    def _init_table(self, weight: Tensor) -> None:
-        table = torch.empty(weight.shape).normal_(std=self.config.d_model**-0.5)
-        table[self.config.pad_token_id] = 0
+    def _draw_matrix(self, rows: int, columns: int, gain: float) -> Tensor:
+        matrix = torch.empty(rows, columns)
+        if self.config.init_std is None:
+            return nn.init.xavier_uniform_(matrix, gain)
+        return matrix.normal_(std=gain * self.config.init_std)
+
+    def _init_table(self, weight: Tensor, padding_id: int | None) -> None:
+        table = torch.empty(weight.shape).normal_(
+            std=self.config.init_std or self.config.d_model**-0.5
+        )
+        if padding_id is not None:
+            table[padding_id] = 0
         init.copy_(weight, table)
+
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, *args: Any, **kwargs: Any
+    ) -> nn.Embedding:
+        """As in Transformers, for the one table that source and target share.
+
+        Raises:
+            ValueError: If they have a table each.
+        """
+        if new_num_tokens is not None and not self.config.share_encoder_decoder_embeddings:
+            raise ValueError(
+                "`resize_token_embeddings` is about a table that source and target share, got a "
+                f"model with one for each and {new_num_tokens} tokens. Make a new model and copy "
+                "the rows that you want to keep."
+            )
+        return super().resize_token_embeddings(new_num_tokens, *args, **kwargs)
 
     def save_pretrained(self, save_directory: Any, **kwargs: Any) -> None:
         """Saves as Transformers does, with a config that leads every Auto class to its code."""
@@ -431,12 +251,16 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
 class Stack(VanillaTransformerPreTrainedModel):
     """What encoder and decoder share: embedding, positions, dropout, final norm."""
 
-    def __init__(self, config: VanillaTransformerConfig) -> None:
+    def __init__(self, config: VanillaTransformerConfig, vocab_size: int) -> None:
         super().__init__(config)
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.d_model, config.pad_token_id)
+        self.embed_tokens = nn.Embedding(vocab_size, config.d_model, config.pad_token_id)
+        self.embed_positions = POSITIONS[config.position_embedding_type](config)
         self.embed_scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
         self.dropout = Dropout(config.dropout)
-        self.layer_norm = nn.LayerNorm(config.d_model, config.layer_norm_eps)
+        self.layer_norm: nn.Module = nn.Identity()
+        has_norm = config.add_final_layer_norm
+        if config.pre_norm if has_norm is None else has_norm:
+            self.layer_norm = nn.LayerNorm(config.d_model, config.layer_norm_eps)
         self.gradient_checkpointing = False
 
     def number_matrices(self) -> None:
@@ -480,11 +304,7 @@ class Stack(VanillaTransformerPreTrainedModel):
             position_ids = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -length:]
         else:
             position_ids = torch.arange(length, device=inputs_embeds.device)[None] + past_length
-        return self.embed(inputs_embeds, self.encode_positions(position_ids, inputs_embeds.dtype))
-
-    def encode_positions(self, position_ids: Tensor, dtype: torch.dtype) -> Tensor:
-        """Encoding of positions `[B, Q]` or `[1, Q]`, with a last axis D."""
-        return sinusoidal_positions(position_ids, self.config.d_model, dtype)
+        return self.embed(inputs_embeds, self.embed_positions(position_ids, inputs_embeds.dtype))
 
     def embed(self, inputs_embeds: Tensor, positions: Tensor) -> Tensor:
         """Adds encoded positions to lookups times sqrt(D), `[B, Q, D]`."""
@@ -511,7 +331,7 @@ class Encoder(Stack):
     }
 
     def __init__(self, config: VanillaTransformerConfig) -> None:
-        super().__init__(config)
+        super().__init__(config, config.vocab_size)
         self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
         self.number_matrices()
         self.post_init()
@@ -557,7 +377,7 @@ class Decoder(Stack):
     }
 
     def __init__(self, config: VanillaTransformerConfig) -> None:
-        super().__init__(config)
+        super().__init__(config, config.target_vocab_size)
         self.layers = nn.ModuleList(
             DecoderLayer(config, layer_idx) for layer_idx in range(config.decoder_layers)
         )
@@ -641,35 +461,37 @@ class Decoder(Stack):
 
 
 class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
-    """Encoder and decoder over one shared embedding table, without the output projection."""
-
-    _tied_weights_keys = {  # noqa: RUF012  (Transformers' attribute)
-        "encoder.embed_tokens.weight": "shared.weight",
-        "decoder.embed_tokens.weight": "shared.weight",
-    }
+    """Encoder and decoder over their embedding tables, without the output projection."""
 
     def __init__(self, config: VanillaTransformerConfig) -> None:
         super().__init__(config)
-        self.shared = nn.Embedding(config.vocab_size, config.d_model, config.pad_token_id)
+        # Keeps the first place, whose name counts, for a table that the stacks share.
+        self.register_module("shared", None)
         self.encoder = Encoder(config)
         self.decoder = Decoder(config)
-        # One module, not three that share a weight: FSDP shards no weight twice.
-        self.set_input_embeddings(self.shared)
+        self._tied_weights_keys = {}
+        if config.share_encoder_decoder_embeddings:
+            # One module, not three that share a weight: FSDP shards no weight twice.
+            self.set_input_embeddings(self.encoder.embed_tokens)
+            self._tied_weights_keys = {
+                "encoder.embed_tokens.weight": "shared.weight",
+                "decoder.embed_tokens.weight": "shared.weight",
+            }
         self.post_init()
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
-        """Both stacks read `shared` always; `tie_word_embeddings` is about the projection alone."""
+        """A shared table is always one; `tie_word_embeddings` is about the projection alone."""
         return dict(self._tied_weights_keys)
 
     def get_input_embeddings(self) -> nn.Embedding:
-        """The table of both stacks."""
-        return self.shared
+        """The table of the source, which may be that of the target too."""
+        return self.encoder.embed_tokens
 
     def set_input_embeddings(self, value: nn.Embedding) -> None:
-        """Replaces the table of both stacks."""
-        self.shared = value
+        """Replaces the table of the source, and of the target if they share it."""
         self.encoder.embed_tokens = value
-        self.decoder.embed_tokens = value
+        if self.config.share_encoder_decoder_embeddings:
+            self.shared = self.decoder.embed_tokens = value
 
     @merge_with_config_defaults
     @capture_outputs
@@ -737,12 +559,13 @@ class VanillaTransformerForConditionalGeneration(
 ):
     """The complete model: encoder, decoder, output projection, loss and `generate`."""
 
-    _tied_weights_keys = {"lm_head.weight": "model.shared.weight"}  # noqa: RUF012
-
     def __init__(self, config: VanillaTransformerConfig) -> None:
         super().__init__(config)
         self.model = VanillaTransformerModel(config)
-        self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self.lm_head = nn.Linear(config.d_model, config.target_vocab_size, config.lm_head_bias)
+        is_shared = config.share_encoder_decoder_embeddings
+        table = "model.shared" if is_shared else "model.decoder.embed_tokens"
+        self._tied_weights_keys = {"lm_head.weight": f"{table}.weight"}
         # Transformers' own default stops after 20 tokens.
         self.generation_config.max_length = config.max_position_embeddings
         silent = [config.pad_token_id, config.bos_token_id]
@@ -751,11 +574,10 @@ class VanillaTransformerForConditionalGeneration(
 
     def _init_weights(self, module: nn.Module) -> None:
         """An output projection of its own starts like the table that it stands for."""
+        super()._init_weights(module)
         if module is self.lm_head:
             with torch.no_grad():
-                self._init_table(module.weight)
-        else:
-            super()._init_weights(module)
+                self._init_table(module.weight, self.config.pad_token_id)
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """Shifts targets right behind the start token, `[B, T]` -> `[B, T]` (figure 1)."""

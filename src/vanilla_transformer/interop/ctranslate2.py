@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import vanilla_transformer  # noqa: F401  (registers the Auto classes)
+from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.interop import never_generated
-from vanilla_transformer.modeling_vanilla_transformer import sinusoidal_positions
 
 try:
     from ctranslate2.converters.transformers import (
@@ -59,12 +59,13 @@ _ACTIVATIONS = {
 _NEVER = -1e4
 
 
-def position_table_length(max_position_embeddings: int) -> int:
+def position_table_length(config: VanillaTransformerConfig) -> int:
     """Rows of the position table: CTranslate2 stores one where ours has no end.
 
     Twice the longest expected sequence leaves room for outputs longer than their sources.
     """
-    return max(2048, 2 * max_position_embeddings)
+    longest = config.max_position_embeddings
+    return longest if config.position_embedding_type == "learned" else max(2048, 2 * longest)
 
 
 @register_loader("VanillaTransformerConfig")
@@ -87,21 +88,25 @@ class VanillaTransformerLoader(ModelLoader):
         """
         self._refuse_settings(model)
         config = model.config
-        activation = _ACTIVATIONS[config.activation_function]
+        switches = {
+            "activation": _ACTIVATIONS[config.activation_function],
+            "pre_norm": config.pre_norm,
+            "no_final_norm": config.add_final_layer_norm is False,
+        }
         spec = TransformerSpec(
             TransformerEncoderSpec(
-                config.encoder_layers, config.encoder_attention_heads, activation=activation
+                config.encoder_layers, config.encoder_attention_heads, **switches
             ),
             TransformerDecoderSpec(
-                config.decoder_layers, config.decoder_attention_heads, activation=activation
+                config.decoder_layers, config.decoder_attention_heads, **switches
             ),
         )
-        positions = torch.arange(position_table_length(config.max_position_embeddings))[None]
-        table = sinusoidal_positions(positions, config.d_model, torch.float32)[0]
-        self._set_stack(spec.encoder, model.model.encoder, table)
-        self._set_stack(spec.decoder, model.model.decoder, table)
+        self._set_stack(spec.encoder, model.model.encoder)
+        self._set_stack(spec.decoder, model.model.decoder)
         self.set_linear(spec.decoder.projection, model.lm_head)
-        bias = torch.zeros(config.vocab_size)
+        bias = torch.zeros(config.target_vocab_size)
+        if config.lm_head_bias:
+            bias += model.lm_head.bias
         bias[never_generated(model.generation_config)] = _NEVER
         spec.decoder.projection.bias = bias
         self._refuse_left_out_parameters(spec, model)
@@ -145,15 +150,16 @@ class VanillaTransformerLoader(ModelLoader):
         # For our engine: beyond the table CTranslate2 ends with an error.
         longest = model.config.max_position_embeddings
         config.add_attribute("max_position_embeddings", longest)
-        config.add_attribute("position_table_length", position_table_length(longest))
+        config.add_attribute("position_table_length", position_table_length(model.config))
 
-    def _set_stack(self, spec: Any, stack: Any, positions: Tensor) -> None:
+    def _set_stack(self, spec: Any, stack: Any) -> None:
         """Encoder or decoder: embedding, positions, layers and final norm."""
         is_encoder = isinstance(spec, TransformerEncoderSpec)
         embeddings = spec.embeddings[0] if is_encoder else spec.embeddings
         self.set_embeddings(embeddings, stack.embed_tokens)
         spec.scale_embeddings = stack.embed_scale
-        spec.position_encodings.encodings = positions
+        positions = torch.arange(position_table_length(stack.config))[None]
+        spec.position_encodings.encodings = stack.embed_positions(positions, torch.float32)[0]
         for layer_spec, layer in zip(spec.layer, stack.layers, strict=True):
             # CTranslate2 orders fused rows as we do: query, key, value; each head contiguous.
             attention = layer_spec.self_attention
@@ -169,7 +175,8 @@ class VanillaTransformerLoader(ModelLoader):
             self.set_layer_norm(layer_spec.ffn.layer_norm, layer.final_layer_norm)
             self.set_linear(layer_spec.ffn.linear_0, layer.fc1)
             self.set_linear(layer_spec.ffn.linear_1, layer.fc2)
-        self.set_layer_norm(spec.layer_norm, stack.layer_norm)
+        if hasattr(spec, "layer_norm"):
+            self.set_layer_norm(spec.layer_norm, stack.layer_norm)
 
     def _refuse_settings(self, model: PreTrainedModel) -> None:
         """Settings of the model that have no counterpart.
@@ -177,7 +184,11 @@ class VanillaTransformerLoader(ModelLoader):
         Raises:
             ValueError: If there are any.
         """
-        faults = []
+        faults = [
+            f"`{name}` must be None, got {getattr(model.config, name)!r}."
+            for name in ("d_k", "d_v", "talking_heads")
+            if getattr(model.config, name) is not None
+        ]
         activation = model.config.activation_function
         if activation not in _ACTIVATIONS:
             faults.append(

@@ -1,0 +1,78 @@
+"""Positional encodings, section 3.5: what tells the model where a token stands.
+
+Shapes: B batch · Q positions of a query · D `d_model`.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from .configuration_vanilla_transformer import VanillaTransformerConfig
+
+
+class SinusoidalPositions(nn.Module):
+    """Sines and cosines of wavelengths that grow from 2 pi to 2 pi times the base.
+
+    Nothing is stored, so nothing can be lost in loading and no position is too far.
+    """
+
+    longest = math.inf
+
+    def __init__(self, config: VanillaTransformerConfig) -> None:
+        super().__init__()
+        self.offset = config.position_offset
+        self.is_interleaved = config.position_embedding_type == "sinusoidal"
+        # Derived in float64, whatever the dtype of the weights.
+        self.frequencies = [
+            config.position_base ** (-column / config.d_model)
+            for column in range(0, config.d_model, 2)
+        ]
+
+    def forward(self, position_ids: Tensor, dtype: torch.dtype) -> Tensor:
+        """Encodes positions; the angles are taken in float32, or float64 for a float64 model.
+
+        Args:
+            position_ids: Counted from 0, `[B, Q]` or `[1, Q]`.
+            dtype: Of the result.
+
+        Returns:
+            `[B, Q, D]` or `[1, Q, D]`: sines in the even columns and cosines in the odd ones, or,
+            not interleaved, sines in the first half.
+        """
+        angle_dtype = torch.promote_types(dtype, torch.float32)
+        frequencies = torch.tensor(self.frequencies, dtype=angle_dtype, device=position_ids.device)
+        angles = (position_ids + self.offset)[..., None].to(angle_dtype) * frequencies
+        pair_axis = -1 if self.is_interleaved else -2
+        return torch.stack((angles.sin(), angles.cos()), dim=pair_axis).flatten(-2).to(dtype)
+
+
+class LearnedPositions(nn.Embedding):
+    """A row for each position, learned like the words' (section 3.5, table 3 row E)."""
+
+    def __init__(self, config: VanillaTransformerConfig) -> None:
+        super().__init__(config.max_position_embeddings + config.position_offset, config.d_model)
+        self.longest = config.max_position_embeddings
+        self.offset = config.position_offset
+
+    def forward(self, position_ids: Tensor, dtype: torch.dtype) -> Tensor:  # type: ignore[override]
+        """Looks positions up, `[B, Q]` or `[1, Q]` -> the same with a last axis D.
+
+        Raises:
+            ValueError: If a position lies past the end of the table.
+        """
+        # Compiled code checks indices itself.
+        if not torch.compiler.is_compiling() and int(position_ids.max()) >= self.longest:
+            raise ValueError(
+                f"Learned positions end after {self.longest} tokens (`max_position_embeddings`), "
+                f"got a sequence of {int(position_ids.max()) + 1}. Cut it, or train a model with "
+                "more positions, or with sinusoidal ones, which have no end."
+            )
+        return super().forward(position_ids + self.offset).to(dtype)
+
+
+POSITIONS = {
+    "sinusoidal": SinusoidalPositions,
+    "sinusoidal_concatenated": SinusoidalPositions,
+    "learned": LearnedPositions,
+}
