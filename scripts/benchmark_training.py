@@ -2,11 +2,12 @@
 """Training speed and memory against M2M100 and Marian of the same size, on identical batches.
 
 All contenders take the same batches in turn, round after round; a round's time is that of
-forward, backward and Adam, and the table shows the median. Memory is taken in a process of its
-own for each contender. Tokens are counted without padding.
+forward, backward and Adam, and the table shows the median, and its ratio to the first line's.
+Memory is taken in a process of its own for each. Tokens are counted without padding.
 
-Example:
+Examples:
   python scripts/benchmark_training.py --corpus train.de.gz train.en.gz --presets tiny base
+  python scripts/benchmark_training.py --corpus train.de.gz train.en.gz --presets tiny --variants
 """
 
 import argparse
@@ -23,6 +24,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--corpus", nargs=2, required=True, help="Source and target file.")
     parser.add_argument("--presets", nargs="+", default=["tiny", "base"], choices=VOCABULARY)
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--variants", action="store_true", help="Compare variants of ours instead.")
     parser.add_argument("--tokens", type=int, default=4096, help="Tokens of a batch, both sides.")
     parser.add_argument("--rounds", type=int, default=5, help="Timed rounds (default: 5).")
     parser.add_argument("--batches", type=int, default=4, help="Batches of a round (default: 4).")
@@ -40,36 +42,38 @@ def main() -> None:
 
 def print_table(preset: str, dtype: str, options: argparse.Namespace) -> None:
     """Times the contenders side by side and asks a process of each for its memory."""
-    from neighbours import FAMILIES, batches, hardware_line, time_rounds, tokens_of
+    from neighbours import batches, families, hardware_line, our_variants, time_rounds, tokens_of
 
+    models = our_variants(preset) if options.variants else families()
     vocab_size = VOCABULARY[preset]
     cut = batches(options.corpus, vocab_size, options.tokens, options.batches)
     setting = (preset, vocab_size, dtype, options.label_smoothing, cut)
-    seconds = time_rounds(setting, options.rounds)
+    seconds = time_rounds(models, setting, options.rounds)
+    medians = {name: statistics.median(times) for name, times in seconds.items()}
+    first, *_ = medians.values()
     tokens = tokens_of(cut)
     print(
         f"\n{preset}, {dtype}, vocabulary {vocab_size:,}, "
         f"{tokens:,} tokens in {options.batches} batches; {hardware_line()}"
     )
-    print("| model | tokens/s | range | growth MB | peak MB | start MB | weights+grads+Adam MB |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
-    for family in FAMILIES:
-        speeds = [tokens / second for second in seconds[family]]
-        memory = memory_in_process(family, setting)
+    print("| model | tokens/s | range | time | growth MB | peak MB | start MB | state MB |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    for name, times in seconds.items():
+        memory = memory_in_process(*models[name], *setting)
         print(
-            f"| {family} | {statistics.median(speeds):,.0f} | "
-            f"{min(speeds):,.0f}-{max(speeds):,.0f} | "
+            f"| {name} | {tokens / medians[name]:,.0f} | {tokens / max(times):,.0f}-"
+            f"{tokens / min(times):,.0f} | {medians[name] / first:.2f} | "
             + " | ".join(f"{memory[key]:,.0f}" for key in ("growth", "peak", "start", "state"))
             + " |"
         )
 
 
-def memory_in_process(family: str, setting: tuple) -> dict[str, float]:
+def memory_in_process(*setting: object) -> dict[str, float]:
     """Memory of one contender in a fresh process, which finds its batches made."""
     from neighbours import memory_of_steps
 
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(memory_of_steps, (family, *setting))
+        return pool.apply(memory_of_steps, setting)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ def build_parser() -> argparse.ArgumentParser:
         description=(
             "Writes German number words (0 to 999,999) and their English translations as\n"
             "parallel text: train, validation and test, each as .de and .en, and the test numbers\n"
-            "as digits in test.numbers. No number occurs in two splits."
+            "as digits in test.numbers, cut into parts in test.parts.de and test.parts.en, and\n"
+            "which of these belong together in test.alignment. No number occurs in two splits."
         ),
         epilog="Example:\n  python scripts/make_number_corpus.py data/numbers --train 40000",
     )
@@ -57,7 +58,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
     for path in paths:
-        print(f"{path}\t{getattr(arguments, path.stem)} lines")
+        print(f"{path}\t{getattr(arguments, path.name.partition('.')[0])} lines")
     return 0
 
 

@@ -36,6 +36,7 @@ from vanilla_transformer.data import (
     tokenize_pairs,
 )
 from vanilla_transformer.run_record import hardware
+from vanilla_transformer.tokenizer_pair import TokenizerPair
 from vanilla_transformer_cli.settings import PRESETS
 
 FAMILIES = {
@@ -67,6 +68,33 @@ COMMON_FIELDS = (
 )
 LOGITS_TOLERANCE = 1e-4
 NEIGHBOURS = {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0, "forced_eos_token_id": None}
+
+
+def families() -> dict[str, tuple[str, dict[str, Any]]]:
+    """Family and changed fields of each contender, by its name: the families themselves."""
+    return {family: (family, {}) for family in FAMILIES}
+
+
+def our_variants(preset: str) -> dict[str, tuple[str, dict[str, Any]]]:
+    """The same of the variants of our model, the default first; head sizes are doubled."""
+    sizes = PRESETS[preset].config()
+    twice = 2 * sizes["d_model"] // sizes["encoder_attention_heads"]
+    changes: dict[str, dict[str, Any]] = {
+        "default": {},
+        "eager attention": {"attn_implementation": "eager"},
+        "post-norm": {"pre_norm": False},
+        "learned positions": {"position_embedding_type": "learned"},
+        "separate tables": {"share_encoder_decoder_embeddings": False},
+        "untied projection": {"tie_word_embeddings": False},
+        "projection with bias": {"lm_head_bias": True},
+        "attention without biases": {"attention_bias": False},
+        "d_k doubled": {"d_k": twice},
+        "d_k and d_v doubled": {"d_k": twice, "d_v": twice},
+        "talking heads, logits": {"talking_heads": "logits"},
+        "talking heads, weights": {"talking_heads": "weights"},
+        "talking heads, both": {"talking_heads": "both"},
+    }
+    return {name: ("vanilla", fields) for name, fields in changes.items()}
 
 
 def build(family: str, **changes: Any) -> PreTrainedModel:
@@ -152,7 +180,7 @@ def learn_and_encode(
 
 def encode(pairs: Dataset, tokenizer: VanillaTransformerTokenizer) -> Dataset:
     """Columns `input_ids` and `labels`."""
-    data, _ = tokenize_pairs(pairs, tokenizer, max_length=256)
+    data, _ = tokenize_pairs(pairs, TokenizerPair.joint(tokenizer), max_length=256)
     return data.select_columns(["input_ids", "labels"])
 
 
@@ -175,6 +203,7 @@ class Training:
 
     Args:
         family: Key of `FAMILIES`.
+        changes: Fields of its config beside the preset's.
         preset: Key of `PRESETS`.
         vocab_size: Entries of the embedding table.
         dtype: "float32", or what autocast takes for matrix products.
@@ -185,6 +214,7 @@ class Training:
     def __init__(
         self,
         family: str,
+        changes: dict[str, Any],
         preset: str,
         vocab_size: int,
         dtype: str,
@@ -192,7 +222,7 @@ class Training:
         cut: list[BatchEncoding],
     ) -> None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        sizes = PRESETS[preset].config() | {"dropout": 0.1}
+        sizes = PRESETS[preset].config() | {"dropout": 0.1} | changes
         self.model = build(family, vocab_size=vocab_size, **sizes).to(device).train()
         self.smoother = None
         if family == "vanilla":
@@ -229,25 +259,33 @@ class Training:
         return self.smoother(self.model(**inputs, decoder_input_ids=shifted), batch["labels"])
 
 
-def time_rounds(setting: tuple, rounds: int) -> dict[str, list[float]]:
-    """Seconds of each round of each contender, in turn, after one round to warm up."""
-    contenders = {family: Training(family, *setting) for family in FAMILIES}
+def time_rounds(
+    models: dict[str, tuple[str, dict[str, Any]]], setting: tuple, rounds: int
+) -> dict[str, list[float]]:
+    """Seconds of each round of each contender, in turn, after one round to warm up.
+
+    Args:
+        models: Family and changed fields of each, by its name.
+        setting: What else `Training` takes.
+        rounds: How many.
+    """
+    contenders = {name: Training(*model, *setting) for name, model in models.items()}
     for contender in contenders.values():
         contender.run()
-    seconds: dict[str, list[float]] = {family: [] for family in FAMILIES}
+    seconds: dict[str, list[float]] = {name: [] for name in models}
     for _ in range(rounds):
-        for family, contender in contenders.items():
-            seconds[family].append(contender.run())
+        for name, contender in contenders.items():
+            seconds[name].append(contender.run())
     return seconds
 
 
-def memory_of_steps(family: str, *setting: Any) -> dict[str, float]:
+def memory_of_steps(*setting: Any) -> dict[str, float]:
     """Megabytes before the model was built, at the peak, and in weights, gradients and Adam.
 
     `growth` is what the peak adds to the other two: activations, logits, buffers.
     """
     start = psutil.Process().memory_info().rss
-    contender = Training(family, *setting)
+    contender = Training(*setting)
     contender.run()
     peak = peak_memory()
     state = 16 * contender.model.num_parameters()

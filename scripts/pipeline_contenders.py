@@ -20,6 +20,7 @@ from neighbours import build, encode, learn_and_encode
 from vanilla_transformer.batches import TokenBatchSampler
 from vanilla_transformer.data import ParallelText, load_pairs, pair_lengths
 from vanilla_transformer.recipe import recipe
+from vanilla_transformer.tokenizer_pair import TokenizerPair
 from vanilla_transformer.trainer import TokenBatchTrainer
 from vanilla_transformer_cli.settings import PRESETS, TrainSettings
 
@@ -103,14 +104,16 @@ def losses_over_time(
     shared: dict[str, Any] = {
         "model": model,
         "args": arguments,
-        "data_collator": DataCollatorForSeq2Seq(corpus.tokenizer),
         "train_dataset": corpus.train,
         "eval_dataset": corpus.validation,
     }
     if family == "vanilla":
-        trainer: Seq2SeqTrainer = TokenBatchTrainer(corpus.sampler, **shared)
+        trainer: Seq2SeqTrainer = TokenBatchTrainer(
+            corpus.sampler, TokenizerPair.joint(corpus.tokenizer), **shared
+        )
     else:
-        trainer = Seq2SeqTrainer(**shared)
+        collator = DataCollatorForSeq2Seq(corpus.tokenizer)
+        trainer = Seq2SeqTrainer(data_collator=collator, **shared)
     clock = Clock(options.minutes, options.evaluations)
     trainer.add_callback(clock)
     trainer.train()

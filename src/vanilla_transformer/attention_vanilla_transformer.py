@@ -145,10 +145,11 @@ class Attention(nn.Module):
         Returns:
             One `[B, H, Q, E]` for each of the n matrices.
         """
+        batch, length, _ = projected.shape
         parts = projected.split(self.row_counts[wanted], dim=-1)
         shapes = self.head_shapes[wanted]
         return [
-            part.unflatten(-1, shape).transpose(1, 2)
+            part.view(batch, length, *shape).transpose(1, 2)
             for part, shape in zip(parts, shapes, strict=True)
         ]
 

@@ -1,5 +1,6 @@
 """What `generate` does otherwise than Transformers' own: its caches, its masks and its searches."""
 
+import copy
 from typing import Any
 
 import torch
@@ -110,6 +111,19 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         """
         return attention_mask
 
+    def compute_transition_scores(self, *args: Any, **kwargs: Any) -> Tensor:
+        """As in Transformers, which takes the source's vocabulary for the one that is written.
+
+        Args:
+            args: Of Transformers' own.
+            kwargs: Of Transformers' own.
+        """
+        writer = copy.copy(self)
+        writer.config = copy.copy(self.config)
+        writer.config.vocab_size = self.config.target_vocab_size
+        scores: Tensor = GenerationMixin.compute_transition_scores(writer, *args, **kwargs)
+        return scores
+
     def _prepare_cache_for_generation(
         self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *args: Any
     ) -> None:
@@ -129,7 +143,23 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
             caches = (DynamicCache(), DynamicCache())
             model_kwargs["past_key_values"] = EncoderDecoderCache(*caches)
         else:
+            self._refuse_cache(generation_config.cache_implementation)
             super()._prepare_cache_for_generation(generation_config, model_kwargs, *args)
+
+    def _refuse_cache(self, implementation: str | None) -> None:
+        """Transformers' static caches have as many heads of values as of keys.
+
+        Raises:
+            ValueError: If the model has not.
+        """
+        config = self.config
+        (keys, _), _, (values, _) = config.head_shapes(config.decoder_attention_heads)
+        if implementation is not None and "static" in implementation and keys != values:
+            raise ValueError(
+                "A static cache needs as many heads of values as of keys, got "
+                f"{values} (`value_heads`) and {keys} (`key_heads`) for `cache_implementation="
+                f"{implementation!r}`. Leave it out."
+            )
 
     def _reorder_cache(
         self, past_key_values: EncoderDecoderCache, beam_idx: Tensor
@@ -234,7 +264,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         limits, end_tokens = stops
         constraints = Constraints(logits_processor)
         candidates = BeamSettings(beams).candidates(end_tokens)
-        if self.config.vocab_size < candidates + len(constraints.banned):
+        if self.config.target_vocab_size < candidates + len(constraints.banned):
             # Transformers then goes on with hypotheses that cannot be.
             return None
         if attention_mask is not None:

@@ -57,8 +57,8 @@ def projected_cross_entropy_sum(
     if _is_sharded(lm_head):
         # Each call would wait for all processes, and theirs need not be as many.
         lm_head.unshard()  # type: ignore[operator]
-    if _is_plain_matrix(lm_head):
-        args = (hidden_states, lm_head.weight, labels, label_smoothing)
+    if _is_plain_linear(lm_head):
+        args = (hidden_states, lm_head.weight, lm_head.bias, labels, label_smoothing)
         total: Tensor = ProjectedCrossEntropy.apply(*args)  # type: ignore[no-untyped-call]
         return total
     return _sum_by_module(lm_head, hidden_states, labels, label_smoothing)
@@ -69,9 +69,9 @@ def _is_sharded(module: nn.Module) -> bool:
     return hasattr(type(module), "unshard")
 
 
-def _is_plain_matrix(module: nn.Module) -> bool:
+def _is_plain_linear(module: nn.Module) -> bool:
     if _is_sharded(module):
-        return type(module).__bases__[1:] == (nn.Linear,) and module.bias is None
+        return type(module).__bases__[1:] == (nn.Linear,)
     hooks = (
         module._forward_hooks,
         module._forward_pre_hooks,
@@ -80,7 +80,7 @@ def _is_plain_matrix(module: nn.Module) -> bool:
     )
     # Accelerate's hooks (offload) put a `forward` of their own on the instance.
     is_hooked = any(hooks) or "forward" in vars(module)
-    return type(module) is nn.Linear and module.bias is None and not is_hooked
+    return type(module) is nn.Linear and not is_hooked
 
 
 def _sum_by_module(
@@ -105,9 +105,14 @@ class ProjectedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden_states: Tensor, weight: Tensor, labels: Tensor, label_smoothing: float
+        ctx: Any,
+        hidden_states: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        labels: Tensor,
+        label_smoothing: float,
     ) -> Tensor:
-        """Sum of the cross-entropies of `softmax(hidden_states @ weight.T)`.
+        """Sum of the cross-entropies of `softmax(hidden_states @ weight.T + bias)`.
 
         Products run in autocast's dtype, everything else in float32 or wider.
 
@@ -115,6 +120,7 @@ class ProjectedCrossEntropy(torch.autograd.Function):
             ctx: Carries the gradients to `backward`.
             hidden_states: `[N, D]`.
             weight: Output projection, `[V, D]`.
+            bias: `[V]`, or None.
             labels: `[N]`, all real.
             label_smoothing: As in `cross_entropy_sum`.
         """
@@ -127,6 +133,9 @@ class ProjectedCrossEntropy(torch.autograd.Function):
         total = hidden_states.new_zeros((), dtype=wide)
         grad_hidden = torch.empty_like(hidden_states) if ctx.needs_input_grad[0] else None
         grad_weight = torch.zeros_like(weight, dtype=wide) if ctx.needs_input_grad[1] else None
+        grad_bias = None
+        if bias is not None and ctx.needs_input_grad[2]:
+            grad_bias = torch.zeros_like(bias, dtype=wide)
         # One buffer for the logits of all chunks: fresh memory costs a CPU as much as a softmax.
         buffer = matrix.new_empty(min(CHUNK_ROWS, len(labels)), len(matrix), dtype=wide)
         with torch.autocast(device, enabled=False):
@@ -138,8 +147,12 @@ class ProjectedCrossEntropy(torch.autograd.Function):
                     torch.mm(hidden, matrix.T, out=logits)
                 else:
                     logits.copy_(hidden @ matrix.T)
+                if bias is not None:
+                    logits += bias
                 loss, grad_logits = _loss_and_gradient(logits, labels[rows, None], label_smoothing)
                 total += loss
+                if grad_bias is not None:
+                    grad_bias += grad_logits.sum(0)
                 grad_logits = grad_logits.to(narrow)
                 if grad_hidden is not None:
                     grad_hidden[rows] = grad_logits @ matrix
@@ -150,19 +163,21 @@ class ProjectedCrossEntropy(torch.autograd.Function):
                 else:
                     grad_weight += grad_logits.T @ hidden
         ctx.save_for_backward(
-            grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype)
+            grad_hidden,
+            None if grad_weight is None else grad_weight.to(weight.dtype),
+            None if grad_bias is None else grad_bias.to(weight.dtype),
         )
         return total
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         """Scales the gradients that `forward` left."""
-        grad_hidden, grad_weight = (
+        gradients = (
             None if grad is None else grad * grad_output.to(grad.dtype)
             for grad in ctx.saved_tensors
         )
-        return grad_hidden, grad_weight, None, None
+        return *gradients, None, None
 
 
 def _loss_and_gradient(

@@ -61,14 +61,18 @@ class LearnedPositions(nn.Embedding):
         Raises:
             ValueError: If a position lies past the end of the table.
         """
-        # Compiled code checks indices itself.
-        if not torch.compiler.is_compiling() and int(position_ids.max()) >= self.longest:
+        # Compiled code checks indices itself; on the meta device there are none.
+        if not (torch.compiler.is_compiling() or position_ids.is_meta):
+            self._refuse_end(int(position_ids.max()) + 1)
+        return super().forward(position_ids + self.offset).to(dtype)
+
+    def _refuse_end(self, length: int) -> None:
+        if length > self.longest:
             raise ValueError(
                 f"Learned positions end after {self.longest} tokens (`max_position_embeddings`), "
-                f"got a sequence of {int(position_ids.max()) + 1}. Cut it, or train a model with "
-                "more positions, or with sinusoidal ones, which have no end."
+                f"got a sequence of {length}. Cut it, or train a model with more positions, or "
+                "with sinusoidal ones, which have no end."
             )
-        return super().forward(position_ids + self.offset).to(dtype)
 
 
 POSITIONS = {
