@@ -43,6 +43,11 @@ TESTS = (
     "attention_backends",
     "trainer",
     "ecosystem",
+    "variant_grid",
+    "variants",
+    "talking_heads",
+    "position_types",
+    "softmax",
 )
 
 

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 # Before any library reads it: no test reaches the Hub.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -21,21 +22,79 @@ Batch = dict[str, Tensor]
 
 both_attentions = pytest.mark.parametrize("attention", ["eager", "sdpa"])
 
+# Sizes that differ wherever they meet and are small enough for the oracle; no dropout.
+TINY: dict[str, Any] = {
+    "vocab_size": 37,
+    "d_model": 24,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 28,
+    "decoder_ffn_dim": 36,
+    "dropout": 0.0,
+}
+LEARNED: dict[str, Any] = {"position_embedding_type": "learned", "max_position_embeddings": 9}
+CONCATENATED: dict[str, Any] = {"position_embedding_type": "sinusoidal_concatenated"}
+TWO_TABLES: dict[str, Any] = {"share_encoder_decoder_embeddings": False}
+UNTIED: dict[str, Any] = {"tie_word_embeddings": False}
+RECTANGULAR: dict[str, Any] = {"talking_heads": "both", "key_heads": 3, "value_heads": 6}
+# Departures from the default: one for each switch, then some together.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "post_norm": {"pre_norm": False},
+    "no_final_norm": {"add_final_layer_norm": False},
+    "layer_norm_eps": {"layer_norm_eps": 0.01},
+    "gelu": {"activation_function": "gelu"},
+    "unscaled": {"scale_embedding": False},
+    "position_base": {"position_base": 100},
+    "position_offset": {"position_offset": 3},
+    "concatenated": CONCATENATED,
+    "learned": LEARNED,
+    "learned_offset": {**LEARNED, "position_offset": 2},
+    "untied": UNTIED,
+    "projection_bias": {"lm_head_bias": True},
+    "untied_bias": {**UNTIED, "lm_head_bias": True},
+    "two_tables": TWO_TABLES,
+    "two_tables_untied": {**TWO_TABLES, **UNTIED},
+    "larger_target": {**TWO_TABLES, "decoder_vocab_size": 41},
+    "smaller_target": {**TWO_TABLES, **UNTIED, "decoder_vocab_size": 34},
+    "d_k": {"d_k": 5},
+    "d_v": {"d_v": 7},
+    "d_k_and_d_v": {"d_k": 16, "d_v": 3},
+    "no_attention_bias": {"attention_bias": False},
+    "talking_logits": {"talking_heads": "logits"},
+    "talking_weights": {"talking_heads": "weights"},
+    "talking_both": {"talking_heads": "both"},
+    "talking_more_keys": {"talking_heads": "logits", "key_heads": 8},
+    "talking_more_values": {"talking_heads": "weights", "value_heads": 6},
+    "talking_rectangular": RECTANGULAR,
+    "like_marian": {**CONCATENATED, "pre_norm": False, "lm_head_bias": True},
+    "like_m2m100": {**CONCATENATED, "position_base": 10_000 ** (12 / 11), "position_offset": 2},
+    "like_bert": {**LEARNED, "pre_norm": False, "scale_embedding": False, "d_k": 3},
+    "talking_post_norm": {**RECTANGULAR, **LEARNED, "pre_norm": False, "d_v": 5},
+    "everything": {
+        **RECTANGULAR,
+        **LEARNED,
+        **TWO_TABLES,
+        **UNTIED,
+        "position_offset": 1,
+        "add_final_layer_norm": False,
+        "decoder_vocab_size": 41,
+        "lm_head_bias": True,
+        "d_k": 5,
+        "d_v": 2,
+        "attention_bias": False,
+        "scale_embedding": False,
+        "activation_function": "gelu",
+    },
+}
+each_variant = pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
+
 
 @pytest.fixture
 def tiny_config() -> VanillaTransformerConfig:
-    """Sizes that differ wherever they meet and are small enough for the oracle; no dropout."""
-    return VanillaTransformerConfig(
-        vocab_size=37,
-        d_model=24,
-        encoder_layers=2,
-        decoder_layers=3,
-        encoder_attention_heads=2,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=28,
-        decoder_ffn_dim=36,
-        dropout=0.0,
-    )
+    """The default switches in the sizes of `TINY`."""
+    return VanillaTransformerConfig(**TINY)
 
 
 def redraw_parameters(model: nn.Module) -> None:
@@ -62,6 +121,15 @@ def tiny_model(
 ) -> VanillaTransformerForConditionalGeneration:
     """A model of `tiny_config` with random parameters, in float32 and eval mode."""
     model = VanillaTransformerForConditionalGeneration(tiny_config).eval()
+    redraw_parameters(model)
+    return model
+
+
+def build_variant(**changes: Any) -> Model:
+    """The tiny model with changed config fields, also with random parameters and in eval mode."""
+    model = VanillaTransformerForConditionalGeneration(
+        VanillaTransformerConfig(**{**TINY, **changes})
+    ).eval()
     redraw_parameters(model)
     return model
 
@@ -125,12 +193,28 @@ def pad(rows: list[Tensor], side: str, extra: int, filler: int = 0) -> tuple[Ten
     return ids, mask
 
 
+def long_inputs(length: int = 64) -> Batch:
+    """Two sentences of one length, every position real."""
+    ids = torch.arange(2 * length).fmod(33).add(3).view(2, length)
+    return {"input_ids": ids, "decoder_input_ids": ids.flip(0)}
+
+
 def source_of(batch: Batch) -> Batch:
     return {name: batch[name] for name in ("input_ids", "attention_mask")}
 
 
 def without_labels(batch: Batch) -> Batch:
     return {name: tensor for name, tensor in batch.items() if name != "labels"}
+
+
+def assert_loaded(loaded: Model, model: Model, batch: Batch) -> None:
+    """`loaded` has the parameters of `model`, tied alike, and computes the same."""
+    expected = dict(model.named_parameters())
+    assert [name for name, _ in loaded.named_parameters()] == list(expected)
+    for name, parameter in loaded.named_parameters():
+        assert torch.equal(parameter, expected[name]), name
+    # Matrix products may round otherwise where the file's tensors lie elsewhere in memory.
+    torch.testing.assert_close(loaded(**batch).logits, model(**batch).logits)
 
 
 def gradients(model: Model, batch: Batch) -> dict[str, Tensor]:

@@ -6,8 +6,9 @@ masks and no batch axis here that could be wrong, and a model that agrees with i
 positions and the future as promised. Tensors serve as arrays whose elementary operations
 `torch.autograd` can differentiate; every formula above them is written out.
 
-Weights are a dictionary with the names of the model's state dict. Letters of shapes: D `d_model`,
-H heads, E head size D / H, V vocabulary, B batch, S source, T target.
+Weights are a dictionary with the names of the model's state dict, and a part of the model is called
+by its name there. Letters of shapes: D `d_model`, H heads, E head size (d_k or d_v), K key
+positions, V vocabulary, B batch, S source, T target.
 """
 
 import math
@@ -20,7 +21,7 @@ from torch import Tensor
 IGNORED_LABEL = -100
 
 Weights = Mapping[str, Tensor]
-Vectors = list[Tensor]  # one for each position
+Vectors = list[Tensor]  # one for each position, or for each head
 
 
 class Config(Protocol):
@@ -32,9 +33,22 @@ class Config(Protocol):
     encoder_attention_heads: int
     decoder_attention_heads: int
     activation_function: str
+    pre_norm: bool
+    add_final_layer_norm: bool | None
     layer_norm_eps: float
+    position_embedding_type: str
+    position_base: float
+    position_offset: int
     scale_embedding: bool
+    share_encoder_decoder_embeddings: bool
     tie_word_embeddings: bool
+    lm_head_bias: bool
+    d_k: int | None
+    d_v: int | None
+    attention_bias: bool
+    talking_heads: str | None
+    key_heads: int | None
+    value_heads: int | None
     pad_token_id: int
     bos_token_id: int
     eos_token_id: int
@@ -49,13 +63,25 @@ def leaves(state_dict: Weights) -> dict[str, Tensor]:
     }
 
 
-def sinusoid(position: int, d_model: int) -> Tensor:
-    """Positional encoding of section 3.5: sine in even columns, cosine in odd ones, `[D]`."""
-    encoding = []
-    for column in range(d_model):
-        pair = column // 2
-        angle = position / 10000 ** (2 * pair / d_model)
-        encoding.append(math.sin(angle) if column % 2 == 0 else math.cos(angle))
+def sinusoid(
+    position: float, d_model: int, base: float = 10000, concatenated: bool = False
+) -> Tensor:
+    """Positional encoding of section 3.5: sine in even columns, cosine in odd ones, `[D]`.
+
+    Args:
+        position: Place in the sentence.
+        d_model: Number of columns D.
+        base: The longest wavelength is nearly 2 pi times as long.
+        concatenated: All sines in the first half of the columns, all cosines in the second.
+    """
+    pairs = []
+    for pair in range(d_model // 2):
+        angle = position / base ** (2 * pair / d_model)
+        pairs.append((math.sin(angle), math.cos(angle)))
+    if concatenated:
+        encoding = [sine for sine, _ in pairs] + [cosine for _, cosine in pairs]
+    else:
+        encoding = [number for pair in pairs for number in pair]
     return torch.tensor(encoding, dtype=torch.float64)
 
 
@@ -78,9 +104,10 @@ def gelu(vector: Tensor) -> Tensor:
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": relu, "gelu": gelu}
 
 
-def linear(weights: Weights, name: str, vector: Tensor) -> Tensor:
-    """Affine map Wx + b of the module called `name`."""
-    return weights[f"{name}.weight"] @ vector + weights[f"{name}.bias"]
+def linear(weights: Weights, name: str, vector: Tensor, bias: bool = True) -> Tensor:
+    """Affine map Wx + b of the module called `name`, or Wx without the bias."""
+    product = weights[f"{name}.weight"] @ vector
+    return product + weights[f"{name}.bias"] if bias else product
 
 
 def layer_norm(weights: Weights, name: str, vector: Tensor, eps: float) -> Tensor:
@@ -91,76 +118,130 @@ def layer_norm(weights: Weights, name: str, vector: Tensor, eps: float) -> Tenso
     return weights[f"{name}.weight"] * normalised + weights[f"{name}.bias"]
 
 
-def attention(queries: Vectors, keys: Vectors, values: Vectors, causal: bool) -> Vectors:
-    """Scaled dot-product attention of one head, equation (1): `[E]` for each query.
+def num_heads(name: str, config: Config) -> int:
+    """Number H of softmax maps of the attention called `name`: that of its stack."""
+    in_encoder = name.startswith("model.encoder.")
+    return config.encoder_attention_heads if in_encoder else config.decoder_attention_heads
+
+
+def key_rows(name: str, config: Config) -> tuple[int, int]:
+    """Heads of queries and keys, and the size d_k of each (section 3.2.2: d_k = D / H)."""
+    heads = num_heads(name, config) if config.key_heads is None else config.key_heads
+    return heads, config.d_model // heads if config.d_k is None else config.d_k
+
+
+def value_rows(name: str, config: Config) -> tuple[int, int]:
+    """Heads of values, and the size d_v of each."""
+    heads = num_heads(name, config) if config.value_heads is None else config.value_heads
+    return heads, config.d_model // heads if config.d_v is None else config.d_v
+
+
+def split(vector: Tensor, heads: int, size: int) -> Vectors:
+    """Cuts a vector into as many neighbouring pieces of one size."""
+    assert len(vector) == heads * size
+    return [vector[head * size : (head + 1) * size] for head in range(heads)]
+
+
+def self_projections(
+    weights: Weights, name: str, config: Config, states: Vectors
+) -> tuple[list[Vectors], list[Vectors], list[Vectors]]:
+    """Queries, keys and values of a sequence: at each position one vector `[E]` for each head."""
+    key_heads, d_k = key_rows(name, config)
+    width = key_heads * d_k
+    queries, keys, values = [], [], []
+    for state in states:
+        projected = linear(weights, f"{name}.qkv_proj", state, config.attention_bias)
+        queries.append(split(projected[:width], key_heads, d_k))
+        keys.append(split(projected[width : 2 * width], key_heads, d_k))
+        values.append(split(projected[2 * width :], *value_rows(name, config)))
+    return queries, keys, values
+
+
+def cross_projections(
+    weights: Weights, name: str, config: Config, states: Vectors, source: Vectors
+) -> tuple[list[Vectors], list[Vectors], list[Vectors]]:
+    """Queries of the target's positions, keys and values of the source's, as in one sequence."""
+    key_heads, d_k = key_rows(name, config)
+    width = key_heads * d_k
+    queries, keys, values = [], [], []
+    for state in states:
+        projected = linear(weights, f"{name}.q_proj", state, config.attention_bias)
+        queries.append(split(projected, key_heads, d_k))
+    for state in source:
+        projected = linear(weights, f"{name}.kv_proj", state, config.attention_bias)
+        keys.append(split(projected[:width], key_heads, d_k))
+        values.append(split(projected[width:], *value_rows(name, config)))
+    return queries, keys, values
+
+
+def mix(weights: Weights, name: str, maps: Vectors) -> Vectors:
+    """Talking heads (arXiv 2003.02436): every new map `[K]` is a weighted sum of all the maps."""
+    mixed = []
+    for shares in weights[f"{name}.weight"]:
+        terms = [share * one_map for share, one_map in zip(shares, maps, strict=True)]
+        mixed.append(torch.stack(terms).sum(dim=0))
+    return mixed
+
+
+def attention_weights(
+    weights: Weights, name: str, config: Config, query: Vectors, keys: list[Vectors]
+) -> Vectors:
+    """How much one position takes of each value, equation (1): `[K]` for each head of values.
 
     Args:
-        queries: One vector `[E]` for each position that asks.
-        keys: One vector `[E]` for each position that answers.
-        values: One vector `[E]` for each key.
-        causal: Whether a query sees only the keys up to its own position.
+        weights: Parameters by name.
+        name: The attention's name.
+        config: Says where the heads talk, if at all.
+        query: What the position asks: one vector `[E]` for each head.
+        keys: The same of every position that it sees.
     """
-    outputs = []
-    for position, query in enumerate(queries):
-        visible = position + 1 if causal else len(keys)
-        scores = [(query * key).sum() / math.sqrt(len(query)) for key in keys[:visible]]
-        output = torch.zeros_like(values[0])
-        for probability, value in zip(softmax(torch.stack(scores)), values[:visible], strict=True):
-            output = output + probability * value
-        outputs.append(output)
-    return outputs
-
-
-def split(sequence: Vectors, parts: int) -> list[Vectors]:
-    """Cuts every vector into `parts` neighbouring pieces of one size: one sequence for each."""
-    size = len(sequence[0]) // parts
-    return [[vector[p * size : (p + 1) * size] for vector in sequence] for p in range(parts)]
+    maps = []
+    for head, asked in enumerate(query):
+        scores = [(asked * key[head]).sum() / math.sqrt(len(asked)) for key in keys]
+        maps.append(torch.stack(scores))
+    if config.talking_heads in ("logits", "both"):
+        maps = mix(weights, f"{name}.logits_mixing", maps)
+    assert len(maps) == num_heads(name, config)
+    maps = [softmax(one_map) for one_map in maps]
+    if config.talking_heads in ("weights", "both"):
+        maps = mix(weights, f"{name}.weights_mixing", maps)
+    return maps
 
 
 def multi_head_attention(
     weights: Weights,
     name: str,
-    queries: Vectors,
-    keys: Vectors,
-    values: Vectors,
-    num_heads: int,
+    config: Config,
+    queries: list[Vectors],
+    keys: list[Vectors],
+    values: list[Vectors],
     causal: bool,
 ) -> Vectors:
-    """Section 3.2.2: every head attends on its own, `out_proj` mixes what they found."""
-    parts = zip(
-        split(queries, num_heads), split(keys, num_heads), split(values, num_heads), strict=True
-    )
-    heads = [attention(q, k, v, causal) for q, k, v in parts]
-    outputs = zip(*heads, strict=True)  # for each position, what every head found
-    return [linear(weights, f"{name}.out_proj", torch.cat(output)) for output in outputs]
+    """Section 3.2.2: what every head takes of the values, brought together by `out_proj`.
 
-
-def self_attention(
-    weights: Weights, name: str, config: Config, states: Vectors, num_heads: int, causal: bool
-) -> Vectors:
-    """Every position of a sequence looks at the same sequence."""
-    width = config.d_model
-    queries, keys, values = [], [], []
-    for state in states:
-        projected = linear(weights, f"{name}.qkv_proj", state)
-        queries.append(projected[:width])
-        keys.append(projected[width : 2 * width])
-        values.append(projected[2 * width :])
-    return multi_head_attention(weights, name, queries, keys, values, num_heads, causal)
-
-
-def cross_attention(
-    weights: Weights, name: str, config: Config, states: Vectors, source: Vectors, num_heads: int
-) -> Vectors:
-    """Every target position looks at the encoder's whole output."""
-    width = config.d_model
-    queries = [linear(weights, f"{name}.q_proj", state) for state in states]
-    keys, values = [], []
-    for state in source:
-        projected = linear(weights, f"{name}.kv_proj", state)
-        keys.append(projected[:width])
-        values.append(projected[width:])
-    return multi_head_attention(weights, name, queries, keys, values, num_heads, causal=False)
+    Args:
+        weights: Parameters by name.
+        name: The attention's name.
+        config: Sizes and switches.
+        queries: At each position that asks, one vector `[E]` for each head.
+        keys: The same of each position that answers.
+        values: The same of each position that answers.
+        causal: Whether a query sees only the keys up to its own position.
+    """
+    outputs = []
+    for position, query in enumerate(queries):
+        visible = position + 1 if causal else len(keys)
+        found = []
+        for head, taken in enumerate(
+            attention_weights(weights, name, config, query, keys[:visible])
+        ):
+            terms = [
+                share * value[head] for share, value in zip(taken, values[:visible], strict=True)
+            ]
+            found.append(torch.stack(terms).sum(dim=0))
+        joined = torch.cat(found)
+        outputs.append(linear(weights, f"{name}.out_proj", joined, config.attention_bias))
+    return outputs
 
 
 def feed_forward(weights: Weights, layer: str, config: Config, states: Vectors) -> Vectors:
@@ -172,6 +253,11 @@ def feed_forward(weights: Weights, layer: str, config: Config, states: Vectors) 
     ]
 
 
+def normalise(weights: Weights, name: str, config: Config, states: Vectors) -> Vectors:
+    """Layer norm of every state."""
+    return [layer_norm(weights, name, state, config.layer_norm_eps) for state in states]
+
+
 def residual(
     weights: Weights,
     norm: str,
@@ -179,24 +265,43 @@ def residual(
     states: Vectors,
     sublayer: Callable[[Vectors], Vectors],
 ) -> Vectors:
-    """Adds to every state what the sub-layer makes of the normalised states (pre-norm)."""
-    normalised = [layer_norm(weights, norm, state, config.layer_norm_eps) for state in states]
-    return [state + update for state, update in zip(states, sublayer(normalised), strict=True)]
+    """Adds to every state what the sub-layer makes of the states, section 3.1.
+
+    Pre-norm: x + Sublayer(LayerNorm(x)). Post-norm, figure 1: LayerNorm(x + Sublayer(x)).
+    """
+    inputs = normalise(weights, norm, config, states) if config.pre_norm else states
+    sums = [state + update for state, update in zip(states, sublayer(inputs), strict=True)]
+    return sums if config.pre_norm else normalise(weights, norm, config, sums)
 
 
-def embed(weights: Weights, config: Config, ids: list[int]) -> Vectors:
-    """Sections 3.4 and 3.5: sqrt(D) times the row of each id, plus its position from 0.
+def encode_position(weights: Weights, stack: str, config: Config, index: int) -> Tensor:
+    """What is added to the token at `index`, counted from 0, of a stack's input: `[D]`."""
+    position = index + config.position_offset
+    if config.position_embedding_type == "learned":
+        return weights[f"{stack}.embed_positions.weight"][position]
+    concatenated = config.position_embedding_type == "sinusoidal_concatenated"
+    return sinusoid(position, config.d_model, config.position_base, concatenated)
+
+
+def table(stack: str, config: Config) -> str:
+    """Name of the weights whose rows embed the tokens of a stack."""
+    shared = config.share_encoder_decoder_embeddings
+    return "model.shared.weight" if shared else f"{stack}.embed_tokens.weight"
+
+
+def embed(weights: Weights, stack: str, config: Config, ids: list[int]) -> Vectors:
+    """Sections 3.4 and 3.5: sqrt(D) times the row of each id, plus its position.
 
     Where padding is read as if it were a token, its row learns nothing from that: it may learn as
     a row of the output projection only.
     """
     scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
     states = []
-    for position, token in enumerate(ids):
-        row = weights["model.shared.weight"][token]
+    for index, token in enumerate(ids):
+        row = weights[table(stack, config)][token]
         if token == config.pad_token_id:
             row = row.detach()
-        states.append(row * scale + sinusoid(position, config.d_model))
+        states.append(row * scale + encode_position(weights, stack, config, index))
     return states
 
 
@@ -204,10 +309,9 @@ def encoder_layer(weights: Weights, layer: str, config: Config, states: Vectors)
     """Looks around in the source, then thinks at every position alone."""
 
     def look_around(inputs: Vectors) -> Vectors:
-        num_heads = config.encoder_attention_heads
-        return self_attention(
-            weights, f"{layer}.self_attn", config, inputs, num_heads, causal=False
-        )
+        name = f"{layer}.self_attn"
+        projected = self_projections(weights, name, config, inputs)
+        return multi_head_attention(weights, name, config, *projected, causal=False)
 
     def think(inputs: Vectors) -> Vectors:
         return feed_forward(weights, layer, config, inputs)
@@ -220,14 +324,16 @@ def decoder_layer(
     weights: Weights, layer: str, config: Config, states: Vectors, source: Vectors
 ) -> Vectors:
     """Looks back in the target, then across at the source, then thinks."""
-    num_heads = config.decoder_attention_heads
 
     def look_back(inputs: Vectors) -> Vectors:
-        return self_attention(weights, f"{layer}.self_attn", config, inputs, num_heads, causal=True)
+        name = f"{layer}.self_attn"
+        projected = self_projections(weights, name, config, inputs)
+        return multi_head_attention(weights, name, config, *projected, causal=True)
 
     def look_across(inputs: Vectors) -> Vectors:
         name = f"{layer}.encoder_attn"
-        return cross_attention(weights, name, config, inputs, source, num_heads)
+        projected = cross_projections(weights, name, config, inputs, source)
+        return multi_head_attention(weights, name, config, *projected, causal=False)
 
     def think(inputs: Vectors) -> Vectors:
         return feed_forward(weights, layer, config, inputs)
@@ -237,31 +343,34 @@ def decoder_layer(
     return residual(weights, f"{layer}.final_layer_norm", config, states, think)
 
 
-def final_norm(weights: Weights, name: str, config: Config, states: Vectors) -> Vectors:
-    """Normalises what leaves a pre-norm stack, whose layers only add."""
-    return [layer_norm(weights, name, state, config.layer_norm_eps) for state in states]
+def close(weights: Weights, stack: str, config: Config, states: Vectors) -> Vectors:
+    """Normalises what leaves a pre-norm stack, whose layers only add, unless told otherwise."""
+    chosen = config.add_final_layer_norm
+    has_norm = config.pre_norm if chosen is None else chosen
+    return normalise(weights, f"{stack}.layer_norm", config, states) if has_norm else states
 
 
 def encode(weights: Weights, config: Config, source_ids: list[int]) -> Vectors:
     """Encoder stack: one state `[D]` for each token of one source sentence."""
-    states = embed(weights, config, source_ids)
+    states = embed(weights, "model.encoder", config, source_ids)
     for index in range(config.encoder_layers):
         states = encoder_layer(weights, f"model.encoder.layers.{index}", config, states)
-    return final_norm(weights, "model.encoder.layer_norm", config, states)
+    return close(weights, "model.encoder", config, states)
 
 
 def decode(weights: Weights, config: Config, target_ids: list[int], source: Vectors) -> Vectors:
     """Decoder stack: one state `[D]` for each token of one target sentence, given `encode`'s."""
-    states = embed(weights, config, target_ids)
+    states = embed(weights, "model.decoder", config, target_ids)
     for index in range(config.decoder_layers):
         states = decoder_layer(weights, f"model.decoder.layers.{index}", config, states, source)
-    return final_norm(weights, "model.decoder.layer_norm", config, states)
+    return close(weights, "model.decoder", config, states)
 
 
 def project(weights: Weights, config: Config, state: Tensor) -> Tensor:
     """Pre-softmax linear map of section 3.4: `[D]` -> `[V]`."""
-    name = "model.shared.weight" if config.tie_word_embeddings else "lm_head.weight"
-    return weights[name] @ state
+    tied = config.tie_word_embeddings
+    scores = weights[table("model.decoder", config) if tied else "lm_head.weight"] @ state
+    return scores + weights["lm_head.bias"] if config.lm_head_bias else scores
 
 
 def real_tokens(ids: Tensor, attention_mask: Tensor | None) -> list[list[int]]:

@@ -17,6 +17,8 @@ from vanilla_transformer import (
 # Every field away from its default, so that none can be lost unseen.
 CHANGED: dict[str, Any] = {
     "vocab_size": 53,
+    "decoder_vocab_size": 51,
+    "share_encoder_decoder_embeddings": False,
     "d_model": 24,
     "encoder_layers": 2,
     "decoder_layers": 3,
@@ -24,16 +26,29 @@ CHANGED: dict[str, Any] = {
     "decoder_attention_heads": 4,
     "encoder_ffn_dim": 28,
     "decoder_ffn_dim": 36,
+    "d_k": 5,
+    "d_v": 7,
+    "attention_bias": False,
+    "talking_heads": "both",
+    "key_heads": 3,
+    "value_heads": 6,
     "activation_function": "gelu",
     "dropout": 0.3,
     "attention_dropout": 0.2,
     "activation_dropout": 0.15,
+    "pre_norm": False,
+    "add_final_layer_norm": False,
     "layer_norm_eps": 0.001,
+    "position_embedding_type": "learned",
+    "position_base": 100,
+    "position_offset": 2,
+    "init_std": 0.02,
     "depth_scaled_init": True,
     "scale_embedding": False,
     "label_smoothing": 0.05,
     "max_position_embeddings": 77,
     "tie_word_embeddings": False,
+    "lm_head_bias": True,
     "use_cache": False,
     "pad_token_id": 9,
     "bos_token_id": 10,
@@ -57,17 +72,45 @@ def count_parameters(config: VanillaTransformerConfig) -> int:
 
 
 def expected_parameters(config: VanillaTransformerConfig) -> int:
-    """The same from the sizes: V x D tables, D x D maps with biases, norms of 2 D."""
-    d = config.d_model
-    attention, norm = 4 * (d * d + d), 2 * d
+    """The same from the sizes: tables, maps of heads and their mixing, norms of 2 D, biases."""
+    d, norm = config.d_model, 2 * config.d_model
     encoder_ffn = 2 * d * config.encoder_ffn_dim + config.encoder_ffn_dim + d
     decoder_ffn = 2 * d * config.decoder_ffn_dim + config.decoder_ffn_dim + d
+    encoder = attention_parameters(config, config.encoder_attention_heads) + encoder_ffn + 2 * norm
+    decoder = 2 * attention_parameters(config, config.decoder_attention_heads) + decoder_ffn
+    final_norm = config.add_final_layer_norm
+    has_final_norm = config.pre_norm if final_norm is None else final_norm
     return (
-        config.vocab_size * d * (1 if config.tie_word_embeddings else 2)
-        + config.encoder_layers * (attention + encoder_ffn + 2 * norm)
-        + config.decoder_layers * (2 * attention + decoder_ffn + 3 * norm)
-        + 2 * norm
+        table_parameters(config)
+        + config.encoder_layers * encoder
+        + config.decoder_layers * (decoder + 3 * norm)
+        + 2 * norm * has_final_norm
     )
+
+
+def attention_parameters(config: VanillaTransformerConfig, heads: int) -> int:
+    d, talk = config.d_model, config.talking_heads
+    key_heads, value_heads = config.key_heads or heads, config.value_heads or heads
+    keys = key_heads * (config.d_k or d // key_heads)
+    values = value_heads * (config.d_v or d // value_heads)
+    mixing = heads * key_heads if talk in ("logits", "both") else 0
+    mixing += heads * value_heads if talk in ("weights", "both") else 0
+    biases = 2 * keys + values + d if config.attention_bias else 0
+    return 2 * d * (keys + values) + biases + mixing
+
+
+def table_parameters(config: VanillaTransformerConfig) -> int:
+    d, target_vocab_size = config.d_model, config.decoder_vocab_size or config.vocab_size
+    tables = config.vocab_size * d
+    if not config.share_encoder_decoder_embeddings:
+        tables += target_vocab_size * d
+    if not config.tie_word_embeddings:
+        tables += target_vocab_size * d
+    if config.lm_head_bias:
+        tables += target_vocab_size
+    if config.position_embedding_type == "learned":
+        tables += 2 * (config.max_position_embeddings + config.position_offset) * d
+    return tables
 
 
 def random_config(seed: int) -> VanillaTransformerConfig:
@@ -83,6 +126,16 @@ def random_config(seed: int) -> VanillaTransformerConfig:
         encoder_ffn_dim=draw.randint(1, 50),
         decoder_ffn_dim=draw.randint(1, 50),
         tie_word_embeddings=draw.random() < 0.5,
+        lm_head_bias=draw.random() < 0.5,
+        share_encoder_decoder_embeddings=False,
+        decoder_vocab_size=draw.randint(4, 99),
+        attention_bias=draw.random() < 0.5,
+        d_k=draw.choice([None, 3, 8]),
+        d_v=draw.choice([None, 5, 6]),
+        talking_heads=draw.choice([None, "logits", "weights", "both"]),
+        pre_norm=draw.random() < 0.5,
+        position_embedding_type=draw.choice(["sinusoidal", "learned"]),
+        position_offset=draw.randint(0, 3),
     )
 
 
@@ -94,6 +147,9 @@ def test_defaults_are_the_base_model_of_the_paper():
     assert (config.encoder_attention_heads, config.decoder_attention_heads) == (8, 8)
     assert (config.vocab_size, config.activation_function) == (37_000, "relu")
     assert (config.dropout, config.attention_dropout, config.activation_dropout) == (0.1, 0, 0)
+    assert (config.position_embedding_type, config.position_base) == ("sinusoidal", 10_000)
+    assert (config.position_offset, config.talking_heads) == (0, None)
+    assert config.share_encoder_decoder_embeddings
     assert config.scale_embedding
     assert config.tie_word_embeddings
     assert config.use_cache
@@ -149,6 +205,63 @@ def test_parameter_count_is_that_of_the_paper(sizes, millions):
             ["`d_model` must be even", "got 21"],
         ),
         ({"layer_norm_eps": 0.0}, ["`layer_norm_eps` must be above 0, got 0.0"]),
+        ({"decoder_vocab_size": 0}, ["`decoder_vocab_size` must be at least 1, got 0"]),
+        (
+            {"decoder_vocab_size": 99},
+            ["`decoder_vocab_size` must be `vocab_size` where source and target share", "got 99"],
+        ),
+        ({"d_k": 0}, ["`d_k` must be at least 1, got 0"]),
+        ({"d_v": -3}, ["`d_v` must be at least 1, got -3"]),
+        ({"talking_heads": "both", "key_heads": 0}, ["`key_heads` must be at least 1, got 0"]),
+        ({"talking_heads": "both", "value_heads": 0}, ["`value_heads` must be at least 1, got 0"]),
+        ({"position_base": 0}, ["`position_base` must be above 0, got 0"]),
+        ({"init_std": -0.02}, ["`init_std` must be above 0, got -0.02"]),
+        ({"position_offset": -1}, ["`position_offset` must be at least 0, got -1"]),
+        (
+            {"position_embedding_type": "rotary"},
+            ["`position_embedding_type` must be one of 'sinusoidal', ", "got 'rotary'"],
+        ),
+        ({"talking_heads": "on"}, ["`talking_heads` must be one of None, 'logits'", "got 'on'"]),
+        (
+            {"pre_norm": False, "add_final_layer_norm": True},
+            ["`add_final_layer_norm` needs `pre_norm`", "got True and False"],
+        ),
+        (
+            {"key_heads": 16},
+            ["`key_heads` must be `encoder_attention_heads`", "got 16, 8 and None", "'logits'"],
+        ),
+        (
+            {"key_heads": 16, "talking_heads": "weights"},
+            ["`key_heads` must be `decoder_attention_heads`", "got 16, 8 and 'weights'"],
+        ),
+        (
+            {"value_heads": 4, "talking_heads": "logits"},
+            ["`value_heads` must be `encoder_attention_heads`", "got 4, 8 and 'logits'"],
+        ),
+        (
+            {"key_heads": 8, "decoder_attention_heads": 4},
+            ["`key_heads` must be `decoder_attention_heads`", "got 8, 4 and None"],
+        ),
+        (
+            {"key_heads": 7, "talking_heads": "both"},
+            ["`d_model` must be a multiple of `key_heads`, got 512 and 7", "set `d_k`"],
+        ),
+        (
+            {"value_heads": 9, "talking_heads": "both"},
+            ["`d_model` must be a multiple of `value_heads`, got 512 and 9", "set `d_v`"],
+        ),
+        (
+            {"encoder_attention_heads": 7, "d_k": 64},
+            ["`d_model` must be a multiple of `encoder_attention_heads`", "set `d_v`"],
+        ),
+        (
+            {
+                "decoder_vocab_size": 9,
+                "share_encoder_decoder_embeddings": False,
+                "bos_token_id": 12,
+            },
+            ["`bos_token_id` must be at least 0 and below `decoder_vocab_size`, got 12 and 9"],
+        ),
         ({"activation_function": "rleu"}, ["`activation_function` must be one of", "got 'rleu'"]),
         ({"pad_token_id": -1}, ["`pad_token_id` must be", "got -1 and 37000"]),
         ({"bos_token_id": 37_000}, ["`bos_token_id` must be", "got 37000 and 37000"]),
@@ -170,6 +283,27 @@ def test_config_names_fault_and_value(changes, faults):
     assert [fault for fault in faults if fault not in str(raised.value)] == []
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"encoder_attention_heads": 7, "d_k": 64, "d_v": 64},
+        {"d_model": 21, "encoder_attention_heads": 7, "decoder_attention_heads": 3}
+        | {"position_embedding_type": "learned"},
+        {"key_heads": 8, "value_heads": 8},
+        {"decoder_vocab_size": 37_000},
+        {"decoder_vocab_size": 9, "share_encoder_decoder_embeddings": False},
+        {"add_final_layer_norm": True},
+        {"pre_norm": False, "add_final_layer_norm": False},
+    ],
+    ids=lambda changes: " ".join(changes),
+)
+def test_config_admits_what_breaks_no_rule(changes):
+    config = VanillaTransformerConfig(**changes)
+
+    assert {name: getattr(config, name) for name in changes} == changes
+    assert count_parameters(config) == expected_parameters(config)
+
+
 def test_config_lists_all_faults_in_one_error():
     faulty = {
         "encoder_layers": 0,
@@ -179,6 +313,11 @@ def test_config_lists_all_faults_in_one_error():
         "activation_function": "step",
         "layer_norm_eps": -0.5,
         "eos_token_id": 40_000,
+        "position_embedding_type": "rotary",
+        "position_offset": -7,
+        "talking_heads": "maybe",
+        "value_heads": 11,
+        "decoder_vocab_size": 36_999,
     }
 
     with pytest.raises(StrictDataclassError) as raised:
@@ -194,7 +333,18 @@ def test_config_lists_all_faults_in_one_error():
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("d_model", "512"), ("dropout", "0.1"), ("scale_embedding", "yes"), ("encoder_layers", 2.5)],
+    [
+        ("d_model", "512"),
+        ("dropout", "0.1"),
+        ("scale_embedding", "yes"),
+        ("encoder_layers", 2.5),
+        ("pre_norm", "post"),
+        ("add_final_layer_norm", 1.5),
+        ("talking_heads", 4),
+        ("d_k", 2.5),
+        ("position_base", "10k"),
+        ("init_std", "0.02"),
+    ],
 )
 def test_config_names_field_and_value_when_the_type_is_wrong(name, value):
     with pytest.raises(StrictDataclassError, match=rf"(?s){name}.*{value}"):

@@ -11,7 +11,15 @@ import torch
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 
 from . import reference
-from .conftest import Model, both_attentions, pad, real_rows, source_of, without_labels
+from .conftest import (
+    Model,
+    both_attentions,
+    build_variant,
+    pad,
+    real_rows,
+    source_of,
+    without_labels,
+)
 
 needs_gpu = [
     pytest.mark.gpu,
@@ -119,9 +127,10 @@ def test_sinusoids_are_exact_far_out_however_the_model_came(tiny_model, tmp_path
         )
 
 
+@pytest.mark.parametrize("kind", ["sinusoidal", "learned"])
 @pytest.mark.parametrize("device", ["meta", pytest.param("cuda", marks=needs_gpu)])
-def test_positions_are_made_where_the_inputs_are(tiny_model, batch, device):
-    model = tiny_model.to(device)
+def test_positions_are_made_where_the_inputs_are(batch, kind, device):
+    model = build_variant(position_embedding_type=kind).to(device)
     # Transformers looks into a mask, which "meta" has no values for.
     inputs = {name: batch[name].to(device) for name in ("input_ids", "decoder_input_ids")}
 
