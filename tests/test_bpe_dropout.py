@@ -7,6 +7,7 @@ import pytest
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.bpe_dropout import SegmentedLines, SegmentedPairs, segment
+from vanilla_transformer.tokenizer_pair import TokenizerPair
 
 LINES = [
     "der Hund rennt durch den Garten, der Hund bellt",
@@ -100,7 +101,9 @@ def test_merge_of_lowest_rank_comes_first_and_the_leftmost_of_equals():
 
 
 def test_pairs_are_truncated_before_eos_and_counted(tokenizer):
-    pairs = SegmentedPairs(tokenizer, LINES, LINES[::-1], rate=0.3, seed=1, max_length=12)
+    pairs = SegmentedPairs(
+        TokenizerPair.joint(tokenizer), LINES, LINES[::-1], rate=0.3, seed=1, max_length=12
+    )
     lengths = pairs.draw(1)
 
     assert len(pairs) == len(LINES)
@@ -114,9 +117,23 @@ def test_pairs_are_truncated_before_eos_and_counted(tokenizer):
 
 
 def test_sides_are_cut_independently(tokenizer):
-    pairs = SegmentedPairs(tokenizer, LINES, LINES, rate=0.5, seed=1, max_length=999)
+    pairs = SegmentedPairs(
+        TokenizerPair.joint(tokenizer), LINES, LINES, rate=0.5, seed=1, max_length=999
+    )
 
     assert any(pairs[index]["input_ids"] != pairs[index]["labels"] for index in range(len(LINES)))
+
+
+def test_each_side_is_cut_by_its_own_tokenizer(tokenizer):
+    other = VanillaTransformerTokenizer.train(["Un vieux chien dort"], vocab_size=290)
+    pairs = SegmentedPairs(
+        TokenizerPair(tokenizer, other), LINES, LINES, rate=0.5, seed=1, max_length=999
+    )
+
+    rows = [pairs[index] for index in range(len(LINES))]
+    for column, side in (("input_ids", tokenizer), ("labels", other)):
+        texts = side.batch_decode([row[column] for row in rows], skip_special_tokens=True)
+        assert texts == LINES
 
 
 @pytest.mark.parametrize(("kind", "rate"), [("unigram", 0.1), ("bpe", 1.0), ("bpe", -0.1)])

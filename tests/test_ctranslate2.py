@@ -314,7 +314,7 @@ def test_every_token_of_a_vocabulary_with_bytes_survives(tiny_config, export):
 
     engine = export(model, tokenizer=tokenizer)
 
-    assert engine.tokens == tokenizer.convert_ids_to_tokens(every_id)
+    assert engine.target_tokens == engine.source_tokens == tokenizer.convert_ids_to_tokens(every_id)
     assert_translates_alike(model, engine, **settings)
 
 

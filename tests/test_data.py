@@ -22,6 +22,7 @@ from vanilla_transformer.data import (
     tokenize_pairs,
 )
 from vanilla_transformer.tokenization_vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer.tokenizer_pair import TokenizerPair
 
 # Blanks at the ends, an empty side, and separators that end a line for others but not for us.
 PAIRS = [
@@ -321,7 +322,7 @@ def abc_pairs(write):
 
 
 def test_tokenizing_adds_ids_that_end_in_eos(abc_pairs, tokenizer):
-    tokenized, truncated = tokenize_pairs(abc_pairs, tokenizer, max_length=7)
+    tokenized, truncated = tokenize_pairs(abc_pairs, TokenizerPair.joint(tokenizer), max_length=7)
 
     assert truncated == 0
     assert tokenized.column_names == ["source", "target", "input_ids", "labels"]
@@ -330,7 +331,7 @@ def test_tokenizing_adds_ids_that_end_in_eos(abc_pairs, tokenizer):
 
 
 def test_tokenizing_truncates_before_eos_and_counts_pairs(abc_pairs, tokenizer):
-    tokenized, truncated = tokenize_pairs(abc_pairs, tokenizer, max_length=4)
+    tokenized, truncated = tokenize_pairs(abc_pairs, TokenizerPair.joint(tokenizer), max_length=4)
 
     # One pair is too long on its target, one on both sides, one on its source.
     assert truncated == 3
@@ -339,10 +340,20 @@ def test_tokenizing_truncates_before_eos_and_counts_pairs(abc_pairs, tokenizer):
     assert tokenizer.batch_decode(targets) == ["aa</s>", "bca</s>", "abc</s>", "a</s>"]
 
 
+def test_tokenizing_takes_the_tokenizer_of_each_side(abc_pairs, tokenizer):
+    other = VanillaTransformerTokenizer.train(["cba"], vocab_size=9, kind="char")
+    assert other("abc")["input_ids"] != tokenizer("abc")["input_ids"]
+
+    tokenized, _ = tokenize_pairs(abc_pairs, TokenizerPair(tokenizer, other), max_length=7)
+
+    assert tokenizer.batch_decode(tokenized["input_ids"][:2]) == ["abc</s>", "</s>"]
+    assert other.batch_decode(tokenized["labels"][:2]) == ["aa</s>", "bcab</s>"]
+
+
 def test_tokenizing_leaves_the_tokenizer_as_it_was(abc_pairs, tokenizer):
     before = tokenizer.backend_tokenizer.to_str()
 
-    tokenize_pairs(abc_pairs, tokenizer, max_length=4)
+    tokenize_pairs(abc_pairs, TokenizerPair.joint(tokenizer), max_length=4)
 
     assert tokenizer.backend_tokenizer.to_str() == before
 
@@ -351,25 +362,28 @@ def test_tokenizing_draws_new_segmentations_each_time(abc_pairs):
     tokenizer = VanillaTransformerTokenizer.train(["abc bcab abca " * 9], vocab_size=280)
     tokenizer.backend_tokenizer.model.dropout = 0.5
 
-    draws = [tokenize_pairs(abc_pairs, tokenizer, max_length=20)[0] for _ in range(9)]
+    draws = [
+        tokenize_pairs(abc_pairs, TokenizerPair.joint(tokenizer), max_length=20)[0]
+        for _ in range(9)
+    ]
 
     assert len({str(draw["labels"][:]) for draw in draws}) > 1
 
 
 def test_tokenizing_refuses_a_limit_without_room_for_text(abc_pairs, tokenizer):
     with pytest.raises(ValueError, match=r"at least 2.* got 1\."):
-        tokenize_pairs(abc_pairs, tokenizer, max_length=1)
+        tokenize_pairs(abc_pairs, TokenizerPair.joint(tokenizer), max_length=1)
 
 
 def test_tokenizing_prints_nothing_without_a_terminal(abc_pairs, tokenizer, capfd):
-    tokenize_pairs(abc_pairs, tokenizer, max_length=4)
+    tokenize_pairs(abc_pairs, TokenizerPair.joint(tokenizer), max_length=4)
 
     assert capfd.readouterr() == ("", "")
     assert not datasets.are_progress_bars_disabled()
 
 
 def test_pair_lengths_count_tokens_in_the_order_of_the_dataset(abc_pairs, tokenizer):
-    tokenized, _ = tokenize_pairs(abc_pairs, tokenizer, max_length=10)
+    tokenized, _ = tokenize_pairs(abc_pairs, TokenizerPair.joint(tokenizer), max_length=10)
 
     lengths = pair_lengths(tokenized.select([3, 1, 0]))
 

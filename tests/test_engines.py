@@ -304,5 +304,7 @@ def test_ensemble_refuses_vocabularies_of_unlike_size(tiny_model):
     config.vocab_size = 38
     other = VanillaTransformerForConditionalGeneration(config)
 
-    with pytest.raises(ValueError, match=r"one vocabulary, got sizes \[37, 38\]"):
+    with pytest.raises(
+        ValueError, match=r"got sizes of source and target \[\(37, 37\), \(38, 38\)\]"
+    ):
         TorchEngine(tiny_model, other)

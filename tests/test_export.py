@@ -1,6 +1,7 @@
 """Exports as a whole: what the folder holds, how it is compared, and that a bad one is not kept."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,11 @@ from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.interop import ctranslate2 as loader
 from vanilla_transformer.interop import onnx as onnx_export
 from vanilla_transformer.interop.export import Agreement, export_to_ctranslate2, export_to_onnx
+from vanilla_transformer.tokenizer_pair import TokenizerPair
+from vanilla_transformer.translation import Translator
 from vanilla_transformer_cli import main
+
+from .test_tokenizer_pair import GREEK, save_latin_to_greek
 
 LINES = ["ein hund rennt.", "", "ja", "der alte mann"]
 
@@ -104,13 +109,15 @@ def test_onnx_folder_is_complete(source, tmp_path):
     assert 0 < agreement.gap < 1e-4
 
 
-def shift_positions(position_ids, d_model, dtype, positions=loader.sinusoidal_positions):
-    return positions(position_ids + 1, d_model, dtype)
+def shift_positions(self, spec, stack, set_stack=loader.VanillaTransformerLoader._set_stack):
+    set_stack(self, spec, stack)
+    table = spec.position_encodings
+    table.encodings = table.encodings.roll(-1, 0)
 
 
 @pytest.mark.parametrize("quantization", ["float32", "bfloat16", "int8"])
 def test_export_that_translates_otherwise_is_not_kept(source, tmp_path, monkeypatch, quantization):
-    monkeypatch.setattr(loader, "sinusoidal_positions", shift_positions)
+    monkeypatch.setattr(loader.VanillaTransformerLoader, "_set_stack", shift_positions)
 
     with pytest.raises(ValueError, match=r"must translate at least .* of 100 lines translated"):
         export_to_ctranslate2(source, tmp_path / "out", quantization=quantization)
@@ -186,7 +193,7 @@ def test_earlier_export_is_replaced_on_request(source, tmp_path):
 def test_earlier_export_stays_when_a_new_one_fails(source, tmp_path, monkeypatch):
     export_to_ctranslate2(source, tmp_path / "out")
     before = (tmp_path / "out" / "model.bin").read_bytes()
-    monkeypatch.setattr(loader, "sinusoidal_positions", shift_positions)
+    monkeypatch.setattr(loader.VanillaTransformerLoader, "_set_stack", shift_positions)
 
     with pytest.raises(ValueError, match="must translate at least"):
         export_to_ctranslate2(source, tmp_path / "out", force=True)
@@ -255,3 +262,49 @@ def test_record_of_the_run_may_be_missing(source, tmp_path):
     export_to_ctranslate2(source, tmp_path / "out")
 
     assert "run.json" not in files(tmp_path / "out")
+
+
+def test_ctranslate2_translates_from_one_vocabulary_into_another(tmp_path):
+    source = save_latin_to_greek(tmp_path / "model")
+
+    agreement = export_to_ctranslate2(source, tmp_path / "out")
+
+    assert agreement.lines == agreement.identical == 100
+    assert files(tmp_path / "out") == {
+        "model.bin",
+        "config.json",
+        "source_vocabulary.json",
+        "target_vocabulary.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "target_tokenizer",
+        "generation_config.json",
+    }
+    pair = TokenizerPair.from_pretrained(source)
+    for side, tokenizer in (("source", pair.source), ("target", pair.target)):
+        tokens = json.loads((tmp_path / "out" / f"{side}_vocabulary.json").read_text("utf-8"))
+        assert tokens == tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+    torchs, ours = (
+        Translator.from_pretrained(folder, engine=engine, num_beams=1, max_extra_tokens=4)
+        for folder, engine in ((source, "torch"), (str(tmp_path / "out"), "ctranslate2"))
+    )
+    for prefix in ("", "φως"):
+        texts = [[one.text for one in each.translate(LINES, prefix)] for each in (torchs, ours)]
+        assert texts[0] == texts[1]
+        assert set("".join(texts[1])) <= set(GREEK)
+    shutil.rmtree(tmp_path / "out" / "target_tokenizer")
+    with pytest.raises(ValueError, match=r"got no target_tokenizer/tokenizer\.json"):
+        Translator.from_pretrained(str(tmp_path / "out"), engine="ctranslate2")
+
+
+@pytest.mark.slow
+def test_onnx_folder_holds_the_tokenizers_of_both_vocabularies(tmp_path):
+    source = save_latin_to_greek(tmp_path / "model")
+
+    agreement = export_to_onnx(source, tmp_path / "out")
+
+    assert agreement.lines == agreement.identical == 100
+    assert files(tmp_path / "out" / "target_tokenizer") == {
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }

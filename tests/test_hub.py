@@ -1,9 +1,11 @@
 """Sharing through the real client of the Hub, against a server on loopback."""
 
+import ast
 import contextlib
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +17,7 @@ import pytest
 from huggingface_hub import ModelCard
 from huggingface_hub.errors import HfHubHTTPError
 from safetensors.torch import load as load_weights
+from transformers import GenerationConfig
 
 from vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
@@ -22,12 +25,15 @@ from vanilla_transformer import (
 )
 from vanilla_transformer.model_card import write_model_card
 from vanilla_transformer.sharing import push
+from vanilla_transformer.tokenizer_pair import TokenizerPair
+from vanilla_transformer.translation import Translator
 from vanilla_transformer_cli import main
 
 from .conftest import redraw_parameters
 from .gradients_of_one_update import build_model
 from .hub_server import TOKEN, Hub, serve_hub
 from .test_remote_code import HUB_FILES, TEXTS, code_and_auto_map
+from .test_tokenizer_pair import GREEK, save_latin_to_greek
 
 # huggingface_hub uploads large files in a way that httpx calls outdated.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
@@ -171,6 +177,19 @@ class Report:
     requests: list[tuple[str, str]]
 
 
+def environment(hub: Hub, home: Path) -> dict[str, str]:
+    """Of a process that knows the Hub and has an empty cache."""
+    return {
+        **os.environ,
+        "HF_ENDPOINT": hub.url,
+        "HF_HOME": str(home / "hf"),
+        "HF_HUB_OFFLINE": "0",
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_TOKEN": TOKEN,
+        "NO_PROXY": "127.0.0.1",
+    }
+
+
 def load_in_a_process(
     hub: Hub, home: Path, preparation: str, places: list[tuple[str, str]], *arguments: object
 ) -> Report:
@@ -190,15 +209,7 @@ def load_in_a_process(
             *(sys.executable, "-c", preparation + LOAD),
             *(json.dumps(places), json.dumps(TEXTS), resaved, report, *arguments),
         ],
-        env={
-            **os.environ,
-            "HF_ENDPOINT": hub.url,
-            "HF_HOME": str(home / "hf"),
-            "HF_HUB_OFFLINE": "0",
-            "HF_HUB_DISABLE_XET": "1",
-            "HF_TOKEN": TOKEN,
-            "NO_PROXY": "127.0.0.1",
-        },
+        env=environment(hub, home),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -403,6 +414,77 @@ def test_model_is_not_uploaded_when_the_hub_refuses_its_metadata(hub, make_folde
     assert not any(path == f"/{name}.git/info/lfs/objects/batch" for _, path in hub.requests)
 
 
+# Two vocabularies
+
+
+@pytest.fixture(scope="module")
+def latin_to_greek(hub, tmp_path_factory) -> tuple[str, str]:
+    """Repository and folder of a model with two tokenizers."""
+    folder = save_latin_to_greek(tmp_path_factory.mktemp("greek") / "run")
+    search = GenerationConfig.from_pretrained(folder)
+    search.max_length = 9
+    search.save_pretrained(folder)
+    command("--model", folder, "me/greek")
+    return "me/greek", folder
+
+
+def test_push_uploads_the_tokenizers_of_both_sides(hub, latin_to_greek):
+    repository, folder = latin_to_greek
+    files = hub.repositories[repository].files()
+
+    added = {f"target_tokenizer/{name}" for name in ("tokenizer.json", "tokenizer_config.json")}
+    assert files.keys() - {".gitattributes"} == MODEL_FILES | added
+    assert all(files[name] == Path(folder, name).read_bytes() for name in added)
+
+
+def test_translator_loads_both_tokenizers_from_the_hub(hub, latin_to_greek, tmp_path):
+    repository, folder = latin_to_greek
+    code = (
+        "from vanilla_transformer.translation import Translator\n"
+        f"translator = Translator.from_pretrained({repository!r}, max_extra_tokens=4)\n"
+        "print([one.text for one in translator.translate(['ein hund'])])\n"
+    )
+
+    (text,) = run_with_the_hub(hub, tmp_path, code)
+
+    expected = Translator.from_pretrained(folder, max_extra_tokens=4).translate(["ein hund"])
+    assert text == next(expected).text
+    assert text.strip(GREEK) == ""
+
+
+def test_code_of_the_card_translates_where_the_package_is_not_installed(
+    hub, latin_to_greek, tmp_path
+):
+    repository, folder = latin_to_greek
+    card = card_of(hub, repository).text
+    first, _, code = re.search("```python\n(.*?)```", card, re.DOTALL)[1].partition("\n")
+    assert "trust_remote_code=True in the calls below" in first
+    called = f'from_pretrained("{repository}"'
+    assert code.count(called) == 3
+    code = code.replace(called, f"{called}, **trust").replace("...", "ein hund")
+
+    texts = run_with_the_hub(hub, tmp_path, FORGET + code)
+
+    pair = TokenizerPair.from_pretrained(folder)
+    model = VanillaTransformerForConditionalGeneration.from_pretrained(folder)
+    outputs = model.generate(**pair.source(["ein hund"], return_tensors="pt"))
+    assert texts == pair.target.batch_decode(outputs, skip_special_tokens=True)
+    assert "vocabularies 37 and 40" in card
+
+
+def run_with_the_hub(hub: Hub, home: Path, code: str) -> list[str]:
+    """Runs a process that prints a list."""
+    finished = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment(hub, home),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    return ast.literal_eval(finished.stdout)
+
+
 # Mistakes
 
 
@@ -419,6 +501,14 @@ def test_folder_without_a_needed_file_is_refused(make_folder, name, pattern):
     (folder / name).unlink()
 
     with pytest.raises(ValueError, match=rf"half' must hold a saved model .*got {pattern}\. Give"):
+        push(folder, "me/half")
+
+
+def test_folder_without_the_tokenizer_of_its_target_is_refused(tmp_path):
+    folder = Path(save_latin_to_greek(tmp_path / "half"))
+    (folder / "target_tokenizer" / "tokenizer.json").unlink()
+
+    with pytest.raises(ValueError, match=r"got no target_tokenizer/tokenizer\.json\. Give"):
         push(folder, "me/half")
 
 

@@ -18,6 +18,7 @@ from vanilla_transformer.filters import drop_rules, filter_pairs
 from vanilla_transformer.interop.export import export_to_ctranslate2
 from vanilla_transformer.segments import cut_into_pieces
 from vanilla_transformer.tokenization_vanilla_transformer import language_prefix, language_tags
+from vanilla_transformer.tokenizer_pair import TokenizerPair
 from vanilla_transformer.training import train
 from vanilla_transformer.translation import Translator
 from vanilla_transformer_cli import main
@@ -210,7 +211,7 @@ def tagged(*rows):
 def test_source_begins_with_the_tag_of_its_language_and_the_target_does_not(tokenizer):
     pairs = tagged(("ab", "x", "zh-Hans"), ("ab", "x", "de"))
 
-    tokenized, _ = tokenize_pairs(pairs, tokenizer, max_length=20)
+    tokenized, _ = tokenize_pairs(pairs, TokenizerPair.joint(tokenizer), max_length=20)
 
     tags, plain = language_tags(tokenizer), tokenizer("ab")["input_ids"]
     assert tokenized["input_ids"][:] == [[tags["zh-Hans"], *plain], [tags["de"], *plain]]
@@ -224,7 +225,9 @@ def test_tag_counts_as_a_token_and_survives_truncation():
     )
 
     tokenized, truncated = tokenize_pairs(
-        tagged(("ab", "abc", "de"), ("abc", "a", "de")), tokenizer, max_length=4
+        tagged(("ab", "abc", "de"), ("abc", "a", "de")),
+        TokenizerPair.joint(tokenizer),
+        max_length=4,
     )
 
     assert truncated == 1
@@ -234,13 +237,13 @@ def test_tag_counts_as_a_token_and_survives_truncation():
 
 def test_length_that_leaves_no_room_beside_the_tag_is_refused(tokenizer):
     with pytest.raises(ValueError, match=r"at least 3, .* behind a tag, got 2"):
-        tokenize_pairs(tagged(("a", "b", "de")), tokenizer, max_length=2)
+        tokenize_pairs(tagged(("a", "b", "de")), TokenizerPair.joint(tokenizer), max_length=2)
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.5])
 def test_bpe_dropout_leaves_the_tag_and_counts_it(tokenizer, rate):
     pairs = SegmentedPairs(
-        tokenizer,
+        TokenizerPair.joint(tokenizer),
         ["a <2de> b"] * 2,
         ["x"] * 2,
         rate=rate,
@@ -260,7 +263,7 @@ def test_each_piece_of_a_long_line_begins_with_the_tag_and_fits(tokenizer):
     line = "ab" * 40
     (tag,) = language_prefix(tokenizer, "de")
 
-    pieces = cut_into_pieces([(line, "")], tokenizer, 12, 1, [tag])
+    pieces = cut_into_pieces([(line, "")], TokenizerPair.joint(tokenizer), 12, 1, [tag])
 
     assert len(pieces) > 3
     assert all(piece.source.index(tag) == 0 for piece in pieces)
@@ -288,10 +291,8 @@ def test_overlap_reads_evaluation_files_with_tags(write):
 # A model of two languages
 
 
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory):
+def train_numbers(folder, **changes):
     """A model that writes digits as German or English words, as told, scored in training."""
-    folder = tmp_path_factory.mktemp("numbers")
     settings = TrainSettings(
         train=[write_tsv(folder, ROWS * 200)],
         validation=[write_parquet(folder)],
@@ -300,9 +301,16 @@ def model_folder(tmp_path_factory):
         config=[*SIZES, "dropout=0.0"],
         max_tokens_per_batch=200,
         average_last=1,
+        **changes,
     )
     train(settings, build_arguments(settings, folder / "run", num_train_epochs=5))
     return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory):
+    """Its vocabulary is joint."""
+    return train_numbers(tmp_path_factory.mktemp("numbers"))
 
 
 def texts(translator):
@@ -315,6 +323,16 @@ def test_model_translates_into_the_language_of_the_tag(model_folder, language):
     translator = Translator.from_pretrained(str(model_folder), target_language=language)
 
     assert texts(translator) == NUMBERS[language]
+
+
+def test_tags_are_words_of_the_source_alone_when_vocabularies_are_separate(tmp_path):
+    folder = str(train_numbers(tmp_path, separate_vocabularies=True))
+    tokenizers = TokenizerPair.from_pretrained(folder)
+
+    assert set(language_tags(tokenizers.source)) == {"de", "en"}
+    assert not language_tags(tokenizers.target)
+    for language, words in NUMBERS.items():
+        assert texts(Translator.from_pretrained(folder, target_language=language)) == words
 
 
 def test_validation_in_training_uses_the_tags(model_folder):

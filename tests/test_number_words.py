@@ -13,8 +13,11 @@ from vanilla_transformer.number_words import (
     LARGEST_NUMBER,
     DigitScore,
     english,
+    english_parts,
     exact_match_by_digits,
     german,
+    german_parts,
+    gold_alignment,
     write_corpus,
 )
 
@@ -142,6 +145,9 @@ def test_corpus_has_the_sizes_asked_for(corpus):
         "test.de": 1_000,
         "test.en": 1_000,
         "test.numbers": 1_000,
+        "test.parts.de": 1_000,
+        "test.parts.en": 1_000,
+        "test.alignment": 1_000,
     }
 
 
@@ -160,6 +166,45 @@ def test_corpus_lines_are_translations_of_each_other(corpus, split):
 
 def test_corpus_numbers_belong_to_the_test_lines(corpus, tested_numbers):
     assert read(corpus / "test.de") == [german(number) for number in tested_numbers]
+
+
+@pytest.mark.parametrize("language", ["de", "en"])
+def test_corpus_parts_spell_the_test_lines(corpus, language):
+    lines, cut = read(corpus / f"test.{language}"), read(corpus / f"test.parts.{language}")
+
+    assert [line.replace(" ", "") for line in cut] == [line.replace(" ", "") for line in lines]
+    assert max(len(line.split()) for line in cut) == 11
+
+
+@pytest.mark.parametrize(
+    ("number", "parts", "words", "alignment"),
+    [
+        (1, "eins", "one", "0-0"),
+        (17, "siebzehn", "seventeen", "0-0"),
+        (40, "vierzig", "forty", "0-0"),
+        (245, "zwei hundert fünf und vierzig", "two hundred forty - five", "0-0 1-1 2-4 3?3 4-2"),
+        (
+            21_001,
+            "ein und zwanzig tausend eins",
+            "twenty - one thousand one",
+            "0-2 1?1 2-0 3-3 4-4",
+        ),
+        (
+            300_300,
+            "drei hundert tausend drei hundert",
+            "three hundred thousand three hundred",
+            None,
+        ),
+    ],
+)
+def test_parts_of_a_number_are_linked_by_meaning(number, parts, words, alignment):
+    assert " ".join(part.text for part in german_parts(number)) == parts
+    assert " ".join(part.text for part in english_parts(number)) == words
+    assert gold_alignment(number) == (alignment or "0-0 1-1 2-2 3-3 4-4")
+
+
+def test_corpus_aligns_the_parts_of_the_test_lines(corpus, tested_numbers):
+    assert read(corpus / "test.alignment") == [gold_alignment(number) for number in tested_numbers]
 
 
 def test_corpus_repeats_no_number_within_or_across_splits(corpus):
@@ -286,7 +331,7 @@ def test_script_prints_files_and_counts(run_script, tmp_path, capsys):
     assert status == 0
     assert f"{tmp_path / 'train.de'}\t5 lines\n" in printed
     assert len(read(tmp_path / "train.de")) == 5
-    assert len(printed.splitlines()) == len(list(tmp_path.iterdir())) == 7
+    assert len(printed.splitlines()) == len(list(tmp_path.iterdir())) == 10
 
 
 def test_script_prints_the_message_alone_when_a_size_is_wrong(run_script, tmp_path, capsys):

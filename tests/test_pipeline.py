@@ -6,6 +6,8 @@ from transformers import pipeline
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.translation import Translator
 
+from .test_tokenizer_pair import GREEK, save_latin_to_greek
+
 LINES = ["ein hund rennt.", "", "ja"]
 
 
@@ -39,3 +41,13 @@ def test_pipeline_takes_settings_when_made_and_when_called(folder):
     assert translate(LINES) == texts(folder, LINES, num_beams=3, max_extra_tokens=2)
     assert translate(LINES, num_beams=1) == texts(folder, LINES, num_beams=1, max_extra_tokens=2)
     assert texts(folder, LINES) != texts(folder, LINES, num_beams=3, max_extra_tokens=2)
+
+
+def test_pipeline_writes_in_the_vocabulary_of_the_target(tmp_path):
+    folder = save_latin_to_greek(tmp_path)
+
+    translated = pipeline("vanilla-translation", model=folder)(LINES)
+
+    assert translated == texts(folder, LINES)
+    assert translated[0]["translation_text"].strip(GREEK) == ""
+    assert translated[0]["translation_text"]

@@ -1,19 +1,21 @@
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from vanilla_transformer import VanillaTransformerTokenizer
 
-ROOT = Path(__file__).parents[1]
-DOCUMENTS = ["README.md", "docs/my_own_data.md", "docs/speed.md", "docs/results.md"]
+from .documents import ROOT, code_blocks, read
 
-
-def code_blocks(document: str, language: str) -> list[str]:
-    text = (ROOT / document).read_text(encoding="utf-8")
-    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+DOCUMENTS = [
+    "README.md",
+    "docs/my_own_data.md",
+    "docs/speed.md",
+    "docs/results.md",
+    "docs/from_paper_to_code.md",
+    "docs/attention.md",
+]
 
 
 @pytest.mark.parametrize("block", code_blocks("README.md", "python"))
@@ -31,8 +33,7 @@ def test_readme_python_translates_with_a_saved_folder(tiny_model, tmp_path, caps
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_options_in_documents_exist(document):
-    text = (ROOT / document).read_text(encoding="utf-8")
-    used = set(re.findall(r"--[a-z][a-z_]+", text)) - {"--help", "--editable"}
+    used = set(re.findall(r"--[a-z][a-z_]+", read(document))) - {"--help", "--editable"}
     help_text = "".join(
         subprocess.run(
             [sys.executable, *command], capture_output=True, text=True, check=True
@@ -43,10 +44,12 @@ def test_options_in_documents_exist(document):
             ["-m", "vanilla_transformer_cli", "evaluate", "--help"],
             ["-m", "vanilla_transformer_cli", "push", "--help"],
             ["-m", "vanilla_transformer_cli", "export", "--help"],
+            ["-m", "vanilla_transformer_cli", "attention", "--help"],
             [str(ROOT / "scripts" / "benchmark_training.py"), "--help"],
             [str(ROOT / "scripts" / "benchmark_generation.py"), "--help"],
             [str(ROOT / "scripts" / "benchmark_pipeline.py"), "--help"],
             [str(ROOT / "scripts" / "prepare_corpus.py"), "--help"],
+            [str(ROOT / "scripts" / "plot_complexity.py"), "--help"],
         ]
     )
 
@@ -55,7 +58,7 @@ def test_options_in_documents_exist(document):
 
 
 def test_file_map_names_files_that_exist():
-    rows = re.findall(r"^\| (`.+?) \|", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE)
+    rows = re.findall(r"^\| (`.+?) \|", read("README.md"), re.MULTILINE)
     names = [name for row in rows for name in re.findall(r"`(.+?)`", row)]
     folder = ROOT / "src" / "vanilla_transformer"
 

@@ -6,6 +6,7 @@ import pytest
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.segments import cut_into_pieces, cut_line
+from vanilla_transformer.tokenizer_pair import TokenizerPair
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +107,9 @@ class CountingTokenizer:
         self.longest = max(self.longest, *map(len, texts))
         return self.tokenizer(text, **settings)
 
+    def __getattr__(self, name):
+        return getattr(self.tokenizer, name)
+
 
 @pytest.mark.parametrize(
     "unit", ["the old man. ", "hello ", "x", "日本語", "😀", ".", "-", "?! ", " ", "\x00"]
@@ -114,7 +118,7 @@ def test_work_is_in_proportion_to_the_line_and_no_long_text_is_tokenised(subword
     line = unit * (200_000 // len(unit))
     counting = CountingTokenizer(subwords)
 
-    pieces = cut_into_pieces([(line, "")], counting, 64, first_line=1)
+    pieces = cut_into_pieces([(line, "")], TokenizerPair.joint(counting), 64, first_line=1)
 
     assert bool(pieces) == bool(line.strip())
     assert counting.characters <= 6 * len(line)
@@ -124,7 +128,9 @@ def test_work_is_in_proportion_to_the_line_and_no_long_text_is_tokenised(subword
 def test_lines_that_fit_are_left_alone_and_blank_ones_left_out(letters, caplog):
     lines = ["ab cd.", "", "  ", " abc"]
 
-    pieces = cut_into_pieces([(line, "") for line in lines], letters, 7, first_line=1)
+    pieces = cut_into_pieces(
+        [(line, "") for line in lines], TokenizerPair.joint(letters), 7, first_line=1
+    )
 
     assert [piece.line for piece in pieces] == [0, 3]
     assert [piece.source for piece in pieces] == letters(["ab cd.", " abc"])["input_ids"]
@@ -134,7 +140,9 @@ def test_lines_that_fit_are_left_alone_and_blank_ones_left_out(letters, caplog):
 def test_warning_names_the_line_that_is_cut(letters, caplog):
     lines = ["abc", "abc abc abc", "", "abcd"]
 
-    pieces = cut_into_pieces([(line, "") for line in lines], letters, 5, first_line=101)
+    pieces = cut_into_pieces(
+        [(line, "") for line in lines], TokenizerPair.joint(letters), 5, first_line=101
+    )
 
     assert [piece.line for piece in pieces] == [0, 1, 1, 1, 3]
     assert caplog.messages == ["Line 102 is longer than 5 tokens and is translated in 3 pieces."]
@@ -143,13 +151,15 @@ def test_warning_names_the_line_that_is_cut(letters, caplog):
 def test_prefix_goes_with_the_first_piece_only(letters):
     lines = [("abc abc", "de "), ("a", ""), ("b", "E")]
 
-    pieces = cut_into_pieces(lines, letters, 5, first_line=1)
+    pieces = cut_into_pieces(lines, TokenizerPair.joint(letters), 5, first_line=1)
 
     ids = [letters(text, add_special_tokens=False)["input_ids"] for text in ("de", "", "", "E")]
     assert [piece.prefix for piece in pieces] == ids
 
 
 def test_lone_surrogate_becomes_a_replacement_character(subwords):
-    pieces = cut_into_pieces([("a\udc80b\ud800", "")], subwords, 40, first_line=1)
+    pieces = cut_into_pieces(
+        [("a\udc80b\ud800", "")], TokenizerPair.joint(subwords), 40, first_line=1
+    )
 
     assert subwords.decode(pieces[0].source, skip_special_tokens=True) == "a\ufffdb\ufffd"

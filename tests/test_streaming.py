@@ -20,6 +20,7 @@ from vanilla_transformer.number_words import write_corpus
 from vanilla_transformer.recipe import recipe
 from vanilla_transformer.streaming import TokenBatchStream, check_streaming
 from vanilla_transformer.tokenization_vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer.tokenizer_pair import TokenizerPair
 from vanilla_transformer.training import train
 from vanilla_transformer_cli.settings import TrainSettings
 
@@ -50,7 +51,7 @@ def build(tokenizer):
     def build_stream(pairs=None, **changes):
         read = pairs if callable(pairs) else (lambda: iter(pairs or number_pairs(600)))
         given = {"max_length": MAX_LENGTH, "max_tokens": 300, "buffer_size": 200, "seed": 0}
-        return TokenBatchStream(read, tokenizer, **given | changes)
+        return TokenBatchStream(read, TokenizerPair.joint(tokenizer), **given | changes)
 
     return build_stream
 
@@ -89,6 +90,19 @@ def cost(*shares):
 
 
 # The batches
+
+
+def test_each_side_is_read_by_its_own_tokenizer(tokenizer):
+    other = VanillaTransformerTokenizer.train(["αβγ"], vocab_size=20, kind="char")
+    pairs = [(str(number), "αβγ"[number % 3]) for number in range(30)]
+    given = {"max_length": MAX_LENGTH, "max_tokens": 300, "buffer_size": 30, "seed": 0}
+
+    stream = TokenBatchStream(lambda: iter(pairs), TokenizerPair(tokenizer, other), **given)
+
+    rows = list(chain(*islice(stream, stream.batches_per_buffer)))
+    sides = ((tokenizer, "input_ids"), (other, "labels"))
+    texts = [side.batch_decode([row[name] for row in rows], True) for side, name in sides]
+    assert sorted(zip(*texts, strict=True)) == sorted(pairs)
 
 
 def test_pass_holds_every_pair_exactly_once(build, first_numbers):

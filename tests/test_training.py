@@ -32,6 +32,7 @@ from vanilla_transformer.metrics import TranslationScores
 from vanilla_transformer.number_words import write_corpus
 from vanilla_transformer.recipe import config_overrides, recipe
 from vanilla_transformer.tokenization_vanilla_transformer import read_lines
+from vanilla_transformer.tokenizer_pair import TokenizerPair
 from vanilla_transformer.trainer import TokenBatchTrainer
 from vanilla_transformer.training import train
 from vanilla_transformer.translation import Translator
@@ -51,6 +52,8 @@ SIZES = [
 ]
 
 VALIDATION_LINES = 20
+
+SEPARATE = {"separate_vocabularies": True, "target_vocab_size": 300}
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +129,29 @@ def model_folder(
     settings = build_settings(corpus)
     with contextlib.redirect_stdout(printed):
         train(settings, build_arguments(settings, folder, num_train_epochs=6))
+    return folder
+
+
+GREEK = dict(zip(b"abcdefghijklmnopqrstuvwxyz", "αβγδεζηθικλμνξοπρστυφχψωάέ", strict=True))
+
+
+@pytest.fixture(scope="module")
+def greek_corpus(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same corpus, whose target is spelled in letters that the source has not."""
+    folder = tmp_path_factory.mktemp("greek")
+    for path in corpus.iterdir():
+        text = path.read_text(encoding="utf-8")
+        is_target = path.suffix == ".en"
+        (folder / path.name).write_text(text.translate(GREEK) if is_target else text, "utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def greek_folder(greek_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of two vocabularies that translates a little."""
+    folder = tmp_path_factory.mktemp("model")
+    settings = build_settings(greek_corpus, **SEPARATE)
+    train(settings, build_arguments(settings, folder, num_train_epochs=6))
     return folder
 
 
@@ -234,13 +260,40 @@ def test_fresh_process_generates_the_same_from_the_folder(model_folder):
     assert json.loads(done.stdout) == expected
 
 
+def test_separate_vocabularies_are_learned_from_a_side_each(greek_folder):
+    pair = TokenizerPair.from_pretrained(str(greek_folder))
+    config = read_json(greek_folder / "config.json")
+
+    assert (len(pair.source), len(pair.target)) == (320, 300)
+    assert (config["vocab_size"], config["decoder_vocab_size"]) == (320, 300)
+    letters = [set("".join(side.get_vocab())) for side in (pair.source, pair.target)]
+    assert not letters[0] & set(GREEK.values())
+    # Byte and special tokens spell a few Latin ones.
+    assert letters[1] - set("<>/0123456789ABCDEFxspadunk") <= {*GREEK.values(), " ", "-"}
+    for number in checkpoints_of(greek_folder):
+        checkpoint = TokenizerPair.from_pretrained(str(greek_folder / f"checkpoint-{number}"))
+        assert checkpoint.contents == pair.contents
+
+
+def test_plan_tells_both_vocabularies(greek_corpus, tmp_path, capsys):
+    settings = build_settings(greek_corpus, validated=False, **SEPARATE)
+
+    train(settings, build_arguments(settings, tmp_path, max_steps=1, save_strategy="no"))
+
+    assert ", vocabularies 320 and 300\n" in capsys.readouterr().out
+
+
 # The validation score and the best checkpoint
 
 
-def test_validation_scores_are_those_of_the_saved_model(model_folder, corpus):
-    recorded = read_json(model_folder / "results.json")["validation"]
+@pytest.mark.parametrize(
+    "names", [("model_folder", "corpus"), ("greek_folder", "greek_corpus")], ids=["joint", "greek"]
+)
+def test_validation_scores_are_those_of_the_saved_model(request, names):
+    folder, corpus = map(request.getfixturevalue, names)
+    recorded = read_json(folder / "results.json")["validation"]
 
-    translator = Translator.from_pretrained(str(model_folder), num_beams=1)
+    translator = Translator.from_pretrained(str(folder), num_beams=1)
     sources, references = (list(read_lines(corpus / f"validation.{e}")) for e in ("de", "en"))
     texts = [translation.text for translation in translator.translate(sources)]
     scores = TranslationScores().compute(predictions=texts, references=references)
@@ -475,13 +528,14 @@ def test_label_smoothing_is_left_to_the_model(corpus, tmp_path):
 # Going on
 
 
-def test_resumed_run_ends_with_the_weights_of_one_in_one_go(corpus, tmp_path):
+@pytest.mark.parametrize("vocabularies", [{}, SEPARATE], ids=["joint", "separate"])
+def test_resumed_run_ends_with_the_weights_of_one_in_one_go(corpus, tmp_path, vocabularies):
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
-    settings = build_settings(corpus)
+    settings = build_settings(corpus, **vocabularies)
     train(settings, build_arguments(settings, whole, num_train_epochs=2))
 
     train(settings, build_arguments(settings, resumed, num_train_epochs=1))
-    settings = build_settings(corpus, resume=True)
+    settings = build_settings(corpus, resume=True, **vocabularies)
     train(settings, build_arguments(settings, resumed, num_train_epochs=2))
 
     # The saved model may be the first epoch's, but the second one ends in a checkpoint.
@@ -518,6 +572,23 @@ def test_fine_tuning_starts_from_the_weights_sizes_and_tokenizer_of_the_saved_mo
     assert_same_weights(tmp_path, model_folder)
     tokenizers = [(folder / "tokenizer.json").read_bytes() for folder in (tmp_path, model_folder)]
     assert tokenizers[0] == tokenizers[1]
+
+
+def test_fine_tuning_goes_on_with_both_vocabularies(greek_folder, greek_corpus, tmp_path):
+    settings = build_settings(
+        greek_corpus, validated=False, init_from=str(greek_folder), config=[], bpe_dropout=0.1
+    )
+
+    train(settings, build_arguments(settings, tmp_path, max_steps=3, learning_rate=0.0))
+
+    assert_same_weights(tmp_path, greek_folder)
+    contents = [
+        TokenizerPair.from_pretrained(str(one)).contents for one in (tmp_path, greek_folder)
+    ]
+    assert contents[0] == contents[1]
+    losses = [report["loss"] for report in read_log(greek_folder) if "loss" in report]
+    # Labels of another vocabulary would be news to the model.
+    assert read_log(tmp_path)[-1]["train_loss"] < losses[0] - 1
 
 
 def test_bpe_dropout_changes_the_text_of_each_epoch(corpus, tmp_path, monkeypatch):
@@ -641,17 +712,25 @@ def test_resuming_is_refused_when_there_is_no_checkpoint(corpus, tmp_path):
         ({"r_drop": -1.0}, "--r_drop must be at least 0, got -1.0"),
         ({"max_validation_pairs": 0}, "--max_validation_pairs must be at least 1, got 0"),
         ({"moving_average": 0.9, "validated": False}, "--moving_average needs --validation"),
+        ({"target_vocab_size": 300}, "needs --separate_vocabularies, got 300 alone"),
         (
             {"early_stopping_patience": 3, "validated": False},
             "--early_stopping_patience needs --validation",
         ),
     ],
-    ids=["decay", "r_drop", "no_validation_pair", "average_alone", "patience_alone"],
+    ids=["decay", "r_drop", "no_validation_pair", "average_alone", "size_alone", "patience_alone"],
 )
 def test_settings_are_refused_when_no_run_can_follow_them(corpus, tmp_path, changes, message):
     settings = build_settings(corpus, **changes)
 
     with pytest.raises(ValueError, match=message):
+        train(settings, build_arguments(settings, tmp_path))
+
+
+def test_vocabulary_of_a_saved_model_is_not_split(model_folder, corpus, tmp_path):
+    settings = build_settings(corpus, init_from=str(model_folder), config=[], **SEPARATE)
+
+    with pytest.raises(ValueError, match=f"one vocabulary of 320 .* sides in '{model_folder}'"):
         train(settings, build_arguments(settings, tmp_path))
 
 
@@ -683,12 +762,21 @@ def test_files_of_unlike_length_are_refused_before_anything_is_written(corpus, t
         ("d_modle=64", "no field 'd_modle'. Did you mean d_model?"),
         ("qqq=64", "no field 'qqq'.$"),
         ("vocab_size=64", "--config vocab_size: use --vocab_size instead"),
+        ("decoder_vocab_size=64", "use --separate_vocabularies with --target_vocab_size instead"),
         ("label_smoothing=0.2", "--config label_smoothing: use --label_smoothing_factor instead"),
     ],
 )
 def test_config_override_is_refused_when_it_sets_no_field(assignment, message):
     with pytest.raises(ValueError, match=message):
         config_overrides(TrainSettings(config=[assignment]))
+
+
+def test_shared_table_is_refused_for_separate_vocabularies():
+    table = "share_encoder_decoder_embeddings"
+    assert config_overrides(TrainSettings(config=[f"{table}=true"])) == {table: True}
+
+    with pytest.raises(ValueError, match=f"--config {table} must be false .* got true"):
+        config_overrides(TrainSettings(config=[f"{table}=true"], separate_vocabularies=True))
 
 
 def test_config_override_is_refused_beside_a_saved_model():

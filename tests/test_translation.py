@@ -11,6 +11,8 @@ from vanilla_transformer.generation_vanilla_transformer import SourceLengthLimit
 from vanilla_transformer.run_record import RUN_FILE
 from vanilla_transformer.translation import Translation, Translator
 
+from .test_tokenizer_pair import GREEK, LATIN, build_latin_to_greek, learn, save_latin_to_greek
+
 # Their translations by the tiny model differ in length, and some of them end.
 LINES = [
     "ein hund rennt.",
@@ -379,3 +381,49 @@ def test_window_ends_at_many_characters_too(build, monkeypatch):
     next(results)
 
     assert read == LINES[:3]
+
+
+# Two vocabularies
+
+
+@pytest.mark.parametrize("prefix", ["", "φως"])
+def test_source_is_read_and_output_written_in_a_vocabulary_each(prefix):
+    model, pair = build_latin_to_greek()
+    settings = {"num_beams": 2, "num_hypotheses": 2, "max_extra_tokens": 4, "details": True}
+    translator = Translator(model, pair.source, target_tokenizer=pair.target, **settings)
+
+    results = list(translator.translate(LINES[:4], prefix))
+
+    assert "".join(results[0].source_tokens) == LINES[0] + "</s>"
+    texts = [one.text for result in results[:3] for one in (result, *result.alternatives)]
+    assert all(text.startswith(prefix) and set(text) <= set(GREEK) for text in texts)
+    assert len(set(texts)) == 6
+    written = "".join(results[0].tokens).replace("<unk>", "").removesuffix("</s>")
+    assert written == results[0].text
+
+
+def test_translator_loads_both_tokenizers_of_a_folder(tmp_path):
+    model, pair = build_latin_to_greek()
+    translator = Translator(model, pair.source, target_tokenizer=pair.target, max_extra_tokens=4)
+
+    loaded = Translator.from_pretrained(save_latin_to_greek(tmp_path), max_extra_tokens=4)
+
+    assert list(loaded.translate(LINES)) == list(translator.translate(LINES))
+
+
+def test_translator_is_refused_without_the_tokenizer_of_a_target_vocabulary():
+    model, pair = build_latin_to_greek()
+
+    with pytest.raises(ValueError, match="target vocabulary, of 40 tokens, got none"):
+        Translator(model, pair.source)
+
+
+def test_ensemble_shares_the_tokenizer_of_the_target_too(tmp_path):
+    names = [save_latin_to_greek(tmp_path / name) for name in ("one", "two")]
+    together = Translator.from_pretrained(names, max_extra_tokens=4)
+    assert next(together.translate(["ja"])).text
+
+    learn(GREEK[::-1] + LATIN[0]).save_pretrained(tmp_path / "two" / "target_tokenizer")
+
+    with pytest.raises(ValueError, match=r"share one tokenizer, got another one in .*two"):
+        Translator.from_pretrained(names)

@@ -105,7 +105,7 @@ def _at_least_float32(x: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Multi-head attention of section 3.2.2, but for the projections into heads."""
+    """What self- and cross-attention share, section 3.2.2: all but the projections into heads."""
 
     def __init__(
         self,

@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from vanilla_transformer.data import source_prefixes, truncate
+from vanilla_transformer.tokenizer_pair import TokenizerPair
 
 # Segmentations of a word that an epoch chooses from; a rare word has one for each occurrence.
 POOL_SIZE = 8
@@ -139,7 +140,7 @@ class SegmentedPairs(Dataset[dict[str, list[int]]]):
     """Pairs with BPE-dropout on both sides; takes the place of what `tokenize_pairs` gives.
 
     Args:
-        tokenizer: Of both sides.
+        tokenizers: With BPE models, as for `SegmentedLines`.
         source: Lines.
         target: As many lines.
         rate: As for `SegmentedLines`.
@@ -153,7 +154,7 @@ class SegmentedPairs(Dataset[dict[str, list[int]]]):
 
     def __init__(
         self,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizers: TokenizerPair,
         source: Sequence[str],
         target: Sequence[str],
         *,
@@ -164,9 +165,12 @@ class SegmentedPairs(Dataset[dict[str, list[int]]]):
     ) -> None:
         self._sides = {
             column: SegmentedLines(tokenizer, lines, rate=rate, seed=f"{seed} {column}")
-            for column, lines in (("input_ids", source), ("labels", target))
+            for column, tokenizer, lines in (
+                ("input_ids", tokenizers.source, source),
+                ("labels", tokenizers.target, target),
+            )
         }
-        self._prefixes = source_prefixes(languages, len(source), tokenizer)
+        self._prefixes = source_prefixes(languages, len(source), tokenizers.source)
         self._pairs = len(source)
         self._max_length = max_length
         self._epoch: int | None = None

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -63,10 +64,10 @@ class CTranslate2Engine:
         self.max_positions: int = config["max_position_embeddings"]
         self.position_table_length: int = config["position_table_length"]
         self.end_token: str = config["eos_token"]
-        self.tokens: list[str] = json.loads(
-            (Path(folder) / "shared_vocabulary.json").read_text(encoding="utf-8")
+        self.source_tokens, self.target_tokens = map(
+            partial(_read_vocabulary, Path(folder)), ("source", "target")
         )
-        self.ids = {token: token_id for token_id, token in enumerate(self.tokens)}
+        self.ids = {token: token_id for token_id, token in enumerate(self.target_tokens)}
         self.end_id = self.ids[self.end_token]
         self.inter_threads = inter_threads
         self.patience = patience
@@ -130,8 +131,10 @@ class CTranslate2Engine:
         search: Search,
     ) -> dict[int, list[Hypothesis]]:
         """All that CTranslate2 finds for these sources, best first, under one limit."""
-        spelled = [self._spell(sources[index]) for index in indices]
-        spelled_prefixes = [self._spell(prefixes[index]) for index in indices]
+        spelled = [[self.source_tokens[token] for token in sources[index]] for index in indices]
+        spelled_prefixes = [
+            [self.target_tokens[token] for token in prefixes[index]] for index in indices
+        ]
         # Beam search overlooks a `</s>` directly behind a prefix, and would go on after it.
         is_beam_behind_prefix = len(prefixes[0]) > 0 and search.num_beams > 1
         results = self.translator.translate_batch(
@@ -228,9 +231,6 @@ class CTranslate2Engine:
             hypotheses.append(Hypothesis(tokens, score, reached_limit=not ended))
         return _ranked(hypotheses)
 
-    def _spell(self, ids: list[int]) -> list[str]:
-        return [self.tokens[token_id] for token_id in ids]
-
     def _check_lengths(self, sources: list[list[int]]) -> None:
         longest = max(map(len, sources), default=0)
         if longest > self.position_table_length:
@@ -248,6 +248,15 @@ def _length(hypothesis: Hypothesis) -> int:
 
 def _ranked(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
     return sorted(hypotheses, key=lambda hypothesis: -hypothesis.score)
+
+
+def _read_vocabulary(folder: Path, side: str) -> list[str]:
+    """Tokens by id; CTranslate2 keeps two vocabularies in one file where they are the same."""
+    file = folder / f"{side}_vocabulary.json"
+    if not file.exists():
+        file = folder / "shared_vocabulary.json"
+    tokens: list[str] = json.loads(file.read_text(encoding="utf-8"))
+    return tokens
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

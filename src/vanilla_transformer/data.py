@@ -28,6 +28,7 @@ from datasets import Dataset, DatasetDict, IterableDataset, load_dataset, load_f
 from transformers import PreTrainedTokenizerBase
 
 from vanilla_transformer.tokenization_vanilla_transformer import language_prefix, read_lines
+from vanilla_transformer.tokenizer_pair import TokenizerPair
 
 # What `ParallelText.columns` are called once they are read.
 _COLUMNS = ("source", "target", "tag")
@@ -333,14 +334,14 @@ def _progress_bars_only_on_terminals() -> Iterator[None]:
 
 
 def tokenize_pairs(
-    dataset: Dataset, tokenizer: PreTrainedTokenizerBase, *, max_length: int
+    dataset: Dataset, tokenizers: TokenizerPair, *, max_length: int
 ) -> tuple[Dataset, int]:
     """Adds the token ids as columns `input_ids` and `labels`, and counts what did not fit.
 
     Args:
         dataset: Pairs as `load_pairs` gives them.
-        tokenizer: Tokenizer of both sides; the last token it gives a sentence, `</s>`, survives
-            truncation, and so does the tag of the target language in front of the source.
+        tokenizers: The last token that they give a sentence, `</s>`, survives truncation, and so
+            does the tag of the target language in front of the source.
         max_length: Most tokens that a side keeps, `</s>` counted.
 
     Returns:
@@ -349,7 +350,7 @@ def tokenize_pairs(
     Raises:
         ValueError: If `max_length` leaves no room for text, or a tag is none of the tokenizer's.
     """
-    encode = functools.partial(encode_pairs, tokenizer=tokenizer, max_length=max_length)
+    encode = functools.partial(encode_pairs, tokenizers=tokenizers, max_length=max_length)
     with _progress_bars_only_on_terminals():
         tokenized = dataset.map(encode, batched=True, load_from_cache_file=False, desc="Tokenize")
     truncated_pairs = sum(tokenized["is_truncated"][:])
@@ -357,13 +358,13 @@ def tokenize_pairs(
 
 
 def encode_pairs(
-    pairs: dict[str, list[str]], tokenizer: PreTrainedTokenizerBase, max_length: int
+    pairs: dict[str, list[str]], tokenizers: TokenizerPair, max_length: int
 ) -> dict[str, list[Any]]:
     """Token ids of pairs in memory, and which of these were truncated.
 
     Args:
         pairs: Columns `source`, `target` and, where there are several directions, `tag`.
-        tokenizer: As for `tokenize_pairs`.
+        tokenizers: As for `tokenize_pairs`.
         max_length: As for `tokenize_pairs`.
 
     Returns:
@@ -372,18 +373,17 @@ def encode_pairs(
     Raises:
         ValueError: If `max_length` leaves no room for text, or a tag is none of the tokenizer's.
     """
-    prefixes = source_prefixes(pairs.get("tag"), len(pairs["source"]), tokenizer)
+    prefixes = source_prefixes(pairs.get("tag"), len(pairs["source"]), tokenizers.source)
     shortest = 2 + len(prefixes[0])
     if max_length < shortest:
         raise ValueError(
             f"`max_length` must be at least {shortest}, one token of text and `</s>`"
             f"{' behind a tag' * len(prefixes[0])}, got {max_length}."
         )
-    encoded = tokenizer(
-        pairs["source"], text_target=pairs["target"], return_attention_mask=False, verbose=False
-    )
-    sources = [[*prefix, *ids] for prefix, ids in zip(prefixes, encoded["input_ids"], strict=True)]
-    targets = encoded["labels"]
+    options = {"return_attention_mask": False, "verbose": False}
+    encoded = tokenizers.source(pairs["source"], **options)["input_ids"]
+    targets = tokenizers.target(text_target=pairs["target"], **options)["input_ids"]
+    sources = [[*prefix, *ids] for prefix, ids in zip(prefixes, encoded, strict=True)]
     # Not left to the tokenizer: it truncates without a count, and remembers that it should.
     return {
         "input_ids": [truncate(ids, max_length) for ids in sources],
@@ -403,7 +403,7 @@ def source_prefixes(
     Args:
         languages: One for each pair; None where there is one direction.
         num_pairs: How many pairs there are.
-        tokenizer: As for `tokenize_pairs`.
+        tokenizer: Of the sources.
 
     Raises:
         ValueError: If a language is none of the tokenizer's, or it has some and none is given.

@@ -179,10 +179,13 @@ def _mean(logits: list[Tensor]) -> Tensor:
 class TorchEngine:
     """Searches with `generate`; in an ensemble, with the search that ours uses.
 
+    Attributes:
+        vocab_size: Of what is written.
+
     Args:
         models: A sequence-to-sequence model in any dtype, on any device. Several `vanilla` ones
-            with one vocabulary are an ensemble: the mean of their probabilities counts, and the
-            generation config of the first, of which such a search heeds `bad_words_ids`,
+            with the same vocabularies are an ensemble: the mean of their probabilities counts, and
+            the generation config of the first, of which such a search heeds `bad_words_ids`,
             `suppress_tokens` and `early_stopping` only.
 
     Raises:
@@ -190,12 +193,16 @@ class TorchEngine:
     """
 
     def __init__(self, *models: PreTrainedModel) -> None:
-        sizes = [model.config.vocab_size for model in models]
+        sizes = [
+            (model.config.vocab_size, model.config.get_text_config(decoder=True).vocab_size)
+            for model in models
+        ]
         if len(set(sizes)) > 1:
             raise ValueError(
-                f"The models of an ensemble must have one vocabulary, got sizes {sizes}. Train "
-                "them with the same tokenizer."
+                "The models of an ensemble must have the same vocabularies, got sizes of source "
+                f"and target {sizes}. Train them with the same tokenizer."
             )
+        _, self.vocab_size = sizes[0]
         self.models = [model.eval() for model in models]
         self.model = model = models[0]
         self.max_positions: int = min(model.config.max_position_embeddings for model in models)
@@ -316,7 +323,7 @@ class TorchEngine:
         """
         copies = len(targets) // len(sources)
         width = max(map(len, targets))
-        rows_at_a_time = max(1, FORCED_LOGITS // (width * self.model.config.vocab_size))
+        rows_at_a_time = max(1, FORCED_LOGITS // (width * self.vocab_size))
         input_ids, attention_mask = self._pad(sources)
         encoded = [
             model.get_encoder()(input_ids=input_ids, attention_mask=attention_mask)[0]
@@ -389,6 +396,11 @@ class TorchEngine:
         return torch.tensor(rows, device=self.model.device)
 
 
+def aligned_layer(layers: int) -> int:
+    """Layer of so many, counted from 0, that alignments are read from; see `TorchEngine.force`."""
+    return max(0, layers - 2)
+
+
 def _alignment(
     cross_attentions: list[tuple[Tensor, ...]], attention_mask: Tensor
 ) -> list[list[int]]:
@@ -399,7 +411,7 @@ def _alignment(
         attention_mask: 1 = real source token, `[rows, S]`.
     """
     weights = torch.stack(
-        [layers[max(0, len(layers) - 2)].float().mean(1) for layers in cross_attentions]
+        [layers[aligned_layer(len(layers))].float().mean(1) for layers in cross_attentions]
     ).mean(0)
     ends = attention_mask.sum(-1) - 1
     is_word = torch.arange(weights.shape[-1], device=ends.device) < ends[:, None]

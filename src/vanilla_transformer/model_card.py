@@ -8,6 +8,7 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from vanilla_transformer.tokenization_vanilla_transformer import write_lines
+from vanilla_transformer.tokenizer_pair import TARGET_FILES, TARGET_FOLDER
 from vanilla_transformer_cli.settings import METRIC_TITLES
 
 # The template at the top of the repository, linked into the package.
@@ -78,5 +79,6 @@ def write_model_card(folder: Path) -> None:
         run=run,
         results=results,
         titles=METRIC_TITLES,
+        target_folder=TARGET_FOLDER if (folder / TARGET_FILES[0]).exists() else None,
     )
     write_lines(folder / CARD_FILE, [str(card).rstrip("\n")])

@@ -9,7 +9,7 @@ Attention itself, section 3.2, is in `attention_vanilla_transformer.py`, positio
 Differs from the paper:
     The layer norm stands before each sublayer (pre-norm, Xiong et al. 2020), not behind the
     residual sum, and a final one closes each stack: deep stacks then train without care.
-    `pre_norm=False` has the paper's.
+    `pre_norm=False` has the paper's, without the final norms.
 """
 
 import copy
@@ -307,7 +307,7 @@ class Stack(VanillaTransformerPreTrainedModel):
         return self.embed(inputs_embeds, self.embed_positions(position_ids, inputs_embeds.dtype))
 
     def embed(self, inputs_embeds: Tensor, positions: Tensor) -> Tensor:
-        """Adds encoded positions to lookups times sqrt(D), `[B, Q, D]`."""
+        """Adds encoded positions to lookups times sqrt(D), then drops out, `[B, Q, D]`."""
         return self.dropout(inputs_embeds * self.embed_scale + positions)
 
     def attention_config(self, **kwargs: Any) -> VanillaTransformerConfig:

@@ -11,7 +11,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vanilla_transformer.tokenization_vanilla_transformer import write_lines
@@ -26,7 +26,7 @@ _VALIDATION_SHARE = 0.1
 
 _WORDS = {
     0: ("null", "zero"),
-    1: ("eins", "one"),
+    1: ("ein", "one"),
     2: ("zwei", "two"),
     3: ("drei", "three"),
     4: ("vier", "four"),
@@ -53,9 +53,38 @@ _WORDS = {
     70: ("siebzig", "seventy"),
     80: ("achtzig", "eighty"),
     90: ("neunzig", "ninety"),
+    100: ("hundert", "hundred"),
+    1000: ("tausend", "thousand"),
 }
-_GERMAN = {number: words[0] for number, words in _WORDS.items()}
-_ENGLISH = {number: words[1] for number, words in _WORDS.items()}
+
+
+@dataclass(frozen=True)
+class _Language:
+    """How a language puts numbers together: its words, and what joins units and tens."""
+
+    words: dict[int, str]
+    joint: str
+    has_units_first: bool
+
+
+_GERMAN = _Language({number: words[0] for number, words in _WORDS.items()}, "und", True)
+_ENGLISH = _Language({number: words[1] for number, words in _WORDS.items()}, "-", False)
+
+_JOINT = "joint"
+
+
+@dataclass(frozen=True)
+class NumberPart:
+    """Part of a spelled number that means something by itself.
+
+    Attributes:
+        text: Such as "vierzig" or "forty".
+        meaning: The same in both languages, and once in a number: which digit it spells, or which
+            group; "joint" of a group is what stands between units and tens.
+    """
+
+    text: str
+    meaning: tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -83,12 +112,7 @@ def german(number: int) -> str:
     Raises:
         ValueError: If `number` is out of range.
     """
-    _check_range(number)
-    thousands, rest = divmod(number, 1000)
-    if not thousands:
-        return _german_below_1000(rest, one="eins")
-    ending = _german_below_1000(rest, one="eins") if rest else ""
-    return _german_below_1000(thousands, one="ein") + "tausend" + ending
+    return "".join(part.text for part in german_parts(number))
 
 
 def english(number: int) -> str:
@@ -100,12 +124,35 @@ def english(number: int) -> str:
     Raises:
         ValueError: If `number` is out of range.
     """
-    _check_range(number)
-    thousands, rest = divmod(number, 1000)
-    if not thousands:
-        return _english_below_1000(rest)
-    ending = " " + _english_below_1000(rest) if rest else ""
-    return _english_below_1000(thousands) + " thousand" + ending
+    words = " ".join(part.text for part in english_parts(number))
+    return words.replace(f" {_ENGLISH.joint} ", _ENGLISH.joint)
+
+
+def german_parts(number: int) -> list[NumberPart]:
+    """Parts of the German word, such as "fünf", "und", "vierzig"; see `german`."""
+    parts = _parts(number, _GERMAN)
+    if parts[-1].text == _GERMAN.words[1]:
+        parts[-1] = replace(parts[-1], text="eins")
+    return parts
+
+
+def english_parts(number: int) -> list[NumberPart]:
+    """Parts of the English words, such as "forty", "-", "five"; see `english`."""
+    return _parts(number, _ENGLISH)
+
+
+def gold_alignment(number: int) -> str:
+    """Links between the parts of a number, in the form that `GoldAlignment.parse` reads.
+
+    Parts of one meaning are surely linked. "und" and the hyphen, which join units and tens, only
+    possibly: they are no translation of each other.
+    """
+    return " ".join(
+        f"{source}{'?' if part.meaning[1] == _JOINT else '-'}{target}"
+        for source, part in enumerate(german_parts(number))
+        for target, other in enumerate(english_parts(number))
+        if part.meaning == other.meaning
+    )
 
 
 def write_corpus(
@@ -120,6 +167,8 @@ def write_corpus(
 
     Line i of the two files is the same number; `test.numbers` holds the test split's numbers as
     digits, for `exact_match_by_digits`. No number occurs twice, within a split or across splits.
+    `test.parts.de` and `test.parts.en` are the test split with blanks between the parts of each
+    number, and `test.alignment` holds the links between them, see `gold_alignment`.
 
     Half of each split is drawn log-uniformly over the range, so that short numbers occur, and the
     other half uniformly, both without repetition from a pool of the split's own: per count of
@@ -157,6 +206,10 @@ def write_corpus(
         written.append(write_lines(folder / f"{split}.en", map(english, numbers)))
         if split == "test":
             written.append(write_lines(folder / f"{split}.numbers", map(str, numbers)))
+            for language, parts in (("de", german_parts), ("en", english_parts)):
+                lines = (" ".join(part.text for part in parts(number)) for number in numbers)
+                written.append(write_lines(folder / f"{split}.parts.{language}", lines))
+            written.append(write_lines(folder / f"{split}.alignment", map(gold_alignment, numbers)))
     return written
 
 
@@ -195,37 +248,39 @@ def _check_range(number: int) -> None:
         )
 
 
-def _german_below_1000(number: int, one: str) -> str:
-    """German word for 0 to 999, where a 1 at the very end reads `one`: "eins", or "ein" inside."""
+def _parts(number: int, language: _Language) -> list[NumberPart]:
+    _check_range(number)
+    thousands, rest = divmod(number, 1000)
+    parts = []
+    if thousands:
+        parts += _parts_below_1000(thousands, language, "thousands")
+        parts.append(NumberPart(language.words[1000], ("thousands", "thousand")))
+    if rest or not thousands:
+        parts += _parts_below_1000(rest, language, "ones")
+    return parts
+
+
+def _parts_below_1000(number: int, language: _Language, group: str) -> list[NumberPart]:
     hundreds, rest = divmod(number, 100)
-    if not hundreds:
-        return _german_below_100(rest, one)
-    ending = _german_below_100(rest, one) if rest else ""
-    return _german_below_100(hundreds, one="ein") + "hundert" + ending
+    parts = []
+    if hundreds:
+        parts.append(NumberPart(language.words[hundreds], (group, "hundreds")))
+        parts.append(NumberPart(language.words[100], (group, "hundred")))
+    if rest or not hundreds:
+        parts += _parts_below_100(rest, language, group)
+    return parts
 
 
-def _german_below_100(number: int, one: str) -> str:
-    if number == 1:
-        return one
-    if number in _GERMAN:
-        return _GERMAN[number]
+def _parts_below_100(number: int, language: _Language, group: str) -> list[NumberPart]:
+    if number in language.words:
+        return [NumberPart(language.words[number], (group, "tens" if number >= 20 else "units"))]
     units = number % 10
-    return _german_below_100(units, one="ein") + "und" + _GERMAN[number - units]
-
-
-def _english_below_1000(number: int) -> str:
-    hundreds, rest = divmod(number, 100)
-    if not hundreds:
-        return _english_below_100(rest)
-    ending = " " + _english_below_100(rest) if rest else ""
-    return _ENGLISH[hundreds] + " hundred" + ending
-
-
-def _english_below_100(number: int) -> str:
-    if number in _ENGLISH:
-        return _ENGLISH[number]
-    units = number % 10
-    return _ENGLISH[number - units] + "-" + _ENGLISH[units]
+    parts = [
+        NumberPart(language.words[number - units], (group, "tens")),
+        NumberPart(language.joint, (group, _JOINT)),
+        NumberPart(language.words[units], (group, "units")),
+    ]
+    return parts[::-1] if language.has_units_first else parts
 
 
 def _pools(rng: random.Random) -> dict[str, set[int]]:

@@ -14,11 +14,13 @@ from vanilla_transformer.averaging import metric_of
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.metrics import METRICS
 from vanilla_transformer.streaming import check_streaming
+from vanilla_transformer.tokenizer_pair import TokenizerPair
 from vanilla_transformer_cli.settings import PRESETS, TrainSettings
 
 # Config fields that the command line sets by other options.
 _SET_ELSEWHERE = {
     "vocab_size": "--vocab_size",
+    "decoder_vocab_size": "--separate_vocabularies with --target_vocab_size",
     "label_smoothing": "--label_smoothing_factor",
     "dtype": "--bf16 or --fp16",
 }
@@ -119,6 +121,11 @@ def config_overrides(settings: TrainSettings) -> dict[str, Any]:
                 overrides[name] = json.loads(text)
             except json.JSONDecodeError:
                 overrides[name] = text
+    if settings.separate_vocabularies and overrides.get("share_encoder_decoder_embeddings"):
+        faults.append(
+            "--config share_encoder_decoder_embeddings must be false with "
+            "--separate_vocabularies, which share no table, got true. Leave one of the two out."
+        )
     if faults:
         raise ValueError("\n".join(faults))
     return overrides
@@ -140,6 +147,11 @@ def check_settings(settings: TrainSettings, arguments: Seq2SeqTrainingArguments)
         faults.append(
             f"--max_validation_pairs must be at least 1, got {settings.max_validation_pairs}."
         )
+    if settings.target_vocab_size is not None and not settings.separate_vocabularies:
+        faults.append(
+            "--target_vocab_size needs --separate_vocabularies, got "
+            f"{settings.target_vocab_size} alone. Add that, or set --vocab_size."
+        )
     for name in ("moving_average", "early_stopping_patience"):
         if getattr(settings, name) is not None and not settings.validation:
             faults.append(f"--{name} needs --validation pairs to score on, got none.")
@@ -158,6 +170,25 @@ def check_settings(settings: TrainSettings, arguments: Seq2SeqTrainingArguments)
         raise ValueError("\n".join(faults))
     if settings.streaming:
         check_streaming(settings, arguments)
+
+
+def check_vocabularies(settings: TrainSettings, start: str, tokenizers: TokenizerPair) -> None:
+    """Refuses to split the vocabulary of a saved model.
+
+    Args:
+        settings: Of the run.
+        start: Folder or Hub name of the model.
+        tokenizers: Of the model.
+
+    Raises:
+        ValueError: If two vocabularies are wanted and it has one.
+    """
+    if settings.separate_vocabularies and tokenizers.is_joint:
+        raise ValueError(
+            "--separate_vocabularies needs a model that was trained with it, got one vocabulary "
+            f"of {len(tokenizers.source):,} entries for both sides in {start!r}. Leave it out, or "
+            "train a model from the beginning."
+        )
 
 
 def prefer_better_scores(arguments: TrainingArguments) -> None:

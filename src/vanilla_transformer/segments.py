@@ -8,6 +8,8 @@ from itertools import chain, repeat
 
 from transformers import PreTrainedTokenizerBase
 
+from vanilla_transformer.tokenizer_pair import TokenizerPair
+
 logger = logging.getLogger(__name__)
 
 # A sentence ends behind these signs and what closes around them; in scripts without blanks, at
@@ -40,7 +42,7 @@ class Piece:
 
 def cut_into_pieces(
     lines: Sequence[tuple[str, str]],
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizers: TokenizerPair,
     max_tokens: int,
     first_line: int,
     source_prefix: Sequence[int] = (),
@@ -49,12 +51,13 @@ def cut_into_pieces(
 
     Args:
         lines: Each with what its translation begins with.
-        tokenizer: A fast one, of both sides.
+        tokenizers: Fast ones.
         max_tokens: Longest piece, `</s>` counted.
         first_line: Number of the first line, for warnings.
         source_prefix: Ids in front of each piece, which count too.
     """
     max_tokens -= len(source_prefix)
+    tokenizer = tokenizers.source
     texts = {
         place: _SURROGATES.sub("\ufffd", line)
         for place, (line, _) in enumerate(lines)
@@ -78,7 +81,7 @@ def cut_into_pieces(
                 len(sources),
             )
         # The text of the prefix stands once in the translation of the line.
-        prefixes = chain([_encode_prefix(lines[place][1], tokenizer)], repeat([]))
+        prefixes = chain([_encode_prefix(lines[place][1], tokenizers.target)], repeat([]))
         pieces += [
             Piece(place, [*source_prefix, *source], prefix)
             for source, prefix in zip(sources, prefixes, strict=False)

@@ -1,5 +1,6 @@
 """A saved model on the Hugging Face Hub: what belongs to it, in one commit, and nothing else."""
 
+import json
 import re
 from pathlib import Path
 
@@ -7,6 +8,7 @@ from huggingface_hub import CommitOperationAdd, HfApi, get_token
 from huggingface_hub.errors import LocalTokenNotFoundError
 
 from vanilla_transformer.model_card import CARD_FILE, write_model_card
+from vanilla_transformer.tokenizer_pair import TARGET_FILES, has_target_vocabulary
 
 # Without these nobody can load the model.
 _NEEDED_FILES = ("config.json", "model*.safetensors", "tokenizer.json")
@@ -17,6 +19,7 @@ _SHARED_FILES = (
     "generation_config.json",
     "model.safetensors.index.json",
     "tokenizer_config.json",
+    *TARGET_FILES,
     "*_vanilla_transformer.py",
     "run.json",
     "results.json",
@@ -65,8 +68,8 @@ def push(
     repo_id = repository.repo_id
     if revision is not None:
         api.create_branch(repo_id, branch=revision, exist_ok=True)
-    card = re.sub(r'from_pretrained\("[^"]*"\)', f'from_pretrained("{repo_id}")', card)
-    operations = [CommitOperationAdd(file.name, file) for file in files]
+    card = re.sub(r'from_pretrained\("[^"]*"', f'from_pretrained("{repo_id}"', card)
+    operations = [CommitOperationAdd(file.relative_to(folder).as_posix(), file) for file in files]
     operations.append(CommitOperationAdd(CARD_FILE, card.encode()))
     # Asks the Hub about the card's metadata before it uploads anything.
     api.create_commit(repo_id, operations, commit_message=commit_message, revision=revision)
@@ -79,7 +82,11 @@ def _shared_files(folder: Path) -> list[Path]:
     Raises:
         ValueError: If something is missing that loading needs.
     """
-    missing = [pattern for pattern in _NEEDED_FILES if not any(folder.glob(pattern))]
+    needed = list(_NEEDED_FILES)
+    config = folder / "config.json"
+    if config.exists() and has_target_vocabulary(json.loads(config.read_text(encoding="utf-8"))):
+        needed.append(TARGET_FILES[0])
+    missing = [pattern for pattern in needed if not any(folder.glob(pattern))]
     if missing:
         raise ValueError(
             f"{str(folder)!r} must hold a saved model and its tokenizer, got no "

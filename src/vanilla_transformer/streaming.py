@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from torch.utils.data import IterableDataset, get_worker_info
-from transformers import PreTrainedTokenizerBase, TrainingArguments
+from transformers import TrainingArguments
 
 from vanilla_transformer.batches import TokenBatchSampler
 from vanilla_transformer.data import encode_pairs
+from vanilla_transformer.tokenizer_pair import TokenizerPair
 from vanilla_transformer_cli.settings import TrainSettings
 
 
@@ -63,7 +64,7 @@ class TokenBatchStream(IterableDataset[list[dict[str, list[int]]]]):
 
     Args:
         read: Begins a pass and yields pairs of text, source and target, the same at each call.
-        tokenizer: Tokenizer of both sides.
+        tokenizers: Of source and target.
         max_length: Most tokens that a side keeps, `</s>` counted.
         max_tokens: Most tokens that a batch costs, padding counted, over all processes together.
         buffer_size: Pairs that are in a buffer. A larger one has less padding and mixes pairs
@@ -85,7 +86,7 @@ class TokenBatchStream(IterableDataset[list[dict[str, list[int]]]]):
     def __init__(
         self,
         read: Callable[[], Iterator[tuple[str, str]]],
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizers: TokenizerPair,
         *,
         max_length: int,
         max_tokens: int,
@@ -111,7 +112,7 @@ class TokenBatchStream(IterableDataset[list[dict[str, list[int]]]]):
             )
         self.buffer_size = buffer_size
         self._read = read
-        self._tokenizer = tokenizer
+        self._tokenizers = tokenizers
         self._max_length = max_length
         self._sampling: dict[str, Any] = {
             "max_tokens": max_tokens,
@@ -157,7 +158,7 @@ class TokenBatchStream(IterableDataset[list[dict[str, list[int]]]]):
         while part := list(islice(chosen, _PAIRS_AT_A_TIME)):
             sources, targets = map(list, zip(*part, strict=True))
             columns = encode_pairs(
-                {"source": sources, "target": targets}, self._tokenizer, self._max_length
+                {"source": sources, "target": targets}, self._tokenizers, self._max_length
             )
             # Lists would hold ten times the bytes.
             rows += (

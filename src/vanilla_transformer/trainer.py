@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import cycle, islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,13 +12,19 @@ import psutil
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
-from transformers import EvalPrediction, PreTrainedTokenizerBase, Seq2SeqTrainer
+from transformers import (
+    DataCollatorForSeq2Seq,
+    EvalPrediction,
+    PreTrainedTokenizerBase,
+    Seq2SeqTrainer,
+)
 
 from vanilla_transformer.batches import TokenBatchSampler
 from vanilla_transformer.callbacks import SeedEpochs
 from vanilla_transformer.metrics import TranslationScores
 from vanilla_transformer.r_drop import r_drop
 from vanilla_transformer.run_record import hardware
+from vanilla_transformer.tokenizer_pair import TokenizerPair
 
 
 class TokenBatchTrainer(Seq2SeqTrainer):
@@ -26,15 +33,26 @@ class TokenBatchTrainer(Seq2SeqTrainer):
     Args:
         sampler: Gives this process its share of each batch; None for a `TokenBatchStream`, which
             is made of such shares.
+        tokenizers: Saved with each checkpoint.
         r_drop_alpha: Weight of the divergence between two passes; 0 for a single pass.
         settings: Arguments of `Seq2SeqTrainer`.
     """
 
     def __init__(
-        self, sampler: TokenBatchSampler | None, r_drop_alpha: float = 0.0, **settings: Any
+        self,
+        sampler: TokenBatchSampler | None,
+        tokenizers: TokenizerPair,
+        r_drop_alpha: float = 0.0,
+        **settings: Any,
     ) -> None:
-        super().__init__(**settings)
+        super().__init__(
+            # Labels are padded with an id of no vocabulary.
+            data_collator=DataCollatorForSeq2Seq(tokenizers.source),
+            processing_class=tokenizers.source,
+            **settings,
+        )
         self.sampler = sampler
+        self.tokenizers = tokenizers
         self.r_drop_alpha = r_drop_alpha
         if sampler:
             self.add_callback(SeedEpochs(sampler))
@@ -44,6 +62,12 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         takes_two = self.r_drop_alpha and model.training
         called = partial(r_drop, model, self.r_drop_alpha) if takes_two else model
         return super().compute_loss(called, *args, **kwargs)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Trainer's, which knows one tokenizer, and the target's if there is another."""
+        super().save_model(output_dir, _internal_call)
+        if self.args.should_save:
+            self.tokenizers.save_target(Path(output_dir or self.args.output_dir))
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Batches as they were cut; their shares need no further split by accelerate."""
@@ -67,7 +91,7 @@ def scorer(
     """Scores what Trainer generated against the references as they were, not as tokenised.
 
     Args:
-        tokenizer: Turns generated ids into text.
+        tokenizer: Of the target; turns generated ids into text.
         references: One for each pair, in the order of the evaluation set.
         bleu_tokenize: sacreBLEU's tokenizer.
         metrics: Names of the scores.
@@ -90,6 +114,10 @@ def scorer(
 def plan(trainer: TokenBatchTrainer, truncated: int) -> Iterator[str]:
     """What the run will do, told before its first update; two batches are tried for it."""
     arguments, model = trainer.args, trainer.model
+    vocabulary = f"vocabulary {model.config.vocab_size:,}"
+    if not trainer.tokenizers.is_joint:
+        sizes = f"{model.config.vocab_size:,} and {model.config.target_vocab_size:,}"
+        vocabulary = f"vocabularies {sizes}"
     data, sampler = trainer.train_dataset, trainer.sampler
     if sampler:
         pairs, one, several = f"{len(data):,}", "an epoch", "epochs"
@@ -107,7 +135,7 @@ def plan(trainer: TokenBatchTrainer, truncated: int) -> Iterator[str]:
     end = time.strftime("%H:%M", time.localtime(time.time() + 60 * minutes * periods))
     yield f"device      {hardware()}, {'bf16' if arguments.bf16 else 'float32'}"
     yield f"pairs       {pairs}, {truncated:,} of them cut to the maximal length"
-    yield f"parameters  {model.num_parameters():,}, vocabulary {model.config.vocab_size:,}"
+    yield f"parameters  {model.num_parameters():,}, {vocabulary}"
     yield f"batches     {batches:,} {one}, {100 * padding:.1f} % padding"
     yield f"memory      about {gigabytes:.1f} GB"
     yield f"time        about {minutes:.1f} minutes {one}; {periods:.3g} {several} end at {end}"

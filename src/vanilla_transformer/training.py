@@ -9,7 +9,7 @@ Differs from the paper:
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -20,11 +20,8 @@ from accelerate import PartialState
 from datasets import Dataset
 from transformers import (
     AutoModelForSeq2SeqLM,
-    AutoTokenizer,
-    DataCollatorForSeq2Seq,
     EarlyStoppingCallback,
     PreTrainedModel,
-    PreTrainedTokenizerBase,
     Seq2SeqTrainingArguments,
     set_seed,
 )
@@ -60,6 +57,7 @@ from vanilla_transformer.modeling_vanilla_transformer import (
 )
 from vanilla_transformer.recipe import (
     check_settings,
+    check_vocabularies,
     config_overrides,
     find_checkpoint,
     prefer_better_scores,
@@ -76,6 +74,7 @@ from vanilla_transformer.tokenization_vanilla_transformer import (
     language_tags,
     write_lines,
 )
+from vanilla_transformer.tokenizer_pair import TokenizerPair
 from vanilla_transformer.trainer import TokenBatchTrainer, plan, scorer
 from vanilla_transformer_cli.settings import PRESETS, TrainSettings
 
@@ -86,7 +85,7 @@ MAX_EXTRA_TOKENS = 50
 
 
 def train(settings: TrainSettings, arguments: Seq2SeqTrainingArguments) -> Path:
-    """Trains tokenizer and model, or goes on with saved ones, and saves what came out.
+    """Trains tokenizers and model, or goes on with saved ones, and saves what came out.
 
     Args:
         settings: Data, sizes, vocabulary, batches.
@@ -114,17 +113,18 @@ def train(settings: TrainSettings, arguments: Seq2SeqTrainingArguments) -> Path:
     kept = filtered.kept
     if start := checkpoint or settings.init_from:
         model = AutoModelForSeq2SeqLM.from_pretrained(start)
-        tokenizer = AutoTokenizer.from_pretrained(start)
+        tokenizers = TokenizerPair.from_pretrained(start)
+        check_vocabularies(settings, start, tokenizers)
     else:
-        tokenizer = _train_tokenizer(settings, kept)
-        model = _build_model(settings, overrides, tokenizer)
+        tokenizers = _train_tokenizers(settings, kept)
+        model = _build_model(settings, overrides, tokenizers)
     # The model smooths its own loss, without the full logits that Trainer's smoother needs.
     model.config.label_smoothing = arguments.label_smoothing_factor
     arguments.label_smoothing_factor = 0.0
 
     pairs = partial(_read_kept, text, rules) if settings.streaming else kept
     trainer, truncated = _build_trainer(
-        settings, arguments, model, tokenizer, pairs, validation_pairs
+        settings, arguments, model, tokenizers, pairs, validation_pairs
     )
     folder = Path(arguments.output_dir)
     say = PartialState().print
@@ -145,13 +145,13 @@ def train(settings: TrainSettings, arguments: Seq2SeqTrainingArguments) -> Path:
             arguments,
             **counts,
             dropped_pairs=filtered.dropped,
-            target_languages=list(language_tags(tokenizer)),
+            target_languages=list(language_tags(tokenizers.source)),
             parameters=model.num_parameters(),
             updates=trainer.state.global_step,
             weights=outcome.weights,
             minutes=round((time.monotonic() - started) / 60, 1),
         )
-        _save(trainer, tokenizer, run, outcome, folder)
+        _save(trainer, run, outcome, folder)
     say(f"The model is in {folder}")
     if interrupt:
         raise interrupt
@@ -211,24 +211,39 @@ def _read_kept(text: ParallelText, rules: Mapping[str, Rule]) -> Iterator[tuple[
             yield source, target
 
 
-def _train_tokenizer(settings: TrainSettings, pairs: Dataset) -> VanillaTransformerTokenizer:
-    """Learns the joint vocabulary; every process learns the same one."""
-    return VanillaTransformerTokenizer.train(
-        (text for column in ("source", "target") for text in pairs[column]),
-        vocab_size=settings.vocab_size,
-        kind=settings.tokenizer_kind,
-        pretokenized=settings.pretokenized,
-        target_languages=sorted(set(pairs["tag"])) if settings.tag_column else (),
-    )
+def _train_tokenizers(settings: TrainSettings, pairs: Dataset) -> TokenizerPair:
+    """Learns a joint vocabulary, or one of each side; every process learns the same."""
+
+    def learn(
+        columns: Sequence[str], vocab_size: int, languages: Sequence[str]
+    ) -> VanillaTransformerTokenizer:
+        return VanillaTransformerTokenizer.train(
+            (text for column in columns for text in pairs[column]),
+            vocab_size=vocab_size,
+            kind=settings.tokenizer_kind,
+            pretokenized=settings.pretokenized,
+            target_languages=languages,
+        )
+
+    # Tags stand in front of sources.
+    languages = sorted(set(pairs["tag"])) if settings.tag_column else []
+    if settings.separate_vocabularies:
+        return TokenizerPair(
+            learn(["source"], settings.vocab_size, languages),
+            learn(["target"], settings.target_vocab_size or settings.vocab_size, []),
+        )
+    return TokenizerPair.joint(learn(["source", "target"], settings.vocab_size, languages))
 
 
 def _build_model(
-    settings: TrainSettings, overrides: dict[str, Any], tokenizer: PreTrainedTokenizerBase
+    settings: TrainSettings, overrides: dict[str, Any], tokenizers: TokenizerPair
 ) -> VanillaTransformerForConditionalGeneration:
-    config = VanillaTransformerConfig(
-        **{**PRESETS[settings.preset].config(), **overrides}, vocab_size=len(tokenizer)
-    )
-    model = VanillaTransformerForConditionalGeneration(config)
+    fields: dict[str, Any] = {**PRESETS[settings.preset].config(), **overrides}
+    fields["vocab_size"] = len(tokenizers.source)
+    if not tokenizers.is_joint:
+        fields["share_encoder_decoder_embeddings"] = False
+        fields["decoder_vocab_size"] = len(tokenizers.target)
+    model = VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(**fields))
     model.generation_config.update(
         num_beams=NUM_BEAMS,
         length_penalty=LENGTH_PENALTY,
@@ -242,7 +257,7 @@ def _build_trainer(
     settings: TrainSettings,
     arguments: Seq2SeqTrainingArguments,
     model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizers: TokenizerPair,
     train_pairs: Dataset | Callable[[], Iterator[tuple[str, str]]],
     validation_pairs: Dataset | None,
 ) -> tuple["TokenBatchTrainer", int]:
@@ -261,27 +276,27 @@ def _build_trainer(
     if callable(train_pairs):
         train_set = TokenBatchStream(
             train_pairs,
-            tokenizer,
+            tokenizers,
             max_length=settings.max_length,
             buffer_size=settings.shuffle_buffer,
             **share,
         )
         truncated = train_set.truncated_pairs
     else:
-        train_set, lengths, truncated = _tokenize(settings, arguments, train_pairs, tokenizer)
+        train_set, lengths, truncated = _tokenize(settings, arguments, train_pairs, tokenizers)
         sampler = TokenBatchSampler(lengths, **share)
     validation_set = score = None
     if validation_pairs is not None:
         if settings.max_validation_pairs is not None:
             validation_pairs = validation_pairs.take(settings.max_validation_pairs)
         validation_set, _ = tokenize_pairs(
-            validation_pairs, tokenizer, max_length=settings.max_length
+            validation_pairs, tokenizers, max_length=settings.max_length
         )
         # Sources of like length are generated together, which saves steps.
         source_lengths = pair_lengths(validation_set)[:, 0]
         validation_set = validation_set.select(np.argsort(-source_lengths, kind="stable"))
         score = scorer(
-            tokenizer,
+            tokenizers.target,
             list(validation_set["target"]),
             settings.bleu_tokenize,
             settings.metrics,
@@ -290,13 +305,12 @@ def _build_trainer(
             arguments.generation_max_length = 1 + int(source_lengths.max()) + MAX_EXTRA_TOKENS
     trainer = TokenBatchTrainer(
         sampler,
+        tokenizers,
         settings.r_drop,
         model=model,
         args=arguments,
-        data_collator=DataCollatorForSeq2Seq(tokenizer),
         train_dataset=train_set,
         eval_dataset=validation_set,
-        processing_class=tokenizer,
         compute_metrics=score if arguments.predict_with_generate else None,
     )
     trainer.add_callback(JsonLinesLog(Path(arguments.output_dir) / LOG_FILE))
@@ -309,14 +323,14 @@ def _tokenize(
     settings: TrainSettings,
     arguments: Seq2SeqTrainingArguments,
     pairs: Dataset,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizers: TokenizerPair,
 ) -> tuple[Dataset | SegmentedPairs, Lengths | Callable[[int], Lengths], int]:
     """Token ids of the training pairs, their lengths, and how many of them were cut off.
 
     Under BPE-dropout ids and lengths are those of an epoch.
     """
     if not settings.bpe_dropout:
-        tokenized, truncated = tokenize_pairs(pairs, tokenizer, max_length=settings.max_length)
+        tokenized, truncated = tokenize_pairs(pairs, tokenizers, max_length=settings.max_length)
         return tokenized.select_columns(["input_ids", "labels"]), pair_lengths(tokenized), truncated
     if arguments.dataloader_persistent_workers:
         raise ValueError(
@@ -324,7 +338,7 @@ def _tokenize(
             "first one. Leave --dataloader_persistent_workers out."
         )
     drawn = SegmentedPairs(
-        tokenizer,
+        tokenizers,
         pairs["source"][:],
         pairs["target"][:],
         rate=settings.bpe_dropout,
@@ -337,7 +351,6 @@ def _tokenize(
 
 def _save(
     trainer: TokenBatchTrainer,
-    tokenizer: PreTrainedTokenizerBase,
     run: dict[str, Any],
     outcome: Outcome,
     folder: Path,
@@ -346,10 +359,14 @@ def _save(
     with tempfile.TemporaryDirectory(dir=folder, prefix=".saving-") as name:
         unfinished = Path(name)
         trainer.accelerator.unwrap_model(trainer.model).save_pretrained(unfinished)
-        tokenizer.save_pretrained(unfinished)
+        trainer.tokenizers.save_pretrained(unfinished)
         write_lines(unfinished / RUN_FILE, [json.dumps(run, indent=2)])
-        for file in unfinished.iterdir():
-            file.replace(folder / file.name)
+        for file in sorted(unfinished.rglob("*")):
+            place = folder / file.relative_to(unfinished)
+            if file.is_dir():
+                place.mkdir(exist_ok=True)
+            else:
+                file.replace(place)
     # A loss alone is no result for the card.
     if outcome.scores and trainer.compute_metrics:
         search = {"search": f"greedy, {outcome.weights}"}

@@ -15,7 +15,6 @@ from typing import Any, Literal, Self, cast
 import torch
 from transformers import (
     AutoModelForSeq2SeqLM,
-    AutoTokenizer,
     GenerationConfig,
     Pipeline,
     PreTrainedModel,
@@ -29,6 +28,7 @@ from vanilla_transformer.bayes_risk import rank_by_utility
 from vanilla_transformer.engines import Engine, Hypothesis, Search, TorchEngine
 from vanilla_transformer.segments import Piece, cut_into_pieces
 from vanilla_transformer.tokenization_vanilla_transformer import language_prefix
+from vanilla_transformer.tokenizer_pair import TokenizerPair, has_target_vocabulary
 
 # Lines that are sorted by length together: so many, or so many that hold this many characters.
 # Results come in order, so none waits for much more.
@@ -80,7 +80,9 @@ class Translator:
 
     Args:
         model: A sequence-to-sequence model in any dtype, on any device; or an engine.
-        tokenizer: A fast tokenizer, of both sides.
+        tokenizer: A fast tokenizer.
+        target_tokenizer: Of what the model writes, where that has a vocabulary of its own; None:
+            `tokenizer`.
         target_language: To translate into, for a model of several directions. Its tag counts as a
             token of each source.
         generation_config: Where defaults come from; None: the model's.
@@ -104,8 +106,8 @@ class Translator:
         details: Whether tokens, their scores and alignments are wanted; engine `torch` only.
 
     Raises:
-        ValueError: If settings are out of range or do not go together, or the target language is
-            none of the model's.
+        ValueError: If settings are out of range or do not go together, the target language is none
+            of the model's, or the tokenizer of its target is missing.
     """
 
     def __init__(
@@ -113,6 +115,7 @@ class Translator:
         model: PreTrainedModel | Engine,
         tokenizer: PreTrainedTokenizerBase,
         *,
+        target_tokenizer: PreTrainedTokenizerBase | None = None,
         target_language: str | None = None,
         generation_config: GenerationConfig | None = None,
         num_beams: int | None = None,
@@ -134,7 +137,9 @@ class Translator:
             generation_config = generation_config or model.generation_config
             model = TorchEngine(model)
         self.engine: Engine = model
-        self.tokenizer = tokenizer
+        if target_tokenizer is None:
+            target_tokenizer = tokenizer
+        self.tokenizers = TokenizerPair(tokenizer, target_tokenizer)
         self.source_prefix = language_prefix(tokenizer, target_language)
         config = generation_config or GenerationConfig()
         # A fresh model's config leaves both open; the last values are those of `generate`.
@@ -167,6 +172,14 @@ class Translator:
                 f"`mbr_candidates` must be 0 or at least `num_hypotheses`, got {mbr_candidates} "
                 f"and {self.num_hypotheses}."
             )
+        if isinstance(self.engine, TorchEngine) and self.tokenizers.is_joint:
+            config = self.engine.model.config
+            if has_target_vocabulary(config.to_dict()):
+                faults.append(
+                    "`target_tokenizer` must be the one of the model's own target vocabulary, of "
+                    f"{config.decoder_vocab_size} tokens, got none. Give it, or let "
+                    "`from_pretrained` load both."
+                )
         shortest = 2 + len(self.source_prefix)
         if self.max_source_length < shortest:
             faults.append(
@@ -208,7 +221,8 @@ class Translator:
         if settings.get("max_source_length") is None:
             settings["max_source_length"] = _training_length(names[0])
         loading = {"trust_remote_code": trust_remote_code}
-        tokenizer = _common_tokenizer(names, **loading)
+        tokenizers = _common_tokenizers(names, **loading)
+        settings["target_tokenizer"] = tokenizers.target
         if engine == "torch":
             device = torch.accelerator.current_accelerator(check_available=True) or "cpu"
             models = [
@@ -216,7 +230,9 @@ class Translator:
                 for name in names
             ]
             config = models[0].generation_config
-            return cls(TorchEngine(*models), tokenizer, generation_config=config, **settings)
+            return cls(
+                TorchEngine(*models), tokenizers.source, generation_config=config, **settings
+            )
         if len(names) > 1:
             raise ValueError(
                 f"The engine 'ctranslate2' takes one model, got {len(names)}: {', '.join(names)}. "
@@ -226,7 +242,17 @@ class Translator:
 
         searcher = CTranslate2Engine(names[0], compute_type="default" if dtype == "auto" else dtype)
         config = GenerationConfig.from_pretrained(names[0])
-        return cls(searcher, tokenizer, generation_config=config, **settings)
+        return cls(searcher, tokenizers.source, generation_config=config, **settings)
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """Tokenizer of what the model reads."""
+        return self.tokenizers.source
+
+    @property
+    def target_tokenizer(self) -> PreTrainedTokenizerBase:
+        """Tokenizer of what it writes."""
+        return self.tokenizers.target
 
     @property
     def search(self) -> str:
@@ -274,7 +300,7 @@ class Translator:
         self, window: list[tuple[str, str]], first_line: int
     ) -> Iterator[Translation]:
         pieces = cut_into_pieces(
-            window, self.tokenizer, self.max_source_length, first_line, self.source_prefix
+            window, self.tokenizers, self.max_source_length, first_line, self.source_prefix
         )
         found: dict[int, dict[int, list[Translation]]] = defaultdict(dict)
         for batch in self._batches(pieces):
@@ -318,7 +344,7 @@ class Translator:
         prefixes = [piece.prefix for piece in batch]
         found = self.engine.translate_batch(sources, prefixes, limits, self.settings)
         decoded = iter(
-            self.tokenizer.batch_decode(
+            self.tokenizers.target.batch_decode(
                 [hypothesis.tokens for hypotheses in found for hypothesis in hypotheses],
                 skip_special_tokens=True,
             )
@@ -357,13 +383,14 @@ class Translator:
         engine = cast(TorchEngine, self.engine)
         targets = list(map(engine.ended, hypotheses))
         passes = zip(targets, engine.force(sources, targets, align=True), strict=True)
-        spell = self.tokenizer.convert_ids_to_tokens
+        spell_source = self.tokenizers.source.convert_ids_to_tokens
+        spell_target = self.tokenizers.target.convert_ids_to_tokens
         return [
             [
                 replace(
                     translation,
-                    source_tokens=tuple(spell(source)),
-                    tokens=tuple(spell(target)),
+                    source_tokens=tuple(spell_source(source)),
+                    tokens=tuple(spell_target(target)),
                     token_scores=tuple(forced.log_probs),
                     alignment=tuple(
                         (forced.alignment[place], place)
@@ -380,21 +407,21 @@ def _first_given(*values: Any) -> Any:
     return next(value for value in values if value is not None)
 
 
-def _common_tokenizer(names: list[str], **loading: Any) -> PreTrainedTokenizerBase:
-    """The tokenizer that all models have.
+def _common_tokenizers(names: list[str], **loading: Any) -> TokenizerPair:
+    """The tokenizers that all models have.
 
     Raises:
         ValueError: If they have different ones.
     """
-    tokenizers = [AutoTokenizer.from_pretrained(name, **loading) for name in names]
-    contents = [tokenizer.backend_tokenizer.to_str() for tokenizer in tokenizers]
-    for name, content in zip(names, contents, strict=True):
-        if content != contents[0]:
+    pairs = [TokenizerPair.from_pretrained(name, **loading) for name in names]
+    contents = pairs[0].contents
+    for name, pair in zip(names, pairs, strict=True):
+        if pair.contents != contents:
             raise ValueError(
                 f"The models of an ensemble must share one tokenizer, got another one in {name!r} "
                 f"than in {names[0]!r}. Train them with the same tokenizer."
             )
-    return tokenizers[0]
+    return pairs[0]
 
 
 def _training_length(model_name_or_path: str) -> int | None:
@@ -468,6 +495,10 @@ class TranslationPipeline(Pipeline):
     Settings of `Translator` may be given when it is made or when it is called.
     """
 
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.tokenizers = TokenizerPair.of_model(self.model, self.tokenizer)
+
     def __call__(self, inputs: str | Iterable[str], **settings: Any) -> list[dict[str, str]]:
         """One dict for each line, as Transformers' former translation pipeline gave them."""
         settings = {**self._forward_params, **settings}
@@ -481,6 +512,7 @@ class TranslationPipeline(Pipeline):
         return [input_] if isinstance(input_, str) else input_
 
     def _forward(self, input_tensors: Iterable[str], **settings: Any) -> Iterator[Translation]:
+        settings["target_tokenizer"] = self.tokenizers.target
         return Translator(self.model, self.tokenizer, **settings).translate(input_tensors)
 
     def postprocess(self, model_outputs: Iterator[Translation], **_: Any) -> list[dict[str, str]]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from transformers.hf_argparser import HfArgumentParser
 
+from vanilla_transformer_cli.attention import attention
 from vanilla_transformer_cli.evaluate import evaluate
 from vanilla_transformer_cli.export import export
 from vanilla_transformer_cli.lines import plan_translation
@@ -284,4 +285,5 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "evaluate": evaluate,
     "push": push,
     "export": export,
+    "attention": attention,
 }

@@ -157,11 +157,19 @@ class TrainSettings:
         "tokenizer's options then do not apply."
     )
     tokenizer_kind: Literal["bpe", "unigram", "char", "word"] = option(
-        "Kind of the joint vocabulary that is trained on both sides of --train.", "bpe"
+        "Kind of the vocabulary that is trained on both sides of --train.", "bpe"
     )
     vocab_size: int = option(
         "Entries of the vocabulary, the 4 special and (bpe, unigram) 256 byte tokens included.",
         10_000,
+    )
+    separate_vocabularies: bool = option(
+        "Trains a vocabulary of each side and keeps two tokenizers: for sides that have nothing in "
+        "common, such as two scripts, or that need different sizes. Default: a joint one.",
+        False,
+    )
+    target_vocab_size: int | None = option(
+        "Entries of the target's vocabulary with --separate_vocabularies. Default: --vocab_size."
     )
     pretokenized: bool = option(
         "The text is already tokenised: blanks are its only token boundaries.", False
@@ -402,4 +410,60 @@ class ExportSettings:
         "random sequences of tokens."
     )
     force: bool = option("Replaces an earlier export at OUT.", False)
+    trust_remote_code: bool = option("Runs the code that lies in the model's folder.", False)
+
+
+@dataclass(frozen=True)
+class AttentionSettings:
+    """Settings of a look inside."""
+
+    model: str | None = option("Folder or Hub name of a model.")
+    output: str | None = option(
+        "File to write: .html, a page on which one chooses kind, layer and head; .png or .svg, a "
+        "picture of one of them. Default: attention.html; with --positions positions.svg. With "
+        "--alignments the file of the links. Default: standard output."
+    )
+    kind: Literal["cross", "encoder", "decoder"] = option(
+        "Attention to draw, or that the page shows first: the decoder's to the source, or the "
+        "self-attention of encoder or decoder.",
+        "cross",
+    )
+    layer: int | None = option(
+        "Layer to draw, or that the page shows first, counted from 1. Default: the last but one, "
+        "from which alignments are read."
+    )
+    head: int | None = option(
+        "Head to draw, or that the page shows first, counted from 1. Default: mean of all."
+    )
+    positions: int | None = option(
+        "Draws the encodings of so many positions, and nothing else.",
+    )
+    alignments: list[str] | None = option(
+        "Aligns the words of these files, source and target line by line, by the model's "
+        "cross-attention, and nothing else; without a target file, of the model's translations. "
+        "One line of links for each pair, such as 0-0 1-2: source and target, counted from 0.",
+        action="store",
+        nargs="+",
+        metavar="FILE",
+    )
+    units: list[str] | None = option(
+        "The files of --alignments once more, with blanks between what shall count as a word, "
+        "such as the words of a Chinese text.",
+        action="store",
+        nargs=2,
+        metavar=("SOURCE", "TARGET"),
+    )
+    gold: str | None = option(
+        "File with the right links of --alignments, sure ones as 0-0 and possible ones as 0?0. "
+        "Prints the alignment error rate, and the links only to --output."
+    )
+    target_language: str | None = option(
+        "Language to translate into, of a model that was trained with --tag_column."
+    )
+    num_beams: int | None = option(
+        "Width of the beam of the model's own translation; 1 is greedy. Default: the model's, 4."
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
+        "Of the weights while they are used; auto: as they were saved.", "auto"
+    )
     trust_remote_code: bool = option("Runs the code that lies in the model's folder.", False)

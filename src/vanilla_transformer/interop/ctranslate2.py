@@ -21,6 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 import vanilla_transformer  # noqa: F401  (registers the Auto classes)
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.interop import never_generated
+from vanilla_transformer.tokenizer_pair import TokenizerPair
 
 try:
     from ctranslate2.converters.transformers import (
@@ -114,27 +115,24 @@ class VanillaTransformerLoader(ModelLoader):
 
     def get_vocabulary(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-    ) -> list[str]:
-        """The token of each id.
+    ) -> tuple[list[str], list[str]]:
+        """The token of each id, of source and target.
 
         Raises:
-            ValueError: If the tokenizer has ids that the model has no row for.
+            ValueError: If a tokenizer has ids that the model has no row for.
         """
-        size = model.config.vocab_size
-        if len(tokenizer) > size:
-            raise ValueError(
-                f"The tokenizer must have at most the {size} tokens of the model's `vocab_size`, "
-                f"got {len(tokenizer)}. Give the tokenizer that the model was trained with, or "
-                "call `model.resize_token_embeddings(len(tokenizer))` and train on."
-            )
-        tokens: list[str] = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
-        # Rows that no token of the tokenizer has, of a vocabulary filled up to a round size.
-        return tokens + [f"<unused {token_id}>" for token_id in range(len(tokens), size)]
+        pair = TokenizerPair.of_model(model, tokenizer)
+        config = model.config
+        return (
+            _tokens(pair.source, config.vocab_size, "vocab_size"),
+            _tokens(pair.target, config.target_vocab_size, "target_vocab_size"),
+        )
 
-    def set_vocabulary(self, spec: TransformerSpec, tokens: list[str]) -> None:
-        """Both sides share one vocabulary."""
-        spec.register_source_vocabulary(tokens)
-        spec.register_target_vocabulary(tokens)
+    def set_vocabulary(self, spec: TransformerSpec, tokens: tuple[list[str], list[str]]) -> None:
+        """CTranslate2 writes one file where both sides have the same tokens."""
+        source, target = tokens
+        spec.register_source_vocabulary(source)
+        spec.register_target_vocabulary(target)
 
     def set_config(
         self, config: Any, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
@@ -151,6 +149,9 @@ class VanillaTransformerLoader(ModelLoader):
         longest = model.config.max_position_embeddings
         config.add_attribute("max_position_embeddings", longest)
         config.add_attribute("position_table_length", position_table_length(model.config))
+        # These tell `TokenizerPair` of a tokenizer of the target.
+        for name in ("share_encoder_decoder_embeddings", "decoder_vocab_size"):
+            config.add_attribute(name, getattr(model.config, name))
 
     def _set_stack(self, spec: Any, stack: Any) -> None:
         """Encoder or decoder: embedding, positions, layers and final norm."""
@@ -225,13 +226,30 @@ class VanillaTransformerLoader(ModelLoader):
 def convert(
     model_name_or_path: str, folder: Path, quantization: str, *, trust_remote_code: bool = False
 ) -> None:
-    """Writes model.bin, config.json and shared_vocabulary.json, replacing what is at `folder`.
+    """Writes model.bin, config.json and the vocabularies, replacing what is at `folder`.
 
     Raises:
         ValueError: If CTranslate2's specification cannot hold the model.
     """
     converter = TransformersConverter(model_name_or_path, trust_remote_code=trust_remote_code)
     converter.convert(str(folder), quantization=quantization, force=True)
+
+
+def _tokens(tokenizer: PreTrainedTokenizerBase, size: int, name: str) -> list[str]:
+    """The token of each of so many rows.
+
+    Raises:
+        ValueError: If the tokenizer has more.
+    """
+    if len(tokenizer) > size:
+        raise ValueError(
+            f"The tokenizer must have at most the {size} tokens of the model's `{name}`, got "
+            f"{len(tokenizer)}. Give the tokenizer that the model was trained with, or call "
+            "`model.resize_token_embeddings(len(tokenizer))` and train on."
+        )
+    tokens: list[str] = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+    # Rows that no token of the tokenizer has, of a vocabulary filled up to a round size.
+    return tokens + [f"<unused {token_id}>" for token_id in range(len(tokens), size)]
 
 
 def _end_tokens(model: PreTrainedModel) -> list[int]:

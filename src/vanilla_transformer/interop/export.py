@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     AutoModelForSeq2SeqLM,
-    AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -25,6 +24,7 @@ from vanilla_transformer.ctranslate2_engine import CTranslate2Engine
 from vanilla_transformer.engines import Search, TorchEngine
 from vanilla_transformer.interop import never_generated
 from vanilla_transformer.run_record import RUN_FILE
+from vanilla_transformer.tokenizer_pair import TokenizerPair
 
 if TYPE_CHECKING:
     from vanilla_transformer.interop.onnx import OnnxModel
@@ -97,8 +97,9 @@ def export_to_ctranslate2(
 ) -> Agreement:
     """Writes a folder for CTranslate2 and for `Translator(engine="ctranslate2")`.
 
-    It holds CTranslate2's model.bin, config.json and shared_vocabulary.json, the tokenizer's files,
-    generation_config.json and the record of the training run.
+    It holds CTranslate2's model.bin, config.json and vocabulary, the tokenizer's files, with those
+    of the target in target_tokenizer/ if it has one of its own, generation_config.json and the
+    record of the training run.
 
     Args:
         model_name_or_path: Folder or Hub name of the model.
@@ -119,13 +120,13 @@ def export_to_ctranslate2(
     from vanilla_transformer.interop.ctranslate2 import convert
 
     with _new_folder(output, force) as folder:
-        model, tokenizer = _load(model_name_or_path, trust_remote_code)
-        sources = _sample_sources(tokenizer, sample)
+        model, tokenizers = _load(model_name_or_path, trust_remote_code)
+        sources = _sample_sources(tokenizers.source, sample)
         for weights in dict.fromkeys(("float32", quantization)):
             convert(model_name_or_path, folder, weights, trust_remote_code=trust_remote_code)
             agreement = _compare_scores(model, CTranslate2Engine(folder, device="cpu"), sources)
             agreement.check(*_TOLERANCES.get(weights, _INTEGER_TOLERANCE))
-        _save_settings(model, tokenizer, folder)
+        _save_settings(model, tokenizers, folder)
     return agreement
 
 
@@ -139,8 +140,9 @@ def export_to_onnx(
 ) -> Agreement:
     """Writes a folder of ONNX graphs, for `vanilla_transformer.interop.onnx.OnnxModel` and others.
 
-    It holds the graphs with their weights, the tokenizer's files, generation_config.json and
-    the record of the training run.
+    It holds the graphs with their weights, the tokenizer's files, with those of the target in
+    target_tokenizer/ if it has one of its own, generation_config.json and the record of the
+    training run.
 
     Args:
         model_name_or_path: Folder or Hub name of the model.
@@ -160,10 +162,10 @@ def export_to_onnx(
 
     with _new_folder(output, force) as folder:
         folder.mkdir()
-        model, tokenizer = _load(model_name_or_path, trust_remote_code)
+        model, tokenizers = _load(model_name_or_path, trust_remote_code)
         export_onnx(model, folder)
-        _save_settings(model, tokenizer, folder)
-        sources = _sample_sources(tokenizer, sample)
+        _save_settings(model, tokenizers, folder)
+        sources = _sample_sources(tokenizers.source, sample)
         agreement = _compare_logits(model, OnnxModel(folder), sources)
         agreement.check(*_ONNX_TOLERANCE)
     return agreement
@@ -205,8 +207,8 @@ def _is_replaceable(folder: Path) -> bool:
 
 def _load(
     model_name_or_path: str, trust_remote_code: bool
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model in float32 and its tokenizer."""
+) -> tuple[PreTrainedModel, TokenizerPair]:
+    """The model in float32 and its tokenizers."""
     model = AutoModelForSeq2SeqLM.from_pretrained(
         model_name_or_path,
         dtype=torch.float32,
@@ -214,17 +216,13 @@ def _load(
         attn_implementation="eager",
         trust_remote_code=trust_remote_code,
     )
-    tokenizer = AutoTokenizer.from_pretrained(
-        model_name_or_path, trust_remote_code=trust_remote_code
-    )
-    return model.eval(), tokenizer
+    loading = {"trust_remote_code": trust_remote_code}
+    return model.eval(), TokenizerPair.from_pretrained(model_name_or_path, **loading)
 
 
-def _save_settings(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path
-) -> None:
+def _save_settings(model: PreTrainedModel, tokenizers: TokenizerPair, folder: Path) -> None:
     """What a Translator needs beside the weights; the record tells where training cut lines."""
-    tokenizer.save_pretrained(folder)
+    tokenizers.save_pretrained(folder)
     model.generation_config.save_pretrained(folder)
     record = cached_file(
         model.name_or_path,

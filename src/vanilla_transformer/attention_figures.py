@@ -1,0 +1,236 @@
+"""Attention maps and positional encodings as pictures, drawn by matplotlib (the extra `plot`)."""
+
+from __future__ import annotations
+
+import logging
+import os
+import unicodedata
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from vanilla_transformer.attention_maps import AttentionMap
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+logger = logging.getLogger(__name__)
+
+RIGHT_TO_LEFT_MARK = "\u200f"
+
+FORMATS = ("png", "svg")
+
+# Inches of a cell with room for its label, and of a picture that shrinks its cells.
+_CELL = 0.26
+_LONGEST_SIDE = 24.0
+_MARGIN = 1.6
+# Characters that fit above a column; Chinese is not read lying on its side.
+_SHORT_LABEL = 2
+
+
+def plot_attention(
+    attention: AttentionMap, path: Path, *, layer: int | None = None, head: int | None = None
+) -> Path:
+    """Draws the weights of a layer and a head, or the mean of its heads.
+
+    Args:
+        attention: The weights of one kind.
+        path: Picture to write, .png or .svg. The text of an .svg stays text, and is drawn in the
+            fonts of who looks at it.
+        layer: Counted from 1; None: the one that alignments are read from.
+        head: Counted from 1; None: mean.
+
+    Returns:
+        The path.
+
+    Raises:
+        ImportError: If matplotlib is not installed; tells how to install it.
+        ValueError: If there is no such layer or head, or the path ends otherwise.
+    """
+    check_format(path)
+    weights = attention.select(layer, head)
+    rows, columns = weights.shape
+    cell = min(_CELL, _LONGEST_SIDE / max(rows, columns))
+    figure = _figure(columns * cell + _MARGIN + 1, rows * cell + _MARGIN)
+    axes = figure.subplots()
+    lowest = float(weights.min())
+    # Learned mixing of heads makes negative weights too: white is 0 then as well.
+    largest = float(weights.abs().max())
+    image = axes.imshow(
+        weights.numpy(),
+        cmap="Blues" if lowest >= 0 else "RdBu",
+        vmin=0 if lowest >= 0 else -largest,
+        vmax=largest,
+    )
+    axes.xaxis.tick_top()
+    spell = _directed if path.suffix == ".svg" else str
+    axes.set_xticks(range(columns), map(spell, attention.columns))
+    axes.set_yticks(range(rows), map(spell, attention.rows))
+    fonts = _fonts([*attention.rows, *attention.columns], path)
+    for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
+        # A dollar is a dollar.
+        label.set_parse_math(False)
+        label.set_fontfamily(fonts)
+        label.set_fontsize(min(10.0, 60 * cell))
+    for label, token in zip(axes.get_xticklabels(), attention.columns, strict=True):
+        label.set_rotation(90 if len(token) > _SHORT_LABEL else 0)
+    axes.tick_params(length=0)
+    axes.set_frame_on(False)
+    axes.set_xlabel(
+        "source" if attention.kind != "decoder" else "read so far", loc="left", color="gray"
+    )
+    axes.set_ylabel("source" if attention.kind == "encoder" else "written", loc="top", color="gray")
+    figure.suptitle(attention.title(layer, head), fontsize=10, parse_math=False)
+    figure.colorbar(image, shrink=min(1.0, 2 / (rows * cell)), aspect=12).outline.set_visible(False)
+    return _save(figure, path)
+
+
+def plot_positions(model: PreTrainedModel, path: Path, positions: int) -> Path:
+    """Draws what a model adds to the embeddings of the first positions of a source.
+
+    Args:
+        model: One of ours.
+        path: Picture to write, .png or .svg.
+        positions: How many.
+
+    Returns:
+        The path.
+
+    Raises:
+        ImportError: If matplotlib is not installed; tells how to install it.
+        ValueError: If the model has fewer positions, or the path ends otherwise.
+    """
+    check_format(path)
+    if positions < 1:
+        raise ValueError(f"`positions` must be at least 1, got {positions}.")
+    encodings = position_encodings(model, positions)
+    figure = _figure(7.0, 4.5)
+    axes = figure.subplots()
+    largest = float(encodings.abs().max())
+    image = axes.imshow(
+        encodings.numpy(),
+        cmap="RdBu",
+        vmin=-largest,
+        vmax=largest,
+        aspect="auto",
+        # Columns that share a pixel must not be left out.
+        interpolation="antialiased",
+    )
+    axes.set_xlabel("dimension of the model")
+    axes.set_ylabel("position")
+    axes.set_title(f"positional encodings, {model.config.position_embedding_type}", fontsize=10)
+    figure.colorbar(image).outline.set_visible(False)
+    return _save(figure, path)
+
+
+@torch.inference_mode()
+def position_encodings(model: PreTrainedModel, positions: int) -> Tensor:
+    """Encodings of the first positions of a source, `[positions, D]`."""
+    position_ids = torch.arange(positions, device=model.device)[None]
+    encodings: Tensor = model.get_encoder().embed_positions(position_ids, torch.float32)
+    return encodings[0].cpu()
+
+
+def check_format(path: Path) -> None:
+    """Refuses a picture in a format that we do not write.
+
+    Raises:
+        ValueError: If the path ends otherwise than a picture.
+    """
+    if path.suffix[1:] not in FORMATS:
+        raise ValueError(f"A picture must be a .png or .svg file, got {path.name!r}.")
+
+
+def _figure(width: float, height: float) -> Figure:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            "Pictures are drawn by matplotlib: pip install 'vanilla-transformer[plot]'"
+        ) from error
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _save(figure: Figure, path: Path) -> Path:
+    """Writes a picture; a reader sees the old file or all of the new one."""
+    from matplotlib import rc_context
+
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    is_svg = path.suffix == ".svg"
+    try:
+        with (
+            # Without a salt and with a date, the same picture would never be the same file.
+            rc_context({"svg.fonttype": "none", "svg.hashsalt": path.stem}),
+            warnings.catch_warnings(),
+        ):
+            # `_fonts` has told what is missing.
+            warnings.filterwarnings("ignore", message="Glyph .* missing from")
+            figure.savefig(
+                temporary,
+                format=path.suffix[1:],
+                dpi=160,
+                metadata={"Date": None} if is_svg else None,
+            )
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
+
+
+def _directed(text: str) -> str:
+    """Puts a mark in front of Arabic, Hebrew and so on, since SVG text runs left to right else."""
+    is_right_to_left = any(
+        unicodedata.bidirectional(character) in ("R", "AL") for character in text
+    )
+    return RIGHT_TO_LEFT_MARK + text if is_right_to_left else text
+
+
+def _fonts(labels: list[str], path: Path) -> list[str]:
+    """Names of fonts that have all characters of the labels, if such are installed.
+
+    Matplotlib's own font comes first; of the others, each adds the most of what is missing still.
+    An .svg is drawn in the fonts of its viewer, and needs none.
+    """
+    from matplotlib.font_manager import FontProperties, findSystemFonts, fontManager, get_font
+
+    fonts = ["DejaVu Sans"]
+    own = fontManager.findfont(fonts[0])
+    missing = {ord(character) for label in labels for character in label}
+    missing -= get_font(own).get_charmap().keys()
+    if path.suffix == ".svg":
+        return [*fonts, "sans-serif"]
+    if not missing:
+        return fonts
+    coverage = {file: _characters(file) & missing for file in sorted(findSystemFonts())}
+    while missing and coverage:
+        best = max(coverage, key=lambda file: len(coverage[file] & missing))
+        if not coverage[best] & missing:
+            break
+        # What was installed after matplotlib's cache was made is not known to it yet.
+        fontManager.addfont(best)
+        fonts.append(FontProperties(fname=best).get_name())
+        missing -= coverage[best]
+    if missing:
+        logger.warning(
+            "No installed font has the characters %s: the picture shows boxes for them. Install "
+            "one that has (such as those of the Noto family), or write .svg or .html, which is "
+            "drawn in the fonts of who looks at it.",
+            " ".join(map(chr, sorted(missing))),
+        )
+    return fonts
+
+
+def _characters(file: str) -> set[int]:
+    """Characters that a font can draw in outlines."""
+    from matplotlib.font_manager import get_font
+
+    try:
+        font = get_font(file)
+    except (RuntimeError, OSError):
+        # No font that matplotlib can read, such as one of coloured bitmaps.
+        return set()
+    return set(font.get_charmap()) if font.scalable else set()

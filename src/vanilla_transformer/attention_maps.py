@@ -1,0 +1,254 @@
+"""What a model looks at: the attention weights of one pair, with tokens that people can read.
+
+Pictures are made of them by `attention_figures`, a page to browse by `attention_page`.
+"""
+
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Literal, get_args
+
+import torch
+from tokenizers import decoders
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from vanilla_transformer.alignments import encode_source, encode_target
+from vanilla_transformer.engines import TorchEngine, aligned_layer
+from vanilla_transformer.translation import Translator
+
+Kind = Literal["encoder", "decoder", "cross"]
+
+TITLES: dict[Kind, str] = {
+    "encoder": "encoder self-attention",
+    "decoder": "decoder self-attention",
+    "cross": "cross-attention",
+}
+
+BLANK = "␣"
+# Joiners shape the characters beside them.
+_JOINERS = "\u200c\u200d"
+_LONGEST_CHARACTER = 4
+
+
+@dataclass(frozen=True)
+class AttentionMap:
+    """The weights of one kind of attention.
+
+    Attributes:
+        kind: "encoder", "decoder" or "cross".
+        rows: Tokens that look: of the source, or those that the decoder writes.
+        columns: Tokens that are looked at: of the source, or those that the decoder has read
+            (`<s>`, and what it wrote).
+        weights: `[layers, H, rows, columns]`, those that the values are summed with.
+        sums_to_one: Whether each row does. Heads that talk after the softmax need not.
+    """
+
+    kind: Kind
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    weights: Tensor
+    sums_to_one: bool
+
+    @property
+    def default_layer(self) -> int:
+        """Layer, counted from 1, that alignments would be read from; see `TorchEngine.force`."""
+        return aligned_layer(len(self.weights)) + 1
+
+    def select(self, layer: int | None = None, head: int | None = None) -> Tensor:
+        """Weights of a layer and a head, or mean of its heads, `[rows, columns]`.
+
+        Args:
+            layer: Counted from 1; None: `default_layer`.
+            head: Counted from 1; None: mean.
+
+        Raises:
+            ValueError: If there is no such layer or head.
+        """
+        layers, heads = self.weights.shape[:2]
+        layer = self.default_layer if layer is None else layer
+        faults = [
+            f"`{name}` must be between 1 and {last} in this model's {TITLES[self.kind]}, got "
+            f"{value}."
+            for name, value, last in (("layer", layer, layers), ("head", head, heads))
+            if value is not None and not 1 <= value <= last
+        ]
+        if faults:
+            raise ValueError("\n".join(faults))
+        weights = self.weights[layer - 1]
+        return weights.mean(0) if head is None else weights[head - 1]
+
+    def title(self, layer: int | None = None, head: int | None = None) -> str:
+        """What `select` gives, in words."""
+        layers, heads = self.weights.shape[:2]
+        which = f"mean of {heads} heads" if head is None else f"head {head} of {heads}"
+        note = "" if self.sums_to_one else "\ntalking heads: rows need not sum to 1"
+        layer = self.default_layer if layer is None else layer
+        return f"{TITLES[self.kind]}, layer {layer} of {layers}, {which}{note}"
+
+
+@dataclass(frozen=True)
+class AttentionMaps:
+    """The attention of a model that reads one pair.
+
+    Attributes:
+        source: Text.
+        target: Text.
+        encoder: Self-attention of the encoder.
+        decoder: Self-attention of the decoder.
+        cross: Attention of the decoder to the source.
+    """
+
+    source: str
+    target: str
+    encoder: AttentionMap
+    decoder: AttentionMap
+    cross: AttentionMap
+
+    def of_kind(self, kind: str) -> AttentionMap:
+        """One of the three.
+
+        Raises:
+            ValueError: If there is no such kind.
+        """
+        if kind not in get_args(Kind):
+            raise ValueError(f"`kind` must be one of {', '.join(get_args(Kind))}, got {kind!r}.")
+        found: AttentionMap = getattr(self, kind)
+        return found
+
+
+@torch.inference_mode()
+def read_attention(translator: Translator, source: str, target: str | None = None) -> AttentionMaps:
+    """Weights of all layers and heads, from one pass over a pair; nothing is searched in it.
+
+    Args:
+        translator: With one model and the engine of torch, whatever its kernels are.
+        source: Text, read whole however long it is.
+        target: Its translation; None: the best one that the translator's search finds, in the
+            tokens that it found.
+
+    Raises:
+        ValueError: If the translator has several models, or another engine.
+    """
+    engine = translator.engine
+    if not isinstance(engine, TorchEngine) or len(engine.models) > 1:
+        got = type(engine).__name__
+        if isinstance(engine, TorchEngine):
+            got = f"{len(engine.models)} models"
+        raise ValueError(f"Attention is read from one model, with the engine 'torch', got {got}.")
+    source_ids = translator.source_prefix + encode_source(translator, source)["input_ids"]
+    if target is None:
+        target_ids = _translate(translator, engine, source_ids)
+    else:
+        target_ids = encode_target(translator, target)["input_ids"]
+    model = engine.model
+    read_ids = [model.generation_config.decoder_start_token_id, *target_ids[:-1]]
+    output = model(
+        input_ids=torch.tensor([source_ids], device=model.device),
+        decoder_input_ids=torch.tensor([read_ids], device=model.device),
+        use_cache=False,
+        output_attentions=True,
+    )
+    spoken = translator.target_tokenizer
+    heard = token_labels(translator.tokenizer, source_ids)
+    read, written = token_labels(spoken, read_ids), token_labels(spoken, target_ids)
+    # Learned weights applied behind the softmax may be anything.
+    sums_to_one = getattr(model.config, "talking_heads", None) not in ("weights", "both")
+    return AttentionMaps(
+        source=source,
+        target=spoken.decode(target_ids, skip_special_tokens=True),
+        encoder=AttentionMap(
+            "encoder", heard, heard, _stack(output.encoder_attentions), sums_to_one
+        ),
+        decoder=AttentionMap(
+            "decoder", written, read, _stack(output.decoder_attentions), sums_to_one
+        ),
+        cross=AttentionMap("cross", written, heard, _stack(output.cross_attentions), sums_to_one),
+    )
+
+
+def _translate(translator: Translator, engine: TorchEngine, source_ids: list[int]) -> list[int]:
+    search = replace(translator.settings, return_scores=False)
+    limit = len(source_ids) + translator.max_extra_tokens
+    ((best, *_),) = engine.translate_batch([source_ids], [[]], [limit], search)
+    return engine.ended(best)
+
+
+def _stack(attentions: tuple[Tensor, ...]) -> Tensor:
+    """Weights of the only row of a batch, `[layers, H, Q, K]`."""
+    return torch.stack([weights[0] for weights in attentions]).float().cpu()
+
+
+def token_labels(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> tuple[str, ...]:
+    r"""Tokens as people can read them, one for each id.
+
+    Blanks are drawn as ␣. Bytes that are a character together are called by it, with their number,
+    such as `é 1/2`. Other invisible characters are spelled as Python does, such as `\t`.
+
+    Args:
+        tokenizer: That the ids are of.
+        ids: Of one text.
+    """
+    tokens = tokenizer.convert_ids_to_tokens(list(ids))
+    in_bytes = isinstance(tokenizer.backend_tokenizer.decoder, decoders.ByteLevel)
+    special = set(tokenizer.all_special_tokens)
+    contents = [
+        None if token in special else _content(token, in_bytes=in_bytes) for token in tokens
+    ]
+    labels: list[str] = []
+    while (place := len(labels)) < len(tokens):
+        if contents[place] is None:
+            # SentencePiece has its own mark for a blank.
+            labels.append(_readable(tokens[place].replace("▁", " ")))
+        else:
+            text, count = _first_characters(contents[place : place + _LONGEST_CHARACTER])
+            parts = [f"{text} {number}/{count}" for number in range(1, count + 1)]
+            labels += parts if count > 1 else [text or tokens[place]]
+    return tuple(labels)
+
+
+def _first_characters(contents: list[bytes | None]) -> tuple[str, int]:
+    """What the first few tokens spell together, and how few suffice; nothing if they are broken."""
+    spelled = b""
+    for count, content in enumerate(contents, start=1):
+        if content is None:
+            break
+        spelled += content
+        try:
+            return _readable(spelled.decode()), count
+        except UnicodeDecodeError:
+            continue
+    return "", 1
+
+
+def _content(token: str, *, in_bytes: bool) -> bytes | None:
+    """Bytes that a token spells; None for one that is text."""
+    if in_bytes:
+        return bytes(map(_byte_of_character().__getitem__, token))
+    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+        return bytes.fromhex(token[3:5])
+    return None
+
+
+@cache
+def _byte_of_character() -> dict[str, int]:
+    """How GPT-2's vocabulary, and those like it, spell bytes."""
+    return {character: byte for byte, character in bytes_to_unicode().items()}
+
+
+def _readable(text: str) -> str:
+    if all(character in _JOINERS for character in text):
+        return ascii(text)[1:-1]
+    # A mark that would hang on the character before it gets a place of its own.
+    if unicodedata.category(text[0]).startswith("M"):
+        text = "◌" + text
+    return "".join(
+        BLANK
+        if character == " "
+        else character
+        if character.isprintable() or character in _JOINERS
+        else ascii(character)[1:-1]
+        for character in text
+    )

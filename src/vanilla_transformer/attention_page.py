@@ -1,0 +1,72 @@
+"""Attention maps as one HTML page to browse, which needs nothing but itself."""
+
+import json
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from vanilla_transformer.attention_maps import TITLES, AttentionMaps
+from vanilla_transformer.tokenization_vanilla_transformer import write_lines
+
+_TEMPLATE = "attention_page.html"
+_PLACE = ">DATA<"
+# Written so that no text ends the script that holds it.
+_ESCAPES = str.maketrans({character: f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"})
+_DIGITS = 4
+
+
+def write_attention_page(
+    maps: AttentionMaps,
+    path: Path,
+    *,
+    kind: str = "cross",
+    layer: int | None = None,
+    head: int | None = None,
+) -> Path:
+    """Writes a page on which one chooses kind, layer and head, and follows tokens.
+
+    Args:
+        maps: Of one pair. Weights are rounded to four digits.
+        path: Of the page.
+        kind: Shown first.
+        layer: Shown first, counted from 1; None: the one that alignments are read from.
+        head: Shown first, counted from 1; None: mean.
+
+    Returns:
+        The path.
+
+    Raises:
+        ValueError: If there is no such kind, layer or head.
+    """
+    first = maps.of_kind(kind)
+    first.select(layer, head)
+    content = {
+        "source": maps.source,
+        "target": maps.target,
+        "maps": [
+            {
+                "kind": one.kind,
+                "title": TITLES[one.kind],
+                "rows": one.rows,
+                "columns": one.columns,
+                "sums_to_one": one.sums_to_one,
+                "weights": _rounded(one.weights.tolist()),
+            }
+            for one in (maps.encoder, maps.decoder, maps.cross)
+        ],
+        "view": {
+            "kind": kind,
+            "layer": layer or first.default_layer,
+            "head": head or "mean",
+        },
+    }
+    data = json.dumps(content, ensure_ascii=False, separators=(",", ":")).translate(_ESCAPES)
+    template = files("vanilla_transformer").joinpath(_TEMPLATE).read_text(encoding="utf-8")
+    before, after = template.split(_PLACE)
+    return write_lines(path, [f"{before}>{data}<{after.rstrip()}"])
+
+
+def _rounded(weights: Any) -> Any:
+    if isinstance(weights, list):
+        return [_rounded(part) for part in weights]
+    return round(weights, _DIGITS)

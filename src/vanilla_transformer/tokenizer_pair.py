@@ -1,0 +1,147 @@
+"""The tokenizers of a model's two sides: one for both, or one for each."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import CONFIG_NAME, cached_file
+
+import vanilla_transformer  # noqa: F401  (registers the Auto classes)
+
+# Folder of the target's tokenizer inside that of a model; the source's lies beside the weights.
+TARGET_FOLDER = "target_tokenizer"
+TARGET_FILES = tuple(
+    f"{TARGET_FOLDER}/{name}" for name in ("tokenizer.json", "tokenizer_config.json")
+)
+
+# A config has one id of each for both sides.
+_COMMON_TOKENS = ("pad_token", "bos_token", "eos_token")
+
+
+@dataclass(frozen=True)
+class TokenizerPair:
+    """Tokenizers of what a model reads and of what it writes; of one vocabulary, the same one.
+
+    Attributes:
+        source: Knows the tags of target languages too.
+        target: Also of prefixes that an output is forced to begin with.
+
+    Raises:
+        ValueError: If `<pad>`, `<s>` or `</s>` have another id on the other side.
+    """
+
+    source: PreTrainedTokenizerBase
+    target: PreTrainedTokenizerBase
+
+    def __post_init__(self) -> None:
+        faults = [
+            f"{getattr(self.source, name)} is {ids[0]} and {ids[1]}"
+            for name in _COMMON_TOKENS
+            for ids in [[getattr(side, f"{name}_id") for side in (self.source, self.target)]]
+            if ids[0] != ids[1]
+        ]
+        if faults:
+            raise ValueError(
+                "The tokenizers of source and target must give special tokens the same ids, got: "
+                f"{', '.join(faults)}. Train both with `VanillaTransformerTokenizer.train`."
+            )
+
+    @classmethod
+    def joint(cls, tokenizer: PreTrainedTokenizerBase) -> Self:
+        """One tokenizer for both sides."""
+        return cls(tokenizer, tokenizer)
+
+    @classmethod
+    def from_pretrained(cls, model_name_or_path: str, **loading: Any) -> Self:
+        """The tokenizers of a saved model, from its folder or the Hub.
+
+        Args:
+            model_name_or_path: As for `AutoTokenizer`.
+            loading: Further arguments of it.
+
+        Raises:
+            ValueError: If the model's config has a vocabulary of the target and its tokenizer is
+                missing.
+        """
+        source = AutoTokenizer.from_pretrained(model_name_or_path, **loading)
+        file = _find(model_name_or_path, CONFIG_NAME)
+        config = json.loads(file.read_text(encoding="utf-8")) if file else {}
+        return cls._beside(source, config, model_name_or_path, **loading)
+
+    @classmethod
+    def of_model(cls, model: PreTrainedModel, source: PreTrainedTokenizerBase) -> Self:
+        """The tokenizers of a loaded model, whose folder has the target's if there is one.
+
+        Args:
+            model: From `from_pretrained`.
+            source: From the root of its folder.
+
+        Raises:
+            ValueError: As `from_pretrained` does.
+        """
+        config = model.config
+        revision = getattr(config, "_commit_hash", None)
+        return cls._beside(source, config.to_dict(), model.name_or_path, revision=revision)
+
+    @classmethod
+    def _beside(
+        cls, source: PreTrainedTokenizerBase, config: dict[str, Any], name: str, **loading: Any
+    ) -> Self:
+        if config.get("share_encoder_decoder_embeddings", True):
+            return cls.joint(source)
+        file, _ = TARGET_FILES
+        if name and _find(name, file, loading.get("revision")):
+            target = AutoTokenizer.from_pretrained(name, subfolder=TARGET_FOLDER, **loading)
+            return cls(source, target)
+        if has_target_vocabulary(config):
+            raise ValueError(
+                f"{name!r} must hold the tokenizer of its target, for which its config has a "
+                f"`decoder_vocab_size` of {config['decoder_vocab_size']}, got no {file}. Copy the "
+                f"whole folder of the model, or save that tokenizer into its {TARGET_FOLDER}/."
+            )
+        return cls.joint(source)
+
+    @property
+    def is_joint(self) -> bool:
+        """Whether both sides have one tokenizer."""
+        return self.source is self.target
+
+    @property
+    def contents(self) -> tuple[str, ...]:
+        """Everything that decides on ids, to tell tokenizers apart."""
+        return tuple(side.backend_tokenizer.to_str() for side in (self.source, self.target))
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Writes what `from_pretrained` reads."""
+        self.source.save_pretrained(folder)
+        self.save_target(folder)
+
+    def save_target(self, folder: Path) -> None:
+        """Writes the target's tokenizer, if it has one of its own, into the folder of a model."""
+        if not self.is_joint:
+            self.target.save_pretrained(folder / TARGET_FOLDER)
+
+
+def has_target_vocabulary(config: dict[str, Any]) -> bool:
+    """Whether a config tells of a vocabulary of the target's own.
+
+    Tables of their own alone do not: they may hold one vocabulary twice.
+    """
+    is_shared = config.get("share_encoder_decoder_embeddings", True)
+    return not is_shared and config.get("decoder_vocab_size") is not None
+
+
+def _find(model_name_or_path: str, name: str, revision: str | None = None) -> Path | None:
+    """A file of a model, fetched from the Hub if need be; None where there is none."""
+    file = cached_file(
+        model_name_or_path,
+        name,
+        revision=revision,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    return None if file is None else Path(file)

@@ -1,0 +1,140 @@
+"""The `attention` command: what a model looks at, as a page, a picture or word alignments."""
+
+import logging
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from vanilla_transformer_cli.settings import AttentionSettings, SearchSettings
+
+if TYPE_CHECKING:
+    from vanilla_transformer.translation import Translator
+    from vanilla_transformer_cli import _Parser
+
+_PICTURES = (".png", ".svg")
+
+_EXAMPLE = """The page needs no network. Pictures need the extra plot.
+
+example:
+  vanilla-transformer attention --model runs/de-en "Ein Hund rennt."
+  vanilla-transformer attention --model runs/de-en "Ein Hund rennt." "A dog runs." \\
+      --output dog.svg --layer 2 --head 3
+  vanilla-transformer attention --model runs/de-en --alignments test.de test.en --gold test.links
+  vanilla-transformer attention --model runs/de-en --positions 128
+"""
+
+
+def attention(argv: list[str]) -> None:
+    """Show what a model looks at: a page, pictures, word alignments."""
+    from vanilla_transformer_cli import _check_model, _fail, _parser, _refuse, _translator
+
+    parser = _parser("attention", AttentionSettings, _EXAMPLE)
+    parser.add_argument(
+        "text",
+        nargs="*",
+        metavar="SOURCE [TARGET]",
+        help="Text and its translation. Default: the model's own translation.",
+    )
+    namespace, unknown = parser.parse_known_intermixed_args(argv)
+    _refuse(unknown, parser)
+    values = vars(namespace)
+    texts = values.pop("text")
+    settings = AttentionSettings(**values)
+    known = {item.name for item in fields(SearchSettings)}
+    shared = {name: value for name, value in values.items() if name in known}
+    search = SearchSettings(**{**shared, "model": [settings.model] if settings.model else None})
+    _check_model(parser, search)
+    output = _check(parser, settings, texts)
+    try:
+        translator = _translator(search)
+        # It tells of weights that a font does not have.
+        logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
+        if settings.alignments:
+            _align(translator, settings)
+        elif settings.positions is not None:
+            _draw_positions(translator, settings.positions, output)
+        else:
+            _show(translator, settings, texts, output)
+    except ImportError as error:
+        # A missing extra; the message names it.
+        _fail(str(error))
+
+
+def _check(parser: "_Parser", settings: AttentionSettings, texts: list[str]) -> Path:
+    """What can be told before a model is loaded; returns the file to write."""
+    if settings.alignments:
+        if texts or settings.positions is not None:
+            parser.error("--alignments stands alone: leave out texts and --positions")
+        if len(settings.alignments) > 2:
+            parser.error(f"--alignments needs one or two files, got {len(settings.alignments)}")
+        if len(settings.alignments) == 1 and (settings.units or settings.gold):
+            parser.error("--units and --gold need the target file of --alignments too")
+        return Path()
+    if settings.units or settings.gold:
+        parser.error("--units and --gold belong to --alignments")
+    suffixes: tuple[str, ...] = _PICTURES
+    if settings.positions is not None:
+        output = Path(settings.output or "positions.svg")
+        if texts:
+            parser.error("--positions stands alone: leave out texts")
+    else:
+        output = Path(settings.output or "attention.html")
+        suffixes = (".html", *_PICTURES)
+        if not 1 <= len(texts) <= 2:
+            parser.error(f"expected a source text and at most its translation, got {len(texts)}")
+    if output.suffix not in suffixes:
+        parser.error(f"--output must end in {', '.join(suffixes)}, got {output.name!r}")
+    return output
+
+
+def _show(
+    translator: "Translator", settings: AttentionSettings, texts: list[str], output: Path
+) -> None:
+    from vanilla_transformer.attention_maps import read_attention
+
+    maps = read_attention(translator, *texts)
+    if output.suffix == ".html":
+        from vanilla_transformer.attention_page import write_attention_page
+
+        write_attention_page(
+            maps, output, kind=settings.kind, layer=settings.layer, head=settings.head
+        )
+    else:
+        from vanilla_transformer.attention_figures import plot_attention
+
+        plot_attention(
+            maps.of_kind(settings.kind), output, layer=settings.layer, head=settings.head
+        )
+    print(f"{output}: {maps.source} -> {maps.target}")
+
+
+def _draw_positions(translator: "Translator", positions: int, output: Path) -> None:
+    from vanilla_transformer.attention_figures import plot_positions
+    from vanilla_transformer.engines import TorchEngine
+
+    model = cast("TorchEngine", translator.engine).model
+    print(plot_positions(model, output, positions))
+
+
+def _align(translator: "Translator", settings: AttentionSettings) -> None:
+    from vanilla_transformer.alignments import align_words, read_gold, score_alignments
+    from vanilla_transformer.tokenization_vanilla_transformer import read_lines, write_lines
+
+    sources, *others = [list(read_lines(file)) for file in settings.alignments or []]
+    units = [list(read_lines(file)) for file in settings.units or []]
+    gold = read_gold(settings.gold) if settings.gold else []
+    targets = others[0] if others else [found.text for found in translator.translate(sources)]
+    alignments = list(
+        align_words(translator, sources, targets, (units[0], units[1]) if units else None)
+    )
+    if settings.output:
+        write_lines(Path(settings.output), map(str, alignments))
+    elif not settings.gold:
+        for one in alignments:
+            print(one)
+    if settings.gold:
+        score = score_alignments(alignments, gold)
+        print(f"{score} ({len(gold):,} pairs)")
+        in_groups = score_alignments(alignments, gold, in_groups=True)
+        if in_groups != score:
+            print(f"{in_groups}, where words that a token straddles count as one")

@@ -1,0 +1,240 @@
+"""Word alignments: whose words are linked, how links are written and scored."""
+
+import random
+
+import pytest
+import torch
+
+from vanilla_transformer import (
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+    VanillaTransformerTokenizer,
+)
+from vanilla_transformer.alignments import (
+    PAIRS_PER_BATCH,
+    AlignmentScore,
+    GoldAlignment,
+    WordAlignment,
+    align_words,
+    read_gold,
+    score_alignments,
+)
+from vanilla_transformer.engines import ForcedPass, TorchEngine
+from vanilla_transformer.translation import Translator
+
+# Words that have no piece of their own are spelled in characters.
+LINES = ["ein hund rennt", "a dog runs", "der mann", "the man"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return VanillaTransformerTokenizer.train(LINES * 2, vocab_size=290)
+
+
+@pytest.fixture
+def translator(tiny_model, tokenizer):
+    tiny_model.resize_token_embeddings(len(tokenizer))
+    return Translator(tiny_model, tokenizer)
+
+
+def look_at(monkeypatch, positions):
+    """Lets each token of each target look at the position that a function tells."""
+
+    def force(self, sources, targets, *, align):
+        assert align
+        for source, target in zip(sources, targets, strict=True):
+            places = [positions(source, place) for place in range(len(target))]
+            yield ForcedPass([0.0] * len(target), places)
+
+    monkeypatch.setattr(TorchEngine, "force", force)
+
+
+def test_words_are_linked_by_the_tokens_that_look_at_each_other(translator, tokenizer, monkeypatch):
+    source, target = "ein hund  rennt", "a dog runs"
+    spans = tokenizer(source, return_offsets_mapping=True)["offset_mapping"]
+    written = tokenizer(text_target=target, return_offsets_mapping=True)["offset_mapping"]
+    words = [len(source[:end].split()) - 1 for _, end in spans]
+
+    def position(_, place):
+        return words.index([0, 2, 1][target[: written[place][1]].count(" ")])
+
+    look_at(monkeypatch, position)
+    (alignment,) = align_words(translator, [source], [target])
+
+    assert len(written) > 4
+    assert str(alignment) == "0-0 1-2 2-1"
+
+
+def test_alignment_is_that_of_the_engine(translator):
+    pairs = [("ein hund rennt", "a dog runs"), ("der mann", "the man"), ("hund", "the old dog")]
+    sources, targets = zip(*pairs * PAIRS_PER_BATCH, strict=True)
+
+    together = list(align_words(translator, sources, targets))
+    alone = [next(align_words(translator, [source], [target])) for source, target in pairs]
+
+    assert len(together) == len(sources)
+    assert together[:3] == together[-3:] == alone
+    assert len({str(one) for one in alone}) == 3
+
+
+def test_tag_and_ends_are_no_words(translator, monkeypatch):
+    translator.source_prefix = [5]
+    look_at(monkeypatch, lambda source, place: 0 if place else 1)
+
+    (alignment,) = align_words(translator, ["ein hund"], ["a dog"])
+
+    assert alignment.links == ((0, 0),)
+
+
+@pytest.mark.parametrize(("source", "target"), [("", "a dog"), ("ein hund", ""), ("  ", " ")])
+def test_empty_lines_have_no_links(translator, source, target):
+    (alignment,) = align_words(translator, [source], [target])
+
+    assert str(alignment) == ""
+
+
+def test_units_are_words_where_they_are_given(translator, monkeypatch):
+    look_at(monkeypatch, lambda source, place: 0)
+
+    (alignment,) = align_words(
+        translator, ["hund rennt"], ["dog runs"], (["hu nd rennt"], ["d o g runs"])
+    )
+
+    # The first token is at least "hu".
+    assert {target for _, target in alignment.links} == {0, 1, 2, 3}
+    assert {source for source, _ in alignment.links} <= {0, 1}
+    assert (0, 0) in alignment.links
+
+
+def test_units_that_a_token_straddles_are_a_group(tiny_model):
+    tokenizer = VanillaTransformerTokenizer.train(["abcd ef"] * 9, vocab_size=280)
+    tiny_model.resize_token_embeddings(len(tokenizer))
+    assert tokenizer.tokenize("abcd ef") == [" abcd", " ef"]
+
+    (alignment,) = align_words(
+        Translator(tiny_model, tokenizer), ["abcd ef ef"], ["ef"], (["ab c d e f ef"], ["ef"])
+    )
+
+    assert alignment.source_groups == (0, 0, 0, 1, 1, 2)
+    assert alignment.target_groups == (0,)
+
+
+def test_units_must_spell_their_line(translator):
+    with pytest.raises(ValueError, match="expected 'ein hund', got 'ein und'"):
+        list(align_words(translator, ["ein hund"], ["a"], (["ein und"], ["a"])))
+
+
+def test_lines_must_be_as_many(translator):
+    with pytest.raises(ValueError, match="as many lines, got 2, 1, 2, 1"):
+        list(align_words(translator, ["ein", "hund"], ["a"]))
+
+
+def test_alignment_needs_the_engine_of_torch(translator):
+    translator.engine = object()
+
+    with pytest.raises(ValueError, match=r"engine 'torch'.* got object"):
+        list(align_words(translator, ["ein"], ["a"]))
+
+
+def aligned(*links, sizes=(9, 9)):
+    return WordAlignment(links, tuple(range(sizes[0])), tuple(range(sizes[1])))
+
+
+def test_error_rate_is_that_of_och_and_ney():
+    gold = [GoldAlignment.parse("0-0 1-1 2?1"), GoldAlignment.parse("0-1")]
+
+    score = score_alignments([aligned((0, 0), (2, 1), (3, 3)), aligned((0, 1))], gold)
+
+    # A = 4 links, S = 3, of A 2 are sure and 3 possible.
+    assert score == AlignmentScore(error_rate=1 - 5 / 7, precision=3 / 4, recall=2 / 3)
+    assert str(score) == "AER 28.6%, precision 75.0%, recall 66.7%"
+
+
+def test_groups_forgive_what_tokens_cannot_tell_apart():
+    alignment = WordAlignment(((0, 0), (1, 0)), (0, 0, 1), (0, 1))
+    gold = [GoldAlignment.parse("0-0")]
+
+    assert score_alignments([alignment], gold).error_rate == pytest.approx(1 / 3)
+    assert score_alignments([alignment], gold, in_groups=True).error_rate == 0
+
+
+def test_error_rate_of_nothing_is_zero():
+    assert score_alignments([aligned()], [GoldAlignment.parse("")]).error_rate == 0
+
+
+def test_gold_must_be_as_long_as_the_alignments():
+    with pytest.raises(ValueError, match="each of the 2 pairs, got 1"):
+        score_alignments([aligned(), aligned()], [GoldAlignment.parse("")])
+
+
+@pytest.mark.parametrize(("line", "got"), [("0-0 2-1", "2-1"), ("1?2", "1-2")])
+def test_gold_must_link_words_that_there_are(line, got):
+    with pytest.raises(ValueError, match=rf"pair 1 .* 2 source and 2 target words.* got {got}"):
+        score_alignments([aligned(sizes=(2, 2))], [GoldAlignment.parse(line)])
+
+
+def test_gold_file_tells_the_line_of_a_mistake(write):
+    assert read_gold(write("good", "0-0 1?2", ""))[0] == GoldAlignment(
+        frozenset({(0, 0)}), frozenset({(0, 0), (1, 2)})
+    )
+    with pytest.raises(ValueError, match=r"bad', line 2: .* got '1:2'"):
+        read_gold(write("bad", "0-0", "0-1 1:2"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["copy", "reverse"])
+def test_trained_model_aligns_copies_and_reversals_without_error(task):
+    torch.manual_seed(0)
+    rng = random.Random(0)
+    words = [f"w{number}" for number in range(12)]
+    tokenizer = VanillaTransformerTokenizer.train([" ".join(words)], vocab_size=40, kind="word")
+    model = VanillaTransformerForConditionalGeneration(
+        VanillaTransformerConfig(
+            vocab_size=len(tokenizer),
+            d_model=32,
+            encoder_layers=1,
+            decoder_layers=1,
+            encoder_attention_heads=1,
+            decoder_attention_heads=1,
+            encoder_ffn_dim=64,
+            decoder_ffn_dim=64,
+            # Else the encoder may spread a word over its neighbours.
+            dropout=0.1,
+        )
+    )
+    steps = 1500
+    optimizer = torch.optim.Adam(model.parameters(), betas=(0.9, 0.98))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 5e-3, total_steps=steps)
+
+    def draw(count):
+        # No word twice, so that there is one right place to look at.
+        sources = [rng.sample(words, rng.randint(2, 7)) for _ in range(count)]
+        targets = sources if task == "copy" else [source[::-1] for source in sources]
+        return list(map(" ".join, sources)), list(map(" ".join, targets))
+
+    for _ in range(steps):
+        sources, targets = draw(64)
+        batch = tokenizer(sources, return_tensors="pt", padding=True)
+        labels = tokenizer(text_target=targets, return_tensors="pt", padding=True)
+        ignored = labels.attention_mask == 0
+        model(**batch, labels=labels.input_ids.masked_fill(ignored, -100)).loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+    sources, targets = draw(200)
+    translator = Translator(model, tokenizer, num_beams=1)
+    translations = [translation.text for translation in translator.translate(sources)]
+    lengths = [len(source.split()) for source in sources]
+    gold = [
+        GoldAlignment.parse(
+            " ".join(
+                f"{place if task == 'copy' else length - 1 - place}-{place}"
+                for place in range(length)
+            )
+        )
+        for length in lengths
+    ]
+
+    assert translations == targets
+    assert score_alignments(list(align_words(translator, sources, targets)), gold).error_rate == 0

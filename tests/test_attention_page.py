@@ -1,0 +1,256 @@
+"""The page of attention maps, in a browser: pickers, tokens that are followed, escapes."""
+
+import json
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+from vanilla_transformer.attention_maps import AttentionMap, AttentionMaps
+from vanilla_transformer.attention_page import write_attention_page
+
+CHROMIUM, DRIVER = Path("/usr/bin/chromium"), Path("/usr/bin/chromedriver")
+HEARD = ("<b>", "</script>", '"q"', "&amp;", "أنا", "</s>")
+WRITTEN = ("中", "␣文", "</s>")
+
+
+def maps(sums_to_one=True):
+    """Sizes that differ: layers and heads of encoder and decoder, source and target."""
+    generator = torch.Generator().manual_seed(0)
+
+    def one(kind, rows, columns, layers, heads):
+        weights = torch.randn(layers, heads, len(rows), len(columns), generator=generator)
+        weights = weights if not sums_to_one else weights.softmax(-1)
+        return AttentionMap(kind, rows, columns, weights, sums_to_one)
+
+    return AttentionMaps(
+        source="</script><b>",
+        target="中 \u2028文",
+        encoder=one("encoder", HEARD, HEARD, 1, 2),
+        decoder=one("decoder", WRITTEN, ("<s>", *WRITTEN[:-1]), 3, 4),
+        cross=one("cross", WRITTEN, HEARD, 3, 4),
+    )
+
+
+@pytest.fixture(scope="module")
+def browser():
+    selenium = pytest.importorskip("selenium.webdriver", reason="Selenium is not installed")
+    if not (CHROMIUM.exists() and DRIVER.exists()):
+        pytest.skip("Chromium is missing: apt-get install chromium chromium-driver")
+    from selenium.webdriver.chrome.service import Service
+
+    options = selenium.ChromeOptions()
+    options.binary_location = str(CHROMIUM)
+    for argument in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-dev-shm-usage",
+        "--window-size=1200,900",
+    ):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = selenium.Chrome(options=options, service=Service(str(DRIVER)))
+    yield driver
+    driver.quit()
+
+
+class Page:
+    """What a reader does with the page, and sees on it."""
+
+    def __init__(self, browser, path):
+        self.browser = browser
+        browser.get(path.as_uri())
+
+    def all(self, selector):
+        return self.browser.find_elements("css selector", selector)
+
+    def texts(self, selector):
+        return [found.get_attribute("textContent") for found in self.all(selector)]
+
+    def pick(self, picker, value):
+        self.all(f"#{picker} [data-value='{value}']")[0].click()
+
+    def picked(self):
+        return [
+            found.get_attribute("data-value") for found in self.all(".choices [aria-pressed=true]")
+        ]
+
+    def weights(self):
+        rows = [row.find_elements("tag name", "td") for row in self.all("tbody tr")]
+        return torch.tensor(
+            [[float(cell.get_attribute("data-weight")) for cell in row] for row in rows]
+        )
+
+    def token(self, line, index):
+        return self.all(f"#{line} .token")[index]
+
+    def shares(self, line):
+        return torch.tensor(
+            [float(one.get_attribute("data-weight")) for one in self.all(f"#{line} .token")]
+        )
+
+
+@pytest.fixture
+def page(browser, tmp_path):
+    return lambda shown, **view: Page(
+        browser, write_attention_page(shown, tmp_path / "page.html", **view)
+    )
+
+
+def close(found, expected):
+    # Four digits.
+    torch.testing.assert_close(found, expected, rtol=0, atol=1.01e-4)
+
+
+def test_pickers_show_every_layer_and_head(page):
+    shown = maps()
+    opened = page(shown)
+
+    assert opened.picked() == ["cross", "2", "mean"]
+    close(opened.weights(), shown.cross.select(2))
+    for kind, layer, head in [
+        ("cross", 3, 4),
+        ("decoder", 1, 2),
+        ("decoder", 3, 3),
+        ("encoder", 1, 1),
+        ("encoder", 1, "mean"),
+    ]:
+        opened.pick("kinds", kind)
+        opened.pick("layers", layer)
+        opened.pick("heads", head)
+        chosen = getattr(shown, kind)
+        assert opened.picked() == [kind, str(layer), str(head)]
+        close(opened.weights(), chosen.select(layer, None if head == "mean" else head))
+        title = chosen.title(layer, None if head == "mean" else head)
+        assert opened.texts("#title") == [title]
+        assert len(opened.all("#layers button")) == len(chosen.weights)
+        assert len(opened.all("#heads button")) == 1 + chosen.weights.shape[1]
+
+
+def test_choice_stays_where_the_kind_has_less(page):
+    opened = page(maps(), kind="decoder", layer=3, head=4)
+    assert opened.picked() == ["decoder", "3", "4"]
+
+    opened.pick("kinds", "encoder")
+
+    assert opened.picked() == ["encoder", "1", "mean"]
+
+
+def test_tokens_are_the_text_they_are(page):
+    opened = page(maps())
+
+    assert opened.texts("#columns .token bdi") == list(HEARD)
+    assert opened.texts("#rows .token bdi") == list(WRITTEN)
+    assert opened.texts("thead span") == list(HEARD)
+    assert opened.texts("h1 bdi") == ["</script><b>", "中 \u2028文"]
+    assert opened.all("b b, bdi *, script script") == []
+    assert opened.browser.title.startswith("Attention: </script><b> → 中")
+
+
+def test_token_is_followed_by_pointer_keyboard_and_click(page):
+    from selenium.webdriver import ActionChains, Keys
+
+    shown = maps()
+    opened = page(shown, head=1)
+    weights = shown.cross.select(2, 1)
+
+    ActionChains(opened.browser).move_to_element(opened.token("rows", 1)).perform()
+    close(opened.shares("columns"), weights[1])
+    best = HEARD[int(weights[1].argmax())]
+    assert opened.texts("#says")[0].startswith(f"␣文 looks at {best} {weights[1].max():.2f}, ")
+    assert opened.texts("tr.followed th") == ["␣文"]
+
+    ActionChains(opened.browser).send_keys_to_element(opened.token("columns", 4), "").perform()
+    opened.browser.execute_script("arguments[0].focus()", opened.token("columns", 4))
+    close(opened.shares("rows"), weights[:, 4])
+
+    opened.token("rows", 2).click()
+    ActionChains(opened.browser).move_to_element(opened.token("rows", 0)).perform()
+    close(opened.shares("columns"), weights[2])
+    opened.pick("heads", 3)
+    close(opened.shares("columns"), shown.cross.select(2, 3)[2])
+
+    ActionChains(opened.browser).send_keys(Keys.ESCAPE).perform()
+    assert opened.texts("#says") == [""]
+    assert opened.all(".followed") == []
+
+
+def test_right_to_left_text_runs_from_the_right(page):
+    shown = maps()
+    heard = ("أنا", "أحب", ".")
+    weights = torch.rand(2, 1, 3, 3)
+    cross = AttentionMap("cross", WRITTEN, heard, weights, True)
+    opened = page(AttentionMaps("أنا أحب", "中", shown.encoder, shown.decoder, cross))
+
+    places = [opened.token("columns", index).location["x"] for index in range(3)]
+    assert all(left > right for left, right in pairwise(places))
+    places = [opened.token("rows", index).location["x"] for index in range(3)]
+    assert all(left < right for left, right in pairwise(places))
+
+
+def test_title_says_that_rows_need_not_sum_to_one(page):
+    shown = maps(sums_to_one=False)
+    opened = page(shown, layer=1, head=2)
+
+    assert opened.texts("#title small") == ["talking heads: rows need not sum to 1"]
+    close(opened.weights(), shown.cross.select(1, 2))
+    assert float(opened.weights().min()) < 0
+    opened = page(maps())
+    assert opened.all("#title small") == []
+
+
+def test_page_reaches_for_nothing_and_complains_of_nothing(page, browser):
+    browser.get_log("browser"), browser.get_log("performance")
+    opened = page(maps())
+    opened.pick("kinds", "decoder")
+
+    assert browser.get_log("browser") == []
+    asked = re.findall(
+        r'\\?"url\\?":\\?"((?:https?|wss?|ftp):[^"\\]*)', json.dumps(browser.get_log("performance"))
+    )
+    assert asked == []
+
+
+def test_colours_follow_the_scheme_of_the_reader(page, browser):
+    def background(scheme):
+        feature = {"name": "prefers-color-scheme", "value": scheme}
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+        return browser.execute_script("return getComputedStyle(document.body).backgroundColor")
+
+    page(maps())
+
+    light, dark = (
+        sum(map(int, re.findall(r"\d+", background(scheme))[:3])) for scheme in ("light", "dark")
+    )
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+    assert light > 3 * 200
+    assert dark < 3 * 60
+
+
+def test_page_is_written_whole_without_a_browser(tmp_path):
+    path = write_attention_page(maps(), tmp_path / "page.html")
+
+    text = path.read_text(encoding="utf-8")
+    assert list(tmp_path.iterdir()) == [path]
+    assert text.count("</script>") == 2
+    assert not re.search(r"https?:|//[a-z]|src=|@import|url\(", text)
+    data = json.loads(re.search(r'id="data">(.*?)</script>', text)[1])
+    assert [one["kind"] for one in data["maps"]] == ["encoder", "decoder", "cross"]
+    close(torch.tensor(data["maps"][2]["weights"]), maps().cross.weights)
+
+
+@pytest.mark.parametrize(
+    ("view", "match"),
+    [
+        ({"kind": "self"}, "encoder, decoder, cross, got 'self'"),
+        ({"layer": 4}, r"1 and 3 .*got 4"),
+        ({"head": 0}, r"1 and 4 .*got 0"),
+    ],
+)
+def test_page_refuses_to_open_what_there_is_not(tmp_path, view, match):
+    with pytest.raises(ValueError, match=match):
+        write_attention_page(maps(), tmp_path / "page.html", **view)
+
+    assert list(tmp_path.iterdir()) == []
