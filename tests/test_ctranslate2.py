@@ -18,7 +18,7 @@ from vanilla_transformer.ctranslate2_engine import CTranslate2Engine
 from vanilla_transformer.engines import Hypothesis, Search, TorchEngine
 from vanilla_transformer.interop.ctranslate2 import TransformersConverter, convert
 
-from .conftest import redraw_parameters
+from .conftest import VARIANTS, build_variant, redraw_parameters
 
 PAD, BOS, EOS, UNK = range(4)
 ALL_TYPES = [
@@ -113,6 +113,30 @@ def test_greedy_translations_and_scores_equal_torchs(model, export):
 
     assert_translates_alike(model, engine)
     assert {found[0].reached_limit for found in run(engine)} == {False, True}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "post_norm",
+        "no_final_norm",
+        "concatenated",
+        "position_base",
+        "learned_offset",
+        "two_tables_untied",
+        "no_attention_bias",
+        "like_marian",
+    ],
+)
+def test_variants_are_translated_as_by_torch(export, name):
+    # Of nine learned positions the longest sources need all, and most outputs more.
+    changes = {**VARIANTS[name], "lm_head_bias": True}
+    model = build_variant(**changes)
+    with torch.no_grad():
+        model.lm_head.bias[[PAD, BOS]] = -50
+    sources = draw_sources(longest=8)
+
+    assert_translates_alike(model, export(model), sources=sources)
 
 
 @pytest.mark.parametrize("length_penalty", [0.0, 0.6])
@@ -362,6 +386,8 @@ def test_transformers_converter_finds_the_loader(model, tokenizer, tmp_path):
     [
         ({"activation_function": "relu6"}, r"`activation_function` must be one of .*got 'relu6'"),
         ({"eos_token_id": [2, 7]}, r"`eos_token_id` must be one id, got \[2, 7\]"),
+        ({"d_k": 5, "d_v": 7}, r"`d_k` must be None, got 5\.\n`d_v` must be None, got 7"),
+        ({"talking_heads": "both"}, "`talking_heads` must be None, got 'both'"),
     ],
 )
 def test_setting_without_a_counterpart_is_refused(tiny_config, export, changes, message):

@@ -11,7 +11,7 @@ from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForC
 from vanilla_transformer.engines import Search, TorchEngine
 from vanilla_transformer.interop.onnx import OPSET, OnnxModel, export_onnx
 
-from .conftest import redraw_parameters
+from .conftest import VARIANTS, build_variant, redraw_parameters
 
 EOS = 2
 
@@ -150,6 +150,25 @@ def test_weights_lie_in_files_that_move_with_the_graphs(folder, tmp_path, export
         assert OnnxModel(moved).generate(sources, [4, 4]) == exported.generate(sources, [4, 4])
     finally:
         moved.rename(folder)
+
+
+@pytest.mark.parametrize("name", ["d_k_and_d_v", "talking_post_norm", "everything"])
+def test_variants_compute_what_torch_computes(tmp_path, name):
+    model = build_variant(**VARIANTS[name], attn_implementation="eager")
+    export_onnx(model, tmp_path)
+    model.generation_config.save_pretrained(tmp_path)
+    exported = OnnxModel(tmp_path)
+    sources = draw_rows(4, 9)
+    limits = [9] * len(sources)
+
+    actual = exported.generate(sources, limits)
+
+    found = TorchEngine(model).translate_batch(sources, [[] for _ in sources], limits, Search())
+    assert actual == [best.tokens for best, *_ in found]
+    for source, target in zip(sources, draw_rows(4, 7, seed=2), strict=True):
+        (logits,) = exported.force([source], [target])
+        expected = torch_logits(model, source, target)
+        torch.testing.assert_close(torch.from_numpy(logits), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_other_attention_is_refused(tiny_model, tmp_path):

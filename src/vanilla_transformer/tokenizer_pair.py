@@ -68,7 +68,7 @@ class TokenizerPair:
                 missing.
         """
         source = AutoTokenizer.from_pretrained(model_name_or_path, **loading)
-        file = _find(model_name_or_path, CONFIG_NAME)
+        file = _find(model_name_or_path, CONFIG_NAME, loading.get("revision"))
         config = json.loads(file.read_text(encoding="utf-8")) if file else {}
         return cls._beside(source, config, model_name_or_path, **loading)
 

@@ -56,6 +56,9 @@ _ACTIVATIONS = {
     "tanh": Activation.Tanh,
 }
 
+# Parameters that the specification holds copies of, made in `get_model_spec`.
+_COPIED = ("lm_head.bias", "embed_positions.weight")
+
 # Stands for minus infinity and fits into float16: its exponential is 0 in every dtype.
 _NEVER = -1e4
 
@@ -214,7 +217,9 @@ class VanillaTransformerLoader(ModelLoader):
             value.data_ptr() for value in spec.variables().values() if isinstance(value, Tensor)
         }
         left_out = [
-            name for name, value in model.named_parameters() if value.data_ptr() not in held
+            name
+            for name, value in model.named_parameters()
+            if value.data_ptr() not in held and not name.endswith(_COPIED)
         ]
         if left_out:
             raise ValueError(

@@ -109,8 +109,7 @@ def export_onnx(model: PreTrainedModel, folder: Path) -> None:
     present_names = [name.replace("source", "present") for name in source_names]
     with torch.no_grad():
         source_cache = _EncoderGraph(model)(input_ids, attention_mask)
-    heads, head_dim = source_cache[0].shape[1], source_cache[0].shape[3]
-    target_cache = [torch.zeros(2, heads, 4, head_dim) for _ in source_cache]
+    target_cache = [torch.zeros(2, cached.shape[1], 4, cached.shape[3]) for cached in source_cache]
     _export(
         _EncoderGraph(model),
         folder / ENCODER_FILE,
