@@ -145,7 +145,7 @@ class CTranslate2(Contender):
     def calls(self, task: Task) -> list[Callable[[], Any]]:
         """A `translate_batch` for each batch."""
         spelled = [
-            [[self.engine.tokens[i] for i in row] for row in batch] for batch in task.batches
+            [[self.engine.source_tokens[i] for i in row] for row in batch] for batch in task.batches
         ]
         return [
             partial(

@@ -411,7 +411,7 @@ def test_mistake_in_the_arguments_is_told_alone(run, argv, pattern):
         (["--preset", "huge"], "--preset: invalid choice: 'huge'"),
         (["--learning_rate", "fast"], "--learning_rate.*: invalid float value: 'fast'"),
         (["--config", "d_modle=64"], "no field 'd_modle'. Did you mean d_model"),
-        (["--config", "d_model=63"], "`d_model` must be a multiple of .*, got 63 and 4"),
+        (["--config", "d_model=66"], "`d_model` must be a multiple of .*, got 66 and 4"),
         (["--config", "d_model=wide"], ".*d_model.*expected int, got str .*'wide'"),
         (["--vocab_size", "100"], "`vocab_size` must be at least 262 .*, got 100"),
         (["--max_length", "1"], "`max_length` must be at least 2, .*, got 1"),

@@ -279,23 +279,26 @@ class VanillaTransformerConfig(PreTrainedConfig):
         # Per kind of head: its number, its size, and where it may differ from the softmax maps.
         kinds = (("key_heads", "d_k", "logits"), ("value_heads", "d_v", "weights"))
         faults = []
+        undivided: dict[tuple[str, int], list[str]] = {}
         for heads_name, size_name, mixing in kinds:
             heads = getattr(self, heads_name)
             for stack in stacks:
                 maps = getattr(self, stack)
                 name, count = (stack, maps) if heads is None else (heads_name, heads)
                 if getattr(self, size_name) is None and count >= 1 and self.d_model % count:
-                    faults.append(
-                        f"`d_model` must be a multiple of `{name}`, got {self.d_model} and "
-                        f"{count}. Change either one, or set `{size_name}`."
-                    )
+                    undivided.setdefault((name, count), []).append(f"`{size_name}`")
                 if heads not in (None, maps) and self.talking_heads not in (mixing, "both"):
                     faults.append(
                         f"`{heads_name}` must be `{stack}` without `talking_heads` to mix them, "
                         f"got {heads}, {maps} and {self.talking_heads!r}. Leave it out, or set "
                         f"`talking_heads` to {mixing!r} or 'both'."
                     )
-        return list(dict.fromkeys(faults))
+        faults += [
+            f"`d_model` must be a multiple of `{name}`, got {self.d_model} and {count}. Change "
+            f"either one, or set {' and '.join(dict.fromkeys(sizes))}."
+            for (name, count), sizes in undivided.items()
+        ]
+        return faults
 
     def _token_faults(self) -> list[str]:
         faults = [
