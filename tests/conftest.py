@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from vanilla_transformer import (
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
+    VanillaTransformerTokenizer,
 )
 
 Model = VanillaTransformerForConditionalGeneration
@@ -191,6 +192,19 @@ def pad(rows: list[Tensor], side: str, extra: int, filler: int = 0) -> tuple[Ten
         where = slice(width - len(row), None) if side == "left" else slice(len(row))
         padded[where], is_real[where] = row, 1
     return ids, mask
+
+
+def save_small_model(folder: Path, tokenizer: VanillaTransformerTokenizer, **changes: Any) -> Path:
+    """A model with random weights and its tokenizer, saved in a folder that is there."""
+    sizes = dict.fromkeys(("d_model", "encoder_ffn_dim", "decoder_ffn_dim"), 16)
+    sizes |= dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 2)
+    sizes |= dict.fromkeys(("encoder_layers", "decoder_layers"), 1)
+    config = VanillaTransformerConfig(**{**sizes, **changes}, vocab_size=len(tokenizer))
+    model = VanillaTransformerForConditionalGeneration(config)
+    redraw_parameters(model)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 def long_inputs(length: int = 64) -> Batch:

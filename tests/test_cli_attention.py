@@ -7,14 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from vanilla_transformer import (
-    VanillaTransformerConfig,
-    VanillaTransformerForConditionalGeneration,
-    VanillaTransformerTokenizer,
-)
+from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_cli import main
 
-from .conftest import redraw_parameters
+from .conftest import save_small_model
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "plot_attention.py"
 LINES = ["ein hund rennt", "a dog runs"]
@@ -22,23 +18,8 @@ LINES = ["ein hund rennt", "a dog runs"]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
     tokenizer = VanillaTransformerTokenizer.train(LINES * 3, vocab_size=300)
-    config = VanillaTransformerConfig(
-        vocab_size=len(tokenizer),
-        d_model=16,
-        encoder_layers=1,
-        decoder_layers=2,
-        encoder_attention_heads=2,
-        decoder_attention_heads=2,
-        encoder_ffn_dim=16,
-        decoder_ffn_dim=16,
-    )
-    model = VanillaTransformerForConditionalGeneration(config)
-    redraw_parameters(model)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return save_small_model(tmp_path_factory.mktemp("model"), tokenizer, decoder_layers=2)
 
 
 @pytest.fixture

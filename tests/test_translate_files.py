@@ -13,13 +13,12 @@ import pytest
 import torch
 
 from vanilla_transformer import (
-    VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerTokenizer,
 )
 from vanilla_transformer_cli import main
 
-from .conftest import redraw_parameters
+from .conftest import save_small_model
 
 LINES = ["ein hund rennt.", "ja", "", "der alte mann schläft", " ", "oh nein!", "x"]
 # As line ends stand in text: none of them ends a line but the line feed.
@@ -35,22 +34,7 @@ def tokenizer():
 @pytest.fixture(scope="module")
 def folder(tokenizer, tmp_path_factory):
     """A saved model whose random weights write tokens of all kinds, byte tokens among them."""
-    folder = tmp_path_factory.mktemp("model")
-    config = VanillaTransformerConfig(
-        vocab_size=len(tokenizer),
-        d_model=16,
-        encoder_layers=1,
-        decoder_layers=1,
-        encoder_attention_heads=2,
-        decoder_attention_heads=2,
-        encoder_ffn_dim=16,
-        decoder_ffn_dim=16,
-    )
-    model = VanillaTransformerForConditionalGeneration(config)
-    redraw_parameters(model)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return save_small_model(tmp_path_factory.mktemp("model"), tokenizer)
 
 
 @pytest.fixture
