@@ -222,8 +222,9 @@ class IncrementalDecoder:
         if self.position > self.positions.shape[1]:
             embed_positions = self.decoder.embed_positions
             ahead = min(2 * self.position + 64, embed_positions.longest)
-            length = max(self.position, ahead)
-            position_ids = torch.arange(length, device=self.source.device)[None]
+            # Past the end of a table, it is the table that tells.
+            end = max(self.position, ahead)
+            position_ids = torch.arange(end, device=self.source.device)[None]
             self.positions = embed_positions(position_ids, self.source.dtype)
         return self.positions[:, start : self.position]
 

@@ -118,11 +118,18 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
             args: Of Transformers' own.
             kwargs: Of Transformers' own.
         """
+        writer = self._with_written_vocabulary()
+        scores: Tensor = GenerationMixin.compute_transition_scores(writer, *args, **kwargs)
+        return scores
+
+    def _with_written_vocabulary(self) -> "VanillaTransformerGenerationMixin":
+        """This model, or a view of it whose `vocab_size` is that of what it writes."""
+        if self.config.target_vocab_size == self.config.vocab_size:
+            return self
         writer = copy.copy(self)
         writer.config = copy.copy(self.config)
         writer.config.vocab_size = self.config.target_vocab_size
-        scores: Tensor = GenerationMixin.compute_transition_scores(writer, *args, **kwargs)
-        return scores
+        return writer
 
     def _prepare_cache_for_generation(
         self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *args: Any
@@ -211,7 +218,8 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         if not (generation_config.do_sample or generation_config.low_memory):
             arguments = self._search_arguments(*given, settings.num_beams, **kwargs)
         if arguments is None:
-            return super()._beam_search(*given, **kwargs)
+            # Older releases take the vocabulary's size from the config.
+            return GenerationMixin._beam_search(self._with_written_vocabulary(), *given, **kwargs)
         wanted = generation_config.num_return_sequences
         found = beam_search(*arguments, settings)
         outputs = [tokens for hypotheses in found for _, tokens in hypotheses[:wanted]]
