@@ -194,16 +194,19 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
         if isinstance(module, nn.Embedding):
             self._init_table(module.weight, module.padding_idx)
         elif isinstance(module, nn.Linear):
-            gain = getattr(module, "depth", 1) ** -0.5
-            rows = getattr(module, "row_counts", (module.out_features,))
-            matrices = [self._draw_matrix(count, module.in_features, gain) for count in rows]
-            init.copy_(module.weight, torch.cat(matrices))
+            self._init_linear(module)
             if module.bias is not None:
                 init.zeros_(module.bias)
         elif isinstance(module, HeadMixing):
             module.reset_parameters()
         else:
             super()._init_weights(module)
+
+    def _init_linear(self, module: nn.Linear) -> None:
+        gain = getattr(module, "depth", 1) ** -0.5
+        rows = getattr(module, "row_counts", (module.out_features,))
+        matrices = [self._draw_matrix(count, module.in_features, gain) for count in rows]
+        init.copy_(module.weight, torch.cat(matrices))
 
     def _draw_matrix(self, rows: int, columns: int, gain: float) -> Tensor:
         matrix = torch.empty(rows, columns)
@@ -572,12 +575,12 @@ class VanillaTransformerForConditionalGeneration(
         self.generation_config.bad_words_ids = [[token] for token in silent if token is not None]
         self.post_init()
 
-    def _init_weights(self, module: nn.Module) -> None:
+    def _init_linear(self, module: nn.Linear) -> None:
         """An output projection of its own starts like the table that it stands for."""
-        super()._init_weights(module)
         if module is self.lm_head:
-            with torch.no_grad():
-                self._init_table(module.weight, self.config.pad_token_id)
+            self._init_table(module.weight, self.config.pad_token_id)
+        else:
+            super()._init_linear(module)
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """Shifts targets right behind the start token, `[B, T]` -> `[B, T]` (figure 1)."""
