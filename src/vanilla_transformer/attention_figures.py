@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import unicodedata
 import warnings
 from pathlib import Path
@@ -14,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from vanilla_transformer.attention_maps import AttentionMap
+from vanilla_transformer.figures import new_figure, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -55,7 +55,7 @@ def plot_attention(
     weights = attention.select(layer, head)
     rows, columns = weights.shape
     cell = min(_CELL, _LONGEST_SIDE / max(rows, columns))
-    figure = _figure(columns * cell + _MARGIN + 1, rows * cell + _MARGIN)
+    figure = new_figure(columns * cell + _MARGIN + 1, rows * cell + _MARGIN)
     axes = figure.subplots()
     lowest = float(weights.min())
     # Learned mixing of heads makes negative weights too: white is 0 then as well.
@@ -108,7 +108,7 @@ def plot_positions(model: PreTrainedModel, path: Path, positions: int) -> Path:
     if positions < 1:
         raise ValueError(f"`positions` must be at least 1, got {positions}.")
     encodings = position_encodings(model, positions)
-    figure = _figure(7.0, 4.5)
+    figure = new_figure(7.0, 4.5)
     axes = figure.subplots()
     largest = float(encodings.abs().max())
     image = axes.imshow(
@@ -145,40 +145,14 @@ def check_format(path: Path) -> None:
         raise ValueError(f"A picture must be a .png or .svg file, got {path.name!r}.")
 
 
-def _figure(width: float, height: float) -> Figure:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            "Pictures are drawn by matplotlib: pip install 'vanilla-transformer[plot]'"
-        ) from error
-    return Figure(figsize=(width, height), layout="constrained")
-
-
 def _save(figure: Figure, path: Path) -> Path:
-    """Writes a picture; a reader sees the old file or all of the new one."""
+    """Writes a picture, in which text stays text if it is an .svg."""
     from matplotlib import rc_context
 
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    is_svg = path.suffix == ".svg"
-    try:
-        with (
-            # Without a salt and with a date, the same picture would never be the same file.
-            rc_context({"svg.fonttype": "none", "svg.hashsalt": path.stem}),
-            warnings.catch_warnings(),
-        ):
-            # `_fonts` has told what is missing.
-            warnings.filterwarnings("ignore", message="Glyph .* missing from")
-            figure.savefig(
-                temporary,
-                format=path.suffix[1:],
-                dpi=160,
-                metadata={"Date": None} if is_svg else None,
-            )
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return path
+    with rc_context({"svg.fonttype": "none"}), warnings.catch_warnings():
+        # `_fonts` has told what is missing.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        return save_figure(figure, path)
 
 
 def _directed(text: str) -> str:

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from vanilla_transformer.figures import new_figure, save_figure
 from vanilla_transformer.run_record import LOG_FILE
 
 CURVES_FILE = "curves.svg"
@@ -25,19 +26,13 @@ def plot_curves(folder: Path, metric: str) -> Path:
         ImportError: If matplotlib is not installed; tells how to install it.
         OSError: If the log cannot be read, or the picture cannot be written.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            "Curves are drawn by matplotlib: pip install 'vanilla-transformer[plot]'"
-        ) from error
+    figure = new_figure(6.4, 7.2)
     panels = {
         "cross-entropy a token, nats": {"loss": "training", "eval_loss": "validation"},
         metric: {f"eval_{metric}": "validation, greedy"},
         "learning rate": {"learning_rate": "schedule"},
     }
     reports = _reports(folder / LOG_FILE)
-    figure = Figure(figsize=(6.4, 7.2), layout="constrained")
     for axes, (title, curves) in zip(
         figure.subplots(len(panels), sharex=True), panels.items(), strict=True
     ):
@@ -48,9 +43,7 @@ def plot_curves(folder: Path, metric: str) -> Path:
                 axes.plot(*zip(*points, strict=True), label=label)
                 axes.legend()
     axes.set_xlabel("minutes")
-    path = folder / CURVES_FILE
-    figure.savefig(path)
-    return path
+    return save_figure(figure, folder / CURVES_FILE)
 
 
 def _reports(log: Path) -> list[dict[str, Any]]:

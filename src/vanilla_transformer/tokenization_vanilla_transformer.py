@@ -20,6 +20,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, Self, cast, get_args
@@ -109,15 +110,24 @@ def decode_line(line: bytes, path: str | os.PathLike[str], number: int) -> str:
         ) from error
 
 
-def write_lines(path: Path, lines: Iterable[str]) -> Path:
-    r"""Writes lines, each ending in `\n`; a reader sees the old file or all of the new one."""
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """Where to write a file: a reader of `path` sees the old one or all of the new one."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with temporary.open("w", encoding="utf-8", newline="\n") as file:
-            file.writelines(f"{line}\n" for line in lines)
+        yield temporary
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> Path:
+    r"""Writes lines, each ending in `\n`, as `written_whole` does."""
+    with (
+        written_whole(path) as temporary,
+        temporary.open("w", encoding="utf-8", newline="\n") as file,
+    ):
+        file.writelines(f"{line}\n" for line in lines)
     return path
 
 
