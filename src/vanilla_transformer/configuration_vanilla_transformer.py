@@ -2,6 +2,7 @@
 
 import copy
 import difflib
+from math import inf
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
@@ -187,6 +188,11 @@ class VanillaTransformerConfig(PreTrainedConfig):
     def target_vocab_size(self) -> int:
         """Entries of the target's vocabulary, which the output projection has a row for each."""
         return self.decoder_vocab_size or self.vocab_size
+
+    @property
+    def last_position(self) -> float:
+        """Number of the last position that can be encoded, from 1; sinusoids have no end."""
+        return self.max_position_embeddings if self.position_embedding_type == "learned" else inf
 
     def get_text_config(
         self, decoder: bool | None = None, encoder: bool | None = None

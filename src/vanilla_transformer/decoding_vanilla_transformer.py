@@ -220,12 +220,11 @@ class IncrementalDecoder:
         """Encoding `[1, length, D]` of the next positions, made for many positions at a time."""
         start, self.position = self.position, self.position + length
         if self.position > self.positions.shape[1]:
-            embed_positions = self.decoder.embed_positions
-            ahead = min(2 * self.position + 64, embed_positions.longest)
+            ahead = min(2 * self.position + 64, self.decoder.config.last_position)
             # Past the end of a table, it is the table that tells.
             end = max(self.position, ahead)
             position_ids = torch.arange(end, device=self.source.device)[None]
-            self.positions = embed_positions(position_ids, self.source.dtype)
+            self.positions = self.decoder.embed_positions(position_ids, self.source.dtype)
         return self.positions[:, start : self.position]
 
 

@@ -206,10 +206,9 @@ class TorchEngine:
         self.models = [model.eval() for model in models]
         self.model = model = models[0]
         self.max_positions: int = min(model.config.max_position_embeddings for model in models)
-        # Past their end nothing can be read, while sinusoids go on.
-        self.learned_positions: float = min(
-            model.config.max_position_embeddings if _has_learned_positions(model) else math.inf
-            for model in models
+        # Others than ours tell of no end.
+        self.last_position: float = min(
+            getattr(model.config, "last_position", math.inf) for model in models
         )
         end = model.generation_config.eos_token_id
         self.end_ids = set(end if isinstance(end, list) else [end])
@@ -223,7 +222,7 @@ class TorchEngine:
         search: Search,
     ) -> list[list[Hypothesis]]:
         """See `Engine.translate_batch`; an output ends where learned positions do."""
-        limits = [int(min(limit, self.learned_positions)) for limit in limits]
+        limits = [int(min(limit, self.last_position)) for limit in limits]
         count = search.num_hypotheses
         # Samples stand beside each other in the batch, and each has random numbers of its own.
         copies = count if search.do_sample else 1
@@ -400,10 +399,6 @@ class TorchEngine:
 
     def _tensor(self, rows: Sequence[int] | Sequence[list[int]]) -> Tensor:
         return torch.tensor(rows, device=self.model.device)
-
-
-def _has_learned_positions(model: PreTrainedModel) -> bool:
-    return getattr(model.config, "position_embedding_type", None) == "learned"
 
 
 def aligned_layer(layers: int) -> int:

@@ -3,8 +3,6 @@
 Shapes: B batch · Q positions of a query · D `d_model`.
 """
 
-import math
-
 import torch
 from torch import Tensor, nn
 
@@ -16,8 +14,6 @@ class SinusoidalPositions(nn.Module):
 
     Nothing is stored, so nothing can be lost in loading and no position is too far.
     """
-
-    longest = math.inf
 
     def __init__(self, config: VanillaTransformerConfig) -> None:
         super().__init__()
@@ -52,7 +48,6 @@ class LearnedPositions(nn.Embedding):
 
     def __init__(self, config: VanillaTransformerConfig) -> None:
         super().__init__(config.max_position_embeddings + config.position_offset, config.d_model)
-        self.longest = config.max_position_embeddings
         self.offset = config.position_offset
 
     def forward(self, position_ids: Tensor, dtype: torch.dtype) -> Tensor:  # type: ignore[override]
@@ -67,9 +62,10 @@ class LearnedPositions(nn.Embedding):
         return super().forward(position_ids + self.offset).to(dtype)
 
     def _refuse_end(self, length: int) -> None:
-        if length > self.longest:
+        longest = self.num_embeddings - self.offset
+        if length > longest:
             raise ValueError(
-                f"Learned positions end after {self.longest} tokens (`max_position_embeddings`), "
+                f"Learned positions end after {longest} tokens (`max_position_embeddings`), "
                 f"got a sequence of {length}. Cut it, or train a model with more positions, or "
                 "with sinusoidal ones, which have no end."
             )

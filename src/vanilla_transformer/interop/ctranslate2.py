@@ -68,8 +68,7 @@ def position_table_length(config: VanillaTransformerConfig) -> int:
 
     Twice the longest expected sequence leaves room for outputs longer than their sources.
     """
-    longest = config.max_position_embeddings
-    return longest if config.position_embedding_type == "learned" else max(2048, 2 * longest)
+    return int(min(config.last_position, max(2048, 2 * config.max_position_embeddings)))
 
 
 @register_loader("VanillaTransformerConfig")
