@@ -113,7 +113,8 @@ class TokenizerPair:
     @property
     def contents(self) -> tuple[str, ...]:
         """Everything that decides on ids, to tell tokenizers apart."""
-        return tuple(side.backend_tokenizer.to_str() for side in (self.source, self.target))
+        sides = [self.source] if self.is_joint else [self.source, self.target]
+        return tuple(side.backend_tokenizer.to_str() for side in sides)
 
     def save_pretrained(self, folder: Path) -> None:
         """Writes what `from_pretrained` reads."""

@@ -413,15 +413,14 @@ def _common_tokenizers(names: list[str], **loading: Any) -> TokenizerPair:
     Raises:
         ValueError: If they have different ones.
     """
-    pairs = [TokenizerPair.from_pretrained(name, **loading) for name in names]
-    contents = pairs[0].contents
-    for name, pair in zip(names, pairs, strict=True):
-        if pair.contents != contents:
+    first, *others = (TokenizerPair.from_pretrained(name, **loading) for name in names)
+    for name, pair in zip(names[1:], others, strict=True):
+        if pair.contents != first.contents:
             raise ValueError(
                 f"The models of an ensemble must share one tokenizer, got another one in {name!r} "
                 f"than in {names[0]!r}. Train them with the same tokenizer."
             )
-    return pairs[0]
+    return first
 
 
 def _training_length(model_name_or_path: str) -> int | None:
