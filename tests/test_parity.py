@@ -1,14 +1,12 @@
 """The model against the slow oracle, in float64: outputs, loss and every gradient."""
 
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from vanilla_transformer import (
-    VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
     loss_vanilla_transformer,
 )
@@ -17,7 +15,6 @@ from . import reference
 from .conftest import build_variant, each_variant
 
 Batch = dict[str, Tensor]
-BuildModel = Callable[..., VanillaTransformerForConditionalGeneration]
 
 LEFT_PADDED_TARGET: Batch = {
     "decoder_input_ids": torch.tensor([[0, 1, 6, 33, 19], [1, 25, 7, 4, 9], [0, 0, 0, 1, 10]]),
@@ -25,22 +22,11 @@ LEFT_PADDED_TARGET: Batch = {
 }
 
 
-@pytest.fixture
 def build_model(
-    tiny_config: VanillaTransformerConfig, request: pytest.FixtureRequest
-) -> BuildModel:
-    """Makes the tiny model in float64, with changed config fields and a chosen attention."""
-
-    def build(
-        attention: str = "sdpa", **changes: object
-    ) -> VanillaTransformerForConditionalGeneration:
-        for name, value in changes.items():
-            setattr(tiny_config, name, value)
-        model = request.getfixturevalue("tiny_model").double()
-        model.set_attn_implementation(attention)
-        return model
-
-    return build
+    attention: str | None = None, **changes: object
+) -> VanillaTransformerForConditionalGeneration:
+    """The tiny model in float64, with changed config fields and, if told, a chosen attention."""
+    return build_variant(**changes, attn_implementation=attention).double()
 
 
 def move_padding(source: Batch, side: str) -> Batch:
@@ -114,7 +100,7 @@ def test_oracle_loss_is_that_of_torch(label_smoothing):
     torch.testing.assert_close(actual, expected)
 
 
-def test_oracle_logits_ignore_later_target_tokens(build_model, batch):
+def test_oracle_logits_ignore_later_target_tokens(batch):
     model = build_model()
     weights = reference.leaves(model.state_dict())
     edited = batch["decoder_input_ids"].clone()
@@ -130,7 +116,7 @@ def test_oracle_logits_ignore_later_target_tokens(build_model, batch):
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("side", ["right", "left", "none"])
-def test_logits_equal_the_oracle(build_model, batch, attention, side):
+def test_logits_equal_the_oracle(batch, attention, side):
     model = build_model(attention)
     source = move_padding(batch, side)
     decoder_input_ids = batch["decoder_input_ids"]
@@ -148,9 +134,7 @@ def test_logits_equal_the_oracle(build_model, batch, attention, side):
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_logits_equal_the_oracle_when_the_target_is_padded_on_the_left(
-    build_model, batch, attention
-):
+def test_logits_equal_the_oracle_when_the_target_is_padded_on_the_left(batch, attention):
     model = build_model(attention)
     source = move_padding(batch, "right")
     target = LEFT_PADDED_TARGET
@@ -164,7 +148,7 @@ def test_logits_equal_the_oracle_when_the_target_is_padded_on_the_left(
     assert_same(actual[is_real], torch.cat(expected), "logits")
 
 
-def test_evaluation_loss_equals_the_unsmoothed_oracle_when_training_smooths(build_model, batch):
+def test_evaluation_loss_equals_the_unsmoothed_oracle_when_training_smooths(batch):
     model = build_model(label_smoothing=0.1)
     source = move_padding(batch, "right")
 
@@ -179,7 +163,7 @@ def test_evaluation_loss_equals_the_unsmoothed_oracle_when_training_smooths(buil
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("side", ["right", "left", "none"])
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
-def test_training_equals_the_oracle(build_model, batch, attention, side, label_smoothing):
+def test_training_equals_the_oracle(batch, attention, side, label_smoothing):
     model = build_model(attention, label_smoothing=label_smoothing)
 
     assert_loss_and_gradients_equal_the_oracle(model, move_padding(batch, side), batch["labels"])
@@ -188,14 +172,14 @@ def test_training_equals_the_oracle(build_model, batch, attention, side, label_s
 @each_variant
 def test_training_equals_the_oracle_when_config_departs_from_the_default(batch, changes):
     # Under the kernel that Transformers chooses, which is sdpa where heads do not talk.
-    model = build_variant(**changes, label_smoothing=0.1).double()
+    model = build_model(**changes, label_smoothing=0.1)
 
     assert_loss_and_gradients_equal_the_oracle(model, move_padding(batch, "right"), batch["labels"])
 
 
 @each_variant
 def test_logits_equal_the_oracle_when_config_departs_from_the_default(batch, changes):
-    model = build_variant(**changes).double()
+    model = build_model(**changes)
     model.set_attn_implementation("eager")
     source = move_padding(batch, "left")
     target = LEFT_PADDED_TARGET
@@ -210,7 +194,7 @@ def test_logits_equal_the_oracle_when_config_departs_from_the_default(batch, cha
 
 @each_variant
 def test_generation_equals_the_oracle_when_config_departs_from_the_default(batch, changes):
-    model = build_variant(**changes).double()
+    model = build_model(**changes)
     source = move_padding(batch, "left")
 
     generated = model.generate(**source, num_beams=1, do_sample=False, max_new_tokens=6)
@@ -222,9 +206,7 @@ def test_generation_equals_the_oracle_when_config_departs_from_the_default(batch
 
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
-def test_training_equals_the_oracle_when_num_items_in_batch_is_given(
-    build_model, batch, label_smoothing
-):
+def test_training_equals_the_oracle_when_num_items_in_batch_is_given(batch, label_smoothing):
     model = build_model(label_smoothing=label_smoothing)
 
     assert_loss_and_gradients_equal_the_oracle(
@@ -232,7 +214,7 @@ def test_training_equals_the_oracle_when_num_items_in_batch_is_given(
     )
 
 
-def test_training_equals_the_oracle_when_labels_are_ignored_amid_a_target(build_model, batch):
+def test_training_equals_the_oracle_when_labels_are_ignored_amid_a_target(batch):
     model = build_model(label_smoothing=0.1)
     labels = batch["labels"].clone()
     labels[0, :2] = labels[2, 1] = -100
@@ -244,7 +226,7 @@ def test_training_equals_the_oracle_when_labels_are_ignored_amid_a_target(build_
 @pytest.mark.parametrize("path", ["fused", "module", "compiled"])
 @pytest.mark.parametrize("bias", [False, True], ids=["no_bias", "bias"])
 def test_training_equals_the_oracle_when_targets_fill_several_chunks(
-    build_model, batch, monkeypatch, label_smoothing, path, bias
+    batch, monkeypatch, label_smoothing, path, bias
 ):
     # Of 15 target positions 12 are real: two whole chunks and a shorter one.
     monkeypatch.setattr(loss_vanilla_transformer, "CHUNK_ROWS", 5)
@@ -265,7 +247,7 @@ def test_training_equals_the_oracle_when_targets_fill_several_chunks(
 
 # The name that replaces the deprecated one does not exist in Transformers 5.17.
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated:FutureWarning")
-def test_training_equals_the_oracle_when_gradients_are_checkpointed(build_model, batch):
+def test_training_equals_the_oracle_when_gradients_are_checkpointed(batch):
     model = build_model(label_smoothing=0.1)
     model.gradient_checkpointing_enable()
     calls: list[nn.Module] = []
@@ -278,7 +260,7 @@ def test_training_equals_the_oracle_when_gradients_are_checkpointed(build_model,
     assert len(calls) == 2  # once on the way forward, once more on the way back
 
 
-def test_gradients_through_returned_logits_equal_the_oracle(build_model, batch):
+def test_gradients_through_returned_logits_equal_the_oracle(batch):
     model = build_model(label_smoothing=0.1).train()
     source = move_padding(batch, "right")
     weights = reference.leaves(dict(model.named_parameters()))
@@ -302,7 +284,7 @@ def test_gradients_through_returned_logits_equal_the_oracle(build_model, batch):
 
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("use_cache", [True, False])
-def test_greedy_generation_equals_the_oracle(build_model, batch, side, use_cache):
+def test_greedy_generation_equals_the_oracle(batch, side, use_cache):
     model = build_model()
     source = move_padding(batch, side)
 

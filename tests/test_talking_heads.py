@@ -118,13 +118,15 @@ def test_mixing_learns(batch, changes, talking_heads):
         assert found[f"{name}.weight"].abs().min() > 0, name
 
 
-def mix_negatively(model: Model) -> None:
-    """Gives every mixing matrix weights of both signs, such that some maps are negated only."""
+def build_negative(changes: dict[str, Any], precision: torch.dtype) -> Model:
+    """A model whose mixing matrices have weights of both signs, and negate some maps only."""
+    model = build_variant(**changes).to(precision)
     generator = torch.Generator().manual_seed(9)
     for mixing in mixings(model).values():
         weight = torch.randn(mixing.weight.shape, generator=generator)
         weight[0] = -weight[0].abs()
         mixing.weight.data.copy_(weight)
+    return model
 
 
 each_precision = pytest.mark.parametrize(
@@ -141,8 +143,7 @@ each_talk = pytest.mark.parametrize(
 @each_talk
 @torch.no_grad()
 def test_negative_mixing_does_not_see_the_future(batch, changes, precision):
-    model = build_variant(**changes).to(precision)
-    mix_negatively(model)
+    model = build_negative(changes, precision)
     inputs = without_labels(batch)
     before = model(**inputs).logits
     inputs["decoder_input_ids"][:, 3:] = torch.tensor([20, 31])
@@ -157,8 +158,7 @@ def test_negative_mixing_does_not_see_the_future(batch, changes, precision):
 @each_talk
 @torch.no_grad()
 def test_negative_mixing_does_not_see_padding(batch, changes, precision):
-    model = build_variant(**changes).to(precision)
-    mix_negatively(model)
+    model = build_negative(changes, precision)
     inputs = without_labels(batch)
     before = model(**inputs).logits
     is_padding = inputs["attention_mask"] == 0
@@ -177,8 +177,7 @@ def test_negative_mixing_does_not_see_padding(batch, changes, precision):
 @each_precision
 @each_talk
 def test_row_of_padding_gives_finite_numbers_with_negative_mixing(batch, changes, precision):
-    model = build_variant(**changes).to(precision).train()
-    mix_negatively(model)
+    model = build_negative(changes, precision).train()
     batch["attention_mask"][1] = 0
     target_mask = torch.ones_like(batch["decoder_input_ids"])
     target_mask[1] = 0
