@@ -3,13 +3,15 @@
 
 The plan is YAML: `options`, those of `vanilla-transformer train` that all runs share; `rows`, by
 name the options in which each departs from them. Runs that have ended are not repeated, so that a
-plan may be stopped, gone on with and extended.
+plan may be stopped, gone on with and extended. Options of a row come behind the shared ones, and go
+on with the list of `--config` if those end in it.
 
 Example:
   python scripts/ablate.py ablations/norms.yaml --data data/dut --output runs/norms --seeds 1 2 3
 """
 
 import argparse
+import fnmatch
 import json
 import shlex
 import shutil
@@ -28,6 +30,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--data", required=True, help="Folder of the corpus.")
     parser.add_argument("--output", type=Path, required=True, help="Folder for the runs.")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="(default: 1 2 3)")
+    parser.add_argument(
+        "--rows",
+        nargs="+",
+        default=["*"],
+        help="Rows, by patterns such as '6 layers*'. Default: all.",
+    )
     parser.add_argument("--metric", default="wer", help="Score of the table (default: wer).")
     parser.add_argument("--table", action="store_true", help="Train nothing, print what there is.")
     return parser.parse_args()
@@ -40,7 +48,10 @@ def main() -> None:
     options = parse()
     plan = yaml.safe_load(options.plan.read_text(encoding="utf-8"))
     shared = shlex.split(plan["options"])
-    for seed, name in () if options.table else product(options.seeds, plan["rows"]):
+    names = [name for name in plan["rows"] if any(fnmatch.fnmatch(name, p) for p in options.rows)]
+    if not names:
+        sys.exit(f"--rows must name some of {', '.join(plan['rows'])}, got {options.rows}.")
+    for seed, name in () if options.table else product(options.seeds, names):
         folder = options.output / f"{slug(name)}-{seed}"
         if (folder / "results.json").exists():
             continue
@@ -52,7 +63,7 @@ def main() -> None:
         subprocess.run(command, check=True, stdout=sys.stderr)
     print(f"| | {options.metric} | range | loss | runs | parameters | updates | minutes |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
-    for name in plan["rows"]:
+    for name in names:
         folders = [options.output / f"{slug(name)}-{seed}" for seed in options.seeds]
         if ended := [folder for folder in folders if (folder / "results.json").exists()]:
             print(f"| {name} | {row(ended, options.metric)} |")

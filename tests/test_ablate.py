@@ -52,6 +52,28 @@ def test_each_row_is_trained_once_with_each_seed_and_stands_in_the_table(tmp_pat
     assert changed.startswith(f"| post-norm | {mean:.2f} | ")
     assert " | 2 | " in changed
 
+    assert ablate(tmp_path, "--seeds", "3", "4", "--rows", "post*").splitlines()[2:] == [changed]
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*")}
     assert ablate(tmp_path, "--seeds", "3", "4") == table
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*")}
+
+
+def test_rows_that_there_are_not_are_refused(tmp_path):
+    (tmp_path / "plan.yaml").write_text(PLAN, encoding="utf-8")
+    command = [
+        sys.executable,
+        SCRIPT,
+        "plan.yaml",
+        "--data",
+        ".",
+        "--output",
+        "runs",
+        "--rows",
+        "x",
+    ]
+
+    finished = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+
+    assert finished.returncode == 1
+    assert "Pre-norm, as usual, post-norm, got ['x']" in finished.stderr
+    assert not (tmp_path / "runs").exists()

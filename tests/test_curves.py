@@ -57,6 +57,14 @@ def test_parts_of_a_resumed_run_lie_end_to_end(tmp_path):
     assert steps == pytest.approx([steps[0]] * 2 + [steps[0] / 2] * 4, rel=1e-3)
 
 
+def test_same_curves_are_the_same_file(tmp_path):
+    write_log(tmp_path, [{"minutes": 1.0, "loss": 2.0}])
+
+    first, second = (plot_curves(tmp_path, "bleu").read_bytes() for _ in range(2))
+
+    assert first == second
+
+
 def test_curves_name_the_extra_when_matplotlib_is_missing(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
 
