@@ -367,6 +367,15 @@ def test_position_encodings_are_those_that_the_encoder_adds(tiny_model):
     torch.testing.assert_close(encodings[:, 1::2], angles.cos())
 
 
+def test_learned_positions_are_read_in_float32_whatever_the_model_has():
+    model = build_variant(position_embedding_type="learned").bfloat16()
+
+    encodings = position_encodings(model, 5)
+
+    assert encodings.dtype == torch.float32
+    assert torch.equal(encodings, model.model.encoder.embed_positions.weight[:5].float())
+
+
 def test_positions_are_drawn(tiny_model, tmp_path):
     path = plot_positions(tiny_model, tmp_path / "positions.png", 9)
 
