@@ -50,7 +50,8 @@ def test_each_row_is_trained_once_with_each_seed_and_stands_in_the_table(tmp_pat
     mean = sum(score["wer"] for score in scores) / 2
     assert usual.startswith("| Pre-norm, as usual | ")
     assert changed.startswith(f"| post-norm | {mean:.2f} | ")
-    assert " | 2 | " in changed
+    parameters = f"{records[0]['parameters']:,}"
+    assert f" | 2 | {parameters} | 2 | " in changed  # runs, and updates of each
 
     assert ablate(tmp_path, "--seeds", "3", "4", "--rows", "post*").splitlines()[2:] == [changed]
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*")}
