@@ -302,6 +302,24 @@ def test_validation_scores_are_those_of_the_saved_model(request, names):
     assert {name: recorded[name] for name in scores} == scores
 
 
+def test_validation_loss_is_that_of_a_token_however_batches_are_cut(corpus, tmp_path):
+    settings = build_settings(corpus)
+    train(settings, build_arguments(settings, tmp_path, per_device_eval_batch_size=3))
+
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    total = tokens = 0
+    for source, target in zip(
+        *(read_lines(corpus / f"validation.{language}") for language in ("de", "en")), strict=True
+    ):
+        pair = tokenizer(source, text_target=target, return_tensors="pt")
+        count = pair["labels"].numel()
+        total += model(**pair).loss.item() * count
+        tokens += count
+    recorded = read_json(tmp_path / "results.json")["validation"]
+    assert recorded["loss"] == pytest.approx(total / tokens, rel=1e-5)
+
+
 def scores_in_turn(*bleu: float) -> Iterator[dict[str, Any]]:
     for score in bleu:
         scores = TranslationScores().compute(predictions=["a"], references=["a"])

@@ -18,6 +18,7 @@ from transformers import (
     PreTrainedTokenizerBase,
     Seq2SeqTrainer,
 )
+from transformers.trainer_utils import EvalLoopOutput
 
 from vanilla_transformer.batches import TokenBatchSampler
 from vanilla_transformer.callbacks import SeedEpochs
@@ -62,6 +63,26 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         takes_two = self.r_drop_alpha and model.training
         called = partial(r_drop, model, self.r_drop_alpha) if takes_two else model
         return super().compute_loss(called, *args, **kwargs)
+
+    def evaluation_loop(
+        self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any
+    ) -> EvalLoopOutput:
+        """Trainer's, with the loss of a token; its own is a mean over batches, whatever is in them.
+
+        A pair that fills up the last batch of several processes counts twice.
+        """
+        self.evaluated = torch.zeros(2, device=self.args.device)
+        output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+        nats, tokens = self.accelerator.reduce(self.evaluated).tolist()
+        output.metrics[f"{metric_key_prefix}_loss"] = nats / tokens
+        return output
+
+    def prediction_step(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Trainer's, which counts for `evaluation_loop`."""
+        loss, *others = super().prediction_step(model, inputs, *args, **kwargs)
+        tokens = (inputs["labels"] != self.data_collator.label_pad_token_id).sum()
+        self.evaluated += torch.stack([loss * tokens, tokens]).to(self.evaluated)
+        return loss, *others
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Trainer's, which knows one tokenizer, and the target's if there is another."""
