@@ -1,12 +1,18 @@
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
-SCRIPT = Path(__file__).parents[1] / "scripts/ablate.py"
+from vanilla_transformer_cli import main
+
+ROOT = Path(__file__).parents[1]
+SCRIPT = ROOT / "scripts/ablate.py"
+PLANS = sorted((ROOT / "ablations").glob("*.yaml"))
 PLAN = """
 options: >-
   --train train.tsv --validation train.tsv --vocab_size 280 --max_tokens_per_batch 200
@@ -78,3 +84,20 @@ def test_rows_that_there_are_not_are_refused(tmp_path):
     assert finished.returncode == 1
     assert "Pre-norm, as usual, post-norm, got ['x']" in finished.stderr
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)
+def test_plans_of_the_repository_name_options_and_fields_that_there_are(path, tmp_path, capsys):
+    plan = yaml.safe_load(path.read_text(encoding="utf-8"))
+
+    assert len(plan["rows"]) >= 2
+    for row in plan["rows"].values():
+        words = shlex.split(f"{plan['options']} {row or ''}")
+        # Everything is in order but the files, which are looked for in the folder given.
+        with pytest.raises(SystemExit, match="2"):
+            main(["train", *words, "--data", str(tmp_path / "here"), "--use_cpu"])
+        assert str(tmp_path / "here") in capsys.readouterr().err
+
+
+def test_plans_are_there():
+    assert len(PLANS) >= 3
