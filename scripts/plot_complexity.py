@@ -11,6 +11,7 @@ Example:
 import argparse
 import statistics
 import time
+from pathlib import Path
 
 STYLES = {"equation (1)": "ko", "whole layer": "k^", "self-attention, n² d": "k-"}
 STYLES |= {"recurrent, n d²": "--", "convolutional, k n d²": "-.", "restricted, r n d": ":"}
@@ -43,7 +44,9 @@ def main() -> None:
     """Prints all points and lines in milliseconds, and draws them."""
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
-    parser.add_argument("--output", default="complexity.svg", help=".svg or .png (complexity.svg)")
+    parser.add_argument(
+        "--output", type=Path, default="complexity.svg", help=".svg or .png (complexity.svg)"
+    )
     integer, sizes = {"type": int}, [64, 128, 256, 512, 1024, 2048]
     parser.add_argument("--sizes", **integer, nargs="+", default=sizes, help="(64 128 ... 2048)")
     parser.add_argument("--fixed", **integer, default=512, help="the other of n and d (512)")
@@ -52,10 +55,13 @@ def main() -> None:
     fixed, sizes = options.fixed, sorted({*options.sizes, options.fixed})
     if wrong := [size for size in sizes if size < 8 or size % 8]:
         parser.error(f"--sizes and --fixed must be multiples of the 8 heads, got {wrong[0]}")
+    # Imported late: it loads torch, and `--help` should answer at once.
+    from vanilla_transformer.figures import new_figure, save_figure
+
     try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        parser.error("matplotlib is missing: pip install 'vanilla-transformer[plot]'")
+        figure = new_figure(9, 4)
+    except ImportError as error:
+        parser.error(str(error))
     panels = {"tokens n": [(n, fixed) for n in sizes], "width d": [(fixed, d) for d in sizes]}
     times = {size: [] for panel in panels.values() for size in panel}
     for size in [*times] * options.rounds:
@@ -63,7 +69,6 @@ def main() -> None:
     rows = {size: [*map(statistics.median, zip(*times[size], strict=True))] for size in times}
     unit = rows[fixed, fixed][0] / complexities(fixed, fixed)[0]
     print("| n | d |", " | ".join(STYLES), "|\n" + "| --- " * 8 + "|")
-    figure = Figure(figsize=(9, 4), layout="constrained")
     for size, row in rows.items():
         row += [unit * count for count in complexities(*size)]
         print("|", " | ".join([*map(str, size), *(f"{each:.2f}" for each in row)]), "|")
@@ -73,7 +78,7 @@ def main() -> None:
             axes.loglog(sizes, column, STYLES[name], label=name)
         axes.set(xlabel=f"{axis}, the other {fixed}", ylabel="milliseconds")
     axes.legend()
-    figure.savefig(options.output)
+    save_figure(figure, options.output)
 
 
 if __name__ == "__main__":
