@@ -41,8 +41,8 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> None:
-    """Runs what is missing, then prints the table in Markdown."""
+def main() -> int:
+    """Runs what is missing, then prints the table in Markdown; returns the exit status."""
     import yaml
 
     options = parse()
@@ -50,7 +50,9 @@ def main() -> None:
     shared = shlex.split(plan["options"])
     names = [name for name in plan["rows"] if any(fnmatch.fnmatch(name, p) for p in options.rows)]
     if not names:
-        sys.exit(f"--rows must name some of {', '.join(plan['rows'])}, got {options.rows}.")
+        known = ", ".join(plan["rows"])
+        print(f"--rows must name some of {known}, got {options.rows}.", file=sys.stderr)
+        return 2
     for seed, name in () if options.table else product(options.seeds, names):
         folder = options.output / f"{slug(name)}-{seed}"
         if (folder / "results.json").exists():
@@ -67,6 +69,7 @@ def main() -> None:
         folders = [options.output / f"{slug(name)}-{seed}" for seed in options.seeds]
         if ended := [folder for folder in folders if (folder / "results.json").exists()]:
             print(f"| {name} | {row(ended, options.metric)} |")
+    return 0
 
 
 def row(folders: list[Path], metric: str) -> str:
@@ -92,4 +95,4 @@ def slug(name: str) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -81,7 +81,7 @@ def test_rows_that_there_are_not_are_refused(tmp_path):
 
     finished = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
 
-    assert finished.returncode == 1
+    assert finished.returncode == 2
     assert "Pre-norm, as usual, post-norm, got ['x']" in finished.stderr
     assert not (tmp_path / "runs").exists()
 
