@@ -11,7 +11,7 @@ from vanilla_transformer.translation import Translator
 from .conftest import save_small_model
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "score_by_length.py"
-SOURCES = ["a", "b a", "a b a", "b b a b", "a a a b a"]
+SOURCES = ["a", "b a", "a b a", "b b a b", "a a a b a", "b a a b a b b a"]
 
 
 def score(*argv):
@@ -34,22 +34,21 @@ def test_groups_are_scored_apart_and_models_averaged(tmp_path):
         ]
         for model in models
     )
-    # Of one token: both right. Of two and three: the first model is. Longer: none.
-    targets = [first[0], first[1], first[2], "x y", "x y"]
+    assert all(one.split() != other.split() for one, other in zip(first, second, strict=True))
+    # Up to three tokens the first model is right, beyond none is.
+    targets = [*first[:3], "x y", "x y", "x y"]
     write_pairs(tmp_path / "test.jsonl", zip(SOURCES, targets, strict=True))
 
-    done = score(*models, "--test", tmp_path / "test.jsonl", "--up_to", 3, 1, 9)
+    done = score(*models, "--test", tmp_path / "test.jsonl", "--up_to", 3, 1, 7, 5)
 
     assert done.returncode == 0, done.stderr
-    alone = 0 if first[0].split() == second[0].split() else 100
-    assert first[1].split() != second[1].split()
-    assert first[2].split() != second[2].split()
     assert done.stdout.splitlines() == [
         "| source tokens | lines | wer | range |",
         "| --- | --- | --- | --- |",
-        f"| 1 to 1 | 1 | {alone / 2:.2f} | 0.00-{alone:.2f} |",
+        "| 1 to 1 | 1 | 50.00 | 0.00-100.00 |",
         "| 2 to 3 | 2 | 50.00 | 0.00-100.00 |",
-        "| 4 to 9 | 2 | 100.00 | 100.00-100.00 |",
+        "| 4 to 5 | 2 | 100.00 | 100.00-100.00 |",
+        "| 8 and more | 1 | 100.00 | 100.00-100.00 |",
     ]
 
 
