@@ -179,8 +179,7 @@ def test_training_equals_the_oracle_when_config_departs_from_the_default(batch, 
 
 @each_variant
 def test_logits_equal_the_oracle_when_config_departs_from_the_default(batch, changes):
-    model = build_model(**changes)
-    model.set_attn_implementation("eager")
+    model = build_model("eager", **changes)
     source = move_padding(batch, "left")
     target = LEFT_PADDED_TARGET
 
