@@ -30,6 +30,7 @@ def test_points_and_lines_are_printed_and_drawn(tmp_path):
     names = [cell.strip() for cell in header.split("|")[1:-1]]
     rows = [[float(cell) for cell in line.split("|")[1:-1]] for line in lines]
     assert names[:5] == ["n", "d", "equation (1)", "whole layer", "self-attention, n² d"]
+    assert names[5:] == ["recurrent, n d²", "convolutional, k n d²", "restricted, r n d"]
     sizes = [(64, 256), (256, 256), (512, 256), (256, 64), (256, 512)]
     assert [(n, d) for n, d, *_ in rows] == sizes
     point = rows[1][2]
