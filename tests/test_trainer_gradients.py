@@ -84,6 +84,8 @@ def test_training_gives_the_same_model_and_scores_on_two_processes(tmp_path, of_
     assert runs[0]["updates"] == runs[1]["updates"] > 4
     for score in ("bleu", "chrf", "exact_match", "lines"):
         assert results[0]["validation"][score] == results[1]["validation"][score]
+    losses = [result["validation"]["loss"] for result in results]
+    assert losses[0] == pytest.approx(losses[1])
 
 
 def test_all_processes_stop_together_when_one_is_interrupted(of_two_processes):
