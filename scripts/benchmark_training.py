@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Training speed and memory against M2M100 and Marian of the same size, on identical batches.
+r"""Training speed and memory against M2M100 and Marian of the same size, on identical batches.
 
 All contenders take the same batches in turn, round after round; a round's time is that of
 forward, backward and Adam, and the table shows the median, and its ratio to the first line's.
@@ -8,11 +8,15 @@ Memory is taken in a process of its own for each. Tokens are counted without pad
 Examples:
   python scripts/benchmark_training.py --corpus train.de.gz train.en.gz --presets tiny base
   python scripts/benchmark_training.py --corpus train.de.gz train.en.gz --presets tiny --variants
+  python scripts/benchmark_training.py --corpus train.de.gz train.en.gz --presets tiny --variants \
+      --models default 'talking heads*' --compile
 """
 
 import argparse
+import fnmatch
 import multiprocessing
 import statistics
+import sys
 
 VOCABULARY = {"tiny": 10_000, "small": 32_000, "base": 32_000, "big": 37_000}
 
@@ -25,6 +29,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--presets", nargs="+", default=["tiny", "base"], choices=VOCABULARY)
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--variants", action="store_true", help="Compare variants of ours instead.")
+    parser.add_argument("--models", nargs="+", default=["*"], help="Their names, or patterns.")
+    parser.add_argument("--compile", action="store_true", help="Compile them, for all shapes.")
     parser.add_argument("--tokens", type=int, default=4096, help="Tokens of a batch, both sides.")
     parser.add_argument("--rounds", type=int, default=5, help="Timed rounds (default: 5).")
     parser.add_argument("--batches", type=int, default=4, help="Batches of a round (default: 4).")
@@ -44,10 +50,16 @@ def print_table(preset: str, dtype: str, options: argparse.Namespace) -> None:
     """Times the contenders side by side and asks a process of each for its memory."""
     from neighbours import batches, families, hardware_line, our_variants, time_rounds, tokens_of
 
-    models = our_variants(preset) if options.variants else families()
+    known = our_variants(preset) if options.variants else families()
+    chosen = [name for name in known if any(fnmatch.fnmatch(name, p) for p in options.models)]
+    if not chosen:
+        names = ", ".join(known)
+        print(f"--models must name some of {names}, got {options.models}.", file=sys.stderr)
+        sys.exit(2)
+    models = {name: known[name] for name in chosen}
     vocab_size = VOCABULARY[preset]
     cut = batches(options.corpus, vocab_size, options.tokens, options.batches)
-    setting = (preset, vocab_size, dtype, options.label_smoothing, cut)
+    setting = (preset, vocab_size, dtype, options.label_smoothing, options.compile, cut)
     seconds = time_rounds(models, setting, options.rounds)
     medians = {name: statistics.median(times) for name, times in seconds.items()}
     first, *_ = medians.values()
@@ -55,6 +67,7 @@ def print_table(preset: str, dtype: str, options: argparse.Namespace) -> None:
     print(
         f"\n{preset}, {dtype}, vocabulary {vocab_size:,}, "
         f"{tokens:,} tokens in {options.batches} batches; {hardware_line()}"
+        f"{', compiled' if options.compile else ''}"
     )
     print("| model | tokens/s | range | time | growth MB | peak MB | start MB | state MB |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")

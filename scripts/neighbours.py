@@ -208,6 +208,7 @@ class Training:
         vocab_size: Entries of the embedding table.
         dtype: "float32", or what autocast takes for matrix products.
         label_smoothing: Taken inside our model, and as Trainer takes it for the others.
+        compiles: Compiles the model once for all shapes.
         cut: The batches.
     """
 
@@ -219,11 +220,14 @@ class Training:
         vocab_size: int,
         dtype: str,
         label_smoothing: float,
+        compiles: bool,
         cut: list[BatchEncoding],
     ) -> None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         sizes = PRESETS[preset].config() | {"dropout": 0.1} | changes
         self.model = build(family, vocab_size=vocab_size, **sizes).to(device).train()
+        if compiles:
+            self.model.compile(dynamic=True)
         self.smoother = None
         if family == "vanilla":
             self.model.config.label_smoothing = label_smoothing
