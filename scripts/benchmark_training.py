@@ -30,7 +30,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--variants", action="store_true", help="Compare variants of ours instead.")
     parser.add_argument("--models", nargs="+", default=["*"], help="Their names, or patterns.")
-    parser.add_argument("--compile", action="store_true", help="Compile them, for all shapes.")
+    parser.add_argument("--compile", action="store_true", help="Compile their layers.")
     parser.add_argument("--tokens", type=int, default=4096, help="Tokens of a batch, both sides.")
     parser.add_argument("--rounds", type=int, default=5, help="Timed rounds (default: 5).")
     parser.add_argument("--batches", type=int, default=4, help="Batches of a round (default: 4).")

@@ -208,7 +208,7 @@ class Training:
         vocab_size: Entries of the embedding table.
         dtype: "float32", or what autocast takes for matrix products.
         label_smoothing: Taken inside our model, and as Trainer takes it for the others.
-        compiles: Compiles the model once for all shapes.
+        compiles: Compiles the layers, once for all shapes.
         cut: The batches.
     """
 
@@ -227,7 +227,9 @@ class Training:
         sizes = PRESETS[preset].config() | {"dropout": 0.1} | changes
         self.model = build(family, vocab_size=vocab_size, **sizes).to(device).train()
         if compiles:
-            self.model.compile(dynamic=True)
+            for stack in (self.model.model.encoder, self.model.model.decoder):
+                for layer in stack.layers:
+                    layer.compile(dynamic=True)
         self.smoother = None
         if family == "vanilla":
             self.model.config.label_smoothing = label_smoothing
