@@ -38,25 +38,33 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> None:
-    """Prints one table for each preset and dtype."""
+def main() -> int:
+    """Prints one table for each preset and dtype; returns the exit status."""
     options = parse()
+    # Imported late: it loads torch, and `--help` should answer at once.
+    from neighbours import families, our_variants
+
     for preset in options.presets:
+        known = our_variants(preset) if options.variants else families()
+        chosen = [name for name in known if any(fnmatch.fnmatch(name, p) for p in options.models)]
+        if not chosen:
+            names = ", ".join(known)
+            print(f"--models must name some of {names}, got {options.models}.", file=sys.stderr)
+            return 2
         for dtype in options.dtypes:
-            print_table(preset, dtype, options)
+            print_table(preset, dtype, {name: known[name] for name in chosen}, options)
+    return 0
 
 
-def print_table(preset: str, dtype: str, options: argparse.Namespace) -> None:
+def print_table(
+    preset: str,
+    dtype: str,
+    models: dict[str, tuple[str, dict[str, object]]],
+    options: argparse.Namespace,
+) -> None:
     """Times the contenders side by side and asks a process of each for its memory."""
-    from neighbours import batches, families, hardware_line, our_variants, time_rounds, tokens_of
+    from neighbours import batches, hardware_line, time_rounds, tokens_of
 
-    known = our_variants(preset) if options.variants else families()
-    chosen = [name for name in known if any(fnmatch.fnmatch(name, p) for p in options.models)]
-    if not chosen:
-        names = ", ".join(known)
-        print(f"--models must name some of {names}, got {options.models}.", file=sys.stderr)
-        sys.exit(2)
-    models = {name: known[name] for name in chosen}
     vocab_size = VOCABULARY[preset]
     cut = batches(options.corpus, vocab_size, options.tokens, options.batches)
     setting = (preset, vocab_size, dtype, options.label_smoothing, options.compile, cut)
@@ -90,4 +98,4 @@ def memory_in_process(*setting: object) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
