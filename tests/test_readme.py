@@ -50,6 +50,7 @@ def test_options_in_documents_exist(document):
             [str(ROOT / "scripts" / "benchmark_pipeline.py"), "--help"],
             [str(ROOT / "scripts" / "prepare_corpus.py"), "--help"],
             [str(ROOT / "scripts" / "plot_complexity.py"), "--help"],
+            [str(ROOT / "scripts" / "ablate.py"), "--help"],
         ]
     )
 
