@@ -1,3 +1,4 @@
+import functools
 import re
 import subprocess
 import sys
@@ -32,23 +33,26 @@ def test_readme_python_translates_with_a_saved_folder(tiny_model, tmp_path, caps
     assert capsys.readouterr().out.strip()
 
 
+@functools.cache
+def help_of(*command):
+    # `--help` of `train` names the common options only.
+    option = "--help-all" if command[-1] == "train" else "--help"
+    return subprocess.run(
+        [sys.executable, *command, option], capture_output=True, text=True, check=True
+    ).stdout
+
+
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_options_in_documents_exist(document):
     used = set(re.findall(r"--[a-z][a-z_]+", read(document))) - {"--help", "--editable"}
     scripts = {path.name: str(path) for path in (ROOT / "scripts").glob("*.py")}
     named = set(re.findall(r"\w+\.py", read(document))) & scripts.keys()
+    commands = ["train", "translate", "evaluate", "push", "export", "attention"]
     help_text = "".join(
-        subprocess.run(
-            [sys.executable, *command], capture_output=True, text=True, check=True
-        ).stdout
+        help_of(*command)
         for command in [
-            ["-m", "vanilla_transformer_cli", "train", "--help-all"],
-            ["-m", "vanilla_transformer_cli", "translate", "--help"],
-            ["-m", "vanilla_transformer_cli", "evaluate", "--help"],
-            ["-m", "vanilla_transformer_cli", "push", "--help"],
-            ["-m", "vanilla_transformer_cli", "export", "--help"],
-            ["-m", "vanilla_transformer_cli", "attention", "--help"],
-            *([scripts[name], "--help"] for name in named),
+            *(("-m", "vanilla_transformer_cli", command) for command in commands),
+            *((scripts[name],) for name in named),
         ]
     )
 
