@@ -32,6 +32,14 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--split", required=True, help="name of the file: train, test, ...")
     parser.add_argument("--carve", type=float, default=0.0, help="share of the sources, 0 to 1")
     parser.add_argument("--seed", default="0", help="of the carving (default: %(default)s)")
+    parser.add_argument(
+        "--unseen_in",
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="leaves out the pairs whose source, character for character, is one of these files'; "
+        ".jsonl, .tsv or .parquet",
+    )
     return parser
 
 
@@ -58,7 +66,12 @@ def main() -> int:
     given = build_parser().parse_args()
     splits: dict[str, list[str]] = {given.split: [], "validation": []}
     try:
+        seen = {source for file in given.unseen_in for source, _ in read("pairs", [file])}
+        left_out = 0
         for source, target in read(given.kind, given.files):
+            if source in seen:
+                left_out += 1
+                continue
             digest = hashlib.sha256(f"{given.seed} {source}".encode()).digest()
             is_carved = int.from_bytes(digest[:8], "big") < given.carve * 2**64
             row = json.dumps({"source": source, "target": target}, ensure_ascii=False)
@@ -69,6 +82,8 @@ def main() -> int:
                 path = given.folder / f"{split}.jsonl"
                 path.write_text("".join(f"{row}\n" for row in rows), encoding="utf-8", newline="\n")
                 print(f"{path}\t{len(rows)} pairs")
+        if seen:
+            print(f"left out\t{left_out} pairs")
     except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 2

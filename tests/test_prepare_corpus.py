@@ -56,6 +56,18 @@ def test_carving_keeps_every_pair_and_the_sources_apart(tmp_path):
     assert first == again != other
 
 
+def test_sources_of_other_files_are_left_out(tmp_path):
+    (tmp_path / "train.tsv").write_text("int a;\tInt32 a;\nint b;\tInt32 b;\n")
+    (tmp_path / "valid.tsv").write_text("int c;\tInt32 c;\nint a;\tint a;\nInt b;\tint b;\n")
+    prepare("pairs", tmp_path / "train.tsv", "--folder", tmp_path, "--split", "train")
+
+    given = ["--folder", tmp_path, "--split", "unseen", "--unseen_in", tmp_path / "train.jsonl"]
+    done = prepare("pairs", tmp_path / "valid.tsv", *given)
+
+    assert read_pairs(tmp_path / "unseen.jsonl") == [("int c;", "Int32 c;"), ("Int b;", "int b;")]
+    assert "left out\t1 pairs" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("kind", "text", "message"),
     [
