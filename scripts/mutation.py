@@ -29,6 +29,7 @@ SOURCE = ROOT / "src"
 TESTS = (
     "parity",
     "loss",
+    "r_drop",
     "configuration",
     "initialisation",
     "modeling",

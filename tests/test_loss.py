@@ -20,7 +20,7 @@ from vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     loss_vanilla_transformer,
 )
-from vanilla_transformer.loss_vanilla_transformer import projected_cross_entropy_sum
+from vanilla_transformer.loss_vanilla_transformer import projected_loss_sum
 
 Model = VanillaTransformerForConditionalGeneration
 Batch = dict[str, Tensor]
@@ -112,15 +112,16 @@ def untied_model(tiny_config: VanillaTransformerConfig) -> Model:
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("path", ["fused", "module"])
 @pytest.mark.parametrize("precision", ["float32", "autocast"])
+@pytest.mark.parametrize("r_drop_alpha", [0.0, 5.0])
 def test_training_never_holds_the_logits_of_all_targets(
-    wide_model, long_batch, label_smoothing, path, precision
+    wide_model, long_batch, label_smoothing, path, precision, r_drop_alpha
 ):
     wide_model.config.label_smoothing = label_smoothing
     if path == "module":
         wide_model.lm_head.register_forward_hook(lambda module, inputs, output: None)
 
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "autocast"):
-        most_rows = rows_of_logits_in_memory(wide_model, long_batch)
+        most_rows = rows_of_logits_in_memory(wide_model, long_batch, r_drop_alpha=r_drop_alpha)
 
     # A chunk's logits, softmax and gradient in one or two dtypes; [D, V] views of the table.
     assert CHUNK_ROWS <= most_rows <= 8 * CHUNK_ROWS < long_batch["labels"].numel()
@@ -395,7 +396,7 @@ def test_loss_of_a_target_whose_probability_underflows_is_finite():
     projection = nn.Linear(1, 3, bias=False)
     projection.weight.data = torch.tensor([[0.0], [200.0], [0.0]])
 
-    loss = projected_cross_entropy_sum(projection, torch.ones(1, 1, 1), torch.tensor([[2]]), 0.0)
+    loss = projected_loss_sum(projection, torch.ones(1, 1, 1), torch.tensor([[2]]), 0.0)
 
     assert loss == 200
 
@@ -415,7 +416,7 @@ def test_loss_of_narrow_weights_is_summed_in_float32(dtype, path):
         if path == "module":
             projection.register_forward_hook(lambda module, inputs, output: None)
         states = hidden.to(dtype)[None].requires_grad_()
-        loss = projected_cross_entropy_sum(projection, states, labels[None], 0.1)
+        loss = projected_loss_sum(projection, states, labels[None], 0.1)
         (loss / 600).backward()
         return loss, states.grad, projection.weight.grad
 
@@ -438,7 +439,7 @@ def test_gradient_of_a_narrow_projection_is_summed_over_chunks_in_float32(monkey
     states = torch.ones(1, 600, 1, dtype=torch.bfloat16)
     labels = torch.zeros(1, 600, dtype=torch.long)
 
-    projected_cross_entropy_sum(projection, states, labels, 0.0).backward()
+    projected_loss_sum(projection, states, labels, 0.0).backward()
 
     # Each target adds a third to the ids that it is not; in bfloat16 the sum would stop at 128. A
     # third itself and the sum are rounded once.

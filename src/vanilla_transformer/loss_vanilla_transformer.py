@@ -36,32 +36,65 @@ def cross_entropy_sum(logits: Tensor, labels: Tensor, label_smoothing: float) ->
     )
 
 
-def projected_cross_entropy_sum(
-    lm_head: nn.Module, hidden_states: Tensor, labels: Tensor, label_smoothing: float
+def divergence_sum(logits: Tensor, labels: Tensor) -> Tensor:
+    """What R-Drop adds: how much two passes under dropout disagree, summed over the real targets.
+
+    (KL(p, q) + KL(q, p)) / 2 (Wu et al. 2021, arXiv 2106.14448, equation 2), where p and q are the
+    softmaxes of the two halves, in float32 or wider.
+
+    Args:
+        logits: `[2 B, ..., V]`, those of the second pass behind those of the first.
+        labels: `[2 B, ...]`, the same twice; -100 where no target is.
+    """
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    log_p, log_q = wide.log_softmax(-1).chunk(2)
+    divergence = ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum(-1) / 2
+    return divergence.where(labels.chunk(2)[0] != IGNORED, 0.0).sum()
+
+
+def loss_sum(
+    logits: Tensor, labels: Tensor, label_smoothing: float, r_drop_alpha: float = 0.0
 ) -> Tensor:
-    """`cross_entropy_sum(lm_head(hidden_states), ...)` in O(`CHUNK_ROWS` * V) memory.
+    """`cross_entropy_sum`, plus `divergence_sum` with this weight if it is not 0."""
+    total = cross_entropy_sum(logits, labels, label_smoothing)
+    return total + r_drop_alpha * divergence_sum(logits, labels) if r_drop_alpha else total
+
+
+def projected_loss_sum(
+    lm_head: nn.Module,
+    hidden_states: Tensor,
+    labels: Tensor,
+    label_smoothing: float,
+    r_drop_alpha: float = 0.0,
+) -> Tensor:
+    """`loss_sum(lm_head(hidden_states), ...)` in O(`CHUNK_ROWS` * V) memory.
 
     Args:
         lm_head: Output projection; anything but a plain matrix (LoRA, quantised, offloaded) is
             called as it is.
-        hidden_states: `[B, T, D]`.
+        hidden_states: `[B, T, D]`; with R-Drop B is even, the second passes behind the first.
         labels: `[B, T]`, -100 where no target is.
-        label_smoothing: As above.
+        label_smoothing: As in `cross_entropy_sum`.
+        r_drop_alpha: Weight of the `divergence_sum`.
     """
-    hidden_states, labels = hidden_states.flatten(0, 1), labels.flatten()
+    # [passes, positions, ...]: a chunk takes the same positions of each pass.
+    passes = 2 if r_drop_alpha else 1
+    hidden_states = hidden_states.flatten(0, 1).unflatten(0, (passes, -1))
+    labels = labels.flatten().unflatten(0, (passes, -1))
+    weights = (label_smoothing, r_drop_alpha)
     if torch.compiler.is_compiling():
         # Shapes must not depend on the data: every position goes along, masked by its label.
-        return _sum_by_module(lm_head, hidden_states, labels, label_smoothing)
-    is_target = labels != IGNORED
-    hidden_states, labels = hidden_states[is_target], labels[is_target]
+        return _sum_by_module(lm_head, hidden_states, labels, *weights)
+    is_target = labels[0] != IGNORED
+    hidden_states, labels = hidden_states[:, is_target], labels[:, is_target]
     if _is_sharded(lm_head):
         # Each call would wait for all processes, and theirs need not be as many.
         lm_head.unshard()  # type: ignore[operator]
     if _is_plain_linear(lm_head):
-        args = (hidden_states, lm_head.weight, lm_head.bias, labels, label_smoothing)
-        total: Tensor = ProjectedCrossEntropy.apply(*args)  # type: ignore[no-untyped-call]
+        args = (hidden_states, lm_head.weight, lm_head.bias, labels, *weights)
+        total: Tensor = ProjectedLoss.apply(*args)  # type: ignore[no-untyped-call]
         return total
-    return _sum_by_module(lm_head, hidden_states, labels, label_smoothing)
+    return _sum_by_module(lm_head, hidden_states, labels, *weights)
 
 
 def _is_sharded(module: nn.Module) -> bool:
@@ -84,20 +117,25 @@ def _is_plain_linear(module: nn.Module) -> bool:
 
 
 def _sum_by_module(
-    lm_head: nn.Module, hidden_states: Tensor, labels: Tensor, label_smoothing: float
+    lm_head: nn.Module,
+    hidden_states: Tensor,
+    labels: Tensor,
+    label_smoothing: float,
+    r_drop_alpha: float,
 ) -> Tensor:
     """Calls the module a chunk at a time, and once more in the backward pass."""
 
     def chunk_sum(hidden: Tensor, label: Tensor) -> Tensor:
-        return cross_entropy_sum(lm_head(hidden), label, label_smoothing)
+        return loss_sum(lm_head(hidden), label, label_smoothing, r_drop_alpha)
 
-    chunks = zip(hidden_states.split(CHUNK_ROWS), labels.split(CHUNK_ROWS), strict=True)
+    size = CHUNK_ROWS // len(labels)
+    chunks = zip(hidden_states.split(size, dim=1), labels.split(size, dim=1), strict=True)
     sums = [checkpoint(chunk_sum, *chunk, use_reentrant=False) for chunk in chunks]
     return torch.stack(sums).sum()
 
 
-class ProjectedCrossEntropy(torch.autograd.Function):
-    """Output projection and cross-entropy in one, a chunk of rows at a time.
+class ProjectedLoss(torch.autograd.Function):
+    """Output projection and loss in one, a chunk of rows at a time.
 
     The gradient of a chunk's logits is known as soon as the logits are, so the two products of
     the backward pass run right away and no logits outlive their chunk.
@@ -111,18 +149,20 @@ class ProjectedCrossEntropy(torch.autograd.Function):
         bias: Tensor | None,
         labels: Tensor,
         label_smoothing: float,
+        r_drop_alpha: float,
     ) -> Tensor:
-        """Sum of the cross-entropies of `softmax(hidden_states @ weight.T + bias)`.
+        """`loss_sum` of `hidden_states @ weight.T + bias`; P = 2 passes with R-Drop, else 1.
 
         Products run in autocast's dtype, everything else in float32 or wider.
 
         Args:
             ctx: Carries the gradients to `backward`.
-            hidden_states: `[N, D]`.
+            hidden_states: `[P, N, D]`.
             weight: Output projection, `[V, D]`.
             bias: `[V]`, or None.
-            labels: `[N]`, all real.
+            labels: `[P, N]`, all real.
             label_smoothing: As in `cross_entropy_sum`.
+            r_drop_alpha: Weight of the `divergence_sum`, or 0.
         """
         device = hidden_states.device.type
         narrow = hidden_states.dtype
@@ -137,11 +177,14 @@ class ProjectedCrossEntropy(torch.autograd.Function):
         if bias is not None and ctx.needs_input_grad[2]:
             grad_bias = torch.zeros_like(bias, dtype=wide)
         # One buffer for the logits of all chunks: fresh memory costs a CPU as much as a softmax.
-        buffer = matrix.new_empty(min(CHUNK_ROWS, len(labels)), len(matrix), dtype=wide)
+        buffer = matrix.new_empty(min(CHUNK_ROWS, labels.numel()), len(matrix), dtype=wide)
+        passes, positions = labels.shape
+        size = CHUNK_ROWS // passes
         with torch.autocast(device, enabled=False):
-            for start in range(0, len(labels), CHUNK_ROWS):
-                rows = slice(start, start + CHUNK_ROWS)
-                hidden = hidden_states[rows].to(narrow)
+            for start in range(0, positions, size):
+                chunk = slice(start, start + size)
+                hidden = hidden_states[:, chunk].flatten(0, 1).to(narrow)
+                label = labels[:, chunk].reshape(-1, 1)
                 logits = buffer[: len(hidden)]
                 if narrow == wide:
                     torch.mm(hidden, matrix.T, out=logits)
@@ -149,13 +192,13 @@ class ProjectedCrossEntropy(torch.autograd.Function):
                     logits.copy_(hidden @ matrix.T)
                 if bias is not None:
                     logits += bias
-                loss, grad_logits = _loss_and_gradient(logits, labels[rows, None], label_smoothing)
+                loss, grad_logits = _loss_and_gradient(logits, label, label_smoothing, r_drop_alpha)
                 total += loss
                 if grad_bias is not None:
                     grad_bias += grad_logits.sum(0)
                 grad_logits = grad_logits.to(narrow)
                 if grad_hidden is not None:
-                    grad_hidden[rows] = grad_logits @ matrix
+                    grad_hidden[:, chunk] = (grad_logits @ matrix).unflatten(0, (passes, -1))
                 if grad_weight is None:
                     continue
                 if narrow == wide:
@@ -177,25 +220,45 @@ class ProjectedCrossEntropy(torch.autograd.Function):
             None if grad is None else grad * grad_output.to(grad.dtype)
             for grad in ctx.saved_tensors
         )
-        return *gradients, None, None
+        return *gradients, None, None, None
 
 
 def _loss_and_gradient(
-    logits: Tensor, label: Tensor, label_smoothing: float
+    logits: Tensor, label: Tensor, label_smoothing: float, r_drop_alpha: float
 ) -> tuple[Tensor, Tensor]:
-    """Summed cross-entropy of `logits` `[rows, V]` and its gradient, written over them.
+    """`loss_sum` of `logits` `[rows, V]` and its gradient, written over them.
 
-    With smoothing e the target is t = (1 - e) * one_hot(label) + e / V, the loss is
+    With smoothing e the target is t = (1 - e) * one_hot(label) + e / V, the cross-entropy is
     logsumexp(logits) - t · logits, and its gradient is softmax(logits) - t.
     """
     target_logits = logits.gather(1, label)
     mean_logits = logits.mean(-1, keepdim=True) if label_smoothing else 0.0
     largest = logits.amax(-1, keepdim=True)
+    ratio = torch.sub(*logits.chunk(2)) if r_drop_alpha else None
     gradient = torch.softmax(logits, -1, out=logits)
     # The largest probability is 1 / sum(exp(logits - largest)); it never underflows.
-    loss = largest - gradient.amax(-1, keepdim=True).log()
-    loss -= (1 - label_smoothing) * target_logits + label_smoothing * mean_logits
+    log_normalizer = largest - gradient.amax(-1, keepdim=True).log()
+    smoothed_logits = (1 - label_smoothing) * target_logits + label_smoothing * mean_logits
+    total = (log_normalizer - smoothed_logits).sum()
+    if ratio is not None:
+        ratio -= torch.sub(*log_normalizer.chunk(2))
+        total += _add_divergence(gradient, ratio, r_drop_alpha)
     if label_smoothing:
         gradient -= label_smoothing / gradient.shape[1]
     gradient.scatter_add_(1, label, gradient.new_full(label.shape, label_smoothing - 1))
-    return loss.sum(), gradient
+    return total, gradient
+
+
+def _add_divergence(probabilities: Tensor, ratio: Tensor, alpha: float) -> Tensor:
+    """Weighted `divergence_sum` of the halves p and q, to which it adds its gradient.
+
+    With r = `ratio` = log p - log q, whose memory is used again, the divergence is (p - q) · r / 2.
+    Its gradient for the logits of p is (p * (1 + r - p · r) - q) / 2, likewise for those of q.
+    """
+    p, q = probabilities.chunk(2)
+    p_ratio, q_ratio = (torch.linalg.vecdot(half, ratio).unsqueeze(-1) for half in (p, q))
+    grad_p = (ratio + (1 - p_ratio)).mul_(p).sub_(q)
+    grad_q = torch.sub(1 + q_ratio, ratio, out=ratio).mul_(q).sub_(p)
+    p.add_(grad_p, alpha=alpha / 2)
+    q.add_(grad_q, alpha=alpha / 2)
+    return alpha / 2 * (p_ratio - q_ratio).sum()

@@ -41,7 +41,7 @@ from .attention_vanilla_transformer import CrossAttention, HeadMixing, SelfAtten
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .generation_vanilla_transformer import VanillaTransformerGenerationMixin
 from .kernels_vanilla_transformer import Dropout, causal_mask
-from .loss_vanilla_transformer import IGNORED, cross_entropy_sum, projected_cross_entropy_sum
+from .loss_vanilla_transformer import IGNORED, loss_sum, projected_loss_sum
 from .positions_vanilla_transformer import POSITIONS
 
 
@@ -604,6 +604,7 @@ class VanillaTransformerForConditionalGeneration(
         logits_to_keep: int | Tensor = 0,
         return_logits: bool = False,
         num_items_in_batch: int | Tensor | None = None,
+        r_drop_alpha: float = 0.0,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqLMOutput:
         """As `VanillaTransformerModel.forward`, then logits and, given `labels`, the loss.
@@ -612,9 +613,10 @@ class VanillaTransformerForConditionalGeneration(
         wanted, from which it also makes missing `decoder_input_ids`; `logits_to_keep`, the last n
         positions, or a tensor of positions, whose logits are wanted (0: all; not together with
         `labels`); `return_logits`, by which training with `labels` returns all logits too, at the
-        price of their memory (distillation, R-Drop); and `num_items_in_batch`, which divides the
-        summed loss: Trainer gives the number of targets over all accumulated batches and
-        processes, None stands for the targets of this batch.
+        price of their memory (distillation); `num_items_in_batch`, which divides the summed loss:
+        Trainer gives the number of targets over all accumulated batches and processes, None stands
+        for the targets of this batch; and `r_drop_alpha`, the weight of R-Drop's divergence, for a
+        batch whose second half is its first half again (`vanilla_transformer.r_drop`).
 
         Returns:
             `loss`, smoothed in training only, and `logits` `[B, T, V]`: None while training with
@@ -654,9 +656,11 @@ class VanillaTransformerForConditionalGeneration(
             labels = labels.to(hidden_states.device)
             smoothing = self.config.label_smoothing if self.training else 0.0
             if logits is None:
-                total = projected_cross_entropy_sum(self.lm_head, hidden_states, labels, smoothing)
+                total = projected_loss_sum(
+                    self.lm_head, hidden_states, labels, smoothing, r_drop_alpha
+                )
             else:
-                total = cross_entropy_sum(logits, labels, smoothing)
+                total = loss_sum(logits, labels, smoothing, r_drop_alpha)
             if num_items_in_batch is None:
                 num_items_in_batch = (labels != IGNORED).sum()
             # Without any target the loss is 0, not 0 / 0.
