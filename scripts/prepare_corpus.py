@@ -76,6 +76,11 @@ def main() -> int:
             is_carved = int.from_bytes(digest[:8], "big") < given.carve * 2**64
             row = json.dumps({"source": source, "target": target}, ensure_ascii=False)
             splits["validation" if is_carved else given.split].append(row)
+        if not splits[given.split]:
+            raise ValueError(
+                f"--split {given.split} needs at least one pair, got none: {left_out} were left "
+                f"out by --unseen_in, {len(splits['validation'])} were carved. Nothing was written."
+            )
         given.folder.mkdir(parents=True, exist_ok=True)
         for split, rows in splits.items():
             if rows:

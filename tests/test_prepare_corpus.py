@@ -68,6 +68,17 @@ def test_sources_of_other_files_are_left_out(tmp_path):
     assert "left out\t1 pairs" in done.stdout
 
 
+def test_file_that_would_be_empty_is_refused(tmp_path):
+    (tmp_path / "train.tsv").write_text("int a;\tInt32 a;\n")
+    given = ["--folder", tmp_path / "out", "--split", "unseen"]
+
+    done = prepare("pairs", tmp_path / "train.tsv", *given, "--unseen_in", tmp_path / "train.tsv")
+
+    assert done.returncode == 2
+    assert "--split unseen needs at least one pair, got none: 1 were left out" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("kind", "text", "message"),
     [

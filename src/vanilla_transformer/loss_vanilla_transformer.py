@@ -234,31 +234,31 @@ def _loss_and_gradient(
     target_logits = logits.gather(1, label)
     mean_logits = logits.mean(-1, keepdim=True) if label_smoothing else 0.0
     largest = logits.amax(-1, keepdim=True)
-    ratio = torch.sub(*logits.chunk(2)) if r_drop_alpha else None
+    difference = torch.sub(*logits.chunk(2)) if r_drop_alpha else None
     gradient = torch.softmax(logits, -1, out=logits)
     # The largest probability is 1 / sum(exp(logits - largest)); it never underflows.
-    log_normalizer = largest - gradient.amax(-1, keepdim=True).log()
-    smoothed_logits = (1 - label_smoothing) * target_logits + label_smoothing * mean_logits
-    total = (log_normalizer - smoothed_logits).sum()
-    if ratio is not None:
-        ratio -= torch.sub(*log_normalizer.chunk(2))
-        total += _add_divergence(gradient, ratio, r_drop_alpha)
+    loss = largest - gradient.amax(-1, keepdim=True).log()
+    loss -= (1 - label_smoothing) * target_logits + label_smoothing * mean_logits
+    total = loss.sum()
+    if difference is not None:
+        total += _add_divergence(gradient, difference, r_drop_alpha)
     if label_smoothing:
         gradient -= label_smoothing / gradient.shape[1]
     gradient.scatter_add_(1, label, gradient.new_full(label.shape, label_smoothing - 1))
     return total, gradient
 
 
-def _add_divergence(probabilities: Tensor, ratio: Tensor, alpha: float) -> Tensor:
+def _add_divergence(probabilities: Tensor, difference: Tensor, alpha: float) -> Tensor:
     """Weighted `divergence_sum` of the halves p and q, to which it adds its gradient.
 
-    With r = `ratio` = log p - log q, whose memory is used again, the divergence is (p - q) · r / 2.
-    Its gradient for the logits of p is (p * (1 + r - p · r) - q) / 2, likewise for those of q.
+    With r = log p - log q the divergence is (p - q) · r / 2, and its gradient for the logits of p
+    is (p * (1 + r - p · r) - q) / 2, likewise for those of q. The `difference` of the logits,
+    whose memory is used again, stands for r: a constant that is added to r cancels out.
     """
     p, q = probabilities.chunk(2)
-    p_ratio, q_ratio = (torch.linalg.vecdot(half, ratio).unsqueeze(-1) for half in (p, q))
-    grad_p = (ratio + (1 - p_ratio)).mul_(p).sub_(q)
-    grad_q = torch.sub(1 + q_ratio, ratio, out=ratio).mul_(q).sub_(p)
+    p_mean, q_mean = (torch.linalg.vecdot(half, difference).unsqueeze(-1) for half in (p, q))
+    grad_p = (difference + (1 - p_mean)).mul_(p).sub_(q)
+    grad_q = torch.sub(1 + q_mean, difference, out=difference).mul_(q).sub_(p)
     p.add_(grad_p, alpha=alpha / 2)
     q.add_(grad_q, alpha=alpha / 2)
-    return alpha / 2 * (p_ratio - q_ratio).sum()
+    return alpha / 2 * (p_mean - q_mean).sum()
