@@ -547,15 +547,17 @@ def test_label_smoothing_is_left_to_the_model(corpus, tmp_path):
 
 
 @pytest.mark.parametrize("vocabularies", [{}, SEPARATE], ids=["joint", "separate"])
-def test_resumed_run_ends_with_the_weights_of_one_in_one_go(corpus, tmp_path, vocabularies):
+def test_resumed_run_ends_with_the_weights_of_one_in_one_go(corpus, tmp_path, vocabularies, capsys):
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     settings = build_settings(corpus, **vocabularies)
     train(settings, build_arguments(settings, whole, num_train_epochs=2))
 
     train(settings, build_arguments(settings, resumed, num_train_epochs=1))
+    capsys.readouterr()
     settings = build_settings(corpus, resume=True, **vocabularies)
     train(settings, build_arguments(settings, resumed, num_train_epochs=2))
 
+    assert "; 1 epochs end at" in capsys.readouterr().out
     # The saved model may be the first epoch's, but the second one ends in a checkpoint.
     last = f"checkpoint-{checkpoints_of(whole)[-1]}"
     assert_same_weights(resumed / last, whole / last)

@@ -17,7 +17,9 @@ from transformers import (
     EvalPrediction,
     PreTrainedTokenizerBase,
     Seq2SeqTrainer,
+    TrainerState,
 )
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import EvalLoopOutput
 
 from vanilla_transformer.batches import TokenBatchSampler
@@ -132,8 +134,14 @@ def scorer(
     return score
 
 
-def plan(trainer: TokenBatchTrainer, truncated: int) -> Iterator[str]:
-    """What the run will do, told before its first update; two batches are tried for it."""
+def plan(trainer: TokenBatchTrainer, truncated: int, checkpoint: str | None) -> Iterator[str]:
+    """What the run will do, told before its first update; two batches are tried for it.
+
+    Args:
+        trainer: Ready to train.
+        truncated: Pairs that are cut to the maximal length.
+        checkpoint: Folder from which the run goes on, if it does.
+    """
     arguments, model = trainer.args, trainer.model
     vocabulary = f"vocabulary {model.config.vocab_size:,}"
     if not trainer.tokenizers.is_joint:
@@ -152,6 +160,9 @@ def plan(trainer: TokenBatchTrainer, truncated: int) -> Iterator[str]:
     periods = arguments.num_train_epochs
     if arguments.max_steps > 0:
         periods = arguments.max_steps * accumulated / batches
+    if checkpoint:
+        state = TrainerState.load_from_json(str(Path(checkpoint) / TRAINER_STATE_NAME))
+        periods = max(0, periods - state.global_step * accumulated / batches)
     minutes = seconds * batches / 60
     end = time.strftime("%H:%M", time.localtime(time.time() + 60 * minutes * periods))
     yield f"device      {hardware()}, {'bf16' if arguments.bf16 else 'float32'}"

@@ -130,7 +130,7 @@ def train(settings: TrainSettings, arguments: Seq2SeqTrainingArguments) -> Path:
     say = PartialState().print
     if trainer.is_world_process_zero():
         filtered.write_dropped(folder)
-    for line in chain(filtered.summary(), plan(trainer, truncated)):
+    for line in chain(filtered.summary(), plan(trainer, truncated, checkpoint)):
         say(line)
     started = time.monotonic()
     outcome, interrupt = _run(trainer, settings, checkpoint)
