@@ -159,7 +159,7 @@ def test_parts_of_a_batch_add_up_to_it(tiny_model, batch):
         for rows in (slice(0, 1), slice(1, 3))
     ]
 
-    assert (whole - expected).abs() > 0.1
+    assert whole > expected + 0.1
     torch.testing.assert_close(sum(parts), whole)
 
 
