@@ -64,7 +64,9 @@ def read(kind: str, files: list[str]) -> Iterable[tuple[str, str]]:
 def main() -> int:
     """Writes the files and prints their sizes; returns the exit status."""
     given = build_parser().parse_args()
-    splits: dict[str, list[str]] = {given.split: [], "validation": []}
+    splits: dict[str, list[str]] = {given.split: []}
+    if given.carve:
+        splits["validation"] = []
     try:
         seen = {source for file in given.unseen_in for source, _ in read("pairs", [file])}
         left_out = 0
@@ -76,17 +78,17 @@ def main() -> int:
             is_carved = int.from_bytes(digest[:8], "big") < given.carve * 2**64
             row = json.dumps({"source": source, "target": target}, ensure_ascii=False)
             splits["validation" if is_carved else given.split].append(row)
-        if not splits[given.split]:
-            raise ValueError(
-                f"--split {given.split} needs at least one pair, got none: {left_out} were left "
-                f"out by --unseen_in, {len(splits['validation'])} were carved. Nothing was written."
-            )
+        for split, rows in splits.items():
+            if not rows:
+                raise ValueError(
+                    f"{split}.jsonl needs at least one pair, got none: {left_out} were left out by "
+                    f"--unseen_in, and --carve is {given.carve}. Nothing was written."
+                )
         given.folder.mkdir(parents=True, exist_ok=True)
         for split, rows in splits.items():
-            if rows:
-                path = given.folder / f"{split}.jsonl"
-                path.write_text("".join(f"{row}\n" for row in rows), encoding="utf-8", newline="\n")
-                print(f"{path}\t{len(rows)} pairs")
+            path = given.folder / f"{split}.jsonl"
+            path.write_text("".join(f"{row}\n" for row in rows), encoding="utf-8", newline="\n")
+            print(f"{path}\t{len(rows)} pairs")
         if seen:
             print(f"left out\t{left_out} pairs")
     except (ValueError, OSError) as error:

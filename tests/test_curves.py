@@ -3,7 +3,6 @@
 import json
 import re
 import sys
-from itertools import pairwise
 
 import pytest
 
@@ -45,16 +44,6 @@ def test_curves_show_losses_score_and_learning_rate(tmp_path):
     # The y axis of the picture points downwards.
     assert loss[0][1] < loss[1][1] < loss[2][1]
     assert bleu[1][1] < bleu[0][1]
-
-
-def test_parts_of_a_resumed_run_lie_end_to_end(tmp_path):
-    minutes = [1.0, 2.0, 3.0, 0.5, 1.0, 0.5, 1.0]
-    write_log(tmp_path, [{"minutes": minute, "loss": 1.0} for minute in minutes])
-
-    (points,) = drawn_points(plot_curves(tmp_path, "bleu").read_text())
-
-    steps = [right[0] - left[0] for left, right in pairwise(points)]
-    assert steps == pytest.approx([steps[0]] * 2 + [steps[0] / 2] * 4, rel=1e-3)
 
 
 def test_same_curves_are_the_same_file(tmp_path):

@@ -75,7 +75,19 @@ def test_file_that_would_be_empty_is_refused(tmp_path):
     done = prepare("pairs", tmp_path / "train.tsv", *given, "--unseen_in", tmp_path / "train.tsv")
 
     assert done.returncode == 2
-    assert "--split unseen needs at least one pair, got none: 1 were left out" in done.stderr
+    assert "unseen.jsonl needs at least one pair, got none: 1 were left out" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_carving_that_carves_nothing_is_refused(tmp_path):
+    (tmp_path / "train.tsv").write_text("int a;\tInt32 a;\n")
+    given = ["--folder", tmp_path / "out", "--split", "train", "--carve", "0.001"]
+
+    done = prepare("pairs", tmp_path / "train.tsv", *given)
+
+    assert done.returncode == 2
+    assert "validation.jsonl needs at least one pair" in done.stderr
+    assert "--carve is 0.001" in done.stderr
     assert not (tmp_path / "out").exists()
 
 

@@ -558,6 +558,8 @@ def test_resumed_run_ends_with_the_weights_of_one_in_one_go(corpus, tmp_path, vo
     train(settings, build_arguments(settings, resumed, num_train_epochs=2))
 
     assert "; 1 epochs end at" in capsys.readouterr().out
+    minutes = [report["minutes"] for report in read_log(resumed)]
+    assert minutes == sorted(minutes)
     # The saved model may be the first epoch's, but the second one ends in a checkpoint.
     last = f"checkpoint-{checkpoints_of(whole)[-1]}"
     assert_same_weights(resumed / last, whole / last)
@@ -693,6 +695,16 @@ def test_interrupted_script_leaves_a_model_that_a_resumed_run_goes_on_with(corpu
     settings = build_settings(corpus, validated=False, resume=True, max_tokens_per_batch=8192)
     train(settings, build_arguments(settings, tmp_path, max_steps=updates + 2))
     assert read_json(tmp_path / "run.json")["updates"] == updates + 2
+
+
+def test_reports_of_a_run_that_left_no_checkpoint_are_replaced(corpus, tmp_path):
+    (tmp_path / "log.jsonl").write_text('{"step": 5, "minutes": 1000.0, "loss": 9.0}\n')
+    settings = build_settings(corpus, validated=False)
+
+    train(settings, build_arguments(settings, tmp_path, max_steps=2, logging_steps=1))
+
+    assert all(report["minutes"] < 1000 for report in read_log(tmp_path))
+    assert read_json(tmp_path / "run.json")["minutes"] < 1000
 
 
 # Mistakes

@@ -1,19 +1,15 @@
 """The curves of a run as a picture: losses, validation score and learning rate over time."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 from vanilla_transformer.figures import new_figure, save_figure
-from vanilla_transformer.run_record import LOG_FILE
+from vanilla_transformer.run_record import LOG_FILE, read_log
 
 CURVES_FILE = "curves.svg"
 
 
 def plot_curves(folder: Path, metric: str) -> Path:
     """Draws what `log.jsonl` of a run holds, over minutes of training.
-
-    A run that was resumed counts its minutes anew; they are laid end to end.
 
     Args:
         folder: Of the run.
@@ -32,7 +28,7 @@ def plot_curves(folder: Path, metric: str) -> Path:
         metric: {f"eval_{metric}": "validation, greedy"},
         "learning rate": {"learning_rate": "schedule"},
     }
-    reports = _reports(folder / LOG_FILE)
+    reports = read_log(folder / LOG_FILE)
     for axes, (title, curves) in zip(
         figure.subplots(len(panels), sharex=True), panels.items(), strict=True
     ):
@@ -44,17 +40,3 @@ def plot_curves(folder: Path, metric: str) -> Path:
                 axes.legend()
     axes.set_xlabel("minutes")
     return save_figure(figure, folder / CURVES_FILE)
-
-
-def _reports(log: Path) -> list[dict[str, Any]]:
-    """Reports of all parts of a run, their minutes counted from its beginning."""
-    # A run that was stopped at once has reported nothing.
-    lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
-    reports = [json.loads(line) for line in lines]
-    earlier = last = 0.0
-    for report in reports:
-        if report["minutes"] < last:
-            earlier += last
-        last = report["minutes"]
-        report["minutes"] += earlier
-    return reports

@@ -75,6 +75,12 @@ def _commit() -> str | None:
     return done.stdout.strip()
 
 
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The reports that `JsonLinesLog` wrote; none without a file."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines]
+
+
 class JsonLinesLog(TrainerCallback):
     """Appends every report of Trainer to a file, one JSON object a line.
 
@@ -84,11 +90,13 @@ class JsonLinesLog(TrainerCallback):
 
     Args:
         path: Of the file.
+        started: When training began, in seconds of `time.monotonic`; a run that goes on with
+            another one also counts what that one took, and so began earlier.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, started: float) -> None:
         self.path = path
-        self.started = time.monotonic()
+        self.started = started
         # Seconds inside of updates since a moment, the last report.
         self.inside = 0.0
         self.since: float | None = None

@@ -67,6 +67,7 @@ from vanilla_transformer.run_record import (
     RUN_FILE,
     JsonLinesLog,
     describe_run,
+    read_log,
 )
 from vanilla_transformer.streaming import TokenBatchStream
 from vanilla_transformer.tokenization_vanilla_transformer import (
@@ -132,7 +133,14 @@ def train(settings: TrainSettings, arguments: Seq2SeqTrainingArguments) -> Path:
         filtered.write_dropped(folder)
     for line in chain(filtered.summary(), plan(trainer, truncated, checkpoint)):
         say(line)
+    log = folder / LOG_FILE
     started = time.monotonic()
+    if checkpoint:
+        started -= 60 * max((report["minutes"] for report in read_log(log)), default=0.0)
+    elif trainer.is_world_process_zero():
+        # Of a run that ended before its first checkpoint.
+        log.unlink(missing_ok=True)
+    trainer.add_callback(JsonLinesLog(log, started))
     outcome, interrupt = _run(trainer, settings, checkpoint)
     if trainer.is_world_process_zero():
         counts: dict[str, Any] = {"pairs": len(kept), "truncated_pairs": truncated}
@@ -313,7 +321,6 @@ def _build_trainer(
         eval_dataset=validation_set,
         compute_metrics=score if arguments.predict_with_generate else None,
     )
-    trainer.add_callback(JsonLinesLog(Path(arguments.output_dir) / LOG_FILE))
     if settings.early_stopping_patience is not None:
         trainer.add_callback(EarlyStoppingCallback(settings.early_stopping_patience))
     return trainer, truncated
