@@ -214,7 +214,7 @@ class TrainSettings:
     )
     r_drop: float = option(
         "Weight of R-Drop (Wu et al. 2021, who use 5): each pair is trained twice in a batch, and "
-        "both passes should agree in spite of dropout. Twice the time and memory an update.",
+        "both passes should agree in spite of dropout. An update takes twice the time.",
         0.0,
     )
     early_stopping_patience: int | None = option(
