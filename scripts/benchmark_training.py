@@ -10,6 +10,8 @@ Examples:
   python scripts/benchmark_training.py --corpus train.de.gz train.en.gz --presets tiny --variants
   python scripts/benchmark_training.py --corpus train.de.gz train.en.gz --presets tiny --variants \
       --models default 'talking heads*' --compile
+  python scripts/benchmark_training.py --corpus train.de.gz train.en.gz --presets tiny --variants \
+      --models default 'no padding' --unsorted
 """
 
 import argparse
@@ -31,6 +33,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--variants", action="store_true", help="Compare variants of ours instead.")
     parser.add_argument("--models", nargs="+", default=["*"], help="Their names, or patterns.")
     parser.add_argument("--compile", action="store_true", help="Compile their layers.")
+    parser.add_argument(
+        "--unsorted", action="store_true", help="Draw pairs at random, as Trainer does by itself."
+    )
     parser.add_argument("--tokens", type=int, default=4096, help="Tokens of a batch, both sides.")
     parser.add_argument("--rounds", type=int, default=5, help="Timed rounds (default: 5).")
     parser.add_argument("--batches", type=int, default=4, help="Batches of a round (default: 4).")
@@ -63,10 +68,11 @@ def print_table(
     options: argparse.Namespace,
 ) -> None:
     """Times the contenders side by side and asks a process of each for its memory."""
-    from neighbours import batches, hardware_line, time_rounds, tokens_of
+    from neighbours import batches, hardware_line, padding_of, time_rounds, tokens_of
 
     vocab_size = VOCABULARY[preset]
-    cut = batches(options.corpus, vocab_size, options.tokens, options.batches)
+    size = (options.tokens, options.batches, options.unsorted)
+    cut = batches(options.corpus, vocab_size, *size)
     setting = (preset, vocab_size, dtype, options.label_smoothing, options.compile, cut)
     seconds = time_rounds(models, setting, options.rounds)
     medians = {name: statistics.median(times) for name, times in seconds.items()}
@@ -74,7 +80,8 @@ def print_table(
     tokens = tokens_of(cut)
     print(
         f"\n{preset}, {dtype}, vocabulary {vocab_size:,}, "
-        f"{tokens:,} tokens in {options.batches} batches; {hardware_line()}"
+        f"{tokens:,} tokens in {options.batches} batches, {100 * padding_of(cut):.1f} % padding; "
+        f"{hardware_line()}"
         f"{', compiled' if options.compile else ''}"
     )
     print("| model | tokens/s | range | time | growth MB | peak MB | start MB | state MB |")

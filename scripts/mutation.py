@@ -42,6 +42,7 @@ TESTS = (
     "remote_code",
     "caches",
     "attention_backends",
+    "packing",
     "trainer",
     "ecosystem",
     "variant_grid",

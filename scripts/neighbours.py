@@ -82,6 +82,7 @@ def our_variants(preset: str) -> dict[str, tuple[str, dict[str, Any]]]:
     changes: dict[str, dict[str, Any]] = {
         "default": {},
         "eager attention": {"attn_implementation": "eager"},
+        "no padding": {"attn_implementation": "varlen"},
         "post-norm": {"pre_norm": False},
         "learned positions": {"position_embedding_type": "learned"},
         "separate tables": {"share_encoder_decoder_embeddings": False},
@@ -184,13 +185,33 @@ def encode(pairs: Dataset, tokenizer: VanillaTransformerTokenizer) -> Dataset:
     return data.select_columns(["input_ids", "labels"])
 
 
-def batches(corpus: list[str], vocab_size: int, max_tokens: int, count: int) -> list[BatchEncoding]:
-    """The first batches of an epoch over a parallel corpus, `max_tokens` each at most."""
+def batches(
+    corpus: list[str], vocab_size: int, max_tokens: int, count: int, unsorted: bool = False
+) -> list[BatchEncoding]:
+    """The first batches of an epoch over a parallel corpus.
+
+    Args:
+        corpus: Source and target file.
+        vocab_size: Of the joint vocabulary.
+        max_tokens: Most tokens of a batch, padding counted.
+        count: How many batches.
+        unsorted: Draws pairs at random instead, in batches that hold `max_tokens` on average,
+            padding not counted.
+    """
     tokenizer, data = learn_and_encode(corpus, vocab_size)
-    sampler = TokenBatchSampler(pair_lengths(data), max_tokens, seed=0)
-    collator = DataCollatorForSeq2Seq(tokenizer)
-    loader = DataLoader(data, batch_sampler=sampler, collate_fn=collator)
+    lengths = pair_lengths(data)
+    cut: dict[str, Any] = {"batch_sampler": TokenBatchSampler(lengths, max_tokens, seed=0)}
+    if unsorted:
+        pairs = int(max_tokens / lengths.sum(axis=1).mean())
+        seeded = torch.Generator().manual_seed(0)
+        cut = {"batch_size": pairs, "shuffle": True, "generator": seeded}
+    loader = DataLoader(data, collate_fn=DataCollatorForSeq2Seq(tokenizer), **cut)
     return list(islice(loader, count))
+
+
+def padding_of(cut: list[BatchEncoding]) -> float:
+    """Share of padding in batches, 0 to 1."""
+    return 1 - tokens_of(cut) / sum(b["input_ids"].numel() + b["labels"].numel() for b in cut)
 
 
 def tokens_of(cut: list[BatchEncoding]) -> int:

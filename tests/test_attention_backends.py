@@ -116,7 +116,7 @@ def flash_kernels_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flash_utils, "_loaded_implementation", None)
 
 
-KERNELS = ["sdpa", "flex_attention", "flash_in_torch", "own_kernel"]
+KERNELS = ["sdpa", "varlen", "flex_attention", "flash_in_torch", "own_kernel"]
 
 
 @pytest.fixture(params=KERNELS)

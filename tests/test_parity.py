@@ -160,7 +160,7 @@ def test_evaluation_loss_equals_the_unsmoothed_oracle_when_training_smooths(batc
     assert actual.logits.shape == (3, 5, 37)
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("attention", ["eager", "sdpa", "varlen"])
 @pytest.mark.parametrize("side", ["right", "left", "none"])
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
 def test_training_equals_the_oracle(batch, attention, side, label_smoothing):

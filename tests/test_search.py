@@ -97,8 +97,11 @@ def test_search_finds_what_transformers_search_finds(tiny_model, sentences, sear
 
 
 @each_search
+@pytest.mark.parametrize("attention", ["eager", "sdpa", "varlen"])
 @pytest.mark.usefixtures("refuse_transformers_searches")
-def test_search_of_this_package_runs(tiny_model, sentences, search):
+def test_search_of_this_package_runs(tiny_model, sentences, search, attention):
+    tiny_model.set_attn_implementation(attention)
+
     generate(tiny_model, sentences, **search)
 
 

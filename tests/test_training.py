@@ -29,6 +29,7 @@ from vanilla_transformer.averaging import average_checkpoints
 from vanilla_transformer.batches import TokenBatchSampler
 from vanilla_transformer.callbacks import StopOnRequest
 from vanilla_transformer.metrics import TranslationScores
+from vanilla_transformer.modeling_vanilla_transformer import EncoderLayer
 from vanilla_transformer.number_words import write_corpus
 from vanilla_transformer.recipe import config_overrides, recipe
 from vanilla_transformer.tokenization_vanilla_transformer import read_lines
@@ -469,6 +470,25 @@ def test_r_drop_trains_on_two_passes_and_validates_on_one(corpus, tmp_path, monk
     # The mean of the checkpoints of this single epoch is not scored.
     validated = sum(count for training, count in rows if not training)
     assert (trained, validated) == (2 * 300, VALIDATION_LINES)
+
+
+def test_chosen_kernel_trains_without_padding_and_is_not_saved(corpus, tmp_path, monkeypatch):
+    rows = []
+    forward = EncoderLayer.forward
+
+    def record(self, hidden_states, *args, **kwargs):
+        rows.append((self.training, len(hidden_states)))
+        return forward(self, hidden_states, *args, **kwargs)
+
+    monkeypatch.setattr(EncoderLayer, "forward", record)
+    settings = build_settings(corpus, attn_implementation="varlen")
+
+    train(settings, build_arguments(settings, tmp_path))
+
+    # A batch lies in one row, in training as in validation.
+    assert set(rows) == {(True, 1), (False, 1)}
+    assert "varlen" not in (tmp_path / "config.json").read_text(encoding="utf-8")
+    assert read_json(tmp_path / "run.json")["settings"]["attn_implementation"] == "varlen"
 
 
 def test_only_the_first_validation_pairs_are_scored_and_all_are_kept_out_of_training(

@@ -212,7 +212,8 @@ class IncrementalDecoder:
                 x = step(x, mask, self.source_mask, cache)
             x = decoder.layer_norm(x)
         else:
-            x = decoder.run_layers(x, mask, self.source, self.source_mask, cache, self.kernel)
+            states = (x, mask, self.source, self.source_mask, cache)
+            x = decoder.run_layers(*states, attn_implementation=self.kernel)
         self.history.length += tokens.shape[1]
         return x
 

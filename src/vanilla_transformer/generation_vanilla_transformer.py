@@ -28,6 +28,7 @@ from transformers.generation import (
 )
 
 from .decoding_vanilla_transformer import IncrementalDecoder
+from .packing_vanilla_transformer import VARLEN
 from .search_vanilla_transformer import (
     BeamSettings,
     Constraints,
@@ -292,7 +293,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         return (
             not self.training
             and VanillaTransformerGenerationMixin in owner.__bases__
-            and self.config._attn_implementation in ("eager", "sdpa")
+            and self.config._attn_implementation in ("eager", "sdpa", VARLEN)
             and not any(
                 "forward" in vars(stage)
                 or stage._forward_hooks

@@ -4,7 +4,7 @@ Shapes: B batch · S source · T target · Q, K query and key positions · D `d_
 E head size · F feed-forward · V vocabulary · N real target positions of a batch.
 
 Attention itself, section 3.2, is in `attention_vanilla_transformer.py`, positions, section 3.5, in
-`positions_vanilla_transformer.py`.
+`positions_vanilla_transformer.py`, batches without padding in `packing_vanilla_transformer.py`.
 
 Differs from the paper:
     The layer norm stands before each sublayer (pre-norm, Xiong et al. 2020), not behind the
@@ -42,6 +42,13 @@ from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .generation_vanilla_transformer import VanillaTransformerGenerationMixin
 from .kernels_vanilla_transformer import Dropout, causal_mask
 from .loss_vanilla_transformer import IGNORED, loss_sum, projected_loss_sum
+from .packing_vanilla_transformer import (
+    VARLEN,
+    PackedMask,
+    Packing,
+    packings,
+    up_to_last_target,
+)
 from .positions_vanilla_transformer import POSITIONS
 
 
@@ -313,6 +320,18 @@ class Stack(VanillaTransformerPreTrainedModel):
         """Adds encoded positions to lookups times sqrt(D), then drops out, `[B, Q, D]`."""
         return self.dropout(inputs_embeds * self.embed_scale + positions)
 
+    def run_layers(self, hidden_states: Tensor, *inputs: Any, **kwargs: Any) -> Tensor:
+        """All layers and the final norm, `[B, Q, D]` -> `[B, Q, D]`.
+
+        Args:
+            hidden_states: What the first layer takes.
+            inputs: What each layer takes beside it, with masks as the kernel takes them.
+            kwargs: Likewise, by name; `attn_implementation` is the kernel.
+        """
+        for layer in self.layers:
+            hidden_states = layer(hidden_states, *inputs, **kwargs)
+        return self.layer_norm(hidden_states)
+
     def attention_config(self, **kwargs: Any) -> VanillaTransformerConfig:
         """The config whose attention kernel this call uses; nothing is mutated.
 
@@ -362,12 +381,17 @@ class Encoder(Stack):
         inputs_embeds = self.lookup(input_ids, inputs_embeds)
         hidden_states = self.add_positions(inputs_embeds, attention_mask)
         config = self.attention_config(**kwargs)
-        mask = create_bidirectional_mask(config, inputs_embeds, attention_mask)
-        for layer in self.layers:
-            hidden_states = layer(
-                hidden_states, mask, attn_implementation=config._attn_implementation
+        kernel = {"attn_implementation": config._attn_implementation}
+        if packed := packings(config, attention_mask, **kwargs):
+            (source,) = packed
+            mask = PackedMask(source, source)
+            hidden_states = source.unpack(
+                self.run_layers(source.pack(hidden_states), mask, **kernel)
             )
-        return BaseModelOutput(last_hidden_state=self.layer_norm(hidden_states))
+        else:
+            mask = create_bidirectional_mask(config, inputs_embeds, attention_mask)
+            hidden_states = self.run_layers(hidden_states, mask, **kernel)
+        return BaseModelOutput(last_hidden_state=hidden_states)
 
 
 class Decoder(Stack):
@@ -424,43 +448,38 @@ class Decoder(Stack):
         hidden_states = self.add_positions(inputs_embeds, attention_mask, past_length)
 
         config = self.attention_config(**kwargs)
-        self_cache = None if past_key_values is None else past_key_values.self_attention_cache
-        mask = causal_mask(config, inputs_embeds, attention_mask, self_cache)
-        encoder_mask = create_bidirectional_mask(
-            config, inputs_embeds, encoder_attention_mask, encoder_hidden_states
-        )
-        hidden_states = self.run_layers(
-            hidden_states,
-            mask,
-            encoder_hidden_states,
-            encoder_mask,
-            past_key_values,
-            config._attn_implementation,
-        )
+        kernel = {"attn_implementation": config._attn_implementation}
+        packed: list[Packing] = []
+        if past_key_values is None:
+            packed = packings(config, attention_mask, encoder_attention_mask, **kwargs)
+        if packed and encoder_hidden_states is not None:
+            target, source = packed
+            hidden_states = target.unpack(
+                self.run_layers(
+                    target.pack(hidden_states),
+                    PackedMask(target, target),
+                    source.pack(encoder_hidden_states),
+                    PackedMask(target, source),
+                    **kernel,
+                )
+            )
+        else:
+            self_cache = None if past_key_values is None else past_key_values.self_attention_cache
+            mask = causal_mask(config, inputs_embeds, attention_mask, self_cache)
+            encoder_mask = create_bidirectional_mask(
+                config, inputs_embeds, encoder_attention_mask, encoder_hidden_states
+            )
+            hidden_states = self.run_layers(
+                hidden_states,
+                mask,
+                encoder_hidden_states,
+                encoder_mask,
+                past_key_values=past_key_values,
+                **kernel,
+            )
         return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=hidden_states, past_key_values=past_key_values
         )
-
-    def run_layers(
-        self,
-        hidden_states: Tensor,
-        attention_mask: Tensor | None,
-        encoder_hidden_states: Tensor | None,
-        encoder_attention_mask: Tensor | None,
-        past_key_values: EncoderDecoderCache | None,
-        attn_implementation: str,
-    ) -> Tensor:
-        """All layers and the final norm, `[B, T, D]` -> `[B, T, D]`, with masks as kernels take."""
-        for layer in self.layers:
-            hidden_states = layer(
-                hidden_states,
-                attention_mask,
-                encoder_hidden_states,
-                encoder_attention_mask,
-                past_key_values=past_key_values,
-                attn_implementation=attn_implementation,
-            )
-        return self.layer_norm(hidden_states)
 
 
 class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
@@ -634,6 +653,8 @@ class VanillaTransformerForConditionalGeneration(
             use_cache = False
             if decoder_input_ids is None and decoder_inputs_embeds is None:
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+            if decoder_attention_mask is None and self.config._attn_implementation == VARLEN:
+                decoder_attention_mask = up_to_last_target(labels)
         outputs = self.model(
             input_ids,
             attention_mask,

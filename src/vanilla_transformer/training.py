@@ -119,6 +119,8 @@ def train(settings: TrainSettings, arguments: Seq2SeqTrainingArguments) -> Path:
     else:
         tokenizers = _train_tokenizers(settings, kept)
         model = _build_model(settings, overrides, tokenizers)
+    if settings.attn_implementation:
+        model.set_attn_implementation(settings.attn_implementation)
     # The model smooths its own loss, without the full logits that Trainer's smoother needs.
     model.config.label_smoothing = arguments.label_smoothing_factor
     arguments.label_smoothing_factor = 0.0

@@ -212,6 +212,11 @@ class TrainSettings:
         "Decay of an exponential moving average of the weights, such as 0.999. At the end it is "
         "tried like the mean of --average_last. Default: none."
     )
+    attn_implementation: Literal["eager", "sdpa", "varlen", "flash_attention_2"] | None = option(
+        "Attention kernel. varlen leaves all padding out, of attention by torch's kernel for "
+        "sequences of various lengths (a GPU in half precision, else sdpa) and of all layers; it "
+        "pays where a batch has much of it. Default: sdpa; eager for talking heads."
+    )
     r_drop: float = option(
         "Weight of R-Drop (Wu et al. 2021, who use 5): each pair is trained twice in a batch, and "
         "both passes should agree in spite of dropout. An update takes twice the time.",

@@ -1,0 +1,185 @@
+"""Layers without padding: the real tokens of a batch lie end to end.
+
+`attn_implementation="varlen"` asks for it. All maps of single tokens, and dropout, then run over
+real tokens only, and attention takes torch's kernel for sequences of various lengths, which runs
+on a GPU in half precision, or torch's usual one, for which queries, keys and values alone are
+padded again. None of it changes a result.
+
+Shapes: B batch · Q, K query and key positions · N real tokens of a batch · H heads · E head size.
+"""
+
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention.varlen import varlen_attn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .loss_vanilla_transformer import IGNORED
+
+VARLEN = "varlen"
+
+
+class Packing:
+    """Where the real tokens of a padded batch lie when they lie end to end.
+
+    Args:
+        attention_mask: 1 = real token, `[B, Q]`.
+
+    Attributes:
+        is_real: Whether a token is real, `[B, Q]`.
+        starts: Where each sentence begins among the real tokens, and their number, `[B + 1]`.
+        longest: Real tokens of the longest sentence.
+    """
+
+    def __init__(self, attention_mask: Tensor) -> None:
+        self.is_real = attention_mask.bool()
+        lengths = self.is_real.sum(-1)
+        self.starts = F.pad(lengths.cumsum(0), (1, 0)).int()
+        self.longest = int(lengths.max())
+        self._slots = self.is_real.flatten().nonzero().squeeze(1)
+
+    def pack(self, x: Tensor) -> Tensor:
+        """Leaves padding out, `[B, Q, ...]` -> `[1, N, ...]`."""
+        return x.flatten(0, 1).index_select(0, self._slots)[None]
+
+    def unpack(self, x: Tensor) -> Tensor:
+        """Puts zeros where padding was, `[1, N, ...]` -> `[B, Q, ...]`."""
+        padded = x.new_zeros(self.is_real.numel(), *x.shape[2:])
+        return padded.index_copy(0, self._slots, x[0]).unflatten(0, self.is_real.shape)
+
+    @cached_property
+    def aligned(self) -> "Packing":
+        """The same tokens with all padding on the right."""
+        positions = torch.arange(self.longest, device=self.starts.device)
+        return Packing(positions < self.starts.diff()[:, None])
+
+
+class PackedMask(NamedTuple):
+    """In place of a mask: which queries and keys are of one sentence, or of one pair."""
+
+    queries: Packing
+    keys: Packing
+
+    def attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float,
+        dropout: float,
+    ) -> Tensor:
+        """Attention within each sentence or pair, equation (1).
+
+        Args:
+            module: The attention module; tells whether attention is causal.
+            query: `[1, H, N, E]`.
+            key: `[1, H, N, E]`, with the N of the keys.
+            value: `[1, H, N, E]`, likewise.
+            scaling: 1 / sqrt(d_k).
+            dropout: Rate on the attention weights.
+
+        Returns:
+            The heads' outputs, `[1, N, H, E]`.
+        """
+        query, key, value = (x.transpose(1, 2) for x in (query, key, value))
+        if _fits_kernel(query, value, dropout):
+            heads: Any = varlen_attn(
+                query[0],
+                key[0],
+                value[0],
+                self.queries.starts,
+                self.keys.starts,
+                self.queries.longest,
+                self.keys.longest,
+                scale=scaling,
+                # To the left and to the right of a token's own position; -1: everything.
+                window_size=(-1, 0) if module.is_causal else (-1, -1),
+            )
+            return heads[None]
+        queries, keys = self.queries.aligned, self.keys.aligned
+        padded = [
+            packing.unpack(x).transpose(1, 2)
+            for packing, x in ((queries, query), (keys, key), (keys, value))
+        ]
+        # Behind a causal mask no query sees the padding on its right.
+        mask = None if module.is_causal else keys.is_real[:, None, None]
+        heads, _ = sdpa_attention_forward(module, *padded, mask, dropout, scaling)
+        return queries.pack(heads)
+
+
+def _fits_kernel(query: Tensor, value: Tensor, dropout: float) -> bool:
+    """Whether torch's kernel for various lengths, which has no dropout, takes these heads."""
+    width = query.shape[-1]
+    return (
+        query.is_cuda
+        and query.dtype in (torch.float16, torch.bfloat16)
+        and width == value.shape[-1]
+        and width % 8 == 0
+        and width <= 256
+        and dropout == 0
+        and torch.cuda.get_device_capability(query.device) >= (8, 0)
+    )
+
+
+def packings(
+    config: VanillaTransformerConfig, *attention_masks: Tensor | None, **kwargs: Any
+) -> list[Packing]:
+    """How a stack lays out its tokens, and those that it attends to; empty if padding stays.
+
+    It stays where another kernel runs, where none is known of or nothing else is there, where
+    hidden states are asked for, whose shape would be another, and under `torch.compile`, for which
+    shapes must not depend on the data.
+
+    Args:
+        config: As `attention_config` gives it.
+        attention_masks: 1 = real token, `[B, Q]` each; None: all are.
+        kwargs: Those of the stack's call.
+    """
+    known = [mask for mask in attention_masks if mask is not None and mask.dim() == 2]
+    if (
+        config._attn_implementation != VARLEN
+        or len(known) < len(attention_masks)
+        or kwargs.get("output_hidden_states", config.output_hidden_states)
+        or torch.compiler.is_compiling()
+    ):
+        return []
+    found = [Packing(mask) for mask in known]
+    return found if all(packing.longest for packing in found) else []
+
+
+def up_to_last_target(labels: Tensor) -> Tensor:
+    """Mask `[B, T]` of the target positions that any loss of `labels` `[B, T]` depends on."""
+    return (labels != IGNORED).flip(-1).cumsum(-1).flip(-1) > 0
+
+
+def varlen_attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: PackedMask | Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The kernel in Transformers' registry: what a `PackedMask` says, or `sdpa` for padded batches.
+
+    Returns:
+        The heads' outputs `[B, Q, H, E]`, and no weights.
+    """
+    # By the code of the mask itself: that of a model from the Hub has classes of its own.
+    if isinstance(attention_mask, tuple):
+        return attention_mask.attend(module, query, key, value, scaling, dropout), None
+    arguments = (module, query, key, value, attention_mask, dropout, scaling)
+    return sdpa_attention_forward(*arguments, **kwargs)
+
+
+AttentionInterface.register(VARLEN, varlen_attention_forward)
+AttentionMaskInterface.register(VARLEN, sdpa_mask)
