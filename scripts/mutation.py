@@ -43,6 +43,7 @@ TESTS = (
     "caches",
     "attention_backends",
     "packing",
+    "row_blocks",
     "trainer",
     "ecosystem",
     "variant_grid",

@@ -21,6 +21,7 @@ HUB_FILES = {
         "kernels",
         "loss",
         "modeling",
+        "packing",
         "positions",
         "search",
     )

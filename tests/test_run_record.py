@@ -14,7 +14,7 @@ def log(tmp_path, monkeypatch):
     """A log whose clock a test turns: `log(seconds, event)` lets so much time pass first."""
     clock = [1000.0]
     monkeypatch.setattr(run_record.time, "monotonic", lambda: clock[0])
-    callback = JsonLinesLog(tmp_path / "log.jsonl", started=clock[0])
+    callback = JsonLinesLog(tmp_path / "log.jsonl", goes_on=False)
     given = TrainingArguments(use_cpu=True), TrainerState(), TrainerControl()
 
     def pass_time(seconds, event, **options):

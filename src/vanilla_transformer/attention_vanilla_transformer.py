@@ -17,7 +17,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.generic import is_flash_attention_requested
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
-from .kernels_vanilla_transformer import drop_padding
+from .kernels_vanilla_transformer import Linear, drop_padding
 
 # Which of query, key and value a projection makes.
 ALL, QUERY, KEY_VALUE = slice(None), slice(1), slice(1, None)
@@ -61,7 +61,7 @@ def eager_attention_forward(
     return (weights @ value).transpose(1, 2).contiguous(), weights
 
 
-class FusedLinear(nn.Linear):
+class FusedLinear(Linear):
     """Several linear maps of the same input as one matrix product.
 
     Args:
@@ -131,7 +131,7 @@ class Attention(nn.Module):
         self.layer_idx = layer_idx
         # Transformers' kernels read it when they get no mask.
         self.is_causal = is_causal
-        self.out_proj = nn.Linear(self.row_counts[-1], config.d_model, config.attention_bias)
+        self.out_proj = Linear(self.row_counts[-1], config.d_model, config.attention_bias)
 
     def split_heads(self, projected: Tensor, wanted: slice = ALL) -> list[Tensor]:
         """Cuts a fused projection into queries, keys and values, in that order, and into heads.
@@ -227,7 +227,7 @@ class CrossAttention(Attention):
 
     def __init__(self, config: VanillaTransformerConfig, num_heads: int, layer_idx: int) -> None:
         super().__init__(config, num_heads, layer_idx)
-        self.q_proj = nn.Linear(config.d_model, self.row_counts[0], config.attention_bias)
+        self.q_proj = Linear(config.d_model, self.row_counts[0], config.attention_bias)
         self.kv_proj = FusedLinear(config.d_model, self.row_counts[1:], config.attention_bias)
 
     def forward(

@@ -19,6 +19,8 @@ from .configuration_vanilla_transformer import VanillaTransformerConfig
 
 # Weights laid out for few rows, for as long as the weights themselves live.
 LAID_OUT = WeakIdKeyDictionary()
+# Rows of a product in bfloat16 on a CPU are a multiple of it.
+ROW_BLOCK = 64
 # Smaller ones stay in the processor's cache.
 FEWEST_ENTRIES = 2**19
 
@@ -41,6 +43,36 @@ class Dropout(nn.Dropout):
         dropped = round(self.p * 2**16)
         scale = 2**16 / (2**16 - dropped)
         return x * ((bits >= dropped - 2**15).to(x.dtype) * scale)
+
+
+def fill_rows(x: Tensor) -> Tensor:
+    """Adds rows of zeros to `[rows, D]` up to a multiple of `ROW_BLOCK`.
+
+    For products in bfloat16 on a CPU: oneDNN compiles each anew for every number of rows that it
+    has not seen lately, which takes as long as the product and megabytes of memory that it keeps.
+    """
+    missing = -len(x) % ROW_BLOCK
+    return F.pad(x, (0, 0, 0, missing)) if missing else x
+
+
+class Linear(nn.Linear):
+    """A linear map whose products in bfloat16 come in few shapes while a CPU trains it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[..., in]` -> `[..., out]`."""
+        narrow = x.dtype
+        if torch.is_autocast_enabled("cpu"):
+            narrow = torch.get_autocast_dtype("cpu")
+        if (
+            not self.training
+            or x.device.type != "cpu"
+            or narrow != torch.bfloat16
+            or torch.compiler.is_compiling()
+        ):
+            return super().forward(x)
+        rows = x.to(narrow).flatten(0, -2)
+        mapped = super().forward(fill_rows(rows))
+        return mapped[: len(rows)].unflatten(0, x.shape[:-1])
 
 
 def drop_padding(

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from .kernels_vanilla_transformer import fill_rows
+
 # Label of a target position that does not count.
 IGNORED = -100
 
@@ -185,20 +187,24 @@ class ProjectedLoss(torch.autograd.Function):
                 chunk = slice(start, start + size)
                 hidden = hidden_states[:, chunk].flatten(0, 1).to(narrow)
                 label = labels[:, chunk].reshape(-1, 1)
-                logits = buffer[: len(hidden)]
+                rows = len(label)
+                logits = buffer[:rows]
                 if narrow == wide:
                     torch.mm(hidden, matrix.T, out=logits)
                 else:
-                    logits.copy_(hidden @ matrix.T)
+                    hidden = fill_rows(hidden)
+                    logits.copy_((hidden @ matrix.T)[:rows])
                 if bias is not None:
                     logits += bias
                 loss, grad_logits = _loss_and_gradient(logits, label, label_smoothing, r_drop_alpha)
                 total += loss
                 if grad_bias is not None:
                     grad_bias += grad_logits.sum(0)
-                grad_logits = grad_logits.to(narrow)
+                if narrow != wide:
+                    grad_logits = fill_rows(grad_logits.to(narrow))
                 if grad_hidden is not None:
-                    grad_hidden[:, chunk] = (grad_logits @ matrix).unflatten(0, (passes, -1))
+                    grad = (grad_logits @ matrix)[:rows]
+                    grad_hidden[:, chunk] = grad.unflatten(0, (passes, -1))
                 if grad_weight is None:
                     continue
                 if narrow == wide:

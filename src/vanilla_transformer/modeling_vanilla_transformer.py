@@ -40,7 +40,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from .attention_vanilla_transformer import CrossAttention, HeadMixing, SelfAttention
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .generation_vanilla_transformer import VanillaTransformerGenerationMixin
-from .kernels_vanilla_transformer import Dropout, causal_mask
+from .kernels_vanilla_transformer import Dropout, Linear, causal_mask
 from .loss_vanilla_transformer import IGNORED, loss_sum, projected_loss_sum
 from .packing_vanilla_transformer import (
     VARLEN,
@@ -62,8 +62,8 @@ class Layer(GradientCheckpointingLayer):
 
     def __init__(self, config: VanillaTransformerConfig, ffn_dim: int) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(config.d_model, ffn_dim)
-        self.fc2 = nn.Linear(ffn_dim, config.d_model)
+        self.fc1 = Linear(config.d_model, ffn_dim)
+        self.fc2 = Linear(ffn_dim, config.d_model)
         self.activation = ACT2FN[config.activation_function]
         self.final_layer_norm = nn.LayerNorm(config.d_model, config.layer_norm_eps)
         self.pre_norm = config.pre_norm

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import PartialState
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from vanilla_transformer.data import checksum
@@ -90,16 +91,25 @@ class JsonLinesLog(TrainerCallback):
 
     Args:
         path: Of the file.
-        started: When training began, in seconds of `time.monotonic`; a run that goes on with
-            another one also counts what that one took, and so began earlier.
+        goes_on: Whether the run goes on with the one that the file is of, and counts its minutes
+            too; else what lies there is of a run that ended before its first checkpoint.
     """
 
-    def __init__(self, path: Path, started: float) -> None:
+    def __init__(self, path: Path, goes_on: bool) -> None:
         self.path = path
-        self.started = started
+        self.started = time.monotonic()
+        if goes_on:
+            self.started -= sum(60 * report["minutes"] for report in read_log(path)[-1:])
+        elif PartialState().is_main_process:
+            path.unlink(missing_ok=True)
         # Seconds inside of updates since a moment, the last report.
         self.inside = 0.0
         self.since: float | None = None
+
+    @property
+    def minutes(self) -> float:
+        """Since training began."""
+        return (time.monotonic() - self.started) / 60
 
     def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
         """Starts the clock of an update; its batches are there."""
@@ -125,7 +135,6 @@ class JsonLinesLog(TrainerCallback):
         self.since, self.inside = now, 0.0
         if not state.is_world_process_zero:
             return
-        minutes = round((now - self.started) / 60, 3)
-        line = json.dumps({"step": state.global_step, "minutes": minutes, **logs})
+        line = json.dumps({"step": state.global_step, "minutes": round(self.minutes, 3), **logs})
         with self.path.open("a", encoding="utf-8", newline="\n") as file:
             file.write(line + "\n")

@@ -8,7 +8,6 @@ Differs from the paper:
 
 import json
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -67,7 +66,6 @@ from vanilla_transformer.run_record import (
     RUN_FILE,
     JsonLinesLog,
     describe_run,
-    read_log,
 )
 from vanilla_transformer.streaming import TokenBatchStream
 from vanilla_transformer.tokenization_vanilla_transformer import (
@@ -135,14 +133,8 @@ def train(settings: TrainSettings, arguments: Seq2SeqTrainingArguments) -> Path:
         filtered.write_dropped(folder)
     for line in chain(filtered.summary(), plan(trainer, truncated, checkpoint)):
         say(line)
-    log = folder / LOG_FILE
-    started = time.monotonic()
-    if checkpoint:
-        started -= 60 * max((report["minutes"] for report in read_log(log)), default=0.0)
-    elif trainer.is_world_process_zero():
-        # Of a run that ended before its first checkpoint.
-        log.unlink(missing_ok=True)
-    trainer.add_callback(JsonLinesLog(log, started))
+    log = JsonLinesLog(folder / LOG_FILE, goes_on=checkpoint is not None)
+    trainer.add_callback(log)
     outcome, interrupt = _run(trainer, settings, checkpoint)
     if trainer.is_world_process_zero():
         counts: dict[str, Any] = {"pairs": len(kept), "truncated_pairs": truncated}
@@ -159,7 +151,7 @@ def train(settings: TrainSettings, arguments: Seq2SeqTrainingArguments) -> Path:
             parameters=model.num_parameters(),
             updates=trainer.state.global_step,
             weights=outcome.weights,
-            minutes=round((time.monotonic() - started) / 60, 1),
+            minutes=round(log.minutes, 1),
         )
         _save(trainer, run, outcome, folder)
     say(f"The model is in {folder}")
