@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from accelerate.hooks import ModelHook, add_hook_to_module
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounter
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -473,3 +474,23 @@ def test_compiled_training_step_equals_eager(tiny_model, batch, monkeypatch):
     actual = gradients(tiny_model, batch)
 
     assert_same_gradients(actual, expected)
+
+
+# Torch's compiler imports torch's own deprecated modules.
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("r_drop_alpha", [0.0, 2.0])
+def test_compiled_loss_is_not_compiled_anew_for_every_size(r_drop_alpha):
+    torch.compiler.reset()
+    graphs = CompileCounter()
+    lm_head = nn.Linear(8, 11, bias=False)
+    compiled = torch.compile(projected_loss_sum, backend=graphs, fullgraph=True)
+
+    for rows, length in ((2, 9), (4, 30), (32, 40), (6, 21), (64, 60), (8, 50)):
+        hidden_states, labels = torch.randn(rows, length, 8), torch.randint(11, (rows, length))
+        loss = compiled(lm_head, hidden_states, labels, 0.1, r_drop_alpha)
+        expected = projected_loss_sum(lm_head, hidden_states, labels, 0.1, r_drop_alpha)
+        torch.testing.assert_close(loss, expected)
+
+    # The sizes of the first batch are taken for constants, those that change are not; chunks of
+    # equal size are a case of their own where they hold two passes.
+    assert graphs.frame_count == (3 if r_drop_alpha else 2)
