@@ -82,6 +82,17 @@ def test_missing_tokenizer_of_the_target_is_named(tmp_path):
         TokenizerPair.of_model(AutoModelForSeq2SeqLM.from_pretrained(folder), learn(LATIN))
 
 
+@pytest.mark.parametrize(
+    ("content", "hint"),
+    [("checkpoint-500", r"not ended; '.*checkpoint-500' is a model"), ("a", "")],
+)
+def test_folder_without_a_model_is_refused(tmp_path, content, hint):
+    (tmp_path / content).mkdir()
+
+    with pytest.raises(ValueError, match=f"folder of a saved model, got no .*{hint}"):
+        TokenizerPair.from_pretrained(str(tmp_path))
+
+
 def test_special_tokens_with_other_ids_on_the_other_side_are_refused(tmp_path):
     learn(GREEK).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
+from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils import CONFIG_NAME, cached_file
 
 import vanilla_transformer  # noqa: F401  (registers the Auto classes)
@@ -64,9 +66,17 @@ class TokenizerPair:
             loading: Further arguments of it.
 
         Raises:
-            ValueError: If the model's config has a vocabulary of the target and its tokenizer is
-                missing.
+            ValueError: If a folder holds no tokenizer, or the model's config has a vocabulary of
+                the target and its tokenizer is missing.
         """
+        folder = Path(model_name_or_path)
+        if folder.is_dir() and not (folder / TOKENIZER_CONFIG_FILE).exists():
+            last = get_last_checkpoint(folder)
+            hint = f" Its training has not ended; {last!r} is a model." if last else ""
+            raise ValueError(
+                f"{model_name_or_path!r} must be the folder of a saved model, got no "
+                f"{TOKENIZER_CONFIG_FILE} in it.{hint}"
+            )
         source = AutoTokenizer.from_pretrained(model_name_or_path, **loading)
         file = _find(model_name_or_path, CONFIG_NAME, loading.get("revision"))
         config = json.loads(file.read_text(encoding="utf-8")) if file else {}
