@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from vanilla_transformer import packing_vanilla_transformer as packing
 from vanilla_transformer.r_drop import r_drop
@@ -195,12 +196,32 @@ def test_source_without_a_mask_has_no_padding_to_leave_out(tiny_model, ragged):
 
 
 @pytest.mark.parametrize(
-    ("head_size", "dtype"), [(8, torch.float32), (12, torch.bfloat16), (512, torch.bfloat16)]
+    ("changes", "fits"),
+    [
+        ({}, True),
+        ({"dtype": torch.float16, "capability": (9, 0)}, True),
+        ({"dtype": torch.float32}, False),
+        ({"device": "cpu"}, False),
+        ({"capability": (7, 5)}, False),
+        ({"key_size": 12, "value_size": 12}, False),
+        ({"key_size": 264, "value_size": 264}, False),
+        ({"value_size": 16}, False),
+        ({"dropout": 0.1}, False),
+    ],
 )
-def test_kernel_of_torch_is_left_out_where_it_does_not_run(head_size, dtype):
-    heads = torch.empty(1, 2, 3, head_size, dtype=dtype, device="meta")
+def test_kernel_of_torch_runs_where_it_can(monkeypatch, changes, fits):
+    setting = {"device": "cuda", "dtype": torch.bfloat16, "key_size": 8, "value_size": 8}
+    setting |= {"capability": (8, 0), "dropout": 0.0, **changes}
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: setting["capability"])
 
-    assert not packing._fits_kernel(heads, heads, 0.0)
+    # Tensors of a GPU that need not be there.
+    with FakeTensorMode():
+        query, value = (
+            torch.empty(1, 2, 3, setting[size], dtype=setting["dtype"], device=setting["device"])
+            for size in ("key_size", "value_size")
+        )
+
+    assert packing._fits_kernel(query, value, setting["dropout"]) == fits
 
 
 # Torch's compiler imports torch's own deprecated modules.

@@ -45,6 +45,13 @@ class Dropout(nn.Dropout):
         return x * ((bits >= dropped - 2**15).to(x.dtype) * scale)
 
 
+def product_dtype(x: Tensor) -> torch.dtype:
+    """What a product of `x` is computed in: autocast's dtype, or its own."""
+    if torch.is_autocast_enabled(x.device.type):
+        return torch.get_autocast_dtype(x.device.type)
+    return x.dtype
+
+
 def fill_rows(x: Tensor) -> Tensor:
     """Adds rows of zeros to `[rows, D]` up to a multiple of `ROW_BLOCK`.
 
@@ -60,17 +67,14 @@ class Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """`[..., in]` -> `[..., out]`."""
-        narrow = x.dtype
-        if torch.is_autocast_enabled("cpu"):
-            narrow = torch.get_autocast_dtype("cpu")
         if (
             not self.training
             or x.device.type != "cpu"
-            or narrow != torch.bfloat16
+            or product_dtype(x) != torch.bfloat16
             or torch.compiler.is_compiling()
         ):
             return super().forward(x)
-        rows = x.to(narrow).flatten(0, -2)
+        rows = x.to(torch.bfloat16).flatten(0, -2)
         mapped = super().forward(fill_rows(rows))
         return mapped[: len(rows)].unflatten(0, x.shape[:-1])
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from .kernels_vanilla_transformer import fill_rows
+from .kernels_vanilla_transformer import fill_rows, product_dtype
 
 # Label of a target position that does not count.
 IGNORED = -100
@@ -174,9 +174,7 @@ class ProjectedLoss(torch.autograd.Function):
             r_drop_alpha: Weight of the `divergence_sum`, or 0.
         """
         device = hidden_states.device.type
-        narrow = hidden_states.dtype
-        if torch.is_autocast_enabled(device):
-            narrow = torch.get_autocast_dtype(device)
+        narrow = product_dtype(hidden_states)
         wide = torch.promote_types(hidden_states.dtype, torch.float32)
         matrix = weight.to(narrow)
         total = hidden_states.new_zeros((), dtype=wide)

@@ -1,9 +1,9 @@
 """Layers without padding: the real tokens of a batch lie end to end.
 
-`attn_implementation="varlen"` asks for it. All maps of single tokens, and dropout, then run over
-real tokens only, and attention takes torch's kernel for sequences of various lengths, which runs
-on a GPU in half precision, or torch's usual one, for which queries, keys and values alone are
-padded again. None of it changes a result.
+`attn_implementation="varlen"` asks for it. Behind the embeddings, all maps of single tokens, and
+dropout, then run over real tokens only, and attention takes torch's kernel for sequences of various
+lengths, which runs on a GPU in half precision, or torch's usual one, for which queries, keys and
+values alone are padded again. None of it changes a result.
 
 Shapes: B batch · Q, K query and key positions · N real tokens of a batch · H heads · E head size.
 """
