@@ -29,7 +29,7 @@ from generation_contenders import (
     write_random_model,
 )
 from neighbours import check_same_logits, hardware_line, peak_memory
-from vanilla_transformer.tokenization_vanilla_transformer import read_lines
+from vanilla_transformer.files import read_lines
 
 RANDOM_SOURCE_TOKENS, RANDOM_TARGET_TOKENS = (20, 30), 32
 # Below it the outputs of one function differ by more than ties of floating-point numbers.

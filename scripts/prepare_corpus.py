@@ -47,7 +47,7 @@ def read(kind: str, files: list[str]) -> Iterable[tuple[str, str]]:
     """Pairs of a corpus."""
     # Imported late: they load torch, and `--help` should answer at once.
     from vanilla_transformer.data import ParallelText, load_pairs
-    from vanilla_transformer.tokenization_vanilla_transformer import read_lines
+    from vanilla_transformer.files import read_lines
 
     if kind == "scan":
         for number, line in enumerate(read_lines(files[0]), start=1):

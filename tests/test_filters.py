@@ -10,8 +10,8 @@ from datasets import Dataset
 
 from vanilla_transformer import filters, training
 from vanilla_transformer.data import ParallelText, load_pairs
+from vanilla_transformer.files import read_lines
 from vanilla_transformer.filters import drop_rules, filter_pairs
-from vanilla_transformer.tokenization_vanilla_transformer import read_lines
 from vanilla_transformer.training import train
 from vanilla_transformer_cli import main
 from vanilla_transformer_cli.settings import TrainSettings

@@ -8,12 +8,12 @@ from typing import get_args
 import pytest
 from transformers import AutoTokenizer
 
+from vanilla_transformer.files import read_lines
 from vanilla_transformer.tokenization_vanilla_transformer import (
     BYTE_TOKENS,
     SPECIAL_TOKENS,
     TokenizerKind,
     VanillaTransformerTokenizer,
-    read_lines,
 )
 
 KINDS = get_args(TokenizerKind)

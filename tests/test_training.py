@@ -28,11 +28,11 @@ from vanilla_transformer import VanillaTransformerForConditionalGeneration, trai
 from vanilla_transformer.averaging import average_checkpoints
 from vanilla_transformer.batches import TokenBatchSampler
 from vanilla_transformer.callbacks import StopOnRequest
+from vanilla_transformer.files import read_lines
 from vanilla_transformer.metrics import TranslationScores
 from vanilla_transformer.modeling_vanilla_transformer import EncoderLayer
 from vanilla_transformer.number_words import write_corpus
 from vanilla_transformer.recipe import config_overrides, recipe
-from vanilla_transformer.tokenization_vanilla_transformer import read_lines
 from vanilla_transformer.tokenizer_pair import TokenizerPair
 from vanilla_transformer.trainer import TokenBatchTrainer
 from vanilla_transformer.training import train

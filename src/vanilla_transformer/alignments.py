@@ -10,7 +10,7 @@ from typing import Self
 from transformers import BatchEncoding
 
 from vanilla_transformer.engines import TorchEngine
-from vanilla_transformer.tokenization_vanilla_transformer import read_lines
+from vanilla_transformer.files import read_lines
 from vanilla_transformer.translation import Translator
 
 # Position of a unit in the source and of one in the target, both counted from 0.

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vanilla_transformer.attention_maps import TITLES, AttentionMaps
-from vanilla_transformer.tokenization_vanilla_transformer import write_lines
+from vanilla_transformer.files import write_lines
 
 _TEMPLATE = "attention_page.html"
 _PLACE = ">DATA<"

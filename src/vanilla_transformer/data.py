@@ -27,7 +27,8 @@ import pyarrow.parquet as pq
 from datasets import Dataset, DatasetDict, IterableDataset, load_dataset, load_from_disk
 from transformers import PreTrainedTokenizerBase
 
-from vanilla_transformer.tokenization_vanilla_transformer import language_prefix, read_lines
+from vanilla_transformer.files import read_lines
+from vanilla_transformer.tokenization_vanilla_transformer import language_prefix
 from vanilla_transformer.tokenizer_pair import TokenizerPair
 
 # What `ParallelText.columns` are called once they are read.

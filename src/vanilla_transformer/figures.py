@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vanilla_transformer.tokenization_vanilla_transformer import written_whole
+from vanilla_transformer.files import written_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

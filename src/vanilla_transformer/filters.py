@@ -21,7 +21,7 @@ import regex
 from datasets import Dataset
 
 from vanilla_transformer.data import ParallelText, holds_both_sides, load_pairs
-from vanilla_transformer.tokenization_vanilla_transformer import read_lines, write_lines
+from vanilla_transformer.files import read_lines, write_lines
 from vanilla_transformer_cli.settings import TrainSettings
 
 DROPPED_FILE = "dropped.jsonl"

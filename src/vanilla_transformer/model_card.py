@@ -7,15 +7,18 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from vanilla_transformer.tokenization_vanilla_transformer import write_lines
-from vanilla_transformer.tokenizer_pair import TARGET_FILES, TARGET_FOLDER
+from vanilla_transformer.files import write_lines
+from vanilla_transformer.model_folder import (
+    CARD_FILE,
+    RESULTS_FILE,
+    RUN_FILE,
+    TARGET_FILES,
+    TARGET_FOLDER,
+)
 from vanilla_transformer_cli.settings import METRIC_TITLES
 
 # The template at the top of the repository, linked into the package.
 TEMPLATE = Path(__file__).with_name("model_card.md")
-
-CARD_FILE = "README.md"
-RESULTS_FILE = "results.json"
 
 
 def record_results(folder: Path, name: str, scores: dict[str, Any]) -> None:
@@ -37,7 +40,7 @@ def write_model_card(folder: Path) -> None:
     """Fills the template from `config.json`, `run.json` and `results.json` of a saved model."""
     config, run, results = (
         json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-        for file in (folder / name for name in ("config.json", "run.json", RESULTS_FILE))
+        for file in (folder / name for name in ("config.json", RUN_FILE, RESULTS_FILE))
     )
     settings = run.get("settings", {})
     # An earlier release gave exact match no signature.

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from vanilla_transformer.tokenization_vanilla_transformer import write_lines
+from vanilla_transformer.files import write_lines
 
 LARGEST_NUMBER = 999_999
 

@@ -17,9 +17,6 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from vanilla_transformer.data import checksum
 from vanilla_transformer_cli.settings import TrainSettings
 
-RUN_FILE = "run.json"
-LOG_FILE = "log.jsonl"
-
 _PACKAGES = (
     "vanilla-transformer",
     "torch",

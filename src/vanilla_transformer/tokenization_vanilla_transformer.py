@@ -1,4 +1,4 @@
-"""Text to token ids and back: reading lines, training a tokenizer, reporting unknowns.
+"""Text to token ids and back: training a tokenizer, reporting unknowns.
 
 How `bpe` and `unigram` keep every string exactly:
 
@@ -12,18 +12,14 @@ How `bpe` and `unigram` keep every string exactly:
 
 from __future__ import annotations
 
-import gzip
 import json
 import logging
 import os
 import re
-import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from itertools import chain, islice
-from pathlib import Path
-from typing import Any, BinaryIO, Literal, Self, cast, get_args
+from typing import Any, Literal, Self, get_args
 
 from tokenizers import (
     AddedToken,
@@ -37,6 +33,8 @@ from tokenizers import (
     trainers,
 )
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from vanilla_transformer.files import read_lines
 
 logger = logging.getLogger(__name__)
 
@@ -55,80 +53,6 @@ _NAMES_OF_SPECIAL_TOKENS = r"pad|/?s|unk"
 _NAMES_OF_BYTE_TOKENS = r"0x[0-9A-F]{2}"
 
 _LANGUAGE_TAG = re.compile(r"<2([\w-]+)>")
-
-_GZIP_MAGIC = b"\x1f\x8b"
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-
-
-def read_lines(path: str | os.PathLike[str]) -> Iterator[str]:
-    r"""Yields the lines of a plain or gzipped UTF-8 file, without their line ends.
-
-    A line ends at `\n` only: a carriage return, a form feed or U+2028 stays inside its line, so
-    that both sides of a parallel corpus count the same lines whatever stands in them. The last `\n`
-    is optional, and a byte order mark at the beginning is dropped.
-
-    Args:
-        path: The file; whether it is gzipped is read from its first bytes, not from its name.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If the file is empty, is not UTF-8, or is a damaged gzip file.
-    """
-    number = 0
-    with open(path, "rb") as raw:
-        is_gzip = raw.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
-        raw.seek(0)
-        stream = cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if is_gzip else raw
-        try:
-            for number, line in enumerate(stream, start=1):
-                content = line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
-                yield decode_line(content.removesuffix(b"\n"), path, number)
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise ValueError(
-                f"{os.fspath(path)!r} is a damaged gzip file: {error} (after line {number}). "
-                "Copy or compress it again."
-            ) from error
-    if number == 0:
-        raise ValueError(f"{os.fspath(path)!r} is empty: expected at least one line of text.")
-
-
-def decode_line(line: bytes, path: str | os.PathLike[str], number: int) -> str:
-    """Text of one line, or a ValueError that names the bad byte and where it stands.
-
-    Args:
-        line: The line without its line end.
-        path: Where the line comes from, as the error shall call it.
-        number: Number of the line, counted from 1.
-    """
-    try:
-        return line.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{os.fspath(path)!r} must be UTF-8, got byte 0x{line[error.start]:02X} at byte "
-            f"{error.start + 1} of line {number}. Convert the file first, for example: "
-            "iconv -f ISO-8859-1 -t UTF-8 old.txt > new.txt"
-        ) from error
-
-
-@contextmanager
-def written_whole(path: Path) -> Iterator[Path]:
-    """Where to write a file: a reader of `path` sees the old one or all of the new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def write_lines(path: Path, lines: Iterable[str]) -> Path:
-    r"""Writes lines, each ending in `\n`, as `written_whole` does."""
-    with (
-        written_whole(path) as temporary,
-        temporary.open("w", encoding="utf-8", newline="\n") as file,
-    ):
-        file.writelines(f"{line}\n" for line in lines)
-    return path
 
 
 class VanillaTransformerTokenizer(PreTrainedTokenizerFast):

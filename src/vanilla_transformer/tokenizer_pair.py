@@ -10,15 +10,9 @@ from typing import Any, Self
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
 from transformers.trainer_utils import get_last_checkpoint
-from transformers.utils import CONFIG_NAME, cached_file
+from transformers.utils import CONFIG_NAME
 
-import vanilla_transformer  # noqa: F401  (registers the Auto classes)
-
-# Folder of the target's tokenizer inside that of a model; the source's lies beside the weights.
-TARGET_FOLDER = "target_tokenizer"
-TARGET_FILES = tuple(
-    f"{TARGET_FOLDER}/{name}" for name in ("tokenizer.json", "tokenizer_config.json")
-)
+from vanilla_transformer.model_folder import TARGET_FILES, TARGET_FOLDER, find_file
 
 # A config has one id of each for both sides.
 _COMMON_TOKENS = ("pad_token", "bos_token", "eos_token")
@@ -78,7 +72,7 @@ class TokenizerPair:
                 f"{TOKENIZER_CONFIG_FILE} in it.{hint}"
             )
         source = AutoTokenizer.from_pretrained(model_name_or_path, **loading)
-        file = _find(model_name_or_path, CONFIG_NAME, loading.get("revision"))
+        file = find_file(model_name_or_path, CONFIG_NAME, loading.get("revision"))
         config = json.loads(file.read_text(encoding="utf-8")) if file else {}
         return cls._beside(source, config, model_name_or_path, **loading)
 
@@ -104,7 +98,7 @@ class TokenizerPair:
         if config.get("share_encoder_decoder_embeddings", True):
             return cls.joint(source)
         file, _ = TARGET_FILES
-        if name and _find(name, file, loading.get("revision")):
+        if name and find_file(name, file, loading.get("revision")):
             target = AutoTokenizer.from_pretrained(name, subfolder=TARGET_FOLDER, **loading)
             return cls(source, target)
         if has_target_vocabulary(config):
@@ -144,15 +138,3 @@ def has_target_vocabulary(config: dict[str, Any]) -> bool:
     """
     is_shared = config.get("share_encoder_decoder_embeddings", True)
     return not is_shared and config.get("decoder_vocab_size") is not None
-
-
-def _find(model_name_or_path: str, name: str, revision: str | None = None) -> Path | None:
-    """A file of a model, fetched from the Hub if need be; None where there is none."""
-    file = cached_file(
-        model_name_or_path,
-        name,
-        revision=revision,
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
-    return None if file is None else Path(file)

@@ -25,7 +25,6 @@ from transformers import (
     set_seed,
 )
 
-import vanilla_transformer  # noqa: F401  (registers the Auto classes)
 from vanilla_transformer.averaging import (
     Outcome,
     average_weights,
@@ -49,8 +48,10 @@ from vanilla_transformer.data import (
     read_pairs,
     tokenize_pairs,
 )
+from vanilla_transformer.files import write_lines
 from vanilla_transformer.filters import Rule, drop_rules, filter_pairs
 from vanilla_transformer.model_card import record_results, write_model_card
+from vanilla_transformer.model_folder import LOG_FILE, RUN_FILE
 from vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
@@ -61,17 +62,11 @@ from vanilla_transformer.recipe import (
     find_checkpoint,
     prefer_better_scores,
 )
-from vanilla_transformer.run_record import (
-    LOG_FILE,
-    RUN_FILE,
-    JsonLinesLog,
-    describe_run,
-)
+from vanilla_transformer.run_record import JsonLinesLog, describe_run
 from vanilla_transformer.streaming import TokenBatchStream
 from vanilla_transformer.tokenization_vanilla_transformer import (
     VanillaTransformerTokenizer,
     language_tags,
-    write_lines,
 )
 from vanilla_transformer.tokenizer_pair import TokenizerPair
 from vanilla_transformer.trainer import TokenBatchTrainer, plan, scorer

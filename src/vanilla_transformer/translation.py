@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, repeat
-from pathlib import Path
 from typing import Any, Literal, Self, cast
 
 import torch
@@ -21,11 +20,10 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers.pipelines import PIPELINE_REGISTRY
-from transformers.utils import cached_file
 
-import vanilla_transformer  # noqa: F401  (registers the Auto classes)
 from vanilla_transformer.bayes_risk import rank_by_utility
 from vanilla_transformer.engines import Engine, Hypothesis, Search, TorchEngine
+from vanilla_transformer.model_folder import RUN_FILE, find_file
 from vanilla_transformer.segments import Piece, cut_into_pieces
 from vanilla_transformer.tokenization_vanilla_transformer import language_prefix
 from vanilla_transformer.tokenizer_pair import TokenizerPair, has_target_vocabulary
@@ -40,9 +38,6 @@ LEAST_TOKENS = 16
 
 # What `str.splitlines` and many editors take for the end of a line.
 _LINE_SEPARATORS = re.compile("[\n\v\f\r\x1c-\x1e\x85\u2028\u2029]")
-
-# As in `run_record`, whose import takes a second.
-_RUN_FILE = "run.json"
 
 
 @dataclass(frozen=True)
@@ -425,15 +420,10 @@ def _common_tokenizers(names: list[str], **loading: Any) -> TokenizerPair:
 
 def _training_length(model_name_or_path: str) -> int | None:
     """Longest side in tokens that training left whole, where the record of the run tells."""
-    file = cached_file(
-        model_name_or_path,
-        _RUN_FILE,
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
+    file = find_file(model_name_or_path, RUN_FILE)
     if file is None:
         return None
-    settings = json.loads(Path(file).read_text(encoding="utf-8")).get("settings", {})
+    settings = json.loads(file.read_text(encoding="utf-8")).get("settings", {})
     length: int | None = settings.get("max_length")
     return length
 

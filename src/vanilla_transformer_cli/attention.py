@@ -118,7 +118,7 @@ def _draw_positions(translator: "Translator", positions: int, output: Path) -> N
 
 def _align(translator: "Translator", settings: AttentionSettings) -> None:
     from vanilla_transformer.alignments import align_words, read_gold, score_alignments
-    from vanilla_transformer.tokenization_vanilla_transformer import read_lines, write_lines
+    from vanilla_transformer.files import read_lines, write_lines
 
     sources, *others = [list(read_lines(file)) for file in settings.alignments or []]
     units = [list(read_lines(file)) for file in settings.units or []]

@@ -35,10 +35,10 @@ def evaluate(argv: list[str]) -> None:
     if settings.against and not Path(settings.against).is_file():
         other_translator = _translator(replace(settings, model=[settings.against]))
 
+    from vanilla_transformer.files import write_lines
     from vanilla_transformer.metrics import TranslationScores, format_scores
     from vanilla_transformer.model_card import record_results
     from vanilla_transformer.significance import compare, format_comparisons
-    from vanilla_transformer.tokenization_vanilla_transformer import write_lines
 
     options = _options(settings)
     sources, references = _load(settings)
@@ -119,7 +119,7 @@ def _read(path: str, lines: int) -> list[str]:
     Raises:
         ValueError: If there is not one for each test pair.
     """
-    from vanilla_transformer.tokenization_vanilla_transformer import read_lines
+    from vanilla_transformer.files import read_lines
 
     texts = list(read_lines(path))
     if len(texts) != lines:

@@ -43,8 +43,8 @@ def export(argv: list[str]) -> None:
 def _export(model: str, output: Path, settings: ExportSettings) -> None:
     from transformers.utils.logging import disable_progress_bar
 
+    from vanilla_transformer.files import read_lines
     from vanilla_transformer.interop.export import export_to_ctranslate2, export_to_onnx
-    from vanilla_transformer.tokenization_vanilla_transformer import read_lines
 
     disable_progress_bar()
     # torch's exporter tells of torchvision, which we do not need.

@@ -186,7 +186,7 @@ def typed_lines() -> Iterator[str]:
 
 def piped_lines() -> Iterator[str]:
     """Lines of standard input; a byte order mark is dropped."""
-    from vanilla_transformer.tokenization_vanilla_transformer import decode_line
+    from vanilla_transformer.files import decode_line
 
     for number, line in enumerate(sys.stdin.buffer, start=1):
         content = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
@@ -195,7 +195,7 @@ def piped_lines() -> Iterator[str]:
 
 def file_lines(path: Path) -> Iterator[str]:
     """Lines of a plain or gzipped file, of which there may be none."""
-    from vanilla_transformer.tokenization_vanilla_transformer import read_lines
+    from vanilla_transformer.files import read_lines
 
     return read_lines(path) if path.stat().st_size else iter(())
 

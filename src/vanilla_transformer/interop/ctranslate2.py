@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-import vanilla_transformer  # noqa: F401  (registers the Auto classes)
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.interop import never_generated
 from vanilla_transformer.tokenizer_pair import TokenizerPair

@@ -17,13 +17,11 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import cached_file
 
-import vanilla_transformer  # noqa: F401  (registers the Auto classes)
 from vanilla_transformer.ctranslate2_engine import CTranslate2Engine
 from vanilla_transformer.engines import Search, TorchEngine
 from vanilla_transformer.interop import never_generated
-from vanilla_transformer.run_record import RUN_FILE
+from vanilla_transformer.model_folder import RUN_FILE, find_file
 from vanilla_transformer.tokenizer_pair import TokenizerPair
 
 if TYPE_CHECKING:
@@ -224,13 +222,7 @@ def _save_settings(model: PreTrainedModel, tokenizers: TokenizerPair, folder: Pa
     """What a Translator needs beside the weights; the record tells where training cut lines."""
     tokenizers.save_pretrained(folder)
     model.generation_config.save_pretrained(folder)
-    record = cached_file(
-        model.name_or_path,
-        RUN_FILE,
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
-    if record is not None:
+    if record := find_file(model.name_or_path, RUN_FILE):
         shutil.copyfile(record, folder / RUN_FILE)
 
 
