@@ -16,10 +16,11 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 
 from neighbours import COMMON_FIELDS, build, copy_into_m2m100, use_our_positions
-from vanilla_transformer import VanillaTransformerTokenizer, generation_vanilla_transformer
-from vanilla_transformer.ctranslate2_engine import CTranslate2Engine
+from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.interop.export import export_to_ctranslate2
+from vanilla_transformer.modeling import generation_vanilla_transformer
 from vanilla_transformer.translation import Translator
+from vanilla_transformer.translation.ctranslate2_engine import CTranslate2Engine
 from vanilla_transformer_cli.settings import PRESETS
 
 LENGTH_PENALTY = 0.6

@@ -44,7 +44,7 @@ def main() -> int:
     """Writes the corpus and prints each file with its count of lines; returns the exit status."""
     arguments = build_parser().parse_args()
     # Imported late: the package loads torch, and `--help` should answer at once.
-    from vanilla_transformer.number_words import write_corpus
+    from vanilla_transformer.data.number_words import write_corpus
 
     try:
         paths = write_corpus(

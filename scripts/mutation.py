@@ -56,15 +56,15 @@ TESTS = (
 
 @dataclass(frozen=True)
 class Mutant:
-    """A defect of one line in one Hub file.
+    """A defect of one line in one file.
 
     Args:
         name: What is wrong, in plain words.
-        file: Which of the Hub files, such as "modeling" or "loss".
+        file: Its path below `src`.
         old: Text that occurs exactly once in the file.
         new: What stands there instead.
-        first: The test file to begin with; by default that of the Hub file, and the oracle's for
-            the model.
+        first: The test file to begin with; by default the one that mirrors the file, and the
+            oracle's for the model.
     """
 
     name: str
@@ -75,7 +75,12 @@ class Mutant:
 
     def path(self, source: Path) -> Path:
         """The file in the folder `source`, which is `src` or a copy of it."""
-        return source / "vanilla_transformer" / f"{self.file}_vanilla_transformer.py"
+        return source / self.file
+
+    def first_test(self) -> str:
+        """Which of `TESTS` to begin with."""
+        stem = Path(self.file).stem.removesuffix("_vanilla_transformer")
+        return self.first or stem.replace("modeling", "parity")
 
     def break_copy(self, source: Path) -> None:
         """Writes the defect into the copy of `src` in the folder `source`."""
@@ -120,7 +125,7 @@ class FirstFailure:
 
 
 def load_mutants(path: Path) -> list[Mutant]:
-    """Reads a TOML file with a list of tables for each Hub file.
+    """Reads a TOML file with a list of tables for each broken file.
 
     Raises:
         ValueError: If an old text does not occur exactly once in its file.
@@ -198,7 +203,7 @@ def run_tests(mutant: Mutant | None, tests: list[str], place: Path, writer: Conn
     shutil.copytree(SOURCE, source, ignore=shutil.ignore_patterns("__pycache__"))
     if mutant is not None:
         mutant.break_copy(source)
-        first = mutant.first or mutant.file.replace("modeling", "parity")
+        first = mutant.first_test()
         tests = sorted(tests, key=lambda name: name != first)
     # Before the installed package, and so for what the tests run in processes of their own.
     sys.path.insert(0, str(source))

@@ -28,15 +28,15 @@ from vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerTokenizer,
 )
-from vanilla_transformer.batches import TokenBatchSampler
-from vanilla_transformer.data import (
+from vanilla_transformer.data.batches import TokenBatchSampler
+from vanilla_transformer.data.parallel_text import (
     ParallelText,
     load_pairs,
     pair_lengths,
     tokenize_pairs,
 )
-from vanilla_transformer.run_record import hardware
-from vanilla_transformer.tokenizer_pair import TokenizerPair
+from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
+from vanilla_transformer.training.run_record import hardware
 from vanilla_transformer_cli.settings import PRESETS
 
 FAMILIES = {

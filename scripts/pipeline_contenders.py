@@ -17,11 +17,11 @@ from transformers import (
 )
 
 from neighbours import build, encode, learn_and_encode
-from vanilla_transformer.batches import TokenBatchSampler
-from vanilla_transformer.data import ParallelText, load_pairs, pair_lengths
-from vanilla_transformer.recipe import recipe
-from vanilla_transformer.tokenizer_pair import TokenizerPair
-from vanilla_transformer.trainer import TokenBatchTrainer
+from vanilla_transformer.data.batches import TokenBatchSampler
+from vanilla_transformer.data.parallel_text import ParallelText, load_pairs, pair_lengths
+from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
+from vanilla_transformer.training.recipe import recipe
+from vanilla_transformer.training.trainer import TokenBatchTrainer
 from vanilla_transformer_cli.settings import PRESETS, TrainSettings
 
 VOCABULARY = 10_000

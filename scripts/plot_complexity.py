@@ -26,7 +26,8 @@ def milliseconds(n: int, d: int) -> tuple[float, float]:
     """Of equation (1) and of the whole layer, eager, for one sequence and 8 heads."""
     import torch
 
-    from vanilla_transformer import VanillaTransformerConfig, attention_vanilla_transformer
+    from vanilla_transformer import VanillaTransformerConfig
+    from vanilla_transformer.modeling import attention_vanilla_transformer
 
     torch.set_num_threads(1)
     layer = attention_vanilla_transformer.SelfAttention(VanillaTransformerConfig(d_model=d), 8)

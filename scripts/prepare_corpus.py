@@ -46,7 +46,7 @@ def build_parser() -> argparse.ArgumentParser:
 def read(kind: str, files: list[str]) -> Iterable[tuple[str, str]]:
     """Pairs of a corpus."""
     # Imported late: they load torch, and `--help` should answer at once.
-    from vanilla_transformer.data import ParallelText, load_pairs
+    from vanilla_transformer.data.parallel_text import ParallelText, load_pairs
     from vanilla_transformer.files import read_lines
 
     if kind == "scan":

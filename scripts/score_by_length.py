@@ -36,8 +36,8 @@ def main() -> int:
     """Prints a row for each group; returns the exit status."""
     options = parse()
     # Imported late: they load torch, and `--help` should answer at once.
-    from vanilla_transformer.data import ParallelText, load_pairs
-    from vanilla_transformer.metrics import build_metrics
+    from vanilla_transformer.data.parallel_text import ParallelText, load_pairs
+    from vanilla_transformer.evaluation.metrics import build_metrics
     from vanilla_transformer.translation import Translator
 
     try:

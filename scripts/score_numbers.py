@@ -15,8 +15,8 @@ def main() -> None:
     parser.add_argument("translations", type=Path, help="Translations of its test.de, one a line.")
     arguments = parser.parse_args()
 
+    from vanilla_transformer.data.number_words import exact_match_by_digits
     from vanilla_transformer.files import read_lines
-    from vanilla_transformer.number_words import exact_match_by_digits
 
     scores = exact_match_by_digits(
         [int(line) for line in read_lines(arguments.corpus / "test.numbers")],

@@ -24,9 +24,9 @@ from vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerTokenizer,
 )
-from vanilla_transformer.callbacks import StopOnRequest
-from vanilla_transformer.recipe import recipe
-from vanilla_transformer.training import train
+from vanilla_transformer.training.callbacks import StopOnRequest
+from vanilla_transformer.training.recipe import recipe
+from vanilla_transformer.training.run import train
 from vanilla_transformer_cli.settings import TrainSettings
 
 # Sentences of a batch, over all processes together, and batches of an update: 16 sentences each.

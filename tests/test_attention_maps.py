@@ -16,15 +16,15 @@ from vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerTokenizer,
 )
-from vanilla_transformer.attention_figures import (
+from vanilla_transformer.inspection.attention_figures import (
     RIGHT_TO_LEFT_MARK,
     plot_attention,
     plot_positions,
     position_encodings,
 )
-from vanilla_transformer.attention_maps import AttentionMap, read_attention, token_labels
-from vanilla_transformer.engines import TorchEngine
+from vanilla_transformer.inspection.attention_maps import AttentionMap, read_attention, token_labels
 from vanilla_transformer.translation import Translator
+from vanilla_transformer.translation.engines import TorchEngine
 
 from .conftest import both_attentions, build_variant
 

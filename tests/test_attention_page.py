@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from vanilla_transformer.attention_maps import AttentionMap, AttentionMaps
-from vanilla_transformer.attention_page import write_attention_page
+from vanilla_transformer.inspection.attention_maps import AttentionMap, AttentionMaps
+from vanilla_transformer.inspection.attention_page import write_attention_page
 
 CHROMIUM, DRIVER = Path("/usr/bin/chromium"), Path("/usr/bin/chromedriver")
 HEARD = ("<b>", "</script>", '"q"', "&amp;", "أنا", "</s>")

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
-from vanilla_transformer.averaging import (
+from vanilla_transformer.training.averaging import (
     Outcome,
     average_checkpoints,
     last_checkpoints,

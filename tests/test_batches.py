@@ -10,9 +10,11 @@ from datasets import Dataset
 from torch.utils.data import DataLoader
 from transformers import DataCollatorForSeq2Seq
 
-from vanilla_transformer.batches import TokenBatchSampler
-from vanilla_transformer.data import pair_lengths
-from vanilla_transformer.tokenization_vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer.data.batches import TokenBatchSampler
+from vanilla_transformer.data.parallel_text import pair_lengths
+from vanilla_transformer.tokenization.tokenization_vanilla_transformer import (
+    VanillaTransformerTokenizer,
+)
 
 
 @pytest.fixture(scope="module")

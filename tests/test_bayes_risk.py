@@ -3,8 +3,8 @@
 import pytest
 from sacrebleu.metrics.chrf import CHRF
 
-from vanilla_transformer.bayes_risk import expected_utilities, rank_by_utility
-from vanilla_transformer.engines import Hypothesis, Search
+from vanilla_transformer.translation.bayes_risk import expected_utilities, rank_by_utility
+from vanilla_transformer.translation.engines import Hypothesis, Search
 
 TEXTS = ["ein alter hund", "ein alter mann", "kein hund"]
 

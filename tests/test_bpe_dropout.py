@@ -6,8 +6,8 @@ from collections import Counter
 import pytest
 
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer.bpe_dropout import SegmentedLines, SegmentedPairs, segment
-from vanilla_transformer.tokenizer_pair import TokenizerPair
+from vanilla_transformer.data.bpe_dropout import SegmentedLines, SegmentedPairs, segment
+from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 
 LINES = [
     "der Hund rennt durch den Garten, der Hund bellt",

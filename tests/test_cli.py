@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from transformers import GenerationConfig
 
+from vanilla_transformer.data.number_words import write_corpus
+from vanilla_transformer.evaluation.metrics import METRICS
 from vanilla_transformer.files import read_lines
-from vanilla_transformer.metrics import METRICS
-from vanilla_transformer.number_words import write_corpus
 from vanilla_transformer_cli import COMMANDS, main
 from vanilla_transformer_cli.settings import METRIC_TITLES
 

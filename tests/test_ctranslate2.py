@@ -14,9 +14,9 @@ from vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerTokenizer,
 )
-from vanilla_transformer.ctranslate2_engine import CTranslate2Engine
-from vanilla_transformer.engines import Hypothesis, Search, TorchEngine
 from vanilla_transformer.interop.ctranslate2 import TransformersConverter, convert
+from vanilla_transformer.translation.ctranslate2_engine import CTranslate2Engine
+from vanilla_transformer.translation.engines import Hypothesis, Search, TorchEngine
 
 from .conftest import VARIANTS, build_variant, redraw_parameters
 

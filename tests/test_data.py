@@ -13,16 +13,18 @@ import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset, DatasetDict
 
-from vanilla_transformer import data
-from vanilla_transformer.data import (
+from vanilla_transformer.data import parallel_text as data
+from vanilla_transformer.data.parallel_text import (
     ParallelText,
     checksum,
     load_pairs,
     pair_lengths,
     tokenize_pairs,
 )
-from vanilla_transformer.tokenization_vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer.tokenizer_pair import TokenizerPair
+from vanilla_transformer.tokenization.tokenization_vanilla_transformer import (
+    VanillaTransformerTokenizer,
+)
+from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 
 # Blanks at the ends, an empty side, and separators that end a line for others but not for us.
 PAIRS = [
@@ -171,7 +173,7 @@ def test_temporary_files_are_deleted_when_the_process_ends(write, tmp_path):
     scratch.mkdir()
     code = """if True:
         import os, sys
-        from vanilla_transformer.data import ParallelText, load_pairs
+        from vanilla_transformer.data.parallel_text import ParallelText, load_pairs
         dataset = load_pairs(ParallelText((sys.argv[1],)))
         dataset = dataset.map(lambda row: {"n": len(row["source"])}, load_from_cache_file=False)
         assert len(dataset.cache_files) == 1 and os.listdir(sys.argv[2])

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer
 
-from vanilla_transformer import loss_vanilla_transformer
+from vanilla_transformer.modeling import loss_vanilla_transformer
 
 from .conftest import Model, pad, redraw_parameters, source_of, without_labels
 from .gradients_of_one_update import (

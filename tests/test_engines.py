@@ -6,8 +6,9 @@ from collections import Counter
 import pytest
 import torch
 
-from vanilla_transformer import VanillaTransformerForConditionalGeneration, engines
-from vanilla_transformer.engines import GumbelNoise, Search, TorchEngine
+from vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.translation import engines
+from vanilla_transformer.translation.engines import GumbelNoise, Search, TorchEngine
 
 from .conftest import redraw_parameters
 

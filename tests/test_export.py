@@ -14,7 +14,7 @@ from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.interop import ctranslate2 as loader
 from vanilla_transformer.interop import onnx as onnx_export
 from vanilla_transformer.interop.export import Agreement, export_to_ctranslate2, export_to_onnx
-from vanilla_transformer.tokenizer_pair import TokenizerPair
+from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 from vanilla_transformer.translation import Translator
 from vanilla_transformer_cli import main
 

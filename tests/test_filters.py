@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from datasets import Dataset
 
-from vanilla_transformer import filters, training
-from vanilla_transformer.data import ParallelText, load_pairs
+from vanilla_transformer.data import filters
+from vanilla_transformer.data.filters import drop_rules, filter_pairs
+from vanilla_transformer.data.parallel_text import ParallelText, load_pairs
 from vanilla_transformer.files import read_lines
-from vanilla_transformer.filters import drop_rules, filter_pairs
-from vanilla_transformer.training import train
+from vanilla_transformer.training import run as training
+from vanilla_transformer.training.run import train
 from vanilla_transformer_cli import main
 from vanilla_transformer_cli.settings import TrainSettings
 

@@ -23,9 +23,9 @@ from vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerTokenizer,
 )
-from vanilla_transformer.model_card import write_model_card
-from vanilla_transformer.sharing import push
-from vanilla_transformer.tokenizer_pair import TokenizerPair
+from vanilla_transformer.sharing.model_card import write_model_card
+from vanilla_transformer.sharing.push import push
+from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 from vanilla_transformer.translation import Translator
 from vanilla_transformer_cli import main
 
@@ -273,7 +273,7 @@ def test_published_model_generates_the_same(report, translate):
 
 
 def test_code_comes_from_the_hub_only_without_the_package(with_package, without_package):
-    assert with_package.module == "vanilla_transformer.modeling_vanilla_transformer"
+    assert with_package.module == "vanilla_transformer.modeling.modeling_vanilla_transformer"
     assert without_package.module.startswith("transformers_modules.")
 
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer.bayes_risk import expected_utilities
-from vanilla_transformer.engines import Hypothesis
 from vanilla_transformer.translation import Translator
+from vanilla_transformer.translation.bayes_risk import expected_utilities
+from vanilla_transformer.translation.engines import Hypothesis
 
 LINES = [
     "ein hund rennt.",

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from vanilla_transformer.attention_vanilla_transformer import FusedLinear
+from vanilla_transformer.modeling.attention_vanilla_transformer import FusedLinear
 
 from . import reference
 from .conftest import Model

@@ -12,15 +12,23 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer.bpe_dropout import SegmentedPairs
-from vanilla_transformer.data import ParallelText, load_pairs, pair_lengths, tokenize_pairs
-from vanilla_transformer.filters import drop_rules, filter_pairs
+from vanilla_transformer.data.bpe_dropout import SegmentedPairs
+from vanilla_transformer.data.filters import drop_rules, filter_pairs
+from vanilla_transformer.data.parallel_text import (
+    ParallelText,
+    load_pairs,
+    pair_lengths,
+    tokenize_pairs,
+)
 from vanilla_transformer.interop.export import export_to_ctranslate2
-from vanilla_transformer.segments import cut_into_pieces
-from vanilla_transformer.tokenization_vanilla_transformer import language_prefix, language_tags
-from vanilla_transformer.tokenizer_pair import TokenizerPair
-from vanilla_transformer.training import train
+from vanilla_transformer.tokenization.tokenization_vanilla_transformer import (
+    language_prefix,
+    language_tags,
+)
+from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
+from vanilla_transformer.training.run import train
 from vanilla_transformer.translation import Translator
+from vanilla_transformer.translation.segments import cut_into_pieces
 from vanilla_transformer_cli import main
 from vanilla_transformer_cli.settings import TrainSettings
 

@@ -16,12 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 
-from vanilla_transformer import (
-    VanillaTransformerConfig,
-    VanillaTransformerForConditionalGeneration,
-    loss_vanilla_transformer,
-)
-from vanilla_transformer.loss_vanilla_transformer import projected_loss_sum
+from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from vanilla_transformer.modeling import loss_vanilla_transformer
+from vanilla_transformer.modeling.loss_vanilla_transformer import projected_loss_sum
 
 Model = VanillaTransformerForConditionalGeneration
 Batch = dict[str, Tensor]

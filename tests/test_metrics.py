@@ -13,12 +13,17 @@ import pytest
 import sacrebleu
 from transformers import Seq2SeqTrainingArguments
 
-from vanilla_transformer import training
-from vanilla_transformer.metrics import METRICS, TranslationScores, edit_distance, format_scores
-from vanilla_transformer.number_words import write_corpus
-from vanilla_transformer.recipe import recipe
-from vanilla_transformer.trainer import scorer
-from vanilla_transformer.training import train
+from vanilla_transformer.data.number_words import write_corpus
+from vanilla_transformer.evaluation.metrics import (
+    METRICS,
+    TranslationScores,
+    edit_distance,
+    format_scores,
+)
+from vanilla_transformer.training import run as training
+from vanilla_transformer.training.recipe import recipe
+from vanilla_transformer.training.run import train
+from vanilla_transformer.training.trainer import scorer
 from vanilla_transformer_cli.settings import METRIC_TITLES, TrainSettings
 
 PREDICTIONS = ["A dog runs, quickly.", "Two men sit.", "The Cat sleeps on a mat."]
@@ -154,7 +159,7 @@ def test_metric_writes_no_file_and_opens_no_connection(tmp_path):
         "import socket\n"
         "def refuse(*_, **__): raise AssertionError('a connection was opened')\n"
         "socket.socket.connect = socket.getaddrinfo = refuse\n"
-        "from vanilla_transformer.metrics import TranslationScores\n"
+        "from vanilla_transformer.evaluation.metrics import TranslationScores\n"
         "TranslationScores().compute(predictions=['a'], references=['a'])\n"
     )
     home = {name: str(tmp_path / name) for name in ("HOME", "HF_HOME", "TMPDIR", "XDG_CACHE_HOME")}

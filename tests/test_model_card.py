@@ -6,7 +6,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub import ModelCard
 
-from vanilla_transformer.model_card import record_results
+from vanilla_transformer.sharing.model_card import record_results
 from vanilla_transformer_cli.settings import TrainSettings
 
 from .hub_server import card_faults, serve_hub

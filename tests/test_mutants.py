@@ -12,18 +12,21 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "scripts" / "check_mutants.py"
 HUB_FILES = {
-    file: (ROOT / f"src/vanilla_transformer/{file}_vanilla_transformer.py").read_text("utf-8")
+    file: (ROOT / "src" / file).read_text("utf-8")
     for file in (
-        "attention",
-        "configuration",
-        "decoding",
-        "generation",
-        "kernels",
-        "loss",
-        "modeling",
-        "packing",
-        "positions",
-        "search",
+        f"vanilla_transformer/modeling/{name}_vanilla_transformer.py"
+        for name in (
+            "attention",
+            "configuration",
+            "decoding",
+            "generation",
+            "kernels",
+            "loss",
+            "modeling",
+            "packing",
+            "positions",
+            "search",
+        )
     )
 }
 MUTANTS = [
@@ -55,7 +58,10 @@ def test_defect_changes_one_place_and_leaves_valid_code(file, mutant):
 def check(folder: Path, *lines: str) -> subprocess.CompletedProcess[str]:
     """Runs the script on a list of one defect, as long as it needs no run of the tests."""
     mutants = folder / "mutants.toml"
-    mutants.write_text("\n".join(["[[loss]]", *lines]), encoding="utf-8")
+    mutants.write_text(
+        "\n".join(['[["vanilla_transformer/modeling/loss_vanilla_transformer.py"]]', *lines]),
+        encoding="utf-8",
+    )
     command = [sys.executable, SCRIPT, "--mutants", mutants]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 

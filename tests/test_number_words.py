@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from vanilla_transformer.number_words import (
+from vanilla_transformer.data.number_words import (
     LARGEST_NUMBER,
     DigitScore,
     english,

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from vanilla_transformer import packing_vanilla_transformer as packing
-from vanilla_transformer.r_drop import r_drop
+from vanilla_transformer.modeling import packing_vanilla_transformer as packing
+from vanilla_transformer.training.r_drop import r_drop
 
 from .conftest import VARIANTS, Batch, Model, build_variant, gradients, pad, real_rows, source_of
 from .test_attention_backends import flash_attn_varlen_func

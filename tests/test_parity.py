@@ -6,10 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vanilla_transformer import (
-    VanillaTransformerForConditionalGeneration,
-    loss_vanilla_transformer,
-)
+from vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.modeling import loss_vanilla_transformer
 
 from . import reference
 from .conftest import build_variant, each_variant

@@ -33,7 +33,7 @@ from .gradients_of_one_update import build_model
 TEXTS = ["Ein Hund rennt.", "Zwei alte Männer schlafen im Garten.", "Ja"]
 HUB_FILES = {
     f"{name}_vanilla_transformer.py": Path(
-        vanilla_transformer.__file__, "..", f"{name}_vanilla_transformer.py"
+        vanilla_transformer.__file__, "..", "modeling", f"{name}_vanilla_transformer.py"
     ).resolve()
     for name in (
         "attention",

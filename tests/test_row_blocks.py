@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from vanilla_transformer import kernels_vanilla_transformer as kernels
+from vanilla_transformer.modeling import kernels_vanilla_transformer as kernels
 
 from .conftest import Batch, Model, gradients
 

@@ -5,8 +5,8 @@ import json
 import pytest
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
-from vanilla_transformer import run_record
-from vanilla_transformer.run_record import JsonLinesLog
+from vanilla_transformer.training import run_record
+from vanilla_transformer.training.run_record import JsonLinesLog
 
 
 @pytest.fixture

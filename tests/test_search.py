@@ -9,13 +9,11 @@ from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteriaL
 from transformers.generation import GenerationMixin, MaxTimeCriteria, TemperatureLogitsWarper
 from transformers.generation.streamers import BaseStreamer
 
-from vanilla_transformer import (
-    VanillaTransformerForConditionalGeneration,
-    generation_vanilla_transformer,
-)
-from vanilla_transformer.generation_vanilla_transformer import SourceLengthLimit
-from vanilla_transformer.kernels_vanilla_transformer import linear_for_few_rows
-from vanilla_transformer.search_vanilla_transformer import (
+from vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.modeling import generation_vanilla_transformer
+from vanilla_transformer.modeling.generation_vanilla_transformer import SourceLengthLimit
+from vanilla_transformer.modeling.kernels_vanilla_transformer import linear_for_few_rows
+from vanilla_transformer.modeling.search_vanilla_transformer import (
     Beam,
     BeamSettings,
     beam_search,

@@ -5,8 +5,8 @@ import random
 import pytest
 
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer.segments import cut_into_pieces, cut_line
-from vanilla_transformer.tokenizer_pair import TokenizerPair
+from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
+from vanilla_transformer.translation.segments import cut_into_pieces, cut_line
 
 
 @pytest.fixture(scope="module")

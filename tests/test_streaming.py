@@ -14,14 +14,16 @@ from accelerate import skip_first_batches
 from torch.utils.data import DataLoader
 from transformers import AutoTokenizer, DataCollatorForSeq2Seq, Seq2SeqTrainingArguments
 
-from vanilla_transformer import training
-from vanilla_transformer.data import ParallelText, read_pairs
-from vanilla_transformer.number_words import write_corpus
-from vanilla_transformer.recipe import recipe
-from vanilla_transformer.streaming import TokenBatchStream, check_streaming
-from vanilla_transformer.tokenization_vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer.tokenizer_pair import TokenizerPair
-from vanilla_transformer.training import train
+from vanilla_transformer.data.number_words import write_corpus
+from vanilla_transformer.data.parallel_text import ParallelText, read_pairs
+from vanilla_transformer.data.streaming import TokenBatchStream, check_streaming
+from vanilla_transformer.tokenization.tokenization_vanilla_transformer import (
+    VanillaTransformerTokenizer,
+)
+from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
+from vanilla_transformer.training import run as training
+from vanilla_transformer.training.recipe import recipe
+from vanilla_transformer.training.run import train
 from vanilla_transformer_cli.settings import TrainSettings
 
 from . import gradients_of_one_update, train_on_stream

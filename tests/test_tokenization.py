@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from vanilla_transformer.files import read_lines
-from vanilla_transformer.tokenization_vanilla_transformer import (
+from vanilla_transformer.tokenization.tokenization_vanilla_transformer import (
     BYTE_TOKENS,
     SPECIAL_TOKENS,
     TokenizerKind,

@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer.tokenizer_pair import TokenizerPair
+from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 
 from .conftest import TWO_TABLES, Model, build_variant
 

@@ -24,18 +24,19 @@ from transformers import (
     TrainerCallback,
 )
 
-from vanilla_transformer import VanillaTransformerForConditionalGeneration, training
-from vanilla_transformer.averaging import average_checkpoints
-from vanilla_transformer.batches import TokenBatchSampler
-from vanilla_transformer.callbacks import StopOnRequest
+from vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.data.batches import TokenBatchSampler
+from vanilla_transformer.data.number_words import write_corpus
+from vanilla_transformer.evaluation.metrics import TranslationScores
 from vanilla_transformer.files import read_lines
-from vanilla_transformer.metrics import TranslationScores
-from vanilla_transformer.modeling_vanilla_transformer import EncoderLayer
-from vanilla_transformer.number_words import write_corpus
-from vanilla_transformer.recipe import config_overrides, recipe
-from vanilla_transformer.tokenizer_pair import TokenizerPair
-from vanilla_transformer.trainer import TokenBatchTrainer
-from vanilla_transformer.training import train
+from vanilla_transformer.modeling.modeling_vanilla_transformer import EncoderLayer
+from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
+from vanilla_transformer.training import run as training
+from vanilla_transformer.training.averaging import average_checkpoints
+from vanilla_transformer.training.callbacks import StopOnRequest
+from vanilla_transformer.training.recipe import config_overrides, recipe
+from vanilla_transformer.training.run import train
+from vanilla_transformer.training.trainer import TokenBatchTrainer
 from vanilla_transformer.translation import Translator
 from vanilla_transformer_cli.settings import TrainSettings
 

@@ -6,10 +6,11 @@ import pytest
 import torch
 from transformers.utils import logging as transformers_logging
 
-from vanilla_transformer import VanillaTransformerTokenizer, translation
-from vanilla_transformer.generation_vanilla_transformer import SourceLengthLimit
+from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.model_folder import RUN_FILE
+from vanilla_transformer.modeling.generation_vanilla_transformer import SourceLengthLimit
 from vanilla_transformer.translation import Translation, Translator
+from vanilla_transformer.translation import translator as translation
 
 from .test_tokenizer_pair import GREEK, LATIN, build_latin_to_greek, learn, save_latin_to_greek
 

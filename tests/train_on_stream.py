@@ -14,8 +14,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.gradients_of_one_update import PLAIN_DESCENT, build_arguments
 
-from vanilla_transformer.recipe import recipe
-from vanilla_transformer.training import train
+from vanilla_transformer.training.recipe import recipe
+from vanilla_transformer.training.run import train
 from vanilla_transformer_cli.settings import TrainSettings
 
 

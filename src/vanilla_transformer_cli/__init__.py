@@ -115,8 +115,8 @@ def train(argv: list[str]) -> None:
     from transformers import Seq2SeqTrainingArguments
     from transformers.utils.logging import disable_progress_bar
 
-    from vanilla_transformer.recipe import recipe
-    from vanilla_transformer.training import train as train_model
+    from vanilla_transformer.training.recipe import recipe
+    from vanilla_transformer.training.run import train as train_model
 
     trainer_parser = _Parser(
         Seq2SeqTrainingArguments, prog=parser.prog, add_help=False, allow_abbrev=False
@@ -172,7 +172,7 @@ def push(argv: list[str]) -> None:
     if not settings.model:
         parser.error("--model needs the folder of a model")
 
-    from vanilla_transformer.sharing import push as push_model
+    from vanilla_transformer.sharing.push import push as push_model
 
     address = push_model(
         Path(settings.model),

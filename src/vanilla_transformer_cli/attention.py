@@ -90,17 +90,17 @@ def _check(parser: "_Parser", settings: AttentionSettings, texts: list[str]) -> 
 def _show(
     translator: "Translator", settings: AttentionSettings, texts: list[str], output: Path
 ) -> None:
-    from vanilla_transformer.attention_maps import read_attention
+    from vanilla_transformer.inspection.attention_maps import read_attention
 
     maps = read_attention(translator, *texts)
     if output.suffix == ".html":
-        from vanilla_transformer.attention_page import write_attention_page
+        from vanilla_transformer.inspection.attention_page import write_attention_page
 
         write_attention_page(
             maps, output, kind=settings.kind, layer=settings.layer, head=settings.head
         )
     else:
-        from vanilla_transformer.attention_figures import plot_attention
+        from vanilla_transformer.inspection.attention_figures import plot_attention
 
         plot_attention(
             maps.of_kind(settings.kind), output, layer=settings.layer, head=settings.head
@@ -109,16 +109,16 @@ def _show(
 
 
 def _draw_positions(translator: "Translator", positions: int, output: Path) -> None:
-    from vanilla_transformer.attention_figures import plot_positions
-    from vanilla_transformer.engines import TorchEngine
+    from vanilla_transformer.inspection.attention_figures import plot_positions
+    from vanilla_transformer.translation.engines import TorchEngine
 
     model = cast("TorchEngine", translator.engine).model
     print(plot_positions(model, output, positions))
 
 
 def _align(translator: "Translator", settings: AttentionSettings) -> None:
-    from vanilla_transformer.alignments import align_words, read_gold, score_alignments
     from vanilla_transformer.files import read_lines, write_lines
+    from vanilla_transformer.inspection.alignments import align_words, read_gold, score_alignments
 
     sources, *others = [list(read_lines(file)) for file in settings.alignments or []]
     units = [list(read_lines(file)) for file in settings.units or []]

@@ -35,10 +35,10 @@ def evaluate(argv: list[str]) -> None:
     if settings.against and not Path(settings.against).is_file():
         other_translator = _translator(replace(settings, model=[settings.against]))
 
+    from vanilla_transformer.evaluation.metrics import TranslationScores, format_scores
+    from vanilla_transformer.evaluation.significance import compare, format_comparisons
     from vanilla_transformer.files import write_lines
-    from vanilla_transformer.metrics import TranslationScores, format_scores
-    from vanilla_transformer.model_card import record_results
-    from vanilla_transformer.significance import compare, format_comparisons
+    from vanilla_transformer.sharing.model_card import record_results
 
     options = _options(settings)
     sources, references = _load(settings)
@@ -86,7 +86,7 @@ def _check(parser: "_Parser", settings: EvaluateSettings) -> None:
 
 def _options(settings: EvaluateSettings) -> dict[str, Any]:
     """How to score, checked."""
-    from vanilla_transformer.metrics import build_metrics, check_bootstrap
+    from vanilla_transformer.evaluation.metrics import build_metrics, check_bootstrap
 
     check_bootstrap(settings.bootstrap)
     build_metrics(settings.metrics, settings.bleu_tokenize)
@@ -99,7 +99,7 @@ def _options(settings: EvaluateSettings) -> dict[str, Any]:
 
 def _load(settings: EvaluateSettings) -> tuple[list[str], list[str]]:
     """Sources and references."""
-    from vanilla_transformer.data import ParallelText, load_pairs
+    from vanilla_transformer.data.parallel_text import ParallelText, load_pairs
 
     pairs = load_pairs(
         ParallelText(

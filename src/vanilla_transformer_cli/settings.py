@@ -52,7 +52,7 @@ PRESETS = {
 }
 
 
-# Titles of `vanilla_transformer.metrics.METRICS`, whose import would delay `--help`.
+# Titles of `vanilla_transformer.evaluation.metrics.METRICS`, whose import would delay `--help`.
 METRIC_TITLES = {
     "bleu": "BLEU",
     "chrf": "chrF",

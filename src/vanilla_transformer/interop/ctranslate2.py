@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.interop import never_generated
-from vanilla_transformer.tokenizer_pair import TokenizerPair
+from vanilla_transformer.modeling.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 
 try:
     from ctranslate2.converters.transformers import (

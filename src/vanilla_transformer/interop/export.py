@@ -18,11 +18,11 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from vanilla_transformer.ctranslate2_engine import CTranslate2Engine
-from vanilla_transformer.engines import Search, TorchEngine
 from vanilla_transformer.interop import never_generated
 from vanilla_transformer.model_folder import RUN_FILE, find_file
-from vanilla_transformer.tokenizer_pair import TokenizerPair
+from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
+from vanilla_transformer.translation.ctranslate2_engine import CTranslate2Engine
+from vanilla_transformer.translation.engines import Search, TorchEngine
 
 if TYPE_CHECKING:
     from vanilla_transformer.interop.onnx import OnnxModel

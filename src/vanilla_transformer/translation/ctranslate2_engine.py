@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from vanilla_transformer.engines import Hypothesis, Search
+from vanilla_transformer.translation.engines import Hypothesis, Search
 
 
 class CTranslate2Engine:

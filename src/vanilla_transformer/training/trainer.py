@@ -22,12 +22,12 @@ from transformers import (
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import EvalLoopOutput
 
-from vanilla_transformer.batches import TokenBatchSampler
-from vanilla_transformer.callbacks import SeedEpochs
-from vanilla_transformer.metrics import TranslationScores
-from vanilla_transformer.r_drop import r_drop
-from vanilla_transformer.run_record import hardware
-from vanilla_transformer.tokenizer_pair import TokenizerPair
+from vanilla_transformer.data.batches import TokenBatchSampler
+from vanilla_transformer.evaluation.metrics import TranslationScores
+from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
+from vanilla_transformer.training.callbacks import SeedEpochs
+from vanilla_transformer.training.r_drop import r_drop
+from vanilla_transformer.training.run_record import hardware
 
 
 class TokenBatchTrainer(Seq2SeqTrainer):

@@ -10,11 +10,11 @@ import torch
 from transformers import Seq2SeqTrainingArguments, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
-from vanilla_transformer.averaging import metric_of
-from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.metrics import METRICS
-from vanilla_transformer.streaming import check_streaming
-from vanilla_transformer.tokenizer_pair import TokenizerPair
+from vanilla_transformer.data.streaming import check_streaming
+from vanilla_transformer.evaluation.metrics import METRICS
+from vanilla_transformer.modeling.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
+from vanilla_transformer.training.averaging import metric_of
 from vanilla_transformer_cli.settings import PRESETS, TrainSettings
 
 # Config fields that the command line sets by other options.

@@ -5,8 +5,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from vanilla_transformer.attention_maps import TITLES, AttentionMaps
 from vanilla_transformer.files import write_lines
+from vanilla_transformer.inspection.attention_maps import TITLES, AttentionMaps
 
 _TEMPLATE = "attention_page.html"
 _PLACE = ">DATA<"
@@ -61,7 +61,9 @@ def write_attention_page(
         },
     }
     data = json.dumps(content, ensure_ascii=False, separators=(",", ":")).translate(_ESCAPES)
-    template = files("vanilla_transformer").joinpath(_TEMPLATE).read_text(encoding="utf-8")
+    template = (
+        files("vanilla_transformer.inspection").joinpath(_TEMPLATE).read_text(encoding="utf-8")
+    )
     before, after = template.split(_PLACE)
     return write_lines(path, [f"{before}>{data}<{after.rstrip()}"])
 

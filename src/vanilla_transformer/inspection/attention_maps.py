@@ -15,9 +15,9 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from vanilla_transformer.alignments import encode_source, encode_target
-from vanilla_transformer.engines import TorchEngine, aligned_layer
+from vanilla_transformer.inspection.alignments import encode_source, encode_target
 from vanilla_transformer.translation import Translator
+from vanilla_transformer.translation.engines import TorchEngine, aligned_layer
 
 Kind = Literal["encoder", "decoder", "cross"]
 

@@ -6,7 +6,7 @@ from typing import cast
 
 from sacrebleu.significance import PairedTest, Result
 
-from vanilla_transformer.metrics import build_metrics, check_bootstrap
+from vanilla_transformer.evaluation.metrics import build_metrics, check_bootstrap
 from vanilla_transformer_cli.settings import METRIC_TITLES
 
 

@@ -8,7 +8,7 @@ from itertools import chain, repeat
 
 from transformers import PreTrainedTokenizerBase
 
-from vanilla_transformer.tokenizer_pair import TokenizerPair
+from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 
 logger = logging.getLogger(__name__)
 

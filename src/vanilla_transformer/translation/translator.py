@@ -21,12 +21,12 @@ from transformers import (
 )
 from transformers.pipelines import PIPELINE_REGISTRY
 
-from vanilla_transformer.bayes_risk import rank_by_utility
-from vanilla_transformer.engines import Engine, Hypothesis, Search, TorchEngine
 from vanilla_transformer.model_folder import RUN_FILE, find_file
-from vanilla_transformer.segments import Piece, cut_into_pieces
-from vanilla_transformer.tokenization_vanilla_transformer import language_prefix
-from vanilla_transformer.tokenizer_pair import TokenizerPair, has_target_vocabulary
+from vanilla_transformer.tokenization.tokenization_vanilla_transformer import language_prefix
+from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair, has_target_vocabulary
+from vanilla_transformer.translation.bayes_risk import rank_by_utility
+from vanilla_transformer.translation.engines import Engine, Hypothesis, Search, TorchEngine
+from vanilla_transformer.translation.segments import Piece, cut_into_pieces
 
 # Lines that are sorted by length together: so many, or so many that hold this many characters.
 # Results come in order, so none waits for much more.
@@ -233,7 +233,7 @@ class Translator:
                 f"The engine 'ctranslate2' takes one model, got {len(names)}: {', '.join(names)}. "
                 "Use the engine 'torch' for an ensemble."
             )
-        from vanilla_transformer.ctranslate2_engine import CTranslate2Engine
+        from vanilla_transformer.translation.ctranslate2_engine import CTranslate2Engine
 
         searcher = CTranslate2Engine(names[0], compute_type="default" if dtype == "auto" else dtype)
         config = GenerationConfig.from_pretrained(names[0])

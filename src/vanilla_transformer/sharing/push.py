@@ -7,9 +7,9 @@ from pathlib import Path
 from huggingface_hub import CommitOperationAdd, HfApi, get_token
 from huggingface_hub.errors import LocalTokenNotFoundError
 
-from vanilla_transformer.model_card import write_model_card
 from vanilla_transformer.model_folder import CARD_FILE, RESULTS_FILE, RUN_FILE, TARGET_FILES
-from vanilla_transformer.tokenizer_pair import has_target_vocabulary
+from vanilla_transformer.sharing.model_card import write_model_card
+from vanilla_transformer.tokenization.tokenizer_pair import has_target_vocabulary
 
 # Without these nobody can load the model.
 _NEEDED_FILES = ("config.json", "model*.safetensors", "tokenizer.json")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from vanilla_transformer.figures import new_figure, save_figure
 from vanilla_transformer.model_folder import LOG_FILE
-from vanilla_transformer.run_record import read_log
+from vanilla_transformer.training.run_record import read_log
 
 CURVES_FILE = "curves.svg"
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import regex
 from datasets import Dataset
 
-from vanilla_transformer.data import ParallelText, holds_both_sides, load_pairs
+from vanilla_transformer.data.parallel_text import ParallelText, holds_both_sides, load_pairs
 from vanilla_transformer.files import read_lines, write_lines
 from vanilla_transformer_cli.settings import TrainSettings
 

@@ -9,9 +9,9 @@ import numpy.typing as npt
 from torch.utils.data import IterableDataset, get_worker_info
 from transformers import TrainingArguments
 
-from vanilla_transformer.batches import TokenBatchSampler
-from vanilla_transformer.data import encode_pairs
-from vanilla_transformer.tokenizer_pair import TokenizerPair
+from vanilla_transformer.data.batches import TokenBatchSampler
+from vanilla_transformer.data.parallel_text import encode_pairs
+from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 from vanilla_transformer_cli.settings import TrainSettings
 
 

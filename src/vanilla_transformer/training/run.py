@@ -25,51 +25,51 @@ from transformers import (
     set_seed,
 )
 
-from vanilla_transformer.averaging import (
-    Outcome,
-    average_weights,
-    best_weights,
-    metric_of,
-    try_weights,
-)
-from vanilla_transformer.batches import Lengths, TokenBatchSampler
-from vanilla_transformer.bpe_dropout import SegmentedPairs
-from vanilla_transformer.callbacks import (
-    MovingAverage,
-    StopOnRequest,
-    interrupts_stop,
-)
-from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.curves import plot_curves
-from vanilla_transformer.data import (
+from vanilla_transformer.data.batches import Lengths, TokenBatchSampler
+from vanilla_transformer.data.bpe_dropout import SegmentedPairs
+from vanilla_transformer.data.filters import Rule, drop_rules, filter_pairs
+from vanilla_transformer.data.parallel_text import (
     ParallelText,
     load_pairs,
     pair_lengths,
     read_pairs,
     tokenize_pairs,
 )
+from vanilla_transformer.data.streaming import TokenBatchStream
 from vanilla_transformer.files import write_lines
-from vanilla_transformer.filters import Rule, drop_rules, filter_pairs
-from vanilla_transformer.model_card import record_results, write_model_card
 from vanilla_transformer.model_folder import LOG_FILE, RUN_FILE
-from vanilla_transformer.modeling_vanilla_transformer import (
+from vanilla_transformer.modeling.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.modeling.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
-from vanilla_transformer.recipe import (
+from vanilla_transformer.sharing.model_card import record_results, write_model_card
+from vanilla_transformer.tokenization.tokenization_vanilla_transformer import (
+    VanillaTransformerTokenizer,
+    language_tags,
+)
+from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
+from vanilla_transformer.training.averaging import (
+    Outcome,
+    average_weights,
+    best_weights,
+    metric_of,
+    try_weights,
+)
+from vanilla_transformer.training.callbacks import (
+    MovingAverage,
+    StopOnRequest,
+    interrupts_stop,
+)
+from vanilla_transformer.training.curves import plot_curves
+from vanilla_transformer.training.recipe import (
     check_settings,
     check_vocabularies,
     config_overrides,
     find_checkpoint,
     prefer_better_scores,
 )
-from vanilla_transformer.run_record import JsonLinesLog, describe_run
-from vanilla_transformer.streaming import TokenBatchStream
-from vanilla_transformer.tokenization_vanilla_transformer import (
-    VanillaTransformerTokenizer,
-    language_tags,
-)
-from vanilla_transformer.tokenizer_pair import TokenizerPair
-from vanilla_transformer.trainer import TokenBatchTrainer, plan, scorer
+from vanilla_transformer.training.run_record import JsonLinesLog, describe_run
+from vanilla_transformer.training.trainer import TokenBatchTrainer, plan, scorer
 from vanilla_transformer_cli.settings import PRESETS, TrainSettings
 
 # Section 6.1: beam 4, length penalty 0.6, output at most 50 tokens longer than its source.

@@ -18,9 +18,9 @@ from transformers.generation import (
     TopPLogitsWarper,
 )
 
-from vanilla_transformer.decoding_vanilla_transformer import IncrementalDecoder
-from vanilla_transformer.generation_vanilla_transformer import SourceLengthLimit
-from vanilla_transformer.search_vanilla_transformer import (
+from vanilla_transformer.modeling.decoding_vanilla_transformer import IncrementalDecoder
+from vanilla_transformer.modeling.generation_vanilla_transformer import SourceLengthLimit
+from vanilla_transformer.modeling.search_vanilla_transformer import (
     BeamSettings,
     Constraints,
     beam_search,

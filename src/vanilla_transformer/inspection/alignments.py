@@ -9,9 +9,9 @@ from typing import Self
 
 from transformers import BatchEncoding
 
-from vanilla_transformer.engines import TorchEngine
 from vanilla_transformer.files import read_lines
 from vanilla_transformer.translation import Translator
+from vanilla_transformer.translation.engines import TorchEngine
 
 # Position of a unit in the source and of one in the target, both counted from 0.
 Link = tuple[int, int]

@@ -14,7 +14,7 @@ import torch
 from accelerate import PartialState
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from vanilla_transformer.data import checksum
+from vanilla_transformer.data.parallel_text import checksum
 from vanilla_transformer_cli.settings import TrainSettings
 
 _PACKAGES = (

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from vanilla_transformer.attention_maps import AttentionMap
 from vanilla_transformer.figures import new_figure, save_figure
+from vanilla_transformer.inspection.attention_maps import AttentionMap
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -17,7 +17,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from vanilla_transformer.batches import TokenBatchSampler
+from vanilla_transformer.data.batches import TokenBatchSampler
 
 # Beside the weights of a checkpoint.
 MOVING_AVERAGE_FILE = "moving_average.safetensors"

@@ -15,8 +15,8 @@ import numpy.typing as npt
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from vanilla_transformer.data import source_prefixes, truncate
-from vanilla_transformer.tokenizer_pair import TokenizerPair
+from vanilla_transformer.data.parallel_text import source_prefixes, truncate
+from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 
 # Segmentations of a word that an epoch chooses from; a rare word has one for each occurrence.
 POOL_SIZE = 8

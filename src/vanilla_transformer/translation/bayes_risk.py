@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from sacrebleu.metrics.chrf import CHRF
 
-from vanilla_transformer.engines import Hypothesis, Search
+from vanilla_transformer.translation.engines import Hypothesis, Search
 
 
 def rank_by_utility(

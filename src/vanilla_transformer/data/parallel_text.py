@@ -28,8 +28,8 @@ from datasets import Dataset, DatasetDict, IterableDataset, load_dataset, load_f
 from transformers import PreTrainedTokenizerBase
 
 from vanilla_transformer.files import read_lines
-from vanilla_transformer.tokenization_vanilla_transformer import language_prefix
-from vanilla_transformer.tokenizer_pair import TokenizerPair
+from vanilla_transformer.tokenization.tokenization_vanilla_transformer import language_prefix
+from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 
 # What `ParallelText.columns` are called once they are read.
 _COLUMNS = ("source", "target", "tag")

@@ -635,7 +635,7 @@ class VanillaTransformerForConditionalGeneration(
         price of their memory (distillation); `num_items_in_batch`, which divides the summed loss:
         Trainer gives the number of targets over all accumulated batches and processes, None stands
         for the targets of this batch; and `r_drop_alpha`, the weight of R-Drop's divergence, for a
-        batch whose second half is its first half again (`vanilla_transformer.r_drop`).
+        batch whose second half is its first half again (`vanilla_transformer.training.r_drop`).
 
         Returns:
             `loss`, smoothed in training only, and `logits` `[B, T, V]`: None while training with

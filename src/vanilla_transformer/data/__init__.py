@@ -1,0 +1,1 @@
+"""Parallel text: reading, filtering, batching, streaming."""

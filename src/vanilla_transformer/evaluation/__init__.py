@@ -1,0 +1,1 @@
+"""Scores with their signatures and intervals, and significance."""

@@ -1,0 +1,1 @@
+"""Text to ids and back, and training a tokenizer."""

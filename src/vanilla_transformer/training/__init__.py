@@ -1,0 +1,1 @@
+"""From pairs to a saved model, and the record of how."""
