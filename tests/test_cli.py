@@ -16,11 +16,11 @@ from transformers import GenerationConfig
 from vanilla_transformer.data.number_words import write_corpus
 from vanilla_transformer.evaluation.metrics import METRICS
 from vanilla_transformer.files import read_lines
-from vanilla_transformer_cli import COMMANDS, main
+from vanilla_transformer_cli import main
+from vanilla_transformer_cli.__main__ import COMMANDS
 from vanilla_transformer_cli.settings import METRIC_TITLES
 
 COMMAND = Path(sys.executable).with_name("vanilla-transformer")
-SCRIPTS = Path(__file__).parents[1] / "scripts"
 
 SIZES = ["d_model=32", "encoder_layers=1", "decoder_layers=1", "dropout=0"]
 
@@ -183,10 +183,13 @@ def test_translate_searches_as_told(run, model, sources):
     assert len(short) < len(usual)
 
 
-def test_console_script_and_scripts_translate_alike(run, model):
+def test_console_script_and_module_translate_alike(run, model):
     expected = run("translate", "--model", model, "drei").out
 
-    for command in ([COMMAND, "translate"], [sys.executable, SCRIPTS / "translate.py"]):
+    for command in (
+        [COMMAND, "translate"],
+        [sys.executable, "-m", "vanilla_transformer_cli", "translate"],
+    ):
         done = subprocess.run(
             [*command, "--model", model], input=b"drei\n", capture_output=True, check=True
         )
@@ -532,7 +535,7 @@ def test_help_all_lists_trainers_options_with_our_defaults(run):
 
 def test_reader_that_stops_early_is_no_mistake():
     code = (
-        "from vanilla_transformer_cli import run\n"
+        "from vanilla_transformer_cli.command import run\n"
         "run(lambda argv: [print('line' * 999) for _ in range(999)], [])\n"
     )
     with subprocess.Popen(

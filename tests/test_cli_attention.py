@@ -1,7 +1,6 @@
 """The command `attention`: which file it writes, what it prints, and what it refuses."""
 
 import io
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from vanilla_transformer_cli import main
 
 from .conftest import save_small_model
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "plot_attention.py"
 LINES = ["ein hund rennt", "a dog runs"]
 
 
@@ -147,16 +145,3 @@ def test_missing_matplotlib_is_told_with_the_extra(run, monkeypatch):
 
     assert status == 2
     assert "pip install 'vanilla-transformer[plot]'" in err
-
-
-def test_help_answers_without_torch():
-    code = (
-        "import sys, runpy; sys.argv = ['plot_attention.py', '--help']\n"
-        f"try: runpy.run_path({str(SCRIPT)!r}, run_name='__main__')\n"
-        "except SystemExit: print('torch' in sys.modules)"
-    )
-
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-
-    assert "--alignments" in out.stdout
-    assert out.stdout.endswith("False\n")

@@ -206,11 +206,13 @@ def test_earlier_export_stays_when_a_new_one_fails(source, tmp_path, monkeypatch
 def test_command_exports_and_reports_the_agreement(source, tmp_path):
     sample = tmp_path / "sample.txt"
     sample.write_text("\n".join(LINES) + "\n", encoding="utf-8")
-    script = Path(__file__).parents[1] / "scripts" / "export.py"
     argv = ["--quantization", "float32", "--sample", str(sample), source, str(tmp_path / "a" / "b")]
 
     done = subprocess.run(
-        [sys.executable, str(script), *argv], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "vanilla_transformer_cli", "export", *argv],
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
     assert done.returncode == 0, done.stderr

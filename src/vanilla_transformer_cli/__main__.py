@@ -1,6 +1,38 @@
-"""`python -m vanilla_transformer_cli`, the same as the `vanilla-transformer` command."""
+"""`vanilla-transformer`, which `python -m vanilla_transformer_cli` runs too."""
 
-from vanilla_transformer_cli import main
+import sys
+
+from vanilla_transformer_cli.attention import attention
+from vanilla_transformer_cli.command import Command, fail, run
+from vanilla_transformer_cli.evaluate import evaluate
+from vanilla_transformer_cli.export import export
+from vanilla_transformer_cli.push import push
+from vanilla_transformer_cli.train import train
+from vanilla_transformer_cli.translate import translate
+
+COMMANDS: dict[str, Command] = {
+    "train": train,
+    "translate": translate,
+    "evaluate": evaluate,
+    "push": push,
+    "export": export,
+    "attention": attention,
+}
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Runs the command named by the first argument."""
+    argv = sys.argv[1:] if argv is None else argv
+    name = argv[0] if argv else "--help"
+    if name in ("-h", "--help"):
+        print("usage: vanilla-transformer COMMAND [--help] [options]\n\ncommands:")
+        for command, function in COMMANDS.items():
+            print(f"  {command:<10} {(function.__doc__ or '').splitlines()[0]}")
+    elif name not in COMMANDS:
+        fail(f"unknown command {name!r}; choose from: {', '.join(COMMANDS)}")
+    else:
+        run(COMMANDS[name], argv[1:])
+
 
 if __name__ == "__main__":
     main()

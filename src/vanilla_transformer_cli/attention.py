@@ -5,11 +5,18 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from vanilla_transformer_cli.command import (
+    Parser,
+    build_parser,
+    check_model,
+    fail,
+    load_translator,
+    refuse,
+)
 from vanilla_transformer_cli.settings import AttentionSettings, SearchSettings
 
 if TYPE_CHECKING:
     from vanilla_transformer.translation import Translator
-    from vanilla_transformer_cli import _Parser
 
 _PICTURES = (".png", ".svg")
 
@@ -26,9 +33,7 @@ example:
 
 def attention(argv: list[str]) -> None:
     """Show what a model looks at: a page, pictures, word alignments."""
-    from vanilla_transformer_cli import _check_model, _fail, _parser, _refuse, _translator
-
-    parser = _parser("attention", AttentionSettings, _EXAMPLE)
+    parser = build_parser(attention, AttentionSettings, _EXAMPLE)
     parser.add_argument(
         "text",
         nargs="*",
@@ -36,17 +41,17 @@ def attention(argv: list[str]) -> None:
         help="Text and its translation. Default: the model's own translation.",
     )
     namespace, unknown = parser.parse_known_intermixed_args(argv)
-    _refuse(unknown, parser)
+    refuse(unknown, parser)
     values = vars(namespace)
     texts = values.pop("text")
     settings = AttentionSettings(**values)
     known = {item.name for item in fields(SearchSettings)}
     shared = {name: value for name, value in values.items() if name in known}
     search = SearchSettings(**{**shared, "model": [settings.model] if settings.model else None})
-    _check_model(parser, search)
+    check_model(parser, search)
     output = _check(parser, settings, texts)
     try:
-        translator = _translator(search)
+        translator = load_translator(search)
         # It tells of weights that a font does not have.
         logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
         if settings.alignments:
@@ -57,10 +62,10 @@ def attention(argv: list[str]) -> None:
             _show(translator, settings, texts, output)
     except ImportError as error:
         # A missing extra; the message names it.
-        _fail(str(error))
+        fail(str(error))
 
 
-def _check(parser: "_Parser", settings: AttentionSettings, texts: list[str]) -> Path:
+def _check(parser: Parser, settings: AttentionSettings, texts: list[str]) -> Path:
     """What can be told before a model is loaded; returns the file to write."""
     if settings.alignments:
         if texts or settings.positions is not None:

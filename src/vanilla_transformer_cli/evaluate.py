@@ -4,11 +4,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vanilla_transformer_cli.command import (
+    Parser,
+    build_parser,
+    check_model,
+    load_translator,
+    looks_like_a_path,
+    refuse,
+    report_limited,
+)
 from vanilla_transformer_cli.settings import EvaluateSettings
 
 if TYPE_CHECKING:
     from vanilla_transformer.translation import Translator
-    from vanilla_transformer_cli import _Parser
 
 _EXAMPLE = """Scores are percentages; behind ± stands half the width of a 95 % confidence
 interval. The scores of a model are stored in its folder and model card too.
@@ -22,18 +30,16 @@ example:
 
 def evaluate(argv: list[str]) -> None:
     """Score the translations of a test set, by a model or from a file."""
-    from vanilla_transformer_cli import _parser, _refuse, _translator
-
-    parser = _parser("evaluate", EvaluateSettings, _EXAMPLE)
+    parser = build_parser(evaluate, EvaluateSettings, _EXAMPLE)
     namespace, unknown = parser.parse_known_args(argv)
-    _refuse(unknown, parser)
+    refuse(unknown, parser)
     settings = EvaluateSettings(**vars(namespace))
     _check(parser, settings)
     # What is wrong is told before the hour that a translation may take.
-    translator = _translator(settings) if settings.model else None
+    translator = load_translator(settings) if settings.model else None
     other_translator = None
     if settings.against and not Path(settings.against).is_file():
-        other_translator = _translator(replace(settings, model=[settings.against]))
+        other_translator = load_translator(replace(settings, model=[settings.against]))
 
     from vanilla_transformer.evaluation.metrics import TranslationScores, format_scores
     from vanilla_transformer.evaluation.significance import compare, format_comparisons
@@ -66,13 +72,11 @@ def evaluate(argv: list[str]) -> None:
         print("\n" + format_comparisons(comparisons, *names, settings.bootstrap))
 
 
-def _check(parser: "_Parser", settings: EvaluateSettings) -> None:
-    from vanilla_transformer_cli import _check_model, _looks_like_a_path
-
+def _check(parser: Parser, settings: EvaluateSettings) -> None:
     if not settings.test:
         parser.error("--test needs the test pairs")
     if not settings.hypotheses:
-        _check_model(parser, settings)
+        check_model(parser, settings)
     elif settings.model or settings.output:
         parser.error("--hypotheses are translations already: leave out --model and --output")
     elif not Path(settings.hypotheses).is_file():
@@ -80,7 +84,7 @@ def _check(parser: "_Parser", settings: EvaluateSettings) -> None:
     if against := settings.against:
         if not settings.bootstrap:
             parser.error("--against needs the resamples of --bootstrap, got 0")
-        if _looks_like_a_path(against) and not Path(against).exists():
+        if looks_like_a_path(against) and not Path(against).exists():
             parser.error(f"--against: there is no file or folder {against!r}")
 
 
@@ -133,8 +137,6 @@ def _read(path: str, lines: int) -> list[str]:
 def _translate(translator: "Translator", sources: list[str]) -> list[str]:
     from tqdm import tqdm
 
-    from vanilla_transformer_cli import _report_limited
-
     results = list(tqdm(translator.translate(sources), "evaluate", len(sources), unit=" lines"))
-    _report_limited(sum(translation.reached_limit for translation in results))
+    report_limited(sum(translation.reached_limit for translation in results))
     return [translation.text for translation in results]

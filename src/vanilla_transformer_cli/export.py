@@ -4,6 +4,7 @@ import logging
 import sys
 from pathlib import Path
 
+from vanilla_transformer_cli.command import build_parser, fail, refuse
 from vanilla_transformer_cli.settings import ExportSettings
 
 _EXAMPLE = """The export translates a sample; unless it does so as the model does, nothing is kept.
@@ -19,13 +20,11 @@ example:
 
 def export(argv: list[str]) -> None:
     """Convert a model for CTranslate2 or ONNX Runtime."""
-    from vanilla_transformer_cli import _fail, _parser, _refuse
-
-    parser = _parser("export", ExportSettings, _EXAMPLE)
+    parser = build_parser(export, ExportSettings, _EXAMPLE)
     parser.add_argument("model", metavar="MODEL", help="Folder or Hub name of a model.")
     parser.add_argument("output", metavar="OUT", help="Folder to make.")
     namespace, unknown = parser.parse_known_args(argv)
-    _refuse(unknown, parser)
+    refuse(unknown, parser)
     values = vars(namespace)
     model, output = values.pop("model"), Path(values.pop("output"))
     settings = ExportSettings(**values)
@@ -37,7 +36,7 @@ def export(argv: list[str]) -> None:
         _export(model, output, settings)
     except ImportError as error:
         # A missing extra; the message names it.
-        _fail(str(error))
+        fail(str(error))
 
 
 def _export(model: str, output: Path, settings: ExportSettings) -> None:

@@ -1,0 +1,148 @@
+"""What the commands share: their parser, how a mistake ends them, and loading a translator."""
+
+import argparse
+import difflib
+import gc
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import Field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from transformers.hf_argparser import HfArgumentParser
+
+from vanilla_transformer_cli.settings import SearchSettings
+
+if TYPE_CHECKING:
+    from vanilla_transformer.translation import Translator
+
+# A command parses its arguments, those after its name.
+Command = Callable[[list[str]], None]
+
+
+def run(command: Command, argv: list[str] | None = None) -> None:
+    """Runs one command; a user's mistake ends it with the message alone and status 2."""
+    try:
+        command(sys.argv[1:] if argv is None else argv)
+    except BrokenPipeError:
+        # Who reads our output has seen enough, as in `| head`; Python would flush at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except (ValueError, OSError) as error:
+        fail(str(error))
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as error:
+        # Raised by a config; its module is as slow to import as torch.
+        if type(error).__name__.startswith("StrictDataclass"):
+            fail(str(error.__cause__ or error))
+        # The Hub's client lets errors of its connection through, httpx or httpx2.
+        if type(error).__module__.startswith("httpx"):
+            fail(f"the Hub cannot be reached: {error}")
+        raise
+
+
+def fail(message: str) -> NoReturn:
+    """Prints the message alone and ends the program with status 2."""
+    print(f"vanilla-transformer: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+class Parser(HfArgumentParser):
+    """Tells a mistake alone, without a usage of a hundred options in front of it."""
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the program with status 2."""
+        fail(message)
+
+
+class _SettingsParser(Parser):
+    """Our own switches take no value, which might be the text that follows them."""
+
+    @staticmethod
+    def _parse_dataclass_field(parser: argparse.ArgumentParser, field: Field[Any]) -> None:
+        if field.type is bool:
+            parser.add_argument(f"--{field.name}", action="store_true", help=field.metadata["help"])
+        elif "action" in field.metadata:
+            parser.add_argument(f"--{field.name}", **field.metadata)
+        else:
+            HfArgumentParser._parse_dataclass_field(parser, field)
+
+
+def refuse(unknown: list[str], *parsers: Parser) -> None:
+    """Reports arguments that no parser knows, options with the nearest known name."""
+    known = [name.lstrip("-") for parser in parsers for name in parser._option_string_actions]
+    faults = []
+    for argument in unknown:
+        name = argument.partition("=")[0]
+        if name.startswith("--"):
+            nearest = difflib.get_close_matches(name.lstrip("-"), known, n=1, cutoff=0.5)
+            hint = f"did you mean --{nearest[0]}?" if nearest else "--help lists the options"
+            faults.append(f"unknown option {name}; {hint}")
+    if unknown:
+        fail("\n".join(faults) or f"unexpected argument {unknown[0]!r}; --help tells the usage")
+
+
+def build_parser(command: Command, settings: type, epilog: str) -> Parser:
+    """Parser of a command, described by its docstring; the fields of the settings are options."""
+    return _SettingsParser(
+        settings,
+        prog=f"vanilla-transformer {command.__name__}",
+        description=command.__doc__,
+        epilog=epilog,
+        formatter_class=_HelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Keeps the lines of the example, and tells the default where there is one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.default in (None, [], False, argparse.SUPPRESS):
+            return action.help
+        return super()._get_help_string(action)
+
+
+def check_model(parser: Parser, settings: SearchSettings) -> None:
+    """Ends the program unless `--model` may name models."""
+    if not settings.model:
+        parser.error("--model needs the folder or the Hub name of a model")
+    for model in settings.model:
+        if looks_like_a_path(model) and not Path(model).is_dir():
+            parser.error(f"--model: there is no folder {model!r}")
+
+
+def looks_like_a_path(name: str) -> bool:
+    """Whether a name is none of the Hub, which would only complain about its form."""
+    return name.startswith((".", "/", "~")) or name.count("/") > 1
+
+
+def load_translator(settings: SearchSettings, **others: Any) -> "Translator":
+    """Translator of the models that the settings name; `others` are further arguments."""
+    # Thousands of modules load half a second faster if nobody looks for garbage among them.
+    gc.disable()
+    from transformers.utils.logging import disable_progress_bar
+
+    from vanilla_transformer.translation import Translator
+
+    gc.enable()
+    # Bars for loading and saving weights would stand between our own lines.
+    disable_progress_bar()
+    values = {item.name: getattr(settings, item.name) for item in fields(SearchSettings)}
+    try:
+        return Translator.from_pretrained(values.pop("model"), **values, **others)
+    except ImportError as error:
+        # A missing extra; the message names it.
+        fail(str(error))
+
+
+def report_limited(lines: int) -> None:
+    """Says on standard error how many translations were cut off, if any."""
+    if lines:
+        print(
+            f"{lines} translations were cut off at the longest output allowed; "
+            "--max_extra_tokens allows more.",
+            file=sys.stderr,
+        )

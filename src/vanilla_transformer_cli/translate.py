@@ -1,0 +1,48 @@
+"""The `translate` command: text in, text out."""
+
+import sys
+
+from vanilla_transformer_cli.command import (
+    build_parser,
+    check_model,
+    load_translator,
+    refuse,
+    report_limited,
+)
+from vanilla_transformer_cli.lines import plan_translation
+from vanilla_transformer_cli.settings import TranslateSettings
+
+_EXAMPLE = """Text stands in the arguments, or comes line by line from --input or
+standard input.
+
+example:
+  vanilla-transformer translate --model runs/de-en < in.de > out.en
+  vanilla-transformer translate --model runs/de-en --input in.de --output out.en --resume
+"""
+
+
+def translate(argv: list[str]) -> None:
+    """Translate files, arguments, standard input or what is typed."""
+    parser = build_parser(translate, TranslateSettings, _EXAMPLE)
+    parser.add_argument("text", nargs="*", help="Lines to translate instead of standard input.")
+    # Intermixed: text may stand on both sides of an option.
+    namespace, unknown = parser.parse_known_intermixed_args(argv)
+    refuse(unknown, parser)
+    values = vars(namespace)
+    texts = values.pop("text")
+    settings = TranslateSettings(**values)
+    check_model(parser, settings)
+    job = plan_translation(settings, texts)
+    translator = load_translator(
+        settings,
+        num_hypotheses=settings.n_best,
+        scores=settings.scores or settings.details or settings.n_best > 1,
+        details=settings.details,
+    )
+    report = job.run(translator)
+    report_limited(report.limited)
+    if report.separators:
+        print(
+            f"{report.separators} line separators in the translations were written as blanks.",
+            file=sys.stderr,
+        )
