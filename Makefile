@@ -44,7 +44,7 @@ test-slow: $(READY)
 test-oldest: $(READY)
 	$(MAKE) test test-slow VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt
 	OMP_NUM_THREADS=1 OTHER_PYTHON=.venv-oldest/bin/python \
-		$(RUN)python -m pytest -m slow tests/test_releases.py
+		$(RUN)python -m pytest -m slow tests/modeling/test_releases.py
 
 # Breaks the model by one line at a time: each defect must fail a test.
 test-mutants: $(READY)

@@ -21,7 +21,7 @@ def main() -> int:
     )
     parser.add_argument("--only", metavar="WORDS", help="Those whose name contains these words.")
     parser.add_argument(
-        "--tests", metavar="NAME", nargs="+", help="Test files, such as loss (default: all ours)."
+        "--tests", metavar="NAME", nargs="+", help="Test files, such as modeling/loss."
     )
     parser.add_argument("--jobs", type=int, default=2, help="Processes at once (default: 2).")
     parser.add_argument(
@@ -31,14 +31,14 @@ def main() -> int:
 
     # One thread for each process; read when torch is imported.
     os.environ["OMP_NUM_THREADS"] = "1"
-    from mutation import TESTS, Verdict, judge, load_mutants
+    from mutation import Verdict, choose_tests, judge, load_mutants
 
     try:
         mutants = load_mutants(arguments.mutants)
     except ValueError as error:
         parser.error(str(error))
     mutants = [mutant for mutant in mutants if not arguments.only or arguments.only in mutant.name]
-    tests = arguments.tests or list(TESTS)
+    tests = arguments.tests or choose_tests(mutants)
     verdicts: dict[str, Verdict] = {}
     with tempfile.TemporaryDirectory() as folder:
         ((_, unbroken),) = judge([None], tests, Path(folder), 1, arguments.limit)

@@ -25,32 +25,32 @@ import transformers.trainer_seq2seq  # noqa: F401
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src"
 
-# The tests of the Hub files by the names of their own; those that notice most come first.
+# The tests of the Hub files, by their places below `tests`; those that notice most come first.
 TESTS = (
-    "parity",
-    "loss",
-    "r_drop",
-    "configuration",
-    "initialisation",
-    "modeling",
-    "attention",
-    "positions",
-    "dropout",
-    "search",
-    "generation",
-    "saving",
-    "remote_code",
-    "caches",
-    "attention_backends",
-    "packing",
-    "row_blocks",
-    "trainer",
-    "ecosystem",
-    "variant_grid",
-    "variants",
-    "talking_heads",
-    "position_types",
-    "softmax",
+    "modeling/parity",
+    "modeling/loss",
+    "training/r_drop",
+    "modeling/configuration",
+    "modeling/initialisation",
+    "modeling/modeling",
+    "modeling/attention",
+    "modeling/positions",
+    "modeling/dropout",
+    "modeling/search",
+    "modeling/generation",
+    "modeling/saving",
+    "modeling/remote_code",
+    "modeling/caches",
+    "modeling/attention_backends",
+    "modeling/packing",
+    "modeling/row_blocks",
+    "training/trainer",
+    "modeling/ecosystem",
+    "modeling/variant_grid",
+    "modeling/variants",
+    "modeling/talking_heads",
+    "modeling/position_types",
+    "modeling/softmax",
 )
 
 
@@ -78,9 +78,12 @@ class Mutant:
         return source / self.file
 
     def first_test(self) -> str:
-        """Which of `TESTS` to begin with."""
-        stem = Path(self.file).stem.removesuffix("_vanilla_transformer")
-        return self.first or stem.replace("modeling", "parity")
+        """The test file to begin with, by its place below `tests`; there may be none."""
+        package, *wing, name = Path(self.file).with_suffix("").parts
+        if package.endswith("_cli"):
+            wing = ["cli"]
+        mirrored = "/".join([*wing, name.removesuffix("_vanilla_transformer")])
+        return self.first or mirrored.replace("modeling/modeling", "modeling/parity")
 
     def break_copy(self, source: Path) -> None:
         """Writes the defect into the copy of `src` in the folder `source`."""
@@ -143,6 +146,18 @@ def load_mutants(path: Path) -> list[Mutant]:
     return mutants
 
 
+def path_of(name: str) -> str:
+    """Path of a test file, from its place below `tests`."""
+    folder, _, stem = name.rpartition("/")
+    return str(Path("tests", folder, f"test_{stem}.py"))
+
+
+def choose_tests(mutants: list[Mutant]) -> list[str]:
+    """`TESTS`, and the test files that mirror broken files beside them."""
+    mirrored = {mutant.first_test() for mutant in mutants} - set(TESTS)
+    return [*TESTS, *sorted(name for name in mirrored if (ROOT / path_of(name)).exists())]
+
+
 def judge(
     mutants: list[Mutant | None], tests: list[str], folder: Path, jobs: int, limit: float
 ) -> Iterator[tuple[Mutant | None, Verdict]]:
@@ -150,7 +165,7 @@ def judge(
 
     Args:
         mutants: None stands for the package as it is.
-        tests: Some of `TESTS`.
+        tests: Test files by their places below `tests`.
         folder: Where the copies go.
         jobs: Processes at the same time.
         limit: Seconds after which a process is ended.
@@ -219,7 +234,6 @@ def run_tests(mutant: Mutant | None, tests: list[str], place: Path, writer: Conn
     # Plain asserts: pytest can rewrite no plugin that is imported already.
     options = ["-x", "-q", "--assert=plain", "-m", "not slow", "-p", "no:cacheprovider"]
     options += [f"--basetemp={place / 'pytest'}"]
-    files = [f"tests/test_{name}.py" for name in tests]
-    status = pytest.main([*options, *files], plugins=[failure])
+    status = pytest.main([*options, *map(path_of, tests)], plugins=[failure])
     is_clear = status == pytest.ExitCode.OK or failure.test is not None
     writer.send((failure.test, "" if is_clear else f"pytest ended with {status!r}"))

@@ -1,0 +1,69 @@
+"""Table 1 of the paper as a picture: the script that draws it."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from ..support.documents import ROOT
+
+SCRIPT = ROOT / "scripts" / "plot_complexity.py"
+
+
+def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(SCRIPT), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+    )
+
+
+def test_points_and_lines_are_printed_and_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "picture.svg"
+
+    done = run("--sizes", 64, 512, "--fixed", 256, "--rounds", 1, "--output", picture)
+
+    header, _, *lines = done.stdout.splitlines()
+    names = [cell.strip() for cell in header.split("|")[1:-1]]
+    rows = [[float(cell) for cell in line.split("|")[1:-1]] for line in lines]
+    assert names[:5] == ["n", "d", "equation (1)", "whole layer", "self-attention, n² d"]
+    assert names[5:] == ["recurrent, n d²", "convolutional, k n d²", "restricted, r n d"]
+    sizes = [(64, 256), (256, 256), (512, 256), (256, 64), (256, 512)]
+    assert [(n, d) for n, d, *_ in rows] == sizes
+    point = rows[1][2]
+    for n, d, _, _, attention, recurrent, convolutional, restricted in rows:
+        # The line meets the point where n = d = 256; cells are rounded to two decimals.
+        share = n / 256 * d / 256
+        expected = [share * n / 256, share * d / 256, 3 * share * d / 256, share * 64 / 256]
+        assert [attention, recurrent, convolutional, restricted] == pytest.approx(
+            [point * factor for factor in expected], abs=0.1
+        )
+    assert picture.read_text(encoding="utf-8").count("<svg") == 1
+
+
+def test_sizes_that_heads_do_not_divide_are_refused():
+    done = run("--sizes", 16, 12)
+
+    assert done.returncode == 2
+    assert "must be multiples of the 8 heads, got 12" in done.stderr
+
+
+def test_missing_matplotlib_is_told_with_its_cure(tmp_path):
+    (tmp_path / "matplotlib.py").write_text("raise ImportError", encoding="utf-8")
+
+    done = run(PYTHONPATH=str(tmp_path))
+
+    assert done.returncode == 2
+    assert "pip install 'vanilla-transformer[plot]'" in done.stderr
+
+
+def test_help_answers_without_torch(tmp_path):
+    (tmp_path / "torch.py").write_text("raise ImportError", encoding="utf-8")
+
+    done = run("--help", PYTHONPATH=str(tmp_path))
+
+    assert done.returncode == 0
+    assert "Example:\n  python scripts/plot_complexity.py --" in done.stdout

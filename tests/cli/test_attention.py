@@ -1,0 +1,147 @@
+"""The command `attention`: which file it writes, what it prints, and what it refuses."""
+
+import io
+import sys
+from pathlib import Path
+
+import pytest
+
+from vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer_cli import main
+
+from ..conftest import save_small_model
+
+LINES = ["ein hund rennt", "a dog runs"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    tokenizer = VanillaTransformerTokenizer.train(LINES * 3, vocab_size=300)
+    return save_small_model(tmp_path_factory.mktemp("model"), tokenizer, decoder_layers=2)
+
+
+@pytest.fixture
+def run(folder, tmp_path, monkeypatch, capsys):
+    """Runs `attention` in an empty folder; gives status, standard output and standard error."""
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    monkeypatch.chdir(empty)
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+
+    def run_command(*argv):
+        status = 0
+        try:
+            main(["attention", "--model", str(folder), *map(str, argv)])
+        except SystemExit as error:
+            status = error.code
+        return status, *capsys.readouterr()
+
+    return run_command
+
+
+def test_page_is_the_default(run):
+    status, out, _ = run("ein hund", "a dog")
+
+    assert status == 0
+    assert out == "attention.html: ein hund -> a dog\n"
+    assert [path.name for path in Path().iterdir()] == ["attention.html"]
+    assert '"target":"a dog"' in Path("attention.html").read_text(encoding="utf-8")
+
+
+def test_own_translation_is_shown_without_a_target(run):
+    _, out, _ = run("--output", "own.html", "--num_beams", "1", "ein hund")
+
+    translation = out.removeprefix("own.html: ein hund -> ").rstrip("\n")
+    assert translation
+    assert translation != out
+
+
+@pytest.mark.parametrize("suffix", ["svg", "png"])
+def test_picture_is_of_the_layer_head_and_kind_asked_for(run, suffix):
+    views = [[], ["--layer", 2], ["--head", 2], ["--kind", "decoder"], ["--kind", "encoder"]]
+    for number, view in enumerate(views):
+        assert run("ein hund", "a dog", "--output", f"{number}.{suffix}", *view)[0] == 0
+
+    assert len({path.read_bytes() for path in Path().iterdir()}) == len(views)
+
+
+def test_picture_tells_its_layer_and_head(run):
+    run("ein hund", "a dog", "--output", "a.svg", "--layer", "2", "--head", "1")
+
+    assert "cross-attention, layer 2 of 2, head 1 of 2" in Path("a.svg").read_text("utf-8")
+
+
+def test_positions_are_drawn(run):
+    assert run("--positions", "12")[:2] == (0, "positions.svg\n")
+    assert Path("positions.svg").exists()
+
+
+def test_alignments_are_written_and_scored(run, write):
+    sources, targets = write("a", *LINES), write("b", *LINES)
+
+    status, links, _ = run("--alignments", sources, targets)
+    _, out, _ = run("--alignments", sources, targets, "--output", "links")
+
+    assert status == 0
+    assert len(links.splitlines()) == 2
+    assert out == ""
+    assert Path("links").read_text() == links
+    _, out, _ = run("--alignments", sources, targets, "--gold", "links")
+    assert out == "AER 0.0%, precision 100.0%, recall 100.0% (2 pairs)\n"
+
+
+def test_alignments_are_of_the_own_translations_without_targets(run, write):
+    _, out, _ = run("--alignments", write("a", "ein hund", ""))
+
+    first, second = out.split("\n")[:2]
+    assert first
+    assert second == ""
+
+
+def test_units_that_tokens_straddle_are_scored_as_one_too(run, write):
+    files = write("a", "ein hund"), write("b", "a dog")
+    units = write("c", "ein h u n d"), write("d", "a d o g")
+
+    # Every unit belongs to every other.
+    gold = write("g", " ".join(f"{source}-{target}" for source in range(5) for target in range(4)))
+
+    _, out, _ = run("--alignments", *files, "--units", *units, "--gold", gold)
+
+    assert len(out.splitlines()) == 2
+    assert out.endswith(", where words that a token straddles count as one\n")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "expected a source text and at most its translation, got 0"),
+        (["a", "b", "c"], "at most its translation, got 3"),
+        (["a", "--output", "x.pdf"], "must end in .html, .png, .svg, got 'x.pdf'"),
+        (["--positions", "3", "--output", "x.html"], "must end in .png, .svg, got 'x.html'"),
+        (["--positions", "3", "a"], "--positions stands alone"),
+        (["--positions", "0"], "`positions` must be at least 1, got 0"),
+        (["a", "--gold", "g"], "--units and --gold belong to --alignments"),
+        (["--alignments", "a", "--gold", "g"], "need the target file of --alignments too"),
+        (["--alignments", "a", "b", "c"], "needs one or two files, got 3"),
+        (["--alignments", "a", "b", "--positions", "3"], "--alignments stands alone"),
+        (["--alignments", "nowhere", "b"], "nowhere"),
+        (["a", "b", "--layer", "3"], "`layer` must be between 1 and 2"),
+        (["a", "b", "--head", "3"], "`head` must be between 1 and 2"),
+        (["a", "--heads", "3"], "did you mean --head?"),
+    ],
+)
+def test_mistakes_are_told_and_nothing_is_written(run, argv, message):
+    status, out, err = run(*argv)
+
+    assert (status, out) == (2, "")
+    assert message in err
+    assert list(Path().iterdir()) == []
+
+
+def test_missing_matplotlib_is_told_with_the_extra(run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+
+    status, _, err = run("a", "b", "--output", "a.png")
+
+    assert status == 2
+    assert "pip install 'vanilla-transformer[plot]'" in err

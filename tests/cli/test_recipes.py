@@ -1,0 +1,103 @@
+"""Recipes: YAML files that stand for options, and those of the repository."""
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from transformers import Seq2SeqTrainingArguments
+
+from vanilla_transformer_cli import main
+from vanilla_transformer_cli.recipes import insert_recipe
+from vanilla_transformer_cli.settings import TrainSettings
+
+RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
+
+
+@pytest.fixture
+def write_recipe(tmp_path):
+    def write(text):
+        path = tmp_path / "mine.yaml"
+        path.write_text(text, encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+def test_options_of_a_recipe_come_before_those_of_the_command_line(write_recipe):
+    recipe = write_recipe("preset: tiny\nlearning_rate: 0.004\ntrain: [a.de, a.en]\n")
+
+    argv = insert_recipe([recipe, "--learning_rate", "1"])
+
+    assert argv == [
+        *["--preset", "tiny", "--learning_rate", "0.004", "--train", "a.de", "a.en"],
+        *["--learning_rate", "1"],
+    ]
+
+
+def test_our_switches_take_no_value_and_those_of_trainer_do(write_recipe):
+    recipe = write_recipe("pretokenized: true\nresume: false\nbf16: false\n")
+
+    assert insert_recipe([recipe]) == ["--pretokenized", "--bf16", "False"]
+
+
+def test_config_is_a_mapping_of_its_fields(write_recipe):
+    recipe = write_recipe("config: {d_model: 64, activation_function: gelu}\n")
+
+    assert insert_recipe([recipe]) == ["--config", "d_model=64", "activation_function=gelu"]
+
+
+@pytest.mark.parametrize(
+    "argv", [[], ["--train", "a.yaml"], ["--preset", "tiny"]], ids=["none", "later", "option"]
+)
+def test_command_line_without_a_recipe_stays_as_it_is(argv):
+    assert insert_recipe(argv) == argv
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("- preset\n", r"must hold options and their values.* got \['preset'\]"),
+        ("", "must hold options and their values"),
+        ("a: [b\n", "mine.yaml is not YAML"),
+        ("preset:\n", "'preset' must have a value or a list of values, got None"),
+        ("preset: {a: 1}\n", "'preset' must have a value or a list of values, got {'a': 1}"),
+        ("train: []\n", r"'train' must have a value or a list of values, got \[\]"),
+    ],
+)
+def test_recipe_is_refused_when_it_is_no_mapping_of_options(write_recipe, text, message):
+    with pytest.raises(ValueError, match=message):
+        insert_recipe([write_recipe(text)])
+
+
+def test_command_tells_a_recipe_that_does_not_exist(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["train", "absent.yaml"])
+
+    assert "absent.yaml" in capsys.readouterr().err
+
+
+def test_command_tells_an_option_that_nobody_knows(write_recipe, capsys):
+    recipe = write_recipe("train: [a.de, a.en]\npretokenised: true\n")
+
+    with pytest.raises(SystemExit, match="2"):
+        main(["train", recipe])
+
+    assert "unknown option --pretokenised; did you mean --pretokenized?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_recipes_of_the_repository_name_options_and_files_of_theirs(path, tmp_path, capsys):
+    known = {
+        field.name for kind in (TrainSettings, Seq2SeqTrainingArguments) for field in fields(kind)
+    }
+    options = {word[2:] for word in insert_recipe([str(path)]) if word.startswith("--")}
+
+    assert options <= known
+    # Everything is in order but the files, which are looked for in the folder given.
+    with pytest.raises(SystemExit, match="2"):
+        main(["train", str(path), "--data", str(tmp_path / "here"), "--use_cpu"])
+    assert str(tmp_path / "here") in capsys.readouterr().err
+
+
+def test_recipes_are_there():
+    assert len(RECIPES) >= 6

@@ -1,0 +1,443 @@
+"""The command `translate` with files: what is written, when, and how an interrupted run goes on."""
+
+import gzip
+import io
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from vanilla_transformer import (
+    VanillaTransformerForConditionalGeneration,
+    VanillaTransformerTokenizer,
+)
+from vanilla_transformer_cli import main
+
+from ..conftest import save_small_model
+
+LINES = ["ein hund rennt.", "ja", "", "der alte mann schläft", " ", "oh nein!", "x"]
+# As line ends stand in text: none of them ends a line but the line feed.
+ODD = ["a\u2028b", "c\rd", "e\x0cf", "\x00", "\u2028", "g\r", "\u202e\u05e9\u05dc", "😀😁"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    lines = [*LINES, "the old man sleeps", "hello there", "abcdefghijklmnopqrstuvwxyz"]
+    return VanillaTransformerTokenizer.train(lines * 3, vocab_size=320)
+
+
+@pytest.fixture(scope="module")
+def folder(tokenizer, tmp_path_factory):
+    """A saved model whose random weights write tokens of all kinds, byte tokens among them."""
+    return save_small_model(tmp_path_factory.mktemp("model"), tokenizer)
+
+
+@pytest.fixture
+def run(folder, monkeypatch, capsysbinary):
+    """Runs `translate`; gives status, standard output and standard error."""
+
+    def run_command(*argv, stdin=b""):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        status = 0
+        arguments = ["translate", "--model", folder, "--max_extra_tokens", 5, *argv]
+        try:
+            main([str(argument) for argument in arguments])
+        except SystemExit as error:
+            status = error.code
+        out, err = capsysbinary.readouterr()
+        return status, out, err.decode()
+
+    return run_command
+
+
+def as_bytes(lines):
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def write(path, lines):
+    path.write_bytes(as_bytes(lines))
+    return path
+
+
+def test_file_is_translated_as_standard_input_is(run, tmp_path):
+    source = write(tmp_path / "in", LINES)
+
+    status, out, _ = run("--input", source, "--output", tmp_path / "out")
+
+    assert (status, out) == (0, b"")
+    assert (tmp_path / "out").read_bytes() == run(stdin=source.read_bytes())[1]
+    assert run("--input", source)[1] == run(stdin=source.read_bytes())[1]
+    assert (tmp_path / "out").read_bytes().count(b"\n") == len(LINES)
+
+
+def test_gzipped_file_is_read(run, tmp_path):
+    (tmp_path / "in.gz").write_bytes(gzip.compress(as_bytes(LINES)))
+
+    assert run("--input", tmp_path / "in.gz")[1] == run(stdin=as_bytes(LINES))[1]
+
+
+def test_byte_order_mark_is_dropped_from_the_first_line_only(run, tmp_path):
+    marked = "\ufeff".encode() + as_bytes(["ja", "\ufeffja"])
+    (tmp_path / "in").write_bytes(marked)
+    plain = as_bytes(["ja", "\ufeffja"])
+
+    expected = run(stdin=plain)[1]
+
+    assert run(stdin=marked)[1] == expected
+    assert run("--input", tmp_path / "in")[1] == expected
+    first, second = expected.splitlines()
+    assert first != second
+
+
+def test_empty_file_gives_an_empty_file(run, tmp_path):
+    write(tmp_path / "in", [])
+
+    assert run("--input", tmp_path / "in", "--output", tmp_path / "out")[0] == 0
+    assert (tmp_path / "out").read_bytes() == b""
+
+
+def test_output_that_holds_text_is_not_overwritten(run, tmp_path):
+    out = write(tmp_path / "out", ["costly"])
+
+    status, _, err = run("--output", out, stdin=b"ja\n")
+
+    assert status == 2
+    assert "already holds 7 bytes. Pass --resume" in err
+    assert out.read_bytes() == b"costly\n"
+
+
+def test_output_that_is_no_regular_file_is_written_to(run):
+    assert run("--output", "/dev/null", stdin=b"ja\n")[:2] == (0, b"")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--resume"], "--resume needs the --output"),
+        (["--input", "in", "text"], "--input takes the place of text in the arguments, got 'text'"),
+        (["--prefix", "a", "--prefix_file", "b"], "--prefix and --prefix_file exclude each other"),
+        (["--input", "/no/such"], "No such file or directory: '/no/such'"),
+        (["--n_best", "9", "ja"], "at most `num_beams`, got 9 and 1"),
+        (["--max_source_length", "1", "ja"], "must be at least 2, .* got 1"),
+        (["--mbr_candidates", "2", "--do_sample", "--n_best", "3", "x"], "got 2 and 3"),
+    ],
+)
+def test_mistake_is_told_alone(run, argv, message):
+    status, out, err = run(*argv)
+
+    assert (status, out) == (2, b"")
+    assert err.startswith("vanilla-transformer: ")
+    assert pytest.raises(AssertionError, match=message).matches(AssertionError(err)), err
+
+
+def test_bad_byte_of_a_file_is_told_before_anything_is_written(run, tmp_path):
+    (tmp_path / "in").write_bytes(as_bytes(LINES) + b"a\xff\n")
+
+    status, _, err = run("--input", tmp_path / "in", "--output", tmp_path / "out")
+
+    assert status == 2
+    assert "got byte 0xFF at byte 2 of line 8" in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_argument_that_is_no_text_is_translated_all_the_same(run):
+    # What Python makes of a byte 0xFF in an argument.
+    assert run("ja \udcff")[1] == run("ja \ufffd")[1]
+
+
+# Going on
+
+
+@pytest.mark.parametrize(
+    "options", [[], ["--num_beams", "2", "--n_best", "2"], ["--do_sample", "--details"]]
+)
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.2, 0.45, 0.5, 0.77, 0.99, 1.0])
+def test_run_that_was_cut_off_anywhere_goes_on_to_the_same_result(run, tmp_path, share, options):
+    source, out = write(tmp_path / "in", LINES), tmp_path / "out"
+    run("--input", source, "--output", out, *options)
+    whole = out.read_bytes()
+    out.write_bytes(whole[: int(share * len(whole))])
+
+    status, _, _ = run("--input", source, "--output", out, "--resume", *options)
+
+    assert status == 0
+    assert out.read_bytes() == whole
+
+
+def test_run_goes_on_behind_what_is_there_and_does_not_do_it_again(run, tmp_path):
+    source = write(tmp_path / "in", LINES)
+    # The last line was not finished, and is longer than all that follows.
+    done = tmp_path / "out"
+    done.write_text("mine\nmine too\n" + 999 * "half ")
+
+    run("--input", source, "--output", done, "--resume")
+
+    expected = run("--input", source)[1].split(b"\n")
+    assert done.read_bytes().split(b"\n") == [b"mine", b"mine too", *expected[2:]]
+
+
+def test_resume_starts_where_there_is_nothing(run, tmp_path):
+    run("--output", tmp_path / "out", "--resume", stdin=as_bytes(LINES))
+
+    assert (tmp_path / "out").read_bytes() == run(stdin=as_bytes(LINES))[1]
+
+
+def test_resume_takes_standard_input_and_prefixes_from_their_beginning(run, tmp_path):
+    prefixes = write(tmp_path / "prefixes", [f"{place}" for place in range(len(LINES))])
+    out = tmp_path / "out"
+    run("--output", out, "--prefix_file", prefixes, stdin=as_bytes(LINES))
+    whole = out.read_bytes()
+    out.write_bytes(whole[: len(whole) // 2])
+
+    run("--output", out, "--resume", "--prefix_file", prefixes, stdin=as_bytes(LINES))
+
+    assert out.read_bytes() == whole
+
+
+@pytest.mark.parametrize("content", [b"a\nb\nc\n", b"a\nb\nc"])
+@pytest.mark.parametrize("has_file", [True, False])
+def test_resume_refuses_an_output_with_more_lines_than_the_input(run, tmp_path, content, has_file):
+    source, out = write(tmp_path / "in", ["ja", "nein"]), tmp_path / "out"
+    out.write_bytes(content)
+    options = {"stdin": source.read_bytes()} if not has_file else {}
+
+    status, _, err = run(
+        *(["--input", source] if has_file else []), "--output", out, "--resume", **options
+    )
+
+    assert status == 2
+    assert "must hold no more lines than the input, got 3 and 2" in err
+    assert out.read_bytes() == content
+
+
+def test_cut_lines_are_named_by_their_number_when_a_run_goes_on(run, tmp_path, caplog):
+    source = write(tmp_path / "in", ["ja", "nein", "ein hund rennt"])
+    write(tmp_path / "out", ["yes"])
+
+    run("--input", source, "--output", tmp_path / "out", "--resume", "--max_source_length", 8)
+
+    assert [message.split(" is ")[0] for message in caplog.messages] == ["Line 3"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_killed_run_has_written_whole_lines_and_goes_on(folder, tmp_path):
+    rng = random.Random(0)
+    lines = [" ".join(rng.sample(LINES, 2)) for _ in range(9000)]
+    source, out, whole = write(tmp_path / "in", lines), tmp_path / "out", tmp_path / "whole"
+    command = [sys.executable, "-m", "vanilla_transformer_cli", "translate", "--model", folder]
+    command += ["--max_extra_tokens", "2", "--input", source]
+    subprocess.run([*command, "--output", whole], check=True)
+
+    for _ in range(2):
+        before = out.stat().st_size if out.exists() else 0
+        with subprocess.Popen([*command, "--output", out, "--resume"]) as process:
+            while process.poll() is None and (not out.exists() or out.stat().st_size <= before):
+                time.sleep(0.002)
+            process.send_signal(signal.SIGKILL)
+        assert whole.read_bytes().startswith(out.read_bytes())
+        assert before < out.stat().st_size < whole.stat().st_size
+
+    subprocess.run([*command, "--output", out, "--resume"], check=True)
+    assert out.read_bytes() == whole.read_bytes()
+
+
+# What is written
+
+
+def test_n_best_gives_rows_of_number_score_and_text(run):
+    _, out, _ = run("--num_beams", 3, "--n_best", 3, stdin=as_bytes(LINES))
+    best = run("--num_beams", 3, stdin=as_bytes(LINES))[1].decode().split("\n")
+
+    rows = [row.split("\t", 2) for row in out.decode().split("\n")[:-1]]
+
+    assert [int(number) for number, _, _ in rows] == [n for n in range(1, 8) for _ in range(3)]
+    assert [text for _, _, text in rows[::3]] == best[:-1]
+    scores = [float(score) for _, score, _ in rows]
+    assert all(
+        scores[row : row + 3] == sorted(scores[row : row + 3])[::-1] for row in range(0, 21, 3)
+    )
+    assert [rows[6], rows[12]] == [["3", "0.0000", ""], ["5", "0.0000", " "]]
+
+
+def test_scores_give_one_row_a_line(run):
+    texts = run(stdin=as_bytes(LINES))[1].decode().split("\n")[:-1]
+
+    rows = run("--scores", stdin=as_bytes(LINES))[1].decode().split("\n")[:-1]
+
+    assert [row.split("\t", 2)[2] for row in rows] == texts
+    assert all(float(row.split("\t")[1]) < 0 for row in rows if row.split("\t")[2].strip())
+
+
+def test_details_tell_tokens_scores_and_alignment(run, tokenizer):
+    options = ["--num_beams", 2, "--n_best", 2, "--length_penalty", 1.0]
+    _, out, _ = run("--details", *options, "ein hund", "")
+
+    first, blank = map(json.loads, out.decode().split("\n")[:-1])
+
+    assert (first["line"], blank["line"]) == (1, 2)
+    assert first["hypotheses"][0]["source_tokens"] == tokenizer.convert_ids_to_tokens(
+        tokenizer("ein hund")["input_ids"]
+    )
+    for hypothesis in first["hypotheses"]:
+        tokens, scores = hypothesis["tokens"], hypothesis["token_scores"]
+        assert hypothesis["score"] == pytest.approx(sum(scores) / len(scores), abs=1e-3)
+        assert len(tokens) == len(scores)
+        pairs = [pair.split("-") for pair in hypothesis["alignment"].split()]
+        words = len(tokens) - (not hypothesis["reached_limit"])
+        assert [int(target) for _, target in pairs] == list(range(words))
+        assert all(int(source) < len(hypothesis["source_tokens"]) - 1 for source, _ in pairs)
+    assert blank["hypotheses"][0]["tokens"] == []
+
+
+def test_prefix_begins_each_translation(run, tmp_path):
+    prefixes = write(tmp_path / "prefixes", ["der", "", "die ", "x"])
+    lines = as_bytes(["ja", "nein", "ja", " "])
+
+    of_all = run("--prefix", "der alte", stdin=lines)[1].decode().split("\n")
+    of_each = run("--prefix_file", prefixes, stdin=lines)[1].decode().split("\n")
+    none = run(stdin=lines)[1].decode().split("\n")
+
+    assert all(text.startswith("der alte") for text in of_all[:3])
+    assert of_each[0].startswith("der")
+    assert of_each[2].startswith("die")
+    assert (of_each[1], of_each[3], of_all[3]) == (none[1], " ", " ")
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_prefixes_that_are_not_as_many_as_the_lines_are_told(run, tmp_path, count):
+    prefixes = write(tmp_path / "prefixes", ["der"] * count)
+
+    status, _, err = run("--prefix_file", prefixes, stdin=b"ja\nnein\n")
+
+    assert status == 2
+    assert "as many prefixes as lines" in err
+
+
+def test_several_models_translate_together(run, folder, tmp_path):
+    model = VanillaTransformerForConditionalGeneration.from_pretrained(folder)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.flip(0))
+    other = tmp_path / "other"
+    model.save_pretrained(other)
+    VanillaTransformerTokenizer.from_pretrained(folder).save_pretrained(other)
+
+    alone = run("--scores", "ein hund", "ja")[1]
+
+    assert run("--model", folder, "--scores", "ein hund", "ja")[1] == alone
+    assert run("--model", other, "--scores", "ein hund", "ja")[1] != alone
+
+
+def test_models_with_other_tokenizers_are_refused(run, folder, tmp_path):
+    other = tmp_path / "other"
+    VanillaTransformerForConditionalGeneration.from_pretrained(folder).save_pretrained(other)
+    VanillaTransformerTokenizer.train(["other text"] * 3, vocab_size=320).save_pretrained(other)
+
+    status, _, err = run("--model", other, "ja")
+
+    assert status == 2
+    assert f"must share one tokenizer, got another one in '{other}'" in err
+
+
+# Odd text
+
+
+def test_odd_characters_neither_end_nor_merge_lines(run, tmp_path):
+    source = write(tmp_path / "in", ODD)
+
+    _, out, err = run("--input", source)
+
+    rows = out.decode().split("\n")
+    assert len(rows) == len(ODD) + 1
+    assert rows[4] == "\u2028"
+    alone = [run(stdin=as_bytes([line]))[1].decode() for line in ODD]
+    assert out.decode() == "".join(alone)
+    assert "Traceback" not in err
+
+
+def test_line_separators_in_translations_are_written_as_blanks_and_counted(run, tmp_path):
+    # Forced, as nothing else makes this model write them.
+    texts = ["a\u2028b\rc", "d\x85e", "f\x0b\x0c\x1c\x1d\x1e\u2029g", "h i"]
+    write(tmp_path / "prefixes", texts)
+    lines = as_bytes(["ja"] * 4)
+
+    _, out, err = run("--prefix_file", tmp_path / "prefixes", stdin=lines)
+
+    rows = out.decode().split("\n")[:-1]
+    assert [len(row.splitlines()) for row in rows] == [1] * 4
+    assert [row[:5] for row in rows[:2]] == ["a b c", "d e" + rows[1][3:5]]
+    assert rows[2].startswith("f" + 6 * " " + "g")
+    count = int(err.split(" line separators")[0].split("\n")[-1])
+    assert count >= 9
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_lines_of_random_unicode_keep_their_number_and_order(folder, tmp_path):
+    lines = random_lines(3000)
+    source, out = tmp_path / "in", tmp_path / "out"
+    source.write_bytes(b"".join(line + b"\n" for line in lines))
+    command = [sys.executable, "-m", "vanilla_transformer_cli", "translate", "--model", folder]
+    command += ["--max_extra_tokens", "0", "--max_source_length", "64"]
+
+    done = subprocess.run(
+        [*command, "--input", source, "--output", out], capture_output=True, check=True
+    )
+
+    rows = out.read_bytes().split(b"\n")
+    assert len(rows) == len(lines) + 1
+    long_lines = [number for number, line in enumerate(lines) if len(line) > 100_000]
+    for number in long_lines:
+        assert f"Line {number + 1} is longer than 64 tokens" in done.stderr.decode()
+    sample = random.Random(1).sample(range(len(lines)), 200)
+    blank = [number for number, line in enumerate(lines) if not line.decode().strip()]
+    assert all(rows[number] == lines[number] for number in blank)
+    some = [number for number in sample if number not in long_lines]
+    alone = subprocess.run(
+        command,
+        input=b"".join(lines[number] + b"\n" for number in some),
+        capture_output=True,
+        check=True,
+    )
+    assert alone.stdout.split(b"\n")[:-1] == [rows[number] for number in some]
+
+
+def random_lines(count):
+    """Lines of control characters, separators, scripts of all directions, emoji; one is long."""
+    rng = random.Random(7)
+    ranges = [
+        (0x00, 0x20),
+        (0x20, 0x7F),
+        (0x7F, 0xA1),
+        (0xA1, 0x250),
+        (0x300, 0x370),
+        (0x590, 0x700),
+        (0x2000, 0x2070),
+        (0x4E00, 0x9FFF),
+        (0xE000, 0xF900),
+        (0xFE00, 0x10000),
+        (0x1F300, 0x1FAFF),
+        (0xE0000, 0xE0080),
+        (0x10000, 0x110000),
+    ]
+
+    def text(length):
+        kinds = rng.sample(ranges, 3)
+        letters = (chr(rng.randrange(*rng.choice(kinds))) for _ in range(length))
+        return "".join("" if letter == "\n" else letter for letter in letters)
+
+    lines = [text(min(int(rng.expovariate(0.1)), 60)) for _ in range(count)]
+    lines[::50] = [
+        rng.choice(["", " ", "\t", "\u2028", "\r", "<s>", "</s>", "<0x0A>"]) for _ in lines[::50]
+    ]
+    # Bytes of a lone surrogate, as escapes spell it.
+    lines[count // 2] = "\\ud800 \\udfff"
+    encoded = [line.encode() for line in lines]
+    encoded[count // 3] = text(400_000).encode()[:1_000_000].decode(errors="ignore").encode()
+    return encoded

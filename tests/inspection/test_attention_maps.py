@@ -1,0 +1,384 @@
+"""Attention maps: which weights they hold, how tokens read, and the pictures of them."""
+
+import logging
+import re
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from matplotlib.axes import Axes
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from vanilla_transformer import (
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+    VanillaTransformerTokenizer,
+)
+from vanilla_transformer.inspection.attention_figures import (
+    RIGHT_TO_LEFT_MARK,
+    plot_attention,
+    plot_positions,
+    position_encodings,
+)
+from vanilla_transformer.inspection.attention_maps import AttentionMap, read_attention, token_labels
+from vanilla_transformer.translation import Translator
+from vanilla_transformer.translation.engines import TorchEngine
+
+from ..conftest import both_attentions, build_variant
+
+SOURCE, TARGET = "ein hund rennt", "a dog"
+PNG = b"\x89PNG\r\n"
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return VanillaTransformerTokenizer.train([SOURCE, TARGET] * 3, vocab_size=300)
+
+
+@pytest.fixture
+def translator(tiny_model, tokenizer):
+    tiny_model.resize_token_embeddings(len(tokenizer))
+    return Translator(tiny_model, tokenizer)
+
+
+def attention_map(rows, columns, kind="cross", layers=1, heads=2, **others):
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.rand(layers, heads, len(rows), len(columns), generator=generator)
+    return AttentionMap(
+        kind, tuple(rows), tuple(columns), weights, **{"sums_to_one": True, **others}
+    )
+
+
+@both_attentions
+def test_maps_hold_the_weights_of_the_model(translator, tokenizer, attention):
+    model = translator.engine.model
+    source_ids, target_ids = tokenizer(SOURCE).input_ids, tokenizer(text_target=TARGET).input_ids
+    output = model(
+        input_ids=torch.tensor([source_ids]),
+        labels=torch.tensor([target_ids]),
+        output_attentions=True,
+    )
+    model.set_attn_implementation(attention)
+
+    maps = read_attention(translator, SOURCE, TARGET)
+
+    assert (maps.source, maps.target) == (SOURCE, TARGET)
+    for found, expected, sizes in [
+        (maps.encoder, output.encoder_attentions, (2, 2)),
+        (maps.decoder, output.decoder_attentions, (3, 4)),
+        (maps.cross, output.cross_attentions, (3, 4)),
+    ]:
+        assert found.weights.shape == (*sizes, len(found.rows), len(found.columns))
+        torch.testing.assert_close(found.weights, torch.cat(expected), rtol=1e-5, atol=1e-6)
+
+
+def test_rows_write_and_columns_are_read(translator, tokenizer):
+    maps = read_attention(translator, SOURCE, TARGET)
+
+    heard = token_labels(tokenizer, tokenizer(SOURCE).input_ids)
+    written = token_labels(tokenizer, tokenizer(text_target=TARGET).input_ids)
+    assert maps.encoder.rows == maps.encoder.columns == maps.cross.columns == heard
+    assert maps.decoder.rows == maps.cross.rows == written
+    assert maps.decoder.columns == ("<s>", *written[:-1])
+    assert heard[-1] == written[-1] == "</s>"
+
+
+def test_maps_show_the_own_translation_in_its_own_tokens(translator, tokenizer):
+    engine = translator.engine
+    source_ids = tokenizer(SOURCE).input_ids
+    ((best, *_),) = engine.translate_batch(
+        [source_ids], [[]], [len(source_ids) + 50], translator.settings
+    )
+
+    maps = read_attention(translator, SOURCE)
+
+    assert maps.cross.rows == token_labels(tokenizer, engine.ended(best))
+    assert maps.target == next(translator.translate([SOURCE])).text
+
+
+def test_language_tag_is_a_token_of_the_source(translator):
+    translator.source_prefix = [7]
+
+    assert (
+        len(read_attention(translator, "ein", "a").encoder.rows)
+        == len(translator.tokenizer("ein").input_ids) + 1
+    )
+
+
+def test_each_side_is_spelled_by_its_own_tokenizer(tiny_config, tokenizer):
+    target_tokenizer = VanillaTransformerTokenizer.train(["a dog"], vocab_size=20, kind="word")
+    config = VanillaTransformerConfig(
+        **{
+            **tiny_config.to_diff_dict(),
+            "vocab_size": len(tokenizer),
+            "decoder_vocab_size": len(target_tokenizer),
+            "share_encoder_decoder_embeddings": False,
+        }
+    )
+    model = VanillaTransformerForConditionalGeneration(config)
+
+    maps = read_attention(
+        Translator(model, tokenizer, target_tokenizer=target_tokenizer), SOURCE, TARGET
+    )
+
+    assert maps.cross.columns == token_labels(tokenizer, tokenizer(SOURCE).input_ids)
+    assert maps.cross.rows == ("a", "dog", "</s>")
+    assert maps.decoder.columns == ("<s>", "a", "dog")
+
+
+def test_maps_are_of_one_model(tiny_model, translator):
+    translator.engine = TorchEngine(tiny_model, tiny_model)
+
+    with pytest.raises(ValueError, match=r"from one model, .* got 2 models"):
+        read_attention(translator, SOURCE)
+
+
+def test_selection_counts_from_one_and_means_heads():
+    attention = attention_map("ab", "cde", layers=3)
+
+    assert torch.equal(attention.select(3, 2), attention.weights[2, 1])
+    assert torch.equal(attention.select(1), attention.weights[0].mean(0))
+    assert torch.equal(attention.select(), attention.weights[1].mean(0))
+    assert attention.title() == "cross-attention, layer 2 of 3, mean of 2 heads"
+    assert attention.title(1, 2) == "cross-attention, layer 1 of 3, head 2 of 2"
+
+
+@pytest.mark.parametrize(
+    ("layer", "head", "match"),
+    [
+        (0, None, "`layer` must be between 1 and 3 .* got 0"),
+        (1, 0, "`head`.* got 0"),
+        (4, 3, r"1 and 3 .* got 4\.\n`head` must be between 1 and 2 .* got 3"),
+    ],
+)
+def test_selection_refuses_what_there_is_not(layer, head, match):
+    with pytest.raises(ValueError, match=match):
+        attention_map("ab", "cde", layers=3).select(layer, head)
+
+
+@pytest.mark.parametrize(
+    ("talking", "sums_to_one"),
+    [("weights", False), ("both", False), ("logits", True), (None, True)],
+)
+def test_title_says_that_rows_of_talking_heads_need_not_sum_to_one(
+    translator, monkeypatch, talking, sums_to_one
+):
+    monkeypatch.setattr(translator.engine.model.config, "talking_heads", talking, raising=False)
+
+    attention = read_attention(translator, "ein", "a").cross
+
+    assert attention.sums_to_one == sums_to_one
+    assert ("rows need not sum to 1" in attention.title()) != sums_to_one
+
+
+def test_maps_of_talking_heads_are_one_for_each_head_of_values(translator):
+    changes = {"talking_heads": "both", "key_heads": 3, "value_heads": 6, "vocab_size": 300}
+    talking = build_variant(**changes)
+    talking_translator = Translator(talking, translator.tokenizer)
+
+    maps = read_attention(talking_translator, "ein", "a")
+
+    assert [one.weights.shape[:2] for one in (maps.encoder, maps.cross)] == [(2, 6), (3, 6)]
+    sums = maps.cross.weights.sum(-1)
+    assert not torch.allclose(sums, torch.ones_like(sums), atol=0.01)
+    assert maps.cross.weights.min() < 0
+
+
+@pytest.mark.parametrize(
+    ("text", "labels"),
+    [
+        ("ein rén", "␣ein ␣r é·1/2 é·2/2 n </s>"),
+        ("a\t中 </s>", r"␣a \t 中·1/3 中·2/3 中·3/3 ␣ <·1/1 / s > </s>"),
+        ("\u202e", r"␣ \u202e·1/3 \u202e·2/3 \u202e·3/3 </s>"),
+    ],
+)
+def test_labels_are_readable(tokenizer, text, labels):
+    expected = [label.replace("·1/1", "").replace("·", " ") for label in labels.split()]
+
+    assert list(token_labels(tokenizer, tokenizer(text).input_ids)) == expected
+
+
+def test_labels_of_broken_bytes_are_the_tokens(tokenizer):
+    ids = tokenizer.convert_tokens_to_ids(["<0xE4>", "a", "<0xC3>"])
+
+    assert token_labels(tokenizer, ids) == ("<0xE4>", "a", "<0xC3>")
+
+
+def test_labels_of_marks_and_joiners_can_be_seen():
+    tokenizer = VanillaTransformerTokenizer.train(
+        ["\u0301", "\u200d", "e\u0301"], vocab_size=20, kind="char"
+    )
+    ids = tokenizer("\u0301\u200d").input_ids
+
+    assert token_labels(tokenizer, ids) == ("◌\u0301", r"\u200d", "</s>")
+
+
+def test_labels_of_byte_level_pieces_are_text():
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=270,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=["</s>"],
+        show_progress=False,
+    )
+    backend.train_from_iterator(["hello wörld hello"] * 5, trainer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>")
+
+    labels = token_labels(tokenizer, [*tokenizer("hello wörld 中").input_ids, 0])
+
+    assert labels[0] == "hello"
+    assert "".join(labels[1:-5]) == "␣wörld"
+    assert labels[-5:] == ("␣", "中 1/3", "中 2/3", "中 3/3", "</s>")
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_picture_is_written_whole_and_the_same_twice(tmp_path, suffix):
+    path = tmp_path / f"map.{suffix}"
+    attention = attention_map(["a", "$x_1$", "<b>"], ["c", "</s>"])
+
+    assert plot_attention(attention, path) == path
+
+    first = path.read_bytes()
+    assert first.startswith(PNG if suffix == "png" else b"<?xml")
+    plot_attention(attention, path)
+    assert path.read_bytes() == first
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_picture_differs_between_layers_and_heads(tmp_path):
+    attention = attention_map("ab", "cd", layers=2)
+
+    pictures = {
+        plot_attention(attention, tmp_path / "map.png", layer=layer, head=head).read_bytes()
+        for layer in (1, 2)
+        for head in (None, 1, 2)
+    }
+
+    assert len(pictures) == 6
+
+
+def test_picture_says_every_token_as_text(tmp_path):
+    rows, columns = ["$x_1$", "$", "<b>", "&amp;", "中文", "\\alpha"], ["أنا", "␣ein", "</s>"]
+    attention = attention_map(rows, columns, sums_to_one=False)
+
+    picture = plot_attention(attention, tmp_path / "map.svg").read_text(encoding="utf-8")
+
+    texts = re.findall(r"<text[^>]*>([^<]*)</text>", picture)
+    escaped = [
+        label.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+        for label in [*rows, *columns]
+    ]
+    assert set(escaped) - {"أنا"} <= set(texts)
+    assert RIGHT_TO_LEFT_MARK + "أنا" in texts
+    assert "talking heads: rows need not sum to 1" in texts
+
+
+def test_old_picture_stays_when_writing_fails(tmp_path, monkeypatch):
+    path = tmp_path / "map.png"
+    path.write_text("old")
+    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+
+    with pytest.raises(OSError, match="disk full"):
+        plot_attention(attention_map("ab", "cd"), path)
+
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_picture_warns_of_characters_without_a_font(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("matplotlib.font_manager.findSystemFonts", list)
+
+    with caplog.at_level(logging.WARNING):
+        plot_attention(attention_map(["中"], ["ab"]), tmp_path / "map.svg")
+        assert not caplog.records
+        plot_attention(attention_map(["中", "я"], ["ab"]), tmp_path / "map.png")
+
+    assert "No installed font has the characters 中:" in caplog.text
+
+
+@pytest.mark.parametrize(("lowest", "limits"), [(0.0, (0, 0.5)), (-0.25, (-0.5, 0.5))])
+def test_no_attention_is_white_even_beside_negative_weights(tmp_path, monkeypatch, lowest, limits):
+    drawn = []
+    real = Axes.imshow
+
+    def record(*args, vmin, vmax, **kwargs):
+        drawn.append((vmin, vmax))
+        return real(*args, vmin=vmin, vmax=vmax, **kwargs)
+
+    monkeypatch.setattr(Axes, "imshow", record)
+    weights = torch.tensor([[[[lowest, 0.5]]]])
+
+    plot_attention(replace(attention_map("a", "bc"), weights=weights), tmp_path / "map.png")
+
+    assert drawn == [limits]
+
+
+def test_picture_takes_an_installed_font_that_has_the_characters(tmp_path, monkeypatch, caplog):
+    from matplotlib.font_manager import findSystemFonts, fontManager, get_font
+
+    # Matplotlib brings fonts along; one of them has a letter that DejaVu Sans lacks.
+    own = set(get_font(fontManager.findfont("DejaVu Sans")).get_charmap())
+    for entry in fontManager.ttflist:
+        rare = sorted(set(get_font(entry.fname).get_charmap()) - own)
+        if rare and entry.fname not in findSystemFonts():
+            break
+    else:
+        pytest.skip("no font beside DejaVu Sans is there")
+    monkeypatch.setattr("matplotlib.font_manager.findSystemFonts", lambda: [entry.fname])
+
+    plot_attention(attention_map([chr(rare[0])], ["a"]), tmp_path / "map.png")
+
+    assert "No installed font" not in caplog.text
+
+
+def test_picture_must_be_png_or_svg(tmp_path):
+    with pytest.raises(ValueError, match=r"\.png or \.svg file, got 'map\.pdf'"):
+        plot_attention(attention_map("ab", "cd"), tmp_path / "map.pdf")
+
+
+def test_pictures_name_the_extra_when_matplotlib_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+
+    with pytest.raises(ImportError, match=r"pip install 'vanilla-transformer\[plot\]'"):
+        plot_attention(attention_map("ab", "cd"), tmp_path / "map.png")
+
+
+def test_negative_weights_have_their_own_colour(tmp_path):
+    positive = attention_map("ab", "cd")
+    negative = replace(positive, weights=-positive.weights)
+
+    pictures = {
+        plot_attention(one, tmp_path / "map.png").read_bytes()
+        for one in (positive, negative, replace(positive, weights=positive.weights - 0.5))
+    }
+
+    assert len(pictures) == 3
+
+
+def test_position_encodings_are_those_that_the_encoder_adds(tiny_model):
+    encodings = position_encodings(tiny_model, 5)
+
+    angles = torch.arange(5)[:, None] / 10_000 ** (torch.arange(0, 24, 2) / 24)
+    torch.testing.assert_close(encodings[:, ::2], angles.sin())
+    torch.testing.assert_close(encodings[:, 1::2], angles.cos())
+
+
+def test_learned_positions_are_read_in_float32_whatever_the_model_has():
+    model = build_variant(position_embedding_type="learned").bfloat16()
+
+    encodings = position_encodings(model, 5)
+
+    assert encodings.dtype == torch.float32
+    assert torch.equal(encodings, model.model.encoder.embed_positions.weight[:5].float())
+
+
+def test_positions_are_drawn(tiny_model, tmp_path):
+    path = plot_positions(tiny_model, tmp_path / "positions.png", 9)
+
+    assert path.read_bytes().startswith(PNG)
+    with pytest.raises(ValueError, match="at least 1, got 0"):
+        plot_positions(tiny_model, path, 0)

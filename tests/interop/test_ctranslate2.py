@@ -1,0 +1,463 @@
+"""CTranslate2: what the loader takes over and refuses, and an engine that searches like torch's."""
+
+import math
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from vanilla_transformer import (
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+    VanillaTransformerTokenizer,
+)
+from vanilla_transformer.interop.ctranslate2 import TransformersConverter, convert
+from vanilla_transformer.translation.ctranslate2_engine import CTranslate2Engine
+from vanilla_transformer.translation.engines import Hypothesis, Search, TorchEngine
+
+from ..conftest import VARIANTS, build_variant, redraw_parameters
+
+PAD, BOS, EOS, UNK = range(4)
+ALL_TYPES = [
+    "float32",
+    "float16",
+    "bfloat16",
+    "int8",
+    "int8_float32",
+    "int8_float16",
+    "int8_bfloat16",
+    "int16",
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return VanillaTransformerTokenizer.train(
+        ["abcdefghijklmnopqrstuvwxyz .,!?-'"], vocab_size=37, kind="char"
+    )
+
+
+def settle(model):
+    """Makes `<pad>` and `<s>` next to impossible, as in a trained model.
+
+    Otherwise what is forbidden has a share of the probability, which torch's scores keep and
+    CTranslate2's do not.
+    """
+    with torch.no_grad():
+        model.model.decoder.layer_norm.weight[0] = 0
+        model.model.decoder.layer_norm.bias[0] = 1
+        model.lm_head.weight[[PAD, BOS], 0] = -50
+    return model
+
+
+@pytest.fixture
+def model(tiny_model):
+    return settle(tiny_model)
+
+
+@pytest.fixture
+def export(tokenizer, tmp_path):
+    """Converts a model and loads what came out."""
+
+    def convert_and_load(model, quantization="float32", tokenizer=tokenizer):
+        model.save_pretrained(tmp_path / "model")
+        tokenizer.save_pretrained(tmp_path / "model")
+        convert(str(tmp_path / "model"), tmp_path / "ct2", quantization)
+        return CTranslate2Engine(tmp_path / "ct2", device="cpu")
+
+    return convert_and_load
+
+
+def draw_sources(count=30, vocab_size=37, longest=9):
+    draw = random.Random(1)
+    lengths = [draw.randint(1, longest) for _ in range(count)]
+    return [[*draw.choices(range(UNK, vocab_size), k=length), EOS] for length in lengths]
+
+
+SOURCES = draw_sources()
+# Each source has a limit of its own; some of them cut a search off.
+LIMITS = [len(source) + index % 9 for index, source in enumerate(SOURCES)]
+
+
+def run(engine, search=None, sources=SOURCES, limits=LIMITS, prefix_length=0):
+    search = replace(search or Search(), return_scores=True)
+    prefixes = [[9 + index % 3, 11][:prefix_length] for index in range(len(sources))]
+    return engine.translate_batch(sources, prefixes, limits, search)
+
+
+def best(results: list[list[Hypothesis]]) -> list[tuple[list[int], bool]]:
+    return [(found[0].tokens, found[0].reached_limit) for found in results]
+
+
+def assert_translates_alike(model, engine, **settings):
+    expected, actual = run(TorchEngine(model), **settings), run(engine, **settings)
+    assert best(actual) == best(expected)
+    scores = [[found[0].score for found in results] for results in (actual, expected)]
+    torch.testing.assert_close(*map(torch.tensor, scores), rtol=1e-4, atol=1e-5)
+    # Different sources do make a difference.
+    assert len(set(scores[0])) > len(settings.get("sources", SOURCES)) / 2
+
+
+def score_by_torch(model, source, hypothesis, search, prefix_length=0):
+    engine = TorchEngine(model)
+    (read,) = engine.force([source], [engine.ended(hypothesis)])
+    log_probs = read.log_probs[prefix_length:]
+    return sum(log_probs) / len(log_probs) ** search.length_penalty
+
+
+def test_greedy_translations_and_scores_equal_torchs(model, export):
+    engine = export(model)
+
+    assert_translates_alike(model, engine)
+    assert {found[0].reached_limit for found in run(engine)} == {False, True}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "post_norm",
+        "no_final_norm",
+        "concatenated",
+        "position_base",
+        "learned_offset",
+        "two_tables_untied",
+        "no_attention_bias",
+        "like_marian",
+    ],
+)
+def test_variants_are_translated_as_by_torch(export, name):
+    # Of nine learned positions the longest sources need all, and most outputs more.
+    changes = {**VARIANTS[name], "lm_head_bias": True}
+    model = build_variant(**changes)
+    with torch.no_grad():
+        model.lm_head.bias[[PAD, BOS]] = -50
+    sources = draw_sources(longest=8)
+
+    assert_translates_alike(model, export(model), sources=sources)
+
+
+@pytest.mark.parametrize("length_penalty", [0.0, 0.6])
+@pytest.mark.parametrize("num_beams", [2, 5])
+def test_beam_search_finds_torchs_translations(model, export, num_beams, length_penalty):
+    search = Search(num_beams, length_penalty)
+
+    assert_translates_alike(model, export(model), search=search)
+
+
+def test_patience_finds_more_of_what_torch_finds(model, export, tmp_path):
+    search = Search(num_beams=3, length_penalty=1.0)
+    patient = export(model)
+    hasty = CTranslate2Engine(tmp_path / "ct2", device="cpu", patience=1)
+
+    expected, *found = (best(run(each, search)) for each in (TorchEngine(model), patient, hasty))
+
+    patient_equal, hasty_equal = (
+        sum(a == b for a, b in zip(results, expected, strict=True)) for results in found
+    )
+    assert patient_equal > hasty_equal
+
+
+@pytest.mark.parametrize("prefix_length", [0, 2])
+@pytest.mark.parametrize("length_penalty", [0.0, 0.6, 1.0, 2.0])
+def test_n_best_is_ranked_by_the_scores_that_torch_gives_it(
+    model, export, length_penalty, prefix_length
+):
+    search = Search(num_beams=4, length_penalty=length_penalty, num_hypotheses=3)
+    limits = [limit + prefix_length for limit in LIMITS]
+
+    results = run(export(model), search, prefix_length=prefix_length, limits=limits)
+
+    for source, found in zip(SOURCES, results, strict=True):
+        scores = [one.score for one in found]
+        expected = [score_by_torch(model, source, one, search, prefix_length) for one in found]
+        torch.testing.assert_close(torch.tensor(scores), torch.tensor(expected))
+        assert scores == sorted(scores, reverse=True)
+        assert len({tuple(one.tokens) for one in found}) == len(found) == 3
+
+
+def test_n_best_equals_torchs(model, export):
+    search = Search(num_beams=3, length_penalty=0.6, num_hypotheses=3)
+    # Long enough that each search ends by itself.
+    limits = [60 for _ in SOURCES]
+
+    expected = run(TorchEngine(model), search, limits=limits)
+    actual = run(export(model), search, limits=limits)
+
+    equal = [
+        [one.tokens for one in ours] == [one.tokens for one in theirs]
+        for ours, theirs in zip(actual, expected, strict=True)
+    ]
+    # Torch searches on for as long as something better may come, CTranslate2 until it has enough.
+    assert sum(equal) > 0.8 * len(equal)
+
+
+@pytest.mark.parametrize("search", [Search(), Search(4, 0.6), Search(3, 2.0)])
+def test_result_does_not_depend_on_the_batch(model, export, search):
+    engine = export(model)
+
+    together = run(engine, search)
+    alone = [
+        run(engine, search, sources=[source], limits=[limit])[0]
+        for source, limit in zip(SOURCES, LIMITS, strict=True)
+    ]
+
+    assert best(together) == best(alone)
+    assert all(len(found[0].tokens) <= limit for found, limit in zip(together, LIMITS, strict=True))
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_forced_prefix_is_followed_as_by_torch(model, export, num_beams):
+    settings = {"search": Search(num_beams, 0.6 if num_beams > 1 else 1.0), "prefix_length": 2}
+    settings["limits"] = [limit + 2 for limit in LIMITS]
+    engine = export(model)
+
+    assert_translates_alike(model, engine, **settings)
+    outputs = [found[0].tokens for found in run(engine, **settings)]
+    assert [tokens[:2] for tokens in outputs] == [[9 + index % 3, 11] for index in range(30)]
+    # One may end directly behind the prefix, and another go on.
+    assert {len(tokens) == 2 for tokens in outputs} == {False, True}
+
+
+def test_limit_counts_the_prefix_and_leaves_room_for_one_token(model, export):
+    results = run(export(model), prefix_length=2, limits=[1] * len(SOURCES))
+
+    assert {len(found[0].tokens) + (not found[0].reached_limit) for found in results} == {3}
+
+
+@pytest.mark.parametrize("setting", [{"top_k": 1}, {"top_p": 1e-6}, {"temperature": 1e-4}])
+def test_sampling_from_the_likeliest_token_is_greedy_search(model, export, setting):
+    engine = export(model)
+
+    sampled = run(engine, Search(do_sample=True, **setting))
+
+    assert best(sampled) == best(run(engine))
+
+
+def test_samples_differ_and_have_the_models_scores(model, export):
+    search = Search(do_sample=True, num_hypotheses=4, temperature=1.5, length_penalty=0.6)
+
+    results = run(export(model), search)
+
+    assert {len(found) for found in results} == {4}
+    assert len({tuple(one.tokens) for one in results[0]}) > 1
+    for source, found, limit in zip(SOURCES, results, LIMITS, strict=True):
+        expected = [score_by_torch(model, source, one, search) for one in found]
+        torch.testing.assert_close(
+            torch.tensor([one.score for one in found]).double(),
+            torch.tensor(expected).double(),
+            rtol=1e-4,
+            atol=1e-4,
+        )
+        assert max(len(one.tokens) for one in found) <= limit
+
+
+def test_sample_that_reaches_its_limit_is_not_drawn_again(model, export):
+    with torch.no_grad():
+        model.lm_head.weight[EOS, 0] = 2
+    empty = Hypothesis([], 0.0, reached_limit=False)
+    expected = math.exp(score_by_torch(model, SOURCES[0], empty, Search()))
+
+    # The last source has another limit.
+    sources, limits = [SOURCES[0]] * 800 + [SOURCES[1]], [2] * 800 + [9]
+    *results, _ = run(export(model), Search(do_sample=True), sources=sources, limits=limits)
+
+    # Drawn again, those of two tokens would have another chance to be empty.
+    frequency = sum(not found[0].tokens for found in results) / 800
+    assert 0.1 < expected < 0.6
+    assert abs(frequency - expected) < 0.07
+
+
+@pytest.mark.parametrize("num_beams", [1, 4])
+def test_pad_and_start_token_are_never_generated(tiny_model, export, num_beams):
+    # Both would sometimes win, see conftest.
+    engine = export(tiny_model)
+
+    results = run(engine, Search(num_beams, num_hypotheses=num_beams))
+
+    tokens = {token for found in results for one in found for token in one.tokens}
+    assert not tokens & {PAD, BOS}
+    assert best(run(engine)) == best(run(TorchEngine(tiny_model)))
+
+
+def test_unknown_token_may_be_generated_as_in_torch(model, export):
+    with torch.no_grad():
+        model.lm_head.weight[UNK, 0] = 6
+
+    results = run(export(model), limits=[5] * len(SOURCES))
+
+    assert any(UNK in found[0].tokens for found in results)
+    assert best(results) == best(run(TorchEngine(model), limits=[5] * len(SOURCES)))
+
+
+def build(config, **changes):
+    config = VanillaTransformerConfig(**{**config.to_dict(), **changes})
+    model = VanillaTransformerForConditionalGeneration(config).eval()
+    redraw_parameters(model)
+    return settle(model)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tie_word_embeddings": False},
+        {"scale_embedding": False},
+        {"layer_norm_eps": 0.5},
+        {"decoder_start_token_id": 5},
+        {"encoder_attention_heads": 3, "decoder_attention_heads": 1},
+        *(
+            {"activation_function": name}
+            for name in ("gelu", "gelu_new", "quick_gelu", "sigmoid", "silu", "tanh")
+        ),
+    ],
+    ids=lambda changes: "-".join(f"{name}={value}" for name, value in changes.items()),
+)
+def test_variant_of_the_model_translates_as_in_torch(tiny_config, export, changes):
+    model = build(tiny_config, **changes)
+
+    assert_translates_alike(model, export(model))
+
+
+def test_row_without_a_token_translates_as_in_torch(tiny_config, export):
+    model = build(tiny_config, vocab_size=40)
+
+    assert_translates_alike(model, export(model), sources=draw_sources(vocab_size=40))
+
+
+def test_every_token_of_a_vocabulary_with_bytes_survives(tiny_config, export):
+    # Among them the line feed, NUL, quotes, and a token with a control character.
+    lines = ['a\tb "c" \\ d\x01e', 'a\tb "c" \\ d\x01e']
+    tokenizer = VanillaTransformerTokenizer.train(lines, vocab_size=280)
+    vocab_size = len(tokenizer)
+    model = build(tiny_config, vocab_size=vocab_size)
+    every_id = list(range(vocab_size))
+    sources = [[*every_id[start : start + 10], EOS] for start in range(0, vocab_size, 10)]
+    settings = {"sources": sources, "limits": [15] * len(sources)}
+
+    engine = export(model, tokenizer=tokenizer)
+
+    assert engine.target_tokens == engine.source_tokens == tokenizer.convert_ids_to_tokens(every_id)
+    assert_translates_alike(model, engine, **settings)
+
+
+@pytest.mark.parametrize("quantization", ALL_TYPES)
+def test_each_type_of_weights_gives_nearly_the_models_scores(model, export, quantization):
+    results = run(export(model, quantization))
+
+    gaps = [
+        abs(found[0].score - score_by_torch(model, source, found[0], Search()))
+        for source, found in zip(SOURCES, results, strict=True)
+    ]
+    assert max(gaps) < (0.3 if "int" in quantization else 0.03)
+
+
+def test_int8_takes_less_room(model, export, tmp_path):
+    sizes = []
+    for quantization in ("float32", "bfloat16", "int8"):
+        export(model, quantization)
+        table = 4 if quantization != "bfloat16" else 2
+        positions = 2048 * 24 * table
+        sizes.append((tmp_path / "ct2" / "model.bin").stat().st_size - positions)
+
+    assert sizes[0] > 1.5 * sizes[1] > 1.5 * sizes[2]
+
+
+def test_weights_of_a_bfloat16_model_are_taken_over(model, export):
+    engine = export(model.bfloat16())
+
+    assert_translates_alike(model.float(), engine)
+
+
+def test_transformers_converter_finds_the_loader(model, tokenizer, tmp_path):
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+
+    converter = TransformersConverter(str(tmp_path / "model"))
+    converter.convert(str(tmp_path / "ct2"), quantization="float32")
+
+    engine = CTranslate2Engine(tmp_path / "ct2", device="cpu")
+    assert_translates_alike(model, engine)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"activation_function": "relu6"}, r"`activation_function` must be one of .*got 'relu6'"),
+        ({"eos_token_id": [2, 7]}, r"`eos_token_id` must be one id, got \[2, 7\]"),
+        ({"d_k": 5, "d_v": 7}, r"`d_k` must be None, got 5\.\n`d_v` must be None, got 7"),
+        ({"talking_heads": "both"}, "`talking_heads` must be None, got 'both'"),
+    ],
+)
+def test_setting_without_a_counterpart_is_refused(tiny_config, export, changes, message):
+    with pytest.raises(ValueError, match=message):
+        export(build(tiny_config, **changes))
+
+
+def test_forbidden_sequences_are_refused(model, export):
+    model.generation_config.bad_words_ids = [[0], [5, 6]]
+
+    with pytest.raises(ValueError, match=r"single tokens.*got \[\[5, 6\]\]"):
+        export(model)
+
+
+def test_tokenizer_larger_than_the_model_is_refused(tiny_config, export):
+    with pytest.raises(ValueError, match=r"at most the 30 tokens .* got 37"):
+        export(build(tiny_config, vocab_size=30))
+
+
+def test_parameter_without_a_place_is_refused(model, tokenizer):
+    from vanilla_transformer.interop.ctranslate2 import VanillaTransformerLoader
+
+    model.model.encoder.learned_positions = nn.Parameter(torch.zeros(3))
+
+    with pytest.raises(ValueError, match=r"got none for: model\.encoder\.learned_positions"):
+        VanillaTransformerLoader()(model, tokenizer)
+
+
+def test_source_beyond_the_position_table_is_refused(model, export):
+    engine = export(model)
+
+    with pytest.raises(ValueError, match=r"at most 2048 tokens, .* got one of 2049"):
+        run(engine, sources=[[5] * 2048 + [EOS]], limits=[3])
+
+
+def test_longest_source_of_the_position_table_translates_as_in_torch(model, export):
+    sources = [[*random.Random(0).choices(range(UNK, 37), k=2047), EOS]]
+
+    assert_translates_alike(model, export(model), sources=sources, limits=[6])
+
+
+def test_position_table_grows_with_the_longest_expected_sequence(tiny_config, export):
+    engine = export(build(tiny_config, max_position_embeddings=1500))
+
+    assert (engine.max_positions, engine.position_table_length) == (1500, 3000)
+
+
+def test_output_ends_where_the_position_table_does(model, export):
+    with torch.no_grad():
+        model.lm_head.weight[EOS, 0] = -50
+
+    ((only,),) = run(export(model), sources=[[5, EOS]], limits=[9999])
+
+    assert (len(only.tokens), only.reached_limit) == (2048, True)
+
+
+def test_source_without_tokens_has_the_empty_translation(model, export):
+    ((only,),) = run(export(model), sources=[[EOS]], limits=[5])
+
+    assert only == Hypothesis([], 0.0, reached_limit=False)
+
+
+def test_several_parts_at_a_time_change_nothing(model, export, tmp_path):
+    expected = run(export(model))
+
+    engine = CTranslate2Engine(tmp_path / "ct2", device="cpu", inter_threads=2, intra_threads=1)
+
+    assert best(run(engine)) == best(expected)
+
+
+def test_folder_of_another_origin_is_refused(tmp_path: Path):
+    with pytest.raises(ValueError, match="must be a folder that `vanilla-transformer export"):
+        CTranslate2Engine(tmp_path)

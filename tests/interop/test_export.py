@@ -1,0 +1,312 @@
+"""Exports as a whole: what the folder holds, how it is compared, and that a bad one is not kept."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoTokenizer, GenerationConfig
+
+from vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer.interop import ctranslate2 as loader
+from vanilla_transformer.interop import onnx as onnx_export
+from vanilla_transformer.interop.export import Agreement, export_to_ctranslate2, export_to_onnx
+from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
+from vanilla_transformer.translation import Translator
+from vanilla_transformer_cli import main
+
+from ..tokenization.test_tokenizer_pair import GREEK, save_latin_to_greek
+
+LINES = ["ein hund rennt.", "", "ja", "der alte mann"]
+
+
+@pytest.fixture
+def source(tiny_model, tmp_path):
+    """A saved model with its tokenizer and what training leaves beside them."""
+    tokenizer = VanillaTransformerTokenizer.train(
+        ["abcdefghijklmnopqrstuvwxyz .,!?-'"], vocab_size=37, kind="char"
+    )
+    tiny_model.generation_config.num_beams = 3
+    tiny_model.generation_config.length_penalty = 0.7
+    tiny_model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "run.json").write_text('{"settings": {"max_length": 17}}')
+    return str(tmp_path / "model")
+
+
+def files(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def test_ctranslate2_folder_is_complete(source, tmp_path):
+    agreement = export_to_ctranslate2(source, tmp_path / "out")
+
+    assert files(tmp_path / "out") == {
+        "model.bin",
+        "config.json",
+        "shared_vocabulary.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "generation_config.json",
+        "run.json",
+    }
+    assert agreement.lines == agreement.identical == 100
+    assert 0 < agreement.gap < 1e-4
+    assert files(tmp_path) == {"model", "out"}
+
+
+def test_settings_and_tokenizer_are_carried_over(source, tmp_path):
+    export_to_ctranslate2(source, tmp_path / "out")
+
+    config = GenerationConfig.from_pretrained(tmp_path / "out")
+    assert (config.num_beams, config.length_penalty) == (3, 0.7)
+    ids = [
+        AutoTokenizer.from_pretrained(folder)(LINES)["input_ids"]
+        for folder in (source, tmp_path / "out")
+    ]
+    assert ids[0] == ids[1]
+
+
+@pytest.mark.parametrize("quantization", ["int8", "bfloat16"])
+def test_reduced_weights_are_compared_too(source, tmp_path, quantization):
+    agreement = export_to_ctranslate2(source, tmp_path / "out", quantization=quantization)
+
+    assert agreement.lines == 100
+    assert agreement.gap > 1e-4
+
+
+def test_export_is_compared_on_the_lines_that_are_given(source, tmp_path):
+    agreement = export_to_ctranslate2(source, tmp_path / "out", sample=LINES)
+
+    assert agreement.lines == 3
+
+
+def test_sample_without_text_is_refused(source, tmp_path):
+    with pytest.raises(ValueError, match="must have lines with text, got 2 blank ones"):
+        export_to_ctranslate2(source, tmp_path / "out", sample=["", "  "])
+
+    assert files(tmp_path) == {"model"}
+
+
+@pytest.mark.slow
+def test_onnx_folder_is_complete(source, tmp_path):
+    agreement = export_to_onnx(source, tmp_path / "out")
+
+    assert files(tmp_path / "out") == {
+        "encoder_model.onnx",
+        "encoder_model.onnx.data",
+        "decoder_model.onnx",
+        "decoder_model.onnx.data",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "generation_config.json",
+        "run.json",
+    }
+    assert agreement.lines == agreement.identical == 100
+    assert 0 < agreement.gap < 1e-4
+
+
+def shift_positions(self, spec, stack, set_stack=loader.VanillaTransformerLoader._set_stack):
+    set_stack(self, spec, stack)
+    table = spec.position_encodings
+    table.encodings = table.encodings.roll(-1, 0)
+
+
+@pytest.mark.parametrize("quantization", ["float32", "bfloat16", "int8"])
+def test_export_that_translates_otherwise_is_not_kept(source, tmp_path, monkeypatch, quantization):
+    monkeypatch.setattr(loader.VanillaTransformerLoader, "_set_stack", shift_positions)
+
+    with pytest.raises(ValueError, match=r"must translate at least .* of 100 lines translated"):
+        export_to_ctranslate2(source, tmp_path / "out", quantization=quantization)
+
+    assert files(tmp_path) == {"model"}
+
+
+@pytest.mark.slow
+def test_onnx_export_that_computes_otherwise_is_not_kept(source, tmp_path, monkeypatch):
+    export = onnx_export.export_onnx
+
+    def export_another_model(model, folder):
+        weight = model.model.decoder.layers[1].fc2.bias
+        with torch.no_grad():
+            weight[3] += 0.01
+            export(model, folder)
+            weight[3] -= 0.01
+
+    monkeypatch.setattr(onnx_export, "export_onnx", export_another_model)
+
+    with pytest.raises(ValueError, match=r"logits that differ by at most 0\.0001, got"):
+        export_to_onnx(source, tmp_path / "out")
+
+    assert files(tmp_path) == {"model"}
+
+
+@pytest.mark.parametrize(
+    ("identical", "gap", "is_kept"),
+    [
+        (100, 0.001, True),
+        (98, 0.001, True),
+        (97, 0.001, False),
+        (100, 0.0011, False),
+        (100, float("nan"), False),
+    ],
+)
+def test_agreement_within_the_tolerance_is_kept(identical, gap, is_kept):
+    agreement = Agreement(100, identical, gap, "numbers")
+
+    if is_kept:
+        agreement.check(0.98, 0.001)
+    else:
+        with pytest.raises(ValueError, match=r"at least 98% .* differ by at most 0\.001, got: "):
+            agreement.check(0.98, 0.001)
+
+
+def test_existing_folder_is_refused(source, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine.txt").touch()
+
+    for force, hint in ((False, "--force to replace"), (True, "and nothing else")):
+        with pytest.raises(FileExistsError, match=f"out' must not exist yet.*{hint}"):
+            export_to_ctranslate2(source, tmp_path / "out", force=force)
+
+    assert files(tmp_path / "out") == {"mine.txt"}
+
+
+def test_model_is_never_replaced_by_its_export(source):
+    with pytest.raises(FileExistsError, match="replaces an export, and nothing else"):
+        export_to_ctranslate2(source, Path(source), force=True)
+
+
+def test_earlier_export_is_replaced_on_request(source, tmp_path):
+    export_to_ctranslate2(source, tmp_path / "out")
+    size = (tmp_path / "out" / "model.bin").stat().st_size
+
+    export_to_ctranslate2(source, tmp_path / "out", quantization="int8", force=True)
+
+    assert (tmp_path / "out" / "model.bin").stat().st_size < size
+    assert files(tmp_path) == {"model", "out"}
+
+
+def test_earlier_export_stays_when_a_new_one_fails(source, tmp_path, monkeypatch):
+    export_to_ctranslate2(source, tmp_path / "out")
+    before = (tmp_path / "out" / "model.bin").read_bytes()
+    monkeypatch.setattr(loader.VanillaTransformerLoader, "_set_stack", shift_positions)
+
+    with pytest.raises(ValueError, match="must translate at least"):
+        export_to_ctranslate2(source, tmp_path / "out", force=True)
+
+    assert (tmp_path / "out" / "model.bin").read_bytes() == before
+    assert files(tmp_path) == {"model", "out"}
+
+
+@pytest.mark.slow
+def test_command_exports_and_reports_the_agreement(source, tmp_path):
+    sample = tmp_path / "sample.txt"
+    sample.write_text("\n".join(LINES) + "\n", encoding="utf-8")
+    argv = ["--quantization", "float32", "--sample", str(sample), source, str(tmp_path / "a" / "b")]
+
+    done = subprocess.run(
+        [sys.executable, "-m", "vanilla_transformer_cli", "export", *argv],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{tmp_path / 'a' / 'b'}: 3 of 3 lines translated as by torch")
+    assert json.loads((tmp_path / "a" / "b" / "config.json").read_text())["add_source_eos"] is False
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--format", "onnx", "--quantization", "int8"], "must be float32 with --format onnx"),
+        (["--quantisation", "int8"], "did you mean --quantization?"),
+        (["--sample", "missing.txt"], "missing.txt"),
+    ],
+)
+def test_command_tells_a_mistake(source, tmp_path, capsys, argv, message):
+    with pytest.raises(SystemExit) as error:
+        main(["export", *argv, source, str(tmp_path / "out")])
+
+    assert error.value.code == 2
+    assert message in capsys.readouterr().err
+    assert files(tmp_path) == {"model"}
+
+
+def test_command_names_the_cure_for_a_missing_package(source, tmp_path, capsys, monkeypatch):
+    monkeypatch.delitem(sys.modules, "vanilla_transformer.interop.ctranslate2")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "ctranslate2"]:
+        monkeypatch.setitem(sys.modules, name, None)
+
+    with pytest.raises(SystemExit):
+        main(["export", source, str(tmp_path / "out")])
+
+    assert "pip install 'vanilla-transformer[export]'" in capsys.readouterr().err
+
+
+def test_tokenizer_that_is_missing_leaves_no_output(source, tmp_path):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (Path(source) / name).unlink()
+
+    with pytest.raises((ValueError, OSError)):
+        export_to_ctranslate2(source, tmp_path / "out")
+
+    assert files(tmp_path) == {"model"}
+
+
+def test_record_of_the_run_may_be_missing(source, tmp_path):
+    (Path(source) / "run.json").unlink()
+
+    export_to_ctranslate2(source, tmp_path / "out")
+
+    assert "run.json" not in files(tmp_path / "out")
+
+
+def test_ctranslate2_translates_from_one_vocabulary_into_another(tmp_path):
+    source = save_latin_to_greek(tmp_path / "model")
+
+    agreement = export_to_ctranslate2(source, tmp_path / "out")
+
+    assert agreement.lines == agreement.identical == 100
+    assert files(tmp_path / "out") == {
+        "model.bin",
+        "config.json",
+        "source_vocabulary.json",
+        "target_vocabulary.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "target_tokenizer",
+        "generation_config.json",
+    }
+    pair = TokenizerPair.from_pretrained(source)
+    for side, tokenizer in (("source", pair.source), ("target", pair.target)):
+        tokens = json.loads((tmp_path / "out" / f"{side}_vocabulary.json").read_text("utf-8"))
+        assert tokens == tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+    torchs, ours = (
+        Translator.from_pretrained(folder, engine=engine, num_beams=1, max_extra_tokens=4)
+        for folder, engine in ((source, "torch"), (str(tmp_path / "out"), "ctranslate2"))
+    )
+    for prefix in ("", "φως"):
+        texts = [[one.text for one in each.translate(LINES, prefix)] for each in (torchs, ours)]
+        assert texts[0] == texts[1]
+        assert set("".join(texts[1])) <= set(GREEK)
+    shutil.rmtree(tmp_path / "out" / "target_tokenizer")
+    with pytest.raises(ValueError, match=r"got no target_tokenizer/tokenizer\.json"):
+        Translator.from_pretrained(str(tmp_path / "out"), engine="ctranslate2")
+
+
+@pytest.mark.slow
+def test_onnx_folder_holds_the_tokenizers_of_both_vocabularies(tmp_path):
+    source = save_latin_to_greek(tmp_path / "model")
+
+    agreement = export_to_onnx(source, tmp_path / "out")
+
+    assert agreement.lines == agreement.identical == 100
+    assert files(tmp_path / "out" / "target_tokenizer") == {
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }

@@ -1,0 +1,178 @@
+"""ONNX: graphs that compute what the model computes, for any lengths, and their reader."""
+
+import random
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from vanilla_transformer.interop.onnx import OPSET, OnnxModel, export_onnx
+from vanilla_transformer.translation.engines import Search, TorchEngine
+
+from ..conftest import VARIANTS, build_variant, redraw_parameters
+
+EOS = 2
+
+# The export takes seconds.
+pytestmark = pytest.mark.slow
+
+
+def draw_rows(count, longest, seed=1):
+    draw = random.Random(seed)
+    return [
+        [*draw.choices(range(3, 37), k=draw.randint(0, longest - 1)), EOS] for _ in range(count)
+    ]
+
+
+@pytest.fixture(scope="module")
+def model():
+    # As tiny_model, but made once: an export takes seconds.
+    config = VanillaTransformerConfig(
+        vocab_size=37,
+        d_model=24,
+        encoder_layers=2,
+        decoder_layers=3,
+        encoder_attention_heads=2,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=28,
+        decoder_ffn_dim=36,
+        attn_implementation="eager",
+    )
+    model = VanillaTransformerForConditionalGeneration(config).eval()
+    redraw_parameters(model)
+    return model
+
+
+@pytest.fixture(scope="module")
+def folder(model, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("onnx")
+    export_onnx(model, folder)
+    model.generation_config.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def exported(folder):
+    return OnnxModel(folder)
+
+
+def torch_logits(model, source, target):
+    with torch.no_grad():
+        inputs = torch.tensor([[model.config.decoder_start_token_id, *target[:-1]]])
+        return model(input_ids=torch.tensor([source]), decoder_input_ids=inputs).logits[0]
+
+
+@pytest.mark.parametrize(("batch", "source", "target"), [(1, 1, 1), (3, 7, 5), (6, 2, 11)])
+def test_logits_equal_torchs_for_any_lengths(model, exported, batch, source, target):
+    sources, targets = draw_rows(batch, source), draw_rows(batch, target, seed=2)
+
+    logits = exported.force(sources, targets)
+
+    for row, one_source, one_target in zip(logits, sources, targets, strict=True):
+        expected = torch_logits(model, one_source, one_target)
+        actual = torch.from_numpy(row[: len(one_target)])
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("portions", [[1, 1, 1, 1], [2, 2], [1, 3]])
+def test_decoding_in_steps_equals_decoding_at_once(exported, portions):
+    sources = draw_rows(3, 7)
+    tokens = np.array([[1, 6, 33, 19], [1, 25, 7, 9], [1, 10, 28, 14]])
+    encoded, past = exported.encode(sources), exported.empty_past(3)
+    at_once, _ = exported.decode(tokens, encoded, past)
+
+    steps = []
+    for portion in np.split(tokens, np.cumsum(portions)[:-1], axis=1):
+        logits, past = exported.decode(portion, encoded, past)
+        steps.append(logits)
+
+    np.testing.assert_allclose(np.concatenate(steps, axis=1), at_once, rtol=1e-4, atol=1e-4)
+
+
+def test_greedy_translations_equal_those_of_generate(model, exported):
+    sources = draw_rows(12, 9)
+    limits = [len(source) + index % 7 for index, source in enumerate(sources)]
+
+    actual = exported.generate(sources, limits)
+
+    found = TorchEngine(model).translate_batch(sources, [[] for _ in sources], limits, Search())
+    assert actual == [hypotheses[0].tokens for hypotheses in found]
+    assert {hypotheses[0].reached_limit for hypotheses in found} == {False, True}
+    assert len(set(map(tuple, actual))) > len(actual) / 2
+
+
+def test_translation_does_not_depend_on_the_batch(exported):
+    sources = draw_rows(12, 9)
+    limits = [len(source) + index % 7 for index, source in enumerate(sources)]
+
+    alone = [
+        exported.generate([source], [limit])[0]
+        for source, limit in zip(sources, limits, strict=True)
+    ]
+
+    assert exported.generate(sources, limits) == alone
+
+
+def test_several_end_tokens_end_a_translation(folder, exported):
+    sources = draw_rows(6, 9)
+    before = exported.generate(sources, [9] * 6)
+    other_end = max(before, key=len)[0]
+    reader = OnnxModel(folder)
+    reader.generation_config.eos_token_id = [EOS, other_end]
+
+    after = reader.generate(sources, [9] * 6)
+
+    assert after == [row[: row.index(other_end)] if other_end in row else row for row in before]
+    assert after != before
+
+
+def test_graphs_name_their_axes_and_have_the_documented_opset(folder):
+    onnx = pytest.importorskip("onnx")
+    decoder = onnxruntime.InferenceSession(str(folder / "decoder_model.onnx"))
+    shapes = {node.name: node.shape for node in decoder.get_inputs()}
+
+    assert shapes["decoder_input_ids"] == ["batch", "target"]
+    assert shapes["attention_mask"] == ["batch", "source"]
+    assert shapes["source.2.value"] == ["batch", 4, "source", 6]
+    assert shapes["past.0.key"] == ["batch", 4, "past", 6]
+    graph = onnx.load(folder / "encoder_model.onnx", load_external_data=False)
+    assert [entry.version for entry in graph.opset_import if not entry.domain] == [OPSET]
+
+
+def test_weights_lie_in_files_that_move_with_the_graphs(folder, tmp_path, exported):
+    assert (folder / "decoder_model.onnx.data").is_file()
+
+    moved = folder.rename(tmp_path / "moved")
+    try:
+        sources = draw_rows(2, 5)
+        assert OnnxModel(moved).generate(sources, [4, 4]) == exported.generate(sources, [4, 4])
+    finally:
+        moved.rename(folder)
+
+
+@pytest.mark.parametrize("name", ["d_k_and_d_v", "talking_post_norm", "everything"])
+def test_variants_compute_what_torch_computes(tmp_path, name):
+    model = build_variant(**VARIANTS[name], attn_implementation="eager")
+    export_onnx(model, tmp_path)
+    model.generation_config.save_pretrained(tmp_path)
+    exported = OnnxModel(tmp_path)
+    sources = draw_rows(4, 9)
+    limits = [9] * len(sources)
+
+    actual = exported.generate(sources, limits)
+
+    found = TorchEngine(model).translate_batch(sources, [[] for _ in sources], limits, Search())
+    assert actual == [best.tokens for best, *_ in found]
+    for source, target in zip(sources, draw_rows(4, 7, seed=2), strict=True):
+        (logits,) = exported.force([source], [target])
+        expected = torch_logits(model, source, target)
+        torch.testing.assert_close(torch.from_numpy(logits), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_other_attention_is_refused(tiny_model, tmp_path):
+    tiny_model.set_attn_implementation("sdpa")
+
+    with pytest.raises(ValueError, match="needs `attn_implementation='eager'`, got 'sdpa'"):
+        export_onnx(tiny_model, tmp_path)

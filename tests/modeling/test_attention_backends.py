@@ -1,0 +1,449 @@
+"""Attention kernels: whichever computes the attention, the model's results are the same."""
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForSeq2SeqLM
+from transformers import modeling_flash_attention_utils as flash_utils
+from transformers.cache_utils import EncoderDecoderCache, StaticCache
+from transformers.integrations.flash_attention import flash_attention_forward
+from transformers.masking_utils import flash_attention_mask
+from transformers.utils import is_flash_attn_2_available
+
+from vanilla_transformer import VanillaTransformerForConditionalGeneration
+
+from ..conftest import Batch, Model, gradients, pad, real_rows, source_of, without_labels
+
+pytestmark = [
+    # Most tests here leave flex attention uncompiled.
+    pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),
+    # Among torch's own modules, and to Transformers' `flex_attention_mask`.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
+    pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask:DeprecationWarning"),
+]
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, scaling: float, visible: Tensor) -> Tensor:
+    """Attention of one sentence, `[H, Q, E]`, to the `visible` `[Q, K]`; 0 where nothing is."""
+    scores = (query @ key.transpose(-2, -1) * scaling).masked_fill(~visible, float("-inf"))
+    return scores.softmax(dim=-1).nan_to_num() @ value
+
+
+def up_to_the_last_key(query_length: int, key_length: int, causal: bool) -> Tensor:
+    """What flash kernels call causal: the last query sees the last key, `[Q, K]`."""
+    everything = torch.ones(query_length, key_length, dtype=torch.bool)
+    return everything.tril(key_length - query_length) if causal else everything
+
+
+def flash_attn_func(
+    q: Tensor, k: Tensor, v: Tensor, dropout_p: float, softmax_scale: float, causal: bool
+) -> Tensor:
+    """The kernel for sentences of equal length, `[B, Q, H, E]`, in plain torch."""
+    visible = up_to_the_last_key(q.shape[1], k.shape[1], causal)
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    rows = [attend(*row, softmax_scale, visible) for row in zip(q, k, v, strict=True)]
+    return torch.stack(rows).transpose(1, 2)
+
+
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float,
+    softmax_scale: float,
+    causal: bool,
+) -> Tensor:
+    """The kernel for sentences end to end, `[B * Q, H, E]`, in plain torch."""
+    assert cu_seqlens_q.dtype == cu_seqlens_k.dtype == torch.int32
+    lengths_q, lengths_k = cu_seqlens_q.diff(), cu_seqlens_k.diff()
+    assert (lengths_q.max(), lengths_k.max()) == (max_seqlen_q, max_seqlen_k)
+    splits = [
+        x.transpose(0, 1).split(lengths.tolist(), dim=1)
+        for x, lengths in ((q, lengths_q), (k, lengths_k), (v, lengths_k))
+    ]
+    rows = [
+        attend(*row, softmax_scale, up_to_the_last_key(row[0].shape[1], row[1].shape[1], causal))
+        for row in zip(*splits, strict=True)
+    ]
+    return torch.cat(rows, dim=1).transpose(0, 1)
+
+
+def own_kernel(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    dropout: float,
+) -> tuple[Tensor, None]:
+    """What a user may register: takes masks of keys, `[B, K]`, and causality from `module`."""
+    visible = up_to_the_last_key(query.shape[2], key.shape[2], module.is_causal)
+    if attention_mask is None:
+        attention_mask = torch.ones(len(key), key.shape[2], dtype=torch.bool)
+    rows = [
+        attend(*row, scaling, visible & is_real)
+        for *row, is_real in zip(query, key, value, attention_mask, strict=True)
+    ]
+    return torch.stack(rows).transpose(1, 2), None
+
+
+AttentionInterface.register("own_kernel", own_kernel)
+AttentionMaskInterface.register("own_kernel", flash_attention_mask)
+# Transformers' own way to a flash kernel, up to the kernel itself, which needs a GPU.
+AttentionInterface.register("flash_in_torch", flash_attention_forward)
+AttentionMaskInterface.register("flash_in_torch", flash_attention_mask)
+
+
+@pytest.fixture(autouse=True)
+def flash_kernels_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def kernels(implementation: str | None, *_: Any, **__: Any) -> tuple[Callable[..., Any], ...]:
+        assert implementation == "flash_in_torch"
+        unpadding = (flash_utils._pad_input, flash_utils._unpad_input)
+        return flash_attn_func, flash_attn_varlen_func, None, *unpadding
+
+    monkeypatch.setattr(flash_utils, "_lazy_imports", kernels)
+    monkeypatch.setattr(flash_utils, "_loaded_implementation", None)
+
+
+KERNELS = ["sdpa", "varlen", "flex_attention", "flash_in_torch", "own_kernel"]
+
+
+@pytest.fixture(params=KERNELS)
+def attention(request: pytest.FixtureRequest) -> Iterator[str]:
+    # To compile flex attention takes half a minute; its meaning is the same without.
+    is_flex = request.param == "flex_attention"
+    with torch.compiler.set_stance("force_eager") if is_flex else nullcontext():
+        yield request.param
+
+
+@pytest.fixture
+def eager_model(tiny_model: Model) -> Model:
+    tiny_model.set_attn_implementation("eager")
+    return tiny_model
+
+
+def static_cache(model: Model, source_length: int, target_length: int) -> EncoderDecoderCache:
+    return EncoderDecoderCache(
+        StaticCache(config=model.config, max_cache_len=target_length),
+        StaticCache(config=model.config, max_cache_len=source_length),
+    )
+
+
+def padded(batch: Batch, side: str, extra: int) -> Batch:
+    """The pairs of `batch` with masks for both sides and targets of width 5 + `extra`."""
+    sources = real_rows(batch["input_ids"], batch["attention_mask"])
+    targets = real_rows(batch["decoder_input_ids"], batch["labels"] != -100)
+    names = ("input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask")
+    return dict(zip(names, (*pad(sources, side, 0), *pad(targets, side, extra)), strict=True))
+
+
+# Targets narrower than the sources, as wide, and wider: flash kernels take three ways.
+@pytest.mark.parametrize("extra", [0, 2, 4])
+@pytest.mark.parametrize("side", ["left", "right"])
+@torch.no_grad()
+def test_logits_are_those_of_eager_attention(eager_model, batch, attention, side, extra):
+    inputs = padded(batch, side, extra)
+    is_real = inputs["decoder_attention_mask"].bool()
+    expected = eager_model(**inputs).logits
+
+    eager_model.set_attn_implementation(attention)
+    actual = eager_model(**inputs).logits
+
+    torch.testing.assert_close(actual[is_real], expected[is_real])
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@torch.no_grad()
+def test_cached_decoding_is_that_of_eager_attention(eager_model, batch, attention, side):
+    inputs = padded(batch, side, 0)
+    target, mask = inputs.pop("decoder_input_ids"), inputs.pop("decoder_attention_mask")
+    expected = eager_model(**inputs, decoder_input_ids=target, decoder_attention_mask=mask).logits
+
+    eager_model.set_attn_implementation(attention)
+    pieces, cache, start = [], None, 0
+    for end in (2, 3, 5):
+        output = eager_model(
+            **inputs,
+            decoder_input_ids=target[:, start:end],
+            decoder_attention_mask=mask[:, :end],
+            past_key_values=cache,
+            use_cache=True,
+        )
+        pieces.append(output.logits)
+        cache, start = output.past_key_values, end
+
+    torch.testing.assert_close(torch.cat(pieces, dim=1)[mask.bool()], expected[mask.bool()])
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_generation_is_that_of_eager_attention(eager_model, batch, attention, side, num_beams):
+    inputs = source_of(padded(batch, side, 0))
+    search = {"num_beams": num_beams, "max_new_tokens": 7}
+    expected = eager_model.generate(**inputs, **search)
+
+    eager_model.set_attn_implementation(attention)
+    actual = eager_model.generate(**inputs, **search)
+
+    assert actual.tolist() == expected.tolist()
+
+
+# A kernel of the user's own has no part in this: with no mask it is to attend to all keys, and only
+# by its name, as Transformers does, could one know that it is to be given one.
+@pytest.mark.parametrize("attention", KERNELS[:-1], indirect=True)
+@pytest.mark.parametrize("chunks", [(1, 1, 1, 1, 1), (2, 1, 2), (5,)])
+@torch.no_grad()
+def test_empty_end_of_a_static_cache_is_never_attended_to(eager_model, batch, attention, chunks):
+    inputs, target = source_of(batch), batch["decoder_input_ids"]
+    expected = eager_model(**inputs, decoder_input_ids=target).logits
+
+    eager_model.set_attn_implementation(attention)
+    cache = static_cache(eager_model, source_length=7, target_length=11)
+    steps = [
+        eager_model(**inputs, decoder_input_ids=piece, past_key_values=cache).logits
+        for piece in target.split(chunks, dim=1)
+    ]
+
+    torch.testing.assert_close(torch.cat(steps, dim=1), expected)
+
+
+@torch.no_grad()
+def test_row_of_padding_gives_finite_logits_and_leaves_the_others_alone(
+    eager_model, batch, attention
+):
+    inputs = without_labels(batch)
+    inputs["attention_mask"][1] = 0
+    expected = eager_model(**inputs).logits[[0, 2]]
+
+    eager_model.set_attn_implementation(attention)
+    actual = eager_model(**inputs).logits
+
+    assert actual.isfinite().all()
+    torch.testing.assert_close(actual[[0, 2]], expected)
+
+
+@pytest.mark.parametrize("attention", ["flash_in_torch", "own_kernel"], indirect=True)
+def test_gradients_are_those_of_eager_attention(eager_model, batch, attention):
+    expected = gradients(eager_model, batch)
+
+    eager_model.set_attn_implementation(attention)
+    actual = gradients(eager_model, batch)
+
+    torch.testing.assert_close(actual, expected)
+
+
+OUTPUTS = (
+    "encoder_hidden_states",
+    "decoder_hidden_states",
+    "encoder_attentions",
+    "decoder_attentions",
+    "cross_attentions",
+)
+
+
+@torch.no_grad()
+def test_weights_and_states_are_returned_under_any_kernel(eager_model, batch, attention):
+    inputs, asked = without_labels(batch), {"output_attentions": True, "output_hidden_states": True}
+    expected = eager_model(**inputs, **asked)
+
+    eager_model.set_attn_implementation(attention)
+    actual = eager_model(**inputs, **asked)
+
+    # Two layers and three, and the embeddings below each stack.
+    assert [len(actual[name]) for name in OUTPUTS] == [3, 4, 2, 3, 3]
+    for name in OUTPUTS:
+        torch.testing.assert_close(actual[name], expected[name])
+    assert eager_model.config._attn_implementation == attention
+
+
+@torch.no_grad()
+def test_states_alone_are_returned_by_the_kernel_itself(eager_model, batch, attention):
+    expected = eager_model(**without_labels(batch), output_hidden_states=True)
+
+    eager_model.set_attn_implementation(attention)
+    actual = eager_model(**without_labels(batch), output_hidden_states=True)
+
+    assert actual.decoder_attentions is None
+    torch.testing.assert_close(actual.decoder_hidden_states, expected.decoder_hidden_states)
+    # Kernels differ in what they give for padding.
+    is_real = batch["attention_mask"].bool()
+    for states, eager in zip(
+        actual.encoder_hidden_states, expected.encoder_hidden_states, strict=True
+    ):
+        torch.testing.assert_close(states[is_real], eager[is_real])
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+@pytest.mark.parametrize("cache_implementation", [None, "static"])
+def test_generation_returns_weights_and_states_under_any_kernel(
+    eager_model, batch, attention, num_beams, cache_implementation
+):
+    def generate() -> Any:
+        return eager_model.generate(
+            **source_of(batch),
+            num_beams=num_beams,
+            min_new_tokens=4,
+            max_new_tokens=4,
+            cache_implementation=cache_implementation,
+            output_attentions=True,
+            output_hidden_states=True,
+            return_dict_in_generate=True,
+        )
+
+    expected = generate()
+    eager_model.set_attn_implementation(attention)
+    actual = generate()
+
+    assert actual.sequences.tolist() == expected.sequences.tolist()
+    for name in OUTPUTS:
+        torch.testing.assert_close(actual[name], expected[name])
+    assert [len(step) for step in actual.decoder_hidden_states] == [4] * 4
+    assert [len(step) for step in actual.cross_attentions] == [3] * 4
+
+
+@pytest.fixture
+def handed(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What the user's kernel got, a record for each call."""
+    calls: list[dict[str, Any]] = []
+
+    def recorder(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
+        names = ("query", "key", "value", "attention_mask")
+        calls.append({"module": module, **dict(zip(names, args, strict=True)), **kwargs})
+        return own_kernel(module, *args, **kwargs)
+
+    monkeypatch.setitem(AttentionInterface._global_mapping, "own_kernel", recorder)
+    return calls
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_kernel_is_handed_heads_mask_scale_and_dropout(tiny_model, batch, handed, training):
+    tiny_model.set_attn_implementation("own_kernel")
+    for module in tiny_model.modules():
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.25
+
+    tiny_model.train(training)(**batch)
+
+    encoder, decoder = handed[:2], handed[2:]
+    assert len(decoder) == 6
+    for call in encoder:
+        assert call["query"].shape == call["key"].shape == call["value"].shape == (3, 2, 7, 12)
+        assert call["scaling"] == pytest.approx(12**-0.5)
+        assert not call["module"].is_causal
+        assert call["attention_mask"].tolist() == batch["attention_mask"].bool().tolist()
+    for call in decoder[::2]:
+        assert call["query"].shape == call["key"].shape == call["value"].shape == (3, 4, 5, 6)
+        assert call["attention_mask"] is None
+        assert call["module"].is_causal
+    for call in decoder[1::2]:
+        assert call["query"].shape == (3, 4, 5, 6)
+        assert call["key"].shape == call["value"].shape == (3, 4, 7, 6)
+        assert call["scaling"] == pytest.approx(6**-0.5)
+        assert not call["module"].is_causal
+        assert call["attention_mask"].tolist() == batch["attention_mask"].bool().tolist()
+    assert {call["dropout"] for call in handed} == {0.25 if training else 0.0}
+
+
+def load_with_argument(folder: Path) -> Model:
+    return AutoModelForSeq2SeqLM.from_pretrained(folder, attn_implementation="own_kernel")
+
+
+def load_with_config(folder: Path) -> Model:
+    config = VanillaTransformerForConditionalGeneration.config_class.from_pretrained(
+        folder, attn_implementation="own_kernel"
+    )
+    return AutoModelForSeq2SeqLM.from_pretrained(folder, config=config)
+
+
+def set_after_loading(folder: Path) -> Model:
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    model.set_attn_implementation("own_kernel")
+    return model
+
+
+def set_by_dict(folder: Path) -> Model:
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    # Both stacks share the one config, which has no name of its own.
+    model.set_attn_implementation({"": "own_kernel"})
+    return model
+
+
+@pytest.mark.parametrize(
+    "load", [load_with_argument, load_with_config, set_after_loading, set_by_dict]
+)
+def test_chosen_kernel_computes_every_attention(tiny_model, batch, tmp_path, handed, load):
+    tiny_model.save_pretrained(tmp_path)
+    expected = tiny_model(**batch).logits
+
+    model = load(tmp_path)
+    actual = model(**batch).logits
+
+    torch.testing.assert_close(actual, expected)
+    assert len(handed) == 2 + 2 * 3
+    assert "own_kernel" not in (tmp_path / "config.json").read_text()
+
+
+def test_chosen_kernel_is_not_saved(tiny_model, tmp_path):
+    tiny_model.set_attn_implementation("own_kernel")
+
+    tiny_model.save_pretrained(tmp_path)
+
+    assert AutoModelForSeq2SeqLM.from_pretrained(tmp_path).config._attn_implementation == "sdpa"
+
+
+def test_unknown_kernel_is_refused(tiny_model):
+    with pytest.raises(ValueError, match="no_such_kernel"):
+        tiny_model.set_attn_implementation("no_such_kernel")
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_compiled_flex_attention_is_eager_attention(eager_model, batch):
+    expected = eager_model(**without_labels(batch)).logits
+
+    eager_model.set_attn_implementation("flex_attention")
+    actual = eager_model(**without_labels(batch)).logits
+
+    torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="flex has no backward pass on a CPU")
+def test_gradients_of_flex_attention_are_those_of_eager_attention(eager_model, batch):
+    model, batch = eager_model.cuda(), {name: x.cuda() for name, x in batch.items()}
+    expected = gradients(model, batch)
+
+    model.set_attn_implementation("flex_attention")
+    actual = gradients(model, batch)
+
+    # Both sum in float32, in another order.
+    torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not is_flash_attn_2_available(), reason="flash-attn or a GPU is absent")
+@pytest.mark.parametrize("extra", [0, 2, 4])
+@torch.no_grad()
+def test_flash_attention_is_eager_attention(eager_model, batch, monkeypatch, extra):
+    monkeypatch.undo()  # the real kernels
+    model = eager_model.cuda().bfloat16()
+    inputs = {name: x.cuda() for name, x in padded(batch, "right", extra).items()}
+    is_real = inputs["decoder_attention_mask"].bool()
+    expected = model(**inputs).logits[is_real].float()
+
+    model.set_attn_implementation("flash_attention_2")
+    actual = model(**inputs).logits[is_real].float()
+
+    # Flash rounds the weights to bfloat16 elsewhere; five layers of steps of 2^-8.
+    assert F.cosine_similarity(actual, expected, dim=-1).min() > 0.99

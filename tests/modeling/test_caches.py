@@ -1,0 +1,336 @@
+"""Caches: decoding with any of them equals decoding without, and the source is projected once."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+from transformers import CompileConfig
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache, StaticCache
+
+from vanilla_transformer import (
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+)
+
+from ..conftest import (
+    Batch,
+    Model,
+    both_attentions,
+    record_calls,
+    redraw_parameters,
+    source_of,
+    without_labels,
+)
+
+# Encoder and decoder layers; a cache sized by the wrong stack fails on one of them.
+depths = pytest.mark.parametrize("depths", [(2, 3), (1, 3), (3, 1)], ids=str)
+cache_implementations = pytest.mark.parametrize("cache_implementation", [None, "static"])
+needs_gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="a GPU is absent"),
+]
+
+
+@pytest.fixture
+def model(request: pytest.FixtureRequest, tiny_config: VanillaTransformerConfig) -> Model:
+    """The tiny model with the layers that the test's `depths` asks for."""
+    if "depths" in request.fixturenames:
+        tiny_config.encoder_layers, tiny_config.decoder_layers = request.getfixturevalue("depths")
+    model = VanillaTransformerForConditionalGeneration(tiny_config).eval()
+    redraw_parameters(model)
+    return model
+
+
+def make_cache(kind: str, model: Model) -> EncoderDecoderCache:
+    def make(length: int) -> Cache:
+        if kind == "dynamic":
+            return DynamicCache(config=model.config)
+        return StaticCache(config=model.config, max_cache_len=length)
+
+    # The source's seven positions, and more than the target's five.
+    return EncoderDecoderCache(make(9), make(7))
+
+
+def decode(
+    model: Model, source: Batch, target: Tensor, cache: EncoderDecoderCache, mask: Tensor | None
+) -> Tensor:
+    end = cache.get_seq_length() + target.shape[1]
+    output = model(
+        **source,
+        decoder_input_ids=target,
+        # Without padding none is given: positions then follow from the cache.
+        decoder_attention_mask=None if mask is None else mask[:, :end],
+        past_key_values=cache,
+    )
+    assert output.past_key_values is cache
+    return output.logits
+
+
+@both_attentions
+@depths
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+@pytest.mark.parametrize("chunks", [(1, 1, 1, 1, 1), (2, 3), (1, 3, 1)], ids=str)
+@pytest.mark.parametrize("left_padding", [0, 2])
+def test_decoding_in_chunks_equals_decoding_at_once(
+    model, batch, attention, depths, kind, chunks, left_padding
+):
+    model.set_attn_implementation(attention)
+    mask = torch.ones_like(batch["decoder_input_ids"])
+    mask[2, :left_padding] = 0
+    target = batch["decoder_input_ids"].masked_fill(mask == 0, 7)
+    source = source_of(batch)
+    expected = model(**source, decoder_input_ids=target, decoder_attention_mask=mask).logits
+
+    cache = make_cache(kind, model)
+    pieces = [
+        decode(model, source, piece, cache, mask if left_padding else None)
+        for piece in target.split(chunks, dim=1)
+    ]
+
+    is_real = mask.bool()
+    torch.testing.assert_close(torch.cat(pieces, dim=1)[is_real], expected[is_real])
+
+
+def test_model_starts_a_dynamic_cache_of_its_own(tiny_model, batch):
+    target = batch["decoder_input_ids"]
+    expected = tiny_model(**source_of(batch), decoder_input_ids=target).logits
+
+    start = tiny_model(**source_of(batch), decoder_input_ids=target[:, :2], use_cache=True)
+    rest = decode(tiny_model, source_of(batch), target[:, 2:], start.past_key_values, None)
+
+    torch.testing.assert_close(rest, expected[:, 2:])
+
+
+def test_step_with_labels_fills_no_cache(tiny_model, batch):
+    with_labels = tiny_model(**batch)
+    without = tiny_model(**without_labels(batch))
+
+    assert with_labels.past_key_values is None
+    assert without.past_key_values.get_seq_length() == batch["labels"].shape[1]
+
+
+@depths
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_generation_is_the_same_without_cache(model, batch, depths, num_beams):
+    cached, uncached = (
+        model.generate(
+            **source_of(batch),
+            num_beams=num_beams,
+            num_return_sequences=num_beams,
+            max_new_tokens=9,
+            use_cache=use_cache,
+            return_dict_in_generate=True,
+            output_scores=True,
+        )
+        for use_cache in (True, False)
+    )
+
+    assert cached.sequences.tolist() == uncached.sequences.tolist()
+    torch.testing.assert_close(cached.scores, uncached.scores)
+    if num_beams > 1:
+        torch.testing.assert_close(cached.sequences_scores, uncached.sequences_scores)
+
+
+@depths
+@pytest.mark.parametrize("num_beams", [1, 3])
+@pytest.mark.parametrize(
+    "cache_implementation",
+    [
+        "static",
+        # Transformers copies to and from a GPU on a stream of its own, `Cache.update`.
+        pytest.param("offloaded", marks=needs_gpu),
+        pytest.param("offloaded_static", marks=needs_gpu),
+    ],
+)
+def test_generation_is_the_same_with_another_cache(
+    model, batch, depths, num_beams, cache_implementation
+):
+    if cache_implementation != "static":
+        model, batch = model.cuda(), {name: tensor.cuda() for name, tensor in batch.items()}
+    search = {"num_beams": num_beams, "max_new_tokens": 9}
+    expected = model.generate(**source_of(batch), **search)
+
+    # Twice: Transformers may use a cache again.
+    for _ in range(2):
+        actual = model.generate(
+            **source_of(batch),
+            **search,
+            cache_implementation=cache_implementation,
+            disable_compile=True,
+        )
+        assert actual.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_generation_takes_a_cache_made_by_hand(tiny_model, batch, kind, num_beams):
+    search = {"num_beams": num_beams, "max_new_tokens": 8}
+    expected = tiny_model.generate(**source_of(batch), **search)
+    cache = make_cache(kind, tiny_model)
+
+    actual = tiny_model.generate(**source_of(batch), **search, past_key_values=cache)
+
+    assert actual.tolist() == expected.tolist()
+    assert cache.get_seq_length() == actual.shape[1] - 1
+
+
+@cache_implementations
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_generation_projects_the_source_once(tiny_model, batch, num_beams, cache_implementation):
+    calls = record_calls(tiny_model, ".kv_proj")
+
+    tiny_model.generate(
+        **source_of(batch),
+        num_beams=num_beams,
+        max_new_tokens=6,
+        cache_implementation=cache_implementation,
+    )
+
+    layers = range(tiny_model.config.decoder_layers)
+    assert sorted(calls) == [f"model.decoder.layers.{i}.encoder_attn.kv_proj" for i in layers]
+
+
+def test_emptied_cache_projects_the_next_source(tiny_model, batch):
+    source, target = source_of(batch), batch["decoder_input_ids"]
+    other = {name: tensor.flip(0) for name, tensor in source.items()}
+    expected = tiny_model(**other, decoder_input_ids=target).logits
+    # Of a dynamic one, Transformers 5.17 blanks the entries and keeps their number.
+    cache = make_cache("static", tiny_model)
+    decode(tiny_model, source, target, cache, None)
+
+    cache.reset()
+    actual = decode(tiny_model, other, target, cache, None)
+
+    torch.testing.assert_close(actual, expected)
+
+
+def test_cropped_cache_goes_on_from_what_is_left(tiny_model, batch):
+    source, target = source_of(batch), batch["decoder_input_ids"]
+    rejected = target.clone()
+    rejected[:, 2:] = 9
+    expected = tiny_model(**source, decoder_input_ids=target).logits
+    cache = make_cache("dynamic", tiny_model)
+    decode(tiny_model, source, rejected, cache, None)
+    calls = record_calls(tiny_model, ".kv_proj")
+
+    cache.crop(-3)
+    actual = decode(tiny_model, source, target[:, 2:], cache, None)
+
+    torch.testing.assert_close(actual, expected[:, 2:])
+    assert calls == []
+
+
+def reorder(cache: EncoderDecoderCache) -> None:
+    cache.reorder_cache(torch.tensor([2, 0, 2]))
+
+
+def select(cache: EncoderDecoderCache) -> None:
+    cache.batch_select_indices(torch.tensor([2, 0, 2]))
+
+
+def repeat(cache: EncoderDecoderCache) -> None:
+    cache.batch_repeat_interleave(2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "move", "rows"),
+    [
+        ("dynamic", reorder, [2, 0, 2]),
+        ("static", reorder, [2, 0, 2]),
+        ("dynamic", select, [2, 0, 2]),
+        ("dynamic", repeat, [0, 0, 1, 1, 2, 2]),
+    ],
+)
+def test_rows_of_the_cache_may_move(
+    tiny_model, batch, kind: str, move: Callable[[EncoderDecoderCache], None], rows: list[int]
+):
+    source, target = source_of(batch), batch["decoder_input_ids"]
+    moved = {name: tensor[rows] for name, tensor in source.items()}
+    expected = tiny_model(**moved, decoder_input_ids=target[rows]).logits
+    cache = make_cache(kind, tiny_model)
+    decode(tiny_model, source, target[:, :3], cache, None)
+
+    move(cache)
+    actual = decode(tiny_model, moved, target[rows, 3:], cache, None)
+
+    torch.testing.assert_close(actual, expected[:, 3:])
+
+
+class CountingBackend:
+    """A backend of `torch.compile` that runs graphs as they are and counts."""
+
+    def __init__(self) -> None:
+        self.graphs = 0
+        self.runs = 0
+
+    def __call__(self, graph: GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        self.graphs += 1
+
+        def run(*args: Any) -> Any:
+            self.runs += 1
+            return graph(*args)
+
+        return run
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "CountingBackend":
+        return self  # Transformers copies its configs
+
+
+@pytest.fixture
+def compile_everywhere() -> Callable[..., CompileConfig]:
+    """Compiling settings that Transformers heeds on a CPU too, where it skips compiling else."""
+
+    def make(**settings: Any) -> CompileConfig:
+        torch.compiler.reset()
+        config = CompileConfig(fullgraph=True, mode=None, **settings)
+        config._compile_all_devices = True
+        return config
+
+    return make
+
+
+@both_attentions
+@pytest.mark.parametrize("output_attentions", [False, True])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+def test_generation_compiles_each_step_as_one_graph_and_once(
+    tiny_model, batch, attention, compile_everywhere, output_attentions
+):
+    tiny_model.set_attn_implementation(attention)
+    source = source_of(batch)
+    other = {**source, "input_ids": source["input_ids"].flip(0)}
+    expected = [tiny_model.generate(**inputs, max_new_tokens=9) for inputs in (source, other)]
+    backend = CountingBackend()
+    settings = {
+        "max_new_tokens": 9,
+        "cache_implementation": "static",
+        "compile_config": compile_everywhere(backend=backend),
+        "output_attentions": output_attentions,
+    }
+
+    for inputs, ids in zip((source, other), expected, strict=True):
+        runs = backend.runs
+        actual = tiny_model.generate(**inputs, **settings)
+
+        assert actual.tolist() == ids.tolist()
+        # The first step, which fills the cache, is not compiled.
+        assert backend.runs - runs == ids.shape[1] - 2
+    assert backend.graphs == 1
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+def test_generation_is_the_same_when_inductor_compiles_it(tiny_model, batch, compile_everywhere):
+    expected = tiny_model.generate(**source_of(batch), max_new_tokens=9)
+
+    actual = tiny_model.generate(
+        **source_of(batch),
+        max_new_tokens=9,
+        cache_implementation="static",
+        compile_config=compile_everywhere(backend="inductor"),
+    )
+
+    assert actual.tolist() == expected.tolist()
+    assert torch._dynamo.utils.counters["inductor"]

@@ -1,0 +1,330 @@
+"""PEFT, resized vocabularies, sharded and offloaded weights, export: as users know them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.export import Dim
+from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer
+
+from vanilla_transformer.modeling import loss_vanilla_transformer
+
+from ..conftest import Model, pad, redraw_parameters, source_of, without_labels
+from ..support.gradients_of_one_update import (
+    KeepGradients,
+    build_arguments,
+    build_collator,
+    build_model,
+    ragged_pairs,
+)
+
+PROJECTIONS = ["qkv_proj", "q_proj", "kv_proj", "out_proj", "fc1", "fc2"]
+
+# PEFT asks Transformers by a name of which newer releases warn.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
+)
+
+both_ties = pytest.mark.parametrize("tied", [True, False])
+
+
+@pytest.fixture
+def build(tiny_config):
+    """Makes the tiny model with its ties on or off."""
+
+    def build(tied: bool) -> Model:
+        tiny_config.tie_word_embeddings = tied
+        model = Model(tiny_config).eval()
+        redraw_parameters(model)
+        return model
+
+    return build
+
+
+def with_lora(model: nn.Module, **changes: Any) -> PeftModel:
+    """Adapters that change the outputs at once: by default they start as zero."""
+    torch.manual_seed(0)
+    settings = {"r": 3, "target_modules": PROJECTIONS, "init_lora_weights": False}
+    return get_peft_model(model, LoraConfig(**settings | changes)).eval()
+
+
+def mean_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+def test_adapters_sit_on_every_projection(tiny_model):
+    peft_model = with_lora(tiny_model)
+
+    adapted = {name for name, module in peft_model.named_modules() if hasattr(module, "lora_A")}
+    # Two encoder layers and three decoder layers.
+    assert len(adapted) == 2 * 4 + 3 * 7
+
+
+# PEFT warns that it will not merge into a tied projection; this test does not merge.
+@pytest.mark.filterwarnings("ignore:.*tied:UserWarning", "ignore:.*tie_word_embeddings:UserWarning")
+@both_ties
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"target_modules": [*PROJECTIONS, "lm_head"]},
+        {"modules_to_save": ["lm_head"]},
+    ],
+    ids=["projections", "lora_on_lm_head", "lm_head_of_its_own"],
+)
+def test_loss_and_gradients_of_adapters_are_those_of_the_logits(
+    build, batch, monkeypatch, tied, changes
+):
+    monkeypatch.setattr(loss_vanilla_transformer, "CHUNK_ROWS", 5)
+    peft_model = with_lora(build(tied), **changes)
+    trained = {
+        name: parameter
+        for name, parameter in peft_model.named_parameters()
+        if parameter.requires_grad
+    }
+    expected = mean_cross_entropy(peft_model(**without_labels(batch)).logits, batch["labels"])
+    expected_gradients = torch.autograd.grad(expected, list(trained.values()))
+
+    loss = peft_model.train()(**batch).loss
+    loss.backward()
+
+    torch.testing.assert_close(loss, expected)
+    for (name, parameter), gradient in zip(trained.items(), expected_gradients, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, msg=lambda m, n=name: f"{n}: {m}")
+        assert gradient.any(), name
+
+
+def test_merged_adapters_give_the_same_logits(tiny_model, batch):
+    plain = tiny_model(**batch).logits
+    peft_model = with_lora(tiny_model)
+    adapted = peft_model(**batch).logits
+
+    peft_model.merge_adapter()
+    merged = peft_model(**batch).logits
+    peft_model.unmerge_adapter()
+    unmerged = peft_model(**batch).logits
+    unloaded = peft_model.merge_and_unload()
+
+    assert not torch.allclose(adapted, plain)
+    for logits in (merged, unmerged, unloaded(**batch).logits):
+        # Added to the weights before a product, or after it.
+        torch.testing.assert_close(logits, adapted, rtol=1e-4, atol=1e-4)
+    assert type(unloaded) is Model
+
+
+def test_saved_adapters_load_onto_a_saved_model(tiny_model, batch, tmp_path):
+    tiny_model.save_pretrained(tmp_path / "model")
+    peft_model = with_lora(tiny_model)
+    peft_model.save_pretrained(tmp_path / "adapters")
+
+    base = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "model")
+    loaded = PeftModel.from_pretrained(base, tmp_path / "adapters")
+
+    assert torch.equal(loaded(**batch).logits, peft_model(**batch).logits)
+
+
+def test_adapted_model_generates_like_the_merged_one(tiny_model, batch):
+    peft_model = with_lora(tiny_model)
+    settings = {"num_beams": 3, "max_new_tokens": 8}
+
+    generated = peft_model.generate(**source_of(batch), **settings)
+
+    merged = peft_model.merge_and_unload()
+    assert torch.equal(generated, merged.generate(**source_of(batch), **settings))
+
+
+def test_adapters_get_the_same_gradients_from_accumulated_batches(tmp_path):
+    def gradients(batch_size: int, accumulated: int) -> dict[str, Tensor]:
+        peft_model = with_lora(build_model(label_smoothing=0.1))
+        keeper = KeepGradients()
+        Seq2SeqTrainer(
+            model=peft_model,
+            args=build_arguments(
+                tmp_path,
+                max_steps=1,
+                per_device_train_batch_size=batch_size,
+                gradient_accumulation_steps=accumulated,
+            ),
+            train_dataset=ragged_pairs(),
+            data_collator=build_collator(peft_model),
+            callbacks=[keeper],
+        ).train()
+        return keeper.gradients
+
+    whole, accumulated = gradients(16, 1), gradients(2, 8)
+
+    assert whole.keys() == accumulated.keys()
+    for name, gradient in whole.items():
+        torch.testing.assert_close(accumulated[name], gradient, rtol=1e-4, atol=1e-6)
+
+
+@both_ties
+def test_resized_model_is_saved_and_loaded_with_its_new_size(build, batch, tmp_path, tied):
+    model = build(tied)
+    before = model(**batch).logits
+
+    model.resize_token_embeddings(38, pad_to_multiple_of=8)
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+
+    logits = loaded(**batch).logits
+    assert loaded.config.vocab_size == logits.shape[-1] == 40
+    assert (loaded.lm_head.weight is loaded.model.shared.weight) == tied
+    torch.testing.assert_close(logits[..., :37], before)
+    assert torch.equal(logits, model(**batch).logits)
+
+
+@both_ties
+def test_resized_model_trains_on_its_new_tokens(build, batch, tied):
+    model = build(tied)
+    model.resize_token_embeddings(38, pad_to_multiple_of=8)
+    batch["labels"][0, 0] = 39
+    expected = mean_cross_entropy(model(**without_labels(batch)).logits, batch["labels"])
+
+    loss = model.train()(**batch).loss
+    loss.backward()
+
+    torch.testing.assert_close(loss, expected)
+    assert model.lm_head.weight.grad[39].any()
+
+
+@both_ties
+def test_resized_model_generates_its_new_tokens(build, batch, tied):
+    model = build(tied)
+    model.resize_token_embeddings(38, pad_to_multiple_of=8)
+
+    generated = model.generate(**source_of(batch), forced_bos_token_id=39, max_new_tokens=6)
+
+    assert (generated[:, 1] == 39).all()
+    start = generated[:, :2]
+    logits = model(**source_of(batch), decoder_input_ids=start).logits[:, -1]
+    # Neither `<pad>` nor `<s>` is generated.
+    assert torch.equal(generated[:, 2], logits[:, 2:].argmax(-1) + 2)
+
+
+def tensors_of_shards(folder: Path) -> list[str]:
+    names = []
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            names += file.keys()
+    return names
+
+
+@both_ties
+def test_sharded_folder_holds_each_tensor_once_and_loads(build, batch, tmp_path, tied):
+    model = build(tied)
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    assert len(set(index["weight_map"].values())) > 2
+    assert sorted(tensors_of_shards(tmp_path)) == sorted(
+        name for name, _ in model.named_parameters()
+    )
+    for auto_class in (Model, AutoModelForSeq2SeqLM):
+        loaded = auto_class.from_pretrained(tmp_path)
+        assert torch.equal(loaded(**batch).logits, model(**batch).logits)
+
+
+# The map names the table of each stack; accelerate knows a module that is shared by one name only.
+@pytest.mark.filterwarnings("ignore:The following device_map keys do not match:UserWarning")
+# Transformers 5.17 asks the weights, which have no place of their own, where inputs belong.
+@pytest.mark.filterwarnings("ignore:You are calling .generate.. with the `input_ids`:UserWarning")
+@both_ties
+@pytest.mark.parametrize("bytes_in_memory", [0, 60_000])
+def test_weights_on_disk_give_the_same_results(build, batch, tmp_path, tied, bytes_in_memory):
+    model = build(tied)
+    model.save_pretrained(tmp_path / "model")
+
+    offloaded = AutoModelForSeq2SeqLM.from_pretrained(
+        tmp_path / "model",
+        device_map="auto" if bytes_in_memory else {"": "disk"},
+        max_memory={"cpu": bytes_in_memory},
+        offload_folder=tmp_path / "offload",
+    )
+
+    assert offloaded.model.decoder.layers[0].fc1.weight.is_meta
+    assert offloaded.model.shared.weight.is_meta == (bytes_in_memory == 0)
+    torch.testing.assert_close(offloaded(**batch).logits, model(**batch).logits)
+    settings = {"num_beams": 2, "max_new_tokens": 6}
+    assert torch.equal(
+        offloaded.generate(**source_of(batch), **settings),
+        model.generate(**source_of(batch), **settings),
+    )
+
+
+def test_table_that_no_file_holds_is_drawn_anew(tiny_model, tmp_path):
+    tiny_model.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["model.shared.weight"]
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+
+    loaded, info = Model.from_pretrained(tmp_path, output_loading_info=True)
+
+    assert "model.shared.weight" in info["missing_keys"]
+    table = loaded.model.shared.weight
+    # The padding id's row starts at zero, all others are random.
+    assert table[1:].all()
+    assert not table[0].any()
+
+
+class TeacherForced(nn.Module):
+    """What is exported: tensors in, logits out."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, decoder_input_ids: Tensor
+    ) -> Tensor:
+        return self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            decoder_input_ids=decoder_input_ids,
+            use_cache=False,
+        ).logits
+
+
+# Transformers' collector of hidden states is set during the forward pass and reset after it.
+@pytest.mark.filterwarnings("ignore:While compiling, we found certain side effects:UserWarning")
+@pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_exported_program_gives_the_logits_of_other_shapes(tiny_model, batch, strict):
+    tiny_model.config.max_position_embeddings = 8
+    batch_size, source, target = Dim("batch"), Dim("source"), Dim("target")
+    program = torch.export.export(
+        TeacherForced(tiny_model),
+        tuple(without_labels(batch).values()),
+        dynamic_shapes=(
+            {0: batch_size, 1: source},
+            {0: batch_size, 1: source},
+            {0: batch_size, 1: target},
+        ),
+        strict=strict,
+    ).module()
+    generator = torch.Generator().manual_seed(0)
+    sources = [torch.randint(3, 37, (length,), generator=generator) for length in (5, 23, 1, 14)]
+    targets = [torch.randint(3, 37, (length,), generator=generator) for length in (19, 2, 7, 11)]
+    input_ids, mask = pad(sources, "left", extra=2)
+    decoder_input_ids, _ = pad(targets, "right", extra=0)
+
+    logits = program(input_ids, mask, decoder_input_ids)
+
+    torch.testing.assert_close(
+        logits, TeacherForced(tiny_model)(input_ids, mask, decoder_input_ids)
+    )
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("kept", [2, torch.tensor([0, 3])])
+def test_labels_are_refused_when_logits_of_some_positions_are_wanted(
+    tiny_model, batch, training, kept
+):
+    with pytest.raises(ValueError, match=r"got `logits_to_keep=(2|tensor\(\[0, 3\]\))`"):
+        tiny_model.train(training)(**batch, logits_to_keep=kept)

@@ -1,0 +1,379 @@
+"""This package's searches: what Transformers' own find, in less time."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteriaList
+from transformers.generation import GenerationMixin, MaxTimeCriteria, TemperatureLogitsWarper
+from transformers.generation.streamers import BaseStreamer
+
+from vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.modeling import generation_vanilla_transformer
+from vanilla_transformer.modeling.generation_vanilla_transformer import SourceLengthLimit
+from vanilla_transformer.modeling.kernels_vanilla_transformer import linear_for_few_rows
+from vanilla_transformer.modeling.search_vanilla_transformer import (
+    Beam,
+    BeamSettings,
+    beam_search,
+    greedy_search,
+)
+
+from ..conftest import Batch, Model, both_attentions, redraw_parameters, source_of
+
+SEARCHES: list[dict[str, Any]] = [
+    {},
+    {"min_new_tokens": 4},
+    {"repetition_penalty": 1.7},
+    {"no_repeat_ngram_size": 2},
+    {"forced_bos_token_id": 9},
+    {"bad_words_ids": [[0], [1], [8, 21], [30]]},
+    {"suppress_tokens": [5, 30], "bad_words_ids": None},
+    {"eos_token_id": [2, 9, 33]},
+    {"bad_words_ids": [[0], [1], [2]]},
+    {"max_length": 2},
+    {"do_sample": True},
+    {"do_sample": True, "num_return_sequences": 3, "temperature": 1.3, "top_k": 9, "top_p": 0.8},
+    {"num_beams": 2},
+    {"num_beams": 3, "num_return_sequences": 2},
+    {"num_beams": 4, "length_penalty": 0.0},
+    {"num_beams": 4, "length_penalty": 2.0, "early_stopping": True},
+    {"num_beams": 3, "length_penalty": 0.6, "early_stopping": "never"},
+    {"num_beams": 3, "length_penalty": -1.0, "early_stopping": "never"},
+    {"num_beams": 4, "length_penalty": -1.5},
+    {"num_beams": 3, "eos_token_id": [2, 9, 33], "num_return_sequences": 3},
+    {"num_beams": 3, "min_new_tokens": 4, "repetition_penalty": 1.7, "no_repeat_ngram_size": 2},
+    {"num_beams": 3, "forced_bos_token_id": 9},
+    {"num_beams": 3, "bad_words_ids": [[0], [1], [8, 21], [30]]},
+    {"num_beams": 3, "max_length": 2},
+]
+each_search = pytest.mark.parametrize("search", SEARCHES, ids=str)
+both_widths = pytest.mark.parametrize("num_beams", [1, 3])
+
+
+@pytest.fixture
+def sentences() -> Batch:
+    """Fourteen sources of unequal length, padded: some end soon, and leave the batch."""
+    generator = torch.Generator().manual_seed(3)
+    lengths = torch.randint(1, 12, (14, 1), generator=generator)
+    is_real = torch.arange(12) < lengths
+    ids = torch.randint(3, 37, is_real.shape, generator=generator) * is_real
+    return {"input_ids": ids, "attention_mask": is_real.long()}
+
+
+@pytest.fixture
+def refuse_transformers_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("Transformers' own search runs")
+
+    monkeypatch.setattr(GenerationMixin, "_sample", refuse)
+    monkeypatch.setattr(GenerationMixin, "_beam_search", refuse)
+
+
+def generate(model: Model, source: Batch, **search: Any) -> Tensor:
+    torch.manual_seed(0)
+    return model.generate(**source, **{"max_length": 14, "do_sample": False, **search})
+
+
+def generate_like_transformers(model: Model, source: Batch, **search: Any) -> Tensor:
+    """By the inherited search, without a cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(generation_vanilla_transformer, "TESTED_RELEASES", ((0, 0), (0, 0)))
+        return generate(model, source, use_cache=False, **search)
+
+
+@each_search
+@both_attentions
+def test_search_finds_what_transformers_search_finds(tiny_model, sentences, search, attention):
+    tiny_model.set_attn_implementation(attention)
+
+    expected = generate_like_transformers(tiny_model, sentences, **search)
+    found = generate(tiny_model, sentences, **search)
+
+    assert found.tolist() == expected.tolist()
+
+
+@each_search
+@pytest.mark.parametrize("attention", ["eager", "sdpa", "varlen"])
+@pytest.mark.usefixtures("refuse_transformers_searches")
+def test_search_of_this_package_runs(tiny_model, sentences, search, attention):
+    tiny_model.set_attn_implementation(attention)
+
+    generate(tiny_model, sentences, **search)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("num_beams", [1, 2, 4])
+def test_search_finds_what_transformers_search_finds_with_other_weights(
+    tiny_config, sentences, seed, num_beams
+):
+    torch.manual_seed(seed)
+    model = VanillaTransformerForConditionalGeneration(tiny_config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2).add_(torch.randn_like(parameter), alpha=0.2)
+    search = {"num_beams": num_beams, "length_penalty": 0.6, "max_length": 40}
+
+    expected = generate_like_transformers(model, sentences, **search)
+    found = generate(model, sentences, **search)
+
+    assert found.tolist() == expected.tolist()
+
+
+@both_widths
+def test_search_goes_on_from_a_prompt_as_transformers_does(tiny_model, sentences, num_beams):
+    prompt = torch.randint(3, 37, (14, 4), generator=torch.Generator().manual_seed(1))
+    search = {"num_beams": num_beams, "decoder_input_ids": prompt}
+
+    expected = generate_like_transformers(tiny_model, sentences, **search)
+    found = generate(tiny_model, sentences, **search)
+
+    assert found.tolist() == expected.tolist()
+    assert found[:, 1:5].tolist() == prompt.tolist()
+
+
+@both_widths
+def test_each_sentence_ends_at_a_limit_of_its_own(tiny_model, sentences, num_beams):
+    limits = sentences["attention_mask"].sum(-1)
+    search = {"num_beams": num_beams, "stopping_criteria": [SourceLengthLimit(limits)]}
+
+    expected = generate_like_transformers(tiny_model, sentences, **search)
+    found = generate(tiny_model, sentences, **search)
+
+    assert found.tolist() == expected.tolist()
+    behind = torch.arange(1, found.shape[1]) > limits[:, None]
+    assert set(found[:, 1:][behind].tolist()) <= {0, 2}
+
+
+def test_search_in_bfloat16_is_transformers(tiny_model, sentences):
+    tiny_model.bfloat16()
+    # One at a time: in bfloat16 the width of a batch changes the rounding of products.
+    source = {name: tensor[3:4, :5] for name, tensor in sentences.items()}
+
+    found = generate(tiny_model, source, num_beams=1)
+
+    assert found.tolist() == generate_like_transformers(tiny_model, source, num_beams=1).tolist()
+
+
+@both_widths
+def test_sentences_leave_the_batch_when_they_have_ended(tiny_model, sentences, num_beams):
+    rows = []
+    tiny_model.lm_head.register_forward_hook(lambda _, inputs, __: rows.append(len(inputs[0])))
+
+    found = generate(tiny_model, sentences, num_beams=num_beams, max_length=30)
+
+    assert rows[0] == 14
+    assert rows == sorted(rows, reverse=True)
+    assert rows[-1] <= 12
+    assert len(rows) == found.shape[1] - 1 or num_beams > 1
+
+
+def test_beams_share_the_keys_and_values_of_their_source(tiny_model, sentences):
+    shapes = []
+    attention = tiny_model.model.decoder.layers[0].encoder_attn
+    attention.kv_proj.register_forward_hook(lambda _, __, output: shapes.append(output.shape))
+    attention.q_proj.register_forward_hook(lambda _, __, output: shapes.append(output.shape))
+
+    generate(tiny_model, sentences, num_beams=4, max_length=3)
+
+    # Queries of the start token, keys and values once, queries of four hypotheses each.
+    assert [tuple(shape[:2]) for shape in shapes] == [(14, 1), (14, 12), (14, 4)]
+
+
+def test_memory_of_past_targets_grows_with_them(tiny_model, sentences):
+    search = {"num_beams": 3, "max_length": 90, "suppress_tokens": [2]}
+
+    expected = generate_like_transformers(tiny_model, sentences, **search)
+    found = generate(tiny_model, sentences, **search)
+
+    assert found.shape == (14, 90)
+    assert found.tolist() == expected.tolist()
+
+
+class Silence(BaseStreamer):
+    def put(self, value: Tensor) -> None: ...
+
+    def end(self) -> None: ...
+
+
+class Unchanged(LogitsProcessor):
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        return scores
+
+
+class OwnTemperature(TemperatureLogitsWarper):
+    """A user's own, whatever it may do."""
+
+
+UNKNOWN_SETTINGS: dict[str, dict[str, Any]] = {
+    "streamer": {"streamer": Silence()},
+    "dict": {"return_dict_in_generate": True},
+    "no cache": {"use_cache": False},
+    "static cache": {"cache_implementation": "static"},
+    "offloaded cache": {"cache_implementation": "offloaded"},
+    "processor": {"logits_processor": LogitsProcessorList([Unchanged()])},
+    "descendant": {"logits_processor": LogitsProcessorList([OwnTemperature(2.0)])},
+    "criterion": {"stopping_criteria": StoppingCriteriaList([MaxTimeCriteria(60)])},
+    "prefix": {"prefix_allowed_tokens_fn": lambda *_: list(range(37))},
+    "mask": {"decoder_attention_mask": torch.ones(3, 1)},
+    "drawn beams": {"num_beams": 3, "do_sample": True},
+    "scores": {"num_beams": 3, "return_dict_in_generate": True, "output_scores": True},
+    "more candidates than tokens": {"num_beams": 30},
+}
+
+
+@pytest.mark.parametrize("search", UNKNOWN_SETTINGS.values(), ids=UNKNOWN_SETTINGS)
+def test_transformers_search_runs_with_other_settings(tiny_model, batch, search, monkeypatch):
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("this package's search runs")
+
+    monkeypatch.setattr(generation_vanilla_transformer, "greedy_search", refuse)
+    monkeypatch.setattr(generation_vanilla_transformer, "beam_search", refuse)
+    if search.get("cache_implementation") == "offloaded" and not torch.cuda.is_available():
+        pytest.skip("an offloaded cache needs a GPU")
+
+    generate(tiny_model, source_of(batch), **search)
+
+
+def add_one(_: Any, __: Any, output: Any) -> Any:
+    output.logits = output.logits + torch.arange(37)
+    return output
+
+
+def hook(model: Model) -> Model:
+    model.register_forward_hook(add_one)
+    return model
+
+
+def patch_forward(model: Model) -> Model:
+    forward = model.forward
+    model.forward = lambda *args, **kwargs: add_one(None, None, forward(*args, **kwargs))
+    return model
+
+
+class Subclass(VanillaTransformerForConditionalGeneration):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return add_one(None, None, super().forward(*args, **kwargs))
+
+
+def subclass(model: Model) -> Model:
+    other = Subclass(model.config).eval()
+    redraw_parameters(other)
+    return other
+
+
+@both_widths
+@pytest.mark.parametrize("change", [hook, patch_forward, subclass])
+def test_changed_forward_takes_part_in_the_search(tiny_model, batch, change, num_beams):
+    before = generate(tiny_model, source_of(batch), num_beams=num_beams)
+
+    after = generate(change(tiny_model), source_of(batch), num_beams=num_beams)
+
+    assert after[:, 1:].max() == 36
+    assert after.tolist() != before.tolist()
+
+
+@both_widths
+def test_model_in_training_mode_drops_out_as_in_transformers_search(
+    tiny_config, batch, num_beams, monkeypatch
+):
+    tiny_config.dropout = 0.5
+    model = VanillaTransformerForConditionalGeneration(tiny_config)
+    for search in (greedy_search, beam_search):
+        monkeypatch.setattr(generation_vanilla_transformer, search.__name__, None)
+
+    found = generate(model.train(), source_of(batch), num_beams=num_beams)
+
+    assert found.shape[0] == 3
+
+
+@both_widths
+def test_search_under_autocast_is_transformers(tiny_model, batch, num_beams):
+    with torch.autocast("cpu", torch.bfloat16):
+        found = generate(tiny_model, source_of(batch), num_beams=num_beams)
+
+    assert found.shape[0] == 3
+
+
+class Doubled(torch.nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+def replace_linear(model: Model) -> None:
+    fc1 = model.model.decoder.layers[1].fc1
+    fc1.__class__ = Doubled
+
+
+def hook_linear(model: Model) -> None:
+    model.model.decoder.layers[1].fc1.register_forward_hook(lambda _, __, output: 2 * output)
+
+
+def replace_head(model: Model) -> None:
+    model.lm_head.__class__ = Doubled
+
+
+@both_widths
+@pytest.mark.parametrize("change", [replace_linear, hook_linear, replace_head])
+def test_changed_module_takes_part_in_the_search(tiny_model, sentences, change, num_beams):
+    before = generate(tiny_model, sentences, num_beams=num_beams)
+    change(tiny_model)
+
+    after = generate(tiny_model, sentences, num_beams=num_beams)
+
+    expected = generate_like_transformers(tiny_model, sentences, num_beams=num_beams)
+    assert after.tolist() == expected.tolist()
+    assert after.tolist() != before.tolist() or change is replace_head
+
+
+@pytest.fixture
+def wide_layer() -> torch.nn.Linear:
+    torch.manual_seed(0)
+    return torch.nn.Linear(512, 1024)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 8, 9])
+def test_weight_laid_out_for_few_rows_is_the_same_map(wide_layer, rows):
+    x = torch.randn(rows, 512)
+
+    with torch.no_grad():
+        torch.testing.assert_close(linear_for_few_rows(wide_layer)(x), wide_layer(x))
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_weight_is_laid_out_anew_when_it_changes(wide_layer, rows):
+    x = torch.randn(rows, 512)
+    with torch.no_grad():
+        linear_for_few_rows(wide_layer)(x)
+        wide_layer.weight.mul_(2)
+
+        torch.testing.assert_close(linear_for_few_rows(wide_layer)(x), wide_layer(x))
+
+
+def test_weight_is_laid_out_once(wide_layer):
+    first = linear_for_few_rows(wide_layer)
+
+    assert linear_for_few_rows(wide_layer).func.__self__ is first.func.__self__
+
+
+@pytest.mark.parametrize(
+    ("early_stopping", "length_penalty", "best", "goes_on"),
+    [
+        (False, 2.0, -8.0, False),
+        ("never", 2.0, -8.0, True),
+        ("never", 2.0, -101.0, False),
+        ("never", -1.0, -0.4, True),
+        (True, 2.0, -0.1, False),
+    ],
+)
+def test_beam_goes_on_while_something_better_may_come(
+    early_stopping, length_penalty, best, goes_on
+):
+    # One output has finished with rank -1; the best that goes on has two tokens, and ten at most.
+    settings = BeamSettings(1, length_penalty, early_stopping, max_length=10)
+    beam = Beam(settings, limit=10, tokens=[[7]], finished=[(-1.0, [5, 2])])
+
+    beam.advance([best, best - 1], [8, 9], [0, 0], {2})
+
+    assert beam.done is not goes_on

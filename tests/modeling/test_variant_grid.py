@@ -1,0 +1,194 @@
+"""Switches of the config against each other: the guarantees of the default hold where they meet.
+
+All 387,072 combinations of the choices below are too many to build. The quick run has a few models
+in which any choices of any two axes meet. The slow run has all combinations of the axes that shape
+the computation, with the others drawn such that any choices of any three axes meet.
+"""
+
+import itertools
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForSeq2SeqLM
+
+from vanilla_transformer import VanillaTransformerConfig
+
+from ..conftest import Model, assert_loaded, redraw_parameters
+from ..support import reference
+
+# Small, and yet no two sizes that meet are equal; 12 is a multiple of all numbers of heads.
+SIZES: dict[str, Any] = {
+    "vocab_size": 17,
+    "d_model": 12,
+    "encoder_layers": 1,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 3,
+    "encoder_ffn_dim": 7,
+    "decoder_ffn_dim": 9,
+    "max_position_embeddings": 8,
+    "dropout": 0.0,
+}
+TWO_TABLES: dict[str, Any] = {"share_encoder_decoder_embeddings": False}
+
+# For each axis its choices, by name. Choices that exclude each other stand on the same axis.
+AXES: dict[str, dict[str, dict[str, Any]]] = {
+    "norm": {
+        "pre": {},
+        "bare": {"add_final_layer_norm": False},
+        "post": {"pre_norm": False},
+    },
+    "positions": {
+        "sinusoidal": {},
+        "concatenated": {"position_embedding_type": "sinusoidal_concatenated"},
+        "learned": {"position_embedding_type": "learned"},
+    },
+    "base": {"10000": {}, "50": {"position_base": 50.0}},
+    "offset": {"from0": {}, "from2": {"position_offset": 2}},
+    "tables": {
+        "shared": {},
+        "two": TWO_TABLES,
+        "larger": {**TWO_TABLES, "decoder_vocab_size": 19},
+        "smaller": {**TWO_TABLES, "decoder_vocab_size": 13},
+    },
+    "projection": {"tied": {}, "untied": {"tie_word_embeddings": False}},
+    "projection_bias": {"plain": {}, "biased": {"lm_head_bias": True}},
+    "d_k": {"dk": {}, "dk5": {"d_k": 5}},
+    "d_v": {"dv": {}, "dv7": {"d_v": 7}},
+    "heads": {
+        "silent": {},
+        "logits": {"talking_heads": "logits"},
+        "weights": {"talking_heads": "weights"},
+        "both": {"talking_heads": "both"},
+        "keys4": {"talking_heads": "logits", "key_heads": 4},
+        "values1": {"talking_heads": "weights", "value_heads": 1},
+        "keys6values4": {"talking_heads": "both", "key_heads": 6, "value_heads": 4},
+    },
+    "attention_bias": {"bias": {}, "nobias": {"attention_bias": False}},
+    "scale": {"scaled": {}, "unscaled": {"scale_embedding": False}},
+    "activation": {"relu": {}, "gelu": {"activation_function": "gelu"}},
+    "init": {
+        "xavier": {},
+        "normal": {"init_std": 0.02},
+        "deep": {"depth_scaled_init": True},
+    },
+}
+Combination = tuple[str, ...]  # a choice for each axis
+
+
+# The axes that the slow run combines in full.
+# With this seed any choices of any three axes meet.
+SEED = 0
+SHAPING = ("norm", "positions", "tables", "projection", "heads")
+
+
+def draw_choices(draw: random.Random, chosen: dict[str, str]) -> dict[str, str]:
+    """Adds choices for the axes that have none."""
+    return {axis: chosen.get(axis) or draw.choice(list(AXES[axis])) for axis in AXES}
+
+
+def all_pairs() -> list[Combination]:
+    """Combinations such that any choices of any two axes meet in one of them.
+
+    Each is the best of some that are drawn around a pair that has not met yet.
+    """
+    draw = random.Random(0)
+    missing = {
+        pair
+        for (axis, choices), (other, others) in itertools.combinations(AXES.items(), 2)
+        for pair in itertools.product(
+            [(axis, name) for name in choices], [(other, name) for name in others]
+        )
+    }
+    found = []
+    while missing:
+        drawn = [draw_choices(draw, dict(draw.choice(sorted(missing)))) for _ in range(12)]
+        met = [missing.intersection(itertools.combinations(chosen.items(), 2)) for chosen in drawn]
+        best = max(range(len(drawn)), key=lambda index: len(met[index]))
+        found.append(tuple(drawn[best].values()))
+        missing -= met[best]
+    return found
+
+
+def full_grid() -> list[Combination]:
+    """All combinations of the shaping axes; the other axes are drawn for each."""
+    draw = random.Random(SEED)
+    shapes = itertools.product(*(AXES[axis] for axis in SHAPING))
+    return [
+        tuple(draw_choices(draw, dict(zip(SHAPING, shape, strict=True))).values())
+        for shape in shapes
+    ]
+
+
+def build_config(combination: Combination) -> VanillaTransformerConfig:
+    changes: dict[str, Any] = {}
+    for axis, choice in zip(AXES, combination, strict=True):
+        changes |= AXES[axis][choice]
+    return VanillaTransformerConfig(**{**SIZES, **changes})
+
+
+def assert_keeps_its_guarantees(combination: Combination, folder: Path) -> None:
+    """Oracle parity of logits and gradients, cached = uncached, saved = loaded."""
+    model = Model(build_config(combination)).double()
+    redraw_parameters(model)
+    source = {
+        "input_ids": torch.tensor([[5, 9, 12, 2], [7, 2, 0, 0]]),
+        "attention_mask": torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]]),
+    }
+    labels = torch.tensor([[6, 11, 2], [10, 2, -100]])
+    decoder_input_ids = torch.tensor([[1, 6, 11], [1, 10, 2]])
+
+    weights = reference.leaves(dict(model.named_parameters()))
+    expected = reference.loss(weights, model.config, **source, labels=labels)
+    expected.backward()
+    loss = model.train()(**source, labels=labels).loss
+    loss.backward()
+    torch.testing.assert_close(loss, expected, rtol=1e-9, atol=1e-9)
+    for name, parameter in model.named_parameters():
+        tolerance = 1e-9 * weights[name].grad.abs().max().item()
+        torch.testing.assert_close(
+            parameter.grad, weights[name].grad, rtol=0, atol=tolerance, msg=name
+        )
+
+    model.eval()
+    rows = reference.logits(weights, model.config, **source, decoder_input_ids=decoder_input_ids)
+    logits = model(**source, decoder_input_ids=decoder_input_ids).logits
+    torch.testing.assert_close(logits, torch.stack(rows), rtol=1e-9, atol=1e-9)
+
+    search = {"max_new_tokens": 4, "min_new_tokens": 3, "num_beams": 2}
+    cached = model.generate(**source, **search)
+    assert cached.tolist() == model.generate(**source, **search, use_cache=False).tolist()
+
+    model.save_pretrained(folder)
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float64)
+    assert_loaded(loaded, model, {**source, "decoder_input_ids": decoder_input_ids})
+
+
+@pytest.mark.parametrize("combination", all_pairs(), ids="-".join)
+def test_any_two_switches_get_on_with_each_other(tmp_path, combination):
+    assert_keeps_its_guarantees(combination, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("combination", full_grid(), ids="-".join)
+def test_all_switches_that_shape_the_model_get_on_with_each_other(tmp_path, combination):
+    assert_keeps_its_guarantees(combination, tmp_path)
+
+
+@pytest.mark.parametrize(("choose", "together"), [(all_pairs, 2), (full_grid, 3)])
+def test_combinations_let_all_choices_meet(choose, together):
+    combinations = choose()
+
+    for places in itertools.combinations(range(len(AXES)), together):
+        met = {tuple(combination[place] for place in places) for combination in combinations}
+        axes = [list(AXES.values())[place] for place in places]
+        assert met == set(itertools.product(*axes))
+
+
+def test_all_combinations_are_as_many_as_said():
+    assert f"{math.prod(map(len, AXES.values())):,}" in __doc__
+    assert len(set(full_grid())) == math.prod(len(AXES[axis]) for axis in SHAPING) == 504

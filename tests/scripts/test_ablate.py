@@ -1,0 +1,103 @@
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from vanilla_transformer_cli import main
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "scripts/ablate.py"
+PLANS = sorted((ROOT / "ablations").glob("*.yaml"))
+PLAN = """
+options: >-
+  --train train.tsv --validation train.tsv --vocab_size 280 --max_tokens_per_batch 200
+  --config d_model=8 encoder_attention_heads=2 decoder_attention_heads=2 encoder_layers=1
+  --max_steps 2 --save_strategy steps --eval_strategy steps --save_steps 1 --eval_steps 1
+  --metrics wer --metric_for_best_model wer --warmup_steps 1
+rows:
+  Pre-norm, as usual:
+  post-norm: --learning_rate 0.5
+"""
+
+
+def ablate(folder: Path, *options: str) -> str:
+    command = [sys.executable, SCRIPT, "plan.yaml", "--data", ".", "--output", "runs", *options]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    finished = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=folder, env=environment
+    )
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout
+
+
+@pytest.mark.slow
+def test_each_row_is_trained_once_with_each_seed_and_stands_in_the_table(tmp_path):
+    (tmp_path / "plan.yaml").write_text(PLAN, encoding="utf-8")
+    (tmp_path / "train.tsv").write_text("ein\tone\nzwei\ttwo\ndrei\tthree\n" * 5, encoding="utf-8")
+
+    table = ablate(tmp_path, "--seeds", "3", "4")
+
+    folders = ["post-norm-3", "post-norm-4", "pre-norm-as-usual-3", "pre-norm-as-usual-4"]
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == folders
+    runs = [tmp_path / "runs" / folder for folder in folders]
+    records = [json.loads((run / "run.json").read_text(encoding="utf-8")) for run in runs]
+    assert [record["arguments"]["seed"] for record in records] == [3, 4, 3, 4]
+    rates = [record["arguments"]["learning_rate"] for record in records]
+    assert rates[0] == rates[1] == 0.5
+    assert 0.5 not in rates[2:]
+    header, _, usual, changed = table.splitlines()
+    assert header.startswith("| | wer | range | loss | runs |")
+    scores = [json.loads((run / "results.json").read_text())["validation"] for run in runs[:2]]
+    mean = sum(score["wer"] for score in scores) / 2
+    assert usual.startswith("| Pre-norm, as usual | ")
+    assert changed.startswith(f"| post-norm | {mean:.2f} | ")
+    parameters = f"{records[0]['parameters']:,}"
+    assert f" | 2 | {parameters} | 2 | " in changed  # runs, and updates of each
+
+    assert ablate(tmp_path, "--seeds", "3", "4", "--rows", "post*").splitlines()[2:] == [changed]
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*")}
+    assert ablate(tmp_path, "--seeds", "3", "4") == table
+    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*")}
+
+
+def test_rows_that_there_are_not_are_refused(tmp_path):
+    (tmp_path / "plan.yaml").write_text(PLAN, encoding="utf-8")
+    command = [
+        sys.executable,
+        SCRIPT,
+        "plan.yaml",
+        "--data",
+        ".",
+        "--output",
+        "runs",
+        "--rows",
+        "x",
+    ]
+
+    finished = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+
+    assert finished.returncode == 2
+    assert "Pre-norm, as usual, post-norm, got ['x']" in finished.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)
+def test_plans_of_the_repository_name_options_and_fields_that_there_are(path, tmp_path, capsys):
+    plan = yaml.safe_load(path.read_text(encoding="utf-8"))
+
+    assert len(plan["rows"]) >= 2
+    for row in plan["rows"].values():
+        words = shlex.split(f"{plan['options']} {row or ''}")
+        # Everything is in order but the files, which are looked for in the folder given.
+        with pytest.raises(SystemExit, match="2"):
+            main(["train", *words, "--data", str(tmp_path / "here"), "--use_cpu"])
+        assert str(tmp_path / "here") in capsys.readouterr().err
+
+
+def test_plans_are_there():
+    assert len(PLANS) >= 3

@@ -1,0 +1,109 @@
+"""The script that turns files of public corpora into pairs."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "prepare_corpus.py"
+
+
+def prepare(*argv):
+    command = [sys.executable, SCRIPT, *map(str, argv)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def read_pairs(path):
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [(row["source"], row["target"]) for row in rows]
+
+
+def test_spelling_has_a_blank_between_its_letters(tmp_path):
+    (tmp_path / "words.tsv").write_text("a lịch\th o a ˧˧\n", encoding="utf-8")
+
+    done = prepare("g2p", tmp_path / "words.tsv", "--folder", tmp_path, "--split", "train")
+
+    assert done.returncode == 0, done.stderr
+    assert read_pairs(tmp_path / "train.jsonl") == [("a _ l ị c h", "h o a ˧˧")]
+    assert not (tmp_path / "validation.jsonl").exists()
+
+
+def test_commands_are_told_from_actions(tmp_path):
+    (tmp_path / "scan.txt").write_text("IN: walk left OUT: I_TURN_LEFT I_WALK\n")
+
+    prepare("scan", tmp_path / "scan.txt", "--folder", tmp_path, "--split", "test")
+
+    assert read_pairs(tmp_path / "test.jsonl") == [("walk left", "I_TURN_LEFT I_WALK")]
+
+
+def test_carving_keeps_every_pair_and_the_sources_apart(tmp_path):
+    pairs = [(f"source {number % 600}", f"target {number}") for number in range(1000)]
+    for side, name in enumerate(("a", "b")):
+        (tmp_path / name).write_text("".join(f"{pair[side]}\n" for pair in pairs))
+    folders = [tmp_path / seed for seed in ("0", "0_again", "1")]
+
+    for folder in folders:
+        given = ["--folder", folder, "--split", "train", "--carve", "0.2"]
+        prepare("pairs", tmp_path / "a", tmp_path / "b", *given, "--seed", folder.name[0])
+
+    train, validation = (read_pairs(folders[0] / f"{s}.jsonl") for s in ("train", "validation"))
+    assert sorted(train + validation) == sorted(pairs)
+    assert not {source for source, _ in train} & {source for source, _ in validation}
+    assert len(validation) == pytest.approx(200, rel=0.3)
+    first, again, other = (read_pairs(folder / "validation.jsonl") for folder in folders)
+    assert first == again != other
+
+
+def test_sources_of_other_files_are_left_out(tmp_path):
+    (tmp_path / "train.tsv").write_text("int a;\tInt32 a;\nint b;\tInt32 b;\n")
+    (tmp_path / "valid.tsv").write_text("int c;\tInt32 c;\nint a;\tint a;\nInt b;\tint b;\n")
+    prepare("pairs", tmp_path / "train.tsv", "--folder", tmp_path, "--split", "train")
+
+    given = ["--folder", tmp_path, "--split", "unseen", "--unseen_in", tmp_path / "train.jsonl"]
+    done = prepare("pairs", tmp_path / "valid.tsv", *given)
+
+    assert read_pairs(tmp_path / "unseen.jsonl") == [("int c;", "Int32 c;"), ("Int b;", "int b;")]
+    assert "left out\t1 pairs" in done.stdout
+
+
+def test_file_that_would_be_empty_is_refused(tmp_path):
+    (tmp_path / "train.tsv").write_text("int a;\tInt32 a;\n")
+    given = ["--folder", tmp_path / "out", "--split", "unseen"]
+
+    done = prepare("pairs", tmp_path / "train.tsv", *given, "--unseen_in", tmp_path / "train.tsv")
+
+    assert done.returncode == 2
+    assert "unseen.jsonl needs at least one pair, got none: 1 were left out" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_carving_that_carves_nothing_is_refused(tmp_path):
+    (tmp_path / "train.tsv").write_text("int a;\tInt32 a;\n")
+    given = ["--folder", tmp_path / "out", "--split", "train", "--carve", "0.001"]
+
+    done = prepare("pairs", tmp_path / "train.tsv", *given)
+
+    assert done.returncode == 2
+    assert "validation.jsonl needs at least one pair" in done.stderr
+    assert "--carve is 0.001" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "message"),
+    [
+        ("scan", "IN: walk\n", "Line 1 of"),
+        ("g2p", "walk\n", "Line 1 of"),
+    ],
+)
+def test_line_that_is_no_pair_ends_the_script_with_its_number(tmp_path, kind, text, message):
+    (tmp_path / "in.tsv").write_text(text)
+
+    done = prepare(kind, tmp_path / "in.tsv", "--folder", tmp_path / "out", "--split", "train")
+
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,62 @@
+"""The script that scores by length: which line is in which group, means over models."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer.translation import Translator
+
+from ..conftest import save_small_model
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "score_by_length.py"
+SOURCES = ["a", "b a", "a b a", "b b a b", "a a a b a", "b a a b a b b a"]
+
+
+def score(*argv):
+    command = [sys.executable, SCRIPT, *map(str, argv)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def write_pairs(path, pairs):
+    rows = [json.dumps({"source": source, "target": target}) for source, target in pairs]
+    path.write_text("\n".join(rows) + "\n", encoding="utf-8")
+
+
+def test_groups_are_scored_apart_and_models_averaged(tmp_path):
+    tokenizer = VanillaTransformerTokenizer.train([*SOURCES, "x y"] * 3, vocab_size=280)
+    models = [save_small_model(tmp_path / str(size), tokenizer, d_model=size) for size in (16, 32)]
+    first, second = (
+        [
+            output.text
+            for output in Translator.from_pretrained(str(model), num_beams=1).translate(SOURCES)
+        ]
+        for model in models
+    )
+    assert all(one.split() != other.split() for one, other in zip(first, second, strict=True))
+    # Up to three tokens the first model is right, beyond none is.
+    targets = [*first[:3], "x y", "x y", "x y"]
+    write_pairs(tmp_path / "test.jsonl", zip(SOURCES, targets, strict=True))
+
+    done = score(*models, "--test", tmp_path / "test.jsonl", "--up_to", 3, 1, 7, 5)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "| source tokens | lines | wer | range |",
+        "| --- | --- | --- | --- |",
+        "| 1 to 1 | 1 | 50.00 | 0.00-100.00 |",
+        "| 2 to 3 | 2 | 50.00 | 0.00-100.00 |",
+        "| 4 to 5 | 2 | 100.00 | 100.00-100.00 |",
+        "| 8 and more | 1 | 100.00 | 100.00-100.00 |",
+    ]
+
+
+def test_unknown_score_is_refused(tmp_path):
+    write_pairs(tmp_path / "test.jsonl", [("a", "b")])
+
+    done = score("model", "--test", tmp_path / "test.jsonl", "--up_to", 3, "--metric", "rouge")
+
+    assert done.returncode == 2
+    assert "got 'rouge'" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,556 @@
+"""Sharing through the real client of the Hub, against a server on loopback."""
+
+import ast
+import contextlib
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+from huggingface_hub import ModelCard
+from huggingface_hub.errors import HfHubHTTPError
+from safetensors.torch import load as load_weights
+from transformers import GenerationConfig
+
+from vanilla_transformer import (
+    VanillaTransformerForConditionalGeneration,
+    VanillaTransformerTokenizer,
+)
+from vanilla_transformer.sharing.model_card import write_model_card
+from vanilla_transformer.sharing.push import push
+from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
+from vanilla_transformer.translation import Translator
+from vanilla_transformer_cli import main
+
+from ..conftest import redraw_parameters
+from ..modeling.test_remote_code import HUB_FILES, TEXTS, code_and_auto_map
+from ..support.gradients_of_one_update import build_model
+from ..support.hub_server import TOKEN, Hub, serve_hub
+from ..tokenization.test_tokenizer_pair import GREEK, save_latin_to_greek
+
+# huggingface_hub uploads large files in a way that httpx calls outdated.
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
+
+MODEL_FILES = HUB_FILES.keys() | {
+    "README.md",
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+}
+# What Trainer and its user may leave beside a model; to unpickle one of them is an error.
+PRIVATE_FILES = [
+    "log.jsonl",
+    "notes.pkl",
+    "optimizer.pt",
+    "pytorch_model.bin",
+    "trainer_state.json",
+    "training_args.bin",
+    "checkpoint-4/config.json",
+    "checkpoint-4/model.safetensors",
+    "checkpoint-4/optimizer.pt",
+]
+
+# How users of Transformers publish, with the package.
+PUBLISH = """
+import sys
+
+from huggingface_hub import upload_file
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+import vanilla_transformer
+
+folder = sys.argv[5]
+AutoModelForSeq2SeqLM.from_pretrained(folder).push_to_hub("me/published")
+AutoTokenizer.from_pretrained(folder).push_to_hub("me/published")
+upload_file(
+    path_or_fileobj=f"{folder}/README.md", path_in_repo="README.md", repo_id="me/published"
+)
+trust = {}
+"""
+
+# Runs where the package is not installed: the Hub is all that this process knows.
+FORGET = """
+import sys
+
+sys.modules["vanilla_transformer"] = sys.modules["vanilla_transformer_cli"] = None
+trust = {"trust_remote_code": True}
+"""
+
+LOAD = """
+import json
+from pathlib import Path
+
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+places, texts, resaved, report = sys.argv[1:5]
+generated = []
+for repository, revision in json.loads(places):
+    tokenizer = AutoTokenizer.from_pretrained(repository, revision=revision, **trust)
+    model = AutoModelForSeq2SeqLM.from_pretrained(repository, revision=revision, **trust)
+    inputs = tokenizer(json.loads(texts), return_tensors="pt", padding=True)
+    generated.append(model.generate(**inputs, num_beams=3, max_new_tokens=9).tolist())
+model.save_pretrained(resaved)
+module = type(model).__module__
+Path(report).write_text(json.dumps({"generated": generated, "module": module}))
+"""
+
+
+def make_model(factor: float = 1.0) -> VanillaTransformerForConditionalGeneration:
+    model = build_model(label_smoothing=0.0).eval()
+    redraw_parameters(model)
+    model.model.encoder.layer_norm.weight.data *= factor
+    return model
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> VanillaTransformerTokenizer:
+    return VanillaTransformerTokenizer.train(TEXTS, vocab_size=37, kind="char")
+
+
+@pytest.fixture(scope="module")
+def translate(tokenizer) -> Callable[..., list[list[int]]]:
+    def translate_texts(model: VanillaTransformerForConditionalGeneration) -> list[list[int]]:
+        inputs = tokenizer(TEXTS, return_tensors="pt", padding=True)
+        return model.generate(**inputs, num_beams=3, max_new_tokens=9).tolist()
+
+    return translate_texts
+
+
+@pytest.fixture(scope="module")
+def make_folder(tokenizer, tmp_path_factory) -> Callable[..., Path]:
+    """Writes a run folder: model, tokenizer, record, and what else may lie there."""
+
+    def write_folder(name: str = "run", factor: float = 1.0, **settings: object) -> Path:
+        folder = tmp_path_factory.mktemp("shared") / name
+        make_model(factor).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        for path in PRIVATE_FILES:
+            (folder / path).parent.mkdir(exist_ok=True)
+            (folder / path).write_bytes(b"not a pickle")
+        record = {
+            "settings": {"max_tokens_per_batch": 800, "max_length": 9, **settings},
+            "arguments": {"learning_rate": 0.1, "warmup_steps": 2, "seed": 3},
+            "parameters": 4,
+            "pairs": 5,
+            "epochs": 6,
+            "updates": 7,
+            "minutes": 8,
+            "hardware": "an abacus",
+        }
+        (folder / "run.json").write_text(json.dumps(record))
+        write_model_card(folder)
+        return folder
+
+    return write_folder
+
+
+@pytest.fixture(scope="module")
+def hub():
+    """A Hub that this process's client is led to, although the tests as a whole are offline."""
+    with serve_hub() as hub, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(huggingface_hub.constants, "ENDPOINT", hub.url)
+        patch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+        patch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
+        patch.setenv("HF_TOKEN", TOKEN)
+        patch.setenv("NO_PROXY", "127.0.0.1")
+        huggingface_hub.close_session()
+        yield hub
+        huggingface_hub.close_session()
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a process tells that loads from the Hub."""
+
+    module: str
+    generated: list[list[list[int]]]
+    resaved: Path
+    requests: list[tuple[str, str]]
+
+
+def environment(hub: Hub, home: Path) -> dict[str, str]:
+    """Of a process that knows the Hub and has an empty cache."""
+    return {
+        **os.environ,
+        "HF_ENDPOINT": hub.url,
+        "HF_HOME": str(home / "hf"),
+        "HF_HUB_OFFLINE": "0",
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_TOKEN": TOKEN,
+        "NO_PROXY": "127.0.0.1",
+    }
+
+
+def load_in_a_process(
+    hub: Hub, home: Path, preparation: str, places: list[tuple[str, str]], *arguments: object
+) -> Report:
+    """Runs `preparation`, then loads each repository at its revision.
+
+    Args:
+        hub: Known to the process by its environment only.
+        home: Empty folder for its cache and what it writes.
+        preparation: Code to run first.
+        places: Repository and revision.
+        arguments: For `preparation`.
+    """
+    resaved, report = home / "resaved", home / "report.json"
+    before = len(hub.requests)
+    finished = subprocess.run(
+        [
+            *(sys.executable, "-c", preparation + LOAD),
+            *(json.dumps(places), json.dumps(TEXTS), resaved, report, *arguments),
+        ],
+        env=environment(hub, home),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    return Report(**json.loads(report.read_text()), resaved=resaved, requests=hub.requests[before:])
+
+
+@pytest.fixture(scope="module")
+def shared(hub, make_folder) -> str:
+    """A repository made by the command, with other weights on the branch `other`."""
+    command("--model", make_folder(), "me/shared")
+    command("--model", make_folder(factor=-1.0), "me/shared", "--revision", "other")
+    return "me/shared"
+
+
+def command(*arguments: object) -> str:
+    """Runs `vanilla-transformer push`; gives what it prints, or the message it fails with."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main(["push", *map(str, arguments)])
+        except SystemExit:
+            return err.getvalue()
+    return out.getvalue()
+
+
+# Loading
+
+
+@pytest.fixture(scope="module")
+def with_package(hub, make_folder, tmp_path_factory) -> Report:
+    """Of a process that publishes to `me/published` and loads from there."""
+    home = tmp_path_factory.mktemp("publisher")
+    return load_in_a_process(hub, home, PUBLISH, [("me/published", "main")], make_folder())
+
+
+@pytest.fixture(scope="module")
+def without_package(hub, with_package, shared, tmp_path_factory) -> Report:
+    """Of a process that loads `me/published`, then `me/shared` by a branch and by a commit."""
+    published = hub.repositories["me/published"]
+    # To be left alone: unpickling it would fail.
+    poisoned = {**published.files(), "pytorch_model.bin": b"not a pickle"}
+    published.commit("main", "poison", poisoned)
+    places = [
+        ("me/published", "main"),
+        (shared, "other"),
+        (shared, hub.repositories[shared].branches["main"]),
+    ]
+    return load_in_a_process(hub, tmp_path_factory.mktemp("client"), FORGET, places)
+
+
+@pytest.fixture(scope="module", params=["with_package", "without_package"])
+def report(request) -> Report:
+    return request.getfixturevalue(request.param)
+
+
+def test_published_model_generates_the_same(report, translate):
+    assert report.generated[0] == translate(make_model())
+
+
+def test_code_comes_from_the_hub_only_without_the_package(with_package, without_package):
+    assert with_package.module == "vanilla_transformer.modeling.modeling_vanilla_transformer"
+    assert without_package.module.startswith("transformers_modules.")
+
+
+def test_revision_is_a_branch_or_a_commit(without_package, translate):
+    main_branch, other = translate(make_model()), translate(make_model(factor=-1.0))
+
+    assert main_branch != other
+    assert without_package.generated[1:] == [other, main_branch]
+
+
+def test_readers_ask_for_nothing_pickled(report):
+    names = {path.rpartition("/")[2] for _, path in report.requests if "/resolve/" in path}
+
+    assert "model.safetensors" in names
+    assert not {name for name in names if name.endswith((".bin", ".pt", ".pkl"))}
+
+
+def test_resaved_model_from_the_hub_has_its_own_code_and_auto_map(report, tmp_path):
+    make_model().save_pretrained(tmp_path)
+
+    assert code_and_auto_map(report.resaved) == code_and_auto_map(tmp_path)
+
+
+# What goes up
+
+
+def test_push_to_hub_uploads_what_a_saved_folder_promises(hub, with_package):
+    files = hub.repositories["me/published"].files()
+
+    # Another test's poison aside.
+    assert files.keys() - {".gitattributes", "pytorch_model.bin"} == MODEL_FILES
+
+
+def test_push_uploads_the_model_and_its_record_only(hub, shared):
+    files = hub.repositories[shared].files()
+
+    assert files.keys() - {".gitattributes"} == MODEL_FILES | {"run.json"}
+
+
+def test_push_makes_one_commit(hub, make_folder):
+    command("--model", make_folder(), "me/once", "--commit_message", "Zahlen")
+
+    assert hub.repositories["me/once"].messages == ["initial commit", "Zahlen"]
+
+
+def test_pushed_weights_are_safetensors(hub, shared):
+    weights = load_weights(hub.repositories[shared].files()["model.safetensors"])
+
+    assert weights.keys() == {name for name, _ in make_model().named_parameters()}
+
+
+def test_push_uploads_every_shard(hub, make_folder):
+    folder = make_folder()
+    (folder / "model.safetensors").unlink()
+    make_model().save_pretrained(folder, max_shard_size="20KB")
+
+    command("--model", folder, "me/sharded")
+
+    files = hub.repositories["me/sharded"].files()
+    index = json.loads(files["model.safetensors.index.json"])
+    assert len(set(index["weight_map"].values())) > 1
+    assert set(index["weight_map"].values()) <= files.keys()
+
+
+def test_push_prints_where_the_model_is(hub, make_folder):
+    assert command("--model", make_folder(), "me/printed") == (
+        f"The model is at {hub.url}/me/printed\n"
+    )
+
+
+@pytest.mark.parametrize("options", [[], ["--private"]])
+def test_push_makes_a_private_repository_when_asked(hub, make_folder, options):
+    name = f"me/visible{len(options)}"
+
+    command("--model", make_folder(), *options, name)
+
+    assert hub.repositories[name].private == bool(options)
+
+
+def test_push_again_replaces_the_model(hub, make_folder):
+    command("--model", make_folder(), "me/twice")
+    command("--model", make_folder(factor=2.0), "me/twice")
+
+    weights = load_weights(hub.repositories["me/twice"].files()["model.safetensors"])
+    expected = make_model(factor=2.0).model.encoder.layer_norm.weight
+    assert weights["model.encoder.layer_norm.weight"].equal(expected)
+
+
+# The card
+
+
+def card_of(hub: Hub, repository: str) -> ModelCard:
+    return ModelCard(hub.repositories[repository].files()["README.md"].decode())
+
+
+def test_pushed_card_loads_the_repository(hub, make_folder):
+    command("--model", make_folder("my folder"), "me/named")
+
+    text = card_of(hub, "me/named").text
+    assert text.count('from_pretrained("me/named")') == 2
+    assert 'from_pretrained("my folder")' not in text
+
+
+def test_missing_card_is_written_and_pushed(hub, make_folder):
+    folder = make_folder(language=["de", "en"])
+    (folder / "README.md").unlink()
+
+    command("--model", folder, "me/without-card")
+
+    assert card_of(hub, "me/without-card").data.language == ["de", "en"]
+
+
+def test_pushed_card_keeps_what_was_edited(hub, make_folder):
+    folder = make_folder()
+    (folder / "README.md").write_text(
+        "---\nlicense: mit  # mine\n---\n\nEigene Worte: ä\n", "utf-8"
+    )
+
+    command("--model", folder, "me/edited")
+
+    pushed = hub.repositories["me/edited"].files()["README.md"]
+    assert pushed == (folder / "README.md").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("metadata", "value"),
+    [({"language": ["German", "en"]}, "German"), ({"dataset_tags": ["my data"]}, "my data")],
+)
+def test_model_is_not_uploaded_when_the_hub_refuses_its_metadata(hub, make_folder, metadata, value):
+    name = f"me/{next(iter(metadata))}"
+
+    message = command("--model", make_folder(**metadata), name)
+
+    assert message.startswith("vanilla-transformer: Invalid metadata in README.md")
+    assert f"'{value}' is not valid" in message
+    assert "Traceback" not in message
+    assert hub.repositories[name].files().keys() == {".gitattributes"}
+    assert not any(path == f"/{name}.git/info/lfs/objects/batch" for _, path in hub.requests)
+
+
+# Two vocabularies
+
+
+@pytest.fixture(scope="module")
+def latin_to_greek(hub, tmp_path_factory) -> tuple[str, str]:
+    """Repository and folder of a model with two tokenizers."""
+    folder = save_latin_to_greek(tmp_path_factory.mktemp("greek") / "run")
+    search = GenerationConfig.from_pretrained(folder)
+    search.max_length = 9
+    search.save_pretrained(folder)
+    command("--model", folder, "me/greek")
+    return "me/greek", folder
+
+
+def test_push_uploads_the_tokenizers_of_both_sides(hub, latin_to_greek):
+    repository, folder = latin_to_greek
+    files = hub.repositories[repository].files()
+
+    added = {f"target_tokenizer/{name}" for name in ("tokenizer.json", "tokenizer_config.json")}
+    assert files.keys() - {".gitattributes"} == MODEL_FILES | added
+    assert all(files[name] == Path(folder, name).read_bytes() for name in added)
+
+
+def test_translator_loads_both_tokenizers_from_the_hub(hub, latin_to_greek, tmp_path):
+    repository, folder = latin_to_greek
+    code = (
+        "from vanilla_transformer.translation import Translator\n"
+        f"translator = Translator.from_pretrained({repository!r}, max_extra_tokens=4)\n"
+        "print([one.text for one in translator.translate(['ein hund'])])\n"
+    )
+
+    (text,) = run_with_the_hub(hub, tmp_path, code)
+
+    expected = Translator.from_pretrained(folder, max_extra_tokens=4).translate(["ein hund"])
+    assert text == next(expected).text
+    assert text.strip(GREEK) == ""
+
+
+def test_code_of_the_card_translates_where_the_package_is_not_installed(
+    hub, latin_to_greek, tmp_path
+):
+    repository, folder = latin_to_greek
+    card = card_of(hub, repository).text
+    first, _, code = re.search("```python\n(.*?)```", card, re.DOTALL)[1].partition("\n")
+    assert "trust_remote_code=True in the calls below" in first
+    called = f'from_pretrained("{repository}"'
+    assert code.count(called) == 3
+    code = code.replace(called, f"{called}, **trust").replace("...", "ein hund")
+
+    texts = run_with_the_hub(hub, tmp_path, FORGET + code)
+
+    pair = TokenizerPair.from_pretrained(folder)
+    model = VanillaTransformerForConditionalGeneration.from_pretrained(folder)
+    outputs = model.generate(**pair.source(["ein hund"], return_tensors="pt"))
+    assert texts == pair.target.batch_decode(outputs, skip_special_tokens=True)
+    assert "vocabularies 37 and 40" in card
+
+
+def run_with_the_hub(hub: Hub, home: Path, code: str) -> list[str]:
+    """Runs a process that prints a list."""
+    finished = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment(hub, home),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    return ast.literal_eval(finished.stdout)
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern"),
+    [
+        ("config.json", "no config.json"),
+        ("model.safetensors", r"no model\*.safetensors"),
+        ("tokenizer.json", "no tokenizer.json"),
+    ],
+)
+def test_folder_without_a_needed_file_is_refused(make_folder, name, pattern):
+    folder = make_folder("half")
+    (folder / name).unlink()
+
+    with pytest.raises(ValueError, match=rf"half' must hold a saved model .*got {pattern}\. Give"):
+        push(folder, "me/half")
+
+
+def test_folder_without_the_tokenizer_of_its_target_is_refused(tmp_path):
+    folder = Path(save_latin_to_greek(tmp_path / "half"))
+    (folder / "target_tokenizer" / "tokenizer.json").unlink()
+
+    with pytest.raises(ValueError, match=r"got no target_tokenizer/tokenizer\.json\. Give"):
+        push(folder, "me/half")
+
+
+def test_folder_that_does_not_exist_is_refused_with_all_that_it_lacks(tmp_path):
+    with pytest.raises(ValueError, match=r"got no config.json and no model.* and no tokenizer"):
+        push(tmp_path / "no", "me/half")
+
+
+def test_push_without_a_token_tells_how_to_log_in(hub, make_folder, monkeypatch, tmp_path):
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
+
+    message = command("--model", make_folder(), "me/anonymous")
+
+    assert message.startswith("vanilla-transformer: An upload needs a token of the Hub, got none.")
+    assert "hf auth login" in message
+
+
+def test_push_with_a_wrong_token_is_refused(hub, make_folder, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+
+    with pytest.raises(HfHubHTTPError, match="401"):
+        push(make_folder(), "me/anonymous")
+
+    assert "me/anonymous" not in hub.repositories
+
+
+def test_hub_out_of_reach_is_told_alone(hub, make_folder, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+
+    message = command("--model", make_folder(), "me/nowhere")
+
+    assert message.startswith("vanilla-transformer: the Hub cannot be reached: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["me/x"], "--model needs the folder of a model"),
+        (["--model", "runs/x"], "the following arguments are required: USER/NAME"),
+        (["--model", "runs/x", "me/x", "me/y"], "unexpected argument 'me/y'"),
+    ],
+)
+def test_mistake_in_the_arguments_is_told_alone(arguments, message):
+    assert command(*arguments).startswith(f"vanilla-transformer: {message}")

@@ -1,0 +1,22 @@
+"""What the tests of README and docs read out of them."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def read(document: str) -> str:
+    """Text of a document, named by its path from the root of the repository."""
+    return (ROOT / document).read_text(encoding="utf-8")
+
+
+def code_blocks(document: str, language: str) -> list[str]:
+    """Fenced blocks of a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", read(document), re.DOTALL | re.MULTILINE)
+
+
+def blocks_and_output(document: str) -> list[tuple[str, str]]:
+    """Python blocks, each with the text block right behind it, which shows what it prints."""
+    pattern = r"^```python\n(.*?)^```\n(?:```text\n(.*?)^```)?"
+    return re.findall(pattern, read(document), re.DOTALL | re.MULTILINE)

@@ -1,0 +1,92 @@
+"""Gradients through Trainer do not depend on how an update is cut into batches and processes."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import Tensor
+
+from ..support import gradients_of_one_update as one_update
+from ..support.gradients_of_one_update import SMOOTHINGS, SPLITS, gradients_of_one_update
+from ..support.launching import launch
+
+
+def expected_gradients(label_smoothing: float) -> dict[str, Tensor]:
+    """Gradients of torch's mean over all targets of the sixteen pairs, in one piece."""
+    model = one_update.build_model(label_smoothing=0.0)
+    batch = one_update.build_collator(model)(list(one_update.ragged_pairs()))
+    labels = batch.pop("labels")
+    loss = F.cross_entropy(
+        model(**batch).logits.flatten(0, 1), labels.flatten(), label_smoothing=label_smoothing
+    )
+    loss.backward()
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def assert_same(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    """Equal to 1e-5 of the largest entry: keys' biases have rounding noise for a gradient."""
+    assert actual.keys() == expected.keys()
+    tolerance = 1e-5 * max(value.abs().max().item() for value in expected.values())
+    for name, value in expected.items():
+        torch.testing.assert_close(
+            actual[name],
+            value,
+            rtol=0,
+            atol=tolerance,
+            msg=lambda text, at=name: f"{at} {text}",
+        )
+
+
+@pytest.fixture(scope="module")
+def of_two_processes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with the results of the helper script on two processes, launched by torchrun."""
+    folder = tmp_path_factory.mktemp("two_processes")
+    one_update.write_corpus(folder)
+    launch(one_update.__file__, folder)
+    return folder
+
+
+@pytest.mark.parametrize("smoothing", SMOOTHINGS)
+@pytest.mark.parametrize("split", SPLITS)
+def test_gradients_are_those_of_one_mean_when_batches_are_accumulated(tmp_path, split, smoothing):
+    gradients = gradients_of_one_update(tmp_path, split, smoothing)
+
+    assert_same(gradients, expected_gradients(max(smoothing)))
+
+
+@pytest.mark.parametrize("smoothing", SMOOTHINGS)
+@pytest.mark.parametrize("split", SPLITS)
+def test_gradients_are_those_of_one_mean_when_processes_share_batches(
+    of_two_processes, split, smoothing
+):
+    gradients = torch.load(of_two_processes / "gradients.pt")
+
+    assert_same(gradients[split, smoothing], expected_gradients(max(smoothing)))
+
+
+def test_smoothing_changes_the_gradients():
+    with pytest.raises(AssertionError, match="Tensor-likes are not close"):
+        assert_same(expected_gradients(label_smoothing=0.2), expected_gradients(0.0))
+
+
+def test_training_gives_the_same_model_and_scores_on_two_processes(tmp_path, of_two_processes):
+    one_update.train_on_token_batches(of_two_processes, tmp_path)
+
+    both = [of_two_processes / "model", tmp_path]
+    assert_same(*(load_file(folder / "model.safetensors") for folder in both))
+    runs, results = (
+        [json.loads((folder / name).read_text()) for folder in both]
+        for name in ("run.json", "results.json")
+    )
+    assert runs[0]["updates"] == runs[1]["updates"] > 4
+    for score in ("bleu", "chrf", "exact_match", "lines"):
+        assert results[0]["validation"][score] == results[1]["validation"][score]
+    losses = [result["validation"]["loss"] for result in results]
+    assert losses[0] == pytest.approx(losses[1])
+
+
+def test_all_processes_stop_together_when_one_is_interrupted(of_two_processes):
+    assert [torch.load(of_two_processes / f"updates-{rank}.pt") for rank in range(2)] == [1, 1]

@@ -1,0 +1,857 @@
+"""The training command end to end, on a corpus of number words and a minute model."""
+
+import contextlib
+import hashlib
+import io
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    Seq2SeqTrainingArguments,
+    TrainerCallback,
+)
+
+from vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.data.batches import TokenBatchSampler
+from vanilla_transformer.data.number_words import write_corpus
+from vanilla_transformer.evaluation.metrics import TranslationScores
+from vanilla_transformer.files import read_lines
+from vanilla_transformer.modeling.modeling_vanilla_transformer import EncoderLayer
+from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
+from vanilla_transformer.training import run as training
+from vanilla_transformer.training.averaging import average_checkpoints
+from vanilla_transformer.training.callbacks import StopOnRequest
+from vanilla_transformer.training.recipe import config_overrides, recipe
+from vanilla_transformer.training.run import train
+from vanilla_transformer.training.trainer import TokenBatchTrainer
+from vanilla_transformer.translation import Translator
+from vanilla_transformer_cli.settings import TrainSettings
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "train.py"
+
+SIZES = [
+    "d_model=32",
+    "encoder_layers=1",
+    "decoder_layers=1",
+    "encoder_attention_heads=2",
+    "decoder_attention_heads=2",
+    "encoder_ffn_dim=64",
+    "decoder_ffn_dim=64",
+    "dropout=0.1",
+]
+
+VALIDATION_LINES = 20
+
+SEPARATE = {"separate_vocabularies": True, "target_vocab_size": 300}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with 300 pairs of number words to train on, and 20 to choose a checkpoint on."""
+    folder = tmp_path_factory.mktemp("corpus")
+    write_corpus(folder, train=300, validation=VALIDATION_LINES, test=1)
+    return folder
+
+
+def build_settings(corpus: Path, *, validated: bool = True, **changes: Any) -> TrainSettings:
+    """Settings of a run that takes a few hundredths of a second an epoch."""
+
+    def pair(split: str) -> list[str]:
+        return [str(corpus / f"{split}.{language}") for language in ("de", "en")]
+
+    given = {"config": SIZES, "vocab_size": 320, "max_tokens_per_batch": 800} | changes
+    return TrainSettings(
+        train=pair("train"), validation=pair("validation") if validated else [], **given
+    )
+
+
+def build_arguments(
+    settings: TrainSettings, folder: Path, **changes: Any
+) -> Seq2SeqTrainingArguments:
+    """The recipe, but quick to learn, in float32 and without a progress bar."""
+    given = {
+        "output_dir": str(folder),
+        "num_train_epochs": 1,
+        "learning_rate": 1e-2,
+        "warmup_steps": 30,
+        "logging_steps": 5,
+        "use_cpu": True,
+        "bf16": False,
+        "disable_tqdm": True,
+    }
+    return Seq2SeqTrainingArguments(**recipe(settings) | given | changes)
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def read_log(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def assert_same_weights(folder: Path, other: Path) -> None:
+    torch.testing.assert_close(weights_of(folder), weights_of(other), rtol=0, atol=0)
+
+
+def checkpoints_of(folder: Path) -> list[int]:
+    return sorted(int(path.name.split("-")[1]) for path in folder.glob("checkpoint-*"))
+
+
+@pytest.fixture(scope="module")
+def printed() -> io.StringIO:
+    """What the run of `model_folder` printed."""
+    return io.StringIO()
+
+
+@pytest.fixture(scope="module")
+def model_folder(
+    corpus: Path, tmp_path_factory: pytest.TempPathFactory, printed: io.StringIO
+) -> Path:
+    """A model that was trained for six epochs and translates half right."""
+    folder = tmp_path_factory.mktemp("model")
+    settings = build_settings(corpus)
+    with contextlib.redirect_stdout(printed):
+        train(settings, build_arguments(settings, folder, num_train_epochs=6))
+    return folder
+
+
+GREEK = dict(zip(b"abcdefghijklmnopqrstuvwxyz", "αβγδεζηθικλμνξοπρστυφχψωάέ", strict=True))
+
+
+@pytest.fixture(scope="module")
+def greek_corpus(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same corpus, whose target is spelled in letters that the source has not."""
+    folder = tmp_path_factory.mktemp("greek")
+    for path in corpus.iterdir():
+        text = path.read_text(encoding="utf-8")
+        is_target = path.suffix == ".en"
+        (folder / path.name).write_text(text.translate(GREEK) if is_target else text, "utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def greek_folder(greek_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of two vocabularies that translates a little."""
+    folder = tmp_path_factory.mktemp("model")
+    settings = build_settings(greek_corpus, **SEPARATE)
+    train(settings, build_arguments(settings, folder, num_train_epochs=6))
+    return folder
+
+
+# The folder
+
+
+def test_folder_holds_what_loading_and_repeating_need_and_nothing_pickled(model_folder):
+    files = {path.name for path in model_folder.iterdir() if not path.is_dir()}
+    folders = {path.name for path in model_folder.iterdir() if path.is_dir()}
+
+    assert files >= {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "configuration_vanilla_transformer.py",
+        "modeling_vanilla_transformer.py",
+        "README.md",
+        "run.json",
+        "log.jsonl",
+        "results.json",
+        "curves.svg",
+    }
+    assert {Path(name).suffix for name in files} == {
+        ".json",
+        ".jsonl",
+        ".safetensors",
+        ".md",
+        ".py",
+        ".svg",
+    }
+    assert all(name.startswith("checkpoint-") for name in folders)
+
+
+def test_folder_generates_with_the_search_of_the_paper(model_folder):
+    generation_config = read_json(model_folder / "generation_config.json")
+
+    assert generation_config["num_beams"] == 4
+    assert generation_config["length_penalty"] == 0.6
+
+
+def test_log_holds_a_json_line_for_each_report(model_folder):
+    reports = read_log(model_folder)
+
+    losses = [report["loss"] for report in reports if "loss" in report]
+    assert losses[-1] < losses[0] / 2
+    assert [report["epoch"] for report in reports if "eval_bleu" in report] == [1, 2, 3, 4, 5, 6]
+    assert all({"step", "minutes"} <= report.keys() for report in reports)
+
+
+def test_run_record_tells_data_settings_and_outcome(model_folder, corpus):
+    run = read_json(model_folder / "run.json")
+
+    path = str(corpus / "train.de")
+    assert run["sha256"][path] == hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    assert len(run["sha256"]) == 4
+    assert run["settings"]["vocab_size"] == 320
+    assert run["arguments"]["learning_rate"] == 1e-2
+    assert run["versions"].keys() >= {"torch", "transformers", "vanilla-transformer"}
+    assert (run["pairs"], run["truncated_pairs"], run["epochs"]) == (300, 0, 6)
+    assert run["updates"] == read_log(model_folder)[-1]["step"]
+
+
+def test_model_card_tells_the_scores_with_their_signatures(model_folder):
+    scores = read_json(model_folder / "results.json")["validation"]
+    card = (model_folder / "README.md").read_text(encoding="utf-8")
+
+    assert f"| {scores['lines']} | {scores['bleu']:.2f} | {scores['chrf']:.2f} |" in card
+    assert scores["bleu_signature"] in card
+
+
+def test_model_card_tells_the_schedule_of_the_run(model_folder):
+    card = (model_folder / "README.md").read_text(encoding="utf-8")
+
+    assert "learning rate 0.01,\nschedule `inverse_sqrt` after 30 updates of warm-up" in card
+
+
+def test_plan_tells_size_time_and_memory_before_training(model_folder, printed):
+    plan = printed.getvalue().partition("{'loss'")[0]
+
+    first_words = [line.split()[0] for line in plan.splitlines()]
+    assert {"device", "pairs", "parameters", "batches", "memory", "time"} <= set(first_words)
+    assert "300, 0 of them cut" in plan
+    assert f"{read_json(model_folder / 'run.json')['parameters']:,}" in plan
+
+
+def test_fresh_process_generates_the_same_from_the_folder(model_folder):
+    code = (
+        "import sys\n"
+        "import vanilla_transformer\n"
+        "from transformers import AutoModelForSeq2SeqLM, AutoTokenizer\n"
+        "tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])\n"
+        "model = AutoModelForSeq2SeqLM.from_pretrained(sys.argv[1])\n"
+        "inputs = tokenizer(['zwanzigtausenddrei'], return_tensors='pt')\n"
+        "print(model.generate(**inputs).tolist())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, model_folder], capture_output=True, text=True, check=True
+    )
+
+    model = AutoModelForSeq2SeqLM.from_pretrained(model_folder)
+    inputs = AutoTokenizer.from_pretrained(model_folder)(["zwanzigtausenddrei"])
+    expected = model.generate(torch.tensor(inputs["input_ids"])).tolist()
+    assert len(expected[0]) > 4
+    assert json.loads(done.stdout) == expected
+
+
+def test_separate_vocabularies_are_learned_from_a_side_each(greek_folder):
+    pair = TokenizerPair.from_pretrained(str(greek_folder))
+    config = read_json(greek_folder / "config.json")
+
+    assert (len(pair.source), len(pair.target)) == (320, 300)
+    assert (config["vocab_size"], config["decoder_vocab_size"]) == (320, 300)
+    letters = [set("".join(side.get_vocab())) for side in (pair.source, pair.target)]
+    assert not letters[0] & set(GREEK.values())
+    # Byte and special tokens spell a few Latin ones.
+    assert letters[1] - set("<>/0123456789ABCDEFxspadunk") <= {*GREEK.values(), " ", "-"}
+    for number in checkpoints_of(greek_folder):
+        checkpoint = TokenizerPair.from_pretrained(str(greek_folder / f"checkpoint-{number}"))
+        assert checkpoint.contents == pair.contents
+
+
+def test_plan_tells_both_vocabularies(greek_corpus, tmp_path, capsys):
+    settings = build_settings(greek_corpus, validated=False, **SEPARATE)
+
+    train(settings, build_arguments(settings, tmp_path, max_steps=1, save_strategy="no"))
+
+    assert ", vocabularies 320 and 300\n" in capsys.readouterr().out
+
+
+# The validation score and the best checkpoint
+
+
+@pytest.mark.parametrize(
+    "names", [("model_folder", "corpus"), ("greek_folder", "greek_corpus")], ids=["joint", "greek"]
+)
+def test_validation_scores_are_those_of_the_saved_model(request, names):
+    folder, corpus = map(request.getfixturevalue, names)
+    recorded = read_json(folder / "results.json")["validation"]
+
+    translator = Translator.from_pretrained(str(folder), num_beams=1)
+    sources, references = (list(read_lines(corpus / f"validation.{e}")) for e in ("de", "en"))
+    texts = [translation.text for translation in translator.translate(sources)]
+    scores = TranslationScores().compute(predictions=texts, references=references)
+    # Unequal pieces in each line: a reference beside the wrong source would be seen.
+    assert 20 < scores["chrf"] < 100
+    assert {name: recorded[name] for name in scores} == scores
+
+
+def test_validation_loss_is_that_of_a_token_however_batches_are_cut(corpus, tmp_path):
+    settings = build_settings(corpus)
+    train(settings, build_arguments(settings, tmp_path, per_device_eval_batch_size=3))
+
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    total = tokens = 0
+    for source, target in zip(
+        *(read_lines(corpus / f"validation.{language}") for language in ("de", "en")), strict=True
+    ):
+        pair = tokenizer(source, text_target=target, return_tensors="pt")
+        count = pair["labels"].numel()
+        total += model(**pair).loss.item() * count
+        tokens += count
+    recorded = read_json(tmp_path / "results.json")["validation"]
+    assert recorded["loss"] == pytest.approx(total / tokens, rel=1e-5)
+
+
+def scores_in_turn(*bleu: float) -> Iterator[dict[str, Any]]:
+    for score in bleu:
+        scores = TranslationScores().compute(predictions=["a"], references=["a"])
+        yield dict(scores | {"bleu": score})
+
+
+def test_checkpoint_of_the_best_bleu_is_saved(corpus, tmp_path, monkeypatch):
+    scores = scores_in_turn(7.0, 31.0, 30.0)
+    monkeypatch.setattr(training, "scorer", lambda *_: lambda prediction: next(scores))
+    settings = build_settings(corpus, average_last=1)
+
+    train(settings, build_arguments(settings, tmp_path, num_train_epochs=3))
+
+    folders = [tmp_path / f"checkpoint-{step}" for step in checkpoints_of(tmp_path)]
+    saved, *tables = (weights_of(folder)["model.shared.weight"] for folder in (tmp_path, *folders))
+    assert [torch.equal(table, saved) for table in tables] == [True, False]
+    result = read_json(tmp_path / "results.json")["validation"]
+    assert (result["bleu"], result["epoch"]) == (31, 2)
+    assert result["search"] == "greedy, best checkpoint"
+
+
+def test_mean_of_the_last_checkpoints_is_saved_when_it_does_better(corpus, tmp_path, monkeypatch):
+    scores = scores_in_turn(31.0, 30.0, 29.0, 31.1)
+    monkeypatch.setattr(training, "scorer", lambda *_: lambda prediction: next(scores))
+    settings = build_settings(corpus, average_last=2)
+
+    train(settings, build_arguments(settings, tmp_path, num_train_epochs=3))
+
+    last_two = [tmp_path / f"checkpoint-{step}" for step in checkpoints_of(tmp_path)[-2:]]
+    expected = average_checkpoints(last_two)
+    torch.testing.assert_close(weights_of(tmp_path), expected, rtol=0, atol=0)
+    result = read_json(tmp_path / "results.json")["validation"]
+    assert result["bleu"] == 31.1
+    assert result["search"] == "greedy, mean of the last 2 checkpoints"
+    assert read_json(tmp_path / "run.json")["weights"] == "mean of the last 2 checkpoints"
+
+
+def test_last_checkpoint_is_saved_when_validation_is_absent(corpus, tmp_path):
+    settings = build_settings(corpus, validated=False)
+
+    train(settings, build_arguments(settings, tmp_path, num_train_epochs=2))
+
+    assert_same_weights(tmp_path, tmp_path / f"checkpoint-{checkpoints_of(tmp_path)[-1]}")
+    assert not (tmp_path / "results.json").exists()
+    assert "Not evaluated yet" in (tmp_path / "README.md").read_text(encoding="utf-8")
+
+
+def test_checkpoints_kept_are_the_best_one_and_the_last_ones(corpus, tmp_path, monkeypatch):
+    scores = scores_in_turn(50.0, 1.0, 2.0, 3.0, 4.0, 5.0)
+    monkeypatch.setattr(training, "scorer", lambda *_: lambda prediction: next(scores))
+    settings = build_settings(corpus, average_last=2)
+
+    train(settings, build_arguments(settings, tmp_path, num_train_epochs=5))
+
+    updates_per_epoch = read_json(tmp_path / "run.json")["updates"] // 5
+    assert [step // updates_per_epoch for step in checkpoints_of(tmp_path)] == [1, 4, 5]
+
+
+class RecordWeights(TrainerCallback):
+    """Copies the table of the model after each update."""
+
+    def __init__(self) -> None:
+        self.tables: list[torch.Tensor] = []
+
+    def on_step_end(self, args, state, control, model, **kwargs):
+        self.tables.append(model.model.shared.weight.detach().clone())
+
+
+def test_moving_average_weighs_each_update_by_its_age(corpus, tmp_path, monkeypatch):
+    record = RecordWeights()
+    build = training._build_trainer
+
+    def build_recorded(*given):
+        trainer, truncated = build(*given)
+        trainer.add_callback(record)
+        return trainer, truncated
+
+    monkeypatch.setattr(training, "_build_trainer", build_recorded)
+    settings = build_settings(corpus, moving_average=0.8)
+    train(settings, build_arguments(settings, tmp_path, max_steps=4))
+    settings = build_settings(corpus, moving_average=0.8, resume=True)
+    train(settings, build_arguments(settings, tmp_path, max_steps=6))
+
+    average = load_file(tmp_path / "checkpoint-6" / "moving_average.safetensors")
+    first, *later = record.tables
+    ages = [0.2 * 0.8**age for age in reversed(range(len(later)))]
+    expected = 0.8 ** len(later) * first + sum(
+        weight * table for weight, table in zip(ages, later, strict=True)
+    )
+    assert len(later) == 5
+    torch.testing.assert_close(average["model.shared.weight"], expected)
+
+
+@pytest.mark.parametrize(("score", "is_saved"), [(30.9, False), (31.1, True)])
+def test_moving_average_is_saved_when_it_does_better(
+    corpus, tmp_path, monkeypatch, score, is_saved
+):
+    scores = scores_in_turn(30.0, 31.0, score)
+    monkeypatch.setattr(training, "scorer", lambda *_: lambda prediction: next(scores))
+    settings = build_settings(corpus, average_last=1, moving_average=0.8)
+
+    train(settings, build_arguments(settings, tmp_path, num_train_epochs=2))
+
+    last = tmp_path / f"checkpoint-{checkpoints_of(tmp_path)[-1]}"
+    average, saved = load_file(last / "moving_average.safetensors"), weights_of(tmp_path)
+    assert average.keys() == saved.keys()
+    assert torch.equal(average["model.shared.weight"], saved["model.shared.weight"]) == is_saved
+    kept = "exponential moving average, 0.8" if is_saved else "best checkpoint"
+    assert read_json(tmp_path / "run.json")["weights"] == kept
+
+
+def test_run_ends_early_when_the_score_stays_behind(corpus, tmp_path, monkeypatch):
+    scores = scores_in_turn(10.0, 12.0, 11.0, 12.0, 99.0, 0.0)
+    monkeypatch.setattr(training, "scorer", lambda *_: lambda prediction: next(scores))
+    settings = build_settings(corpus, early_stopping_patience=2, average_last=1)
+
+    train(settings, build_arguments(settings, tmp_path, num_train_epochs=9))
+
+    assert [report["epoch"] for report in read_log(tmp_path) if "eval_bleu" in report] == [
+        1,
+        2,
+        3,
+        4,
+    ]
+    assert read_json(tmp_path / "results.json")["validation"]["bleu"] == 12
+
+
+@pytest.mark.parametrize("generates", [True, False])
+def test_r_drop_trains_on_two_passes_and_validates_on_one(corpus, tmp_path, monkeypatch, generates):
+    rows = []
+    forward = VanillaTransformerForConditionalGeneration.forward
+
+    def record(self, input_ids=None, *args, labels=None, **kwargs):
+        if labels is not None:
+            rows.append((self.training, len(labels)))
+        return forward(self, input_ids, *args, labels=labels, **kwargs)
+
+    monkeypatch.setattr(VanillaTransformerForConditionalGeneration, "forward", record)
+    settings = build_settings(corpus, r_drop=1.0)
+
+    metric = "bleu" if generates else "loss"
+    given = {"predict_with_generate": generates, "metric_for_best_model": metric}
+    train(settings, build_arguments(settings, tmp_path, **given))
+
+    # The plan tries two batches more.
+    trained = sum(count for training, count in rows[2:] if training)
+    # The mean of the checkpoints of this single epoch is not scored.
+    validated = sum(count for training, count in rows if not training)
+    assert (trained, validated) == (2 * 300, VALIDATION_LINES)
+
+
+def test_chosen_kernel_trains_without_padding_and_is_not_saved(corpus, tmp_path, monkeypatch):
+    rows = []
+    forward = EncoderLayer.forward
+
+    def record(self, hidden_states, *args, **kwargs):
+        rows.append((self.training, len(hidden_states)))
+        return forward(self, hidden_states, *args, **kwargs)
+
+    monkeypatch.setattr(EncoderLayer, "forward", record)
+    settings = build_settings(corpus, attn_implementation="varlen")
+
+    train(settings, build_arguments(settings, tmp_path))
+
+    # A batch lies in one row, in training as in validation.
+    assert set(rows) == {(True, 1), (False, 1)}
+    assert "varlen" not in (tmp_path / "config.json").read_text(encoding="utf-8")
+    assert read_json(tmp_path / "run.json")["settings"]["attn_implementation"] == "varlen"
+
+
+def test_only_the_first_validation_pairs_are_scored_and_all_are_kept_out_of_training(
+    corpus, tmp_path
+):
+    validation = [corpus / f"validation.{language}" for language in ("de", "en")]
+    leaky = [tmp_path / path.name for path in validation]
+    for path, held_out, split in zip(leaky, validation, ("de", "en"), strict=True):
+        train_text = (corpus / f"train.{split}").read_text(encoding="utf-8")
+        last_line = held_out.read_text(encoding="utf-8").splitlines()[-1]
+        path.write_text(f"{train_text}{last_line}\n", encoding="utf-8")
+    settings = replace(
+        build_settings(corpus, max_validation_pairs=7, filter_overlap=[]),
+        train=list(map(str, leaky)),
+    )
+
+    train(settings, build_arguments(settings, tmp_path / "run"))
+
+    assert read_json(tmp_path / "run" / "results.json")["validation"]["lines"] == 7
+    assert read_json(tmp_path / "run" / "run.json")["dropped_pairs"] == {"overlap": 1}
+
+
+# Batches
+
+
+def test_each_epoch_has_batches_of_its_own(corpus, tmp_path, monkeypatch):
+    epochs = []
+    monkeypatch.setattr(TokenBatchSampler, "set_epoch", lambda self, epoch: epochs.append(epoch))
+    settings = build_settings(corpus, validated=False)
+
+    train(settings, build_arguments(settings, tmp_path, num_train_epochs=3))
+
+    assert epochs == [0, 1, 2]
+
+
+def test_updates_are_made_from_token_batches(model_folder, printed):
+    words = printed.getvalue().split()
+    batches = int(words[words.index("batches") + 1])
+
+    assert batches > 5
+    assert read_json(model_folder / "run.json")["updates"] == 6 * batches
+
+
+def test_training_works_when_all_pairs_fit_into_one_batch(corpus, tmp_path):
+    settings = build_settings(corpus, validated=False, max_tokens_per_batch=100_000)
+
+    train(settings, build_arguments(settings, tmp_path))
+
+    assert read_json(tmp_path / "run.json")["updates"] == 1
+
+
+def test_pairs_that_are_cut_off_are_counted(corpus, tmp_path, capsys):
+    settings = build_settings(corpus, validated=False, max_length=5)
+
+    train(settings, build_arguments(settings, tmp_path, max_steps=1))
+
+    truncated = read_json(tmp_path / "run.json")["truncated_pairs"]
+    assert 0 < truncated <= 300
+    assert f"300, {truncated} of them cut" in capsys.readouterr().out
+
+
+# Label smoothing
+
+
+def test_label_smoothing_is_left_to_the_model(corpus, tmp_path):
+    settings = build_settings(corpus, validated=False)
+    arguments = build_arguments(settings, tmp_path, max_steps=1, label_smoothing_factor=0.25)
+
+    train(settings, arguments)
+
+    assert arguments.label_smoothing_factor == 0
+    assert read_json(tmp_path / "config.json")["label_smoothing"] == 0.25
+
+
+# Going on
+
+
+@pytest.mark.parametrize("vocabularies", [{}, SEPARATE], ids=["joint", "separate"])
+def test_resumed_run_ends_with_the_weights_of_one_in_one_go(corpus, tmp_path, vocabularies, capsys):
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    settings = build_settings(corpus, **vocabularies)
+    train(settings, build_arguments(settings, whole, num_train_epochs=2))
+
+    train(settings, build_arguments(settings, resumed, num_train_epochs=1))
+    capsys.readouterr()
+    settings = build_settings(corpus, resume=True, **vocabularies)
+    train(settings, build_arguments(settings, resumed, num_train_epochs=2))
+
+    assert "; 1 epochs end at" in capsys.readouterr().out
+    minutes = [report["minutes"] for report in read_log(resumed)]
+    assert minutes == sorted(minutes)
+    # The saved model may be the first epoch's, but the second one ends in a checkpoint.
+    last = f"checkpoint-{checkpoints_of(whole)[-1]}"
+    assert_same_weights(resumed / last, whole / last)
+    assert_same_weights(resumed, whole)
+
+
+@pytest.mark.parametrize("bpe_dropout", [0.0, 0.2])
+def test_resumed_run_is_the_same_when_it_stopped_amid_an_epoch(corpus, tmp_path, bpe_dropout):
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    settings = build_settings(corpus, validated=False, bpe_dropout=bpe_dropout)
+    train(settings, build_arguments(settings, whole, num_train_epochs=2))
+
+    for epoch_fraction in (1.5, 2):
+        updates = round(epoch_fraction / 2 * checkpoints_of(whole)[-1])
+        settings = build_settings(
+            corpus, validated=False, bpe_dropout=bpe_dropout, resume=epoch_fraction == 2
+        )
+        train(settings, build_arguments(settings, resumed, max_steps=updates))
+
+    assert_same_weights(resumed, whole)
+
+
+def test_fine_tuning_starts_from_the_weights_sizes_and_tokenizer_of_the_saved_model(
+    model_folder, corpus, tmp_path
+):
+    settings = build_settings(
+        corpus, validated=False, init_from=str(model_folder), config=[], vocab_size=999
+    )
+
+    train(settings, build_arguments(settings, tmp_path, max_steps=1, learning_rate=0.0))
+
+    assert_same_weights(tmp_path, model_folder)
+    tokenizers = [(folder / "tokenizer.json").read_bytes() for folder in (tmp_path, model_folder)]
+    assert tokenizers[0] == tokenizers[1]
+
+
+def test_fine_tuning_goes_on_with_both_vocabularies(greek_folder, greek_corpus, tmp_path):
+    settings = build_settings(
+        greek_corpus, validated=False, init_from=str(greek_folder), config=[], bpe_dropout=0.1
+    )
+
+    train(settings, build_arguments(settings, tmp_path, max_steps=3, learning_rate=0.0))
+
+    assert_same_weights(tmp_path, greek_folder)
+    contents = [
+        TokenizerPair.from_pretrained(str(one)).contents for one in (tmp_path, greek_folder)
+    ]
+    assert contents[0] == contents[1]
+    losses = [report["loss"] for report in read_log(greek_folder) if "loss" in report]
+    # Labels of another vocabulary would be news to the model.
+    assert read_log(tmp_path)[-1]["train_loss"] < losses[0] - 1
+
+
+def test_bpe_dropout_changes_the_text_of_each_epoch(corpus, tmp_path, monkeypatch):
+    tokens = []
+
+    def count_tokens(trainer, inputs, *args):
+        tokens.append(int((inputs["labels"] != -100).sum()))
+        return super(TokenBatchTrainer, trainer)._prepare_inputs(inputs, *args)
+
+    monkeypatch.setattr(TokenBatchTrainer, "_prepare_inputs", count_tokens)
+    settings = build_settings(corpus, validated=False, bpe_dropout=0.3)
+
+    train(settings, build_arguments(settings, tmp_path, num_train_epochs=3))
+
+    # Before the first epoch two batches are tried.
+    totals = np.array(tokens[2:]).reshape(3, -1).sum(axis=1)
+    assert len(set(totals)) == 3
+
+
+def test_bpe_dropout_is_refused_with_workers_that_outlive_an_epoch(corpus, tmp_path):
+    settings = build_settings(corpus, validated=False, bpe_dropout=0.1)
+    arguments = build_arguments(
+        settings, tmp_path, dataloader_num_workers=1, dataloader_persistent_workers=True
+    )
+
+    with pytest.raises(ValueError, match="Leave --dataloader_persistent_workers out"):
+        train(settings, arguments)
+
+
+# Ending early
+
+
+def test_training_ends_scored_and_saved_when_its_minutes_are_over(corpus, tmp_path):
+    settings = build_settings(corpus, max_minutes=0.0)
+
+    train(settings, build_arguments(settings, tmp_path, num_train_epochs=9))
+
+    assert read_json(tmp_path / "run.json")["updates"] == 1
+    assert read_json(tmp_path / "results.json")["validation"]["lines"] == VALIDATION_LINES
+    assert_same_weights(tmp_path, tmp_path / "checkpoint-1")
+
+
+def test_second_interrupt_ends_at_once_with_the_model_saved(corpus, tmp_path, monkeypatch):
+    def press_twice(*args: Any, **kwargs: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(StopOnRequest, "on_step_end", press_twice)
+    settings = build_settings(corpus, validated=False)
+    before = signal.getsignal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(settings, build_arguments(settings, tmp_path))
+
+    AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(tmp_path)
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+def start_training(folder: Path, settings: TrainSettings, *others: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, SCRIPT, "--output_dir", folder, "--use_cpu", "--logging_steps", "1"]
+    command += ["--train", *settings.train, "--config", *settings.config, "--vocab_size", "320"]
+    command += ["--num_train_epochs", "9999", "--save_total_limit", "1", *others]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+def test_interrupted_script_leaves_a_model_that_a_resumed_run_goes_on_with(corpus, tmp_path):
+    settings = build_settings(corpus, validated=False)
+    process = start_training(tmp_path, settings)
+    while not (tmp_path / "log.jsonl").exists() and process.poll() is None:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    output = process.communicate(timeout=60)[0].decode()
+
+    assert process.returncode == 0, output
+    assert "Stopping after this update" in output
+    updates = read_json(tmp_path / "run.json")["updates"]
+    assert checkpoints_of(tmp_path)[-1] == updates >= 1
+    translator = Translator.from_pretrained(str(tmp_path), num_beams=1)
+    assert len(list(translator.translate(["drei"]))) == 1
+
+    settings = build_settings(corpus, validated=False, resume=True, max_tokens_per_batch=8192)
+    train(settings, build_arguments(settings, tmp_path, max_steps=updates + 2))
+    assert read_json(tmp_path / "run.json")["updates"] == updates + 2
+
+
+def test_reports_of_a_run_that_left_no_checkpoint_are_replaced(corpus, tmp_path):
+    (tmp_path / "log.jsonl").write_text('{"step": 5, "minutes": 1000.0, "loss": 9.0}\n')
+    settings = build_settings(corpus, validated=False)
+
+    train(settings, build_arguments(settings, tmp_path, max_steps=2, logging_steps=1))
+
+    assert all(report["minutes"] < 1000 for report in read_log(tmp_path))
+    assert read_json(tmp_path / "run.json")["minutes"] < 1000
+
+
+# Mistakes
+
+
+def test_run_is_refused_when_its_folder_is_taken(model_folder, corpus):
+    settings = build_settings(corpus)
+    before = {path: path.stat().st_mtime_ns for path in model_folder.rglob("*")}
+
+    with pytest.raises(ValueError, match=f"{model_folder} already holds a run") as caught:
+        train(settings, build_arguments(settings, model_folder))
+
+    assert "--resume" in str(caught.value)
+    assert before == {path: path.stat().st_mtime_ns for path in model_folder.rglob("*")}
+
+
+@pytest.mark.parametrize("trace", ["checkpoint-7", "config.json"])
+def test_run_is_refused_when_its_folder_holds_a_trace_of_another(corpus, tmp_path, trace):
+    (tmp_path / trace).mkdir()
+    settings = build_settings(corpus)
+
+    with pytest.raises(ValueError, match=f"{tmp_path} already holds a run"):
+        train(settings, build_arguments(settings, tmp_path))
+
+
+def test_resuming_is_refused_when_there_is_no_checkpoint(corpus, tmp_path):
+    settings = build_settings(corpus, resume=True)
+
+    with pytest.raises(ValueError, match=f"--resume needs a checkpoint .* got none in {tmp_path}"):
+        train(settings, build_arguments(settings, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"moving_average": 1.0}, "--moving_average must be at least 0 and below 1, got 1.0"),
+        ({"r_drop": -1.0}, "--r_drop must be at least 0, got -1.0"),
+        ({"max_validation_pairs": 0}, "--max_validation_pairs must be at least 1, got 0"),
+        ({"moving_average": 0.9, "validated": False}, "--moving_average needs --validation"),
+        ({"target_vocab_size": 300}, "needs --separate_vocabularies, got 300 alone"),
+        (
+            {"early_stopping_patience": 3, "validated": False},
+            "--early_stopping_patience needs --validation",
+        ),
+    ],
+    ids=["decay", "r_drop", "no_validation_pair", "average_alone", "size_alone", "patience_alone"],
+)
+def test_settings_are_refused_when_no_run_can_follow_them(corpus, tmp_path, changes, message):
+    settings = build_settings(corpus, **changes)
+
+    with pytest.raises(ValueError, match=message):
+        train(settings, build_arguments(settings, tmp_path))
+
+
+def test_vocabulary_of_a_saved_model_is_not_split(model_folder, corpus, tmp_path):
+    settings = build_settings(corpus, init_from=str(model_folder), config=[], **SEPARATE)
+
+    with pytest.raises(ValueError, match=f"one vocabulary of 320 .* sides in '{model_folder}'"):
+        train(settings, build_arguments(settings, tmp_path))
+
+
+def test_score_of_generated_text_is_refused_when_none_is_generated(corpus, tmp_path):
+    settings = build_settings(corpus)
+    arguments = build_arguments(settings, tmp_path, predict_with_generate=False)
+
+    with pytest.raises(
+        ValueError, match="must be loss with --predict_with_generate false, got bleu"
+    ):
+        train(settings, arguments)
+
+
+def test_files_of_unlike_length_are_refused_before_anything_is_written(corpus, tmp_path):
+    longer = tmp_path / "longer.en"
+    longer.write_text((corpus / "train.en").read_text() + "one\n")
+    settings = TrainSettings(train=[str(corpus / "train.de"), str(longer)])
+
+    with pytest.raises(ValueError, match=r"300 in .* and 301 in"):
+        train(settings, build_arguments(settings, tmp_path / "run"))
+
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("d_model", "takes KEY=VALUE, got 'd_model'"),
+        ("d_modle=64", "no field 'd_modle'. Did you mean d_model?"),
+        ("qqq=64", "no field 'qqq'.$"),
+        ("vocab_size=64", "--config vocab_size: use --vocab_size instead"),
+        ("decoder_vocab_size=64", "use --separate_vocabularies with --target_vocab_size instead"),
+        ("label_smoothing=0.2", "--config label_smoothing: use --label_smoothing_factor instead"),
+    ],
+)
+def test_config_override_is_refused_when_it_sets_no_field(assignment, message):
+    with pytest.raises(ValueError, match=message):
+        config_overrides(TrainSettings(config=[assignment]))
+
+
+def test_shared_table_is_refused_for_separate_vocabularies():
+    table = "share_encoder_decoder_embeddings"
+    assert config_overrides(TrainSettings(config=[f"{table}=true"])) == {table: True}
+
+    with pytest.raises(ValueError, match=f"--config {table} must be false .* got true"):
+        config_overrides(TrainSettings(config=[f"{table}=true"], separate_vocabularies=True))
+
+
+def test_config_override_is_refused_beside_a_saved_model():
+    with pytest.raises(ValueError, match="--config does not apply to the saved model 'runs/old'"):
+        config_overrides(TrainSettings(config=["d_model=64"], init_from="runs/old"))
+
+
+def test_config_overrides_report_all_mistakes_at_once():
+    with pytest.raises(ValueError, match="'qqq'") as caught:
+        config_overrides(TrainSettings(config=["qqq=1", "vocab_size=1", "d_model"]))
+
+    assert len(str(caught.value).splitlines()) == 3
+
+
+def test_config_overrides_are_json_values_and_plain_strings():
+    settings = TrainSettings(
+        config=["d_model=64", "dropout=0.2", "scale_embedding=false", "activation_function=gelu"]
+    )
+
+    assert config_overrides(settings) == {
+        "d_model": 64,
+        "dropout": 0.2,
+        "scale_embedding": False,
+        "activation_function": "gelu",
+    }

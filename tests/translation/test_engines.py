@@ -1,0 +1,311 @@
+"""TorchEngine: scores, prefixes, samples, ensembles and what a teacher-forced pass tells."""
+
+import copy
+from collections import Counter
+
+import pytest
+import torch
+
+from vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.translation import engines
+from vanilla_transformer.translation.engines import GumbelNoise, Search, TorchEngine
+
+from ..conftest import redraw_parameters
+
+SOURCES = [[17, 5, 9, 30, 2], [8, 21, 36, 4, 11, 26, 2], [13, 2]]
+LIMITS = [9, 11, 6]
+NO_PREFIXES = [[], [], []]
+START, END = 1, 2
+
+
+@pytest.fixture
+def other_model(tiny_model):
+    """Another model of the same vocabulary, of other sizes."""
+    config = copy.deepcopy(tiny_model.config)
+    config.d_model, config.decoder_layers = 16, 1
+    model = VanillaTransformerForConditionalGeneration(config).eval()
+    redraw_parameters(model)
+    return model
+
+
+def translate(engine, sources=SOURCES, prefixes=NO_PREFIXES, limits=LIMITS, **search):
+    return engine.translate_batch(sources, prefixes, limits, Search(**search))
+
+
+@torch.no_grad()
+def log_probs(models, source, target):
+    """Log of the mean probability of each target token, by a plain forward pass of each model."""
+    inputs = {
+        "input_ids": torch.tensor([source]),
+        "decoder_input_ids": torch.tensor([[START, *target[:-1]]]),
+    }
+    probabilities = torch.stack([model(**inputs).logits[0].softmax(-1) for model in models])
+    return probabilities.mean(0).log()[range(len(target)), target]
+
+
+def rank(models, source, hypothesis, length_penalty, prefix_length=0):
+    target = hypothesis.tokens + [END] * (not hypothesis.reached_limit)
+    generated = log_probs(models, source, target)[prefix_length:]
+    return float(generated.sum()) / len(generated) ** length_penalty
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_beams": 0}, "`num_beams` must be at least 1, got 0"),
+        ({"num_hypotheses": 0}, "`num_hypotheses` must be at least 1, got 0"),
+        ({"num_beams": 2, "num_hypotheses": 3}, "at most `num_beams`, got 3 and 2"),
+        ({"do_sample": True, "num_beams": 2}, "`num_beams` must be 1, got 2"),
+        ({"do_sample": True, "temperature": 0.0}, "`temperature` must be above 0, got 0.0"),
+        ({"do_sample": True, "top_p": 0.0}, "`top_p` must be above 0 and at most 1, got 0.0"),
+        ({"do_sample": True, "top_p": 1.5}, "`top_p` must be above 0 and at most 1, got 1.5"),
+        ({"do_sample": True, "top_k": -1}, "`top_k` must be at least 0, got -1"),
+        ({"temperature": 0.5}, "about sampling, got 0.5, 0 and 1.0"),
+    ],
+)
+def test_search_refuses_what_does_not_go_together(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Search(**settings)
+
+
+@pytest.mark.parametrize("length_penalty", [0.0, 0.6, 1.0, 2.0])
+def test_hypotheses_are_ranked_by_log_probability_over_length_to_the_penalty(
+    tiny_model, length_penalty
+):
+    search = {"num_beams": 4, "num_hypotheses": 4, "length_penalty": length_penalty}
+
+    found = translate(TorchEngine(tiny_model), **search, return_scores=True)
+
+    for source, hypotheses in zip(SOURCES, found, strict=True):
+        scores = [hypothesis.score for hypothesis in hypotheses]
+        assert scores == pytest.approx(
+            [rank([tiny_model], source, one, length_penalty) for one in hypotheses], abs=1e-4
+        )
+        assert scores == sorted(scores, reverse=True)
+
+
+def test_hypotheses_and_scores_are_those_of_transformers(tiny_model):
+    search = {"num_beams": 4, "length_penalty": 0.6}
+    source, limit = SOURCES[1], LIMITS[1]
+
+    (found,) = translate(
+        TorchEngine(tiny_model),
+        [source],
+        [[]],
+        [limit],
+        **search,
+        num_hypotheses=4,
+        return_scores=True,
+    )
+    expected = tiny_model.generate(
+        torch.tensor([source]),
+        **search,
+        num_return_sequences=4,
+        max_length=1 + limit,
+        return_dict_in_generate=True,
+        output_scores=True,
+    )
+
+    rows = expected.sequences[:, 1:].tolist()
+    ids = [row[: row.index(END)] if END in row else row for row in rows]
+    assert [hypothesis.tokens for hypothesis in found] == ids
+    assert [hypothesis.score for hypothesis in found] == pytest.approx(
+        expected.sequences_scores.tolist(), abs=1e-4
+    )
+
+
+def test_hypotheses_of_a_sentence_differ(tiny_model):
+    for hypotheses in translate(TorchEngine(tiny_model), num_beams=4, num_hypotheses=4):
+        assert len({tuple(hypothesis.tokens) for hypothesis in hypotheses}) == 4
+
+
+@pytest.mark.parametrize("models", [1, 2])
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_output_begins_with_its_prefix_and_the_score_leaves_it_out(
+    tiny_model, other_model, num_beams, models
+):
+    prefixes = [[7, 19], [30, 7], [8, 8]]
+    parts = [tiny_model, other_model][:models]
+
+    found = translate(
+        TorchEngine(*parts), prefixes=prefixes, num_beams=num_beams, return_scores=True
+    )
+
+    for source, prefix, limit, (best,) in zip(SOURCES, prefixes, LIMITS, found, strict=True):
+        assert best.tokens[:2] == prefix
+        assert len(best.tokens) <= limit
+        assert best.score == pytest.approx(rank(parts, source, best, 1.0, 2), abs=1e-4)
+
+
+def test_prefix_decides_what_follows(tiny_model):
+    engine = TorchEngine(tiny_model)
+
+    one, another = (translate(engine, prefixes=[[token]] * 3) for token in (7, 19))
+
+    assert [best.tokens[1:] for (best,) in one] != [best.tokens[1:] for (best,) in another]
+
+
+# Samples
+
+
+def test_sample_depends_on_its_sentence_and_not_on_its_batch(tiny_model):
+    engine = TorchEngine(tiny_model)
+    settings = {"do_sample": True, "num_hypotheses": 3}
+
+    together = translate(engine, **settings)
+    alone = [
+        translate(engine, [source], [[]], [limit], **settings)[0]
+        for source, limit in zip(SOURCES, LIMITS, strict=True)
+    ]
+
+    ids = [[hypothesis.tokens for hypothesis in group] for group in together]
+    assert ids == [[hypothesis.tokens for hypothesis in group] for group in alone]
+    assert all(len(set(map(tuple, group))) == 3 for group in ids)
+
+
+def test_sample_depends_on_the_seed(tiny_model):
+    engine = TorchEngine(tiny_model)
+
+    outputs = [translate(engine, do_sample=True, seed=seed) for seed in (0, 0, 1)]
+
+    ids = [[best.tokens for (best,) in found] for found in outputs]
+    assert ids[0] == ids[1] != ids[2]
+
+
+def test_samples_are_sorted_by_their_scores(tiny_model):
+    found = translate(TorchEngine(tiny_model), do_sample=True, num_hypotheses=5)
+
+    for source, hypotheses in zip(SOURCES, found, strict=True):
+        scores = [rank([tiny_model], source, one, 1.0) for one in hypotheses]
+        assert scores == sorted(scores, reverse=True)
+
+
+def test_samples_follow_the_models_probabilities(tiny_model):
+    engine = TorchEngine(tiny_model)
+    # `<pad>` and `<s>` are forbidden; the softmax of the rest is drawn from.
+    source = SOURCES[0]
+    with torch.no_grad():
+        logits = tiny_model(
+            input_ids=torch.tensor([source]), decoder_input_ids=torch.tensor([[START]])
+        ).logits[0, -1]
+    logits[:2] = -torch.inf
+    expected = logits.softmax(-1)
+
+    (drawn,) = translate(engine, [source], [[]], [1], do_sample=True, num_hypotheses=2000)
+
+    counts = Counter(hypothesis.tokens[0] if hypothesis.tokens else END for hypothesis in drawn)
+    shares = torch.tensor([counts[token] / 2000 for token in range(37)])
+    assert (shares - expected).abs().max() < 0.04
+    assert expected.max() < 0.9
+
+
+@pytest.mark.parametrize("settings", [{"top_k": 1}, {"top_p": 1e-6}, {"temperature": 1e-6}])
+@pytest.mark.parametrize("models", [1, 2])
+def test_sampling_among_one_token_is_greedy_search(tiny_model, other_model, settings, models):
+    engine = TorchEngine(*[tiny_model, other_model][:models])
+
+    assert str(translate(engine, do_sample=True, **settings)) == str(translate(engine))
+
+
+def test_gumbel_noise_of_a_row_depends_on_its_seed_alone():
+    scores = torch.zeros(2, 5)
+
+    together = GumbelNoise([3, 4])(scores, scores)
+    alone = GumbelNoise([4])(scores[:1], scores[:1])
+
+    assert torch.equal(together[1:], alone)
+    assert not torch.equal(together[0], together[1])
+
+
+# A teacher-forced pass
+
+
+@pytest.mark.parametrize("largest", [1, 2**24])
+def test_forced_pass_tells_the_log_probability_of_each_token(tiny_model, monkeypatch, largest):
+    monkeypatch.setattr(engines, "FORCED_LOGITS", largest)
+    # Two for each source.
+    targets = [[7, 19, 2], [2], [30], [7, 8, 9, 10, 11, 2], [5, 5, 2], [6, 2]]
+
+    passes = list(TorchEngine(tiny_model).force(SOURCES, targets))
+
+    for index, (target, forced) in enumerate(zip(targets, passes, strict=True)):
+        expected = log_probs([tiny_model], SOURCES[index // 2], target)
+        assert forced.log_probs == pytest.approx(expected.tolist(), abs=1e-4)
+        assert forced.alignment == []
+
+
+def test_alignment_is_the_most_of_the_mean_of_the_heads_of_the_last_layer_but_one(tiny_model):
+    target = [7, 19, 30, 4, 2]
+    with torch.no_grad():
+        attentions = tiny_model(
+            input_ids=torch.tensor(SOURCES[:1]),
+            decoder_input_ids=torch.tensor([[START, *target[:-1]]]),
+            output_attentions=True,
+        ).cross_attentions
+    # Three layers; the last source position is `</s>`.
+    expected = attentions[1][0].mean(0)[:, :-1].argmax(-1).tolist()
+
+    forced, _, _ = TorchEngine(tiny_model).force(SOURCES, [target, [5, 2], [6, 2]], align=True)
+
+    assert forced.alignment == expected
+    assert len(set(expected)) > 1
+
+
+# Ensembles
+
+
+@pytest.mark.parametrize("search", [{}, {"num_beams": 3}, {"do_sample": True}])
+def test_ensemble_of_a_model_and_itself_is_the_model(tiny_model, search):
+    one = translate(TorchEngine(tiny_model), **search, return_scores=True)
+    both = translate(TorchEngine(tiny_model, tiny_model), **search, return_scores=True)
+
+    assert [best.tokens for (best,) in both] == [best.tokens for (best,) in one]
+    assert [best.score for (best,) in both] == pytest.approx([best.score for (best,) in one])
+
+
+def test_ensemble_is_greedy_over_the_mean_of_the_probabilities(tiny_model, other_model):
+    models = [tiny_model, other_model]
+    found = translate(TorchEngine(*models))
+
+    for source, limit, (best,) in zip(SOURCES, LIMITS, found, strict=True):
+        tokens = []
+        while len(tokens) < limit:
+            allowed = [
+                (float(log_probs(models, source, [*tokens, t])[-1]), t) for t in range(2, 37)
+            ]
+            tokens.append(max(allowed)[1])
+            if tokens[-1] == END:
+                break
+        assert best.tokens == [token for token in tokens if token != END]
+    single = [translate(TorchEngine(model)) for model in models]
+    assert str(found) not in map(str, single)
+
+
+@pytest.mark.parametrize("length_penalty", [0.0, 1.0])
+def test_ensemble_ranks_by_the_mean_of_the_probabilities(tiny_model, other_model, length_penalty):
+    models = [tiny_model, other_model]
+    found = translate(
+        TorchEngine(*models),
+        num_beams=3,
+        num_hypotheses=3,
+        length_penalty=length_penalty,
+        return_scores=True,
+    )
+
+    for source, hypotheses in zip(SOURCES, found, strict=True):
+        scores = [hypothesis.score for hypothesis in hypotheses]
+        assert scores == pytest.approx(
+            [rank(models, source, one, length_penalty) for one in hypotheses], abs=1e-4
+        )
+        assert scores == sorted(scores, reverse=True)
+
+
+def test_ensemble_refuses_vocabularies_of_unlike_size(tiny_model):
+    config = copy.deepcopy(tiny_model.config)
+    config.vocab_size = 38
+    other = VanillaTransformerForConditionalGeneration(config)
+
+    with pytest.raises(
+        ValueError, match=r"got sizes of source and target \[\(37, 37\), \(38, 38\)\]"
+    ):
+        TorchEngine(tiny_model, other)

@@ -1,0 +1,436 @@
+"""Translator: order, limits, batches and the search, on a model whose weights are random."""
+
+import random
+
+import pytest
+import torch
+from transformers.utils import logging as transformers_logging
+
+from vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer.model_folder import RUN_FILE
+from vanilla_transformer.modeling.generation_vanilla_transformer import SourceLengthLimit
+from vanilla_transformer.translation import Translation, Translator
+from vanilla_transformer.translation import translator as translation
+
+from ..tokenization.test_tokenizer_pair import (
+    GREEK,
+    LATIN,
+    build_latin_to_greek,
+    learn,
+    save_latin_to_greek,
+)
+
+# Their translations by the tiny model differ in length, and some of them end.
+LINES = [
+    "ein hund rennt.",
+    "ja",
+    "der alte mann schläft",
+    "",
+    "oh nein",
+    "  a",
+    "ein hund",
+    "x",
+    "dort, hier",
+]
+SEARCHES = pytest.mark.parametrize("num_beams", [1, 3])
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return VanillaTransformerTokenizer.train(
+        ["abcdefghijklmnopqrstuvwxyz .,!?-'"], vocab_size=37, kind="char"
+    )
+
+
+@pytest.fixture
+def build(tiny_model, tokenizer):
+    """Makes a Translator of the tiny model with short limits."""
+    return lambda **settings: Translator(
+        tiny_model, tokenizer, **{"max_extra_tokens": 4, **settings}
+    )
+
+
+@pytest.fixture
+def endless_model(tiny_model):
+    """The tiny model, which now only ever writes letters: one token, one character."""
+    tiny_model.generation_config.suppress_tokens = [2, 3]
+    return tiny_model
+
+
+def spy_on_generate(model, monkeypatch):
+    """Collects the shapes of the sources that the model is given."""
+    shapes = []
+    generate = model.generate
+
+    def generate_and_note(**inputs):
+        shapes.append(tuple(inputs["input_ids"].shape))
+        return generate(**inputs)
+
+    monkeypatch.setattr(model, "generate", generate_and_note)
+    return shapes
+
+
+@SEARCHES
+def test_line_is_translated_as_if_it_were_alone(build, num_beams):
+    translator = build(num_beams=num_beams)
+
+    together = list(translator.translate(LINES))
+    alone = [result for line in LINES for result in translator.translate([line])]
+
+    assert together == alone
+    assert len({result.text for result in together}) > 5  # mixing lines up would show
+    assert {result.reached_limit for result in together} == {False, True}
+
+
+@SEARCHES
+def test_results_follow_the_order_of_the_lines(build, num_beams):
+    translator = build(num_beams=num_beams)
+    order = random.Random(0).sample(range(len(LINES)), len(LINES))
+
+    results = list(translator.translate(LINES))
+    shuffled = list(translator.translate([LINES[index] for index in order]))
+
+    assert shuffled == [results[index] for index in order]
+
+
+@SEARCHES
+def test_results_do_not_depend_on_the_batch_size(build, num_beams):
+    results = [
+        list(build(num_beams=num_beams, max_tokens_per_batch=budget).translate(LINES))
+        for budget in (1, 100, 8192)
+    ]
+
+    assert results[0] == results[1] == results[2]
+
+
+def test_results_do_not_depend_on_the_window(build, monkeypatch):
+    translator = build()
+    whole = list(translator.translate(LINES))
+
+    monkeypatch.setattr(translation, "WINDOW_LINES", 2)
+
+    assert list(translator.translate(LINES)) == whole
+
+
+def test_translation_waits_for_one_window_only(build, monkeypatch):
+    monkeypatch.setattr(translation, "WINDOW_LINES", 2)
+    read = []
+
+    results = build().translate(read.append(line) or line for line in LINES)
+    next(results)
+
+    assert read == LINES[:2]
+
+
+@pytest.mark.parametrize("lines", [[], [""], ["", " ", "\t", "\u3000", "\r"]])
+def test_blank_lines_come_back_as_they_are(build, lines):
+    assert list(build().translate(lines)) == [Translation(line) for line in lines]
+
+
+def test_blank_lines_stay_in_their_places(build):
+    results = list(build().translate(["ein hund", "", "ja", " "]))
+
+    assert [result.text for result in results[1::2]] == ["", " "]
+    assert all(result.text.strip() for result in results[::2])
+
+
+@SEARCHES
+@pytest.mark.parametrize("max_extra_tokens", [0, 3])
+def test_limit_is_that_of_the_sentence(endless_model, build, num_beams, max_extra_tokens):
+    translator = build(num_beams=num_beams, max_extra_tokens=max_extra_tokens)
+    lines = ["ein hund rennt.", "ja", "oh nein", "x"]
+
+    lengths = [len(result.text) for result in translator.translate(lines)]
+
+    # `</s>` is a token of the source too.
+    assert lengths == [len(line) + 1 + max_extra_tokens for line in lines]
+
+
+@SEARCHES
+@pytest.mark.parametrize("name", ["max_length", "max_new_tokens"])
+def test_limit_is_not_that_of_the_generation_config(endless_model, build, num_beams, name):
+    setattr(endless_model.generation_config, name, 3)
+
+    (result,) = build(num_beams=num_beams).translate(["oh nein"])
+
+    assert len(result.text) == len("oh nein") + 1 + 4
+
+
+@SEARCHES
+def test_reached_limit_is_reported_for_each_sentence(endless_model, build, num_beams):
+    results = list(build(num_beams=num_beams).translate(["ein hund rennt.", "ja", "", "x"]))
+
+    assert [result.reached_limit for result in results] == [True, True, False, True]
+
+
+def test_reached_limit_is_false_when_the_end_is_the_last_token_allowed(
+    tiny_model, tokenizer, build
+):
+    source = tokenizer("no", return_tensors="pt")
+    output = tiny_model.generate(**source, max_length=20)[0]
+    assert output[-1] == tokenizer.eos_token_id
+    extra_tokens = len(output) - 1 - source["input_ids"].shape[1]
+
+    flags = [
+        next(build(max_extra_tokens=allowed).translate(["no"])).reached_limit
+        for allowed in (extra_tokens, extra_tokens - 1)
+    ]
+
+    assert flags == [False, True]
+
+
+def test_source_length_limit_holds_for_every_beam_of_its_sentence():
+    limit = SourceLengthLimit(torch.tensor([3, 4]))
+
+    # The start token and three more; two beams a sentence.
+    assert limit(torch.zeros(4, 4), None).tolist() == [True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    "search",
+    [
+        {"num_beams": 1},
+        {"num_beams": 3, "length_penalty": 0.0},
+        {"num_beams": 3, "length_penalty": 2.0},
+    ],
+)
+def test_translation_equals_plain_generate(tiny_model, tokenizer, build, search):
+    source = tokenizer("no", return_tensors="pt")
+    limit = source["input_ids"].shape[1] + 4
+
+    output = tiny_model.generate(**source, **search, max_length=1 + limit)
+    (result,) = build(**search).translate(["no"])
+
+    assert result.text == tokenizer.decode(output[0], skip_special_tokens=True)
+
+
+def test_translation_depends_on_the_search(build):
+    # Otherwise equality with `generate` would not show that its settings arrive.
+    texts = {
+        next(build(num_beams=num_beams, length_penalty=penalty).translate(["no"])).text
+        for num_beams, penalty in ((1, None), (3, 0.0), (3, 2.0))
+    }
+
+    assert len(texts) == 3
+
+
+def test_search_is_greedy_when_nobody_says_otherwise(build):
+    assert build().search == "greedy"
+
+
+def test_search_is_that_of_the_generation_config(tiny_model, build):
+    tiny_model.generation_config.update(num_beams=4, length_penalty=0.6)
+
+    assert build().search == "beam 4, length penalty 0.6"
+
+
+@pytest.mark.parametrize(
+    ("settings", "search"),
+    [
+        ({"num_beams": 1}, "greedy"),
+        ({"num_beams": 2}, "beam 2, length penalty 0.6"),
+        ({"length_penalty": 0.0}, "beam 4, length penalty 0.0"),
+    ],
+)
+def test_search_settings_override_the_generation_config(tiny_model, build, settings, search):
+    tiny_model.generation_config.update(num_beams=4, length_penalty=0.6)
+
+    assert build(**settings).search == search
+
+
+def test_generation_config_of_the_model_stays_as_it_is(tiny_model, build):
+    before = tiny_model.generation_config.to_dict()
+
+    list(build(num_beams=2, length_penalty=0.5).translate(["ja"]))
+
+    assert tiny_model.generation_config.to_dict() == before
+
+
+@SEARCHES
+def test_generate_has_nothing_to_warn_about(tiny_model, build, caplog, num_beams):
+    # As in a trained folder.
+    tiny_model.generation_config.update(num_beams=4, length_penalty=0.6, max_length=300)
+    transformers_logging.enable_propagation()
+    try:
+        list(build(num_beams=num_beams).translate(["ja"]))
+    finally:
+        transformers_logging.disable_propagation()
+
+    assert caplog.messages == []
+
+
+def test_line_feed_in_a_translation_becomes_a_blank(tiny_model, monkeypatch):
+    tokenizer = VanillaTransformerTokenizer.train(["a\nb"], vocab_size=7, kind="char")
+    output = tokenizer("a\nb\n", return_tensors="pt")["input_ids"]
+    start = torch.ones(1, 1, dtype=torch.long)
+    monkeypatch.setattr(tiny_model, "generate", lambda **_: torch.cat([start, output], dim=1))
+
+    results = Translator(tiny_model, tokenizer).translate(["a"])
+
+    assert list(results) == [Translation("a b ", replaced_separators=2)]
+
+
+@SEARCHES
+def test_batches_keep_within_their_tokens(tiny_model, build, monkeypatch, num_beams):
+    shapes = spy_on_generate(tiny_model, monkeypatch)
+
+    list(build(num_beams=num_beams, max_tokens_per_batch=120).translate(LINES))
+
+    assert sum(rows for rows, _ in shapes) == sum(bool(line.strip()) for line in LINES)
+    # The longest of the lines has 22 tokens, the others count for 16.
+    tokens = [num_beams * max(columns, 16) for _, columns in shapes]
+    assert all(rows * each <= 120 for (rows, _), each in zip(shapes, tokens, strict=True))
+    # One more sentence would have been too many.
+    assert all(
+        (rows + 1) * each > 120 for (rows, _), each in zip(shapes[:-1], tokens, strict=False)
+    )
+
+
+def test_sentence_beyond_the_budget_goes_alone(tiny_model, build, monkeypatch):
+    shapes = spy_on_generate(tiny_model, monkeypatch)
+
+    list(build(max_tokens_per_batch=32).translate(["der alte mann " * 3, "ja", "oh"]))
+
+    assert shapes == [(1, 43), (2, 3)]
+
+
+def test_translator_switches_dropout_off(tiny_model, build):
+    tiny_model.train()
+
+    build()
+
+    assert not tiny_model.training
+
+
+def test_translator_loads_a_saved_folder(tiny_model, tokenizer, build, tmp_path):
+    tiny_model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+
+    loaded = Translator.from_pretrained(str(tmp_path), num_beams=2, max_extra_tokens=4)
+
+    assert list(loaded.translate(LINES)) == list(build(num_beams=2).translate(LINES))
+
+
+# Lines that are too long
+
+
+def test_long_line_is_the_translations_of_its_pieces(build):
+    pieces = ["ein hund.", "der alte mann", "schläft"]
+    translator = build(max_source_length=14)
+
+    joined, short = translator.translate(["ein hund. der alte mann schläft", "ja"])
+
+    parts = [result.text for result in translator.translate(pieces)]
+    assert joined.text == " ".join(parts)
+    assert short == next(translator.translate(["ja"]))
+
+
+def test_warnings_count_lines_over_all_windows(build, monkeypatch, caplog):
+    monkeypatch.setattr(translation, "WINDOW_LINES", 2)
+
+    list(
+        build(max_source_length=14).translate(["a", "b", "c", "ein hund. der alte"], first_line=11)
+    )
+
+    assert [message.split(" is ")[0] for message in caplog.messages] == ["Line 14"]
+
+
+def test_long_line_has_what_its_pieces_have(build):
+    translator = build(max_source_length=14, details=True, scores=True, num_beams=2)
+    joined = next(translator.translate(["ein hund. der alte mann"]))
+    first, second = translator.translate(["ein hund.", "der alte mann"])
+
+    assert joined.source_tokens == first.source_tokens + second.source_tokens
+    assert joined.tokens == first.tokens + second.tokens
+    assert joined.token_scores == pytest.approx(first.token_scores + second.token_scores)
+    assert joined.score == pytest.approx((first.score + second.score) / 2)
+    moved = [
+        (source + len(first.source_tokens), target + len(first.tokens))
+        for source, target in second.alignment
+    ]
+    assert joined.alignment == (*first.alignment, *moved)
+    assert joined.reached_limit == (first.reached_limit or second.reached_limit)
+
+
+def test_alternatives_of_a_long_line_join_those_of_one_rank(build):
+    translator = build(max_source_length=14, num_beams=3, num_hypotheses=3)
+    joined = next(translator.translate(["ein hund. der alte mann"]))
+    parts = list(translator.translate(["ein hund.", "der alte mann"]))
+
+    for rank in range(2):
+        assert joined.alternatives[rank].text == " ".join(
+            part.alternatives[rank].text for part in parts
+        )
+
+
+@pytest.mark.parametrize(("field", "length"), [("max_position_embeddings", 9), (None, 1024)])
+def test_longest_source_is_what_the_model_expects(tiny_model, build, field, length):
+    if field:
+        setattr(tiny_model.config, field, length)
+
+    assert build().max_source_length == length
+
+
+def test_longest_source_is_that_of_the_training(tiny_model, tokenizer, tmp_path):
+    tiny_model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / RUN_FILE).write_text('{"settings": {"max_length": 77}}')
+
+    assert Translator.from_pretrained(str(tmp_path)).max_source_length == 77
+    assert Translator.from_pretrained(str(tmp_path), max_source_length=5).max_source_length == 5
+
+
+def test_window_ends_at_many_characters_too(build, monkeypatch):
+    monkeypatch.setattr(translation, "WINDOW_CHARACTERS", 20)
+    read = []
+
+    results = build().translate(read.append(line) or line for line in LINES)
+    next(results)
+
+    assert read == LINES[:3]
+
+
+# Two vocabularies
+
+
+@pytest.mark.parametrize("prefix", ["", "φως"])
+def test_source_is_read_and_output_written_in_a_vocabulary_each(prefix):
+    model, pair = build_latin_to_greek()
+    settings = {"num_beams": 2, "num_hypotheses": 2, "max_extra_tokens": 4, "details": True}
+    translator = Translator(model, pair.source, target_tokenizer=pair.target, **settings)
+
+    results = list(translator.translate(LINES[:4], prefix))
+
+    assert "".join(results[0].source_tokens) == LINES[0] + "</s>"
+    texts = [one.text for result in results[:3] for one in (result, *result.alternatives)]
+    assert all(text.startswith(prefix) and set(text) <= set(GREEK) for text in texts)
+    assert len(set(texts)) == 6
+    written = "".join(results[0].tokens).replace("<unk>", "").removesuffix("</s>")
+    assert written == results[0].text
+
+
+def test_translator_loads_both_tokenizers_of_a_folder(tmp_path):
+    model, pair = build_latin_to_greek()
+    translator = Translator(model, pair.source, target_tokenizer=pair.target, max_extra_tokens=4)
+
+    loaded = Translator.from_pretrained(save_latin_to_greek(tmp_path), max_extra_tokens=4)
+
+    assert list(loaded.translate(LINES)) == list(translator.translate(LINES))
+
+
+def test_translator_is_refused_without_the_tokenizer_of_a_target_vocabulary():
+    model, pair = build_latin_to_greek()
+
+    with pytest.raises(ValueError, match="target vocabulary, of 40 tokens, got none"):
+        Translator(model, pair.source)
+
+
+def test_ensemble_shares_the_tokenizer_of_the_target_too(tmp_path):
+    names = [save_latin_to_greek(tmp_path / name) for name in ("one", "two")]
+    together = Translator.from_pretrained(names, max_extra_tokens=4)
+    assert next(together.translate(["ja"])).text
+
+    learn(GREEK[::-1] + LATIN[0]).save_pretrained(tmp_path / "two" / "target_tokenizer")
+
+    with pytest.raises(ValueError, match=r"share one tokenizer, got another one in .*two"):
+        Translator.from_pretrained(names)
