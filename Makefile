@@ -48,7 +48,7 @@ test-oldest: $(READY)
 
 # Breaks the model by one line at a time: each defect must fail a test.
 test-mutants: $(READY)
-	$(RUN)python scripts/check_mutants.py --jobs 2
+	$(RUN)python checks/check_mutants.py --jobs 2
 
 test-all: test test-slow test-oldest test-mutants
 

@@ -8,7 +8,7 @@ import pytest
 
 from ..support.documents import ROOT
 
-SCRIPT = ROOT / "scripts" / "plot_complexity.py"
+SCRIPT = ROOT / "benchmarks" / "plot_complexity.py"
 
 
 def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -66,4 +66,4 @@ def test_help_answers_without_torch(tmp_path):
     done = run("--help", PYTHONPATH=str(tmp_path))
 
     assert done.returncode == 0
-    assert "Example:\n  python scripts/plot_complexity.py --" in done.stdout
+    assert "Example:\n  python benchmarks/plot_complexity.py --" in done.stdout

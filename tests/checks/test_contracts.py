@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "checks"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 from contracts import CHECKS, Candidate, Check, decoding, inputs, sharing, training
 

@@ -1,4 +1,4 @@
-"""The list of defects for `scripts/check_mutants.py`; `make test-mutants` sees all caught."""
+"""The list of defects for `checks/check_mutants.py`; `make test-mutants` sees all caught."""
 
 import ast
 import subprocess
@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "checks"))
 
 from mutation import TESTS, Mutant, choose_tests, path_of
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "scripts" / "check_mutants.py"
+SCRIPT = ROOT / "checks" / "check_mutants.py"
 HUB_FILES = {
     file: (ROOT / "src" / file).read_text("utf-8")
     for file in (

@@ -45,7 +45,8 @@ def help_of(*command):
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_options_in_documents_exist(document):
     used = set(re.findall(r"--[a-z][a-z_]+", read(document))) - {"--help", "--editable"}
-    scripts = {path.name: str(path) for path in (ROOT / "scripts").glob("*.py")}
+    folders = ("scripts", "benchmarks", "checks")
+    scripts = {path.name: str(path) for folder in folders for path in (ROOT / folder).glob("*.py")}
     named = set(re.findall(r"\w+\.py", read(document))) & scripts.keys()
     commands = ["train", "translate", "evaluate", "push", "export", "attention"]
     help_text = "".join(

@@ -1,4 +1,4 @@
-"""`scripts/benchmark_generation.py`: contenders that are the same function, and the table."""
+"""`benchmarks/generation.py`: contenders that are the same function, and the table."""
 
 import os
 import subprocess
@@ -16,9 +16,9 @@ from vanilla_transformer import VanillaTransformerTokenizer
 
 from ..conftest import source_of
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
-SCRIPT = SCRIPTS / "benchmark_generation.py"
-sys.path.insert(0, str(SCRIPTS))
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+SCRIPT = BENCHMARKS / "generation.py"
+sys.path.insert(0, str(BENCHMARKS))
 
 import generation_contenders  # noqa: E402  (found on the path above)
 from generation_contenders import (  # noqa: E402

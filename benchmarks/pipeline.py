@@ -8,7 +8,7 @@ them had reached the loss that the slowest one ended with; evaluations are not c
 not smoothed, since M2M100 fails under Trainer's smoothing (docs/contracts.md).
 
 Example:
-  python scripts/benchmark_pipeline.py --train train.de.gz train.en.gz \
+  python benchmarks/pipeline.py --train train.de.gz train.en.gz \
       --validation dev.de.gz dev.en.gz --minutes 10
 """
 

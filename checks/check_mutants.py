@@ -14,7 +14,7 @@ def main() -> int:
     """Prints a Markdown table; the status is 1 unless a test caught every mutant."""
     parser = argparse.ArgumentParser(
         description=__doc__,
-        epilog="example: python scripts/check_mutants.py --jobs 2 > mutants.md",
+        epilog="example: python checks/check_mutants.py --jobs 2 > mutants.md",
     )
     parser.add_argument(
         "--mutants", type=Path, default=MUTANTS, help="List of them (default: tests/mutants.toml)."

@@ -7,8 +7,8 @@ after round; tables show the median, the slowest and the fastest round. Peak mem
 largest batch, in a process for each. --preset: random weights and sources, 32 tokens of output.
 
 Example:
-  python scripts/benchmark_generation.py --model runs/de-en --test test.de.gz --threads 1
-  python scripts/benchmark_generation.py --preset base --sentences 16 --batch_sizes 1 16
+  python benchmarks/generation.py --model runs/de-en --test test.de.gz --threads 1
+  python benchmarks/generation.py --preset base --sentences 16 --batch_sizes 1 16
 """
 
 import argparse
@@ -72,7 +72,7 @@ def main() -> None:
             for line in tables(options, CONTENDERS, Path(scratch)):
                 print(line, flush=True)
         except (ValueError, OSError) as error:
-            print(f"benchmark_generation: {error}", file=sys.stderr)
+            print(f"generation: {error}", file=sys.stderr)
             sys.exit(2)
 
 

@@ -5,7 +5,7 @@ Points are medians of the rounds: equation (1) alone, and the layer with its pro
 the formulas, with k = 3 and r = 64, times what makes n² d meet equation (1) at n = d = --fixed.
 
 Example:
-  python scripts/plot_complexity.py --rounds 15 --output complexity.svg
+  python benchmarks/plot_complexity.py --rounds 15 --output complexity.svg
 """
 
 import argparse

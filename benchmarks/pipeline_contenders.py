@@ -1,4 +1,4 @@
-"""Whole training pipelines of several families on one corpus, for scripts/benchmark_pipeline.py."""
+"""Whole training pipelines of several families on one corpus, for benchmarks/pipeline.py."""
 
 import argparse
 import time

@@ -1,11 +1,11 @@
 #!/usr/bin/env python
 """Which contracts this model keeps, and which M2M100 and Marian of the same size: one table.
 
-Runs the same checks, those in scripts/contracts/, on tiny models of the three classes with random
+Runs the same checks, those in checks/contracts/, on tiny models of the three classes with random
 weights, in about a minute on one CPU core. A broken contract shows the first line of its error.
 
 Example:
-  python scripts/compare_contracts.py > contracts.md
+  python checks/compare_contracts.py > contracts.md
 """
 
 import argparse
@@ -25,6 +25,8 @@ def main() -> None:
     """Prints the table, a line as soon as it is known, and how many contracts each class keeps."""
     formatter = argparse.RawDescriptionHelpFormatter
     argparse.ArgumentParser(description=__doc__, formatter_class=formatter).parse_args()
+    # Where `neighbours` is.
+    sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
     from transformers.utils import logging
 
     from contracts import CHECKS

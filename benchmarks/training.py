@@ -6,11 +6,11 @@ forward, backward and Adam, and the table shows the median, and its ratio to the
 Memory is taken in a process of its own for each. Tokens are counted without padding.
 
 Examples:
-  python scripts/benchmark_training.py --corpus train.de.gz train.en.gz --presets tiny base
-  python scripts/benchmark_training.py --corpus train.de.gz train.en.gz --presets tiny --variants
-  python scripts/benchmark_training.py --corpus train.de.gz train.en.gz --presets tiny --variants \
+  python benchmarks/training.py --corpus train.de.gz train.en.gz --presets tiny base
+  python benchmarks/training.py --corpus train.de.gz train.en.gz --presets tiny --variants
+  python benchmarks/training.py --corpus train.de.gz train.en.gz --presets tiny --variants \
       --models default 'talking heads*' --compile
-  python scripts/benchmark_training.py --corpus train.de.gz train.en.gz --presets tiny --variants \
+  python benchmarks/training.py --corpus train.de.gz train.en.gz --presets tiny --variants \
       --models default 'no padding' --unsorted
 """
 
