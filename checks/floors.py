@@ -1,0 +1,145 @@
+#!/usr/bin/env python
+"""How many floors of imports a source tree has, and which rooms are on each.
+
+A room is a folder of the package `vanilla_transformer`, a file beside these folders, or the command
+line; its settings are a room of their own. A room's floor is one above the highest that it imports.
+
+Example:
+  python checks/floors.py
+  python checks/floors.py src path/to/another/src
+"""
+
+import argparse
+import ast
+from collections.abc import Iterable
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+SOURCE = Path(__file__).parents[1] / "src"
+CORE, COMMAND, SETTINGS = (
+    "vanilla_transformer",
+    "vanilla_transformer_cli",
+    "vanilla_transformer_cli.settings",
+)
+# From the ground up. A room imports only from floors below its own.
+PLAN = (
+    (SETTINGS, f"{CORE}.files", f"{CORE}.model_folder"),
+    (f"{CORE}.figures", f"{CORE}.modeling", f"{CORE}.tokenization"),
+    (CORE, f"{CORE}.data", f"{CORE}.translation", f"{CORE}.evaluation", f"{CORE}.sharing"),
+    (f"{CORE}.training", f"{CORE}.inspection", f"{CORE}.interop"),
+    (COMMAND,),
+)
+
+# What each module, or each room, imports.
+Graph = dict[str, set[str]]
+
+
+def module_graph(source: Path) -> Graph:
+    """Our modules and those of ours that each imports, in functions and for type checkers too."""
+    files = {
+        ".".join(file.relative_to(source).with_suffix("").parts).removesuffix(".__init__"): file
+        for package in (CORE, COMMAND)
+        for file in source.glob(f"{package}/**/*.py")
+    }
+    return {
+        module: set(imported(module, file, files.keys())) - {module}
+        for module, file in files.items()
+    }
+
+
+def imported(module: str, file: Path, ours: Iterable[str]) -> Iterable[str]:
+    """Modules of ours that a file imports.
+
+    Args:
+        module: Its dotted name.
+        file: Where it is.
+        ours: All our modules.
+    """
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            parents = module.split(".")
+            parents = parents[: len(parents) - node.level + (file.name == "__init__.py")]
+            base = ".".join([*(parents if node.level else []), *filter(None, [node.module])])
+            # What is imported is a module, or stands in one.
+            members = [f"{base}.{alias.name}" for alias in node.names]
+            names = [member if member in ours else base for member in members]
+        else:
+            continue
+        yield from (name for name in names if name in ours)
+
+
+def room_of(module: str) -> str:
+    """The room that a module is in."""
+    package, *inner = module.split(".")
+    if package == COMMAND:
+        return SETTINGS if module == SETTINGS else COMMAND
+    return ".".join([package, *inner[:1]])
+
+
+def room_graph(modules: Graph) -> Graph:
+    """Rooms and the other rooms that each imports from."""
+    rooms: Graph = {room_of(module): set() for module in modules}
+    for module, targets in modules.items():
+        room = room_of(module)
+        rooms[room] |= {room_of(target) for target in targets} - {room}
+    return rooms
+
+
+def circle(graph: Graph) -> list[str]:
+    """Modules or rooms that import one another in a circle; empty if there is none."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def floors(rooms: Graph) -> list[list[str]]:
+    """Rooms by floors, from the ground up.
+
+    Raises:
+        CycleError: If rooms import one another in a circle.
+    """
+    floor: dict[str, int] = {}
+    for room in TopologicalSorter(rooms).static_order():
+        floor[room] = max((floor[below] + 1 for below in rooms[room]), default=0)
+    return [
+        sorted(room for room in floor if floor[room] == height)
+        for height in range(1 + max(floor.values()))
+    ]
+
+
+def wrong_arrows(rooms: Graph) -> list[str]:
+    """Imports from another room that `PLAN` does not have on a floor below."""
+    floor = {room: height for height, named in enumerate(PLAN) for room in named}
+    return [
+        f"{room} imports {target}"
+        for room, targets in sorted(rooms.items())
+        for target in sorted(targets)
+        if floor[target] >= floor[room]
+    ]
+
+
+def main() -> None:
+    """Prints a Markdown table for each source tree, the top floor first."""
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
+    parser.add_argument(
+        "sources", type=Path, nargs="*", default=[SOURCE], help="Source trees (default: src)."
+    )
+    for source in parser.parse_args().sources:
+        rooms = room_graph(module_graph(source))
+        if round_trip := circle(rooms):
+            print(f"{source}: {len(rooms)} rooms, with a circle: {' -> '.join(round_trip)}")
+            continue
+        stacked = floors(rooms)
+        print(f"{source}: {len(rooms)} rooms on {len(stacked)} floors\n\n| floor | rooms |")
+        print("| --- | --- |")
+        for height, named in reversed(list(enumerate(stacked))):
+            print(f"| {height} | {', '.join(room.removeprefix(CORE + '.') for room in named)} |")
+
+
+if __name__ == "__main__":
+    main()

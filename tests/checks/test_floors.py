@@ -1,0 +1,88 @@
+"""`checks/floors.py`: what the rooms of the package import from one another."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "checks"))
+
+from floors import PLAN, SOURCE, circle, floors, module_graph, room_graph, wrong_arrows
+
+MODULES = module_graph(SOURCE)
+ROOMS = room_graph(MODULES)
+
+
+def test_each_room_is_on_a_floor_of_the_plan():
+    assert ROOMS.keys() == {room for named in PLAN for room in named}
+
+
+def test_rooms_import_only_from_floors_below():
+    assert wrong_arrows(ROOMS) == []
+
+
+def test_modules_import_one_another_in_no_circle():
+    assert circle(MODULES) == []
+
+
+def test_modeling_imports_nothing_of_ours():
+    assert ROOMS["vanilla_transformer.modeling"] == set()
+
+
+def test_settings_import_nothing_of_ours_nor_torch():
+    code = "import sys, vanilla_transformer_cli.settings; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    loaded = {name for name in done.stdout.split() if name.startswith("vanilla_transformer")}
+    assert loaded == {"vanilla_transformer_cli", "vanilla_transformer_cli.settings"}
+    assert not {"torch", "transformers"} & set(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from vanilla_transformer.training.run import train",
+        "from vanilla_transformer.training import run",
+        "import vanilla_transformer.training.run",
+        "from ..training.run import train",
+        "from ..training import run",
+        "def late():\n    from vanilla_transformer.training.run import train",
+        "if TYPE_CHECKING:\n    from vanilla_transformer.training.run import train",
+    ],
+)
+def test_arrow_up_is_found_however_it_is_written(tmp_path, line):
+    write(tmp_path, "data/filters.py", line)
+    write(tmp_path, "training/run.py", "import torch")
+
+    rooms = room_graph(module_graph(tmp_path))
+
+    assert wrong_arrows(rooms) == ["vanilla_transformer.data imports vanilla_transformer.training"]
+
+
+def test_circle_is_found(tmp_path):
+    write(tmp_path, "data/filters.py", "from .batches import cut")
+    write(tmp_path, "data/batches.py", "from .filters import drop")
+
+    assert "vanilla_transformer.data.filters" in circle(module_graph(tmp_path))
+    assert circle(room_graph(module_graph(tmp_path))) == []
+
+
+def test_floor_is_one_above_the_highest_import(tmp_path):
+    write(tmp_path, "files.py", "")
+    write(tmp_path, "data/filters.py", "from ..files import read")
+    write(tmp_path, "training/run.py", "from ..files import read\nfrom ..data.filters import drop")
+
+    stacked = floors(room_graph(module_graph(tmp_path)))
+
+    assert [[room.rpartition(".")[2] for room in named] for named in stacked] == [
+        ["files"],
+        ["data"],
+        ["training"],
+    ]
+
+
+def write(source: Path, name: str, text: str) -> None:
+    file = source / "vanilla_transformer" / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")
