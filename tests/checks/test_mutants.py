@@ -16,21 +16,18 @@ from mutation import TESTS, Mutant, choose_tests, path_of
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "checks" / "check_mutants.py"
 HUB_FILES = {
-    file: (ROOT / "src" / file).read_text("utf-8")
-    for file in (
-        f"vanilla_transformer/modeling/{name}_vanilla_transformer.py"
-        for name in (
-            "attention",
-            "configuration",
-            "decoding",
-            "generation",
-            "kernels",
-            "loss",
-            "modeling",
-            "packing",
-            "positions",
-            "search",
-        )
+    f"vanilla_transformer/modeling/{name}_vanilla_transformer.py"
+    for name in (
+        "attention",
+        "configuration",
+        "decoding",
+        "generation",
+        "kernels",
+        "loss",
+        "modeling",
+        "packing",
+        "positions",
+        "search",
     )
 }
 MUTANTS = [
@@ -45,18 +42,19 @@ each_mutant = pytest.mark.parametrize(
 
 def test_list_holds_many_defects_of_every_hub_file():
     assert len(MUTANTS) >= 40
-    assert {file for file, _ in MUTANTS} == HUB_FILES.keys()
+    assert {file for file, _ in MUTANTS} >= HUB_FILES
     names = Counter(mutant["name"] for _, mutant in MUTANTS)
     assert set(names.values()) == {1}
 
 
 @each_mutant
 def test_defect_changes_one_place_and_leaves_valid_code(file, mutant):
-    assert HUB_FILES[file].count(mutant["old"]) == 1
+    text = (ROOT / "src" / file).read_text("utf-8")
+    assert text.count(mutant["old"]) == 1
 
-    broken = HUB_FILES[file].replace(mutant["old"], mutant["new"])
+    broken = text.replace(mutant["old"], mutant["new"])
 
-    assert ast.dump(ast.parse(broken)) != ast.dump(ast.parse(HUB_FILES[file]))
+    assert ast.dump(ast.parse(broken)) != ast.dump(ast.parse(text))
 
 
 def test_first_test_mirrors_the_broken_file():
