@@ -1,6 +1,7 @@
 """Text files: lines in, and files that appear whole or not at all."""
 
 import gzip
+import hashlib
 import os
 import zlib
 from collections.abc import Iterable, Iterator
@@ -81,3 +82,9 @@ def write_lines(path: Path, lines: Iterable[str]) -> Path:
     ):
         file.writelines(f"{line}\n" for line in lines)
     return path
+
+
+def checksum(path: str | os.PathLike[str]) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

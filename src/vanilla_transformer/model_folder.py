@@ -1,8 +1,23 @@
-"""A saved model's folder: the names of its files, and where to find them, on disk or on the Hub."""
+"""A saved model's folder: the names of its files, finding them, and loading it only if whole.
 
+A record of sizes and checksums (`run.json` of a finished run, `files.json` of a checkpoint) lists
+the files that results depend on. Nothing that differs from its record is loaded.
+"""
+
+import json
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import torch
+from safetensors import SafetensorError
+from torch import nn
+from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
 from transformers.utils import cached_file
+
+from vanilla_transformer.files import checksum
 
 # Written by training beside weights, tokenizer and code.
 RUN_FILE = "run.json"
@@ -10,11 +25,25 @@ LOG_FILE = "log.jsonl"
 CARD_FILE = "README.md"
 RESULTS_FILE = "results.json"
 
+# The last file of a checkpoint: names, sizes and checksums of all others.
+FILES_FILE = "files.json"
+
 # The target's own tokenizer has a folder inside the model's; the source's is beside the weights.
 TARGET_FOLDER = "target_tokenizer"
 TARGET_FILES = tuple(
     f"{TARGET_FOLDER}/{name}" for name in ("tokenizer.json", "tokenizer_config.json")
 )
+
+# Files that decide on what a saved model computes, as patterns.
+_RECORDED_FILES = (
+    "model*.safetensors",
+    "model.bin",
+    "*.onnx*",
+    "tokenizer.json",
+    TARGET_FILES[0],
+)
+# Tensors that an error names before it only counts the rest.
+_NAMED_TENSORS = 3
 
 
 def find_file(model_name_or_path: str, name: str, revision: str | None = None) -> Path | None:
@@ -27,3 +56,163 @@ def find_file(model_name_or_path: str, name: str, revision: str | None = None) -
         _raise_exceptions_for_connection_errors=False,
     )
     return None if file is None else Path(file)
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Raises:
+        ValueError: If the file holds anything else.
+    """
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    # Python's parser follows nested brackets by recursion.
+    except (ValueError, RecursionError) as error:
+        raise ValueError(
+            f"{file} must hold a JSON object, got something that cannot be parsed: {error}. "
+            "Restore the file."
+        ) from error
+    if not isinstance(value, dict):
+        raise ValueError(
+            f"{file} must hold a JSON object, got a {type(value).__name__}. Restore the file."
+        )
+    return value
+
+
+def read_run(model_name_or_path: str, revision: str | None = None) -> dict[str, Any]:
+    """The record of the run that made a model; empty where there is none.
+
+    Raises:
+        ValueError: If the file is damaged.
+    """
+    file = find_file(model_name_or_path, RUN_FILE, revision)
+    return read_object(file) if file else {}
+
+
+def describe_files(folder: Path, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Size and checksum of each of a folder's files."""
+    return {
+        name: {"bytes": (folder / name).stat().st_size, "sha256": checksum(folder / name)}
+        for name in names
+    }
+
+
+def describe_model_files(folder: Path) -> dict[str, dict[str, Any]]:
+    """Size and checksum of the files that decide on what a saved model computes."""
+    found = sorted(file for pattern in _RECORDED_FILES for file in folder.glob(pattern))
+    return describe_files(folder, (file.relative_to(folder).as_posix() for file in found))
+
+
+def check_files(model_name_or_path: str, revision: str | None = None) -> None:
+    """Compares a model's files with the sizes and checksums recorded for them, if there are any.
+
+    Raises:
+        ValueError: If one differs.
+    """
+    record = find_file(model_name_or_path, FILES_FILE, revision)
+    files = (
+        read_object(record) if record else read_run(model_name_or_path, revision).get("files", {})
+    )
+    for name, expected in files.items():
+        file = find_file(model_name_or_path, name, revision)
+        if file and differs(file, expected):
+            raise ValueError(
+                f"{name} of {model_name_or_path!r} is not the file that was saved: its bytes do "
+                f"not have the SHA-256 {expected['sha256'][:12]}... recorded in "
+                f"{FILES_FILE if record else RUN_FILE}. Copy the model again; if you changed the "
+                f"file on purpose, remove `files` from {RUN_FILE}."
+            )
+
+
+def differs(file: Path, expected: dict[str, Any]) -> bool:
+    """Whether a file is not as recorded; the size is compared first, which costs nothing."""
+    return file.stat().st_size != expected["bytes"] or checksum(file) != expected["sha256"]
+
+
+def load_model(model_name_or_path: str, **loading: Any) -> PreTrainedModel:
+    """Loads a model whose weights are complete, finite and as they were saved.
+
+    `from_pretrained` fills what is missing with random numbers and only warns. Pickled weights are
+    not read.
+
+    Args:
+        model_name_or_path: As for `AutoModelForSeq2SeqLM`.
+        loading: Further arguments of its `from_pretrained`.
+
+    Raises:
+        ValueError: If a tensor is missing, left over, of another shape or not finite, or if a file
+            is damaged.
+        OSError: If there is no such model, or it has no safetensors.
+    """
+    check_files(model_name_or_path, loading.get("revision"))
+    try:
+        with _without_load_report():
+            model, report = AutoModelForSeq2SeqLM.from_pretrained(
+                model_name_or_path,
+                output_loading_info=True,
+                # Reported below with all other faults.
+                ignore_mismatched_sizes=True,
+                use_safetensors=True,
+                **loading,
+            )
+    except SafetensorError as error:
+        raise ValueError(
+            f"The weights of {model_name_or_path!r} are damaged: {error}. Copy the model again."
+        ) from error
+    mismatched = [name for name, *_ in report["mismatched_keys"]]
+    faults = [
+        f"{len(names)} {fault} ({_some(names)})"
+        for names, fault in (
+            (report["missing_keys"], "missing"),
+            (report["unexpected_keys"], "unknown to its config"),
+            (mismatched, "of another shape than its config says"),
+            (nonfinite_tensors(model), "not finite"),
+        )
+        if names
+    ]
+    if faults:
+        raise ValueError(
+            f"{model_name_or_path!r} must hold exactly the tensors of its config, all finite, got "
+            f"{'; '.join(faults)}. Copy the model again, or train it anew."
+        )
+    align_weights(model)
+    return model
+
+
+def nonfinite_tensors(model: nn.Module) -> list[str]:
+    """Names of the weights that hold an infinity or NaN."""
+    return [
+        name
+        for name, tensor in model.state_dict().items()
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all()
+    ]
+
+
+def align_weights(model: nn.Module) -> None:
+    """Copies weights to memory of torch's own.
+
+    Those that are mapped from a safetensors file begin anywhere, and matrix products of such
+    differ in their last bit from those of aligned ones: a resumed run would leave its old course.
+    """
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.data = tensor.data.clone()
+
+
+def _some(names: Iterable[str]) -> str:
+    first, *others = sorted(names)
+    named = [first, *others[: _NAMED_TENSORS - 1]]
+    rest = len(others) + 1 - len(named)
+    return ", ".join(named) + f" and {rest} more" * (rest > 0)
+
+
+@contextmanager
+def _without_load_report() -> Iterator[None]:
+    """Hides Transformers' table of missing and unexpected tensors, which becomes an error here."""
+    logger = logging.getLogger("transformers.modeling_utils")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

@@ -16,11 +16,11 @@ from datasets import Dataset, DatasetDict
 from vanilla_transformer.data import parallel_text as data
 from vanilla_transformer.data.parallel_text import (
     ParallelText,
-    checksum,
     load_pairs,
     pair_lengths,
     tokenize_pairs,
 )
+from vanilla_transformer.files import checksum
 from vanilla_transformer.tokenization.tokenization_vanilla_transformer import (
     VanillaTransformerTokenizer,
 )

@@ -263,7 +263,7 @@ def test_record_of_the_run_may_be_missing(source, tmp_path):
 
     export_to_ctranslate2(source, tmp_path / "out")
 
-    assert "run.json" not in files(tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "run.json").read_text("utf-8")).keys() == {"files"}
 
 
 def test_ctranslate2_translates_from_one_vocabulary_into_another(tmp_path):
@@ -281,6 +281,7 @@ def test_ctranslate2_translates_from_one_vocabulary_into_another(tmp_path):
         "tokenizer_config.json",
         "target_tokenizer",
         "generation_config.json",
+        "run.json",
     }
     pair = TokenizerPair.from_pretrained(source)
     for side, tokenizer in (("source", pair.source), ("target", pair.target)):
@@ -310,3 +311,14 @@ def test_onnx_folder_holds_the_tokenizers_of_both_vocabularies(tmp_path):
         "tokenizer.json",
         "tokenizer_config.json",
     }
+
+
+@pytest.mark.parametrize("name", ["model.bin", "tokenizer.json"])
+def test_flipped_bit_of_an_export_is_noticed(source, tmp_path, name):
+    export_to_ctranslate2(source, tmp_path / "out")
+    content = bytearray((tmp_path / "out" / name).read_bytes())
+    content[-10] ^= 1
+    (tmp_path / "out" / name).write_bytes(content)
+
+    with pytest.raises(ValueError, match=f"{name} of .* is not the file that was saved"):
+        Translator.from_pretrained(str(tmp_path / "out"), engine="ctranslate2")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-import hashlib
 import json
 import os
 import re
@@ -428,9 +427,3 @@ def pair_lengths(dataset: Dataset) -> npt.NDArray[np.int64]:
         for table in tables
     ]
     return np.concatenate(parts).astype(np.int64)
-
-
-def checksum(path: str | os.PathLike[str]) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,5 +1,6 @@
 """A saved model to another runtime: converted, compared with the model, and only then in place."""
 
+import json
 import os
 import random
 import shutil
@@ -13,13 +14,13 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import (
-    AutoModelForSeq2SeqLM,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
+from vanilla_transformer.files import write_lines
 from vanilla_transformer.interop import never_generated
-from vanilla_transformer.model_folder import RUN_FILE, find_file
+from vanilla_transformer.model_folder import RUN_FILE, describe_model_files, load_model, read_run
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 from vanilla_transformer.translation.ctranslate2_engine import CTranslate2Engine
 from vanilla_transformer.translation.engines import Search, TorchEngine
@@ -207,7 +208,7 @@ def _load(
     model_name_or_path: str, trust_remote_code: bool
 ) -> tuple[PreTrainedModel, TokenizerPair]:
     """The model in float32 and its tokenizers."""
-    model = AutoModelForSeq2SeqLM.from_pretrained(
+    model = load_model(
         model_name_or_path,
         dtype=torch.float32,
         # What the ONNX exporter can trace.
@@ -222,8 +223,8 @@ def _save_settings(model: PreTrainedModel, tokenizers: TokenizerPair, folder: Pa
     """What a Translator needs beside the weights; the record tells where training cut lines."""
     tokenizers.save_pretrained(folder)
     model.generation_config.save_pretrained(folder)
-    if record := find_file(model.name_or_path, RUN_FILE):
-        shutil.copyfile(record, folder / RUN_FILE)
+    run = read_run(model.name_or_path) | {"files": describe_model_files(folder)}
+    write_lines(folder / RUN_FILE, [json.dumps(run, indent=2)])
 
 
 def _sample_sources(tokenizer: PreTrainedTokenizerBase, lines: list[str] | None) -> list[list[int]]:

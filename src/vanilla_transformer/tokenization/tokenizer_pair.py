@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -12,7 +11,7 @@ from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
 from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils import CONFIG_NAME
 
-from vanilla_transformer.model_folder import TARGET_FILES, TARGET_FOLDER, find_file
+from vanilla_transformer.model_folder import TARGET_FILES, TARGET_FOLDER, find_file, read_object
 
 # A config has one id of each for both sides.
 _COMMON_TOKENS = ("pad_token", "bos_token", "eos_token")
@@ -73,8 +72,10 @@ class TokenizerPair:
             )
         source = AutoTokenizer.from_pretrained(model_name_or_path, **loading)
         file = find_file(model_name_or_path, CONFIG_NAME, loading.get("revision"))
-        config = json.loads(file.read_text(encoding="utf-8")) if file else {}
-        return cls._beside(source, config, model_name_or_path, **loading)
+        config = read_object(file) if file else {}
+        pair = cls._beside(source, config, model_name_or_path, **loading)
+        pair._check_config(config, model_name_or_path)
+        return pair
 
     @classmethod
     def of_model(cls, model: PreTrainedModel, source: PreTrainedTokenizerBase) -> Self:
@@ -108,6 +109,34 @@ class TokenizerPair:
                 f"whole folder of the model, or save that tokenizer into its {TARGET_FOLDER}/."
             )
         return cls.joint(source)
+
+    def _check_config(self, config: dict[str, Any], name: str) -> None:
+        """Refuses tokenizers that are not those of the model; a config of another kind passes.
+
+        Raises:
+            ValueError: If sizes or special ids differ.
+        """
+        sizes = {
+            "source": (self.source, config.get("vocab_size")),
+            "target": (self.target, config.get("decoder_vocab_size") or config.get("vocab_size")),
+        }
+        faults = [
+            f"{len(tokenizer):,} entries of the {side} for a table of {size:,}"
+            for side, (tokenizer, size) in sizes.items()
+            if size not in (None, len(tokenizer))
+        ]
+        faults += [
+            f"{token} {token_id} for {config[f'{token}_id']}"
+            for token in _COMMON_TOKENS
+            for token_id in [getattr(self.source, f"{token}_id")]
+            if config.get(f"{token}_id", token_id) != token_id
+        ]
+        if faults:
+            raise ValueError(
+                f"The tokenizer of {name!r} is not the one of its model, got {'; '.join(faults)}. "
+                "Copy the whole folder of the model again; after adding tokens call "
+                "`model.resize_token_embeddings(len(tokenizer))` and save both."
+            )
 
     @property
     def is_joint(self) -> bool:

@@ -3,7 +3,6 @@
 Importing this module also registers `pipeline("vanilla-translation", model=...)`.
 """
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,7 +20,7 @@ from transformers import (
 )
 from transformers.pipelines import PIPELINE_REGISTRY
 
-from vanilla_transformer.model_folder import RUN_FILE, find_file
+from vanilla_transformer.model_folder import check_files, load_model, read_run
 from vanilla_transformer.tokenization.tokenization_vanilla_transformer import language_prefix
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair, has_target_vocabulary
 from vanilla_transformer.translation.bayes_risk import rank_by_utility
@@ -220,10 +219,7 @@ class Translator:
         settings["target_tokenizer"] = tokenizers.target
         if engine == "torch":
             device = torch.accelerator.current_accelerator(check_available=True) or "cpu"
-            models = [
-                AutoModelForSeq2SeqLM.from_pretrained(name, dtype=dtype, **loading).to(device)
-                for name in names
-            ]
+            models = [load_model(name, dtype=dtype, **loading).to(device) for name in names]
             config = models[0].generation_config
             return cls(
                 TorchEngine(*models), tokenizers.source, generation_config=config, **settings
@@ -235,6 +231,7 @@ class Translator:
             )
         from vanilla_transformer.translation.ctranslate2_engine import CTranslate2Engine
 
+        check_files(names[0])
         searcher = CTranslate2Engine(names[0], compute_type="default" if dtype == "auto" else dtype)
         config = GenerationConfig.from_pretrained(names[0])
         return cls(searcher, tokenizers.source, generation_config=config, **settings)
@@ -420,11 +417,7 @@ def _common_tokenizers(names: list[str], **loading: Any) -> TokenizerPair:
 
 def _training_length(model_name_or_path: str) -> int | None:
     """Longest side in tokens that training left whole, where the record of the run tells."""
-    file = find_file(model_name_or_path, RUN_FILE)
-    if file is None:
-        return None
-    settings = json.loads(file.read_text(encoding="utf-8")).get("settings", {})
-    length: int | None = settings.get("max_length")
+    length: int | None = read_run(model_name_or_path).get("settings", {}).get("max_length")
     return length
 
 

@@ -1,0 +1,218 @@
+"""A saved model's folder: only what is whole, finite and unchanged is loaded."""
+
+import json
+import re
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from vanilla_transformer import (
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+    VanillaTransformerTokenizer,
+)
+from vanilla_transformer.model_folder import (
+    FILES_FILE,
+    RUN_FILE,
+    check_files,
+    describe_model_files,
+    load_model,
+    nonfinite_tensors,
+    read_object,
+)
+from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
+from vanilla_transformer.translation import Translator
+from vanilla_transformer_cli import main
+
+from .conftest import TINY
+
+NORM = "model.encoder.layer_norm.weight"
+ENCODER = "model.encoder."
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A model, its tokenizer, and the record of a run that lists them."""
+    folder = tmp_path_factory.mktemp("whole")
+    tokenizer = VanillaTransformerTokenizer.train(["abcdefghij klmnop"], vocab_size=30, kind="char")
+    config = VanillaTransformerConfig(**{**TINY, "vocab_size": len(tokenizer)})
+    VanillaTransformerForConditionalGeneration(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    record = {"files": describe_model_files(folder)}
+    (folder / RUN_FILE).write_text(json.dumps(record))
+    return folder
+
+
+@pytest.fixture
+def folder(whole, tmp_path):
+    return shutil.copytree(whole, tmp_path / "model")
+
+
+def change_weights(folder, change, *, recorded=False):
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    save_file(change(weights), file, metadata={"format": "pt"})
+    if not recorded:
+        (folder / RUN_FILE).unlink()
+
+
+def without(prefix):
+    return lambda weights: {
+        name: tensor for name, tensor in weights.items() if not name.startswith(prefix)
+    }
+
+
+def test_whole_model_loads_as_saved(folder, capfd):
+    loaded = load_model(str(folder))
+
+    capfd.readouterr()
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        assert torch.equal(loaded.state_dict()[name], tensor)
+    assert not loaded.training
+
+
+def test_loaded_weights_are_aligned_as_fresh_ones(folder):
+    loaded = load_model(str(folder))
+
+    assert {tensor.data_ptr() % 64 for tensor in loaded.parameters()} == {0}
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        (without(NORM), rf"1 missing \({re.escape(NORM)}\)"),
+        (without(ENCODER), r"\d\d missing \(.*, .*, .* and \d+ more\)"),
+        (lambda weights: weights | {"extra": torch.ones(2)}, r"1 unknown to its config \(extra\)"),
+        (lambda weights: weights | {NORM: torch.ones(5)}, r"1 of another shape .*layer_norm"),
+        (lambda weights: weights | {NORM: weights[NORM] / 0}, r"1 not finite .*layer_norm"),
+        (lambda weights: weights | {NORM: weights[NORM] * torch.nan}, r"1 not finite"),
+    ],
+    ids=["tensor", "encoder", "extra", "shape", "infinite", "nan"],
+)
+def test_incomplete_weights_are_refused_in_one_line(folder, capfd, change, fault):
+    change_weights(folder, change)
+
+    with pytest.raises(ValueError, match=rf"must hold exactly the tensors .* got {fault}") as error:
+        load_model(str(folder))
+
+    assert "\n" not in str(error.value)
+    # Transformers' own table, which says that the model should be trained.
+    assert "LOAD REPORT" not in capfd.readouterr().err
+
+
+def test_all_faults_of_the_weights_are_in_one_error(folder):
+    change_weights(folder, lambda weights: without(NORM)(weights) | {"extra": torch.ones(2)})
+
+    with pytest.raises(ValueError, match=r"1 missing .*; 1 unknown"):
+        load_model(str(folder))
+
+
+def test_one_layer_more_in_the_config_is_refused(folder):
+    config = read_object(folder / "config.json")
+    config["encoder_layers"] += 1
+    (folder / "config.json").write_text(json.dumps(config))
+
+    with pytest.raises(ValueError, match=r"missing \(model.encoder.layers.2"):
+        load_model(str(folder))
+
+
+def test_pickled_weights_are_not_read(folder):
+    weights = load_file(folder / "model.safetensors")
+    torch.save(weights, folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+    with pytest.raises(OSError, match=r"model\.safetensors"):
+        load_model(str(folder))
+
+
+@pytest.mark.parametrize("length", [0, 5, 5000])
+def test_cut_weights_without_a_record_are_named(folder, length):
+    (folder / RUN_FILE).unlink()
+    with open(folder / "model.safetensors", "r+b") as file:
+        file.truncate(length)
+
+    with pytest.raises(ValueError, match=r"weights of .*model' are damaged"):
+        load_model(str(folder))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_flipped_bit_is_noticed_where_a_checksum_is_recorded(folder, name):
+    content = bytearray((folder / name).read_bytes())
+    content[-10] ^= 1
+    (folder / name).write_bytes(content)
+
+    with pytest.raises(ValueError, match=rf"{name} of .* not the file .*SHA-256 .* in run\.json"):
+        load_model(str(folder))
+
+
+def test_checkpoint_is_compared_with_its_own_list(folder):
+    (folder / RUN_FILE).rename(folder / FILES_FILE)
+    files = describe_model_files(folder)
+    files["model.safetensors"]["sha256"] = "0" * 64
+    (folder / FILES_FILE).write_text(json.dumps(files))
+
+    with pytest.raises(ValueError, match=r"SHA-256 000000000000\.\.\. recorded in files\.json"):
+        check_files(str(folder))
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]", "null", "[" * 100_000])
+def test_odd_record_of_a_run_is_named(folder, content):
+    (folder / RUN_FILE).write_text(content)
+
+    with pytest.raises(ValueError, match=r"run\.json must hold a JSON object, got"):
+        Translator.from_pretrained(str(folder))
+
+
+def test_tokenizer_of_another_size_is_refused(folder):
+    (folder / RUN_FILE).unlink()
+    VanillaTransformerTokenizer.train(["abc"], vocab_size=30, kind="char").save_pretrained(folder)
+
+    with pytest.raises(ValueError, match=r"not the one of its model, got 7 entries of the source"):
+        TokenizerPair.from_pretrained(str(folder))
+
+
+def test_tokenizer_with_other_special_ids_is_refused(folder):
+    config = read_object(folder / "config.json")
+    config["eos_token_id"] = 9
+    (folder / "config.json").write_text(json.dumps(config))
+
+    with pytest.raises(ValueError, match=r"got eos_token 2 for 9"):
+        TokenizerPair.from_pretrained(str(folder))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["translate", "abc", "--model"],
+        ["evaluate", "--test", "{pairs}", "--model"],
+        ["attention", "abc", "--output", "{out}.html", "--model"],
+        ["export", "--format", "ctranslate2", "{model}", "{out}"],
+        ["train", "--train", "{pairs}", "--output_dir", "{out}", "--init_from"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_commands_end_with_status_2_when_weights_are_not_finite(
+    folder, tmp_path, capsys, arguments
+):
+    change_weights(folder, lambda weights: weights | {NORM: weights[NORM] * torch.nan})
+    (tmp_path / "pairs.tsv").write_text("abc\tcba\n")
+    names = {"model": folder, "pairs": tmp_path / "pairs.tsv", "out": tmp_path / "out"}
+    argv = [argument.format(**names) for argument in arguments]
+    if argv[-1].startswith("--"):
+        argv.append(str(folder))
+
+    with pytest.raises(SystemExit, match="2"):
+        main(argv)
+
+    assert f"1 not finite ({NORM})" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_nonfinite_tensors_names_each(whole):
+    model = load_model(str(whole))
+    with torch.no_grad():
+        model.get_parameter(NORM)[1] = -torch.inf
+
+    assert nonfinite_tensors(model) == [NORM]
