@@ -17,6 +17,9 @@ from vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerTokenizer,
 )
+from vanilla_transformer.data.number_words import write_corpus
+
+from .support.training_runs import VALIDATION_LINES
 
 Model = VanillaTransformerForConditionalGeneration
 Batch = dict[str, Tensor]
@@ -245,3 +248,11 @@ def record_calls(model: nn.Module, suffix: str) -> list[str]:
         if name.endswith(suffix):
             module.register_forward_hook(lambda *_, name=name: calls.append(name))
     return calls
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with 300 pairs of number words to train on, and 20 to choose a checkpoint on."""
+    folder = tmp_path_factory.mktemp("corpus")
+    write_corpus(folder, train=300, validation=VALIDATION_LINES, test=1)
+    return folder

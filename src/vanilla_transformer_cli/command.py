@@ -29,7 +29,7 @@ def run(command: Command, argv: list[str] | None = None) -> None:
         # Who reads our output has seen enough, as in `| head`; Python would flush at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ArithmeticError) as error:
         fail(str(error))
     except KeyboardInterrupt:
         sys.exit(130)

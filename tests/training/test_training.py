@@ -20,13 +20,11 @@ from safetensors.torch import load_file
 from transformers import (
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
-    Seq2SeqTrainingArguments,
     TrainerCallback,
 )
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.data.batches import TokenBatchSampler
-from vanilla_transformer.data.number_words import write_corpus
 from vanilla_transformer.evaluation.metrics import TranslationScores
 from vanilla_transformer.files import read_lines
 from vanilla_transformer.modeling.modeling_vanilla_transformer import EncoderLayer
@@ -34,86 +32,26 @@ from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 from vanilla_transformer.training import run as training
 from vanilla_transformer.training.averaging import average_checkpoints
 from vanilla_transformer.training.callbacks import StopOnRequest
-from vanilla_transformer.training.recipe import config_overrides, recipe
+from vanilla_transformer.training.recipe import config_overrides
 from vanilla_transformer.training.run import train
 from vanilla_transformer.training.trainer import TokenBatchTrainer
 from vanilla_transformer.translation import Translator
 from vanilla_transformer_cli.settings import TrainSettings
 
+from ..support.training_runs import (
+    VALIDATION_LINES,
+    assert_same_weights,
+    build_arguments,
+    build_settings,
+    checkpoints_of,
+    read_json,
+    read_log,
+    weights_of,
+)
+
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train.py"
 
-SIZES = [
-    "d_model=32",
-    "encoder_layers=1",
-    "decoder_layers=1",
-    "encoder_attention_heads=2",
-    "decoder_attention_heads=2",
-    "encoder_ffn_dim=64",
-    "decoder_ffn_dim=64",
-    "dropout=0.1",
-]
-
-VALIDATION_LINES = 20
-
 SEPARATE = {"separate_vocabularies": True, "target_vocab_size": 300}
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder with 300 pairs of number words to train on, and 20 to choose a checkpoint on."""
-    folder = tmp_path_factory.mktemp("corpus")
-    write_corpus(folder, train=300, validation=VALIDATION_LINES, test=1)
-    return folder
-
-
-def build_settings(corpus: Path, *, validated: bool = True, **changes: Any) -> TrainSettings:
-    """Settings of a run that takes a few hundredths of a second an epoch."""
-
-    def pair(split: str) -> list[str]:
-        return [str(corpus / f"{split}.{language}") for language in ("de", "en")]
-
-    given = {"config": SIZES, "vocab_size": 320, "max_tokens_per_batch": 800} | changes
-    return TrainSettings(
-        train=pair("train"), validation=pair("validation") if validated else [], **given
-    )
-
-
-def build_arguments(
-    settings: TrainSettings, folder: Path, **changes: Any
-) -> Seq2SeqTrainingArguments:
-    """The recipe, but quick to learn, in float32 and without a progress bar."""
-    given = {
-        "output_dir": str(folder),
-        "num_train_epochs": 1,
-        "learning_rate": 1e-2,
-        "warmup_steps": 30,
-        "logging_steps": 5,
-        "use_cpu": True,
-        "bf16": False,
-        "disable_tqdm": True,
-    }
-    return Seq2SeqTrainingArguments(**recipe(settings) | given | changes)
-
-
-def read_json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
-def read_log(folder: Path) -> list[dict[str, Any]]:
-    lines = (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines]
-
-
-def weights_of(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "model.safetensors")
-
-
-def assert_same_weights(folder: Path, other: Path) -> None:
-    torch.testing.assert_close(weights_of(folder), weights_of(other), rtol=0, atol=0)
-
-
-def checkpoints_of(folder: Path) -> list[int]:
-    return sorted(int(path.name.split("-")[1]) for path in folder.glob("checkpoint-*"))
 
 
 @pytest.fixture(scope="module")

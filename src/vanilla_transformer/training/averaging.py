@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,8 +14,9 @@ from accelerate import PartialState
 from safetensors import safe_open
 from torch import Tensor
 from transformers import Trainer, TrainingArguments
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+
+from vanilla_transformer.training.checkpoints import closed_checkpoints
 
 
 @dataclass(frozen=True)
@@ -28,15 +30,19 @@ class Outcome:
 def best_weights(trainer: Trainer) -> Outcome:
     """The weights that Trainer has left in the model."""
     is_best = trainer.args.load_best_model_at_end and trainer.state.best_global_step is not None
-    step = trainer.state.best_global_step if is_best else trainer.state.global_step
+    if is_best:
+        return Outcome("best checkpoint", scores_of_update(trainer, trainer.state.best_global_step))
+    return Outcome("last update", scores_of_update(trainer, trainer.state.global_step))
+
+
+def scores_of_update(trainer: Trainer, step: int) -> dict[str, Any] | None:
+    """What the weights of an update had on validation; None if they were not evaluated."""
     evaluations = [
         {name.removeprefix("eval_"): value for name, value in entry.items()}
         for entry in trainer.state.log_history
         if "eval_loss" in entry and entry["step"] == step
     ]
-    return Outcome(
-        "best checkpoint" if is_best else "last update", evaluations[-1] if evaluations else None
-    )
+    return evaluations[-1] if evaluations else None
 
 
 def average_weights(trainer: Trainer, count: int, outcome: Outcome) -> Outcome:
@@ -50,7 +56,7 @@ def average_weights(trainer: Trainer, count: int, outcome: Outcome) -> Outcome:
     Returns:
         The outcome whose weights the model now holds.
     """
-    checkpoints = last_checkpoints(Path(trainer.args.output_dir), count)
+    checkpoints = closed_checkpoints(Path(trainer.args.output_dir))[-count:]
     if count < 2 or len(checkpoints) < 2:
         return outcome
     weights = average_checkpoints(checkpoints)
@@ -65,8 +71,9 @@ def try_weights(
     """Puts averaged weights into the model, if they do no worse on the validation pairs.
 
     Early in training, while the weights still move far, they do: so none are taken untried. Worse
-    means a worse score and a higher loss. The score alone would favour the best checkpoint, which
-    was the luckiest of many on these very pairs; the loss has far less luck in it.
+    means a worse score and a higher loss, or a loss that is not finite. The score alone would
+    favour the best checkpoint, which was the luckiest of many on these very pairs; the loss has far
+    less luck in it.
 
     Args:
         trainer: After training; its model holds the weights of `outcome`.
@@ -91,22 +98,17 @@ def try_weights(
         f"({outcome.weights}); {scores[metric]:.4g}, loss {scores['loss']:.4g} ({name})"
     )
     gain = scores[metric] - outcome.scores[metric]
-    is_worse = (gain if trainer.args.greater_is_better else -gain) < 0
-    if is_worse and scores["loss"] >= outcome.scores["loss"]:
-        model.load_state_dict(before)
-        return outcome
-    return Outcome(name, scores)
+    is_better = (gain if trainer.args.greater_is_better else -gain) >= 0
+    # Written so that NaN, which no comparison finds true, loses.
+    if math.isfinite(scores["loss"]) and (is_better or scores["loss"] < outcome.scores["loss"]):
+        return Outcome(name, scores)
+    model.load_state_dict(before)
+    return outcome
 
 
 def metric_of(arguments: TrainingArguments) -> str:
     """The validation score that decides."""
     return (arguments.metric_for_best_model or "loss").removeprefix("eval_")
-
-
-def last_checkpoints(folder: Path, count: int) -> list[Path]:
-    """The newest `count` checkpoints of a run, or all there are, oldest first."""
-    checkpoints = folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*")
-    return sorted(checkpoints, key=lambda path: int(path.name.rpartition("-")[2]))[-count:]
 
 
 def average_checkpoints(checkpoints: Sequence[Path]) -> dict[str, Tensor]:

@@ -1,12 +1,13 @@
 """What a run does between its updates: seeds epochs, averages weights, stops in time."""
 
+import math
 import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import PartialState
@@ -19,8 +20,14 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from vanilla_transformer.data.batches import TokenBatchSampler
 
+if TYPE_CHECKING:
+    from vanilla_transformer.training.trainer import TokenBatchTrainer
+
 # Beside the weights of a checkpoint.
 MOVING_AVERAGE_FILE = "moving_average.safetensors"
+
+# Of losses on a GPU or of several processes.
+UPDATES_BETWEEN_LOOKS = 8
 
 
 class SeedEpochs(TrainerCallback):
@@ -66,7 +73,9 @@ class MovingAverage(TrainerCallback):
     ) -> None:
         """Takes up the average of the checkpoint from which a run goes on."""
         if state.global_step:
-            saved = load_file(self._file(args, state), device=str(args.device))
+            checkpoint = f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+            file = Path(args.output_dir) / checkpoint / MOVING_AVERAGE_FILE
+            saved = load_file(file, device=str(args.device))
             # The file has an order of its own.
             self.weights = {name: saved[name] for name, _ in model.named_parameters()}
 
@@ -77,17 +86,57 @@ class MovingAverage(TrainerCallback):
             self.weights = {name: weight.clone() for name, weight in weights.items()}
         self._update(list(self.weights.values()), list(weights.values()), None)
 
-    def on_save(
+    def save(self, checkpoint: Path) -> None:
+        """Puts the average into a new checkpoint."""
+        save_file(self.weights, checkpoint / MOVING_AVERAGE_FILE)
+
+
+class DivergedError(ArithmeticError):
+    """A loss, a weight or a validation loss is not finite: training would never recover."""
+
+
+class StopOnDivergence(TrainerCallback):
+    """Raises `DivergedError` within a few updates after a loss that is not finite.
+
+    On a GPU the losses of several updates are looked at together, because looking waits for the
+    device; so are those of several processes, which must all stop at the same update.
+
+    Args:
+        trainer: Whose losses to watch; its `loss_is_finite` is read.
+    """
+
+    def __init__(self, trainer: "TokenBatchTrainer") -> None:
+        self.trainer = trainer
+        is_cheap = trainer.args.device.type == "cpu" and trainer.args.world_size == 1
+        self.interval = 1 if is_cheap else UPDATES_BETWEEN_LOOKS
+
+    def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Puts the average into the new checkpoint."""
-        if state.is_world_process_zero:
-            save_file(self.weights, self._file(args, state))
+        """Looks at the losses since the last look."""
+        if state.global_step % self.interval:
+            return
+        is_finite = self.trainer.loss_is_finite
+        if args.world_size > 1:
+            is_finite = reduce(is_finite.float(), "mean") == 1
+        if not is_finite:
+            self.trainer.log({"loss": float("nan")})
+            raise DivergedError(f"the loss of update {state.global_step:,} is not finite")
 
-    @staticmethod
-    def _file(args: TrainingArguments, state: TrainerState) -> Path:
-        checkpoint = f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
-        return Path(args.output_dir) / checkpoint / MOVING_AVERAGE_FILE
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, float],
+        **kwargs: Any,
+    ) -> None:
+        """Looks at the validation loss."""
+        losses = [value for name, value in metrics.items() if name.endswith("_loss")]
+        if not all(map(math.isfinite, losses)):
+            raise DivergedError(
+                f"the validation loss after update {state.global_step:,} is not finite"
+            )
 
 
 class StopOnRequest(TrainerCallback):
@@ -102,7 +151,7 @@ class StopOnRequest(TrainerCallback):
         self.deadline = float("inf")
         self.interrupted = False
         self.evaluates = True
-        self.scored_step = 0
+        self.scored_step = self.saved_step = 0
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -130,12 +179,19 @@ class StopOnRequest(TrainerCallback):
         """Remembers the update, whose weights need no second score."""
         self.scored_step = state.global_step
 
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, *others: Any, **kwargs: Any
+    ) -> None:
+        """Remembers the update, whose checkpoint is not opened again."""
+        self.saved_step = state.global_step
+
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Keeps what an early stop has reached, and scores it unless somebody waits for Ctrl-C."""
         if control.should_training_stop:
-            control.should_save = args.save_strategy != "no"
+            is_saved = self.saved_step == state.global_step
+            control.should_save = args.save_strategy != "no" and not is_saved
             is_scored = self.scored_step == state.global_step
             control.should_evaluate = (
                 args.eval_strategy != "no" and self.evaluates and not is_scored

@@ -7,14 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import PartialState
 from transformers import Seq2SeqTrainingArguments, TrainingArguments
-from transformers.trainer_utils import get_last_checkpoint
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.utils import CONFIG_NAME
 
 from vanilla_transformer.data.streaming import check_streaming
 from vanilla_transformer.evaluation.metrics import METRICS
 from vanilla_transformer.modeling.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 from vanilla_transformer.training.averaging import metric_of
+from vanilla_transformer.training.checkpoints import resumable_checkpoint
 from vanilla_transformer_cli.settings import PRESETS, TrainSettings
 
 # Config fields that the command line sets by other options.
@@ -46,6 +49,8 @@ def recipe(settings: TrainSettings) -> dict[str, Any]:
         "weight_decay": 0.0,
         "label_smoothing_factor": 0.1,
         "logging_steps": 50,
+        # The filter would report the mean of earlier losses in the place of one that is not finite.
+        "logging_nan_inf_filter": False,
         "save_strategy": "epoch",
         # Trainer counts the best checkpoint too.
         "save_total_limit": settings.average_last + bool(settings.validation),
@@ -198,22 +203,31 @@ def prefer_better_scores(arguments: TrainingArguments) -> None:
 
 
 def find_checkpoint(settings: TrainSettings, arguments: TrainingArguments) -> str | None:
-    """The checkpoint to go on from; without --resume none, and the folder must be free.
+    """The checkpoint to resume from, None without --resume; the folder must be free then.
 
     Raises:
-        ValueError: If a run would overwrite another, or has nothing to go on from.
+        ValueError: If a run would overwrite another, or has no whole checkpoint to resume from.
     """
     folder = Path(arguments.output_dir)
-    checkpoint = get_last_checkpoint(folder) if folder.is_dir() else None
-    if settings.resume and checkpoint is None:
+    if not settings.resume:
+        if any(folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*")) or (folder / CONFIG_NAME).exists():
+            raise ValueError(
+                f"--output_dir {folder} already holds a run. Pass --resume to continue it, choose "
+                "another folder, or delete it."
+            )
+        return None
+    checkpoint, skipped = resumable_checkpoint(folder)
+    faults = [f"{path.name} is skipped: {fault}" for path, fault in skipped.items()]
+    if checkpoint is None:
         raise ValueError(
-            f"--resume needs a checkpoint in --output_dir, got none in {folder}. "
-            "Leave --resume out to start from the beginning."
+            "\n".join(
+                [
+                    f"--resume needs a whole checkpoint in --output_dir, got none in {folder}. "
+                    "Leave --resume out and choose another folder to start from the beginning.",
+                    *faults,
+                ]
+            )
         )
-    is_taken = checkpoint is not None or (folder / "config.json").exists()
-    if is_taken and not settings.resume:
-        raise ValueError(
-            f"--output_dir {folder} already holds a run. Pass --resume to go on with it, choose "
-            "another folder, or delete it."
-        )
-    return checkpoint
+    for fault in faults:
+        PartialState().print(fault)
+    return str(checkpoint)

@@ -18,12 +18,13 @@ import numpy as np
 from accelerate import PartialState
 from datasets import Dataset
 from transformers import (
-    AutoModelForSeq2SeqLM,
     EarlyStoppingCallback,
     PreTrainedModel,
     Seq2SeqTrainingArguments,
+    TrainerState,
     set_seed,
 )
+from transformers.trainer import TRAINER_STATE_NAME
 
 from vanilla_transformer.data.batches import Lengths, TokenBatchSampler
 from vanilla_transformer.data.bpe_dropout import SegmentedPairs
@@ -37,7 +38,7 @@ from vanilla_transformer.data.parallel_text import (
 )
 from vanilla_transformer.data.streaming import TokenBatchStream
 from vanilla_transformer.files import write_lines
-from vanilla_transformer.model_folder import LOG_FILE, RUN_FILE
+from vanilla_transformer.model_folder import LOG_FILE, RUN_FILE, describe_model_files, load_model
 from vanilla_transformer.modeling.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.modeling.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
@@ -53,13 +54,16 @@ from vanilla_transformer.training.averaging import (
     average_weights,
     best_weights,
     metric_of,
+    scores_of_update,
     try_weights,
 )
 from vanilla_transformer.training.callbacks import (
+    DivergedError,
     MovingAverage,
     StopOnRequest,
     interrupts_stop,
 )
+from vanilla_transformer.training.checkpoints import closed_checkpoints, delete_unclosed
 from vanilla_transformer.training.curves import plot_curves
 from vanilla_transformer.training.recipe import (
     check_settings,
@@ -91,6 +95,8 @@ def train(settings: TrainSettings, arguments: Seq2SeqTrainingArguments) -> Path:
     Raises:
         ValueError: If settings, data and folder do not fit together; before any training.
         OSError: If a file cannot be read or written.
+        DivergedError: If the loss or the weights stop being finite; the folder then holds the
+            last finite checkpoint, if there is one.
         KeyboardInterrupt: At the second Ctrl-C, when the model has been saved.
     """
     overrides = config_overrides(settings)
@@ -106,7 +112,7 @@ def train(settings: TrainSettings, arguments: Seq2SeqTrainingArguments) -> Path:
     filtered = filter_pairs(load_pairs(text, first), rules)
     kept = filtered.kept
     if start := checkpoint or settings.init_from:
-        model = AutoModelForSeq2SeqLM.from_pretrained(start)
+        model = load_model(start)
         tokenizers = TokenizerPair.from_pretrained(start)
         check_vocabularies(settings, start, tokenizers)
     else:
@@ -125,12 +131,14 @@ def train(settings: TrainSettings, arguments: Seq2SeqTrainingArguments) -> Path:
     folder = Path(arguments.output_dir)
     say = PartialState().print
     if trainer.is_world_process_zero():
+        if checkpoint:
+            delete_unclosed(folder)
         filtered.write_dropped(folder)
     for line in chain(filtered.summary(), plan(trainer, truncated, checkpoint)):
         say(line)
     log = JsonLinesLog(folder / LOG_FILE, goes_on=checkpoint is not None)
     trainer.add_callback(log)
-    outcome, interrupt = _run(trainer, settings, checkpoint)
+    outcome, interruption = _run(trainer, settings, checkpoint)
     if trainer.is_world_process_zero():
         counts: dict[str, Any] = {"pairs": len(kept), "truncated_pairs": truncated}
         counts["epochs"] = round(trainer.state.epoch or 0, 2)
@@ -150,8 +158,8 @@ def train(settings: TrainSettings, arguments: Seq2SeqTrainingArguments) -> Path:
         )
         _save(trainer, run, outcome, folder)
     say(f"The model is in {folder}")
-    if interrupt:
-        raise interrupt
+    if interruption:
+        raise interruption
     return folder
 
 
@@ -163,11 +171,14 @@ def _load_validation(settings: TrainSettings) -> Dataset | None:
 
 def _run(
     trainer: TokenBatchTrainer, settings: TrainSettings, checkpoint: str | None
-) -> tuple[Outcome, KeyboardInterrupt | None]:
+) -> tuple[Outcome, BaseException | None]:
     """Trains, then puts the best weights that there are into the model.
 
     Returns:
-        What they are, and the second Ctrl-C if it came.
+        What they are, and what ended the run before its time: the second Ctrl-C, or divergence.
+
+    Raises:
+        DivergedError: If there is no finite checkpoint.
     """
     stop = StopOnRequest(settings.max_minutes)
     trainer.add_callback(stop)
@@ -179,14 +190,50 @@ def _run(
         with interrupts_stop(stop):
             trainer.train(resume_from_checkpoint=checkpoint)
             outcome = best_weights(trainer)
+            trainer.check_weights()
             if not stop.interrupted:
                 outcome = average_weights(trainer, settings.average_last, outcome)
                 if moving_average:
                     name = f"exponential moving average, {settings.moving_average}"
                     outcome = try_weights(trainer, moving_average.weights, name, outcome)
     except KeyboardInterrupt as error:
+        trainer.check_weights()
         return Outcome("last update"), error
+    except DivergedError as error:
+        return _back_to_last_checkpoint(trainer, error)
     return outcome, None
+
+
+def _back_to_last_checkpoint(
+    trainer: TokenBatchTrainer, error: DivergedError
+) -> tuple[Outcome, DivergedError]:
+    """The last finite weights of a run that diverged, and what its user can do.
+
+    Raises:
+        DivergedError: If there are none.
+    """
+    folder = Path(trainer.args.output_dir)
+    advice = (
+        f"Lower --learning_rate, now {trainer.args.learning_rate:g}, or lengthen --warmup_steps, "
+        f"now {trainer.args.warmup_steps:g}, and train anew in another folder"
+    )
+    checkpoints = closed_checkpoints(folder)
+    if not checkpoints:
+        raise DivergedError(
+            f"Training diverged: {error}, before there was a checkpoint. {folder} holds no model. "
+            f"{advice}."
+        ) from error
+    last = checkpoints[-1]
+    trainer._load_from_checkpoint(str(last))
+    trainer.state = TrainerState.load_from_json(str(last / TRAINER_STATE_NAME))
+    outcome = Outcome(
+        f"{last.name}, before training diverged",
+        scores_of_update(trainer, trainer.state.global_step),
+    )
+    return outcome, DivergedError(
+        f"Training diverged: {error}. {folder} holds the weights of {last.name}, the last finite "
+        f"ones. {advice}, from here with --init_from {folder}."
+    )
 
 
 def _text(settings: TrainSettings, paths: list[str], split: str) -> ParallelText:
@@ -356,6 +403,7 @@ def _save(
         unfinished = Path(name)
         trainer.accelerator.unwrap_model(trainer.model).save_pretrained(unfinished)
         trainer.tokenizers.save_pretrained(unfinished)
+        run = run | {"files": describe_model_files(unfinished)}
         write_lines(unfinished / RUN_FILE, [json.dumps(run, indent=2)])
         for file in sorted(unfinished.rglob("*")):
             place = folder / file.relative_to(unfinished)

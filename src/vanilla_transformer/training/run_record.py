@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import platform
 import subprocess
 import sys
@@ -14,8 +15,10 @@ import torch
 from accelerate import PartialState
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from vanilla_transformer.data.parallel_text import checksum
+from vanilla_transformer.files import checksum
 from vanilla_transformer_cli.settings import TrainSettings
+
+_NOT_FINITE = ("nan", "inf", "-inf")
 
 _PACKAGES = (
     "vanilla-transformer",
@@ -74,9 +77,33 @@ def _commit() -> str | None:
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The reports that `JsonLinesLog` wrote; none without a file."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return [json.loads(line) for line in lines]
+    """The reports that `JsonLinesLog` wrote; none without a file.
+
+    Raises:
+        ValueError: If a line other than the last, which a kill may have cut, is no report.
+    """
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    *lines, _ = text.split("\n")
+    reports = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            report = json.loads(line)
+            reports.append({name: _number(value) for name, value in report.items()})
+        except (ValueError, AttributeError, RecursionError) as error:
+            raise ValueError(
+                f"Line {number} of {path} must be a JSON object, got {line[:60]!r}. Take it out."
+            ) from error
+    return reports
+
+
+def _jsonable(value: Any) -> Any:
+    """The value, or the name of a number that is not finite and so not JSON."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _number(value: Any) -> Any:
+    """The value that `_jsonable` was given."""
+    return float(value) if isinstance(value, str) and value in _NOT_FINITE else value
 
 
 class JsonLinesLog(TrainerCallback):
@@ -132,6 +159,7 @@ class JsonLinesLog(TrainerCallback):
         self.since, self.inside = now, 0.0
         if not state.is_world_process_zero:
             return
-        line = json.dumps({"step": state.global_step, "minutes": round(self.minutes, 3), **logs})
+        report = {"step": state.global_step, "minutes": round(self.minutes, 3), **logs}
+        line = json.dumps({name: _jsonable(value) for name, value in report.items()})
         with self.path.open("a", encoding="utf-8", newline="\n") as file:
             file.write(line + "\n")

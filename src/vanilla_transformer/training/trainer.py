@@ -20,12 +20,19 @@ from transformers import (
     TrainerState,
 )
 from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_utils import EvalLoopOutput
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput, rotate_checkpoints
 
 from vanilla_transformer.data.batches import TokenBatchSampler
 from vanilla_transformer.evaluation.metrics import TranslationScores
+from vanilla_transformer.model_folder import align_weights, nonfinite_tensors
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
-from vanilla_transformer.training.callbacks import SeedEpochs
+from vanilla_transformer.training.callbacks import (
+    DivergedError,
+    MovingAverage,
+    SeedEpochs,
+    StopOnDivergence,
+)
+from vanilla_transformer.training.checkpoints import close_checkpoint, reopen_checkpoint
 from vanilla_transformer.training.r_drop import r_drop
 from vanilla_transformer.training.run_record import hardware
 
@@ -57,6 +64,8 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         self.sampler = sampler
         self.tokenizers = tokenizers
         self.r_drop_alpha = r_drop_alpha
+        self.loss_is_finite = torch.tensor(True, device=self.args.device)
+        self.add_callback(StopOnDivergence(self))
         if sampler:
             self.add_callback(SeedEpochs(sampler))
 
@@ -65,6 +74,12 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         takes_two = self.r_drop_alpha and model.training
         called = partial(r_drop, model, self.r_drop_alpha) if takes_two else model
         return super().compute_loss(called, *args, **kwargs)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Trainer's; remembers whether all losses were finite."""
+        loss = super().training_step(*args, **kwargs)
+        self.loss_is_finite = self.loss_is_finite & loss.isfinite()
+        return loss
 
     def evaluation_loop(
         self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any
@@ -91,6 +106,48 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         super().save_model(output_dir, _internal_call)
         if self.args.should_save:
             self.tokenizers.save_target(Path(output_dir or self.args.output_dir))
+
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        """Trainer's, of finite weights only, and closed before older ones are deleted."""
+        folder = Path(self.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        self.check_weights()
+        if self.args.should_save:
+            reopen_checkpoint(folder)
+        # Trainer would delete older ones while this one is still open.
+        limit, self.args.save_total_limit = self.args.save_total_limit, None
+        try:
+            super()._save_checkpoint(*args, **kwargs)
+        finally:
+            self.args.save_total_limit = limit
+        # Each process has saved the state of its random numbers.
+        self.accelerator.wait_for_everyone()
+        if self.args.should_save:
+            for callback in self.callback_handler.callbacks:
+                if isinstance(callback, MovingAverage):
+                    callback.save(folder)
+            close_checkpoint(folder)
+            rotate_checkpoints(
+                self.args.output_dir, limit, self.state.best_model_checkpoint, use_mtime=True
+            )
+
+    def _load_from_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        """Trainer's, into memory where products are those of the uninterrupted run."""
+        super()._load_from_checkpoint(*args, **kwargs)
+        align_weights(self.model)
+
+    def check_weights(self) -> None:
+        """Refuses weights that are not finite.
+
+        Raises:
+            DivergedError: If one is not.
+        """
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            return
+        if names := nonfinite_tensors(self.model):
+            raise DivergedError(
+                f"{len(names)} weights, {names[0]} among them, are not finite after update "
+                f"{self.state.global_step:,}"
+            )
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Batches as they were cut; their shares need no further split by accelerate."""

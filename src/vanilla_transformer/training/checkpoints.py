@@ -1,0 +1,89 @@
+"""Checkpoints count only when they are whole: closed by a list of their files, all as listed."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+from vanilla_transformer.files import write_lines
+from vanilla_transformer.model_folder import FILES_FILE, describe_files, differs, read_object
+
+# Names of the optimizer's state begin so: Trainer's own, sharded ones, DeepSpeed's.
+_OPTIMIZER_STATES = ("optimizer", "global_step")
+
+
+def close_checkpoint(folder: Path) -> None:
+    """Lists the files of a checkpoint with sizes and checksums; from now on it counts.
+
+    Args:
+        folder: Of the checkpoint, with all its other files.
+    """
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    names = [path.relative_to(folder).as_posix() for path in files if path.name != FILES_FILE]
+    write_lines(folder / FILES_FILE, [json.dumps(describe_files(folder, names), indent=2)])
+
+
+def reopen_checkpoint(folder: Path) -> None:
+    """Makes a checkpoint that is about to be written anew count no longer."""
+    (folder / FILES_FILE).unlink(missing_ok=True)
+
+
+def closed_checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints of a run that were saved to their end, oldest first."""
+    return [path for path in _checkpoints(folder) if (path / FILES_FILE).is_file()]
+
+
+def resumable_checkpoint(folder: Path) -> tuple[Path | None, dict[Path, str]]:
+    """The newest whole checkpoint of a run.
+
+    Args:
+        folder: Of the run.
+
+    Returns:
+        The checkpoint, None where there is none; and why each newer one does not count.
+    """
+    skipped: dict[Path, str] = {}
+    for checkpoint in reversed(_checkpoints(folder)):
+        fault = next(_faults(checkpoint), None)
+        if fault is None:
+            return checkpoint, skipped
+        skipped[checkpoint] = fault
+    return None, skipped
+
+
+def delete_unclosed(folder: Path) -> None:
+    """Removes what is left of checkpoints whose saving was interrupted."""
+    for checkpoint in _checkpoints(folder):
+        if not (checkpoint / FILES_FILE).is_file():
+            shutil.rmtree(checkpoint)
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    """Folders with the name of a checkpoint, by their update."""
+    numbered = {
+        int(number): path
+        for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*")
+        if path.is_dir() and (number := path.name.rpartition("-")[2]).isdecimal()
+    }
+    return [numbered[number] for number in sorted(numbered)]
+
+
+def _faults(checkpoint: Path) -> Iterator[str]:
+    """Why a checkpoint is not whole."""
+    if not (checkpoint / FILES_FILE).is_file():
+        yield f"it has no {FILES_FILE}, so the run ended while saving it"
+        return
+    try:
+        files = read_object(checkpoint / FILES_FILE)
+    except ValueError as error:
+        yield str(error)
+        return
+    for name, expected in files.items():
+        if not (checkpoint / name).is_file():
+            yield f"its {name} is missing"
+        elif differs(checkpoint / name, expected):
+            yield f"its {name} has other bytes than were saved"
+    if not any(name.startswith(_OPTIMIZER_STATES) for name in files):
+        yield "it holds no state of the optimizer (--save_only_model)"

@@ -1,0 +1,272 @@
+"""What is resumed from: whole checkpoints only, finite weights only."""
+
+import json
+import math
+import shutil
+
+import pytest
+import torch
+
+from vanilla_transformer.model_folder import FILES_FILE, load_model
+from vanilla_transformer.training.checkpoints import close_checkpoint, closed_checkpoints
+from vanilla_transformer.training.run import train
+from vanilla_transformer.training.run_record import read_log
+from vanilla_transformer.training.trainer import TokenBatchTrainer
+
+from ..support.training_runs import (
+    assert_same_weights,
+    build_arguments,
+    build_settings,
+    checkpoints_of,
+    read_json,
+)
+
+
+@pytest.fixture(scope="module")
+def run(corpus, tmp_path_factory):
+    """Six updates with a checkpoint after each second one."""
+    folder = tmp_path_factory.mktemp("run") / "whole"
+    settings = build_settings(corpus, validated=False, average_last=1)
+    arguments = build_arguments(
+        settings, folder, max_steps=6, save_strategy="steps", save_steps=2, save_total_limit=5
+    )
+    train(settings, arguments)
+    return folder
+
+
+@pytest.fixture
+def interrupted(run, tmp_path):
+    """The same, killed after the last checkpoint."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for checkpoint in run.glob("checkpoint-*"):
+        shutil.copytree(checkpoint, folder / checkpoint.name)
+    return folder
+
+
+def resume(corpus, folder, **changes):
+    settings = build_settings(corpus, validated=False, average_last=1, resume=True)
+    arguments = build_arguments(
+        settings,
+        folder,
+        **{"max_steps": 6, "save_strategy": "steps", "save_steps": 2, "save_total_limit": 5}
+        | changes,
+    )
+    train(settings, arguments)
+
+
+def test_checkpoint_lists_all_its_files_with_sizes_and_checksums(run):
+    checkpoint = run / "checkpoint-4"
+    files = {
+        path.relative_to(checkpoint).as_posix(): path.stat().st_size
+        for path in checkpoint.rglob("*")
+        if path.is_file() and path.name != FILES_FILE
+    }
+
+    listed = read_json(checkpoint / FILES_FILE)
+
+    assert {name: entry["bytes"] for name, entry in listed.items()} == files
+    assert {"optimizer.pt", "scheduler.pt", "rng_state.pth", "model.safetensors"} <= files.keys()
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth", FILES_FILE])
+def test_resuming_takes_the_newest_whole_checkpoint_when_a_file_is_missing(
+    corpus, run, interrupted, name, capsys
+):
+    (interrupted / "checkpoint-6" / name).unlink()
+
+    resume(corpus, interrupted)
+
+    said = capsys.readouterr().out
+    assert "checkpoint-6 is skipped: it" in said
+    assert name in said
+    assert_same_weights(interrupted, run)
+
+
+def test_resuming_passes_over_several_broken_checkpoints(corpus, run, interrupted, capsys):
+    with open(interrupted / "checkpoint-6" / "optimizer.pt", "r+b") as file:
+        file.truncate(1000)
+    weights = interrupted / "checkpoint-4" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-5] ^= 4
+    weights.write_bytes(content)
+
+    resume(corpus, interrupted)
+
+    said = capsys.readouterr().out
+    assert "checkpoint-6 is skipped: its optimizer.pt has other bytes than were saved" in said
+    assert "checkpoint-4 is skipped: its model.safetensors has other bytes" in said
+    assert_same_weights(interrupted, run)
+
+
+def test_resuming_is_refused_when_no_checkpoint_is_whole(corpus, interrupted):
+    for checkpoint in interrupted.iterdir():
+        (checkpoint / "trainer_state.json").unlink()
+    before = sorted(interrupted.rglob("*"))
+
+    with pytest.raises(ValueError, match="needs a whole checkpoint") as error:
+        resume(corpus, interrupted)
+
+    assert str(error.value).count("its trainer_state.json is missing") == 3
+    assert sorted(interrupted.rglob("*")) == before
+
+
+def test_resuming_is_refused_when_the_optimizer_was_never_saved(corpus, tmp_path):
+    settings = build_settings(corpus, validated=False)
+    train(settings, build_arguments(settings, tmp_path, max_steps=2, save_only_model=True))
+
+    with pytest.raises(ValueError, match=r"no state of the optimizer \(--save_only_model\)"):
+        resume(corpus, tmp_path)
+
+
+def test_unclosed_checkpoints_are_deleted_by_a_resumed_run_and_never_averaged(corpus, interrupted):
+    shutil.copytree(interrupted / "checkpoint-6", interrupted / "checkpoint-9")
+    (interrupted / "checkpoint-9" / FILES_FILE).unlink()
+    assert [path.name for path in closed_checkpoints(interrupted)][-1] == "checkpoint-6"
+
+    resume(corpus, interrupted, max_steps=8)
+
+    assert checkpoints_of(interrupted) == [2, 4, 6, 8]
+
+
+def test_older_checkpoints_are_kept_until_a_new_one_is_closed(corpus, tmp_path, monkeypatch):
+    settings = build_settings(corpus, validated=False)
+    closed = []
+
+    def close(folder):
+        closed.append(checkpoints_of(folder.parent))
+        close_checkpoint(folder)
+
+    monkeypatch.setattr("vanilla_transformer.training.trainer.close_checkpoint", close)
+    arguments = build_arguments(
+        settings, tmp_path, max_steps=3, save_strategy="steps", save_steps=1, save_total_limit=1
+    )
+    train(settings, arguments)
+
+    assert closed == [[1], [1, 2], [2, 3]]
+    assert checkpoints_of(tmp_path) == [3]
+    assert arguments.save_total_limit == 1
+
+
+def test_checkpoint_that_is_written_anew_does_not_count_meanwhile(corpus, interrupted, monkeypatch):
+    (interrupted / "checkpoint-6" / "scheduler.pt").unlink()
+
+    def fail(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(TokenBatchTrainer, "_save_optimizer_and_scheduler", fail)
+    with pytest.raises(OSError, match="No space left"):
+        resume(corpus, interrupted)
+
+    assert [path.name for path in closed_checkpoints(interrupted)][-1] == "checkpoint-4"
+
+
+@pytest.mark.parametrize("decay", [0.5])
+def test_moving_average_is_among_the_listed_files(corpus, tmp_path, decay):
+    settings = build_settings(corpus, moving_average=decay)
+    train(settings, build_arguments(settings, tmp_path, max_steps=2))
+
+    (checkpoint,) = closed_checkpoints(tmp_path)
+    assert "moving_average.safetensors" in read_json(checkpoint / FILES_FILE)
+
+
+# Divergence
+
+
+def diverge(corpus, folder, **changes):
+    settings = build_settings(corpus, **changes.pop("settings", {"validated": False}))
+    given = {"learning_rate": 1e30, "warmup_steps": 0, "max_steps": 40}
+    train(settings, build_arguments(settings, folder, **given | changes))
+
+
+def test_divergence_stops_the_run_within_a_few_updates(corpus, tmp_path):
+    with pytest.raises(ArithmeticError, match=r"loss of update [23] is not finite") as error:
+        diverge(corpus, tmp_path)
+
+    assert f"{tmp_path} holds no model" in str(error.value)
+    assert "Lower --learning_rate, now 1e+30" in str(error.value)
+    assert not list(tmp_path.glob("*.safetensors"))
+    assert not list(tmp_path.glob("checkpoint-*"))
+
+
+def test_log_of_a_diverged_run_is_json_and_has_the_true_loss(corpus, tmp_path):
+    with pytest.raises(ArithmeticError):
+        diverge(corpus, tmp_path, logging_steps=1)
+
+    def refuse(name):
+        raise AssertionError(name)
+
+    lines = (tmp_path / "log.jsonl").read_text().splitlines()
+    reports = [json.loads(line, parse_constant=refuse) for line in lines]
+    assert reports[-1]["loss"] == "nan"
+    assert math.isnan(read_log(tmp_path / "log.jsonl")[-1]["loss"])
+
+
+@pytest.mark.parametrize("validated", [False, True])
+def test_diverged_run_leaves_the_last_finite_checkpoint(corpus, tmp_path, validated, monkeypatch):
+    spoil_after(3, monkeypatch)
+
+    with pytest.raises(ArithmeticError, match=r"holds the weights of checkpoint-3, the last"):
+        diverge(
+            corpus,
+            tmp_path,
+            settings={"validated": validated},
+            learning_rate=1e-3,
+            save_strategy="steps",
+            save_steps=1,
+            **({"eval_strategy": "steps", "eval_steps": 1} if validated else {}),
+        )
+
+    assert_same_weights(tmp_path, tmp_path / "checkpoint-3")
+    record = read_json(tmp_path / "run.json")
+    assert record["updates"] == 3
+    assert record["weights"] == "checkpoint-3, before training diverged"
+    load_model(str(tmp_path))
+
+
+def spoil_after(updates, monkeypatch):
+    """Makes a weight NaN after some updates."""
+    step = TokenBatchTrainer.training_step
+
+    def spoil(trainer, model, *args, **kwargs):
+        loss = step(trainer, model, *args, **kwargs)
+        if trainer.state.global_step == updates:
+            with torch.no_grad():
+                next(model.parameters())[5:] = torch.nan
+        return loss
+
+    monkeypatch.setattr(TokenBatchTrainer, "training_step", spoil)
+
+
+def test_weights_that_are_not_finite_are_not_saved_after_the_last_update(
+    corpus, tmp_path, monkeypatch
+):
+    spoil_after(1, monkeypatch)
+
+    with pytest.raises(ArithmeticError, match="are not finite after update 2"):
+        diverge(corpus, tmp_path, learning_rate=1e-3, max_steps=2, save_strategy="no")
+
+    assert not list(tmp_path.glob("*.safetensors"))
+
+
+def test_validation_loss_that_is_not_finite_ends_the_run(corpus, tmp_path, monkeypatch):
+    def evaluate(trainer, *args, **kwargs):
+        metrics = {"eval_loss": float("inf"), "eval_bleu": 1.0}
+        trainer.control = trainer.callback_handler.on_evaluate(
+            trainer.args, trainer.state, trainer.control, metrics
+        )
+        return metrics
+
+    monkeypatch.setattr(TokenBatchTrainer, "evaluate", evaluate)
+
+    with pytest.raises(ArithmeticError, match="validation loss after update 1 is not finite"):
+        diverge(
+            corpus,
+            tmp_path,
+            settings={},
+            learning_rate=1e-3,
+            eval_strategy="steps",
+            eval_steps=1,
+            save_strategy="steps",
+            save_steps=1,
+        )
