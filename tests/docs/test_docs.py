@@ -1,4 +1,4 @@
-"""The pages for students: they run, and what they name exists."""
+"""The pages in Markdown: the code in them runs, and what they name exists."""
 
 import ast
 import re
@@ -8,15 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from ..support.documents import ROOT, blocks_and_output, read
-
-PAGES = ["docs/from_paper_to_code.md", "docs/common_mistakes.md"]
-each_page = pytest.mark.parametrize("page", PAGES)
+from ..support.documents import PAGES, ROOT, blocks_and_output, read, without_code
 
 
 def links(page: str) -> list[tuple[str, str]]:
     """Text and target of every link of a page; a target that is nowhere defined is empty."""
-    text = re.sub(r"^```.*?^```", "", read(page), flags=re.DOTALL | re.MULTILINE)
+    text = without_code(page)
     targets = dict(re.findall(r"^\[(\w+)\]: (\S+)$", text, re.MULTILINE))
     direct = re.findall(r"\[([^][]+)\]\(([^)]+)\)", text)
     return direct + [
@@ -55,15 +52,32 @@ def test_documents_run_and_print_what_they_show(capsys):
     assert len(blocks) > 20
 
 
-@each_page
-def test_links_lead_to_files_that_exist(page):
-    targets = [target for _, target in links(page) if not target.startswith("https://")]
-
-    assert len(targets) > 10
-    assert [one for one in targets if not one or not (ROOT / "docs" / one).exists()] == []
+def anchors(page: Path) -> set[str]:
+    """What `#` in a link to a page may name: its headings as GitHub spells them."""
+    headings = re.findall(r"^#+ (.*)", without_code(str(page.relative_to(ROOT))), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", text.lower()).replace(" ", "-") for text in headings}
 
 
-@each_page
+def is_broken(page: str, target: str) -> bool:
+    """Whether a link to a file of the repository, or to a heading of it, leads nowhere."""
+    path, _, anchor = target.partition("#")
+    file = (ROOT / page).parent / path if path else ROOT / page
+    return not target or not file.exists() or bool(anchor and anchor not in anchors(file.resolve()))
+
+
+def test_links_lead_to_files_and_headings_that_exist():
+    targets = [
+        (page, target)
+        for page in PAGES
+        for _, target in links(page)
+        if not target.startswith("https://")
+    ]
+
+    assert len(targets) > 100
+    assert [link for link in targets if is_broken(*link)] == []
+
+
+@pytest.mark.parametrize("page", ["docs/from_paper_to_code.md", "docs/common_mistakes.md"])
 def test_names_in_links_to_code_exist(page):
     named = [
         (name.strip("`"), ROOT / "docs" / target)
