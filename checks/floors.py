@@ -23,8 +23,9 @@ CORE, COMMAND, SETTINGS = (
 )
 # From the ground up. A room imports only from floors below its own.
 PLAN = (
-    (SETTINGS, f"{CORE}.files", f"{CORE}.model_folder"),
-    (f"{CORE}.figures", f"{CORE}.modeling", f"{CORE}.tokenization"),
+    (SETTINGS, f"{CORE}.files", f"{CORE}.modeling"),
+    (f"{CORE}.figures", f"{CORE}.model_folder"),
+    (f"{CORE}.tokenization",),
     (CORE, f"{CORE}.data", f"{CORE}.translation", f"{CORE}.evaluation", f"{CORE}.sharing"),
     (f"{CORE}.training", f"{CORE}.inspection", f"{CORE}.interop"),
     (COMMAND,),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from accelerate import PartialState
@@ -15,13 +15,16 @@ from accelerate.utils import reduce
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import (
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from vanilla_transformer.data.batches import TokenBatchSampler
-
-if TYPE_CHECKING:
-    from vanilla_transformer.training.trainer import TokenBatchTrainer
 
 # Beside the weights of a checkpoint.
 MOVING_AVERAGE_FILE = "moving_average.safetensors"
@@ -102,10 +105,10 @@ class StopOnDivergence(TrainerCallback):
     device; so are those of several processes, which must all stop at the same update.
 
     Args:
-        trainer: Whose losses to watch; its `loss_is_finite` is read.
+        trainer: A `TokenBatchTrainer`, whose `loss_is_finite` is read.
     """
 
-    def __init__(self, trainer: "TokenBatchTrainer") -> None:
+    def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
         is_cheap = trainer.args.device.type == "cpu" and trainer.args.world_size == 1
         self.interval = 1 if is_cheap else UPDATES_BETWEEN_LOOKS
