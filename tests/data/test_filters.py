@@ -451,7 +451,7 @@ def test_run_compares_with_its_validation_pairs_and_records_their_files(
 
     run = read_json(tmp_path / "run" / "run.json")
     assert run["dropped_pairs"]["overlap"] == 3
-    assert run["sha256"].keys() == {*run_settings["train"], validation, test}
+    assert run["sha256"].keys() == {"train.jsonl", "validation.jsonl", "test.txt"}
 
 
 def test_resumed_run_filters_as_before(run_settings, tmp_path):

@@ -1,12 +1,23 @@
-"""What a run reports while it goes on."""
+"""What a run needs to be repeated, and what it reports while it goes on."""
 
 import json
+import sys
 
 import pytest
-from transformers import TrainerControl, TrainerState, TrainingArguments
+from transformers import (
+    Seq2SeqTrainingArguments,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
+from vanilla_transformer.files import checksum
+from vanilla_transformer.sharing.privacy import find_disclosures
 from vanilla_transformer.training import run_record
-from vanilla_transformer.training.run_record import JsonLinesLog
+from vanilla_transformer.training.run_record import JsonLinesLog, describe_run
+from vanilla_transformer_cli.settings import TrainSettings
+
+TOKEN = "hf_" + "aB3" * 11
 
 
 @pytest.fixture
@@ -56,3 +67,91 @@ def test_evaluation_is_no_part_of_the_time_outside_of_updates(log, reports):
     log(0, "on_log", logs={"loss": 1.0})
 
     assert [report.get("outside_step") for report in reports()] == [0, None, 1 / 4]
+
+
+# What a run is made from
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    """Two files each to train and validate on, with the same names in two folders."""
+    folders = tmp_path / "home" / "jo", tmp_path / "validation"
+    for folder in folders:
+        folder.mkdir(parents=True)
+        for language in ("de", "en"):
+            (folder / f"text.{language}").write_text(f"{folder.name} {language}\n")
+    return [[str(folder / f"text.{language}") for language in ("de", "en")] for folder in folders]
+
+
+@pytest.fixture
+def describe(tmp_path):
+    def describe_settings(**settings):
+        arguments = Seq2SeqTrainingArguments(
+            str(tmp_path / "runs" / "de-en"), use_cpu=True, hub_token=TOKEN, hub_model_id="me/model"
+        )
+        return describe_run(TrainSettings(**settings), arguments, updates=5)
+
+    return describe_settings
+
+
+def test_record_holds_neither_the_token_nor_a_path_of_the_machine(
+    describe, pairs, tmp_path, monkeypatch
+):
+    train, validation = pairs
+    monkeypatch.setenv("HF_TOKEN", "hf_short8")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    words = ["--train", *train, "--hub_token", TOKEN, "--run_name=hf_short8"]
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "bin" / "vanilla-transformer"), *words])
+
+    record = describe(train=train, validation=validation, init_from=str(tmp_path / "base"))
+
+    text = json.dumps(record, indent=2)
+    assert TOKEN not in text
+    assert str(tmp_path) not in text
+    assert find_disclosures(text) == []
+    assert record["command"] == [
+        *("vanilla-transformer", "--train", "text.de", "text.en"),
+        *("--hub_token", "<secret>", "--run_name=<secret>"),
+    ]
+    assert record["settings"]["init_from"] == "base"
+    assert record["arguments"]["output_dir"] == "de-en"
+    assert record["arguments"]["hub_model_id"] == "me/model"
+    assert record["updates"] == 5
+
+
+def test_record_tells_files_of_one_name_apart_by_their_checksums(describe, pairs):
+    train, validation = pairs
+
+    record = describe(train=train, validation=validation, filter_overlap=train[:1])
+
+    assert record["sha256"] == {
+        "text.de": checksum(train[0]),
+        "text.en": checksum(train[1]),
+        "text.de (2)": checksum(validation[0]),
+        "text.en (2)": checksum(validation[1]),
+    }
+    assert record["settings"]["train"] == ["text.de", "text.en"]
+    assert record["settings"]["validation"] == ["text.de (2)", "text.en (2)"]
+    assert record["settings"]["filter_overlap"] == ["text.de"]
+
+
+@pytest.mark.parametrize("setting", ["train", "init_from"])
+def test_record_tells_folders_apart_by_what_they_hold(describe, tmp_path, setting):
+    folder = tmp_path / "pairs"
+    (folder / "split").mkdir(parents=True)
+    (folder / "split" / "part.safetensors").touch()
+    weights = folder / "model.safetensors"
+    weights.touch()
+
+    def checksum_with(text, name="model.safetensors"):
+        weights.rename(folder / name).write_text(text)
+        path = str(folder)
+        return describe(**{setting: [path] if setting == "train" else path})["sha256"]["pairs"]
+
+    first = checksum_with("one")
+    assert len(first) == 64
+    assert checksum_with("two") != first
+    # Files that `datasets` leaves there, and the card of a model, are nothing to learn from.
+    (folder / ("cache-1.arrow" if setting == "train" else "README.md")).touch()
+    assert checksum_with("one") == first
+    assert checksum_with("one", name="other.safetensors") != first

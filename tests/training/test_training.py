@@ -146,8 +146,9 @@ def test_log_holds_a_json_line_for_each_report(model_folder):
 def test_run_record_tells_data_settings_and_outcome(model_folder, corpus):
     run = read_json(model_folder / "run.json")
 
-    path = str(corpus / "train.de")
-    assert run["sha256"][path] == hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    expected = hashlib.sha256((corpus / "train.de").read_bytes()).hexdigest()
+    assert run["sha256"]["train.de"] == expected
+    assert run["sha256"].keys() == {*run["settings"]["train"], *run["settings"]["validation"]}
     assert len(run["sha256"]) == 4
     assert run["settings"]["vocab_size"] == 320
     assert run["arguments"]["learning_rate"] == 1e-2

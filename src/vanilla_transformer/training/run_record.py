@@ -1,12 +1,15 @@
 """What a run needs to be repeated, and what it reported while it ran."""
 
 import dataclasses
+import hashlib
 import json
 import math
+import os
 import platform
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ from accelerate import PartialState
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from vanilla_transformer.files import checksum
+from vanilla_transformer.sharing.privacy import clean_record
 from vanilla_transformer_cli.settings import TrainSettings
 
 _NOT_FINITE = ("nan", "inf", "-inf")
@@ -44,26 +48,48 @@ def hardware() -> str:
 def describe_run(
     settings: TrainSettings, arguments: TrainingArguments, **measured: Any
 ) -> dict[str, Any]:
-    """Everything that a run is made from, ready for JSON.
+    """Everything that a run is made from, ready for JSON and for others to read.
+
+    It holds no secrets, and of paths the names alone; `sha256` tells data of one name apart.
 
     Args:
         settings: Our settings.
         arguments: Trainer's.
         measured: What is known of the run beside them.
     """
-    paths = (*settings.train, *settings.validation, *(settings.filter_overlap or ()))
-    files = [path for path in paths if Path(path).is_file()]
-    return {
-        **measured,
-        "command": sys.argv,
-        "hardware": hardware(),
-        "python": platform.python_version(),
-        "versions": {package: version(package) for package in _PACKAGES},
-        "commit": _commit(),
-        "sha256": {path: checksum(path) for path in files},
-        "settings": dataclasses.asdict(settings),
-        "arguments": arguments.to_dict(),
-    }
+    return clean_record(
+        {
+            **measured,
+            "command": sys.argv,
+            "hardware": hardware(),
+            "python": platform.python_version(),
+            "versions": {package: version(package) for package in _PACKAGES},
+            "commit": _commit(),
+            "sha256": _checksums(settings),
+            "settings": dataclasses.asdict(settings),
+            "arguments": arguments.to_dict(),
+        }
+    )
+
+
+def _checksums(settings: TrainSettings) -> dict[str, str]:
+    """SHA-256 by path of what a run learns from, as far as it lies on this machine."""
+    paths = [*settings.train, *settings.validation, *(settings.filter_overlap or ())]
+    checksums = {path: checksum(path) for path in paths if Path(path).is_file()}
+    for path in filter(os.path.isdir, paths):
+        # `datasets` keeps there what it has computed from a dataset.
+        files = [file for file in Path(path).rglob("*") if not file.name.startswith("cache-")]
+        checksums[path] = _checksum_of_folder(files)
+    if settings.init_from and os.path.isdir(settings.init_from):
+        weights = Path(settings.init_from).glob("*.safetensors")
+        checksums[settings.init_from] = _checksum_of_folder(weights)
+    return checksums
+
+
+def _checksum_of_folder(files: Iterable[Path]) -> str:
+    """SHA-256 of the names and checksums of the files of a folder, in alphabetical order."""
+    lines = [f"{file.name} {checksum(file)}\n" for file in sorted(files) if file.is_file()]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def _commit() -> str | None:

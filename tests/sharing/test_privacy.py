@@ -1,0 +1,248 @@
+"""What a record and a file would tell about their user."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from vanilla_transformer.sharing.privacy import MASK, Disclosure, clean_record, find_disclosures
+
+HUB_TOKEN = "hf_" + "aB3" * 11
+AWS_KEY = "AKIA" + "Z9" * 8
+API_KEY = "sk-proj-" + "aB3-" * 6
+GITHUB_TOKEN = "ghp_" + "aB3" * 12
+
+
+@pytest.fixture(autouse=True)
+def _known_environment(monkeypatch):
+    """The machine of a user without secrets whose home is /srv/jo."""
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", "/srv/jo")
+
+
+def cleaned_command(*words):
+    return clean_record({"command": list(words)})["command"]
+
+
+# Secrets in a record
+
+
+@pytest.mark.parametrize("option", ["--hub_token", "--hub-token", "--push_to_hub_token"])
+def test_value_of_an_option_for_a_token_is_masked(option):
+    assert cleaned_command(option, "short", "--seed", "3") == [option, MASK, "--seed", "3"]
+    assert cleaned_command(f"{option}=short", "--seed=3") == [f"{option}={MASK}", "--seed=3"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--max_tokens_per_batch", "800"],
+        ["--bleu_tokenize", "intl"],
+        ["--include_num_input_tokens_seen", "all"],
+        ["--tokenizer_kind=char"],
+        ["--config", "d_model=8", "bos_token_id=1"],
+    ],
+)
+def test_options_about_tokens_of_text_are_kept(words):
+    assert cleaned_command(*words) == words
+
+
+@pytest.mark.parametrize(
+    "secret", [HUB_TOKEN, AWS_KEY, API_KEY, GITHUB_TOKEN, "Bearer 0123456789abcdefghij"]
+)
+def test_what_looks_like_a_secret_is_masked_wherever_it_stands(secret):
+    record = {"settings": {"license": f"see {secret} here"}, "arguments": {"report_to": [secret]}}
+
+    assert clean_record(record) == {
+        "settings": {"license": f"see {MASK} here"},
+        "arguments": {"report_to": [MASK]},
+    }
+
+
+def test_secrets_in_addresses_are_masked():
+    words = ["https://jo:pass@host.org/x", "https://host.org/x?a=1&access_token=0123456789abcdef"]
+
+    assert cleaned_command(*words) == [
+        f"https://{MASK}@host.org/x",
+        f"https://host.org/x?a=1&{MASK}",
+    ]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD"],
+)
+def test_secret_of_the_environment_is_masked_wherever_it_stands(monkeypatch, name):
+    monkeypatch.setenv(name, "k=open sesame")
+
+    record = clean_record({"a": ["--run_name=k=open sesame"], "b": {"c": "(k=open sesame)"}})
+
+    assert record == {"a": [f"--run_name={MASK}"], "b": {"c": f"({MASK})"}}
+
+
+def test_short_values_and_other_variables_are_no_secrets(monkeypatch):
+    monkeypatch.setenv("MY_TOKEN", "sixteen")
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "parallelism")
+    monkeypatch.setenv("YOUR_TOKEN", "seventeen")
+
+    assert cleaned_command("sixteen", "parallelism", "seventeens") == [
+        "sixteen",
+        "parallelism",
+        "seventeens",
+    ]
+
+
+def test_fields_for_tokens_are_masked_at_any_depth():
+    record = {"arguments": {"hub_token": "short", "deepspeed": {"wandb": {"api_key": "short"}}}}
+
+    assert clean_record(record) == {
+        "arguments": {"hub_token": MASK, "deepspeed": {"wandb": {"api_key": MASK}}}
+    }
+    assert cleaned_command('{"apiKey": "short", "a": "b"}') == [f'{{"apiKey": "{MASK}", "a": "b"}}']
+
+
+# Paths in a record
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/home/jo/bin/vanilla-transformer", "vanilla-transformer"),
+        ("/home/jo/my data/train.de", "train.de"),
+        ("/home/jo/runs/de-en/", "de-en"),
+        ("~/runs/de-en", "de-en"),
+        ("~jo/runs/de-en", "de-en"),
+        ("../jo/de-en", "de-en"),
+        ("./runs/de-en", "de-en"),
+        (r"C:\Users\jo\run", "run"),
+        ("--output_dir=/home/jo/runs/de-en", "--output_dir=de-en"),
+        ('{"path": "/home/jo/a", "n": [1, "D:/b/c"]}', '{"path": "a", "n": [1, "c"]}'),
+        ("file:///home/jo/a", "a"),
+        ("in:/home/jo/b,/home/jo/c", "in:b,c"),
+        ("/", "/"),
+        (".", "."),
+    ],
+)
+def test_paths_become_names(path, name):
+    assert cleaned_command(path) == [name]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["me/pairs", "https://host.org/a/b", "s3://bucket/a/b", "1 / 2", "and/or", "translation.de"],
+)
+def test_what_is_no_path_of_the_machine_is_kept(text):
+    assert cleaned_command(text) == [text]
+
+
+def test_relative_path_of_what_exists_becomes_a_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "secret-project" / "run").mkdir(parents=True)
+    record = {"command": ["--output_dir", "secret-project/run"], "dataset_tags": ["me/pairs"]}
+
+    assert clean_record(record)["command"] == ["--output_dir", "run"]
+
+
+def test_name_on_the_hub_is_kept_even_if_a_folder_here_has_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "me" / "pairs").mkdir(parents=True)
+    record = {"settings": {"dataset_tags": ["me/pairs"]}, "arguments": {"hub_model_id": "me/pairs"}}
+
+    assert clean_record(record) == record
+
+
+def test_checksums_keep_files_of_one_name_apart():
+    record = {
+        "command": ["--train=b/x.de", "a/x.de"],
+        "settings": {"train": ["a/x.de", "/data/x.en"], "validation": ["b/x.de", "b/x.en"]},
+        "sha256": {"a/x.de": "1", "/data/x.en": "2", "b/x.de": "3", "b/x.en": "4"},
+    }
+
+    assert clean_record(record) == {
+        "command": ["--train=x.de (2)", "x.de"],
+        "settings": {"train": ["x.de", "x.en"], "validation": ["x.de (2)", "x.en (2)"]},
+        "sha256": {"x.de": "1", "x.en": "2", "x.de (2)": "3", "x.en (2)": "4"},
+    }
+
+
+def test_third_file_of_a_name_gets_a_name_of_its_own():
+    record = {"sha256": {"a/x": "1", "b/x": "2", "c/x": "3"}}
+
+    assert clean_record(record)["sha256"] == {"x": "1", "x (2)": "2", "x (3)": "3"}
+
+
+def test_numbers_and_none_are_kept_and_the_record_given_is_not_changed():
+    record = {"a": 1, "b": [None, 0.5, True], "c": {"d": ["/x/y"]}}
+
+    assert clean_record(record) == {"a": 1, "b": [None, 0.5, True], "c": {"d": ["y"]}}
+    assert record["c"] == {"d": ["/x/y"]}
+
+
+# Files
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        (HUB_TOKEN, "a token of the Hub"),
+        (AWS_KEY, "an access key of AWS"),
+        (API_KEY, "an API key"),
+        (GITHUB_TOKEN, "a token of GitHub"),
+        ("Authorization: Bearer 0123456789abcdefghij", "a bearer token"),
+        ("-----BEGIN RSA PRIVATE KEY-----", "a private key"),
+        ("-----BEGIN PRIVATE KEY-----", "a private key"),
+        ("git clone https://jo:pass@host.org", "a password in a URL"),
+        ("/home/jo/x", "a home directory, '/home/jo'"),
+        ("/Users/jo", "a home directory, '/Users/jo'"),
+        ("file:///root/x", "a home directory, '/root'"),
+        (json.dumps(r"C:\Users\jo\x"), r"a home directory, 'C:\\\\Users\\\\jo'"),
+        ("/srv/jo", "a home directory, '/srv/jo'"),
+    ],
+)
+def test_disclosure_is_found_with_its_line(text, what):
+    assert find_disclosures(f"first\nsecond\nin '{text}' \n") == [Disclosure(3, what)]
+
+
+def test_secret_of_the_environment_is_found_and_named_by_its_variable(monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "open sesame")
+
+    assert find_disclosures("\nwith open sesame.\nopen sesames") == [
+        Disclosure(2, "the value of WANDB_API_KEY")
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Bearer authentication/authorization is explained elsewhere.",
+        "https://host.org/home/page and https://host.org/Users/jo and tree/root/x",
+        "hf_hub_download, hf_xet, sk-learn, sk-some-long-title-of-a-page",
+        "Run it in ~/runs, or in /srv/joanna.",
+        'AutoModel.from_pretrained("me/model", token=True)',
+    ],
+)
+def test_ordinary_text_discloses_nothing(text):
+    assert find_disclosures(text) == []
+
+
+def test_all_disclosures_are_found_in_the_order_of_lines():
+    text = f"/home/jo\n{HUB_TOKEN} /home/jo /home/jo\n/Users/jo"
+
+    assert [found.line for found in find_disclosures(text)] == [1, 2, 2, 3]
+    assert HUB_TOKEN not in str(find_disclosures(text))
+
+
+def test_vocabulary_may_hold_paths_and_words_of_its_text_but_no_tokens(monkeypatch):
+    monkeypatch.setenv("MY_PASSWORD", "▁sesame▁")
+    text = f'"▁/home/jo": 5,\n"▁sesame▁": 6,\n"{HUB_TOKEN}": 7'
+
+    assert find_disclosures(text, is_vocabulary=True) == [Disclosure(3, "a token of the Hub")]
+    assert [found.line for found in find_disclosures(text)] == [1, 2, 3]
+
+
+def test_root_as_home_is_no_disclosure(monkeypatch):
+    monkeypatch.setenv("HOME", "/")
+
+    assert Path.home() == Path("/")
+    assert find_disclosures("1 / 2, /usr/bin") == []
