@@ -4,6 +4,7 @@ import argparse
 import difflib
 import gc
 import os
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import Field, fields
@@ -31,8 +32,9 @@ def run(command: Command, argv: list[str] | None = None) -> None:
         sys.exit(141)
     except (ValueError, OSError, ArithmeticError) as error:
         fail(str(error))
-    except KeyboardInterrupt:
-        sys.exit(130)
+    except KeyboardInterrupt as error:
+        # As shells report a program that a signal has ended.
+        sys.exit(128 + getattr(error, "signum", signal.SIGINT))
     except Exception as error:
         # Raised by a config; its module is as slow to import as torch.
         if type(error).__name__.startswith("StrictDataclass"):

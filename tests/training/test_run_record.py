@@ -25,7 +25,7 @@ def log(tmp_path, monkeypatch):
     """A log whose clock a test turns: `log(seconds, event)` lets so much time pass first."""
     clock = [1000.0]
     monkeypatch.setattr(run_record.time, "monotonic", lambda: clock[0])
-    callback = JsonLinesLog(tmp_path / "log.jsonl", goes_on=False)
+    callback = JsonLinesLog(tmp_path / "log.jsonl", first_update=0)
     given = TrainingArguments(use_cpu=True), TrainerState(), TrainerControl()
 
     def pass_time(seconds, event, **options):
@@ -89,7 +89,7 @@ def describe(tmp_path):
         arguments = Seq2SeqTrainingArguments(
             str(tmp_path / "runs" / "de-en"), use_cpu=True, hub_token=TOKEN, hub_model_id="me/model"
         )
-        return describe_run(TrainSettings(**settings), arguments, updates=5)
+        return describe_run(TrainSettings(**settings), arguments, 5)
 
     return describe_settings
 
@@ -116,7 +116,7 @@ def test_record_holds_neither_the_token_nor_a_path_of_the_machine(
     assert record["settings"]["init_from"] == "base"
     assert record["arguments"]["output_dir"] == "de-en"
     assert record["arguments"]["hub_model_id"] == "me/model"
-    assert record["updates"] == 5
+    assert record["first_update"] == 5
 
 
 def test_record_tells_files_of_one_name_apart_by_their_checksums(describe, pairs):

@@ -4,10 +4,8 @@ import contextlib
 import hashlib
 import io
 import json
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +29,6 @@ from vanilla_transformer.modeling.modeling_vanilla_transformer import EncoderLay
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 from vanilla_transformer.training import run as training
 from vanilla_transformer.training.averaging import average_checkpoints
-from vanilla_transformer.training.callbacks import StopOnRequest
 from vanilla_transformer.training.recipe import config_overrides
 from vanilla_transformer.training.run import train
 from vanilla_transformer.training.trainer import TokenBatchTrainer
@@ -499,7 +496,6 @@ def test_label_smoothing_is_left_to_the_model(corpus, tmp_path):
 
     train(settings, arguments)
 
-    assert arguments.label_smoothing_factor == 0
     assert read_json(tmp_path / "config.json")["label_smoothing"] == 0.25
 
 
@@ -613,60 +609,6 @@ def test_training_ends_scored_and_saved_when_its_minutes_are_over(corpus, tmp_pa
     assert_same_weights(tmp_path, tmp_path / "checkpoint-1")
 
 
-def test_second_interrupt_ends_at_once_with_the_model_saved(corpus, tmp_path, monkeypatch):
-    def press_twice(*args: Any, **kwargs: Any) -> None:
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr(StopOnRequest, "on_step_end", press_twice)
-    settings = build_settings(corpus, validated=False)
-    before = signal.getsignal(signal.SIGINT)
-
-    with pytest.raises(KeyboardInterrupt):
-        train(settings, build_arguments(settings, tmp_path))
-
-    AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
-    AutoTokenizer.from_pretrained(tmp_path)
-    assert signal.getsignal(signal.SIGINT) == before
-
-
-def start_training(folder: Path, settings: TrainSettings, *others: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, SCRIPT, "--output_dir", folder, "--use_cpu", "--logging_steps", "1"]
-    command += ["--train", *settings.train, "--config", *settings.config, "--vocab_size", "320"]
-    command += ["--num_train_epochs", "9999", "--save_total_limit", "1", *others]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-
-
-def test_interrupted_script_leaves_a_model_that_a_resumed_run_goes_on_with(corpus, tmp_path):
-    settings = build_settings(corpus, validated=False)
-    process = start_training(tmp_path, settings)
-    while not (tmp_path / "log.jsonl").exists() and process.poll() is None:
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    output = process.communicate(timeout=60)[0].decode()
-
-    assert process.returncode == 0, output
-    assert "Stopping after this update" in output
-    updates = read_json(tmp_path / "run.json")["updates"]
-    assert checkpoints_of(tmp_path)[-1] == updates >= 1
-    translator = Translator.from_pretrained(str(tmp_path), num_beams=1)
-    assert len(list(translator.translate(["drei"]))) == 1
-
-    settings = build_settings(corpus, validated=False, resume=True, max_tokens_per_batch=8192)
-    train(settings, build_arguments(settings, tmp_path, max_steps=updates + 2))
-    assert read_json(tmp_path / "run.json")["updates"] == updates + 2
-
-
-def test_reports_of_a_run_that_left_no_checkpoint_are_replaced(corpus, tmp_path):
-    (tmp_path / "log.jsonl").write_text('{"step": 5, "minutes": 1000.0, "loss": 9.0}\n')
-    settings = build_settings(corpus, validated=False)
-
-    train(settings, build_arguments(settings, tmp_path, max_steps=2, logging_steps=1))
-
-    assert all(report["minutes"] < 1000 for report in read_log(tmp_path))
-    assert read_json(tmp_path / "run.json")["minutes"] < 1000
-
-
 # Mistakes
 
 
@@ -701,8 +643,11 @@ def test_resuming_is_refused_when_there_is_no_checkpoint(corpus, tmp_path):
     ("changes", "message"),
     [
         ({"moving_average": 1.0}, "--moving_average must be at least 0 and below 1, got 1.0"),
-        ({"r_drop": -1.0}, "--r_drop must be at least 0, got -1.0"),
-        ({"max_validation_pairs": 0}, "--max_validation_pairs must be at least 1, got 0"),
+        ({"r_drop": -1.0}, "--r_drop must be at least 0 and finite, got -1.0"),
+        (
+            {"max_validation_pairs": 0},
+            "--max_validation_pairs must be at least 1 and finite, got 0",
+        ),
         ({"moving_average": 0.9, "validated": False}, "--moving_average needs --validation"),
         ({"target_vocab_size": 300}, "needs --separate_vocabularies, got 300 alone"),
         (

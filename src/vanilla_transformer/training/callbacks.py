@@ -29,6 +29,8 @@ from vanilla_transformer.data.batches import TokenBatchSampler
 # Beside the weights of a checkpoint.
 MOVING_AVERAGE_FILE = "moving_average.safetensors"
 
+_STOPPING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
 # Of losses on a GPU or of several processes.
 UPDATES_BETWEEN_LOOKS = 8
 
@@ -142,8 +144,24 @@ class StopOnDivergence(TrainerCallback):
             )
 
 
+class StoppedBySignalError(KeyboardInterrupt):
+    """A signal ended training before its time; the model has been saved.
+
+    Attributes:
+        signum: Number of the signal.
+    """
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(f"stopped by signal {signum}")
+        self.signum = signum
+
+
 class StopOnRequest(TrainerCallback):
     """Ends training after the update at hand: at a deadline, or when it is told to.
+
+    Attributes:
+        interrupted: Whether it was told to; of several processes, whether one was.
+        signum: Number of the signal that told this process; SIGTERM if another one was told.
 
     Args:
         max_minutes: Until the deadline; None for none.
@@ -153,6 +171,7 @@ class StopOnRequest(TrainerCallback):
         self.max_minutes = max_minutes
         self.deadline = float("inf")
         self.interrupted = False
+        self.signum: int = signal.SIGTERM
         self.evaluates = True
         self.scored_step = self.saved_step = 0
 
@@ -172,6 +191,7 @@ class StopOnRequest(TrainerCallback):
             # A signal may reach one process only; the others would then wait for it for ever.
             votes = torch.tensor([interrupted, late], dtype=torch.int32, device=args.device)
             interrupted, late = reduce(votes, "sum").bool().tolist()
+            self.interrupted = interrupted
         if interrupted or late:
             self.evaluates = not interrupted
             control.should_training_stop = True
@@ -203,16 +223,20 @@ class StopOnRequest(TrainerCallback):
 
 @contextmanager
 def interrupts_stop(stop: StopOnRequest) -> Iterator[None]:
-    """The first Ctrl-C ends training after the update at hand, a second one at once."""
+    """The first Ctrl-C ends training after the update at hand, a second one at once.
+
+    So does SIGTERM, which batch systems send some time before they kill.
+    """
 
     def request(signum: int, frame: FrameType | None) -> None:
         if stop.interrupted:
-            raise KeyboardInterrupt
-        stop.interrupted = True
+            raise StoppedBySignalError(signum)
+        stop.interrupted, stop.signum = True, signum
         PartialState().print("\nStopping after this update; once more to stop at once.")
 
-    previous = signal.signal(signal.SIGINT, request)
+    previous = {number: signal.signal(number, request) for number in _STOPPING_SIGNALS}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,6 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from transformers import Seq2SeqTrainingArguments, TrainingArguments
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
-from transformers.utils import CONFIG_NAME
 
 from vanilla_transformer.data.streaming import check_streaming
 from vanilla_transformer.evaluation.metrics import METRICS
@@ -18,7 +17,34 @@ from vanilla_transformer.modeling.configuration_vanilla_transformer import Vanil
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 from vanilla_transformer.training.averaging import metric_of
 from vanilla_transformer.training.checkpoints import resumable_checkpoint
+from vanilla_transformer.training.legs import check_free
 from vanilla_transformer_cli.settings import PRESETS, TrainSettings
+
+# Least value of a setting, and what it must be below.
+_RANGES = {
+    "max_validation_pairs": (1, math.inf),
+    "shuffle_buffer": (1, math.inf),
+    "tokenizer_pairs": (1, math.inf),
+    "filter_max_characters": (1, math.inf),
+    "filter_max_ratio": (1, math.inf),
+    "bpe_dropout": (0, 1),
+    "max_length": (2, math.inf),
+    "max_tokens_per_batch": (1, math.inf),
+    "max_minutes": (0, math.inf),
+    "average_last": (0, math.inf),
+    "moving_average": (0, 1),
+    "r_drop": (0, math.inf),
+    "early_stopping_patience": (1, math.inf),
+    "learning_rate": (0, math.inf),
+    "warmup_steps": (0, math.inf),
+    "weight_decay": (0, math.inf),
+    "max_grad_norm": (0, math.inf),
+    "adam_beta1": (0, 1),
+    "adam_beta2": (0, 1),
+    "adam_epsilon": (0, math.inf),
+    "label_smoothing_factor": (0, 1),
+    "gradient_accumulation_steps": (1, math.inf),
+}
 
 # Config fields that the command line sets by other options.
 _SET_ELSEWHERE = {
@@ -142,15 +168,19 @@ def check_settings(settings: TrainSettings, arguments: Seq2SeqTrainingArguments)
     Raises:
         ValueError: If there are any; tells all.
     """
-    faults = []
-    decay = settings.moving_average
-    if decay is not None and not 0 <= decay < 1:
-        faults.append(f"--moving_average must be at least 0 and below 1, got {decay}.")
-    if settings.r_drop < 0:
-        faults.append(f"--r_drop must be at least 0, got {settings.r_drop}.")
-    if settings.max_validation_pairs is not None and settings.max_validation_pairs < 1:
+    faults = [
+        f"--{name} must be at least {least} and {bound}, got {value}."
+        for given in (settings, arguments)
+        for name, (least, limit) in _RANGES.items()
+        for value in [getattr(given, name, None)]
+        for bound in [f"below {limit:g}" if limit < math.inf else "finite"]
+        # Written so that NaN fails.
+        if value is not None and not least <= value < limit
+    ]
+    if not (arguments.max_steps > 0 or arguments.num_train_epochs > 0):
         faults.append(
-            f"--max_validation_pairs must be at least 1, got {settings.max_validation_pairs}."
+            "--num_train_epochs or --max_steps must be above 0, got "
+            f"{arguments.num_train_epochs} and {arguments.max_steps}."
         )
     if settings.target_vocab_size is not None and not settings.separate_vocabularies:
         faults.append(
@@ -210,11 +240,7 @@ def find_checkpoint(settings: TrainSettings, arguments: TrainingArguments) -> st
     """
     folder = Path(arguments.output_dir)
     if not settings.resume:
-        if any(folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*")) or (folder / CONFIG_NAME).exists():
-            raise ValueError(
-                f"--output_dir {folder} already holds a run. Pass --resume to continue it, choose "
-                "another folder, or delete it."
-            )
+        check_free(folder)
         return None
     checkpoint, skipped = resumable_checkpoint(folder)
     faults = [f"{path.name} is skipped: {fault}" for path, fault in skipped.items()]

@@ -6,9 +6,10 @@ Differs from the paper:
     the paper, unless it does worse on the validation pairs than the best one alone.
 """
 
-import json
+import copy
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -37,8 +38,7 @@ from vanilla_transformer.data.parallel_text import (
     tokenize_pairs,
 )
 from vanilla_transformer.data.streaming import TokenBatchStream
-from vanilla_transformer.files import write_lines
-from vanilla_transformer.model_folder import LOG_FILE, RUN_FILE, describe_model_files, load_model
+from vanilla_transformer.model_folder import LOG_FILE, describe_model_files, load_model
 from vanilla_transformer.modeling.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.modeling.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
@@ -61,10 +61,18 @@ from vanilla_transformer.training.callbacks import (
     DivergedError,
     MovingAverage,
     StopOnRequest,
+    StoppedBySignalError,
     interrupts_stop,
 )
 from vanilla_transformer.training.checkpoints import closed_checkpoints, delete_unclosed
 from vanilla_transformer.training.curves import plot_curves
+from vanilla_transformer.training.legs import (
+    UNFINISHED,
+    check_free,
+    claimed,
+    continue_run,
+    write_run,
+)
 from vanilla_transformer.training.recipe import (
     check_settings,
     check_vocabularies,
@@ -97,12 +105,19 @@ def train(settings: TrainSettings, arguments: Seq2SeqTrainingArguments) -> Path:
         OSError: If a file cannot be read or written.
         DivergedError: If the loss or the weights stop being finite; the folder then holds the
             last finite checkpoint, if there is one.
-        KeyboardInterrupt: At the second Ctrl-C, when the model has been saved.
+        StoppedBySignalError: After Ctrl-C or SIGTERM, when the model has been saved.
     """
+    # A caller's stay as they are.
+    arguments = copy.copy(arguments)
     overrides = config_overrides(settings)
     check_settings(settings, arguments)
     prefer_better_scores(arguments)
+    folder = Path(arguments.output_dir)
     checkpoint = find_checkpoint(settings, arguments)
+    first_update = int(checkpoint.rpartition("-")[2]) if checkpoint else 0
+    run = describe_run(settings, arguments, first_update)
+    if checkpoint:
+        run = continue_run(folder, run)
     set_seed(arguments.seed)
     validation_pairs = _load_validation(settings)
     rules = drop_rules(settings, validation_pairs)
@@ -128,35 +143,39 @@ def train(settings: TrainSettings, arguments: Seq2SeqTrainingArguments) -> Path:
     trainer, truncated = _build_trainer(
         settings, arguments, model, tokenizers, pairs, validation_pairs
     )
-    folder = Path(arguments.output_dir)
     say = PartialState().print
-    if trainer.is_world_process_zero():
-        if checkpoint:
-            delete_unclosed(folder)
-        filtered.write_dropped(folder)
-    for line in chain(filtered.summary(), plan(trainer, truncated, checkpoint)):
-        say(line)
-    log = JsonLinesLog(folder / LOG_FILE, goes_on=checkpoint is not None)
-    trainer.add_callback(log)
-    outcome, interruption = _run(trainer, settings, checkpoint)
-    if trainer.is_world_process_zero():
-        counts: dict[str, Any] = {"pairs": len(kept), "truncated_pairs": truncated}
-        counts["epochs"] = round(trainer.state.epoch or 0, 2)
-        if settings.streaming:
-            # Of a stream nobody knows them.
-            counts = dict.fromkeys(counts)
-        run = describe_run(
-            settings,
-            arguments,
-            **counts,
-            dropped_pairs=filtered.dropped,
-            target_languages=list(language_tags(tokenizers.source)),
-            parameters=model.num_parameters(),
-            updates=trainer.state.global_step,
-            weights=outcome.weights,
-            minutes=round(log.minutes, 1),
-        )
-        _save(trainer, run, outcome, folder)
+    is_main = trainer.is_world_process_zero()
+    stop = StopOnRequest(settings.max_minutes)
+    with claimed(folder) if is_main else nullcontext(), interrupts_stop(stop):
+        if is_main:
+            if checkpoint:
+                delete_unclosed(folder)
+            else:
+                # Another run may have come to its end here while the pairs were read.
+                check_free(folder)
+            write_run(folder, run)
+            filtered.write_dropped(folder)
+        for line in chain(filtered.summary(), plan(trainer, truncated, checkpoint)):
+            say(line)
+        log = JsonLinesLog(folder / LOG_FILE, first_update)
+        trainer.add_callback(log)
+        outcome, interruption = _run(trainer, settings, checkpoint, stop)
+        if is_main:
+            counts: dict[str, Any] = {"pairs": len(kept), "truncated_pairs": truncated}
+            counts["epochs"] = round(trainer.state.epoch or 0, 2)
+            if settings.streaming:
+                # Of a stream nobody knows them.
+                counts = dict.fromkeys(counts)
+            run |= {
+                **counts,
+                "dropped_pairs": filtered.dropped,
+                "target_languages": list(language_tags(tokenizers.source)),
+                "parameters": model.num_parameters(),
+                "updates": trainer.state.global_step,
+                "weights": outcome.weights,
+                "minutes": round(log.minutes, 1),
+            }
+            _save(trainer, run, outcome, folder)
     say(f"The model is in {folder}")
     if interruption:
         raise interruption
@@ -170,38 +189,39 @@ def _load_validation(settings: TrainSettings) -> Dataset | None:
 
 
 def _run(
-    trainer: TokenBatchTrainer, settings: TrainSettings, checkpoint: str | None
+    trainer: TokenBatchTrainer,
+    settings: TrainSettings,
+    checkpoint: str | None,
+    stop: StopOnRequest,
 ) -> tuple[Outcome, BaseException | None]:
     """Trains, then puts the best weights that there are into the model.
 
     Returns:
-        What they are, and what ended the run before its time: the second Ctrl-C, or divergence.
+        What they are, and what ended the run before its time: a signal, or divergence.
 
     Raises:
         DivergedError: If there is no finite checkpoint.
     """
-    stop = StopOnRequest(settings.max_minutes)
     trainer.add_callback(stop)
     moving_average = None
     if settings.moving_average is not None:
         moving_average = MovingAverage(settings.moving_average)
         trainer.add_callback(moving_average)
     try:
-        with interrupts_stop(stop):
-            trainer.train(resume_from_checkpoint=checkpoint)
-            outcome = best_weights(trainer)
-            trainer.check_weights()
-            if not stop.interrupted:
-                outcome = average_weights(trainer, settings.average_last, outcome)
-                if moving_average:
-                    name = f"exponential moving average, {settings.moving_average}"
-                    outcome = try_weights(trainer, moving_average.weights, name, outcome)
-    except KeyboardInterrupt as error:
+        trainer.train(resume_from_checkpoint=checkpoint)
+        outcome = best_weights(trainer)
+        trainer.check_weights()
+        if not stop.interrupted:
+            outcome = average_weights(trainer, settings.average_last, outcome)
+        if moving_average and not stop.interrupted:
+            name = f"exponential moving average, {settings.moving_average}"
+            outcome = try_weights(trainer, moving_average.weights, name, outcome)
+    except StoppedBySignalError as error:
         trainer.check_weights()
         return Outcome("last update"), error
     except DivergedError as error:
         return _back_to_last_checkpoint(trainer, error)
-    return outcome, None
+    return outcome, StoppedBySignalError(stop.signum) if stop.interrupted else None
 
 
 def _back_to_last_checkpoint(
@@ -399,18 +419,20 @@ def _save(
     folder: Path,
 ) -> None:
     """Writes the model's folder; each file appears whole or not at all."""
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".saving-") as name:
+    with tempfile.TemporaryDirectory(dir=folder, prefix=UNFINISHED) as name:
         unfinished = Path(name)
         trainer.accelerator.unwrap_model(trainer.model).save_pretrained(unfinished)
         trainer.tokenizers.save_pretrained(unfinished)
-        run = run | {"files": describe_model_files(unfinished)}
-        write_lines(unfinished / RUN_FILE, [json.dumps(run, indent=2)])
+        # Checksums of earlier files would not be those of the new ones that are put there now.
+        write_run(folder, {**run, "files": {}})
+        files = describe_model_files(unfinished)
         for file in sorted(unfinished.rglob("*")):
             place = folder / file.relative_to(unfinished)
             if file.is_dir():
                 place.mkdir(exist_ok=True)
             else:
                 file.replace(place)
+    write_run(folder, {**run, "files": files})
     # A loss alone is no result for the card.
     if outcome.scores and trainer.compute_metrics:
         search = {"search": f"greedy, {outcome.weights}"}

@@ -46,7 +46,7 @@ def hardware() -> str:
 
 
 def describe_run(
-    settings: TrainSettings, arguments: TrainingArguments, **measured: Any
+    settings: TrainSettings, arguments: TrainingArguments, first_update: int
 ) -> dict[str, Any]:
     """Everything that a run is made from, ready for JSON and for others to read.
 
@@ -55,11 +55,11 @@ def describe_run(
     Args:
         settings: Our settings.
         arguments: Trainer's.
-        measured: What is known of the run beside them.
+        first_update: Updates before this leg of the run.
     """
     return clean_record(
         {
-            **measured,
+            "first_update": first_update,
             "command": sys.argv,
             "hardware": hardware(),
             "python": platform.python_version(),
@@ -141,17 +141,20 @@ class JsonLinesLog(TrainerCallback):
 
     Args:
         path: Of the file.
-        goes_on: Whether the run goes on with the one that the file is of, and counts its minutes
-            too; else what lies there is of a run that ended before its first checkpoint.
+        first_update: Updates of the checkpoint from which a run is resumed. Its reports stay, later
+            ones will be made again, and the minutes of all count. 0: the file, if there is one, is
+            of a run that ended before its first checkpoint.
     """
 
-    def __init__(self, path: Path, goes_on: bool) -> None:
+    def __init__(self, path: Path, first_update: int) -> None:
         self.path = path
-        self.started = time.monotonic()
-        if goes_on:
-            self.started -= sum(60 * report["minutes"] for report in read_log(path)[-1:])
-        elif PartialState().is_main_process:
+        reports = read_log(path) if first_update else []
+        self.started = time.monotonic() - sum(60 * report["minutes"] for report in reports[-1:])
+        if PartialState().is_main_process:
             path.unlink(missing_ok=True)
+            for report in reports:
+                if report["step"] <= first_update:
+                    self._write(report)
         # Seconds inside of updates since a moment, the last report.
         self.inside = 0.0
         self.since: float | None = None
@@ -185,7 +188,9 @@ class JsonLinesLog(TrainerCallback):
         self.since, self.inside = now, 0.0
         if not state.is_world_process_zero:
             return
-        report = {"step": state.global_step, "minutes": round(self.minutes, 3), **logs}
+        self._write({"step": state.global_step, "minutes": round(self.minutes, 3), **logs})
+
+    def _write(self, report: dict[str, Any]) -> None:
         line = json.dumps({name: _jsonable(value) for name, value in report.items()})
         with self.path.open("a", encoding="utf-8", newline="\n") as file:
             file.write(line + "\n")

@@ -64,6 +64,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         self.sampler = sampler
         self.tokenizers = tokenizers
         self.r_drop_alpha = r_drop_alpha
+        self.has_trained = False
         self.loss_is_finite = torch.tensor(True, device=self.args.device)
         self.add_callback(StopOnDivergence(self))
         if sampler:
@@ -78,6 +79,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Trainer's; remembers whether all losses were finite."""
         loss = super().training_step(*args, **kwargs)
+        self.has_trained = True
         self.loss_is_finite = self.loss_is_finite & loss.isfinite()
         return loss
 
@@ -129,6 +131,19 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             rotate_checkpoints(
                 self.args.output_dir, limit, self.state.best_model_checkpoint, use_mtime=True
             )
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        """Trainer's; a resumed run that has made all its updates makes no more."""
+        if self.state.global_step < self.state.max_steps:
+            super()._run_epoch(*args, **kwargs)
+        else:
+            self.control.should_training_stop = True
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Trainer's; without updates there is no mean of their losses."""
+        if not self.has_trained:
+            logs.pop("train_loss", None)
+        super().log(logs, *args, **kwargs)
 
     def _load_from_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         """Trainer's, into memory where products are those of the uninterrupted run."""
@@ -221,14 +236,22 @@ def plan(trainer: TokenBatchTrainer, truncated: int, checkpoint: str | None) -> 
         state = TrainerState.load_from_json(str(Path(checkpoint) / TRAINER_STATE_NAME))
         periods = max(0, periods - state.global_step * accumulated / batches)
     minutes = seconds * batches / 60
-    end = time.strftime("%H:%M", time.localtime(time.time() + 60 * minutes * periods))
     yield f"device      {hardware()}, {'bf16' if arguments.bf16 else 'float32'}"
     yield f"pairs       {pairs}, {truncated:,} of them cut to the maximal length"
     yield f"parameters  {model.num_parameters():,}, {vocabulary}"
     yield f"batches     {batches:,} {one}, {100 * padding:.1f} % padding"
     yield f"memory      about {gigabytes:.1f} GB"
-    yield f"time        about {minutes:.1f} minutes {one}; {periods:.3g} {several} end at {end}"
+    end = _moment(60 * minutes * periods)
+    yield f"time        about {minutes:.1f} minutes {one}; {periods:.3g} {several} end {end}"
     yield "            (evaluation not counted)"
+
+
+def _moment(seconds: float) -> str:
+    """A time from now, with its day unless that is today."""
+    now = time.time()
+    then = time.localtime(now + seconds)
+    is_today = then[:3] == time.localtime(now)[:3]
+    return time.strftime("at %H:%M" if is_today else "on %A, %Y-%m-%d, at %H:%M", then)
 
 
 def _try_batches(trainer: TokenBatchTrainer) -> tuple[float, float]:

@@ -1,0 +1,231 @@
+"""One run in several legs: what `--resume` may change, and a folder that one run has to itself."""
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.utils import CONFIG_NAME
+
+from vanilla_transformer.data.filters import DROPPED_FILE
+from vanilla_transformer.files import write_lines
+from vanilla_transformer.model_folder import (
+    CARD_FILE,
+    LOG_FILE,
+    RESULTS_FILE,
+    RUN_FILE,
+    TARGET_FOLDER,
+    read_object,
+)
+from vanilla_transformer.training.curves import CURVES_FILE
+
+# What a leg is recorded by, so that none is taken for another.
+_FIELDS_OF_A_LEG = (
+    "first_update",
+    "command",
+    "hardware",
+    "python",
+    "versions",
+    "commit",
+    "sha256",
+    "settings",
+    "arguments",
+)
+
+# How long a run takes, what it reports and saves, and where: none of it changes an update.
+_SETTINGS_THAT_MAY_CHANGE = {
+    "resume",
+    "data",
+    "max_minutes",
+    "max_validation_pairs",
+    "metrics",
+    "bleu_tokenize",
+    "average_last",
+    "early_stopping_patience",
+    "language",
+    "dataset_tags",
+    "license",
+}
+_ARGUMENTS_THAT_MAY_CHANGE = {
+    "output_dir",
+    "overwrite_output_dir",
+    "max_steps",
+    "num_train_epochs",
+    "per_device_eval_batch_size",
+    "predict_with_generate",
+    "prediction_loss_only",
+    "batch_eval_metrics",
+    "do_train",
+    "do_eval",
+    "do_predict",
+    "report_to",
+    "run_name",
+    "project",
+    "disable_tqdm",
+    "resume_from_checkpoint",
+    "load_best_model_at_end",
+    "dataloader_num_workers",
+    "dataloader_pin_memory",
+    "dataloader_persistent_workers",
+    "dataloader_prefetch_factor",
+    "local_rank",
+    "use_cpu",
+    "skip_memory_metrics",
+}
+_PREFIXES_THAT_MAY_CHANGE = (
+    "eval_",
+    "generation_",
+    "hub_",
+    "include_",
+    "log_",
+    "logging_",
+    "push_to_hub",
+    "save_",
+    "trackio_",
+)
+
+# What training writes into its folder, as patterns; the first ones before the first checkpoint.
+_EARLY_FILES = (RUN_FILE, LOG_FILE, DROPPED_FILE)
+_LATE_FILES = (
+    CARD_FILE,
+    RESULTS_FILE,
+    CURVES_FILE,
+    TARGET_FOLDER,
+    "generation_config.json",
+    "model*.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "*_vanilla_transformer.py",
+)
+_LOCK_FILE = ".lock"
+# Files of a finished run are collected in such a folder before they are put in their places.
+UNFINISHED = ".saving-"
+
+
+def continue_run(folder: Path, run: Mapping[str, Any]) -> dict[str, Any]:
+    """The record of a resumed run, with each of its legs as it was.
+
+    Args:
+        folder: Of the run.
+        run: Record of the leg that is about to begin.
+
+    Raises:
+        ValueError: If there is no record of the run, or the leg has other settings or data.
+    """
+    if not (folder / RUN_FILE).is_file():
+        raise ValueError(
+            f"--resume needs the {RUN_FILE} of the run in --output_dir, got none in {folder}. "
+            "Restore it, or train in another folder, with --init_from a checkpoint."
+        )
+    earlier = read_object(folder / RUN_FILE)
+    check_continuation(earlier, run)
+    leg = {name: earlier[name] for name in _FIELDS_OF_A_LEG if name in earlier}
+    return {**earlier, **run, "earlier_legs": [*earlier.get("earlier_legs", []), leg]}
+
+
+def check_continuation(earlier: Mapping[str, Any], run: Mapping[str, Any]) -> None:
+    """Refuses to resume a run with other settings or data, which would no longer be that run.
+
+    Args:
+        earlier: Record of the run so far.
+        run: Record of the leg that is about to begin.
+
+    Raises:
+        ValueError: If anything differs that changes what is learned; names all.
+    """
+    faults = [
+        f"--{name} was {before!r}, got {now!r}"
+        for part, may_change in (
+            ("settings", _SETTINGS_THAT_MAY_CHANGE),
+            ("arguments", _ARGUMENTS_THAT_MAY_CHANGE),
+        )
+        for name, before, now in _differences(earlier.get(part, {}), run[part])
+        if name not in may_change
+        and not (part == "arguments" and name.startswith(_PREFIXES_THAT_MAY_CHANGE))
+    ]
+    faults += [
+        f"{name} has other content than it had (SHA-256 {before[:12]}..., got {now[:12]}...)"
+        for name, before, now in _differences(earlier.get("sha256", {}), run["sha256"])
+    ]
+    if faults:
+        raise ValueError(
+            "--resume continues a run with its own settings and data, got others:\n"
+            + "\n".join(faults)
+            + "\nGive the same ones, or train in another folder, with --init_from this one."
+        )
+
+
+def _differences(
+    before: Mapping[str, Any], now: Mapping[str, Any]
+) -> Iterator[tuple[str, Any, Any]]:
+    """Fields that both have with different values; a release may add some or drop some."""
+    for name in before.keys() & now.keys():
+        if before[name] != now[name]:
+            yield name, before[name], now[name]
+
+
+def check_free(folder: Path) -> None:
+    """Refuses a folder that holds a run, or files that training would overwrite.
+
+    What a run leaves that ended before its first checkpoint may be overwritten.
+
+    Raises:
+        ValueError: If there are any.
+    """
+    if any(folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*")) or (folder / CONFIG_NAME).exists():
+        raise ValueError(
+            f"--output_dir {folder} already holds a run. Pass --resume to continue it, choose "
+            "another folder, or delete it."
+        )
+    written = _LATE_FILES if _is_abandoned(folder) else _EARLY_FILES + _LATE_FILES
+    taken = sorted(path.name for pattern in written for path in folder.glob(pattern))
+    if taken:
+        raise ValueError(
+            f"--output_dir {folder} must hold nothing that training writes, got "
+            f"{', '.join(taken)}. Choose another folder, or move these away."
+        )
+
+
+def _is_abandoned(folder: Path) -> bool:
+    """Whether a folder has the record of a run that did not get to its end."""
+    file = folder / RUN_FILE
+    try:
+        run = read_object(file) if file.is_file() else {}
+    except ValueError:
+        return False
+    return "settings" in run and "weights" not in run
+
+
+def write_run(folder: Path, run: Mapping[str, Any]) -> None:
+    """Writes the record of a run."""
+    write_lines(folder / RUN_FILE, [json.dumps(run, indent=2)])
+
+
+@contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Keeps a folder, made if need be, to this process; a killed one no longer keeps it.
+
+    What a killed one was saving there is removed.
+
+    Raises:
+        ValueError: If another process keeps it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / _LOCK_FILE)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise ValueError(
+            f"--output_dir {folder} is in use by another training that has not ended. Wait for "
+            "it, or choose another folder."
+        ) from error
+    try:
+        for unfinished in folder.glob(f"{UNFINISHED}*"):
+            shutil.rmtree(unfinished)
+        yield
+    finally:
+        lock.release()

@@ -1,0 +1,384 @@
+"""Resumed runs: the same settings and data, each leg on record, and a folder to themselves."""
+
+import dataclasses
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from vanilla_transformer.training.callbacks import StoppedBySignalError
+from vanilla_transformer.training.legs import check_continuation, claimed
+from vanilla_transformer.training.run import train
+from vanilla_transformer.training.run_record import describe_run, read_log
+from vanilla_transformer.training.trainer import _moment
+from vanilla_transformer_cli.settings import TrainSettings
+
+from ..support.training_runs import (
+    assert_same_weights,
+    build_arguments,
+    build_settings,
+    checkpoints_of,
+    read_json,
+)
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "train.py"
+
+
+def run_updates(corpus, folder, updates, **changes):
+    """Trains to some update, without validation."""
+    settings = build_settings(corpus, validated=False, **changes.pop("settings", {}))
+    given = {"max_steps": updates, "save_strategy": "steps", "save_steps": 2, "logging_steps": 1}
+    train(settings, build_arguments(settings, folder, **given | changes))
+
+
+@pytest.fixture(scope="module")
+def first_leg(corpus, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("legs") / "run"
+    run_updates(corpus, folder, 4)
+    return folder
+
+
+@pytest.fixture
+def folder(first_leg, tmp_path):
+    return shutil.copytree(first_leg, tmp_path / "run")
+
+
+def state_of(folder):
+    """Each file with its time and content; the lock is nobody's."""
+    return {
+        path: (path.stat().st_mtime_ns, path.read_bytes())
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != ".lock"
+    }
+
+
+# The same settings and data
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"learning_rate": 5e-3}, "--learning_rate was 0.01, got 0.005"),
+        ({"seed": 7}, "--seed was 42, got 7"),
+        ({"bf16": True}, "--bf16 was False, got True"),
+        ({"label_smoothing_factor": 0.0}, "--label_smoothing_factor was 0.1, got 0.0"),
+        ({"settings": {"max_tokens_per_batch": 400}}, "--max_tokens_per_batch was 800, got 400"),
+        ({"settings": {"r_drop": 1.0}}, "--r_drop was 0.0, got 1.0"),
+        ({"settings": {"bpe_dropout": 0.1}}, "--bpe_dropout was 0.0, got 0.1"),
+        ({"settings": {"filter_duplicates": True}}, "--filter_duplicates was False, got True"),
+        ({"settings": {"max_length": 20}}, "--max_length was 256, got 20"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_resuming_is_refused_with_other_settings(corpus, folder, changes, fault):
+    before = state_of(folder)
+
+    with pytest.raises(ValueError, match="continues a run with its own settings") as error:
+        run_updates(corpus, folder, 6, **{"settings": {}} | changes | resumed(changes))
+
+    assert fault in str(error.value)
+    assert state_of(folder) == before
+
+
+def resumed(changes):
+    return {"settings": {"resume": True} | changes.get("settings", {})}
+
+
+def test_all_differences_are_named_at_once(corpus, folder):
+    settings = {"resume": True, "r_drop": 1.0}
+
+    with pytest.raises(ValueError, match=r"--r_drop was 0\.0") as error:
+        run_updates(corpus, folder, 6, settings=settings, learning_rate=1.0)
+
+    assert "--learning_rate was 0.01, got 1.0" in str(error.value)
+
+
+def test_resuming_is_refused_when_a_training_file_has_changed(corpus, folder, tmp_path):
+    other = shutil.copytree(corpus, tmp_path / "other")
+    (other / "train.en").write_text((other / "train.en").read_text().replace("one", "two"))
+    before = state_of(folder)
+
+    with pytest.raises(ValueError, match=r"train\.en has other content than it had \(SHA-256"):
+        run_updates(other, folder, 6, settings={"resume": True})
+
+    assert state_of(folder) == before
+
+
+def test_resuming_follows_data_that_have_moved(corpus, folder, tmp_path):
+    run_updates(shutil.copytree(corpus, tmp_path / "moved"), folder, 6, settings={"resume": True})
+
+    assert read_json(folder / "run.json")["updates"] == 6
+
+
+def test_resuming_is_refused_without_the_record_of_the_run(corpus, folder):
+    (folder / "run.json").unlink()
+
+    with pytest.raises(ValueError, match=r"--resume needs the run\.json .* got none in"):
+        run_updates(corpus, folder, 6, settings={"resume": True})
+
+
+def test_every_setting_may_change_or_is_refused(corpus, tmp_path):
+    """A new setting is refused until somebody decides that no update depends on it."""
+    settings = build_settings(corpus)
+    run = describe_run(settings, build_arguments(settings, tmp_path), 0)
+    others = {field.name: "another value" for field in dataclasses.fields(TrainSettings)}
+
+    with pytest.raises(ValueError, match="--train was") as error:
+        check_continuation(run, {**run, "settings": others})
+
+    assert {name for name in others if f"--{name} was" not in str(error.value)} == {
+        "data",
+        "max_validation_pairs",
+        "bleu_tokenize",
+        "metrics",
+        "max_minutes",
+        "average_last",
+        "early_stopping_patience",
+        "resume",
+        "language",
+        "dataset_tags",
+        "license",
+    }
+
+
+@pytest.mark.parametrize(
+    "name", ["max_steps", "num_train_epochs", "eval_steps", "logging_steps", "save_total_limit"]
+)
+def test_length_and_reports_of_a_run_may_change(corpus, tmp_path, name):
+    settings = build_settings(corpus)
+    run = describe_run(settings, build_arguments(settings, tmp_path), 0)
+
+    check_continuation(run, {**run, "arguments": {**run["arguments"], name: 77}})
+
+
+# On record
+
+
+def test_each_leg_is_recorded_as_it_was(corpus, folder):
+    for updates in (6, 8):
+        run_updates(corpus, folder, updates, settings={"resume": True}, logging_steps=updates)
+
+    run = read_json(folder / "run.json")
+    legs = [*run["earlier_legs"], run]
+    assert [leg["first_update"] for leg in legs] == [0, 4, 6]
+    assert [leg["arguments"]["max_steps"] for leg in legs] == [4, 6, 8]
+    assert [leg["arguments"]["logging_steps"] for leg in legs] == [1, 6, 8]
+    assert [leg["settings"]["resume"] for leg in legs] == [False, True, True]
+    assert "earlier_legs" not in run["earlier_legs"][1]
+
+
+def test_record_has_the_arguments_that_were_given(first_leg):
+    assert read_json(first_leg / "run.json")["arguments"]["label_smoothing_factor"] == 0.1
+
+
+def test_arguments_of_the_caller_stay_as_they_are(corpus, tmp_path):
+    settings = build_settings(corpus)
+    arguments = build_arguments(settings, tmp_path, max_steps=1)
+    before = arguments.to_dict()
+
+    train(settings, arguments)
+
+    assert arguments.to_dict() == before
+
+
+def test_finished_run_trains_no_further_when_it_is_resumed(corpus, folder, first_leg):
+    reports = read_log(folder / "log.jsonl")
+
+    run_updates(corpus, folder, 4, settings={"resume": True})
+
+    assert_same_weights(folder, first_leg)
+    assert checkpoints_of(folder) == checkpoints_of(first_leg)
+    assert read_json(folder / "run.json")["updates"] == 4
+    later = read_log(folder / "log.jsonl")
+    assert [one for one in later if "loss" in one] == [one for one in reports if "loss" in one]
+    # The mean of no losses is not 0.
+    assert [one["train_loss"] for one in later if "train_loss" in one] == [
+        reports[-1]["train_loss"]
+    ]
+
+
+def test_log_of_a_resumed_run_has_each_update_once(corpus, first_leg, tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    shutil.copytree(first_leg / "checkpoint-2", folder / "checkpoint-2")
+    shutil.copy(first_leg / "run.json", folder)
+    # A kill cut the last row.
+    log = (first_leg / "log.jsonl").read_text()
+    (folder / "log.jsonl").write_text(log[:-9])
+
+    run_updates(corpus, folder, 4, settings={"resume": True})
+
+    steps = [one["step"] for one in read_log(folder / "log.jsonl") if "loss" in one]
+    assert steps == [1, 2, 3, 4]
+
+
+def test_odd_row_of_a_log_is_named(tmp_path):
+    (tmp_path / "log.jsonl").write_text('{"step": 1}\n[2]\n{"step": 3}\n')
+
+    with pytest.raises(ValueError, match=r"Line 2 of .*log\.jsonl must be a JSON object, got '\[2"):
+        read_log(tmp_path / "log.jsonl")
+
+
+# A folder of its own
+
+
+@pytest.mark.parametrize(
+    "name", ["README.md", "run.json", "log.jsonl", "mine_vanilla_transformer.py", "tokenizer.json"]
+)
+def test_files_of_the_user_are_not_overwritten(corpus, tmp_path, name):
+    (tmp_path / name).write_text('{"mine": true}')
+    (tmp_path / "notes.txt").write_text("kept")
+
+    with pytest.raises(ValueError, match=f"must hold nothing that training writes, got {name}"):
+        run_updates(corpus, tmp_path, 1)
+
+    assert (tmp_path / name).read_text() == '{"mine": true}'
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, "notes.txt"])
+
+
+def test_other_files_in_the_folder_are_no_obstacle(corpus, tmp_path):
+    shutil.copytree(corpus, tmp_path, dirs_exist_ok=True)
+
+    run_updates(tmp_path, tmp_path, 1)
+
+    assert (tmp_path / "model.safetensors").exists()
+
+
+def test_leftovers_of_a_run_without_a_checkpoint_are_replaced(corpus, first_leg, tmp_path):
+    run = read_json(first_leg / "run.json")
+    del run["weights"]
+    (tmp_path / "run.json").write_text(json.dumps(run))
+    (tmp_path / "log.jsonl").write_text('{"step": 5, "minutes": 1000.0, "loss": 9.0}\n')
+    (tmp_path / ".saving-x").mkdir()
+    (tmp_path / ".saving-x" / "model.safetensors").write_text("half")
+
+    run_updates(corpus, tmp_path, 1)
+
+    assert all(report["minutes"] < 1000 for report in read_log(tmp_path / "log.jsonl"))
+    assert "earlier_legs" not in read_json(tmp_path / "run.json")
+    assert not (tmp_path / ".saving-x").exists()
+
+
+def test_second_training_in_a_folder_is_refused_while_the_first_one_runs(corpus, tmp_path):
+    with (
+        claimed(tmp_path),
+        pytest.raises(ValueError, match=f"{tmp_path} is in use by another training"),
+    ):
+        run_updates(corpus, tmp_path, 1)
+
+    run_updates(corpus, tmp_path, 1)
+
+
+def test_run_that_finished_meanwhile_is_not_overwritten(corpus, first_leg, tmp_path, monkeypatch):
+    def read(*args, **kwargs):
+        shutil.copytree(first_leg, tmp_path, dirs_exist_ok=True)
+        return {}
+
+    monkeypatch.setattr("vanilla_transformer.training.run.drop_rules", read)
+    with pytest.raises(ValueError, match="already holds a run"):
+        run_updates(corpus, tmp_path, 1)
+
+    assert_same_weights(tmp_path, first_leg)
+
+
+# Signals
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_signal_saves_a_model_and_ends_with_the_status_of_the_signal(corpus, tmp_path, signum):
+    settings = build_settings(corpus, validated=False)
+    command = [sys.executable, SCRIPT, "--output_dir", tmp_path, "--use_cpu", "--bf16", "false"]
+    command += ["--train", *settings.train, "--config", *settings.config, "--vocab_size", "320"]
+    command += ["--max_tokens_per_batch", "800", "--num_train_epochs", "9999"]
+    command += ["--logging_steps", "1", "--learning_rate", "0.01", "--warmup_steps", "30"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    while not read_log(tmp_path / "log.jsonl") and process.poll() is None:
+        time.sleep(0.1)
+
+    process.send_signal(signum)
+    output = process.communicate(timeout=120)[0].decode()
+
+    assert process.returncode == 128 + signum, output
+    assert "Stopping after this update" in output
+    updates = read_json(tmp_path / "run.json")["updates"]
+    assert checkpoints_of(tmp_path)[-1] == updates >= 1
+    settings = build_settings(corpus, validated=False, resume=True)
+    arguments = build_arguments(settings, tmp_path, max_steps=updates + 2)
+    train(settings, arguments)
+    assert read_json(tmp_path / "run.json")["updates"] == updates + 2
+
+
+def test_second_signal_ends_at_once_with_the_model_saved(corpus, tmp_path, monkeypatch):
+    def press_twice(*args, **kwargs):
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(
+        "vanilla_transformer.training.callbacks.StopOnRequest.on_step_end", press_twice
+    )
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+
+    with pytest.raises(StoppedBySignalError) as error:
+        run_updates(corpus, tmp_path, 9)
+
+    assert error.value.signum == signal.SIGINT
+    assert read_json(tmp_path / "run.json")["updates"] == 1
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+# Told beforehand
+
+
+def test_end_of_a_run_is_told_with_its_day_unless_that_is_today(monkeypatch):
+    noon = time.mktime((2026, 11, 23, 12, 0, 0, 0, 0, -1))
+    monkeypatch.setattr(time, "time", lambda: noon)
+
+    assert _moment(3600) == "at 13:00"
+    assert _moment(24 * 3600) == "on Tuesday, 2026-11-24, at 12:00"
+    assert _moment(13 * 3600) == "on Tuesday, 2026-11-24, at 01:00"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_minutes": -1.0}, "--max_minutes must be at least 0 and finite, got -1.0"),
+        ({"max_minutes": float("nan")}, "--max_minutes must be at least 0 and finite, got nan"),
+        ({"average_last": -3}, "--average_last must be at least 0 and finite, got -3"),
+        ({"max_tokens_per_batch": 0}, "--max_tokens_per_batch must be at least 1"),
+        ({"max_length": 1}, "--max_length must be at least 2 and finite, got 1"),
+        ({"bpe_dropout": 1.0}, "--bpe_dropout must be at least 0 and below 1, got 1.0"),
+        ({"r_drop": float("inf")}, "--r_drop must be at least 0 and finite, got inf"),
+        ({"filter_max_ratio": -2.0}, "--filter_max_ratio must be at least 1"),
+        ({"early_stopping_patience": 0}, "--early_stopping_patience must be at least 1"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_numbers_out_of_range_are_refused(corpus, tmp_path, changes, message):
+    settings = build_settings(corpus, **changes)
+
+    with pytest.raises(ValueError, match=message):
+        train(settings, build_arguments(settings, tmp_path / "run"))
+
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"learning_rate": -1.0}, "--learning_rate must be at least 0 and finite, got -1.0"),
+        ({"learning_rate": float("nan")}, "--learning_rate must be at least 0 and finite, got nan"),
+        ({"num_train_epochs": 0}, "--num_train_epochs or --max_steps must be above 0, got 0 and"),
+        ({"label_smoothing_factor": 1.0}, "--label_smoothing_factor must be at least 0 and below"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_numbers_of_trainer_out_of_range_are_refused(corpus, tmp_path, changes, message):
+    settings = build_settings(corpus)
+
+    with pytest.raises(ValueError, match=message):
+        train(settings, build_arguments(settings, tmp_path / "run", **changes))
