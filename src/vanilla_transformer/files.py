@@ -4,10 +4,12 @@ import gzip
 import hashlib
 import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
+
+import xxhash
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -84,7 +86,11 @@ def write_lines(path: Path, lines: Iterable[str]) -> Path:
     return path
 
 
-def checksum(path: str | os.PathLike[str]) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal."""
+# XXH3 finds damage as well as SHA-256 in a tenth of the time, but is no proof against forgery.
+_DIGESTS: dict[str, Callable[[], Any]] = {"sha256": hashlib.sha256, "xxh3_128": xxhash.xxh3_128}
+
+
+def checksum(path: str | os.PathLike[str], kind: str = "sha256") -> str:
+    """Digest of a file's bytes, SHA-256 or `xxh3_128`, in hexadecimal."""
     with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return hashlib.file_digest(file, _DIGESTS[kind]).hexdigest()

@@ -89,10 +89,12 @@ def read_run(model_name_or_path: str, revision: str | None = None) -> dict[str, 
     return read_object(file) if file else {}
 
 
-def describe_files(folder: Path, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+def describe_files(
+    folder: Path, names: Iterable[str], kind: str = "sha256"
+) -> dict[str, dict[str, Any]]:
     """Size and checksum of each of a folder's files."""
     return {
-        name: {"bytes": (folder / name).stat().st_size, "sha256": checksum(folder / name)}
+        name: {"bytes": (folder / name).stat().st_size, kind: checksum(folder / name, kind)}
         for name in names
     }
 
@@ -117,8 +119,8 @@ def check_files(model_name_or_path: str, revision: str | None = None) -> None:
         file = find_file(model_name_or_path, name, revision)
         if file and differs(file, expected):
             raise ValueError(
-                f"{name} of {model_name_or_path!r} is not the file that was saved: its bytes do "
-                f"not have the SHA-256 {expected['sha256'][:12]}... recorded in "
+                f"{name} of {model_name_or_path!r} is not the file that was saved: its size and "
+                f"checksum are not {_checksum_in_words(expected)} as recorded in "
                 f"{FILES_FILE if record else RUN_FILE}. Copy the model again; if you changed the "
                 f"file on purpose, remove `files` from {RUN_FILE}."
             )
@@ -126,7 +128,13 @@ def check_files(model_name_or_path: str, revision: str | None = None) -> None:
 
 def differs(file: Path, expected: dict[str, Any]) -> bool:
     """Whether a file is not as recorded; the size is compared first, which costs nothing."""
-    return file.stat().st_size != expected["bytes"] or checksum(file) != expected["sha256"]
+    if file.stat().st_size != expected["bytes"]:
+        return True
+    return any(checksum(file, kind) != expected[kind] for kind in expected if kind != "bytes")
+
+
+def _checksum_in_words(expected: dict[str, Any]) -> str:
+    return ", ".join(f"{kind} {str(value)[:12]}" for kind, value in expected.items())
 
 
 def load_model(model_name_or_path: str, **loading: Any) -> PreTrainedModel:

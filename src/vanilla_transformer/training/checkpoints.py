@@ -22,7 +22,9 @@ def close_checkpoint(folder: Path) -> None:
     """
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     names = [path.relative_to(folder).as_posix() for path in files if path.name != FILES_FILE]
-    write_lines(folder / FILES_FILE, [json.dumps(describe_files(folder, names), indent=2)])
+    write_lines(
+        folder / FILES_FILE, [json.dumps(describe_files(folder, names, "xxh3_128"), indent=2)]
+    )
 
 
 def reopen_checkpoint(folder: Path) -> None:
