@@ -389,13 +389,28 @@ def test_missing_card_is_written_and_pushed(hub, make_folder):
 def test_pushed_card_keeps_what_was_edited(hub, make_folder):
     folder = make_folder()
     (folder / "README.md").write_text(
-        "---\nlicense: mit  # mine\n---\n\nEigene Worte: ä\n", "utf-8"
+        "---\nlicense: mit  # mine\n---\n\nEigene Worte: ä\n\n"
+        '`AutoTokenizer.from_pretrained("run")`\n',
+        "utf-8",
     )
 
     command("--model", folder, "me/edited")
 
     pushed = hub.repositories["me/edited"].files()["README.md"]
     assert pushed == (folder / "README.md").read_bytes()
+
+
+def test_card_of_an_earlier_release_loads_the_repository_too(hub, make_folder):
+    folder = make_folder("my folder")
+    card = (folder / "README.md").read_text("utf-8")
+    unmarked = re.sub("<!-- vanilla_transformer.*-->\n", "", card)
+    (folder / "README.md").write_text(unmarked, "utf-8")
+
+    command("--model", folder, "me/earlier")
+
+    pushed = hub.repositories["me/earlier"].files()["README.md"].decode()
+    assert unmarked != card
+    assert pushed == card.replace('from_pretrained("my folder"', 'from_pretrained("me/earlier"')
 
 
 @pytest.mark.parametrize(

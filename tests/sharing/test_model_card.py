@@ -1,12 +1,18 @@
-"""The metadata block of a model card, which the Hub validates and searches."""
+"""A model card: the metadata that the Hub validates and searches, and what a person edits."""
 
 import json
+import re
 
 import huggingface_hub
 import pytest
+import yaml
 from huggingface_hub import ModelCard
 
-from vanilla_transformer.sharing.model_card import record_results
+from vanilla_transformer.sharing.model_card import (
+    record_results,
+    with_example_for,
+    write_model_card,
+)
 from vanilla_transformer_cli.settings import TrainSettings
 
 from ..support.hub_server import card_faults, serve_hub
@@ -117,6 +123,225 @@ def test_hub_server_refuses_bad_metadata(fault, message):
     (told,) = card_faults(f"---\n{fault}\n---\n")
 
     assert message in told
+
+
+# A card that a person edits
+
+
+@pytest.fixture
+def folder(make_card, tmp_path):
+    """Of a model with a card; the results of a test set are not in it yet."""
+    make_card()
+    for name in ("results.json", "README.md"):
+        (tmp_path / name).unlink()
+    write_model_card(tmp_path)
+    return tmp_path
+
+
+def card_in(folder):
+    return (folder / "README.md").read_bytes().decode("utf-8")
+
+
+def test_scores_go_into_their_section_and_leave_what_a_person_wrote(folder):
+    card = card_in(folder)
+    edits = {
+        r"^# .*$": "# Mein Modell: ä",
+        r"(?=^<!-- vanilla_transformer:begin scores)": "## Intended use\n\n`x --model FOLDER`\n\n",
+        r"^## Limits": "## Grenzen",
+        r"^library_name": "license: mit  # mine\nlibrary_name",
+    }
+    for pattern, text in edits.items():
+        card, number = re.subn(pattern, text, card, flags=re.MULTILINE)
+        assert number == 1
+    (folder / "README.md").write_bytes(card.encode())
+
+    record_results(folder, "test_2016", SCORES)
+
+    before, begin, rest = card.partition("<!-- vanilla_transformer:begin scores -->")
+    *_, end, after = rest.partition("<!-- vanilla_transformer:end scores -->")
+    _, metadata, body = before.split("---\n")
+    written = card_in(folder)
+    assert written.endswith(end + after)
+    assert written.startswith("---\n" + metadata)
+    assert body + begin in written
+    assert "| 1,000 | 37.13 | 61.50 | 12.00 | beam 4, length penalty 0.6 |" in written
+    assert "Not evaluated yet" not in written
+    assert ModelCard(written).data.license == "mit"
+    assert len(ModelCard(written).data.eval_results) == 2
+
+
+def test_scores_of_a_second_test_set_are_added_to_those_of_the_first(folder):
+    record_results(folder, "first", SCORES)
+    record_results(folder, "second", SCORES)
+    record_results(folder, "first", SCORES | {"bleu": 40.0})
+
+    card = card_in(folder)
+    values = [
+        (one.dataset_name, one.metric_type, one.metric_value)
+        for one in ModelCard(card).data.eval_results
+    ]
+    assert values == [
+        ("first", "bleu", 40.0),
+        ("first", "chrf", 61.5),
+        ("second", "bleu", 37.13),
+        ("second", "chrf", 61.5),
+    ]
+    assert card.count("\nmodel-index:") == card.count("\nmetrics:") == 1
+    assert re.findall("^### (.*)$", card, re.MULTILINE) == ["first", "second"]
+
+
+RESULT = "task: {type: translation}, dataset: {name: test_2016, type: x}"
+INDEX = (
+    "model-index: [{name: mine, results: [{"
+    + RESULT
+    + ",\n  metrics: [{type: comet, value: 0.8}]}]}]\n"
+)
+
+
+# Lists with and without indentation; then keys in quotes and comments between the members of a
+# list, with which the block is written anew and its comments are lost.
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        "metrics:\n- comet\nmodel-index:\n- name: mine\n  results:\n"
+        f"  - {{{RESULT}, metrics: [{{type: comet, value: 0.8}}, {{type: bleu, value: 1}}]}}\n"
+        "license: mit  # mine\n",
+        f"metrics:\n\n  - comet\nlicense: mit  # mine\n{INDEX}",
+        f'"metrics": comet\nlicense: mit\n{INDEX}',
+        f"license: mit  # my choice\nmetrics:\n# best first\n- comet\n{INDEX}",
+    ],
+)
+def test_scores_that_a_person_added_stay_in_the_metadata(folder, metadata):
+    _, _, body = card_in(folder).split("---\n")
+    (folder / "README.md").write_bytes(f"---\n{metadata}---\n{body}".encode())
+
+    record_results(folder, "test_2016", SCORES)
+
+    written = card_in(folder)
+    data = ModelCard(written).data
+    results = {one.metric_type: one.metric_value for one in data.eval_results}
+    assert results == {"bleu": 37.13, "chrf": 61.5, "comet": 0.8}
+    assert (data.metrics, data.model_name) == (["comet", "bleu", "chrf"], "mine")
+    assert data.license == "mit"
+    assert ("# mine" in written) == ("# mine" in metadata)
+    assert len(re.findall("^.?metrics", written, re.MULTILINE)) == 1
+
+
+def test_results_of_other_models_stay_in_the_metadata(folder):
+    place = {"task": {"type": "translation"}, "dataset": {"name": "a", "type": "b"}}
+    other = {"name": "other", "results": [{**place, "metrics": [{"type": "c", "value": 1}]}]}
+    mine = {"name": "mine", "results": []}
+    metadata = yaml.safe_dump({"model-index": [mine, other]})
+    _, _, body = card_in(folder).split("---\n")
+    (folder / "README.md").write_bytes(f"---\n{metadata}---\n{body}".encode())
+
+    record_results(folder, "test_2016", SCORES)
+
+    index = yaml.safe_load(card_in(folder).split("---\n")[1])["model-index"]
+    assert [model["name"] for model in index] == ["mine", "other"]
+    assert len(index[0]["results"][0]["metrics"]) == 2
+    assert index[1] == other
+
+
+def test_section_without_marks_is_no_longer_rewritten(folder):
+    card = re.sub("<!-- vanilla_transformer:(begin|end) scores -->\n", "", card_in(folder))
+    (folder / "README.md").write_bytes(card.encode())
+
+    record_results(folder, "test_2016", SCORES)
+
+    assert "Not evaluated yet" in card_in(folder)
+    assert len(ModelCard(card_in(folder)).data.eval_results) == 2
+
+
+def test_card_without_metadata_gets_none(folder):
+    (folder / "README.md").write_bytes(card_in(folder).split("---\n")[2].encode())
+
+    record_results(folder, "test_2016", SCORES)
+
+    assert card_in(folder).lstrip().startswith("# ")
+    assert "| 37.13 |" in card_in(folder)
+
+
+def test_line_ends_of_a_card_stay_as_they_are(folder):
+    (folder / "README.md").write_bytes(card_in(folder).replace("\n", "\r\n").encode())
+
+    record_results(folder, "test_2016", SCORES)
+
+    card = card_in(folder)
+    assert "| 37.13 |" in card
+    assert card.count("\n") == card.count("\r\n")
+
+
+@pytest.mark.parametrize(
+    ("card", "reason"),
+    [
+        (b"# My notes\n", "it has none of the marks between which scores are written. Delete"),
+        (b"", "it has none of the marks"),
+        (b"# Stra\xdfe\n", "can't decode byte 0xdf"),
+        (b"---\n[\n---\nMARKED", "expected the node content"),
+        (b"---\nmodel-index: [{name: x}]\n---\nMARKED", "Invalid `model_index`"),
+    ],
+)
+def test_card_that_is_not_ours_stays_and_results_are_stored(folder, caplog, card, reason):
+    section = b"<!-- vanilla_transformer:begin scores -->\n<!-- vanilla_transformer:end scores -->"
+    card = card.replace(b"MARKED", section)
+    (folder / "README.md").write_bytes(card)
+
+    record_results(folder, "test_2016", SCORES)
+
+    assert (folder / "README.md").read_bytes() == card
+    assert json.loads((folder / "results.json").read_text()) == {"test_2016": SCORES}
+    (message,) = caplog.messages
+    assert message.startswith(f"{folder / 'README.md'} stays as it is: ")
+    assert reason in message
+
+
+def without_marks(card):
+    return re.sub("<!-- vanilla_transformer.*-->\n", "", card)
+
+
+def test_card_of_an_earlier_release_that_nobody_edited_is_written_on(folder, caplog):
+    record_results(folder, "first", SCORES)
+    (folder / "README.md").unlink()
+    write_model_card(folder)
+    (folder / "README.md").write_bytes(without_marks(card_in(folder)).encode())
+
+    record_results(folder, "second", SCORES)
+
+    assert re.findall("^### (.*)$", card_in(folder), re.MULTILINE) == ["first", "second"]
+    assert caplog.messages == []
+
+
+def test_card_of_an_earlier_release_is_known_in_a_folder_of_another_name(folder, tmp_path):
+    card = without_marks(card_in(folder)).replace(folder.name, "earlier")
+    (folder / "README.md").write_bytes(card.encode())
+
+    record_results(folder, "first", SCORES)
+
+    assert "### first" in card_in(folder)
+
+
+def test_card_of_an_earlier_release_that_was_edited_stays(folder, caplog):
+    card = without_marks(card_in(folder)).replace("## Limits", "## Grenzen")
+    (folder / "README.md").write_bytes(card.encode())
+
+    record_results(folder, "first", SCORES)
+
+    assert card_in(folder) == card
+    assert len(caplog.messages) == 1
+
+
+def test_example_of_the_card_alone_loads_the_repository(folder):
+    mine = '\n`AutoTokenizer.from_pretrained("me/other")`\n'
+    begin = "<!-- vanilla_transformer:begin model"
+    card = card_in(folder).replace(begin, mine + begin) + mine
+
+    renamed = with_example_for(card, "me/model")
+
+    example = re.search("begin use -->(.*?)<!-- vanilla_transformer:end use", renamed, re.DOTALL)[1]
+    assert example.count('from_pretrained("me/model"') == 2
+    assert renamed.count('"me/model"') == 2
+    assert renamed.replace('"me/model"', f'"{folder.name}"') == card
 
 
 # Where the metadata come from

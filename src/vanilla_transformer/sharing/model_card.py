@@ -1,19 +1,23 @@
 """The model card of a saved folder, filled from what was measured."""
 
 import json
+import logging
 import re
 from pathlib import Path
 from typing import Any
 
+import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
-from vanilla_transformer.files import write_lines
+from vanilla_transformer.files import write_lines, written_whole
 from vanilla_transformer.model_folder import (
     CARD_FILE,
     RESULTS_FILE,
     RUN_FILE,
     TARGET_FILES,
     TARGET_FOLDER,
+    read_object,
 )
 from vanilla_transformer_cli.settings import METRIC_TITLES
 
@@ -21,27 +25,167 @@ from vanilla_transformer_cli.settings import METRIC_TITLES
 TEMPLATE = Path(__file__).with_name("model_card.md")
 
 
+# Between marks a card tells sizes, use, scores and training; all else in it is the user's.
+_SECTION = re.compile(
+    r"<!-- vanilla_transformer:begin (\w+) -->\r?\n.*?<!-- vanilla_transformer:end \1 -->",
+    re.DOTALL,
+)
+_MARK = re.compile(r"^<!-- vanilla_transformer:.*-->\n", re.MULTILINE)
+
+logger = logging.getLogger(__name__)
+
+
 def record_results(folder: Path, name: str, scores: dict[str, Any]) -> None:
-    """Adds the scores of one test set to the folder's results and rewrites its card.
+    """Adds the scores of one test set to the folder's results and to its card.
 
     Args:
         folder: Of a saved model, with the `run.json` of its training where there is one.
         name: Of the test set.
         scores: As `metrics.TranslationScores` gives them, and how the text was generated.
     """
-    file = folder / RESULTS_FILE
-    results = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    results[name] = scores
-    write_lines(file, [json.dumps(results, indent=2, ensure_ascii=False)])
+    before = _load(folder / RESULTS_FILE)
+    results = {**before, name: scores}
+    write_lines(folder / RESULTS_FILE, [json.dumps(results, indent=2, ensure_ascii=False)])
+    _mark(folder, before)
     write_model_card(folder)
 
 
 def write_model_card(folder: Path) -> None:
-    """Fills the template from `config.json`, `run.json` and `results.json` of a saved model."""
-    config, run, results = (
-        json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-        for file in (folder / name for name in ("config.json", RUN_FILE, RESULTS_FILE))
+    """Fills the template from `config.json`, `run.json` and `results.json` of a saved model.
+
+    Of a card that is there already only the marked sections are rewritten, and the scores in its
+    metadata. A card without marks is the user's own: it stays as it is, which a warning tells.
+    """
+    file = folder / CARD_FILE
+    mark_card(folder)
+    card = _filled_template(folder, folder.resolve().name, _load(folder / RESULTS_FILE))
+    if file.exists():
+        try:
+            card = _updated(_read(file), card)
+        except (ValueError, yaml.YAMLError) as error:
+            logger.warning("%s stays as it is: %s", file, error)
+            return
+    _write(file, card)
+
+
+def mark_card(folder: Path) -> None:
+    """Adds the marks to a card of an earlier release that nobody has edited."""
+    _mark(folder, _load(folder / RESULTS_FILE))
+
+
+def _mark(folder: Path, results: dict[str, Any]) -> None:
+    """As `mark_card`, for a card that was written when these were the results."""
+    file = folder / CARD_FILE
+    if not file.exists():
+        return
+    text = file.read_bytes().decode("utf-8", errors="replace")
+    # The folder may have had another name then.
+    if title := re.search(r"^# (.+)$", text, re.MULTILINE):
+        card = _filled_template(folder, title[1], results)
+        if text == _MARK.sub("", card):
+            _write(file, card)
+
+
+def with_example_for(card: str, repo_id: str) -> str:
+    """The card with an example that loads a repository, where our own section has one."""
+    called = re.compile(r'from_pretrained\("[^"]*"')
+    return _SECTION.sub(
+        lambda section: called.sub(f'from_pretrained("{repo_id}"', section[0]), card
     )
+
+
+def _read(file: Path) -> str:
+    """The text with its own line ends."""
+    return file.read_bytes().decode("utf-8")
+
+
+def _write(file: Path, text: str) -> None:
+    with written_whole(file) as temporary:
+        temporary.write_bytes(text.encode("utf-8"))
+
+
+def _updated(card: str, fresh: str) -> str:
+    """A card with the marked sections and the scores of a fresh one.
+
+    Raises:
+        ValueError: If it has no marks, or its metadata are no metadata of a card.
+        yaml.YAMLError: If they are no YAML.
+    """
+    sections = {section[1]: section[0] for section in _SECTION.finditer(fresh)}
+    line_end = "\r\n" if "\r\n" in card else "\n"
+    card = card.replace("\r\n", "\n")
+    if not _SECTION.search(card):
+        raise ValueError(
+            "it has none of the marks between which scores are written. Delete or rename it to "
+            "have a card written."
+        )
+    card = _SECTION.sub(lambda section: sections.get(section[1], section[0]), card)
+    ours = REGEX_YAML_BLOCK.search(fresh)
+    theirs = REGEX_YAML_BLOCK.search(card)
+    if ours and theirs:
+        # Refuses what the next lines, and the Hub, do not understand.
+        ModelCard(card)
+        block = _with_scores(theirs[2] + "\n", yaml.safe_load(ours[2]))
+        card = card[: theirs.start(2)] + block.rstrip("\n") + card[theirs.end(2) :]
+    return card.replace("\n", line_end)
+
+
+def _with_scores(block: str, ours: dict[str, Any]) -> str:
+    """Metadata, a block of YAML, with our scores beside what else a person wrote there."""
+    wanted = yaml.safe_load(block) or {}
+    theirs = wanted.get("metrics") or []
+    theirs = theirs if isinstance(theirs, list) else [theirs]
+    new = [metric for metric in ours.get("metrics", []) if metric not in theirs]
+    scores: dict[str, Any] = {"metrics": [*theirs, *new]} if new else {}
+    if index := ours.get("model-index"):
+        scores["model-index"] = _merged_index(wanted.get("model-index") or index, index)
+    keeps_comments = True
+    for key, value in scores.items():
+        # To the next line that is no part of the value.
+        pattern = re.compile(rf"^{key}:.*\n(?:\n*[ \t-].*\n)*", re.MULTILINE)
+        lines: str = _yaml({key: value})
+        known = pattern.search(block)
+        block = block.replace(known[0], lines) if known else block + lines
+        keeps_comments &= (known is not None) == (key in wanted)
+        wanted[key] = value
+    # YAML can be written in ways that the pattern does not know.
+    if keeps_comments and yaml.safe_load(block) == wanted:
+        return block
+    return _yaml(wanted)
+
+
+def _yaml(values: dict[str, Any]) -> str:
+    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+
+
+def _merged_index(theirs: list[dict[str, Any]], ours: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A card's `model-index` with our results, and then those that a person added."""
+    first, *others = theirs
+    results = list(ours[0]["results"])
+    known = {
+        (result["dataset"]["name"], metric["type"])
+        for result in results
+        for metric in result["metrics"]
+    }
+    for result in first["results"]:
+        added = [
+            metric
+            for metric in result["metrics"]
+            if (result["dataset"]["name"], metric["type"]) not in known
+        ]
+        if added:
+            results.append({**result, "metrics": added})
+    return [{**first, "results": results}, *others]
+
+
+def _load(file: Path) -> dict[str, Any]:
+    """The object in a JSON file; an empty one where there is no file."""
+    return read_object(file) if file.exists() else {}
+
+
+def _filled_template(folder: Path, name: str, results: dict[str, Any]) -> str:
+    """The card of a model of that name, as a folder without a card gets it."""
+    config, run = (_load(folder / file) for file in ("config.json", RUN_FILE))
     settings = run.get("settings", {})
     # An earlier release gave exact match no signature.
     signed = [
@@ -50,7 +194,6 @@ def write_model_card(folder: Path) -> None:
         for metric in METRIC_TITLES
         if f"{metric}_signature" in scores
     ]
-    name = folder.resolve().name
     data = ModelCardData(
         language=settings.get("language") or None,
         license=settings.get("license"),
@@ -84,4 +227,4 @@ def write_model_card(folder: Path) -> None:
         titles=METRIC_TITLES,
         target_folder=TARGET_FOLDER if (folder / TARGET_FILES[0]).exists() else None,
     )
-    write_lines(folder / CARD_FILE, [str(card).rstrip("\n")])
+    return str(card).rstrip("\n") + "\n"

@@ -1,14 +1,13 @@
 """A saved model on the Hugging Face Hub: what belongs to it, in one commit, and nothing else."""
 
 import json
-import re
 from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, HfApi, get_token
 from huggingface_hub.errors import LocalTokenNotFoundError
 
 from vanilla_transformer.model_folder import CARD_FILE, RESULTS_FILE, RUN_FILE, TARGET_FILES
-from vanilla_transformer.sharing.model_card import write_model_card
+from vanilla_transformer.sharing.model_card import mark_card, with_example_for, write_model_card
 from vanilla_transformer.tokenization.tokenizer_pair import has_target_vocabulary
 
 # Without these nobody can load the model.
@@ -37,8 +36,8 @@ def push(
 ) -> str:
     """Uploads a saved model with its tokenizer, code, card and record, in one commit.
 
-    The card goes up as it lies in the folder, so that it may be edited before; only its example
-    then loads the repository instead of the folder.
+    The card goes up as it lies in the folder, so that it may be edited before; only the example in
+    its section on use then loads the repository instead of the folder.
 
     Args:
         folder: Of a training run, or of a model and a tokenizer saved by `save_pretrained`.
@@ -61,7 +60,9 @@ def push(
         raise LocalTokenNotFoundError(
             "An upload needs a token of the Hub, got none. Run `hf auth login`, or set HF_TOKEN."
         )
-    if not (folder / CARD_FILE).exists():
+    if (folder / CARD_FILE).exists():
+        mark_card(folder)
+    else:
         write_model_card(folder)
     card = (folder / CARD_FILE).read_text(encoding="utf-8")
     api = HfApi()
@@ -69,7 +70,7 @@ def push(
     repo_id = repository.repo_id
     if revision is not None:
         api.create_branch(repo_id, branch=revision, exist_ok=True)
-    card = re.sub(r'from_pretrained\("[^"]*"', f'from_pretrained("{repo_id}"', card)
+    card = with_example_for(card, repo_id)
     operations = [CommitOperationAdd(file.relative_to(folder).as_posix(), file) for file in files]
     operations.append(CommitOperationAdd(CARD_FILE, card.encode()))
     # Asks the Hub about the card's metadata before it uploads anything.
