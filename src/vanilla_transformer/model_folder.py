@@ -218,9 +218,13 @@ def _some(names: Iterable[str]) -> str:
 def _without_load_report() -> Iterator[None]:
     """Hides Transformers' table of missing and unexpected tensors, which becomes an error here."""
     logger = logging.getLogger("transformers.modeling_utils")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+
+    # The level stays: at a higher one Transformers checks its plan to shard, which warns as well.
+    def is_error(record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.ERROR
+
+    logger.addFilter(is_error)
     try:
         yield
     finally:
-        logger.setLevel(level)
+        logger.removeFilter(is_error)
