@@ -5,7 +5,8 @@ from pathlib import Path
 from vanilla_transformer_cli.command import build_parser, refuse
 from vanilla_transformer_cli.settings import PushSettings
 
-_EXAMPLE = """Only weights, tokenizer, code, card, run.json and results.json are uploaded.
+_EXAMPLE = """Only weights, tokenizer, code, card, run.json and results.json are uploaded, and none
+of them if one holds a token, a key or a home directory.
 
 example:
   vanilla-transformer push --model runs/de-en user/de-en
@@ -24,8 +25,11 @@ def push(argv: list[str]) -> None:
     if not settings.model:
         parser.error("--model needs the folder of a model")
 
+    from transformers.utils.logging import disable_progress_bar
+
     from vanilla_transformer.sharing.push import push as push_model
 
+    disable_progress_bar()
     address = push_model(
         Path(settings.model),
         repo_id,

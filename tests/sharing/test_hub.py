@@ -17,7 +17,8 @@ import pytest
 from huggingface_hub import ModelCard
 from huggingface_hub.errors import HfHubHTTPError
 from safetensors.torch import load as load_weights
-from transformers import GenerationConfig
+from safetensors.torch import load_file, save_file
+from transformers import GenerationConfig, Seq2SeqTrainingArguments
 
 from vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
@@ -26,8 +27,10 @@ from vanilla_transformer import (
 from vanilla_transformer.sharing.model_card import write_model_card
 from vanilla_transformer.sharing.push import push
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
+from vanilla_transformer.training.run_record import describe_run
 from vanilla_transformer.translation import Translator
 from vanilla_transformer_cli import main
+from vanilla_transformer_cli.settings import TrainSettings
 
 from ..conftest import redraw_parameters
 from ..modeling.test_remote_code import HUB_FILES, TEXTS, code_and_auto_map
@@ -498,6 +501,118 @@ def run_with_the_hub(hub: Hub, home: Path, code: str) -> list[str]:
     )
     assert finished.returncode == 0, finished.stderr
     return ast.literal_eval(finished.stdout)
+
+
+# What stays on the machine
+
+SECRET = "hf_" + "aB3" * 11
+
+
+def write_json(file: Path, **values: object) -> None:
+    known = json.loads(file.read_text("utf-8")) if file.exists() else {}
+    file.write_text(json.dumps(known | values, indent=2), "utf-8")
+
+
+def line_of(text: str, file: Path) -> int:
+    (number,) = [n for n, line in enumerate(file.read_text().split("\n"), 1) if text in line]
+    return number
+
+
+def test_push_refuses_secrets_and_home_directories_by_file_and_line(hub, make_folder, monkeypatch):
+    folder = make_folder("open")
+    monkeypatch.setenv("WANDB_API_KEY", "open sesame")
+    write_json(folder / "run.json", command=["--train=/home/jo/train.de", "--hub_token", SECRET])
+    write_json(folder / "results.json", test={"lines": 2, "search": "open sesame"})
+    write_json(folder / "config.json", _name_or_path="/Users/jo/runs/base")
+    write_json(folder / "generation_config.json", note="AKIA" + "Z9" * 8)
+    (folder / "mine_vanilla_transformer.py").write_text("\n# -----BEGIN PRIVATE KEY-----\n")
+    card = (folder / "README.md").read_text("utf-8")
+    (folder / "README.md").write_text(card + "\nIts folder is C:\\Users\\jo.\n", "utf-8")
+
+    head, *found, advice = command("--model", folder, "me/open").splitlines()
+
+    places = {
+        "config.json": [("/Users", "a home directory, '/Users/jo'")],
+        "generation_config.json": [("AKIA", "an access key of AWS")],
+        "mine_vanilla_transformer.py": [("BEGIN", "a private key")],
+        "run.json": [("/home", "a home directory, '/home/jo'"), (SECRET, "a token of the Hub")],
+        "results.json": [("sesame", "the value of WANDB_API_KEY")],
+        "README.md": [("C:", "a home directory, 'C:\\\\Users\\\\jo'")],
+    }
+    assert head == (
+        f"vanilla-transformer: {str(folder)!r} must hold no secrets and no home directories, got"
+    )
+    assert found == [
+        f"  {name}, line {line_of(text, folder / name)}: {what}"
+        for name, disclosures in places.items()
+        for text, what in disclosures
+    ]
+    assert advice.startswith("Nothing was uploaded. Cut these paths down to names")
+    assert "me/open" not in hub.repositories
+
+
+def test_push_refuses_a_secret_in_the_header_of_weights(hub, make_folder):
+    folder = make_folder("header")
+    weights = folder / "model.safetensors"
+    save_file(load_file(weights), weights, metadata={"format": "pt", "note": f"by {SECRET}"})
+
+    with pytest.raises(ValueError, match=r"model.safetensors, header: a token of the Hub\n"):
+        push(folder, "me/header")
+
+    assert "me/header" not in hub.repositories
+
+
+def test_vocabulary_of_words_about_paths_is_shared(hub, make_folder):
+    folder = make_folder("words")
+    words = "/home/jo/file.txt C:\\Users\\jo /root/x hf_hub_download sk-learn Bearer AKIA"
+    tokenizer = VanillaTransformerTokenizer.train([words], vocab_size=37, kind="word")
+    tokenizer.save_pretrained(folder)
+    assert '"/home/jo/file.txt"' in (folder / "tokenizer.json").read_text("utf-8")
+
+    assert command("--model", folder, "me/words").startswith("The model is at ")
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "target_tokenizer/tokenizer.json"])
+def test_push_refuses_a_token_in_a_vocabulary(hub, tmp_path, name):
+    folder = Path(save_latin_to_greek(tmp_path / "run"))
+    vocabulary = (folder / name).read_text("utf-8")
+    renamed, number = re.subn(r'"\w": (?=\d)', f'"{SECRET}": ', vocabulary, count=1)
+    (folder / name).write_text(renamed, "utf-8")
+    assert number == 1
+
+    with pytest.raises(ValueError, match=rf" {re.escape(name)}, line \d+: a token of the Hub\n"):
+        push(folder, "me/vocabulary")
+
+
+def test_push_of_what_was_trained_here_is_not_refused(hub, make_folder, tmp_path, monkeypatch):
+    folder = make_folder("clean")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    arguments = Seq2SeqTrainingArguments(str(folder), use_cpu=True, hub_token=SECRET)
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "vanilla-transformer"), "--x", SECRET])
+    settings = TrainSettings(train=[str(tmp_path / "a.de"), str(tmp_path / "a.en")])
+    write_json(folder / "run.json", **describe_run(settings, arguments, 0))
+
+    assert command("--model", folder, "me/clean").startswith("The model is at ")
+
+
+@pytest.mark.parametrize("factor", [float("nan"), float("inf")])
+def test_push_refuses_weights_that_are_not_finite(hub, make_folder, factor):
+    message = command("--model", make_folder(factor=factor), "me/nan")
+
+    assert "all finite, got 1 not finite (model.encoder.layer_norm.weight)" in message
+    assert "me/nan" not in hub.repositories
+
+
+def test_push_refuses_weights_that_are_not_complete(hub, make_folder):
+    folder = make_folder()
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.encoder.layer_norm.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+    message = command("--model", folder, "me/part")
+
+    assert "got 1 missing (model.encoder.layer_norm.weight)" in message
+    assert "me/part" not in hub.repositories
 
 
 # Mistakes

@@ -235,10 +235,11 @@ def test_all_disclosures_are_found_in_the_order_of_lines():
 
 def test_vocabulary_may_hold_paths_and_words_of_its_text_but_no_tokens(monkeypatch):
     monkeypatch.setenv("MY_PASSWORD", "▁sesame▁")
-    text = f'"▁/home/jo": 5,\n"▁sesame▁": 6,\n"{HUB_TOKEN}": 7'
+    words = ["▁/home/jo", "▁sesame▁", "scheme://[user:passwd@]proxy", HUB_TOKEN]
+    text = json.dumps(words, indent=0, ensure_ascii=False).removeprefix("[\n")
 
-    assert find_disclosures(text, is_vocabulary=True) == [Disclosure(3, "a token of the Hub")]
-    assert [found.line for found in find_disclosures(text)] == [1, 2, 3]
+    assert find_disclosures(text, is_vocabulary=True) == [Disclosure(4, "a token of the Hub")]
+    assert [found.line for found in find_disclosures(text)] == [1, 2, 3, 4]
 
 
 def test_root_as_home_is_no_disclosure(monkeypatch):

@@ -18,10 +18,15 @@ _SECRETS = {
     # A digit tells a token from a word, as in "bearer authentication/authorisation".
     "a bearer token": r"\bBearer\s+(?=[\w.~+/-]*\d)[\w.~+/-]{20,}=*",
     "a private key": r"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY-----",
+}
+# Examples in ordinary text look like these too.
+_SECRETS_IN_URLS = {
     "a password in a URL": r"(?<=://)[^\s/:@\"'<>]*:[^\s/:@\"'<>]+(?=@)",
     "a token in a URL": r"(?<=[?&])(?:[\w-]*token|api_?key|sig|[\w-]*signature)=[\w.~%+/-]{16,}=*",
 }
-_SECRET = re.compile("|".join(f"(?:{pattern})" for pattern in _SECRETS.values()))
+_SECRET = re.compile(
+    "|".join(f"(?:{pattern})" for pattern in (_SECRETS | _SECRETS_IN_URLS).values())
+)
 
 # Names of options, fields and environment variables whose value is a secret.
 _SECRET_NAME = r"(?:[\w-]*[_-])?(?:token|(?:api)?key|secret|password|passwd)"
@@ -31,7 +36,9 @@ _SECRET_IN_JSON = re.compile(rf'("{_SECRET_NAME}"\s*:\s*)"[^"]*"', re.IGNORECASE
 # A shorter value, such as "1" or "none", says nothing and occurs everywhere.
 _SHORTEST_VALUE = 8
 
-_HOME = r"(?<![\w.~-])(?:/(?:home|Users)/[\w.-]+|/root(?=/))|\b[A-Za-z]:[\\/]+Users[\\/]+[\w.-]+"
+_HOME = (
+    r"(?<![\w.~-])(?:/(?:home|Users)/[\w.-]*\w|/root(?=/))|\b[A-Za-z]:[\\/]+Users[\\/]+[\w.-]*\w"
+)
 
 # Folders in front of a name, from the root or a home; not those of a URL.
 _FOLDERS = re.compile(
@@ -87,6 +94,7 @@ def find_disclosures(text: str, *, is_vocabulary: bool = False) -> list[Disclosu
     """
     patterns = dict(_SECRETS)
     if not is_vocabulary:
+        patterns |= _SECRETS_IN_URLS
         home = str(Path.home())
         # The home of a user without one is the root.
         homes = rf"{_HOME}|(?<![\w.~-]){re.escape(home)}(?![\w-])" if len(home) > 1 else _HOME

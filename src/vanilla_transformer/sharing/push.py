@@ -1,13 +1,22 @@
 """A saved model on the Hugging Face Hub: what belongs to it, in one commit, and nothing else."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, HfApi, get_token
 from huggingface_hub.errors import LocalTokenNotFoundError
+from safetensors import safe_open
 
-from vanilla_transformer.model_folder import CARD_FILE, RESULTS_FILE, RUN_FILE, TARGET_FILES
+from vanilla_transformer.model_folder import (
+    CARD_FILE,
+    RESULTS_FILE,
+    RUN_FILE,
+    TARGET_FILES,
+    load_model,
+)
 from vanilla_transformer.sharing.model_card import mark_card, with_example_for, write_model_card
+from vanilla_transformer.sharing.privacy import Disclosure, find_disclosures
 from vanilla_transformer.tokenization.tokenizer_pair import has_target_vocabulary
 
 # Without these nobody can load the model.
@@ -50,8 +59,9 @@ def push(
         The address of the repository.
 
     Raises:
-        ValueError: If the folder lacks something that loading needs, or the Hub refuses the
-            card's metadata; nothing is uploaded then.
+        ValueError: If the folder lacks something that loading needs, the weights are not complete
+            and finite, a file holds a secret or a home directory, or the Hub refuses the card's
+            metadata; nothing is uploaded then.
         LocalTokenNotFoundError: If nobody is logged in.
         HfHubHTTPError: If the Hub refuses the repository or the commit.
     """
@@ -60,10 +70,13 @@ def push(
         raise LocalTokenNotFoundError(
             "An upload needs a token of the Hub, got none. Run `hf auth login`, or set HF_TOKEN."
         )
+    # What nobody could use is not shared.
+    load_model(str(folder))
     if (folder / CARD_FILE).exists():
         mark_card(folder)
     else:
         write_model_card(folder)
+    _refuse_disclosures(folder, [*files, folder / CARD_FILE])
     card = (folder / CARD_FILE).read_text(encoding="utf-8")
     api = HfApi()
     repository = api.create_repo(repo_id, private=private, exist_ok=True)
@@ -95,3 +108,37 @@ def _shared_files(folder: Path) -> list[Path]:
             f"{' and no '.join(missing)}. Give the --output_dir of a finished training run."
         )
     return [file for pattern in _SHARED_FILES for file in folder.glob(pattern)]
+
+
+def _refuse_disclosures(folder: Path, files: list[Path]) -> None:
+    """Refuses to share what would tell more of its user than the model.
+
+    Raises:
+        ValueError: If a file holds a secret or a home directory; names all, by file and line.
+    """
+    found = [
+        f"  {file.relative_to(folder).as_posix()}, {place}: {disclosure.what}"
+        for file in files
+        for place, disclosure in _disclosures(file)
+    ]
+    if found:
+        raise ValueError(
+            f"{str(folder)!r} must hold no secrets and no home directories, got\n"
+            + "\n".join(found)
+            + "\nNothing was uploaded. Cut these paths down to names, take the secrets out, and "
+            f"revoke those that others have seen. A {RUN_FILE} of an earlier release, which still "
+            "records paths, may also be deleted."
+        )
+
+
+def _disclosures(file: Path) -> Iterator[tuple[str, Disclosure]]:
+    """What a file discloses, and where: the line, or the header of weights."""
+    if is_weights := file.suffix == ".safetensors":
+        with safe_open(file, framework="pt") as weights:
+            text = json.dumps([weights.metadata(), *weights.keys()])
+    else:
+        text = file.read_text(encoding="utf-8", errors="replace")
+    # Pieces of the training text, and nothing else that a user wrote.
+    is_vocabulary = file.name == "tokenizer.json"
+    for disclosure in find_disclosures(text, is_vocabulary=is_vocabulary):
+        yield "header" if is_weights else f"line {disclosure.line}", disclosure
