@@ -2,7 +2,10 @@
 
 import json
 import re
+import sys
 from collections import Counter
+from itertools import chain
+from unicodedata import normalize
 
 import numpy as np
 import pytest
@@ -205,6 +208,45 @@ def test_overlap_ignores_case_white_space_and_compatibility_forms(text):
     validation = as_dataset(("Der Test...", "x"))
 
     assert dropped_by([(text, "y")], validation, filter_overlap=[]) == [(text, "y")]
+
+
+@pytest.mark.parametrize(
+    ("text", "retyped"),
+    [
+        ("№ 5", "No 5"),
+        ("Lego™", "LegoTM"),
+        ("℡ 110", "Tel 110"),
+        ("ⅻ", "XII"),
+        # Marks in either order are one character, and folding makes a letter of the first.
+        ("\u03b1\u0345\u0301", "\u03b1\u0301\u0345"),
+        # Folded, the small letters of the first are not composed, for there is no capital that is.
+        ("\u03d4\u0301", "\u03b0"),
+    ],
+)
+def test_overlap_folds_the_case_of_what_a_compatibility_form_stands_for(text, retyped):
+    for pair in ((text, retyped), (retyped, text)):
+        evaluated, trained = pair
+        validation = as_dataset((evaluated, "x"))
+
+        assert dropped_by([(trained, "y")], validation, filter_overlap=[]) == [(trained, "y")]
+
+
+def test_overlap_compares_every_character_with_its_other_case_and_forms():
+    characters = map(chr, chain(range(0xD800), range(0xE000, sys.maxunicode + 1)))
+    forms = ("NFC", "NFD", "NFKC", "NFKD")
+    variants = {
+        character: {character.upper(), character.lower(), character.casefold(), character.title()}
+        | {normalize(form, character) for form in forms}
+        for character in characters
+    }
+    told_apart = [
+        character
+        for character, others in variants.items()
+        if len(others) > 1 and len(set(map(filters._comparable, {character, *others}))) > 1
+    ]
+
+    # The capital of Turkish's dotless i is the ordinary I.
+    assert told_apart == ["\N{LATIN SMALL LETTER DOTLESS I}"]
 
 
 def test_overlap_ignores_whether_an_accent_is_a_character_of_its_own():

@@ -287,7 +287,14 @@ def overlapping(texts: Iterable[str]) -> Rule:
 
 
 def _comparable(text: str) -> str:
-    return " ".join(unicodedata.normalize("NFKC", text.casefold()).split())
+    """Folds as Unicode's compatibility caseless matching does (definition D146).
+
+    A compatibility form may be replaced by letters that still have to be folded (`№` by `No`), and
+    folding may leave what still has to be normalised: each is done twice.
+    """
+    folded = unicodedata.normalize("NFD", text).casefold()
+    folded = unicodedata.normalize("NFKC", folded).casefold()
+    return " ".join(unicodedata.normalize("NFKC", folded).split())
 
 
 def _evaluation_texts(settings: TrainSettings, validation: Dataset | None) -> Iterator[str]:
