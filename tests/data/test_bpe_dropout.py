@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 
 from vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer.data import bpe_dropout
 from vanilla_transformer.data.bpe_dropout import SegmentedLines, SegmentedPairs, segment
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 
@@ -41,6 +42,24 @@ def test_text_survives_whatever_is_left_out(tokenizer):
     for epoch in range(5):
         texts = tokenizer.batch_decode(ids_of(lines, epoch), skip_special_tokens=True)
         assert texts == LINES
+
+
+def test_longest_word_takes_time_in_proportion_and_survives(tokenizer, monkeypatch):
+    lengths = []
+
+    def record(symbols, *others):
+        lengths.append(len(symbols))
+        segment(symbols, *others)
+
+    monkeypatch.setattr(bpe_dropout, "segment", record)
+    text = "gartenhund" * 150
+    lines = SegmentedLines(tokenizer, [text], rate=0.3, seed="7")
+
+    lines.draw(0)
+
+    assert tokenizer.decode(lines[0], skip_special_tokens=True) == text
+    # Of the word, which begins with a blank, and of `</s>`.
+    assert lengths == [*[bpe_dropout.LONGEST_WORD] * 15, 1, 1]
 
 
 def test_every_line_ends_in_eos_and_lengths_are_those_drawn(tokenizer):

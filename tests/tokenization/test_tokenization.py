@@ -329,6 +329,30 @@ def test_training_is_deterministic(kind, vocab_size):
     assert len({tokenizer.backend_tokenizer.to_str() for tokenizer in trained}) == 1
 
 
+@pytest.mark.parametrize("length", [500, 501, 3000])
+def test_training_learns_no_piece_of_more_than_500_characters(length):
+    # The blank in front of it counts.
+    word = "a" * (length - 1)
+
+    tokenizer = VanillaTransformerTokenizer.train([word] * 2, vocab_size=2000)
+
+    pieces = [piece for piece in tokenizer.get_vocab() if piece not in BYTE_TOKENS]
+    # A word of 500 is learned as a whole, and so is what a longer one is cut into.
+    assert max(map(len, pieces)) == 500
+    text = f"x {word}b{word}"
+    assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == text
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_training_learns_the_same_from_a_long_line_of_ordinary_words(kind):
+    tokenizers = [
+        VanillaTransformerTokenizer.train(lines, vocab_size=400, kind=kind)
+        for lines in (CORPUS * 2, [f"{' '.join(CORPUS)} {' '.join(CORPUS)}"])
+    ]
+
+    assert tokenizers[0].get_vocab() == tokenizers[1].get_vocab()
+
+
 def test_training_from_files_equals_training_from_texts(tmp_path):
     (tmp_path / "a.txt").write_text("\n".join(CORPUS[:300]), encoding="utf-8")
     (tmp_path / "b.gz").write_bytes(gzip.compress("\n".join(CORPUS[300:]).encode()))

@@ -21,6 +21,9 @@ from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 # Segmentations of a word that an epoch chooses from; a rare word has one for each occurrence.
 POOL_SIZE = 8
 
+# The time for a word grows with the square of its characters: a longer one is cut first.
+LONGEST_WORD = 100
+
 _LINES_AT_A_TIME = 10_000
 
 # Ids of two neighbours -> rank of their merge (the lowest comes first) and id of the result.
@@ -120,8 +123,11 @@ class SegmentedLines:
         self._pool: list[list[int]] = []
         for characters, size in zip(self._characters, self._pool_sizes.tolist(), strict=True):
             for _ in range(size):
-                pieces = characters.copy()
-                segment(pieces, self._merges, self._rate, uniform)
+                pieces: list[int] = []
+                for start in range(0, len(characters), LONGEST_WORD):
+                    part = characters[start : start + LONGEST_WORD]
+                    segment(part, self._merges, self._rate, uniform)
+                    pieces += part
                 self._pool.append(pieces)
         first_of_word = np.cumsum(self._pool_sizes) - self._pool_sizes
         chances = np.random.default_rng(list(name.encode())).random(len(self._words))

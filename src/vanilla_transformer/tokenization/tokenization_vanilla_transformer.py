@@ -52,6 +52,9 @@ _BLANK_SEPARATED = r" ?[^ ]+| +(?= )| +"
 _NAMES_OF_SPECIAL_TOKENS = r"pad|/?s|unk"
 _NAMES_OF_BYTE_TOKENS = r"0x[0-9A-F]{2}"
 
+# The trainers take time that grows with the square of the longest word.
+_LONGEST_TRAINED_WORD = 500
+
 _LANGUAGE_TAG = re.compile(r"<2([\w-]+)>")
 
 
@@ -292,7 +295,12 @@ def _subword_backend(
     learner = Tokenizer(models.BPE() if kind == "bpe" else models.Unigram())
     learner.normalizer = normalizer
     learner.pre_tokenizer = pre_tokenizers.Sequence(
-        [blank_in_front, *_rare_characters(lines, budget), *boundaries]
+        [
+            blank_in_front,
+            *_rare_characters(lines, budget),
+            *boundaries,
+            *_overlong_words(lines),
+        ]
     )
     trainer = (
         trainers.BpeTrainer(vocab_size=budget, min_frequency=2, show_progress=show_progress)
@@ -335,6 +343,14 @@ def _rare_characters(lines: list[str], budget: int) -> list[pre_tokenizers.PreTo
     )
     pattern = "".join(rf"\x{{{ord(character):X}}}" for character in rare)
     return [pre_tokenizers.Split(Regex(f"[{pattern}]"), "removed")]
+
+
+def _overlong_words(lines: list[str]) -> list[pre_tokenizers.PreTokenizer]:
+    """Cuts words of more than 500 characters, such as binary data, for the trainer alone."""
+    # The first word of a line has one more blank in front.
+    if max(map(len, lines)) < _LONGEST_TRAINED_WORD:
+        return []
+    return [pre_tokenizers.Split(Regex(rf"[\s\S]{{{_LONGEST_TRAINED_WORD}}}"), "isolated")]
 
 
 def _bpe_model(learned: dict[str, Any]) -> models.BPE:
