@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import os
 import zlib
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,6 +38,12 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[str]:
         try:
             for number, line in enumerate(stream, start=1):
                 content = line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
+                if number == 1 and _is_utf16(content):
+                    raise ValueError(
+                        f"{os.fspath(path)!r} must be UTF-8, got what looks like UTF-16: every "
+                        "second byte of line 1 is 0. Convert the file first: iconv -f UTF-16LE "
+                        "(or UTF-16BE) -t UTF-8 old.txt > new.txt"
+                    )
                 yield decode_line(content.removesuffix(b"\n"), path, number)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise ValueError(
@@ -58,11 +65,17 @@ def decode_line(line: bytes, path: str | os.PathLike[str], number: int) -> str:
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError as error:
+        encoding = "UTF-16" if line.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) else "ISO-8859-1"
         raise ValueError(
             f"{os.fspath(path)!r} must be UTF-8, got byte 0x{line[error.start]:02X} at byte "
             f"{error.start + 1} of line {number}. Convert the file first, for example: "
-            "iconv -f ISO-8859-1 -t UTF-8 old.txt > new.txt"
+            f"iconv -f {encoding} -t UTF-8 old.txt > new.txt"
         ) from error
+
+
+def _is_utf16(line: bytes) -> bool:
+    """Whether the zeros of Latin letters tell of UTF-16 without a byte order mark."""
+    return len(line) > 2 and any(not any(line[start::2]) for start in (0, 1))
 
 
 @contextmanager

@@ -227,6 +227,27 @@ def test_json_line_that_is_no_object_is_refused(write, line):
         load(write("x.jsonl", ['{"source": "a", "target": "b"}', line]))
 
 
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("[" * 100_000 + "]" * 100_000, "maximum recursion depth"),
+        ("[" * 100_000, "maximum recursion depth"),
+        ('{"x":' * 100_000 + "1" + "}" * 100_000, "maximum recursion depth"),
+        # Since Python 3.12 the parser takes it, but not what flattens it.
+        ('{"x":' * 990 + "1" + "}" * 990, "maximum recursion depth"),
+        ("9" * 5000, "Exceeds the limit"),
+    ],
+    ids=["lists", "open lists", "objects", "fewer objects", "digits"],
+)
+def test_json_line_beyond_what_python_reads_is_refused(write, value, reason):
+    lines = ['{"source": "a", "target": "b"}', f'{{"source": "a", "target": "b", "x": {value}}}']
+
+    with pytest.raises(
+        ValueError, match=rf"^Line 2 of '.*x\.jsonl' must be .*: {reason}.{{,150}}$"
+    ):
+        load(write("x.jsonl", lines))
+
+
 def test_unknown_column_is_refused_with_the_columns_of_json(write):
     path = write("x.jsonl", map(json.dumps, NESTED))
 
@@ -266,8 +287,97 @@ def test_parquet_cell_that_is_no_text_is_refused_with_its_row(write_parquet, mon
 
 
 def test_parquet_that_is_none_is_refused(write):
-    with pytest.raises(ValueError, match=r"'.*x\.parquet' is not a Parquet file: Parquet magic"):
+    with pytest.raises(ValueError, match=r"'.*x\.parquet' is damaged.* Parquet magic bytes not"):
         load(write("x.parquet", ["This is a line of text."]))
+
+
+# Of the row groups, of the magic bytes, and of what the footer tells of columns.
+@pytest.mark.parametrize("place", [0.5, 1.0, 0.97])
+def test_damaged_parquet_is_refused_by_its_name(tmp_path, place):
+    path = tmp_path / "x.parquet"
+    text = [f"text {number}" for number in range(2000)]
+    pq.write_table(pa.table({"source": text, "target": text}), path)
+    content = bytearray(path.read_bytes())
+    middle = int(place * len(content))
+    for index in range(middle - 60, min(middle + 60, len(content))):
+        content[index] ^= 0x55
+    path.write_bytes(content)
+
+    with pytest.raises(ValueError, match=r"'.*x\.parquet' is damaged, or no data .* again\.$"):
+        load(str(path))
+
+
+def test_parquet_text_that_is_not_utf8_is_refused(tmp_path):
+    path = tmp_path / "x.parquet"
+    offsets, content = pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"a\xff")
+    source = pa.Array.from_buffers(pa.string(), 1, [None, offsets, content])
+    pq.write_table(pa.table({"source": source, "target": ["b"]}), path)
+
+    with pytest.raises(ValueError, match=r"'.*x\.parquet' is damaged.*byte 0xff in position 1"):
+        load(str(path))
+
+
+def test_parquet_with_two_columns_of_a_name_is_refused(tmp_path):
+    path = tmp_path / "x.parquet"
+    names = ["source", "target", "target"]
+    pq.write_table(pa.table([["a"], ["b"], ["c"]], names=names), path)
+
+    with pytest.raises(ValueError, match=r"'.*x\.parquet' must have one column 'target', got sev"):
+        load(str(path))
+
+
+@pytest.fixture
+def saved(tmp_path):
+    Dataset.from_list(RECORDS * 100).save_to_disk(tmp_path / "saved")
+    return tmp_path / "saved"
+
+
+def test_saved_dataset_that_is_cut_is_refused_by_its_name(saved):
+    (file,) = saved.glob("*.arrow")
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+    with pytest.raises(ValueError, match=r"'.*saved' is damaged.*Expected to be able to read"):
+        load(str(saved))
+
+
+def test_saved_dataset_with_metadata_of_another_form_is_refused_by_its_name(saved):
+    (saved / "state.json").write_text("[]", encoding="utf-8")
+
+    with pytest.raises(ValueError, match=r"'.*saved' is damaged.*TypeError"):
+        load(str(saved))
+
+
+def test_saved_dataset_that_lost_a_file_is_refused(saved):
+    (file,) = saved.glob("*.arrow")
+    file.unlink()
+
+    with pytest.raises(FileNotFoundError, match=str(file)):
+        load(str(saved))
+
+
+def test_folder_of_damaged_files_is_refused_by_its_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    (folder / "train.jsonl").write_text("[[[[", encoding="utf-8")
+
+    with pytest.raises(ValueError, match=r"'.*corpus' is damaged, or no data .* again\.$"):
+        load(str(folder))
+
+
+def test_fault_of_the_system_is_not_taken_for_damage(monkeypatch):
+    def load_dataset(*args, **options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(data, "load_dataset", load_dataset)
+
+    with pytest.raises(OSError, match=r"^\[Errno 28\] No space left on device$"):
+        load("team/corpus")
+
+
+def test_folder_in_the_place_of_a_text_file_is_refused(tmp_path, write):
+    with pytest.raises(IsADirectoryError, match=str(tmp_path)):
+        load(write("a", ["eins"]), str(tmp_path))
 
 
 @pytest.mark.parametrize(("name", "kind"), [("x.csv.gz", ".csv"), ("x", "")])

@@ -130,6 +130,23 @@ def test_read_lines_names_file_line_and_byte_when_not_utf8(tmp_path):
         list(read_lines(path))
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+def test_read_lines_tells_utf16(tmp_path, encoding):
+    path = tmp_path / "text.txt"
+    path.write_bytes("Zwölf\nBoxkämpfer\n".encode(encoding))
+
+    with pytest.raises(ValueError, match=r"text\.txt' must be UTF-8, got .* iconv -f UTF-16"):
+        list(read_lines(path))
+
+
+def test_read_lines_keeps_zeros_that_stand_in_text(tmp_path):
+    lines = ["a\0b\0\0c", "\0a\0b", "\0", ""]
+    path = tmp_path / "text.txt"
+    path.write_bytes("".join(f"{line}\n" for line in lines).encode())
+
+    assert list(read_lines(path)) == lines
+
+
 @pytest.mark.parametrize("compress", [bytes, gzip.compress])
 def test_read_lines_raises_when_empty(tmp_path, compress):
     path = tmp_path / "nothing.txt"

@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from datasets import Dataset, DatasetDict, IterableDataset, load_dataset, load_from_disk
+from datasets.exceptions import DatasetsError
 from transformers import PreTrainedTokenizerBase
 
 from vanilla_transformer.files import read_lines
@@ -33,6 +34,15 @@ from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 # What `ParallelText.columns` are called once they are read.
 _COLUMNS = ("source", "target", "tag")
 _ROWS_AT_A_TIME = 10_000
+_SIGNS_OF_DAMAGE = (
+    pa.ArrowException,
+    DatasetsError,
+    AttributeError,
+    KeyError,
+    RuntimeError,
+    TypeError,
+    UnicodeDecodeError,
+)
 # JSON can spell half of a surrogate pair, which is no character.
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -209,16 +219,16 @@ def _read_json_lines(text: ParallelText) -> Iterator[tuple[str, ...]]:
     for number, line in enumerate(read_lines(text.paths[0]), start=1):
         try:
             record = json.loads(line)
-        except json.JSONDecodeError as error:
+            columns = dict(_flatten(record)) if isinstance(record, dict) else None
+        except (ValueError, RecursionError) as error:
             raise ValueError(
                 f"Line {number} of {text} must be a JSON object, got {line[:60]!r}: {error}."
             ) from error
-        if not isinstance(record, dict):
+        if columns is None:
             raise ValueError(
                 f"Line {number} of {text} must be a JSON object, got {line[:60]!r}. "
                 "To put one object on each line: jq -c '.[]' old.json > new.jsonl"
             )
-        columns = dict(_flatten(record))
         _check_columns(text, columns, place=f"Line {number} of {text}")
         yield _check_cells(text, number, tuple(columns[name] for name in text.columns))
 
@@ -233,10 +243,8 @@ def _flatten(record: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _read_parquet(text: ParallelText) -> Iterator[tuple[str, ...]]:
-    try:
+    with _damage_is_named(text):
         file = pq.ParquetFile(text.paths[0])
-    except pa.ArrowInvalid as error:
-        raise ValueError(f"{text} is not a Parquet file: {error}") from error
     with file:
         batches = file.iter_batches(_ROWS_AT_A_TIME)
         yield from _read_tables(text, map(pa.Table.from_batches, ([batch] for batch in batches)))
@@ -244,7 +252,30 @@ def _read_parquet(text: ParallelText) -> Iterator[tuple[str, ...]]:
 
 def _read_dataset(text: ParallelText) -> Iterator[tuple[str, ...]]:
     tables = _open_dataset(text).with_format("arrow").iter(_ROWS_AT_A_TIME)
-    return _read_tables(text, tables)
+    yield from _read_tables(text, tables)
+
+
+@contextmanager
+def _damage_is_named(text: ParallelText) -> Iterator[None]:
+    """Names the file or dataset in errors of Arrow and `datasets`, which often name none.
+
+    Raises:
+        ValueError: In place of these.
+    """
+    try:
+        yield
+    # Metadata may be JSON of another form, and text other than UTF-8.
+    except (OSError, *_SIGNS_OF_DAMAGE) as error:
+        says_it_itself = isinstance(error, FileNotFoundError | ConnectionError)
+        # Those of the system, such as a full disk, have a number.
+        if says_it_itself or (isinstance(error, OSError) and error.errno is not None):
+            raise
+        cause = error.__cause__ or error
+        reason = " ".join(str(cause).split()).rstrip(".")
+        raise ValueError(
+            f"{text} is damaged, or no data that can be read: {type(cause).__name__}: "
+            f"{reason:.300}. Copy or make it again."
+        ) from error
 
 
 def _open_dataset(text: ParallelText) -> Dataset | IterableDataset:
@@ -254,7 +285,8 @@ def _open_dataset(text: ParallelText) -> Dataset | IterableDataset:
         datasets.config.DATASETDICT_JSON_FILENAME,
     )
     if any(Path(path, marker).is_file() for marker in markers):
-        saved = load_from_disk(path)
+        with _damage_is_named(text):
+            saved = load_from_disk(path)
         if isinstance(saved, DatasetDict):
             if text.split not in saved:
                 raise ValueError(
@@ -263,7 +295,7 @@ def _open_dataset(text: ParallelText) -> Dataset | IterableDataset:
             return saved[text.split]
         return saved
     try:
-        with _progress_bars_only_on_terminals():
+        with _progress_bars_only_on_terminals(), _damage_is_named(text):
             return load_dataset(path, text.config_name, split=text.split, streaming=text.streaming)
     except (FileNotFoundError, ConnectionError) as error:
         raise FileNotFoundError(
@@ -274,12 +306,20 @@ def _open_dataset(text: ParallelText) -> Dataset | IterableDataset:
 
 def _read_tables(text: ParallelText, tables: Iterable[pa.Table]) -> Iterator[tuple[str, ...]]:
     first_row = 1
-    for table in tables:
+    remaining = iter(tables)
+    while True:
+        with _damage_is_named(text):
+            table = next(remaining, None)
+        if table is None:
+            return
         while any(map(pa.types.is_struct, table.schema.types)):
             table = table.flatten()
         _check_columns(text, table.column_names, place=str(text))
-        rows = zip(*(table.column(name).to_pylist() for name in text.columns), strict=True)
-        for row, cells in enumerate(rows, start=first_row):
+        if repeated := [name for name in text.columns if table.column_names.count(name) > 1]:
+            raise ValueError(f"{text} must have one column {repeated[0]!r}, got several.")
+        with _damage_is_named(text):
+            columns = [table.column(name).to_pylist() for name in text.columns]
+        for row, cells in enumerate(zip(*columns, strict=True), start=first_row):
             yield _check_cells(text, row, cells)
         first_row += len(table)
 
@@ -307,7 +347,7 @@ def _check_columns(text: ParallelText, columns: Iterable[str], place: str) -> No
         options = [f"`{name}_column`" for name in _COLUMNS[: len(text.columns)]]
         raise ValueError(
             f"{place} has no column {' and no column '.join(map(repr, missing))}. Choose "
-            f"{' and '.join(options)} from: {', '.join(columns)}."
+            f"{' and '.join(options)} from: {', '.join(columns):.300}."
         )
 
 
