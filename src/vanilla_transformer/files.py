@@ -1,8 +1,18 @@
-"""Text files: lines in, and files that appear whole or not at all."""
+"""Files: lines in, files that appear whole or not at all, temporary ones, and disks that are full.
 
+A process holds a lock of the kernel (flock) on each temporary file or folder of its own, which ends
+with the process however that ends. Whoever makes the next one deletes those beside it that nobody
+holds. Where a file system has no such locks, as NFS has none for folders, leftovers stay.
+"""
+
+import errno
 import gzip
 import hashlib
 import os
+import re
+import secrets
+import shutil
+import sys
 import zlib
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Iterable, Iterator
@@ -12,8 +22,18 @@ from typing import Any, BinaryIO, cast
 
 import xxhash
 
+if sys.platform != "win32":
+    import fcntl
+
 _GZIP_MAGIC = b"\x1f\x8b"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+_RANDOM_BYTES = 8
+_RANDOM_NAME = re.compile(rf"[0-9a-f]{{{2 * _RANDOM_BYTES}}}")
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# How libraries written in Rust tell a fault of the system.
+_NUMBER_FROM_RUST = re.compile(r"\(os error (\d+)\)")
 
 
 def read_lines(path: str | os.PathLike[str]) -> Iterator[str]:
@@ -81,12 +101,12 @@ def _is_utf16(line: bytes) -> bool:
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
     """Where to write a file: a reader of `path` sees the old one or all of the new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with (
+        naming_full_disk(path.parent, path.name),
+        scratch_file(path.parent, f".{path.name}.") as temporary,
+    ):
         yield temporary
         os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> Path:
@@ -107,3 +127,156 @@ def checksum(path: str | os.PathLike[str], kind: str = "sha256") -> str:
     """Digest of a file's bytes, SHA-256 or `xxh3_128`, in hexadecimal."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, _DIGESTS[kind]).hexdigest()
+
+
+@contextmanager
+def scratch_folder(parent: Path, prefix: str) -> Iterator[Path]:
+    """A new folder that only this user may read; it is deleted at the end.
+
+    Args:
+        parent: Where it is made.
+        prefix: What its name begins with. Folders of this prefix that no living process holds are
+            deleted first.
+    """
+    with _scratch(parent, prefix, lambda path: path.mkdir(mode=0o700)) as path:
+        yield path
+
+
+@contextmanager
+def scratch_file(parent: Path, prefix: str) -> Iterator[Path]:
+    """A new empty file, as `scratch_folder` makes folders, with the rights of an ordinary file.
+
+    It may be renamed before the end. It must be opened for writing, not replaced: the lock is on
+    this very file.
+    """
+    with _scratch(parent, prefix, lambda path: path.touch(exist_ok=False)) as path:
+        yield path
+
+
+def abandoned(parent: Path, prefix: str) -> Iterator[Path]:
+    """What killed processes have left, one after the other; each is deleted behind its turn.
+
+    Args:
+        parent: As for `scratch_folder`.
+        prefix: As for `scratch_folder`.
+    """
+    try:
+        names = [name for name in os.listdir(parent) if name.startswith(prefix)]
+    except OSError:
+        return
+    for name in names:
+        path = parent / name
+        if not _RANDOM_NAME.fullmatch(name.removeprefix(prefix)):
+            continue
+        try:
+            held = _lock(path, waits=False)
+        except OSError:
+            continue
+        try:
+            if os.fstat(held).st_uid == os.geteuid():
+                yield path
+                _delete(path)
+        finally:
+            os.close(held)
+
+
+@contextmanager
+def naming_full_disk(folder: Path, purpose: str, hint: str = "Make room there.") -> Iterator[None]:
+    """Tells where there was no room, which errors of the system do not.
+
+    Args:
+        folder: Where something is written.
+        purpose: What it is.
+        hint: What users can do.
+
+    Raises:
+        OSError: With the number of the fault, if the disk is full or a quota or limit is reached.
+    """
+    try:
+        yield
+    except Exception as error:
+        number = _system_number(error)
+        # A block inside of this one may have told it, and knows more.
+        if number not in _NO_ROOM or isinstance(error, _NoRoomError):
+            raise
+        nearest = next(path for path in (folder, *folder.parents) if path.exists())
+        free = shutil.disk_usage(nearest).free / 2**20
+        raise _NoRoomError(
+            number,
+            f"{os.strerror(number)}: no room for {purpose} in {str(folder)!r}, which has "
+            f"{free:,.1f} MiB left. {hint}",
+        ) from error
+
+
+class _NoRoomError(OSError):
+    """An error that `naming_full_disk` has raised."""
+
+
+def _system_number(error: BaseException | None) -> int | None:
+    """Number of the system's fault behind an error, if there is one."""
+    while error:
+        if isinstance(error, OSError) and error.errno is not None:
+            return error.errno
+        if found := _NUMBER_FROM_RUST.search(str(error)):
+            return int(found[1])
+        error = error.__cause__
+    return None
+
+
+@contextmanager
+def _scratch(parent: Path, prefix: str, make: Callable[[Path], None]) -> Iterator[Path]:
+    for _ in abandoned(parent, prefix):
+        pass
+    path, held = _make(parent, prefix, make)
+    maker = os.getpid()
+    try:
+        yield path
+    finally:
+        # A forked child leaves it to its parent.
+        if os.getpid() == maker:
+            _delete(path)
+        if held is not None:
+            os.close(held)
+
+
+def _make(parent: Path, prefix: str, make: Callable[[Path], None]) -> tuple[Path, int | None]:
+    """The path, and the lock on it if there is one."""
+    while True:
+        path = parent / f"{prefix}{secrets.token_hex(_RANDOM_BYTES)}"
+        make(path)
+        try:
+            return path, _lock(path, waits=True)
+        except FileNotFoundError:
+            # Another process took it for abandoned before it was locked.
+            continue
+        except OSError:
+            return path, None
+
+
+def _lock(path: Path, waits: bool) -> int:
+    """Opens and locks a file or folder.
+
+    Raises:
+        FileNotFoundError: If it is not there, or not any more.
+        OSError: If it is locked, belongs to somebody else, or cannot be locked here.
+    """
+    if sys.platform == "win32":
+        raise OSError(errno.ENOTSUP, "There is no flock on Windows", str(path))
+    # Of a pipe that lies there, nobody shall wait for the other end.
+    held = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+        # Who held the lock before may have deleted or renamed it; of a link the target is open.
+        if not os.path.samestat(os.fstat(held), os.lstat(path)):
+            raise FileNotFoundError(path)
+    except BaseException:
+        os.close(held)
+        raise
+    return held
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

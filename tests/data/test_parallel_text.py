@@ -26,6 +26,8 @@ from vanilla_transformer.tokenization.tokenization_vanilla_transformer import (
 )
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 
+from ..support.full_disk import small_files
+
 # Blanks at the ends, an empty side, and separators that end a line for others but not for us.
 PAIRS = [
     (" Ein Hund\u2028rennt. ", "A dog runs.\r"),
@@ -188,6 +190,66 @@ def test_temporary_files_are_deleted_when_the_process_ends(write, tmp_path):
 
     assert list(scratch.iterdir()) == []
     assert sorted(tmp_path.iterdir()) == [tmp_path / "pairs.tsv", scratch]
+
+
+def test_temporary_files_of_a_killed_process_are_deleted_by_the_next(write, tmp_path):
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    code = """if True:
+        import os, signal, sys
+        from vanilla_transformer.data.parallel_text import ParallelText, load_pairs
+        before = os.listdir(sys.argv[2])
+        dataset = load_pairs(ParallelText((sys.argv[1],)))
+        print(len(before), len(os.listdir(sys.argv[2])), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    command = [sys.executable, "-c", code, write("pairs.tsv", ["eins\tone"]), str(scratch)]
+    environment = os.environ | {"TMPDIR": str(scratch)}
+
+    counts = [
+        subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stdout
+        for _ in range(2)
+    ]
+
+    assert counts == ["0 1\n", "1 1\n"]
+
+
+def test_pairs_for_which_there_is_no_room_leave_no_file(write):
+    path = write("pairs.tsv", ["eins und zwei\tone and two"] * 20_000)
+    folder = data._temporary_folder()
+    before = set(folder.iterdir())
+
+    with (
+        small_files(100_000),
+        pytest.raises(OSError, match=rf"no room for a copy of '{path}' of 0\.5 MiB in .* TMPDIR"),
+    ):
+        load(path)
+
+    assert set(folder.iterdir()) == before
+
+
+def test_pairs_that_end_in_an_error_leave_no_file(write):
+    folder = data._temporary_folder()
+    before = set(folder.iterdir())
+
+    with pytest.raises(ValueError, match="Line 2"):
+        load(write("pairs.tsv", ["eins\tone", "zwei"]))
+
+    assert set(folder.iterdir()) == before
+
+
+def test_full_cache_of_datasets_is_told_by_its_own_folder(tmp_path, monkeypatch):
+    cache = tmp_path / "cache"
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(cache))
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    pq.write_table(pa.Table.from_pylist(RECORDS * 2000), folder / "train.parquet")
+
+    with (
+        small_files(100_000),
+        pytest.raises(OSError, match=rf"no room for the data of '{folder}' in '{cache}'.*HF_HOME"),
+    ):
+        load(str(folder))
 
 
 # Errors of reading
@@ -367,11 +429,11 @@ def test_folder_of_damaged_files_is_refused_by_its_name(tmp_path, monkeypatch):
 
 def test_fault_of_the_system_is_not_taken_for_damage(monkeypatch):
     def load_dataset(*args, **options):
-        raise OSError(28, "No space left on device")
+        raise OSError(13, "Permission denied")
 
     monkeypatch.setattr(data, "load_dataset", load_dataset)
 
-    with pytest.raises(OSError, match=r"^\[Errno 28\] No space left on device$"):
+    with pytest.raises(OSError, match=r"^\[Errno 13\] Permission denied$"):
         load("team/corpus")
 
 
@@ -485,6 +547,16 @@ def test_tokenizing_draws_new_segmentations_each_time(abc_pairs):
 def test_tokenizing_refuses_a_limit_without_room_for_text(abc_pairs, tokenizer):
     with pytest.raises(ValueError, match=r"at least 2.* got 1\."):
         tokenize_pairs(abc_pairs, TokenizerPair.joint(tokenizer), max_length=1)
+
+
+def test_tokenizing_tells_a_full_disk(write, tokenizer):
+    pairs = load(write("pairs.tsv", ["abc\tabc"] * 5_000))
+
+    with (
+        small_files(100_000),
+        pytest.raises(OSError, match=r"no room for the token ids of the pairs in .* TMPDIR"),
+    ):
+        tokenize_pairs(pairs, TokenizerPair.joint(tokenizer), max_length=10)
 
 
 def test_tokenizing_prints_nothing_without_a_terminal(abc_pairs, tokenizer, capfd):

@@ -16,6 +16,8 @@ from vanilla_transformer.tokenization.tokenization_vanilla_transformer import (
     VanillaTransformerTokenizer,
 )
 
+from ..support.full_disk import small_files
+
 KINDS = get_args(TokenizerKind)
 SUBJECTS = ["Ein Hund", "Der alte Mann", "Zwei Kinder", "A dog", "The old man", "Two children"]
 VERBS = ["rennt", "schläft", "spielen", "runs", "doesn't sleep", "are playing"]
@@ -452,6 +454,14 @@ def test_saved_tokenizer_is_the_same_when_loaded(tokenizers, kind, tmp_path):
     assert pipeline(loaded) == pipeline(tokenizers[kind])
     assert loaded(AWKWARD).input_ids == tokenizers[kind](AWKWARD).input_ids
     assert loaded.special_tokens_map == tokenizers[kind].special_tokens_map
+
+
+def test_saving_tells_a_full_disk(tokenizers, tmp_path):
+    with (
+        small_files(1_000),
+        pytest.raises(OSError, match=f"no room for the tokenizer in '{tmp_path}'"),
+    ):
+        tokenizers["bpe"].save_pretrained(tmp_path)
 
 
 def test_saved_tokenizer_carries_no_auto_map(tokenizers, tmp_path):

@@ -7,11 +7,10 @@ import functools
 import json
 import os
 import re
-import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import islice, zip_longest
 from pathlib import Path
@@ -27,7 +26,7 @@ from datasets import Dataset, DatasetDict, IterableDataset, load_dataset, load_f
 from datasets.exceptions import DatasetsError
 from transformers import PreTrainedTokenizerBase
 
-from vanilla_transformer.files import read_lines
+from vanilla_transformer.files import naming_full_disk, read_lines, scratch_folder
 from vanilla_transformer.tokenization.tokenization_vanilla_transformer import language_prefix
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 
@@ -116,8 +115,9 @@ def load_pairs(text: ParallelText, first: int | None = None) -> Dataset:
     With a `tag_column`, its text is the column `tag`.
 
     The pairs are copied to a temporary Arrow file, which is memory-mapped and is deleted when the
-    process ends. A corpus may thus be larger than the memory, no later change of its files can
-    meet an old cache, and what `Dataset.map` writes beside its input is deleted with it.
+    process ends, or after a kill when the next process loads pairs. A corpus may thus be larger
+    than the memory, no later change of its files can meet an old cache, and what `Dataset.map`
+    writes beside its input is deleted with it.
 
     Args:
         text: Where they are.
@@ -127,8 +127,13 @@ def load_pairs(text: ParallelText, first: int | None = None) -> Dataset:
         FileNotFoundError: If a file or dataset does not exist.
         ValueError: If the files have different numbers of lines, the kind of file is unknown, a
             column is missing, a cell holds no text, or there are no pairs at all.
+        OSError: If there is no room for the copy.
     """
-    return _store(islice(read_pairs(text), first), len(text.columns))
+    files = [path for path in text.paths if os.path.isfile(path)]
+    size = sum(map(os.path.getsize, files)) / 2**20
+    takes = f" of {size:,.1f} MiB" if files and first is None else ""
+    with _temporary_room(f"a copy of {text}{takes}"):
+        return _store(islice(read_pairs(text), first), len(text.columns))
 
 
 def read_pairs(text: ParallelText) -> Iterator[tuple[str, ...]]:
@@ -150,18 +155,27 @@ def _store(pairs: Iterator[tuple[str, ...]], num_columns: int) -> Dataset:
     schema = pa.schema([(name, pa.string()) for name in _COLUMNS[:num_columns]])
     handle, path = tempfile.mkstemp(suffix=".arrow", dir=_temporary_folder())
     os.close(handle)
-    with pa.OSFile(path, "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
-        while rows := list(islice(pairs, _ROWS_AT_A_TIME)):
-            columns = [pa.array(column, pa.string()) for column in zip(*rows, strict=True)]
-            writer.write_batch(pa.record_batch(columns, schema=schema))
-    return Dataset.from_file(path)
+    try:
+        with pa.OSFile(path, "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
+            while rows := list(islice(pairs, _ROWS_AT_A_TIME)):
+                columns = [pa.array(column, pa.string()) for column in zip(*rows, strict=True)]
+                writer.write_batch(pa.record_batch(columns, schema=schema))
+        return Dataset.from_file(path)
+    except BaseException:
+        os.unlink(path)
+        raise
 
 
 @functools.cache
-def _temporary_folder() -> str:
-    folder = tempfile.mkdtemp(prefix="vanilla_transformer_")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
+def _temporary_folder() -> Path:
+    context = scratch_folder(Path(tempfile.gettempdir()), "vanilla_transformer-corpus-")
+    atexit.register(context.__exit__, None, None, None)
+    return context.__enter__()
+
+
+def _temporary_room(purpose: str) -> AbstractContextManager[None]:
+    hint = "Make room there, or set TMPDIR to a folder with more."
+    return naming_full_disk(_temporary_folder(), purpose, hint)
 
 
 def _read_two_files(text: ParallelText) -> Iterator[tuple[str, str]]:
@@ -295,13 +309,18 @@ def _open_dataset(text: ParallelText) -> Dataset | IterableDataset:
             return saved[text.split]
         return saved
     try:
-        with _progress_bars_only_on_terminals(), _damage_is_named(text):
+        with _progress_bars_only_on_terminals(), _damage_is_named(text), _room_in_cache(text):
             return load_dataset(path, text.config_name, split=text.split, streaming=text.streaming)
     except (FileNotFoundError, ConnectionError) as error:
         raise FileNotFoundError(
             f"{text} is no file, no folder with data, and no dataset that could be fetched from "
             f"the Hub: {error}"
         ) from error
+
+
+def _room_in_cache(text: ParallelText) -> AbstractContextManager[None]:
+    hint = "Make room there, or set HF_HOME to a folder with more."
+    return naming_full_disk(Path(datasets.config.HF_DATASETS_CACHE), f"the data of {text}", hint)
 
 
 def _read_tables(text: ParallelText, tables: Iterable[pa.Table]) -> Iterator[tuple[str, ...]]:
@@ -389,9 +408,10 @@ def tokenize_pairs(
 
     Raises:
         ValueError: If `max_length` leaves no room for text, or a tag is none of the tokenizer's.
+        OSError: If there is no room for the ids.
     """
     encode = functools.partial(encode_pairs, tokenizers=tokenizers, max_length=max_length)
-    with _progress_bars_only_on_terminals():
+    with _progress_bars_only_on_terminals(), _temporary_room("the token ids of the pairs"):
         tokenized = dataset.map(encode, batched=True, load_from_cache_file=False, desc="Tokenize")
     truncated_pairs = sum(tokenized["is_truncated"][:])
     return tokenized.remove_columns("is_truncated"), truncated_pairs

@@ -19,6 +19,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import chain, islice
+from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
 from tokenizers import (
@@ -34,7 +35,7 @@ from tokenizers import (
 )
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from vanilla_transformer.files import read_lines
+from vanilla_transformer.files import naming_full_disk, read_lines
 
 logger = logging.getLogger(__name__)
 
@@ -166,20 +167,27 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
         counts = self._surface_counts(texts)
         return Counter({surface: n for (surface, unknown), n in counts.items() if unknown})
 
-    def save_pretrained(self, *args: Any, **kwargs: Any) -> tuple[str, ...]:
-        """Saves the tokenizer as trained: without dropout, truncation or padding of a last call."""
+    def save_pretrained(
+        self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any
+    ) -> tuple[str, ...]:
+        """Saves the tokenizer as trained: without dropout, truncation or padding of a last call.
+
+        Raises:
+            OSError: If the disk is full.
+        """
         backend = self.backend_tokenizer
         backend.no_truncation()
         backend.no_padding()
         # Only BPE has dropout; a training run that saves a checkpoint goes on with its own.
         dropout = getattr(backend.model, "dropout", None)
-        if dropout is None:
-            return super().save_pretrained(*args, **kwargs)
-        backend.model.dropout = None
+        if dropout is not None:
+            backend.model.dropout = None
         try:
-            return super().save_pretrained(*args, **kwargs)
+            with naming_full_disk(Path(save_directory), "the tokenizer"):
+                return super().save_pretrained(save_directory, *args, **kwargs)
         finally:
-            backend.model.dropout = dropout
+            if dropout is not None:
+                backend.model.dropout = dropout
 
     def _surface_counts(self, texts: Iterable[str]) -> Counter[tuple[str, bool]]:
         """Counts the strings behind the tokens of `texts`, each with whether it is unknown."""

@@ -1,0 +1,332 @@
+"""Files that appear whole, temporary ones that killed processes leave, and full disks."""
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from vanilla_transformer import files
+from vanilla_transformer.files import (
+    abandoned,
+    naming_full_disk,
+    scratch_file,
+    scratch_folder,
+    write_lines,
+    written_whole,
+)
+
+from .support.full_disk import small_files
+
+# The package itself would be imported for seconds.
+PREAMBLE = f"""
+import os, signal, sys
+from pathlib import Path
+sys.path.insert(0, {str(Path(files.__file__).parent)!r})
+import files
+parent = Path(sys.argv[1])
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+HELD = """
+with files.scratch_folder(parent, "of-") as folder:
+    (folder / "inside").mkdir()
+    (folder / "inside" / "file").write_text("content")
+"""
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts a process that runs some code; what still runs at the end is killed."""
+    started = []
+
+    def start_process(code: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", PREAMBLE + code, str(tmp_path)]
+        process = subprocess.Popen(
+            command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        started.append(process)
+        return process
+
+    yield start_process
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def kill_one(start: Start, code: str) -> None:
+    assert start(code).wait() == -signal.SIGKILL
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("make", "mode"), [(scratch_folder, 0o700), (scratch_file, 0o666)], ids=["folder", "file"]
+)
+def test_scratch_is_there_until_the_end(tmp_path, make, mode):
+    umask = os.umask(0o027)
+    try:
+        with make(tmp_path, "of-") as path:
+            assert path.parent == tmp_path
+            assert path.name.startswith("of-")
+            assert path.stat().st_mode & 0o777 == mode & ~0o027
+    finally:
+        os.umask(umask)
+
+    assert names(tmp_path) == []
+
+
+def test_scratch_that_was_renamed_stays(tmp_path):
+    with scratch_folder(tmp_path, "of-") as path:
+        path.rename(tmp_path / "kept")
+
+    assert names(tmp_path) == ["kept"]
+
+
+@pytest.mark.parametrize("make", [scratch_folder, scratch_file])
+def test_what_a_killed_process_left_is_deleted_by_the_next(tmp_path, start, make):
+    code = HELD + "    die()"
+    kill_one(start, code)
+    kill_one(start, code.replace("scratch_folder", "scratch_file").replace("(folder", "#"))
+    kill_one(start, code.replace("of-", "other-"))
+    assert len(names(tmp_path)) == 2  # each deletes what the one before it has left
+
+    with make(tmp_path, "of-") as path:
+        (other,) = set(names(tmp_path)) - {path.name}
+
+    assert names(tmp_path) == [other]
+    assert other.startswith("other-")
+
+
+def test_scratch_of_a_living_process_stays(tmp_path, start):
+    process = start(HELD + "    print(folder, flush=True)\n    sys.stdin.read()")
+    held = Path(process.stdout.readline().strip())
+
+    with scratch_folder(tmp_path, "of-") as path:
+        assert (held / "inside" / "file").read_text() == "content"
+
+    process.communicate()
+    assert names(tmp_path) == []
+    assert path != held
+
+
+def test_scratch_stays_for_a_forked_child_that_outlives_its_maker(tmp_path, start):
+    # The child has standard output, too, and ends when its own pipe is closed.
+    code = """
+    read, write = os.pipe()
+    if os.fork() == 0:
+        print(os.getpid(), flush=True)
+        while True:
+            signal.pause()
+    die()
+    """
+    process = start(HELD + code)
+    child = int(process.stdout.readline())
+    assert process.wait() == -signal.SIGKILL
+
+    try:
+        with scratch_folder(tmp_path, "of-") as path:
+            (held,) = set(names(tmp_path)) - {path.name}
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+    assert names(tmp_path) == [held]
+
+
+def test_forked_child_that_ends_leaves_the_folder_to_its_maker(tmp_path, start):
+    code = """
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        print(folder.exists(), flush=True)
+    """
+    process = start(HELD + code)
+
+    assert process.communicate()[0] == "True\n"
+    assert names(tmp_path) == []
+
+
+def test_what_people_named_alike_stays(tmp_path):
+    people = ["of-", "of-mine", f"of-{'0' * 15}", f"of-{'0' * 16}.txt", f"OF-{'0' * 16}", "0" * 16]
+    for name in people:
+        (tmp_path / name).mkdir()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / f"of-{'1' * 16}").symlink_to(elsewhere)
+    before = names(tmp_path)
+
+    with scratch_folder(tmp_path, "of-"):
+        pass
+
+    assert names(tmp_path) == before
+
+
+def test_what_another_user_left_stays(tmp_path, monkeypatch):
+    left = tmp_path / f"of-{'0' * 16}"
+    left.mkdir()
+    # Who opens a pipe for reading waits for a writer.
+    os.mkfifo(tmp_path / f"of-{'1' * 16}")
+    monkeypatch.setattr(os, "geteuid", lambda: left.stat().st_uid + 1)
+
+    with scratch_folder(tmp_path, "of-"):
+        assert len(names(tmp_path)) == 3
+    monkeypatch.undo()
+    with scratch_folder(tmp_path, "of-"):
+        assert not left.exists()
+
+
+def test_everything_stays_where_nothing_can_be_locked(tmp_path, monkeypatch):
+    left = tmp_path / f"of-{'0' * 16}"
+    left.mkdir()
+
+    def flock(*args):
+        raise OSError(errno.EBADF, "no locks here")
+
+    monkeypatch.setattr(files.fcntl, "flock", flock)
+
+    with scratch_folder(tmp_path, "of-") as path:
+        assert path.is_dir()
+    assert names(tmp_path) == [left.name]
+
+
+def test_folder_is_made_anew_when_another_deletes_it_before_it_is_locked(tmp_path, monkeypatch):
+    lock = files._lock
+    unlucky = []
+
+    def lock_too_late(path, waits):
+        if not unlucky:
+            unlucky.append(path)
+            shutil.rmtree(path)
+        return lock(path, waits)
+
+    monkeypatch.setattr(files, "_lock", lock_too_late)
+
+    with scratch_folder(tmp_path, "of-") as path:
+        assert path.is_dir()
+        assert path != unlucky[0]
+
+
+def test_path_that_changed_hands_while_its_lock_was_awaited_counts_as_gone(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    path.touch()
+    flock = files.fcntl.flock
+
+    def flock_behind_a_rename(*args):
+        flock(*args)
+        path.rename(tmp_path / "done")
+        path.touch()
+
+    monkeypatch.setattr(files.fcntl, "flock", flock_behind_a_rename)
+
+    with pytest.raises(FileNotFoundError, match="file"):
+        files._lock(path, waits=True)
+
+
+def test_abandoned_folder_can_be_looked_through_before_it_is_deleted(tmp_path, start):
+    kill_one(start, HELD + "    die()")
+
+    contents = [(path / "inside" / "file").read_text() for path in abandoned(tmp_path, "of-")]
+
+    assert contents == ["content"]
+    assert names(tmp_path) == []
+
+
+def test_abandoned_folder_that_is_looked_through_is_nobody_elses(tmp_path, start):
+    kill_one(start, HELD + "    die()")
+
+    for path in abandoned(tmp_path, "of-"):
+        assert list(abandoned(tmp_path, "of-")) == []
+        assert path.exists()
+
+
+# Files that appear whole
+
+
+def test_file_that_a_killed_process_was_writing_is_gone_with_the_next(tmp_path):
+    code = """if True:
+        import os, signal, sys
+        from pathlib import Path
+        from vanilla_transformer.files import written_whole
+        with written_whole(Path(sys.argv[1])) as temporary:
+            temporary.write_text("half")
+            os.kill(os.getpid(), signal.SIGKILL)
+    """
+    path = tmp_path / "file.txt"
+    write_lines(path, ["old"])
+
+    subprocess.run([sys.executable, "-c", code, str(path)], check=False)
+
+    assert path.read_text() == "old\n"
+    assert len(names(tmp_path)) == 2
+    write_lines(path, ["new"])
+    assert names(tmp_path) == ["file.txt"]
+    assert path.read_text() == "new\n"
+
+
+def test_two_writers_of_a_file_do_not_meet(tmp_path):
+    path = tmp_path / "file.txt"
+
+    with written_whole(path) as first, written_whole(path) as second:
+        first.write_text("first")
+        second.write_text("second")
+        assert path.exists() is False
+    assert path.read_text() == "first"
+    assert names(tmp_path) == ["file.txt"]
+
+
+# Full disks
+
+
+def test_full_disk_is_told_with_its_folder_and_leaves_the_old_file(tmp_path):
+    path = tmp_path / "file.txt"
+    write_lines(path, ["old"])
+
+    with small_files(10_000), pytest.raises(OSError, match=f"file.txt in '{tmp_path}'.* MiB left"):
+        write_lines(path, ["x" * 99] * 200)
+
+    assert path.read_text() == "old\n"
+    assert names(tmp_path) == ["file.txt"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_every_kind_of_full_disk_keeps_its_number(tmp_path, number):
+    inner = OSError(number, "full")
+
+    with (
+        pytest.raises(OSError, match=r"no room for a thing in '.*nowhere', .* Buy one\.$") as told,
+        naming_full_disk(tmp_path / "nowhere", "a thing", "Buy one."),
+    ):
+        raise RuntimeError("of a library") from inner
+
+    assert told.value.errno == number
+    assert os.strerror(number) in str(told.value)
+
+
+def test_full_disk_of_a_library_in_rust_is_told(tmp_path):
+    with pytest.raises(OSError, match="no room for a thing"), naming_full_disk(tmp_path, "a thing"):
+        raise Exception("I/O error: No space left on device (os error 28)")
+
+
+def test_innermost_name_of_a_full_disk_is_kept(tmp_path):
+    with (
+        pytest.raises(OSError, match="no room for a part in"),
+        naming_full_disk(tmp_path, "the whole"),
+        naming_full_disk(tmp_path, "a part"),
+    ):
+        raise OSError(errno.ENOSPC, "full")
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EACCES, "mine"), ValueError("(os error 13)")])
+def test_other_errors_than_a_full_disk_stay_what_they_are(tmp_path, error):
+    with pytest.raises(type(error)) as told, naming_full_disk(tmp_path, "a thing"):
+        raise error
+
+    assert told.value is error
