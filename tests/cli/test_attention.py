@@ -119,7 +119,7 @@ def test_units_that_tokens_straddle_are_scored_as_one_too(run, write):
         (["a", "--output", "x.pdf"], "must end in .html, .png, .svg, got 'x.pdf'"),
         (["--positions", "3", "--output", "x.html"], "must end in .png, .svg, got 'x.html'"),
         (["--positions", "3", "a"], "--positions stands alone"),
-        (["--positions", "0"], "`positions` must be at least 1, got 0"),
+        (["--positions", "0"], "`positions` must be between 1 and 100,000, got 0"),
         (["a", "--gold", "g"], "--units and --gold belong to --alignments"),
         (["--alignments", "a", "--gold", "g"], "need the target file of --alignments too"),
         (["--alignments", "a", "b", "c"], "needs one or two files, got 3"),

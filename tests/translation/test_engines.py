@@ -1,6 +1,7 @@
 """TorchEngine: scores, prefixes, samples, ensembles and what a teacher-forced pass tells."""
 
 import copy
+import math
 from collections import Counter
 
 import pytest
@@ -56,7 +57,22 @@ def rank(models, source, hypothesis, length_penalty, prefix_length=0):
         ({"num_hypotheses": 0}, "`num_hypotheses` must be at least 1, got 0"),
         ({"num_beams": 2, "num_hypotheses": 3}, "at most `num_beams`, got 3 and 2"),
         ({"do_sample": True, "num_beams": 2}, "`num_beams` must be 1, got 2"),
-        ({"do_sample": True, "temperature": 0.0}, "`temperature` must be above 0, got 0.0"),
+        (
+            {"do_sample": True, "temperature": 0.0},
+            "`temperature` must be finite and at least 1e-06, got 0.0",
+        ),
+        *[
+            (
+                {"do_sample": True, "temperature": value},
+                f"`temperature` must be finite and at least 1e-06, got {value}",
+            )
+            for value in (-1.0, 1e-300, math.inf, math.nan)
+        ],
+        *[
+            ({"length_penalty": value}, f"`length_penalty` must be between .* got {value}")
+            for value in (20.5, -20.5, math.inf, -math.inf, math.nan)
+        ],
+        ({"do_sample": True, "top_p": math.nan}, "`top_p` must be .*, got nan"),
         ({"do_sample": True, "top_p": 0.0}, "`top_p` must be above 0 and at most 1, got 0.0"),
         ({"do_sample": True, "top_p": 1.5}, "`top_p` must be above 0 and at most 1, got 1.5"),
         ({"do_sample": True, "top_k": -1}, "`top_k` must be at least 0, got -1"),

@@ -324,6 +324,37 @@ def test_long_line_is_the_translations_of_its_pieces(build):
     assert short == next(translator.translate(["ja"]))
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_extra_tokens": -1}, "`max_extra_tokens` must be between 0 and .*, got -1"),
+        ({"max_extra_tokens": 10**30}, "`max_extra_tokens` must be between .*, got 1000000000"),
+        ({"max_tokens_per_batch": 0}, "`max_tokens_per_batch` must be at least 1, got 0"),
+        ({"max_tokens_per_batch": -5}, "`max_tokens_per_batch` must be at least 1, got -5"),
+        ({"max_source_length": 1}, "`max_source_length` must be at least 2, .* got 1"),
+        ({"mbr_candidates": -1}, "`mbr_candidates` must be 0 or at least .*, got -1 and 1"),
+    ],
+)
+def test_number_out_of_range_is_refused(build, settings, message):
+    with pytest.raises(ValueError, match=message):
+        build(**settings)
+
+
+def test_fault_of_a_line_comes_after_the_lines_before_it(build, monkeypatch):
+    monkeypatch.setattr(translation, "WINDOW_LINES", 2)
+    expected = list(build().translate(LINES[:3]))
+    found = []
+
+    def lines():
+        yield from LINES[:3]
+        raise LookupError("line 4")
+
+    with pytest.raises(LookupError, match="line 4"):
+        found.extend(build().translate(lines()))
+
+    assert found == expected
+
+
 def test_warnings_count_lines_over_all_windows(build, monkeypatch, caplog):
     monkeypatch.setattr(translation, "WINDOW_LINES", 2)
 

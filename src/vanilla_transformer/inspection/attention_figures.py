@@ -30,6 +30,8 @@ _LONGEST_SIDE = 24.0
 _MARGIN = 1.6
 # Characters that fit above a column; Chinese is not read lying on its side.
 _SHORT_LABEL = 2
+# Far more than a picture has columns; more would only take memory.
+_MOST_POSITIONS = 100_000
 
 
 def plot_attention(
@@ -105,8 +107,10 @@ def plot_positions(model: PreTrainedModel, path: Path, positions: int) -> Path:
         ValueError: If the model has fewer positions, or the path ends otherwise.
     """
     check_format(path)
-    if positions < 1:
-        raise ValueError(f"`positions` must be at least 1, got {positions}.")
+    if not 1 <= positions <= _MOST_POSITIONS:
+        raise ValueError(
+            f"`positions` must be between 1 and {_MOST_POSITIONS:,}, got {positions:,}."
+        )
     encodings = position_encodings(model, positions)
     figure = new_figure(7.0, 4.5)
     axes = figure.subplots()

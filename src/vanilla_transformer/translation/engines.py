@@ -30,6 +30,10 @@ from vanilla_transformer.modeling.search_vanilla_transformer import (
 # Numbers of the largest tensor [rows, T, V] of a teacher-forced pass: 64 MB in float32.
 FORCED_LOGITS = 2**24
 
+LARGEST_PENALTY = 20
+# Logits divided by less may be infinite in float32.
+LEAST_TEMPERATURE = 1e-6
+
 
 @dataclass(frozen=True)
 class Search:
@@ -38,7 +42,7 @@ class Search:
     Attributes:
         num_beams: Width of the beam; 1 is greedy.
         length_penalty: Exponent a in the rank of a finished hypothesis, log-probability / length^a
-            (Transformers' definition, `</s>` counted, a forced prefix not).
+            (Transformers' definition, `</s>` counted, a forced prefix not); -20 to 20.
         num_hypotheses: Outputs of each source, best first.
         do_sample: Draws outputs instead of searching for likely ones.
         temperature: Divides the logits before a draw; below 1 draws likelier tokens.
@@ -68,8 +72,17 @@ class Search:
             for name, least in (("num_beams", 1), ("num_hypotheses", 1), ("top_k", 0))
             if getattr(self, name) < least
         ]
-        if self.temperature <= 0:
-            faults.append(f"`temperature` must be above 0, got {self.temperature}.")
+        # Written so that NaN fails. Larger powers of long outputs' lengths overflow.
+        if not abs(self.length_penalty) <= LARGEST_PENALTY:
+            faults.append(
+                f"`length_penalty` must be between -{LARGEST_PENALTY} and {LARGEST_PENALTY}, got "
+                f"{self.length_penalty}. 0.6 to 1 are usual."
+            )
+        if not LEAST_TEMPERATURE <= self.temperature < math.inf:
+            faults.append(
+                f"`temperature` must be finite and at least {LEAST_TEMPERATURE}, got "
+                f"{self.temperature}."
+            )
         if not 0 < self.top_p <= 1:
             faults.append(f"`top_p` must be above 0 and at most 1, got {self.top_p}.")
         if self.do_sample and self.num_beams > 1:

@@ -4,10 +4,10 @@ Importing this module also registers `pipeline("vanilla-translation", model=...)
 """
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, repeat
+from itertools import chain, repeat, zip_longest
 from typing import Any, Literal, Self, cast
 
 import torch
@@ -20,7 +20,7 @@ from transformers import (
 )
 from transformers.pipelines import PIPELINE_REGISTRY
 
-from vanilla_transformer.model_folder import check_files, load_model, read_run
+from vanilla_transformer.model_folder import RUN_FILE, check_files, load_model, read_run
 from vanilla_transformer.tokenization.tokenization_vanilla_transformer import language_prefix
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair, has_target_vocabulary
 from vanilla_transformer.translation.bayes_risk import rank_by_utility
@@ -34,6 +34,9 @@ WINDOW_CHARACTERS = 2**20
 
 # What a source counts for at least in a batch: a search needs memory for each hypothesis.
 LEAST_TOKENS = 16
+
+# Far more than any sentence has, and far less than overflows.
+MOST_EXTRA_TOKENS = 1_000_000
 
 # What `str.splitlines` and many editors take for the end of a line.
 _LINE_SEPARATORS = re.compile("[\n\v\f\r\x1c-\x1e\x85\u2028\u2029]")
@@ -83,7 +86,8 @@ class Translator:
         num_beams: Width of the beam; None: as the generation config says, 1 for samples.
         length_penalty: Exponent a in score = log-probability / length^a (Transformers'
             definition, `</s>` counted); None: as the generation config says, 1 without a beam.
-        max_extra_tokens: Longest output beyond the tokens of its own source, section 6.1.
+        max_extra_tokens: Longest output beyond the tokens of its own source, section 6.1; 0 to
+            1,000,000.
         max_tokens_per_batch: Source tokens of a batch; padding, beams and samples counted, and a
             shorter source as one of 16.
         max_source_length: Lines of more tokens, `</s>` counted, are cut into pieces; None: the
@@ -142,7 +146,7 @@ class Translator:
         self.settings = Search(
             num_beams=num_beams,
             length_penalty=_first_given(length_penalty, given_penalty, 1.0),
-            num_hypotheses=mbr_candidates or num_hypotheses,
+            num_hypotheses=max(mbr_candidates, 0) or num_hypotheses,
             do_sample=do_sample,
             temperature=temperature,
             top_k=top_k,
@@ -157,10 +161,20 @@ class Translator:
         self.max_source_length = _first_given(max_source_length, self.engine.max_positions)
         rows = self.settings.num_hypotheses if do_sample else num_beams
         self.max_tokens_per_batch = max_tokens_per_batch // rows
-        self._check(mbr_candidates)
+        self._check(mbr_candidates, max_tokens_per_batch)
 
-    def _check(self, mbr_candidates: int) -> None:
+    def _check(self, mbr_candidates: int, max_tokens_per_batch: int) -> None:
         faults = []
+        if not 0 <= self.max_extra_tokens <= MOST_EXTRA_TOKENS:
+            faults.append(
+                f"`max_extra_tokens` must be between 0 and {MOST_EXTRA_TOKENS:,}, got "
+                f"{self.max_extra_tokens}."
+            )
+        if max_tokens_per_batch < 1:
+            faults.append(
+                f"`max_tokens_per_batch` must be at least 1, got {max_tokens_per_batch}. "
+                "4096 are usual."
+            )
         if mbr_candidates < 0 or 0 < mbr_candidates < self.num_hypotheses:
             faults.append(
                 f"`mbr_candidates` must be 0 or at least `num_hypotheses`, got {mbr_candidates} "
@@ -205,7 +219,7 @@ class Translator:
                 ensemble, see `TorchEngine`.
             engine: What searches.
             dtype: Of the weights while they are used, such as `bfloat16`; `auto`: as saved.
-            trust_remote_code: Runs the code that lies in the model's folder.
+            trust_remote_code: Runs the code in the folder of a model of another kind than ours.
             settings: Arguments of the class. Without a `max_source_length` lines are cut where
                 training cut them, if the record of the run is in the folder.
         """
@@ -272,7 +286,9 @@ class Translator:
         """Translates lines, in order, one result a line; blank lines come back as they are.
 
         However many lines there are, only those of a window are in memory. What is left of bytes
-        that were no UTF-8 (lone surrogates) is translated as U+FFFD.
+        that were no UTF-8 (lone surrogates) is translated as U+FFFD. If `lines` or `prefixes` raise
+        an error, it is raised after the translations of all lines before it; if the engine does,
+        after those that are finished without a gap.
 
         Args:
             lines: Text.
@@ -283,10 +299,11 @@ class Translator:
         Raises:
             ValueError: If there are more lines than prefixes, or fewer.
         """
-        pairs = _with_prefixes(iter(lines), prefixes)
-        while window := _window(pairs):
+        for window, fault in _windows(_with_prefixes(iter(lines), prefixes)):
             yield from self._translate_window(window, first_line)
             first_line += len(window)
+            if fault:
+                raise fault
 
     def _translate_window(
         self, window: list[tuple[str, str]], first_line: int
@@ -295,12 +312,19 @@ class Translator:
             window, self.tokenizers, self.max_source_length, first_line, self.source_prefix
         )
         found: dict[int, dict[int, list[Translation]]] = defaultdict(dict)
-        for batch in self._batches(pieces):
-            translations = self._translate_batch([pieces[index] for index in batch])
-            for index, hypotheses in zip(batch, translations, strict=True):
-                found[pieces[index].line][index] = hypotheses
+        fault: Exception | None = None
+        try:
+            for batch in self._batches(pieces):
+                translations = self._translate_batch([pieces[index] for index in batch])
+                for index, hypotheses in zip(batch, translations, strict=True):
+                    found[pieces[index].line][index] = hypotheses
+        except Exception as error:
+            fault = error
+        counts = Counter(piece.line for piece in pieces)
         for number, (line, _) in enumerate(window):
-            if number in found:
+            if fault and len(found[number]) < counts[number]:
+                raise fault
+            if number in counts:
                 parts = [hypotheses for _, hypotheses in sorted(found.pop(number).items())]
                 best, *others = map(_join, zip(*parts, strict=True))
             else:
@@ -416,8 +440,18 @@ def _common_tokenizers(names: list[str], **loading: Any) -> TokenizerPair:
 
 
 def _training_length(model_name_or_path: str) -> int | None:
-    """Longest side in tokens that training left whole, where the record of the run tells."""
-    length: int | None = read_run(model_name_or_path).get("settings", {}).get("max_length")
+    """Longest side in tokens that training left whole, where the record of the run tells.
+
+    Raises:
+        ValueError: If the record is damaged.
+    """
+    settings = read_run(model_name_or_path).get("settings", {})
+    length = settings.get("max_length") if isinstance(settings, dict) else settings
+    if length is not None and not isinstance(length, int):
+        raise ValueError(
+            f"{RUN_FILE} of {model_name_or_path!r} must hold `settings` with a whole number as "
+            f"`max_length`, got {length!r:.60}. Restore the file."
+        )
     return length
 
 
@@ -427,25 +461,38 @@ def _with_prefixes(
     if isinstance(prefixes, str):
         yield from zip(lines, repeat(prefixes))
         return
-    try:
-        yield from zip(lines, prefixes, strict=True)
-    except ValueError as error:
-        raise ValueError(
-            f"There must be as many prefixes as lines: {error}. Give one for each, or one for all."
-        ) from error
+    for number, (line, prefix) in enumerate(zip_longest(lines, prefixes), start=1):
+        if line is None or prefix is None:
+            raise ValueError(
+                "There must be as many prefixes as lines, got "
+                f"{f'more than {number - 1:,}' if line is None else f'only {number - 1:,}'}. "
+                "Give one for each, or one for all."
+            )
+        yield line, prefix
 
 
-def _window(pairs: Iterator[tuple[str, str]]) -> list[tuple[str, str]]:
-    """The next lines, with their prefixes, that are sorted together."""
-    window: list[tuple[str, str]] = []
-    characters = 0
-    while len(window) < WINDOW_LINES and characters < WINDOW_CHARACTERS:
-        pair = next(pairs, None)
-        if pair is None:
-            break
-        window.append(pair)
-        characters += len(pair[0])
-    return window
+def _windows(
+    pairs: Iterator[tuple[str, str]],
+) -> Iterator[tuple[list[tuple[str, str]], Exception | None]]:
+    """Lines, with their prefixes, that are sorted together, and the error of the line after them.
+
+    The good lines before an error are thus not lost.
+    """
+    while True:
+        window: list[tuple[str, str]] = []
+        characters = 0
+        fault: Exception | None = None
+        try:
+            while len(window) < WINDOW_LINES and characters < WINDOW_CHARACTERS:
+                window.append(next(pairs))
+                characters += len(window[-1][0])
+        except StopIteration:
+            pass
+        except Exception as error:
+            fault = error
+        yield window, fault
+        if fault or not window:
+            return
 
 
 def _join(parts: Sequence[Translation]) -> Translation:
