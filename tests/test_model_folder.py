@@ -17,6 +17,7 @@ from vanilla_transformer.model_folder import (
     FILES_FILE,
     RUN_FILE,
     check_files,
+    check_objects,
     describe_model_files,
     load_model,
     nonfinite_tensors,
@@ -165,6 +166,77 @@ def test_odd_record_of_a_run_is_named(folder, content):
 
     with pytest.raises(ValueError, match=r"run\.json must hold a JSON object, got"):
         Translator.from_pretrained(str(folder))
+
+
+NAMES = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]
+
+
+@pytest.mark.parametrize("name", [*NAMES, RUN_FILE])
+@pytest.mark.parametrize(
+    "content", ["", "text", "[1]", '"a"', "null", "[" * 100_000, '{"a":' * 900 + "1" + "}" * 900]
+)
+def test_damaged_json_is_named_by_the_commands(folder, capsys, name, content):
+    (folder / name).write_text(content)
+    for command in (["translate", "--model", folder], ["export", folder, folder.parent / "out"]):
+        capsys.readouterr()
+
+        with pytest.raises(SystemExit) as exit_info:
+            main([*map(str, command), *["ab"] * (command[0] == "translate")])
+
+        err = capsys.readouterr().err.splitlines()
+        assert exit_info.value.code == 2
+        assert f"{folder / name} must hold a JSON object, got " in err[-1]
+        assert err[-1].startswith("vanilla-transformer: ")
+
+
+@pytest.mark.parametrize("name", [*NAMES, RUN_FILE])
+def test_folder_in_the_place_of_a_file_is_named(folder, name):
+    (folder / name).unlink()
+    (folder / name).mkdir()
+
+    with pytest.raises(IsADirectoryError, match=f"{re.escape(str(folder / name))}'"):
+        check_objects(folder)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("content", ["{}", '{"added_tokens": 3, "backend": []}'])
+def test_tokenizer_that_is_none_is_refused_by_name(folder, name, content):
+    (folder / name).write_text(content)
+
+    with pytest.raises(ValueError, match=re.escape(str(folder))):
+        TokenizerPair.from_pretrained(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("record", "got"),
+    [({"settings": [1]}, r"\[1\]"), ({"settings": {"max_length": "long"}}, "'long'")],
+)
+def test_odd_settings_of_a_run_are_named(folder, record, got):
+    (folder / RUN_FILE).write_text(json.dumps(record))
+
+    with pytest.raises(ValueError, match=f"whole number as `max_length`, got {got}"):
+        Translator.from_pretrained(str(folder))
+
+
+@pytest.mark.parametrize("kind", ["folder", "name"])
+def test_name_of_no_model_is_told_with_both_places_it_may_be_in(tmp_path, monkeypatch, kind):
+    monkeypatch.chdir(tmp_path)
+    name = "runs/typo" if kind == "folder" else "typo"
+
+    with pytest.raises(
+        OSError,
+        match=f"^There is no folder '{name}', and no model of that name could be .* the Hub: We ",
+    ):
+        TokenizerPair.from_pretrained(name)
+
+
+def test_code_in_a_folder_of_ours_is_not_run_even_if_it_is_trusted(folder, tmp_path):
+    modeling = next(folder.glob("modeling_*.py"))
+    modeling.write_text("raise RuntimeError('the code of the folder runs')\n")
+
+    translator = Translator.from_pretrained(str(folder), trust_remote_code=True)
+
+    assert type(translator.engine.model) is VanillaTransformerForConditionalGeneration
 
 
 def test_tokenizer_of_another_size_is_refused(folder):

@@ -8,6 +8,7 @@ holds. Where a file system has no such locks, as NFS has none for folders, lefto
 import errno
 import gzip
 import hashlib
+import json
 import os
 import re
 import secrets
@@ -34,6 +35,8 @@ _RANDOM_NAME = re.compile(rf"[0-9a-f]{{{2 * _RANDOM_BYTES}}}")
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # How libraries written in Rust tell a fault of the system.
 _NUMBER_FROM_RUST = re.compile(r"\(os error (\d+)\)")
+# No file of a model comes near it, and Transformers walks its objects by recursion.
+_DEEPEST_JSON = 100
 
 
 def read_lines(path: str | os.PathLike[str]) -> Iterator[str]:
@@ -98,9 +101,40 @@ def _is_utf16(line: bytes) -> bool:
     return len(line) > 2 and any(not any(line[start::2]) for start in (0, 1))
 
 
+def parse_json(text: str) -> Any:
+    """The value of a JSON text.
+
+    Raises:
+        ValueError: If the text is not JSON, or has more than 100 levels of nesting.
+    """
+    too_deep = f"it has more than {_DEEPEST_JSON} levels of nesting"
+    try:
+        value = json.loads(text)
+    # Python's parser follows nested brackets by recursion.
+    except RecursionError as error:
+        raise ValueError(too_deep) from error
+    level = [value]
+    for _ in range(_DEEPEST_JSON + 1):
+        level = [
+            child
+            for container in level
+            if isinstance(container, (dict, list))
+            for child in (container.values() if isinstance(container, dict) else container)
+        ]
+    if level:
+        raise ValueError(too_deep)
+    return value
+
+
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """Where to write a file: a reader of `path` sees the old one or all of the new one."""
+    """Where to write a file: a reader of `path` sees the old one or all of the new one.
+
+    What is there and is no regular file, such as a device, is written to and stays what it is.
+    """
+    if path.exists() and not path.is_file():
+        yield path
+        return
     with (
         naming_full_disk(path.parent, path.name),
         scratch_file(path.parent, f".{path.name}.") as temporary,

@@ -4,7 +4,6 @@ A record of sizes and checksums (`run.json` of a finished run, `files.json` of a
 the files that results depend on. Nothing that differs from its record is loaded.
 """
 
-import json
 import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from torch import nn
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
 from transformers.utils import cached_file
 
-from vanilla_transformer.files import checksum
+from vanilla_transformer.files import checksum, parse_json
 
 # Written by training beside weights, tokenizer and code.
 RUN_FILE = "run.json"
@@ -42,6 +41,14 @@ _RECORDED_FILES = (
     "tokenizer.json",
     TARGET_FILES[0],
 )
+# Files of a folder that Transformers and a Translator take for JSON objects.
+_OBJECT_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    RUN_FILE,
+)
 # Tensors that an error names before it only counts the rest.
 _NAMED_TENSORS = 3
 
@@ -65,9 +72,8 @@ def read_object(file: Path) -> dict[str, Any]:
         ValueError: If the file holds anything else.
     """
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    # Python's parser follows nested brackets by recursion.
-    except (ValueError, RecursionError) as error:
+        value = parse_json(file.read_text(encoding="utf-8"))
+    except ValueError as error:
         raise ValueError(
             f"{file} must hold a JSON object, got something that cannot be parsed: {error}. "
             "Restore the file."
@@ -77,6 +83,20 @@ def read_object(file: Path) -> dict[str, Any]:
             f"{file} must hold a JSON object, got a {type(value).__name__}. Restore the file."
         )
     return value
+
+
+def check_objects(folder: Path) -> None:
+    """Refuses a folder with a damaged JSON file, on which Transformers would fail obscurely.
+
+    A damaged `generation_config.json` it would even ignore, and search otherwise.
+
+    Raises:
+        ValueError: If one holds anything but an object.
+        OSError: If one cannot be read.
+    """
+    for name in _OBJECT_FILES:
+        if (folder / name).exists():
+            read_object(folder / name)
 
 
 def read_run(model_name_or_path: str, revision: str | None = None) -> dict[str, Any]:

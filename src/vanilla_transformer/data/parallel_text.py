@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-import json
 import os
 import re
 import sys
@@ -26,7 +25,7 @@ from datasets import Dataset, DatasetDict, IterableDataset, load_dataset, load_f
 from datasets.exceptions import DatasetsError
 from transformers import PreTrainedTokenizerBase
 
-from vanilla_transformer.files import naming_full_disk, read_lines, scratch_folder
+from vanilla_transformer.files import naming_full_disk, parse_json, read_lines, scratch_folder
 from vanilla_transformer.tokenization.tokenization_vanilla_transformer import language_prefix
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 
@@ -232,9 +231,9 @@ def _read_tsv(text: ParallelText) -> Iterator[tuple[str, ...]]:
 def _read_json_lines(text: ParallelText) -> Iterator[tuple[str, ...]]:
     for number, line in enumerate(read_lines(text.paths[0]), start=1):
         try:
-            record = json.loads(line)
+            record = parse_json(line)
             columns = dict(_flatten(record)) if isinstance(record, dict) else None
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise ValueError(
                 f"Line {number} of {text} must be a JSON object, got {line[:60]!r}: {error}."
             ) from error

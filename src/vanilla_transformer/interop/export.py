@@ -106,7 +106,7 @@ def export_to_ctranslate2(
         quantization: Type of the weights, one of CTranslate2's.
         sample: Lines to compare on; None: random tokens of the vocabulary.
         force: Replaces an earlier export at `output`.
-        trust_remote_code: Runs the code that lies in the model's folder.
+        trust_remote_code: Runs the code in the folder of a model of another kind than ours.
 
     Returns:
         How the greedy translations of the sample compare; other weights than float32 are compared
@@ -148,7 +148,7 @@ def export_to_onnx(
         output: Folder to make; it appears once its translations have been compared.
         sample: Lines to compare on; None: random tokens of the vocabulary.
         force: Replaces an earlier export at `output`.
-        trust_remote_code: Runs the code that lies in the model's folder.
+        trust_remote_code: Runs the code in the folder of a model of another kind than ours.
 
     Returns:
         How the greedy translations of the sample compare.
@@ -184,10 +184,19 @@ def _new_folder(output: Path, force: bool) -> Iterator[Path]:
             else "Give another folder, or --force to replace an earlier export"
         )
         raise FileExistsError(f"{str(output)!r} must not exist yet, got a path that does. {hint}.")
-    output.parent.mkdir(parents=True, exist_ok=True)
     temporary, replaced = (
         output.with_name(f".{output.name}.{kind}.{os.getpid()}") for kind in ("new", "old")
     )
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        # Found out now, not after minutes of conversion.
+        temporary.mkdir()
+        temporary.rmdir()
+    except OSError as error:
+        raise OSError(
+            f"The export cannot be written to {str(output)!r}: {error.strerror}. Choose another "
+            "folder."
+        ) from error
     try:
         yield temporary
         if output.exists():
@@ -208,6 +217,10 @@ def _load(
     model_name_or_path: str, trust_remote_code: bool
 ) -> tuple[PreTrainedModel, TokenizerPair]:
     """The model in float32 and its tokenizers."""
+    # First, because this explains what is wrong with a folder or a name.
+    tokenizers = TokenizerPair.from_pretrained(
+        model_name_or_path, trust_remote_code=trust_remote_code
+    )
     model = load_model(
         model_name_or_path,
         dtype=torch.float32,
@@ -215,8 +228,7 @@ def _load(
         attn_implementation="eager",
         trust_remote_code=trust_remote_code,
     )
-    loading = {"trust_remote_code": trust_remote_code}
-    return model.eval(), TokenizerPair.from_pretrained(model_name_or_path, **loading)
+    return model.eval(), tokenizers
 
 
 def _save_settings(model: PreTrainedModel, tokenizers: TokenizerPair, folder: Path) -> None:

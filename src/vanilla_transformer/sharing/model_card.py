@@ -43,11 +43,28 @@ def record_results(folder: Path, name: str, scores: dict[str, Any]) -> None:
         name: Of the test set.
         scores: As `metrics.TranslationScores` gives them, and how the text was generated.
     """
-    before = _load(folder / RESULTS_FILE)
+    before = read_results(folder)
     results = {**before, name: scores}
     write_lines(folder / RESULTS_FILE, [json.dumps(results, indent=2, ensure_ascii=False)])
     _mark(folder, before)
     write_model_card(folder)
+
+
+def read_results(folder: Path) -> dict[str, Any]:
+    """The scores of each test set that a folder holds so far.
+
+    Raises:
+        ValueError: If its results.json holds something else.
+    """
+    file = folder / RESULTS_FILE
+    results = read_object(file) if file.exists() else {}
+    for name, scores in results.items():
+        if not isinstance(scores, dict):
+            raise ValueError(
+                f"{str(file)!r} must hold an object of scores for each test set, got "
+                f"{scores!r:.60} for {name!r}. Correct it or take it out."
+            )
+    return results
 
 
 def write_model_card(folder: Path) -> None:
@@ -58,7 +75,7 @@ def write_model_card(folder: Path) -> None:
     """
     file = folder / CARD_FILE
     mark_card(folder)
-    card = _filled_template(folder, folder.resolve().name, _load(folder / RESULTS_FILE))
+    card = _filled_template(folder, folder.resolve().name, read_results(folder))
     if file.exists():
         try:
             card = _updated(_read(file), card)
@@ -70,7 +87,7 @@ def write_model_card(folder: Path) -> None:
 
 def mark_card(folder: Path) -> None:
     """Adds the marks to a card of an earlier release that nobody has edited."""
-    _mark(folder, _load(folder / RESULTS_FILE))
+    _mark(folder, read_results(folder))
 
 
 def _mark(folder: Path, results: dict[str, Any]) -> None:

@@ -11,7 +11,13 @@ from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
 from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils import CONFIG_NAME
 
-from vanilla_transformer.model_folder import TARGET_FILES, TARGET_FOLDER, find_file, read_object
+from vanilla_transformer.model_folder import (
+    TARGET_FILES,
+    TARGET_FOLDER,
+    check_objects,
+    find_file,
+    read_object,
+)
 
 # A config has one id of each for both sides.
 _COMMON_TOKENS = ("pad_token", "bos_token", "eos_token")
@@ -59,8 +65,9 @@ class TokenizerPair:
             loading: Further arguments of it.
 
         Raises:
-            ValueError: If a folder holds no tokenizer, or the model's config has a vocabulary of
-                the target and its tokenizer is missing.
+            ValueError: If a folder holds no tokenizer or a damaged file, or the model's config has
+                a vocabulary of the target and its tokenizer is missing.
+            OSError: If there is neither a folder nor a model on the Hub of this name.
         """
         folder = Path(model_name_or_path)
         if folder.is_dir() and not (folder / TOKENIZER_CONFIG_FILE).exists():
@@ -70,7 +77,9 @@ class TokenizerPair:
                 f"{model_name_or_path!r} must be the folder of a saved model, got no "
                 f"{TOKENIZER_CONFIG_FILE} in it.{hint}"
             )
-        source = AutoTokenizer.from_pretrained(model_name_or_path, **loading)
+        if folder.is_dir():
+            check_objects(folder)
+        source = _load(model_name_or_path, **loading)
         file = find_file(model_name_or_path, CONFIG_NAME, loading.get("revision"))
         config = read_object(file) if file else {}
         pair = cls._beside(source, config, model_name_or_path, **loading)
@@ -100,7 +109,7 @@ class TokenizerPair:
             return cls.joint(source)
         file, _ = TARGET_FILES
         if name and find_file(name, file, loading.get("revision")):
-            target = AutoTokenizer.from_pretrained(name, subfolder=TARGET_FOLDER, **loading)
+            target = _load(name, subfolder=TARGET_FOLDER, **loading)
             return cls(source, target)
         if has_target_vocabulary(config):
             raise ValueError(
@@ -167,3 +176,26 @@ def has_target_vocabulary(config: dict[str, Any]) -> bool:
     """
     is_shared = config.get("share_encoder_decoder_embeddings", True)
     return not is_shared and config.get("decoder_vocab_size") is not None
+
+
+def _load(model_name_or_path: str, **loading: Any) -> PreTrainedTokenizerBase:
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            model_name_or_path, **loading
+        )
+    except (ValueError, ImportError):
+        raise
+    # Tokenizers raises bare exceptions, and the Hub's client those of its connection.
+    except Exception as error:
+        if not Path(model_name_or_path).is_dir():
+            raise OSError(
+                f"There is no folder {model_name_or_path!r}, and no model of that name could be "
+                f"loaded from the Hub: {' '.join(str(error).split())}"
+            ) from error
+        if isinstance(error, OSError):
+            raise
+        raise ValueError(
+            f"{model_name_or_path!r} must hold a tokenizer that can be loaded, got "
+            f"{type(error).__name__}: {error}. Restore tokenizer.json and tokenizer_config.json."
+        ) from error
+    return tokenizer

@@ -1,6 +1,5 @@
 """Search with CTranslate2, over a folder that `vanilla-transformer export` made."""
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,6 +10,8 @@ from typing import Any
 
 import torch
 
+from vanilla_transformer.files import parse_json
+from vanilla_transformer.model_folder import read_object
 from vanilla_transformer.translation.engines import Hypothesis, Search
 
 
@@ -255,17 +256,26 @@ def _read_vocabulary(folder: Path, side: str) -> list[str]:
     file = folder / f"{side}_vocabulary.json"
     if not file.exists():
         file = folder / "shared_vocabulary.json"
-    tokens: list[str] = json.loads(file.read_text(encoding="utf-8"))
+    try:
+        tokens = parse_json(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(
+            f"{str(file)!r} must hold a list of tokens: {error}. Export the model."
+        ) from error
+    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
+        raise ValueError(
+            f"{str(file)!r} must hold a list of tokens, got {tokens!r:.60}. Export the model."
+        )
     return tokens
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
-    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    config = read_object(path) if path.is_file() else {}
     if "position_table_length" not in config:
         raise ValueError(
             f"{str(folder)!r} must be a folder that `vanilla-transformer export --format "
             "ctranslate2` made, got no `position_table_length` in its config.json. Export the "
             "model."
         )
-    return dict(config)
+    return config
