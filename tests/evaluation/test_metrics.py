@@ -88,6 +88,15 @@ def test_tokenize_reaches_bleu_and_its_signature(metric, tokenize):
     assert f"|tok:{tokenize}|" in scores["bleu_signature"]
 
 
+def test_tokenize_is_refused_when_its_package_is_missing(metric, monkeypatch):
+    # As if it were not installed.
+    monkeypatch.setitem(sys.modules, "MeCab", None)
+    monkeypatch.delitem(sys.modules, "sacrebleu.tokenizers.tokenizer_ja_mecab", raising=False)
+
+    with pytest.raises(ValueError, match="`tokenize` 'ja-mecab' cannot be used here: Japanese"):
+        score(metric, tokenize="ja-mecab")
+
+
 def test_tokenize_is_refused_when_unknown(metric):
     with pytest.raises(ValueError, match=r"got 'moses'.*13a"):
         score(metric, tokenize="moses")

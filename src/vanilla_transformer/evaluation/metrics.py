@@ -156,7 +156,8 @@ def build_metrics(
     """Metrics by name, in the order given; `TranslationScores` describes the arguments.
 
     Raises:
-        ValueError: If a name or the tokenizer is unknown.
+        ValueError: If a name or the tokenizer is unknown, or the tokenizer needs a package that is
+            not installed.
     """
     names = list(names)
     if unknown := [name for name in names if name not in METRICS]:
@@ -169,7 +170,12 @@ def build_metrics(
             f"`tokenize` must be one of sacreBLEU's tokenizers, got {tokenize!r}. "
             f"Choose from: {', '.join(BLEU.TOKENIZERS)}."
         )
-    return {name: METRICS[name].build(tokenize, lowercase) for name in names}
+    try:
+        return {name: METRICS[name].build(tokenize, lowercase) for name in names}
+    except (ImportError, RuntimeError) as error:
+        raise ValueError(
+            f"`tokenize` {tokenize!r} cannot be used here: {' '.join(str(error).split())}"
+        ) from error
 
 
 class TranslationScores(evaluate.Metric):

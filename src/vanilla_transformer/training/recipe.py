@@ -12,7 +12,7 @@ from accelerate import PartialState
 from transformers import Seq2SeqTrainingArguments, TrainingArguments
 
 from vanilla_transformer.data.streaming import check_streaming
-from vanilla_transformer.evaluation.metrics import METRICS
+from vanilla_transformer.evaluation.metrics import METRICS, build_metrics
 from vanilla_transformer.modeling.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 from vanilla_transformer.training.averaging import metric_of
@@ -190,6 +190,10 @@ def check_settings(settings: TrainSettings, arguments: Seq2SeqTrainingArguments)
     for name in ("moving_average", "early_stopping_patience"):
         if getattr(settings, name) is not None and not settings.validation:
             faults.append(f"--{name} needs --validation pairs to score on, got none.")
+    try:
+        build_metrics(settings.metrics, settings.bleu_tokenize)
+    except ValueError as error:
+        faults.append(f"--bleu_tokenize: {error}")
     metric = metric_of(arguments)
     if metric in METRICS and metric not in settings.metrics:
         faults.append(
