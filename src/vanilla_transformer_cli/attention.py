@@ -13,6 +13,7 @@ from vanilla_transformer_cli.command import (
     load_translator,
     refuse,
 )
+from vanilla_transformer_cli.outputs import check_output
 from vanilla_transformer_cli.settings import AttentionSettings, SearchSettings
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ def attention(argv: list[str]) -> None:
 
 def _check(parser: Parser, settings: AttentionSettings, texts: list[str]) -> Path:
     """What can be told before a model is loaded; returns the file to write."""
+    models = [settings.model] if settings.model else []
     if settings.alignments:
         if texts or settings.positions is not None:
             parser.error("--alignments stands alone: leave out texts and --positions")
@@ -74,6 +76,9 @@ def _check(parser: Parser, settings: AttentionSettings, texts: list[str]) -> Pat
             parser.error(f"--alignments needs one or two files, got {len(settings.alignments)}")
         if len(settings.alignments) == 1 and (settings.units or settings.gold):
             parser.error("--units and --gold need the target file of --alignments too")
+        if settings.output:
+            read = [*settings.alignments, *(settings.units or []), settings.gold]
+            check_output(Path(settings.output), inputs=read, models=models)
         return Path()
     if settings.units or settings.gold:
         parser.error("--units and --gold belong to --alignments")
@@ -89,6 +94,7 @@ def _check(parser: Parser, settings: AttentionSettings, texts: list[str]) -> Pat
             parser.error(f"expected a source text and at most its translation, got {len(texts)}")
     if output.suffix not in suffixes:
         parser.error(f"--output must end in {', '.join(suffixes)}, got {output.name!r}")
+    check_output(output, models=models)
     return output
 
 

@@ -4,6 +4,7 @@ import argparse
 import difflib
 import gc
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -26,11 +27,16 @@ def run(command: Command, argv: list[str] | None = None) -> None:
     """Runs one command; a user's mistake ends it with the message alone and status 2."""
     try:
         command(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()
     except BrokenPipeError:
-        # Who reads our output has seen enough, as in `| head`; Python would flush at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Who reads our output has seen enough, as in `| head`.
+        _drop_output()
         sys.exit(141)
     except (ValueError, OSError, ArithmeticError) as error:
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _drop_output()
         fail(str(error))
     except KeyboardInterrupt as error:
         # As shells report a program that a signal has ended.
@@ -42,7 +48,16 @@ def run(command: Command, argv: list[str] | None = None) -> None:
         # The Hub's client lets errors of its connection through, httpx or httpx2.
         if type(error).__module__.startswith("httpx"):
             fail(f"the Hub cannot be reached: {error}")
+        # Python's own error, or that of torch or CTranslate2.
+        said = str(error)
+        if isinstance(error, MemoryError) or re.search("out of memory|allocate memory", said):
+            fail(f"there is not enough memory; smaller batches take less: {' '.join(said.split())}")
         raise
+
+
+def _drop_output() -> None:
+    """Sends standard output, which can no longer be written, to nowhere: Python flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def fail(message: str) -> NoReturn:

@@ -13,6 +13,7 @@ from vanilla_transformer_cli.command import (
     refuse,
     report_limited,
 )
+from vanilla_transformer_cli.outputs import check_output, check_room
 from vanilla_transformer_cli.settings import EvaluateSettings
 
 if TYPE_CHECKING:
@@ -35,23 +36,22 @@ def evaluate(argv: list[str]) -> None:
     refuse(unknown, parser)
     settings = EvaluateSettings(**vars(namespace))
     _check(parser, settings)
-    # What is wrong is told before the hour that a translation may take.
-    translator = load_translator(settings) if settings.model else None
-    other_translator = None
-    if settings.against and not Path(settings.against).is_file():
-        other_translator = load_translator(replace(settings, model=[settings.against]))
 
     from vanilla_transformer.evaluation.metrics import TranslationScores, format_scores
     from vanilla_transformer.evaluation.significance import compare, format_comparisons
     from vanilla_transformer.files import write_lines
     from vanilla_transformer.sharing.model_card import record_results
 
+    # What is wrong is told before the hour that a translation may take.
     options = _options(settings)
     sources, references = _load(settings)
     texts = _read(settings.hypotheses, len(references)) if settings.hypotheses else []
-    others = []
-    if settings.against and not other_translator:
+    others, other_translator = [], None
+    if settings.against and Path(settings.against).is_file():
         others = _read(settings.against, len(references))
+    elif settings.against:
+        other_translator = load_translator(replace(settings, model=[settings.against]))
+    translator = load_translator(settings) if settings.model else None
 
     if translator:
         texts = _translate(translator, sources)
@@ -59,15 +59,13 @@ def evaluate(argv: list[str]) -> None:
         write_lines(Path(settings.output), texts)
     scores = TranslationScores().compute(predictions=texts, references=references, **options)
     print(format_scores(scores))
-    folders = settings.model or []
-    # The score of an ensemble is not that of one of its models.
-    if translator and len(folders) == 1 and Path(folders[0]).is_dir():
-        record = {**scores, "search": translator.search}
-        record_results(Path(folders[0]), settings.name, record)
+    folder = _results_folder(settings)
+    if translator and folder:
+        record_results(folder, settings.name, {**scores, "search": translator.search})
     if settings.against:
         if other_translator:
             others = _translate(other_translator, sources)
-        names = (settings.hypotheses or " + ".join(folders), settings.against)
+        names = (settings.hypotheses or " + ".join(settings.model or []), settings.against)
         comparisons = compare(texts, others, references, **options)
         print("\n" + format_comparisons(comparisons, *names, settings.bootstrap))
 
@@ -86,6 +84,26 @@ def _check(parser: Parser, settings: EvaluateSettings) -> None:
             parser.error("--against needs the resamples of --bootstrap, got 0")
         if looks_like_a_path(against) and not Path(against).exists():
             parser.error(f"--against: there is no file or folder {against!r}")
+    if settings.output:
+        others = [settings.against] if settings.against else []
+        check_output(
+            Path(settings.output),
+            inputs=[*settings.test, *others],
+            models=[*(settings.model or []), *others],
+        )
+    if folder := _results_folder(settings):
+        from vanilla_transformer.model_folder import CARD_FILE, RESULTS_FILE
+        from vanilla_transformer.sharing.model_card import read_results
+
+        read_results(folder)
+        for name in (RESULTS_FILE, CARD_FILE):
+            check_room(folder / name, "The scores of --model")
+
+
+def _results_folder(settings: EvaluateSettings) -> Path | None:
+    """Where the scores are kept: the score of an ensemble is not that of one of its models."""
+    folders = [Path(model) for model in settings.model or []]
+    return folders[0] if len(folders) == 1 and folders[0].is_dir() else None
 
 
 def _options(settings: EvaluateSettings) -> dict[str, Any]:

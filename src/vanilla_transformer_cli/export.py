@@ -4,7 +4,7 @@ import logging
 import sys
 from pathlib import Path
 
-from vanilla_transformer_cli.command import build_parser, fail, refuse
+from vanilla_transformer_cli.command import Parser, build_parser, fail, looks_like_a_path, refuse
 from vanilla_transformer_cli.settings import ExportSettings
 
 _EXAMPLE = """The export translates a sample; unless it does so as the model does, nothing is kept.
@@ -32,11 +32,21 @@ def export(argv: list[str]) -> None:
         parser.error(
             f"--quantization must be float32 with --format onnx, got {settings.quantization}"
         )
+    _check(parser, model, output, settings)
     try:
         _export(model, output, settings)
     except ImportError as error:
         # A missing extra; the message names it.
         fail(str(error))
+
+
+def _check(parser: Parser, model: str, output: Path, settings: ExportSettings) -> None:
+    if looks_like_a_path(model) and not Path(model).is_dir():
+        parser.error(f"MODEL: there is no folder {model!r}")
+    for name, path in (("MODEL", model), ("--sample", settings.sample)):
+        if path and Path(path).exists() and Path(path).resolve().is_relative_to(output.resolve()):
+            # It would be deleted together with the earlier export that --force replaces.
+            parser.error(f"{name} {path!r} must not be at OUT or inside it, got {str(output)!r}")
 
 
 def _export(model: str, output: Path, settings: ExportSettings) -> None:
