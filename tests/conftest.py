@@ -1,7 +1,9 @@
 """The tiny model that the tests share: unequal sizes, so that no swapped axis goes unseen."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from vanilla_transformer import (
     VanillaTransformerTokenizer,
 )
 from vanilla_transformer.data.number_words import write_corpus
+from vanilla_transformer.translation import Translation, Translator
 
 from .support.training_runs import VALIDATION_LINES
 
@@ -208,6 +211,20 @@ def save_small_model(folder: Path, tokenizer: VanillaTransformerTokenizer, **cha
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+@contextmanager
+def interrupted_after(lines: int) -> Iterator[None]:
+    """Ctrl-C is pressed once a translator has given so many translations."""
+    original = Translator.translate
+
+    def translate(self: Translator, *args: Any, **kwargs: Any) -> Iterator[Translation]:
+        yield from islice(original(self, *args, **kwargs), lines)
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Translator, "translate", translate)
+        yield
 
 
 def long_inputs(length: int = 64) -> Batch:

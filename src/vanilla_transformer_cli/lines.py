@@ -4,12 +4,14 @@ import codecs
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import nullcontext
-from dataclasses import dataclass
-from itertools import chain, islice
+from contextlib import closing, nullcontext, suppress
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
+from vanilla_transformer_cli.job_record import CountedLines, JobRecord, record_path
+from vanilla_transformer_cli.outputs import check_output, check_room
 from vanilla_transformer_cli.settings import TranslateSettings
 
 if TYPE_CHECKING:
@@ -34,11 +36,12 @@ class TranslationJob:
     """Lines to translate, and where their translations go.
 
     Attributes:
-        lines: Those that are still to be translated.
+        lines: Those that are still to be translated; they count from the first of the input.
         prefixes: What their translations begin with.
         is_typed: Somebody types the lines and waits for each translation; otherwise they are
             sorted and batched.
         output: File for the translations; None: standard output.
+        record: Of the job, to be kept beside the output; None: the output is no regular file.
         done: Lines that the output already holds.
         size: Bytes that these take there.
         total: Lines of the input, where that is known.
@@ -46,10 +49,11 @@ class TranslationJob:
         details: See `format_rows`.
     """
 
-    lines: Iterator[str]
-    prefixes: str | Iterator[str]
+    lines: CountedLines
+    prefixes: str | CountedLines
     is_typed: bool
     output: Path | None
+    record: JobRecord | None
     done: int
     size: int
     total: int | None
@@ -57,14 +61,19 @@ class TranslationJob:
     details: bool
 
     def run(self, translator: "Translator") -> Report:
-        """Translates, and writes line after line."""
+        """Translates, and writes line after line.
+
+        Raises:
+            OSError: If the output can no longer be written; a file then ends in a complete line.
+        """
         from tqdm import tqdm
 
         report = Report()
+        recorded = 0
         destination = (
-            nullcontext(sys.stdout.buffer)
+            nullcontext(StandardOutput())
             if self.output is None
-            else open_output(self.output, self.size)
+            else closing(OutputFile(self.output, self.size))
         )
         shows_progress = sys.stderr.isatty() and (self.output or not sys.stdout.isatty())
         with destination as file:
@@ -77,23 +86,36 @@ class TranslationJob:
                 disable=not shows_progress,
             )
             for number, translation in enumerate(translations, start=self.done + 1):
+                if recorded != self.lines.count:
+                    # Before any of them is in the output.
+                    recorded = self.lines.count
+                    self._keep_record()
                 rows = format_rows(translation, number, scores=self.scores, details=self.details)
                 file.write("".join(f"{row}\n" for row in rows).encode())
-                # Whatever happens next, this line is there.
-                file.flush()
                 for hypothesis in (translation, *translation.alternatives):
                     report.limited += hypothesis.reached_limit
                     report.separators += hypothesis.replaced_separators
+        if self.output and self.record:
+            record_path(self.output).unlink(missing_ok=True)
         return report
+
+    def _keep_record(self) -> None:
+        if self.output and self.record:
+            replace(
+                self.record,
+                lines=self.lines.count,
+                input=self.lines.sha256,
+                prefixes=_sha256(self.prefixes),
+            ).write(record_path(self.output))
 
     def _translations(self, translator: "Translator") -> Iterator["Translation"]:
         if not self.is_typed:
             yield from translator.translate(self.lines, self.prefixes, first_line=self.done + 1)
             return
-        for line in self.lines:
+        for number, line in enumerate(self.lines, start=self.done + 1):
             is_one = isinstance(self.prefixes, str)
             prefixes = self.prefixes if is_one else islice(self.prefixes, 1)
-            yield from translator.translate([line], prefixes)
+            yield from translator.translate([line], prefixes, first_line=number)
 
 
 def plan_translation(settings: TranslateSettings, texts: list[str]) -> TranslationJob:
@@ -105,34 +127,33 @@ def plan_translation(settings: TranslateSettings, texts: list[str]) -> Translati
 
     Raises:
         ValueError: If settings do not go together, a file is not UTF-8, or the output holds what
-            must not be lost or what does not fit to the input.
-        OSError: If a file cannot be read.
+            must not be lost or what another job has begun.
+        OSError: If a file cannot be read, or the output cannot be written.
     """
     _check(settings, texts)
     output = Path(settings.output) if settings.output else None
-    total = None
-    lines: Iterator[str]
-    if settings.input:
-        # Read to its end before anything is translated: a bad line is told now.
-        total = sum(1 for _ in file_lines(Path(settings.input)))
-        lines = file_lines(Path(settings.input))
-    elif texts:
-        lines = iter(texts)
-    else:
-        lines = typed_lines() if sys.stdin.isatty() else piped_lines()
-    prefixes = file_lines(Path(settings.prefix_file)) if settings.prefix_file else settings.prefix
+    total, lines = _open_lines(settings, texts)
+    prefixes: str | CountedLines = settings.prefix
+    if settings.prefix_file:
+        count = sum(1 for _ in file_lines(Path(settings.prefix_file)))
+        if total is not None and count != total:
+            raise ValueError(
+                f"There must be as many prefixes as lines, got {count:,} in "
+                f"{settings.prefix_file!r} and {total:,}. Give one for each line, or --prefix."
+            )
+        prefixes = CountedLines(file_lines(Path(settings.prefix_file)))
+    record = None
     done = size = 0
-    if settings.resume and output:
-        rows_per_line = 1 if settings.details else settings.n_best
-        done, size, has_more = written_lines(output, rows_per_line)
-        lines = _skip(lines, done, has_more, output)
-        if not isinstance(prefixes, str):
-            prefixes = _skip(prefixes, done, has_more, output)
+    # Devices and pipes keep nothing that a job could continue.
+    if output and (output.is_file() or not output.exists()):
+        record = JobRecord.of(settings)
+        done, size = _find_done(settings, output, record, lines, prefixes)
     return TranslationJob(
         lines,
         prefixes,
         not (texts or settings.input) and sys.stdin.isatty(),
         output,
+        record,
         done,
         size,
         total,
@@ -148,31 +169,92 @@ def _check(settings: TranslateSettings, texts: list[str]) -> None:
     if settings.prefix and settings.prefix_file:
         faults.append("--prefix and --prefix_file exclude each other; give one of them.")
     if settings.resume and not settings.output:
-        faults.append("--resume needs the --output to go on with.")
-    output = Path(settings.output or "")
-    if output.is_file() and output.stat().st_size and not settings.resume:
-        faults.append(
-            f"--output {settings.output} already holds {output.stat().st_size:,} bytes. Pass "
-            "--resume to go on behind its last whole line, choose another file, or delete it."
-        )
+        faults.append("--resume needs the --output to continue.")
+    for option in ("input", "prefix_file"):
+        path = Path(getattr(settings, option) or "")
+        if path.name and path.exists() and not path.is_file():
+            faults.append(
+                f"--{option} must be a regular file, since it is read twice, got {str(path)!r}. "
+                "Text from a pipe goes to standard input."
+            )
     if faults:
         raise ValueError("\n".join(faults))
+    if not settings.output:
+        return
+    output = Path(settings.output)
+    check_output(output, inputs=[settings.input, settings.prefix_file], models=settings.model or [])
+    if output.is_file() and output.stat().st_size and not settings.resume:
+        raise ValueError(
+            f"--output {settings.output} already holds {output.stat().st_size:,} bytes. Pass "
+            "--resume to continue after its last complete line, choose another file, or delete it."
+        )
+    check_room(record_path(output), "The record of --output")
 
 
-def _skip(lines: Iterator[str], done: int, has_more: bool, output: Path) -> Iterator[str]:
-    """The lines behind the first `done`.
+def _open_lines(settings: TranslateSettings, texts: list[str]) -> tuple[int | None, CountedLines]:
+    """How many lines there are, where that is known, and the lines."""
+    if settings.input:
+        # Read to its end before anything is translated: a bad line is told now.
+        total = sum(1 for _ in file_lines(Path(settings.input)))
+        return total, CountedLines(file_lines(Path(settings.input)))
+    if texts:
+        return len(texts), CountedLines(iter(texts))
+    return None, CountedLines(typed_lines() if sys.stdin.isatty() else piped_lines())
+
+
+def _find_done(
+    settings: TranslateSettings,
+    output: Path,
+    record: JobRecord,
+    lines: CountedLines,
+    prefixes: str | CountedLines,
+) -> tuple[int, int]:
+    """Finds out what an interrupted run of this job has left, and skips its lines.
+
+    Returns:
+        Lines that are done, and the bytes that they take in the output.
 
     Raises:
-        ValueError: If there are fewer lines than the output holds.
+        ValueError: If the output is not of this job.
     """
-    skipped = sum(1 for _ in islice(lines, done))
-    following = list(islice(lines, 1))
-    if skipped < done or (has_more and not following):
+    path = record_path(output)
+    earlier = JobRecord.read(path) if path.exists() else None
+    if not output.exists() or not output.stat().st_size:
+        return 0, 0
+    if earlier is None:
         raise ValueError(
-            f"--resume: {str(output)!r} must hold no more lines than the input, got "
-            f"{done + has_more:,} and {skipped:,}. Check that both belong together."
+            f"--resume needs {str(path)!r}, the record of the job that began {str(output)!r}, got "
+            "no such file: the output is complete, or an earlier version began it. Delete the "
+            "output to translate anew, or let that version finish it."
         )
-    return chain(following, lines)
+    faults = earlier.differences(record)
+    done, size, has_more = written_lines(output, 1 if settings.details else settings.n_best)
+    read = {"input": (lines, earlier.input)}
+    if isinstance(prefixes, CountedLines):
+        read["--prefix_file"] = prefixes, earlier.prefixes
+    for name, (side, checksum) in read.items():
+        side.skip(min(done, earlier.lines), earlier.lines)
+        if side.count < earlier.lines:
+            faults.append(f"{name} of {side.count:,} lines instead of {earlier.lines:,} or more")
+        elif side.sha256 != checksum:
+            faults.append(f"{name} with other text in its first {earlier.lines:,} lines")
+    if faults:
+        raise ValueError(
+            f"--resume must continue the job that began {str(output)!r}, got "
+            f"{'; '.join(faults)}. Give what it was begun with, or delete {str(output)!r} to "
+            "translate anew."
+        )
+    if done + has_more > earlier.lines:
+        raise ValueError(
+            f"--resume: {str(output)!r} must hold no more lines than its job has read, got "
+            f"{done + has_more:,} and {earlier.lines:,}. Something else has written to it: delete "
+            "it to translate anew."
+        )
+    return done, size
+
+
+def _sha256(prefixes: str | CountedLines) -> str:
+    return "" if isinstance(prefixes, str) else prefixes.sha256
 
 
 def typed_lines() -> Iterator[str]:
@@ -225,14 +307,67 @@ def written_lines(path: Path, rows_per_line: int) -> tuple[int, int, bool]:
     return lines, size, path.stat().st_size > size
 
 
-def open_output(path: Path, size: int) -> BinaryIO:
-    """Opens an output behind its first `size` bytes; what follows them is cut off."""
-    if not path.is_file():
-        return path.open("wb")
-    file = path.open("r+b")
-    file.truncate(size)
-    file.seek(size)
-    return file
+class OutputFile:
+    """A file that holds complete lines at any moment.
+
+    Args:
+        path: Of the file; it need not exist.
+        size: Bytes to keep; what follows them is cut off.
+    """
+
+    def __init__(self, path: Path, size: int) -> None:
+        is_file = path.is_file() or not path.exists()
+        if is_file:
+            path.touch()
+        # Without a buffer, which would try again to write what a full disk has refused.
+        self._file = path.open("r+b" if is_file else "wb", buffering=0)
+        self._path, self._size = path, size
+        self._hint = " Its lines are complete; --resume continues after them." if is_file else ""
+        if is_file:
+            self._file.truncate(size)
+            self._file.seek(size)
+
+    def write(self, rows: bytes) -> None:
+        """Writes all rows or none.
+
+        Raises:
+            OSError: If they cannot be written.
+        """
+        rest = memoryview(rows)
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            with suppress(OSError):
+                self._file.truncate(self._size)
+            raise OSError(
+                f"{str(self._path)!r} can no longer be written: {error.strerror}.{self._hint}"
+            ) from error
+        self._size += len(rows)
+
+    def close(self) -> None:
+        """Ends the writing."""
+        self._file.close()
+
+
+class StandardOutput:
+    """Standard output, each line of which is there as soon as it is written."""
+
+    def write(self, rows: bytes) -> None:
+        """Writes all rows.
+
+        Raises:
+            OSError: If they cannot be written.
+        """
+        try:
+            sys.stdout.buffer.write(rows)
+            sys.stdout.buffer.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise OSError(f"Standard output can no longer be written: {error.strerror}.") from error
 
 
 def format_rows(

@@ -63,6 +63,11 @@ METRIC_TITLES = {
 }
 DEFAULT_METRICS = ["bleu", "chrf", "exact_match"]
 
+_TRUST_REMOTE_CODE = (
+    "Runs the code that lies in the folder of a model of another kind. A vanilla_transformer model "
+    "runs with the code of the installed package, whatever lies in its folder."
+)
+
 
 @dataclass(frozen=True)
 class TrainSettings:
@@ -303,7 +308,7 @@ class SearchSettings:
         "most like the others (chrF). 0: the likeliest.",
         0,
     )
-    trust_remote_code: bool = option("Runs the code that lies in the model's folder.", False)
+    trust_remote_code: bool = option(_TRUST_REMOTE_CODE, False)
 
 
 @dataclass(frozen=True)
@@ -318,8 +323,8 @@ class TranslateSettings(SearchSettings):
         "given. At any moment it holds whole lines in order. Default: standard output."
     )
     resume: bool = option(
-        "Goes on behind the whole lines that an interrupted run has left in --output; give the "
-        "same other options.",
+        "Continues after the complete lines that an interrupted run has left in --output. The run "
+        "is recorded in OUTPUT.job.json; another model, input or setting is refused.",
         False,
     )
     prefix: str = option("What every translation begins with.", "")
@@ -415,7 +420,7 @@ class ExportSettings:
         "random sequences of tokens."
     )
     force: bool = option("Replaces an earlier export at OUT.", False)
-    trust_remote_code: bool = option("Runs the code that lies in the model's folder.", False)
+    trust_remote_code: bool = option(_TRUST_REMOTE_CODE, False)
 
 
 @dataclass(frozen=True)
@@ -471,4 +476,4 @@ class AttentionSettings:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "Of the weights while they are used; auto: as they were saved.", "auto"
     )
-    trust_remote_code: bool = option("Runs the code that lies in the model's folder.", False)
+    trust_remote_code: bool = option(_TRUST_REMOTE_CODE, False)

@@ -18,7 +18,7 @@ from vanilla_transformer import (
 )
 from vanilla_transformer_cli import main
 
-from ..conftest import save_small_model
+from ..conftest import interrupted_after, save_small_model
 
 LINES = ["ein hund rennt.", "ja", "", "der alte mann schläft", " ", "oh nein!", "x"]
 # As line ends stand in text: none of them ends a line but the line feed.
@@ -118,7 +118,7 @@ def test_output_that_is_no_regular_file_is_written_to(run):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--resume"], "--resume needs the --output"),
+        (["--resume"], "--resume needs the --output to continue"),
         (["--input", "in", "text"], "--input takes the place of text in the arguments, got 'text'"),
         (["--prefix", "a", "--prefix_file", "b"], "--prefix and --prefix_file exclude each other"),
         (["--input", "/no/such"], "No such file or directory: '/no/such'"),
@@ -159,7 +159,8 @@ def test_argument_that_is_no_text_is_translated_all_the_same(run):
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.2, 0.45, 0.5, 0.77, 0.99, 1.0])
 def test_run_that_was_cut_off_anywhere_goes_on_to_the_same_result(run, tmp_path, share, options):
     source, out = write(tmp_path / "in", LINES), tmp_path / "out"
-    run("--input", source, "--output", out, *options)
+    with interrupted_after(len(LINES)):
+        run("--input", source, "--output", out, *options)
     whole = out.read_bytes()
     out.write_bytes(whole[: int(share * len(whole))])
 
@@ -167,12 +168,14 @@ def test_run_that_was_cut_off_anywhere_goes_on_to_the_same_result(run, tmp_path,
 
     assert status == 0
     assert out.read_bytes() == whole
+    assert not (tmp_path / "out.job.json").exists()
 
 
 def test_run_goes_on_behind_what_is_there_and_does_not_do_it_again(run, tmp_path):
-    source = write(tmp_path / "in", LINES)
+    source, done = write(tmp_path / "in", LINES), tmp_path / "out"
+    with interrupted_after(2):
+        run("--input", source, "--output", done)
     # The last line was not finished, and is longer than all that follows.
-    done = tmp_path / "out"
     done.write_text("mine\nmine too\n" + 999 * "half ")
 
     run("--input", source, "--output", done, "--resume")
@@ -189,20 +192,23 @@ def test_resume_starts_where_there_is_nothing(run, tmp_path):
 
 def test_resume_takes_standard_input_and_prefixes_from_their_beginning(run, tmp_path):
     prefixes = write(tmp_path / "prefixes", [f"{place}" for place in range(len(LINES))])
-    out = tmp_path / "out"
-    run("--output", out, "--prefix_file", prefixes, stdin=as_bytes(LINES))
-    whole = out.read_bytes()
-    out.write_bytes(whole[: len(whole) // 2])
+    out, whole = tmp_path / "out", tmp_path / "whole"
+    run("--output", whole, "--prefix_file", prefixes, stdin=as_bytes(LINES))
+    with interrupted_after(3):
+        run("--output", out, "--prefix_file", prefixes, stdin=as_bytes(LINES))
+    assert out.read_bytes().count(b"\n") == 3
 
     run("--output", out, "--resume", "--prefix_file", prefixes, stdin=as_bytes(LINES))
 
-    assert out.read_bytes() == whole
+    assert out.read_bytes() == whole.read_bytes()
 
 
 @pytest.mark.parametrize("content", [b"a\nb\nc\n", b"a\nb\nc"])
 @pytest.mark.parametrize("has_file", [True, False])
 def test_resume_refuses_an_output_with_more_lines_than_the_input(run, tmp_path, content, has_file):
     source, out = write(tmp_path / "in", ["ja", "nein"]), tmp_path / "out"
+    with interrupted_after(1):
+        run("--input", source, "--output", out)
     out.write_bytes(content)
     options = {"stdin": source.read_bytes()} if not has_file else {}
 
@@ -211,15 +217,18 @@ def test_resume_refuses_an_output_with_more_lines_than_the_input(run, tmp_path, 
     )
 
     assert status == 2
-    assert "must hold no more lines than the input, got 3 and 2" in err
+    assert "must hold no more lines than its job has read, got 3 and 2" in err
     assert out.read_bytes() == content
 
 
 def test_cut_lines_are_named_by_their_number_when_a_run_goes_on(run, tmp_path, caplog):
     source = write(tmp_path / "in", ["ja", "nein", "ein hund rennt"])
-    write(tmp_path / "out", ["yes"])
+    options = ["--input", source, "--output", tmp_path / "out", "--max_source_length", 8]
+    with interrupted_after(1):
+        run(*options)
+    caplog.clear()
 
-    run("--input", source, "--output", tmp_path / "out", "--resume", "--max_source_length", 8)
+    run(*options, "--resume")
 
     assert [message.split(" is ")[0] for message in caplog.messages] == ["Line 3"]
 

@@ -1,0 +1,407 @@
+"""What the commands write: nothing that is read is overwritten, and faults are told in time."""
+
+import io
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer.files import write_lines
+from vanilla_transformer.translation import Translator, translator
+from vanilla_transformer.translation.engines import TorchEngine
+from vanilla_transformer_cli import main
+
+from ..conftest import save_small_model
+
+LINES = ["ein hund rennt", "ja", "der alte mann", "x"]
+BEFORE = "".join(f"{line}\n" for line in LINES)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    tokenizer = VanillaTransformerTokenizer.train(LINES * 3, vocab_size=300)
+    return save_small_model(tmp_path_factory.mktemp("model"), tokenizer)
+
+
+@pytest.fixture
+def run(monkeypatch, capsysbinary):
+    """Runs a command; gives status, standard output and standard error."""
+
+    def run_command(*argv, stdin=b""):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        status = 0
+        try:
+            main([str(argument) for argument in argv])
+        except SystemExit as error:
+            status = error.code
+        out, err = capsysbinary.readouterr()
+        return status, out.decode(), err.decode()
+
+    return run_command
+
+
+@pytest.fixture
+def no_model(monkeypatch):
+    """Loading a model is a mistake here."""
+
+    def load(*_, **__):
+        raise AssertionError("the model was loaded")
+
+    monkeypatch.setattr(Translator, "from_pretrained", load)
+
+
+@pytest.fixture
+def read(tmp_path):
+    """Two files that commands read, of the same number of lines."""
+    files = [tmp_path / "a", tmp_path / "b"]
+    for file in files:
+        file.write_text(BEFORE)
+    return files
+
+
+def writers(model, read):
+    """Options of each command that writes one file, but for the file."""
+    pair = [str(file) for file in read]
+    return {
+        "translate": ["translate", "--model", model, "--input", pair[0], "--prefix_file", pair[1]],
+        "evaluate": ["evaluate", "--model", model, "--test", *pair, "--bootstrap", "0"],
+        "alignments": ["attention", "--model", model, "--alignments", *pair],
+    }
+
+
+every_writer = pytest.mark.parametrize("command", ["translate", "evaluate", "alignments"])
+
+
+def link_hard(file, link):
+    os.link(file, link)
+
+
+def link_softly(file, link):
+    link.symlink_to(file)
+
+
+@pytest.mark.parametrize("link", [None, link_hard, link_softly])
+@pytest.mark.parametrize("side", [0, 1])
+@every_writer
+def test_output_that_is_read_is_refused(run, model, read, tmp_path, command, side, link, no_model):
+    argv, out = writers(model, read)[command], read[side]
+    if link:
+        out = tmp_path / "link"
+        link(read[side], out)
+
+    status, _, err = run(*argv, "--output", out, *["--resume"] * (command == "translate"))
+
+    assert status == 2
+    assert f"--output {out} is the file '{read[side]}', which is read" in err
+    assert [file.read_text() for file in read] == [BEFORE, BEFORE]
+
+
+@pytest.mark.parametrize(
+    "option", [["--gold", "c"], ["--units", "c", "b"], ["--units", "b", "c"]], ids=str
+)
+def test_output_that_is_read_beside_the_pairs_is_refused(
+    run, model, read, tmp_path, monkeypatch, option, no_model
+):
+    monkeypatch.chdir(tmp_path)
+    Path("c").write_text(BEFORE)
+
+    status, _, err = run(*writers(model, read)["alignments"], *option, "--output", "./c")
+
+    assert (status, Path("c").read_text()) == (2, BEFORE)
+    assert "--output c is the file 'c', which is read" in err
+
+
+def test_output_that_is_the_other_translation_is_refused(run, model, read, tmp_path, no_model):
+    other = shutil.copy(read[0], tmp_path / "other")
+
+    argv = [*writers(model, read)["evaluate"][:-1], "40", "--against", other]
+    status, _, err = run(*argv, "--output", other)
+
+    assert (status, other.read_text()) == (2, BEFORE)
+    assert f"is the file '{other}', which is read" in err
+
+
+@pytest.mark.parametrize("name", ["config.json", "new.safetensors", "sub/x.py"])
+@every_writer
+def test_output_that_is_a_file_of_the_model_is_refused(
+    run, model, read, tmp_path, command, name, no_model
+):
+    link = tmp_path / "link"
+    link.symlink_to(model)
+    before = (model / "config.json").read_bytes()
+
+    status, _, err = run(*writers(model, read)[command], "--output", link / name)
+
+    assert status == 2
+    assert f"--output {link / name} would be a file of the model '{model}'" in err
+    assert (model / "config.json").read_bytes() == before
+
+
+def test_other_output_in_the_folder_of_a_model_is_written(run, model, read, tmp_path):
+    copy = shutil.copytree(model, tmp_path / "model")
+
+    for command, argv in writers(copy, read).items():
+        assert run(*argv, "--output", copy / f"{command}.txt")[0] == 0
+        assert (copy / f"{command}.txt").read_text().count("\n") == len(LINES)
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        ("no/out", "--output cannot be written to 'no/out': No such file or directory"),
+        ("a/out", "--output cannot be written to 'a/out': Not a directory"),
+        ("folder", "--output must be a file, got the folder 'folder'"),
+        ("x" * 250, "File name too long"),
+        ("/proc/out", "--output cannot be written to '/proc/out': "),
+    ],
+)
+@every_writer
+def test_output_that_cannot_be_written_is_told_before_the_model_is_loaded(
+    run, model, read, tmp_path, monkeypatch, command, output, message, no_model
+):
+    monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    before = sorted(tmp_path.iterdir())
+
+    status, out, err = run(*writers(model, read)[command], "--output", output)
+
+    assert (status, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("options", [["ja", "x"], ["--positions", "3"]])
+def test_picture_that_cannot_be_written_is_told_before_the_model_is_loaded(
+    run, model, tmp_path, options, no_model
+):
+    out = tmp_path / "no" / "out.svg"
+
+    status, _, err = run("attention", "--model", model, *options, "--output", out)
+
+    assert status == 2
+    assert f"--output cannot be written to '{out}'" in err
+
+
+@pytest.mark.parametrize("name", ["results.json", "README.md"])
+def test_scores_that_cannot_be_kept_are_told_before_the_model_is_loaded(
+    run, model, read, tmp_path, name, no_model
+):
+    copy = shutil.copytree(model, tmp_path / "model")
+    (copy / name).unlink(missing_ok=True)
+    (copy / name).mkdir()
+
+    status, out, err = run(*writers(copy, read)["evaluate"])
+
+    assert (status, out) == (2, "")
+    assert f"Is a directory: '{copy / name}'" in err or f"'{copy / name}': Is a directory" in err
+
+
+@pytest.mark.parametrize("options", [[], ["--format", "onnx"]])
+def test_export_that_cannot_be_written_is_told_before_the_model_is_loaded(run, tmp_path, options):
+    (tmp_path / "file").write_text("")
+
+    # Were it looked for, its absence would be told instead.
+    for out in (tmp_path / "file" / "out", Path("/proc/out")):
+        status, _, err = run("export", *options, tmp_path, out)
+        assert status == 2
+        assert f"The export cannot be written to '{out}'" in err
+
+
+@pytest.mark.parametrize("inner", ["", "model"])
+def test_export_does_not_replace_a_folder_that_holds_its_model(run, model, tmp_path, inner):
+    out = tmp_path / "out"
+    copy = shutil.copytree(model, out / inner)
+    (out / "model.bin").write_text("by this an export is known")
+
+    status, _, err = run("export", "--force", copy, out)
+
+    assert status == 2
+    assert f"MODEL '{copy}' must not be at OUT or inside it, got '{out}'" in err
+    assert (copy / "config.json").exists()
+
+
+def test_device_stays_what_it_is(tmp_path):
+    device = tmp_path / "device"
+    device.symlink_to("/dev/null")
+
+    write_lines(device, LINES)
+
+    assert device.is_symlink()
+    assert [path.name for path in tmp_path.iterdir()] == ["device"]
+
+
+# A disk that is full
+
+
+@contextmanager
+def files_of_at_most(size):
+    """No file of this process grows beyond so many bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("size", [5000, 5001, 5050, 5099])
+def test_full_disk_leaves_whole_lines_and_a_job_to_continue(run, model, tmp_path, size):
+    source, out = tmp_path / "in", tmp_path / "out"
+    source.write_text(BEFORE * 30)
+    argv = ["translate", "--model", model, "--input", source, "--prefix", 9 * "eine lange zeile "]
+    argv += ["--max_extra_tokens", 0]
+    whole = run(*argv)[1].encode()
+
+    with files_of_at_most(size):
+        status, _, err = run(*argv, "--output", out)
+
+    assert status == 2
+    assert err.count("vanilla-transformer:") == 1
+    assert f"'{out}' can no longer be written: File too large. Its lines are complete" in err
+    content = out.read_bytes()
+    assert content
+    assert content.endswith(b"\n")
+    assert whole.startswith(content)
+    assert run(*argv, "--output", out, "--resume")[0] == 0
+    assert out.read_bytes() == whole
+
+
+@pytest.mark.parametrize("command", ["translate", "evaluate", "alignments"])
+def test_full_standard_output_is_told_in_one_line(model, read, command):
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    argv = writers(model, read)[command]
+    if command == "evaluate":
+        argv = ["evaluate", "--hypotheses", str(read[0]), "--test", *map(str, read)]
+
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "vanilla_transformer_cli", *map(str, argv)],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env=environment,
+            check=False,
+        )
+
+    lines = [line for line in done.stderr.decode().split("\n") if "cut off" not in line]
+    assert done.returncode == 2
+    assert lines[0].startswith("vanilla-transformer: ")
+    assert "No space left on device" in lines[0]
+    assert lines[1:] == [""]
+
+
+# Lines that are done before something goes wrong
+
+
+def test_good_lines_of_standard_input_are_written_before_the_error(run, model, monkeypatch):
+    monkeypatch.setattr(translator, "WINDOW_LINES", 3)
+    argv = ["translate", "--model", model, "--max_extra_tokens", 3]
+    expected = run(*argv, stdin=BEFORE.encode())[1]
+
+    for good in (BEFORE, BEFORE * 2):
+        status, out, err = run(*argv, stdin=good.encode() + b"a\xff\nja\n")
+
+        assert (status, out) == (2, expected * (len(good) // len(BEFORE)))
+        assert f"got byte 0xFF at byte 2 of line {good.count(chr(10)) + 1}." in err
+        assert err.count("vanilla-transformer:") == 1
+
+
+def test_lines_without_a_prefix_do_not_take_the_others_along(run, model, tmp_path):
+    (tmp_path / "prefixes").write_text("ein\nja\n")
+    argv = ["translate", "--model", model, "--prefix_file", tmp_path / "prefixes"]
+    argv += ["--max_extra_tokens", 3]
+
+    status, out, err = run(*argv, stdin=BEFORE.encode())
+
+    assert (status, out) == (2, run(*argv, stdin=b"ein hund rennt\nja\n")[1])
+    assert "as many prefixes as lines, got only 2" in err
+
+
+def test_lines_that_are_finished_are_written_before_the_error_of_an_engine(run, model, monkeypatch):
+    monkeypatch.setattr(translator, "WINDOW_LINES", 4)
+    argv = ["translate", "--model", model, "--max_extra_tokens", 3, "--max_tokens_per_batch", 1]
+    # Sorted by length, so that these are done in the order of their numbers but for the last.
+    lines = ["ja", "nein", "x", "ja", "ein hund rennt im wald", "ein hund rennt", "", "ja", "wo"]
+    expected = run(*argv, *lines)[1].split("\n")
+    original = TorchEngine.translate_batch
+
+    def translate_batch(self, sources, prefixes, limits, search):
+        if len(sources[0]) <= 3:
+            raise RuntimeError("CUDA error: out of memory")
+        return original(self, sources, prefixes, limits, search)
+
+    monkeypatch.setattr(TorchEngine, "translate_batch", translate_batch)
+    status, out, err = run(*argv, *lines[4:])
+
+    assert (status, out.split("\n")) == (2, [*expected[4:7], ""])
+    assert "there is not enough memory" in err
+    assert "CUDA error: out of memory" in err
+
+
+def test_interrupt_is_not_taken_for_an_error(run, model, monkeypatch):
+    def translate_batch(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(TorchEngine, "translate_batch", translate_batch)
+
+    assert run("translate", "--model", model, "", "ja")[:2] == (130, "")
+
+
+# What is read
+
+
+@pytest.mark.parametrize("option", ["--input", "--prefix_file"])
+@pytest.mark.parametrize("kind", ["pipe", "folder"])
+def test_what_cannot_be_read_twice_is_refused(run, model, tmp_path, option, kind, no_model):
+    path = tmp_path / "odd"
+    os.mkfifo(path) if kind == "pipe" else path.mkdir()
+
+    status, out, err = run("translate", "--model", model, option, path)
+
+    assert (status, out) == (2, "")
+    assert f"{option} must be a regular file, since it is read twice, got '{path}'" in err
+
+
+@pytest.mark.parametrize("prefixes", ["", "ein\n", "ein\nja\nx\n"])
+@pytest.mark.parametrize("has_file", [True, False])
+def test_prefixes_are_counted_before_the_model_is_loaded(
+    run, model, tmp_path, prefixes, has_file, no_model
+):
+    (tmp_path / "prefixes").write_text(prefixes)
+    (tmp_path / "in").write_text("ja\nnein\n")
+    argv = ["--prefix_file", tmp_path / "prefixes"]
+    argv += ["--input", tmp_path / "in"] if has_file else ["ja", "nein"]
+
+    status, _, err = run("translate", "--model", model, *argv)
+
+    assert status == 2
+    assert f"got {prefixes.count(chr(10))} in '{tmp_path / 'prefixes'}' and 2" in err
+
+
+class Terminal(io.StringIO):
+    """Somebody types."""
+
+    def isatty(self):
+        return True
+
+
+def test_typed_lines_are_named_by_their_number(model, monkeypatch, caplog):
+    typed = iter(["ja", "quer durch den wald", "x", "abcdefghijk"])
+
+    def read_line(_):
+        for line in typed:
+            return line
+        raise EOFError
+
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    monkeypatch.setattr("builtins.input", read_line)
+
+    main(["translate", "--model", str(model), "--max_source_length", "8"])
+
+    assert [message.split(" is ")[0] for message in caplog.messages] == ["Line 2", "Line 4"]

@@ -1,0 +1,280 @@
+"""The command `translate --resume`: it continues the same job, and no other."""
+
+import io
+import json
+import shutil
+import sys
+
+import pytest
+import torch
+
+from vanilla_transformer import (
+    VanillaTransformerForConditionalGeneration,
+    VanillaTransformerTokenizer,
+)
+from vanilla_transformer.translation import translator
+from vanilla_transformer_cli import job_record, main
+from vanilla_transformer_cli.job_record import CountedLines
+
+from ..conftest import interrupted_after, save_small_model
+
+LINES = ["ein hund rennt.", "ja", "", "der alte mann schläft", " ", "oh nein!", "x"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    tokenizer = VanillaTransformerTokenizer.train(LINES * 3, vocab_size=320)
+    return save_small_model(tmp_path_factory.mktemp("model"), tokenizer)
+
+
+@pytest.fixture
+def run(monkeypatch, capsysbinary):
+    """Runs `translate`; gives status, standard output and standard error."""
+
+    def run_command(*argv, stdin=b""):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        status = 0
+        try:
+            main(["translate", *map(str, argv)])
+        except SystemExit as error:
+            status = error.code
+        out, err = capsysbinary.readouterr()
+        return status, out, err.decode()
+
+    return run_command
+
+
+@pytest.fixture
+def job(run, folder, tmp_path):
+    """Begins a job, of which three lines are done; gives its options, and its output."""
+
+    def begin(*options, model=folder):
+        source, out = tmp_path / "in", tmp_path / "out"
+        source.write_bytes(as_bytes(LINES))
+        argv = ["--model", model, "--input", source, "--output", out]
+        argv += ["--num_beams", 3, "--max_extra_tokens", 5, *options]
+        with interrupted_after(3):
+            assert run(*argv)[0] == 130
+        assert out.read_bytes()
+        return argv, out
+
+    return begin
+
+
+def as_bytes(lines):
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def assert_refused(outcome, out, before, *messages):
+    """The output is as it was, and one line tells why."""
+    status, _, err = outcome
+    assert (status, out.read_bytes()) == (2, before)
+    assert err.startswith("vanilla-transformer: --resume")
+    assert err.count("\n") == 1
+    for message in messages:
+        assert message in err
+
+
+@pytest.mark.parametrize(
+    ("options", "changes", "differences"),
+    [
+        (["--n_best", 2], ["--n_best", 3], ["--n_best 3 instead of 2"]),
+        ([], ["--scores"], ["--scores True instead of False"]),
+        ([], ["--length_penalty", 0], ["--length_penalty 0.0 instead of None"]),
+        ([], ["--dtype", "bfloat16"], ["--dtype bfloat16 instead of auto"]),
+        ([], ["--prefix", "die"], ["--prefix die instead of "]),
+        ([], ["--trust_remote_code"], ["--trust_remote_code True instead of False"]),
+        ([], ["--engine", "ctranslate2"], ["--engine ctranslate2 instead of torch"]),
+        ([], ["--seed", 7, "--top_k", 4], ["--seed 7 instead of 0", "--top_k 4 instead of 0"]),
+    ],
+)
+def test_resume_refuses_other_settings(run, job, options, changes, differences):
+    argv, out = job(*options)
+    before = out.read_bytes()
+
+    outcome = run(*argv, *changes, "--resume")
+
+    whose = f"must continue the job that began '{out}'"
+    assert_refused(outcome, out, before, whose, *differences)
+    assert run(*argv, "--resume")[0] == 0
+
+
+def test_resume_refuses_a_model_that_has_changed_and_names_the_file(run, job, folder, tmp_path):
+    copy = shutil.copytree(folder, tmp_path / "model")
+    argv, out = job(model=copy)
+    before = out.read_bytes()
+    model = VanillaTransformerForConditionalGeneration.from_pretrained(copy)
+    with torch.no_grad():
+        model.get_input_embeddings().weight.mul_(1.01)
+    model.save_pretrained(copy)
+
+    outcome = run(*argv, "--resume")
+
+    assert_refused(outcome, out, before, "got model.safetensors of --model with SHA-256 ")
+    assert "config.json" not in outcome[2]
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "generation_config.json", "run.json"])
+def test_resume_refuses_a_model_of_which_another_file_has_changed(run, job, folder, tmp_path, name):
+    copy = shutil.copytree(folder, tmp_path / "model")
+    argv, out = job(model=copy)
+    before = out.read_bytes()
+    file = copy / name
+    file.write_text(file.read_text() + " " if file.exists() else "{}")
+
+    assert_refused(run(*argv, "--resume"), out, before, f"got {name} of --model with SHA-256 ")
+
+
+def test_resume_refuses_another_number_of_models(run, job, folder):
+    argv, out = job()
+    before = out.read_bytes()
+
+    outcome = run("--model", folder, *argv, "--resume")
+
+    assert_refused(outcome, out, before, "got 2 models instead of 1")
+
+
+def test_resume_takes_the_same_model_from_another_folder(run, job, folder, tmp_path):
+    argv, out = job()
+    moved = shutil.copytree(folder, tmp_path / "moved")
+    (moved / "results.json").write_text("{}")
+    (moved / "README.md").write_text("scored since")
+
+    assert run("--model", moved, *argv[2:], "--resume")[0] == 0
+    assert out.read_bytes() == run(*argv[:4], *argv[6:])[1]
+
+
+def test_resume_refuses_another_version(run, job, monkeypatch):
+    argv, out = job()
+    before = out.read_bytes()
+    now = job_record.version("vanilla-transformer")
+    monkeypatch.setattr(job_record, "version", lambda _: "99.0")
+
+    outcome = run(*argv, "--resume")
+
+    assert_refused(outcome, out, before, f"got vanilla-transformer 99.0 instead of {now}")
+
+
+@pytest.mark.parametrize("place", [0, 2, 6])
+def test_resume_refuses_another_input(run, job, tmp_path, place):
+    argv, out = job()
+    before = out.read_bytes()
+    (tmp_path / "in").write_bytes(as_bytes([*LINES[:place], "anders", *LINES[place + 1 :]]))
+
+    outcome = run(*argv, "--resume")
+
+    assert_refused(outcome, out, before, "got input with other text in its first 7 lines")
+
+
+def test_resume_refuses_an_input_that_is_shorter_than_what_was_read(run, job, tmp_path):
+    argv, out = job()
+    before = out.read_bytes()
+    (tmp_path / "in").write_bytes(as_bytes(LINES[:5]))
+
+    outcome = run(*argv, "--resume")
+
+    assert_refused(outcome, out, before, "got input of 5 lines instead of 7 or more")
+
+
+def test_resume_refuses_other_prefixes(run, job, tmp_path):
+    prefixes = tmp_path / "prefixes"
+    prefixes.write_bytes(as_bytes("abcdefg"))
+    argv, out = job("--prefix_file", prefixes)
+    before = out.read_bytes()
+    prefixes.write_bytes(as_bytes("xbcdefg"))
+
+    outcome = run(*argv, "--resume")
+
+    assert_refused(outcome, out, before, "--prefix_file with other text in its first 7 lines")
+
+
+def test_resume_takes_what_changes_no_result(run, job, tmp_path):
+    argv, out = job()
+    source = tmp_path / "moved"
+    source.write_bytes(as_bytes(LINES))
+    whole = run(*argv[:4], *argv[6:])[1]
+
+    status, _, _ = run(*argv, "--resume", "--input", source, "--max_tokens_per_batch", 1)
+
+    assert (status, out.read_bytes()) == (0, whole)
+
+
+@pytest.mark.parametrize("window", [2, 4])
+def test_only_lines_that_were_read_must_be_the_same(run, job, tmp_path, monkeypatch, window):
+    monkeypatch.setattr(translator, "WINDOW_LINES", window)
+    argv, out = job()
+    (tmp_path / "in").write_bytes(as_bytes([*LINES[:4], "neu", "dazu"]))
+
+    assert run(*argv, "--resume")[0] == 0
+
+    assert out.read_bytes() == run(*argv[:4], *argv[6:])[1]
+
+
+def test_job_that_ended_at_a_bad_line_continues_once_it_is_corrected(run, folder, tmp_path):
+    out = tmp_path / "out"
+    argv = ["--model", folder, "--output", out, "--max_extra_tokens", 5]
+    assert run(*argv, stdin=as_bytes(LINES) + b"a\xff\n")[0] == 2
+    assert out.read_bytes().count(b"\n") == len(LINES)
+
+    assert run(*argv, "--resume", stdin=as_bytes([*LINES, "ab", "c"]))[0] == 0
+
+    assert out.read_bytes() == run(*argv[:2], *argv[4:], stdin=as_bytes([*LINES, "ab", "c"]))[1]
+
+
+def test_output_without_a_record_is_not_continued(run, job, tmp_path):
+    argv, out = job()
+    before = out.read_bytes()
+    (tmp_path / "out.job.json").unlink()
+
+    outcome = run(*argv, "--resume")
+
+    assert_refused(outcome, out, before, f"needs '{out}.job.json'", "Delete the output")
+
+
+def test_record_of_a_job_that_wrote_nothing_does_not_hinder_another(run, job, tmp_path):
+    argv, out = job()
+    out.write_bytes(b"")
+
+    assert run(*argv, "--num_beams", 1, "--resume")[0] == 0
+    assert out.read_bytes() == run(*argv[:4], *argv[6:], "--num_beams", 1)[1]
+    assert not (tmp_path / "out.job.json").exists()
+
+
+@pytest.mark.parametrize("content", ["{}", '{"mine": 1}', "[]", "", "text", "[" * 100_000])
+@pytest.mark.parametrize("options", [[], ["--resume"]])
+def test_file_in_the_place_of_the_record_is_not_overwritten(
+    run, folder, tmp_path, content, options
+):
+    record = tmp_path / "out.job.json"
+    record.write_text(content)
+
+    status, _, err = run("--model", folder, "--output", tmp_path / "out", *options, "ja")
+
+    assert (status, record.read_text()) == (2, content)
+    assert f"'{record}' must be the record of an interrupted translation" in err
+    assert err.count("\n") == 1
+
+
+def test_record_covers_each_line_before_it_is_in_the_output(run, folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(translator, "WINDOW_LINES", 2)
+    source, out = tmp_path / "in", tmp_path / "out"
+    source.write_bytes(as_bytes(LINES))
+    for lines in range(1, len(LINES) + 1):
+        with interrupted_after(lines):
+            run("--model", folder, "--input", source, "--output", out, "--max_extra_tokens", 5)
+        record = json.loads((tmp_path / "out.job.json").read_text())
+        assert lines <= record["lines"] <= lines + 1
+        read = CountedLines(iter(LINES[: record["lines"]]))
+        assert (len(list(read)), read.sha256) == (record["lines"], record["input"])
+        out.unlink()
+
+
+def test_devices_have_no_record(run, folder, tmp_path):
+    device = tmp_path / "out"
+    device.symlink_to("/dev/null")
+
+    with interrupted_after(1):
+        run("--model", folder, "--output", device, "ja", "nein")
+
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert run("--model", folder, "--output", device, "--resume", "ja")[0] == 0
