@@ -254,14 +254,15 @@ def test_leftovers_of_a_run_without_a_checkpoint_are_replaced(corpus, first_leg,
     del run["weights"]
     (tmp_path / "run.json").write_text(json.dumps(run))
     (tmp_path / "log.jsonl").write_text('{"step": 5, "minutes": 1000.0, "loss": 9.0}\n')
-    (tmp_path / ".saving-x").mkdir()
-    (tmp_path / ".saving-x" / "model.safetensors").write_text("half")
+    unfinished = tmp_path / ".saving-0123456789abcdef"
+    unfinished.mkdir()
+    (unfinished / "model.safetensors").write_text("half")
 
     run_updates(corpus, tmp_path, 1)
 
     assert all(report["minutes"] < 1000 for report in read_log(tmp_path / "log.jsonl"))
     assert "earlier_legs" not in read_json(tmp_path / "run.json")
-    assert not (tmp_path / ".saving-x").exists()
+    assert not unfinished.exists()
 
 
 def test_second_training_in_a_folder_is_refused_while_the_first_one_runs(corpus, tmp_path):

@@ -1,7 +1,6 @@
 """One run in several legs: what `--resume` may change, and a folder that one run has to itself."""
 
 import json
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -102,8 +101,6 @@ _LATE_FILES = (
     "*_vanilla_transformer.py",
 )
 _LOCK_FILE = ".lock"
-# Files of a finished run are collected in such a folder before they are put in their places.
-UNFINISHED = ".saving-"
 
 
 def continue_run(folder: Path, run: Mapping[str, Any]) -> dict[str, Any]:
@@ -209,8 +206,6 @@ def write_run(folder: Path, run: Mapping[str, Any]) -> None:
 def claimed(folder: Path) -> Iterator[None]:
     """Keeps a folder, made if need be, to this process; a killed one no longer keeps it.
 
-    What a killed one was saving there is removed.
-
     Raises:
         ValueError: If another process keeps it.
     """
@@ -224,8 +219,6 @@ def claimed(folder: Path) -> Iterator[None]:
             "it, or choose another folder."
         ) from error
     try:
-        for unfinished in folder.glob(f"{UNFINISHED}*"):
-            shutil.rmtree(unfinished)
         yield
     finally:
         lock.release()

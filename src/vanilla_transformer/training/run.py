@@ -7,7 +7,6 @@ Differs from the paper:
 """
 
 import copy
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -38,6 +37,7 @@ from vanilla_transformer.data.parallel_text import (
     tokenize_pairs,
 )
 from vanilla_transformer.data.streaming import TokenBatchStream
+from vanilla_transformer.files import scratch_folder
 from vanilla_transformer.model_folder import LOG_FILE, describe_model_files, load_model
 from vanilla_transformer.modeling.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.modeling.modeling_vanilla_transformer import (
@@ -67,7 +67,6 @@ from vanilla_transformer.training.callbacks import (
 from vanilla_transformer.training.checkpoints import closed_checkpoints, delete_unclosed
 from vanilla_transformer.training.curves import plot_curves
 from vanilla_transformer.training.legs import (
-    UNFINISHED,
     check_free,
     claimed,
     continue_run,
@@ -419,8 +418,7 @@ def _save(
     folder: Path,
 ) -> None:
     """Writes the model's folder; each file appears whole or not at all."""
-    with tempfile.TemporaryDirectory(dir=folder, prefix=UNFINISHED) as name:
-        unfinished = Path(name)
+    with scratch_folder(folder, ".saving-") as unfinished:
         trainer.accelerator.unwrap_model(trainer.model).save_pretrained(unfinished)
         trainer.tokenizers.save_pretrained(unfinished)
         # Checksums of earlier files would not be those of the new ones that are put there now.
