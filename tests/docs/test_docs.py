@@ -77,7 +77,9 @@ def test_links_lead_to_files_and_headings_that_exist():
     assert [link for link in targets if is_broken(*link)] == []
 
 
-@pytest.mark.parametrize("page", ["docs/from_paper_to_code.md", "docs/common_mistakes.md"])
+@pytest.mark.parametrize(
+    "page", ["docs/from_paper_to_code.md", "docs/common_mistakes.md", "docs/guarantees.md"]
+)
 def test_names_in_links_to_code_exist(page):
     named = [
         (name.strip("`"), ROOT / "docs" / target)
@@ -95,5 +97,18 @@ def test_each_mistake_is_caught_by_a_test():
     assert 15 <= len(entries) <= 25
     for entry in entries:
         assert re.search(r"\*You see\*.*\*Why:\*.*\*Tests?:\*\s\[`test_\w+`\]", entry, re.DOTALL), (
+            entry
+        )
+
+
+def test_each_guarantee_names_the_tests_that_hold_it():
+    page = read("docs/guarantees.md")
+    entries = re.split(r"^### \d+\. ", page, flags=re.MULTILINE)[1:]
+    numbers = [int(number) for number in re.findall(r"^### (\d+)\. ", page, re.MULTILINE)]
+
+    assert numbers == list(range(1, len(entries) + 1))
+    assert len(entries) >= 18
+    for entry in entries:
+        assert re.search(r"\*Tests:\* \[`test_\w+`\]\[\w+\].*\*Elsewhere:\* ", entry, re.DOTALL), (
             entry
         )
