@@ -70,11 +70,30 @@ def test_options_in_documents_exist(document):
     assert not {option for option in used if option not in help_text}
 
 
-def test_architecture_names_files_that_exist():
-    names = re.findall(r"`([\w./-]+(?:\.(?:py|html|md|toml|txt)|/))`", read("docs/architecture.md"))
-    package = ROOT / "src" / "vanilla_transformer"
+def files_named_in(text):
+    """Files and folders by name; paths are relative to the repository or to the package."""
+    names = re.findall(r"`([\w./-]+(?:\.(?:py|html|md|toml|txt)|/))`", text)
+    places = {name: [ROOT / name, ROOT / "src" / "vanilla_transformer" / name] for name in names}
+    return {name: [path for path in paths if path.exists()] for name, paths in places.items()}
 
-    assert len(names) > 80
-    assert [
-        name for name in names if not ((ROOT / name).exists() or (package / name).exists())
-    ] == []
+
+def test_architecture_names_files_that_exist():
+    named = files_named_in(read("docs/architecture.md"))
+
+    assert len(named) > 60
+    assert [name for name, paths in named.items() if not paths] == []
+
+
+def test_file_map_names_every_file_of_both_packages():
+    page = read("docs/architecture.md")
+    file_map = page.partition("\n## File map\n")[2].partition("\n## ")[0]
+    named = {path for paths in files_named_in(file_map).values() for path in paths}
+    files = {
+        path
+        for package in ("vanilla_transformer", "vanilla_transformer_cli")
+        for path in (ROOT / "src" / package).rglob("*")
+        if path.suffix in (".py", ".html", ".md") and path.name != "__init__.py"
+    }
+
+    assert len(files) > 50
+    assert sorted(str(path.relative_to(ROOT)) for path in files - named) == []
