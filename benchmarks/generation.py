@@ -1,9 +1,9 @@
 #!/usr/bin/env python
 """Speed and memory of translation on a CPU: ours against M2M100, Marian and CTranslate2.
 
-M2M100 gets our weights and our position table, so that it is the same function, which is checked.
-All contenders translate the same batches, in the file's order and tokenised before, in turn, round
-after round; tables show the median, the slowest and the fastest round. Peak memory is that of the
+M2M100 gets our weights and our position table, so it computes the same function, which is checked.
+In each round, all contenders translate the same batches in turn, tokenised beforehand and in the
+file's order. Tables show the median, the slowest and the fastest round. Peak memory is that of the
 largest batch, in a process for each. --preset: random weights and sources, 32 tokens of output.
 
 Example:
@@ -35,16 +35,16 @@ def parse() -> argparse.Namespace:
     model = parser.add_mutually_exclusive_group(required=True)
     model.add_argument("--model", help="Folder of a trained model; needs --test.")
     model.add_argument("--preset", choices=("tiny", "small", "base", "big"), help="Random weights.")
-    parser.add_argument("--test", help="Source lines, plain or .gz; of a .tsv the first column.")
+    parser.add_argument("--test", help="Source lines, plain or .gz; the first column of a .tsv.")
     names = {"nargs": "+", "choices": CONTENDERS, "default": list(CONTENDERS), "metavar": "NAME"}
     parser.add_argument("--contenders", **names, help=f"From {', '.join(CONTENDERS)} (all).")
     types = ["float32", "bfloat16"]
     parser.add_argument("--dtypes", nargs="+", choices=types, default=types, help="Both (default).")
     for name, default, text in (
-        ("beams", [1, 5], "Hypotheses of a sentence, 1 is greedy (default: 1 5)."),
-        ("batch_sizes", [1, 16, 64], "Sentences of a batch (default: 1 16 64)."),
+        ("beams", [1, 5], "Hypotheses per sentence; 1 is greedy (default: 1 5)."),
+        ("batch_sizes", [1, 16, 64], "Sentences per batch (default: 1 16 64)."),
         ("threads", [1, 2], "CPU threads, at most OMP_NUM_THREADS (default: 1 2)."),
-        ("sentences", 200, "Lines to translate, the first ones (default: 200)."),
+        ("sentences", 200, "Number of lines to translate (default: 200)."),
         ("max_new_tokens", 100, "Longest output in tokens, for --model (default: 100)."),
         ("rounds", 3, "Timed rounds (default: 3)."),
     ):

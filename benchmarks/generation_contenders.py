@@ -1,4 +1,4 @@
-"""One function in several engines, which translate the same batches in turn."""
+"""One function in several engines that translate the same batches in turn."""
 
 import sys
 import time
@@ -25,7 +25,7 @@ from vanilla_transformer_cli.settings import PRESETS
 
 LENGTH_PENALTY = 0.6
 RANDOM_VOCABULARY = 32_000
-# Idle OpenMP threads spin that long, and would slow down whoever comes next.
+# Idle OpenMP threads spin for this long, and would slow down the next contender.
 SECONDS_TO_SETTLE = 0.3
 
 
@@ -34,10 +34,10 @@ class Task:
     """What to translate, and how.
 
     Attributes:
-        lines: As text; none of random tokens.
+        lines: As text; none if the tokens are random.
         batches: As ids with `</s>`, in the same order.
         limits: Longest output of each batch, in tokens.
-        is_forced: All outputs are as long as that.
+        is_forced: Whether all outputs have exactly this length.
         num_beams: 1 is greedy.
     """
 
@@ -61,7 +61,7 @@ class Task:
 
 
 def padded(rows: list[list[int]]) -> dict[str, Tensor]:
-    """Ids, filled up on the right with 0, and mask (1 = real token), `[B, S]`."""
+    """Ids, padded on the right with 0, and mask (1 = real token), `[B, S]`."""
     ids, mask = (
         pad_sequence([torch.tensor(row) for row in group], batch_first=True)
         for group in (rows, [[1] * len(row) for row in rows])
@@ -73,11 +73,11 @@ class Contender:
     """Something that translates."""
 
     def calls(self, task: Task) -> list[Callable[[], Any]]:
-        """What is timed: a call for each batch, its input made ready."""
+        """What is timed: a call for each batch, with its input prepared."""
         raise NotImplementedError
 
     def outputs(self, found: Any) -> list[list[int]]:
-        """Ids, `</s>` included, from what a call returned."""
+        """Ids, including `</s>`, of the output of a call."""
         raise NotImplementedError
 
     def run(self, task: Task) -> tuple[float, list[list[int]]]:
@@ -138,7 +138,7 @@ class M2M100(Generate):
 
 
 class CTranslate2(Contender):
-    """CTranslate2 with its own defaults, such as a beam search that ends at the first N outputs."""
+    """CTranslate2 with its defaults, such as a beam search that ends at the first N outputs."""
 
     def __init__(self, folder: Path, dtype: str) -> None:
         self.engine = CTranslate2Engine(folder, device="cpu")
@@ -169,7 +169,7 @@ class CTranslate2(Contender):
 
 
 class WholeFile(Contender):
-    """Our Translator with CTranslate2: text in, text out, in batches and with limits of its own."""
+    """Our Translator with CTranslate2: text in, text out, with its own batches and limits."""
 
     def __init__(self, folder: Path, dtype: str) -> None:
         self.engine = CTranslate2Engine(folder, device="cpu")
@@ -182,7 +182,7 @@ class WholeFile(Contender):
         return [lambda: list(translator.translate(task.lines))]
 
     def outputs(self, found: list[Any]) -> list[list[int]]:
-        """Ids of the texts, which may be cut otherwise than the search had cut them."""
+        """Ids of the texts, whose segmentation may differ from that of the search."""
         return self.tokenizer([translation.text for translation in found])["input_ids"]
 
 
@@ -200,13 +200,13 @@ CONTENDERS: dict[str, type[Contender]] = {
 def write_folders(
     model_folder: Path, names: list[str], lines: list[str], scratch: Path
 ) -> dict[str, Path]:
-    """The folder that each contender loads; what lacks a package is left out, with a message.
+    """The folder that each contender loads; those whose package is missing are named and left out.
 
     Args:
         model_folder: Of our model.
         names: Keys of `CONTENDERS`.
         lines: Text that exports are compared on.
-        scratch: Where to make the folders of the others.
+        scratch: Where to create the folders of the others.
     """
     model = AutoModelForSeq2SeqLM.from_pretrained(model_folder, dtype="float32")
     folders = {}
@@ -232,7 +232,7 @@ def write_folders(
 
 
 def write_random_model(preset: str, folder: Path) -> None:
-    """A folder of a model with random weights, and of a tokenizer that only spells."""
+    """A folder with a model of random weights and a tokenizer that only spells."""
     torch.manual_seed(0)
     sizes = PRESETS[preset].config()
     build("vanilla", vocab_size=RANDOM_VOCABULARY, **sizes).save_pretrained(folder)

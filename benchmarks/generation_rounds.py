@@ -1,4 +1,4 @@
-"""Contenders of generation timed in turn, and the tables of what comes out."""
+"""Times the contenders of generation in turn, and prints the tables."""
 
 import random
 import statistics
@@ -32,7 +32,7 @@ from neighbours import check_same_logits, hardware_line, peak_memory
 from vanilla_transformer.files import read_lines
 
 RANDOM_SOURCE_TOKENS, RANDOM_TARGET_TOKENS = (20, 30), 32
-# Below it the outputs of one function differ by more than ties of floating-point numbers.
+# Below it, outputs differ by more than ties of floating-point numbers can explain.
 LEAST_SAME = 0.95
 
 HEADER = """
@@ -40,18 +40,18 @@ HEADER = """
 growth MB |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"""
 NOTE = """
-Speed-up: M2M100's time / one's own. Tokens: targets, `</s>` counted. Same lines: outputs equal to
-vanilla's, those of Translator tokenised anew. Marian, post-norm, cannot hold our weights: its own
-are random, its outputs as long as the longest of ours in each batch, where its beam search stops
-while others look on for something better; our tokens count. CTranslate2 has its defaults: a beam
-search ends at the first N outputs. Translator reads text and has its own batches and limits.
-Growth: what the peak adds to a process that has imported the packages. Beams have length
-penalty 0.6."""
+Speed-up: M2M100's time divided by the contender's. Tokens: targets, `</s>` counted. Same lines:
+outputs equal to vanilla's; those of Translator are tokenised again. Marian is post-norm and cannot
+hold our weights: its own are random, and its outputs are as long as our longest one in each batch,
+where its beam search stops, while the others search on for something better; our tokens are
+counted. CTranslate2 has its defaults: a beam search ends at the first N outputs. Translator reads
+text and has its own batches and limits. Growth: what the peak adds to a process that has imported
+the packages. Beam search has length penalty 0.6."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What one contender did.
+    """The result of one contender.
 
     Attributes:
         seconds: Of each round.
@@ -63,11 +63,11 @@ class Result:
 
 
 def tables(options: Namespace, labels: dict[str, str], scratch: Path) -> Iterator[str]:
-    """Lines of Markdown, each as soon as it is known.
+    """Lines of Markdown, yielded as soon as they are known.
 
     Args:
         options: As parsed by the script.
-        labels: What the table calls each contender.
+        labels: Name of each contender in the table.
         scratch: Folder for models.
     """
     disable_progress_bar()
@@ -134,7 +134,7 @@ def make_task(
 
 
 def load(folders: dict[str, Path], dtype: str, sources: list[list[int]]) -> dict[str, Contender]:
-    """All contenders that there are in this dtype; float32 ones have been compared."""
+    """All contenders available in this dtype; in float32 their outputs have been compared."""
     contenders = {
         name: CONTENDERS[name](folder, dtype)
         for name, folder in folders.items()
@@ -149,10 +149,10 @@ def load(folders: dict[str, Path], dtype: str, sources: list[list[int]]) -> dict
 def warm_up(
     contenders: dict[str, Contender], task: Task, where: str
 ) -> tuple[dict[str, Task], dict[str, Result]]:
-    """What each contender has to do, and its outputs of a first round."""
+    """The task of each contender, and its outputs in a first round."""
     tasks, results = {}, {}
     for name, contender in contenders.items():
-        # Random weights would end anywhere.
+        # With random weights, outputs would end anywhere.
         is_marian = name == "marian" and not task.is_forced
         tasks[name] = task.forced_to(results["vanilla"].outputs) if is_marian else task
         seconds, outputs = contender.run(tasks[name])
@@ -168,7 +168,7 @@ def time_rounds(
     rounds: int,
     where: str,
 ) -> None:
-    """Lets each contender work in turn, round after round, and adds its seconds to its result."""
+    """Runs each contender in turn, round after round, and adds its seconds to its result."""
     for number in range(rounds):
         print(f"{where}: round {number + 1} of {rounds}", file=sys.stderr)
         for name, contender in contenders.items():
@@ -179,14 +179,14 @@ def check_same_outputs(results: dict[str, Result], dtype: str) -> None:
     """Refuses to compare the speed of different functions.
 
     Raises:
-        ValueError: If one that must be ours in float32 translates otherwise.
+        ValueError: If a contender that must equal ours in float32 translates differently.
     """
     for name in results.keys() & {"inherited", "m2m100"}:
         share = share_of_same(results[name], results["vanilla"])
         if dtype == "float32" and share < LEAST_SAME:
             raise ValueError(
-                f"{name} must translate at least {LEAST_SAME:.0%} of the sentences as we do, but "
-                f"for ties of floating-point numbers all, got {share:.1%}."
+                f"{name} must translate at least {LEAST_SAME:.0%} of the sentences as we do (all, "
+                f"apart from ties of floating-point numbers), got {share:.1%}."
             )
 
 
@@ -199,7 +199,7 @@ def share_of_same(result: Result, reference: Result) -> float:
 def cells(name: str, results: dict[str, Result]) -> list[str]:
     """Speed of one contender, its share of M2M100's time, and how many outputs are ours."""
     result = results[name]
-    # What is forced on Marian beyond our outputs is no use to anybody.
+    # Tokens that Marian is forced to write beyond our outputs do not count.
     useful = results["vanilla" if name == "marian" else name].outputs
     middle = statistics.median(result.seconds)
     speeds = [len(useful) / seconds for seconds in (*result.seconds, middle)]
@@ -243,7 +243,7 @@ def memory_of_run(
 
 
 def first_translation(model: str, test: str) -> str:
-    """How long it takes from the shell to the translation of one line, packages included."""
+    """Seconds from the shell to the translation of one line, imports included."""
     line = next(iter(read_lines(test))).split("\t")[0]
     command = [sys.executable, "-m", "vanilla_transformer_cli", "translate", "--model", model, line]
     seconds = []

@@ -113,8 +113,9 @@ def build(family: str, **changes: Any) -> PreTrainedModel:
 def sinusoids(family: str, length: int, width: int) -> torch.Tensor:
     """Positions `[length, width]` in the family's own layout, in float64.
 
-    The paper's formula, with sines and cosines in turn, is ours; Marian puts all sines before all
-    cosines; M2M100 does too, stretches the frequencies and counts from behind the padding id.
+    Ours alternates sines and cosines, as in the paper's formula. Marian puts all sines before all
+    cosines. So does M2M100, which also stretches the frequencies and counts from after the padding
+    id.
     """
     first, stretch = (1, width - 2) if family == "m2m100" else (0, width)
     frequencies = 10_000 ** (-torch.arange(0, width, 2, dtype=torch.float64) / stretch)
@@ -140,9 +141,9 @@ def copy_into_m2m100(model: PreTrainedModel) -> M2M100ForConditionalGeneration:
 
 
 def use_our_positions(model: M2M100ForConditionalGeneration) -> None:
-    """Overwrites M2M100's tables, which no file holds, with the paper's positions."""
+    """Overwrites M2M100's tables, which are not saved, with the paper's positions."""
     for stack in (model.model.encoder, model.model.decoder):
-        # The row of the padding id stands for the positions of padding.
+        # Padding has the row of the padding id.
         rows = stack.embed_positions.weights[stack.embed_positions.padding_idx + 1 :]
         rows.copy_(sinusoids("vanilla", *rows.shape))
 
@@ -151,7 +152,7 @@ def use_our_positions(model: M2M100ForConditionalGeneration) -> None:
 def check_same_logits(
     model: PreTrainedModel, other: PreTrainedModel, inputs: dict[str, torch.Tensor]
 ) -> None:
-    """Refuses another function; the sources of `inputs` are its targets too.
+    """Refuses a model that computes another function; sources of `inputs` are also the targets.
 
     Raises:
         ValueError: If logits of real tokens differ by more than `LOGITS_TOLERANCE`.
@@ -165,7 +166,7 @@ def check_same_logits(
     if not gap <= LOGITS_TOLERANCE:
         raise ValueError(
             f"The logits of {type(other).__name__} must be those of {type(model).__name__} within "
-            f"{LOGITS_TOLERANCE}, got a difference of {gap:.1e}. It cannot hold this model."
+            f"{LOGITS_TOLERANCE}, got a difference of {gap:.1e}. It cannot represent this model."
         )
 
 
@@ -195,8 +196,8 @@ def batches(
         vocab_size: Of the joint vocabulary.
         max_tokens: Most tokens of a batch, padding counted.
         count: How many batches.
-        unsorted: Draws pairs at random instead, in batches that hold `max_tokens` on average,
-            padding not counted.
+        unsorted: Draws pairs at random instead, in batches with `max_tokens` on average, not
+            counting padding.
     """
     tokenizer, data = learn_and_encode(corpus, vocab_size)
     lengths = pair_lengths(data)
@@ -224,11 +225,11 @@ class Training:
 
     Args:
         family: Key of `FAMILIES`.
-        changes: Fields of its config beside the preset's.
+        changes: Fields of its config, in addition to the preset's.
         preset: Key of `PRESETS`.
         vocab_size: Entries of the embedding table.
-        dtype: "float32", or what autocast takes for matrix products.
-        label_smoothing: Taken inside our model, and as Trainer takes it for the others.
+        dtype: "float32", or the dtype of matrix products under autocast.
+        label_smoothing: Inside our model, and by Trainer's smoother for the others.
         compiles: Compiles the layers, once for all shapes.
         cut: The batches.
     """
@@ -275,7 +276,7 @@ class Training:
         return time.perf_counter() - started
 
     def loss(self, batch: BatchEncoding) -> torch.Tensor:
-        """What Trainer would take, label smoothing included."""
+        """The loss that Trainer would use, including label smoothing."""
         if self.smoother is None:
             return self.model(**batch).loss
         inputs = {name: value for name, value in batch.items() if name != "labels"}
@@ -293,8 +294,8 @@ def time_rounds(
 
     Args:
         models: Family and changed fields of each, by its name.
-        setting: What else `Training` takes.
-        rounds: How many.
+        setting: Further arguments of `Training`.
+        rounds: Number of rounds.
     """
     contenders = {name: Training(*model, *setting) for name, model in models.items()}
     for contender in contenders.values():
@@ -321,8 +322,8 @@ def memory_of_steps(*setting: Any) -> dict[str, float]:
 
 
 def peak_memory() -> int:
-    """Bytes that this process has held at most; on Linux."""
-    # Not `ru_maxrss`, which a process inherits from the one that started it.
+    """Peak memory of this process in bytes; on Linux."""
+    # Not `ru_maxrss`, which a process inherits from its parent.
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     return 1024 * int(re.search(r"VmHWM:\s+(\d+) kB", status)[1])
 

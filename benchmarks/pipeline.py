@@ -1,11 +1,11 @@
 #!/usr/bin/env python
-r"""Time to a validation loss: this package's training against Trainer's own way with a neighbour.
+r"""Time to a validation loss: this package's training against Trainer with M2M100 and Marian.
 
 Each contender trains for the same time on the same token ids, with the same optimiser, schedule
-and number of updates an epoch: vanilla on batches of a token budget, a neighbour through
-`Seq2SeqTrainer` with `train_sampling_strategy="group_by_length"`. The table tells when each of
-them had reached the loss that the slowest one ended with; evaluations are not counted. Labels are
-not smoothed, since M2M100 fails under Trainer's smoothing (docs/contracts.md).
+and number of updates per epoch: vanilla on batches of a token budget, the others through
+`Seq2SeqTrainer` with `train_sampling_strategy="group_by_length"`. The table shows when each
+reached the loss with which the slowest one ended; evaluations are not counted. Labels are not
+smoothed, because M2M100 fails under Trainer's smoothing (docs/contracts.md).
 
 Example:
   python benchmarks/pipeline.py --train train.de.gz train.en.gz \

@@ -34,7 +34,7 @@ class Corpus:
     Attributes:
         tokenizer: Of both sides.
         train: Columns `input_ids` and `labels`.
-        validation: Likewise, longest source first.
+        validation: The same columns, longest source first.
         sampler: Token-budget batches of an epoch.
     """
 
@@ -54,7 +54,7 @@ class Corpus:
 
 
 class Clock(TrainerCallback):
-    """Counts the minutes of training without those of evaluations, and stops when they are over."""
+    """Counts the minutes of training, without evaluations, and stops when they are over."""
 
     def __init__(self, minutes: float, evaluations: int) -> None:
         self.limit, self.interval = minutes, minutes / evaluations
@@ -62,7 +62,7 @@ class Clock(TrainerCallback):
         self.losses: list[tuple[float, float]] = []
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Starts the clock of the first update, or behind an evaluation."""
+        """Starts the clock at the first update and after an evaluation."""
         if not hasattr(self, "since"):
             self.since = time.perf_counter()
 
@@ -74,7 +74,7 @@ class Clock(TrainerCallback):
             control.should_evaluate = True
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Notes the loss and goes on, or ends."""
+        """Records the loss, and stops if the time is over."""
         self.losses.append((self.minutes, kwargs["metrics"]["eval_loss"]))
         control.should_training_stop = self.minutes >= self.limit
         self.since = time.perf_counter()
@@ -121,7 +121,7 @@ def losses_over_time(
 
 
 def minutes_to(loss: float, run: list[tuple[float, float]]) -> float:
-    """When a run had reached a loss, interpolated between its evaluations."""
+    """When a run reached a loss, interpolated between its evaluations."""
     reached = next(index for index, (_, value) in enumerate(run) if value <= loss)
     if reached == 0:
         return run[0][0]

@@ -1,8 +1,8 @@
 #!/usr/bin/env python
-"""Processor time of our self-attention over n and d, beside the formulas of the paper's table 1.
+"""Processor time of our self-attention over n and d, with the formulas of the paper's table 1.
 
 Points are medians of the rounds: equation (1) alone, and the layer with its projections. Lines are
-the formulas, with k = 3 and r = 64, times what makes n² d meet equation (1) at n = d = --fixed.
+the formulas with k = 3 and r = 64, scaled so that n² d meets equation (1) at n = d = --fixed.
 
 Example:
   python benchmarks/plot_complexity.py --rounds 15 --output complexity.svg

@@ -1,9 +1,9 @@
 #!/usr/bin/env python
 r"""Training speed and memory against M2M100 and Marian of the same size, on identical batches.
 
-All contenders take the same batches in turn, round after round; a round's time is that of
-forward, backward and Adam, and the table shows the median, and its ratio to the first line's.
-Memory is taken in a process of its own for each. Tokens are counted without padding.
+In each round, all contenders train on the same batches in turn. The time of a round covers forward,
+backward and Adam; the table shows the median, and its ratio to that of the first line. Memory is
+measured in a process for each contender. Tokens are counted without padding.
 
 Examples:
   python benchmarks/training.py --corpus train.de.gz train.en.gz --presets tiny base
@@ -30,15 +30,17 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--corpus", nargs=2, required=True, help="Source and target file.")
     parser.add_argument("--presets", nargs="+", default=["tiny", "base"], choices=VOCABULARY)
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
-    parser.add_argument("--variants", action="store_true", help="Compare variants of ours instead.")
+    parser.add_argument(
+        "--variants", action="store_true", help="Compare variants of our model instead."
+    )
     parser.add_argument("--models", nargs="+", default=["*"], help="Their names, or patterns.")
     parser.add_argument("--compile", action="store_true", help="Compile their layers.")
     parser.add_argument(
-        "--unsorted", action="store_true", help="Draw pairs at random, as Trainer does by itself."
+        "--unsorted", action="store_true", help="Draw pairs at random, as Trainer does by default."
     )
-    parser.add_argument("--tokens", type=int, default=4096, help="Tokens of a batch, both sides.")
+    parser.add_argument("--tokens", type=int, default=4096, help="Tokens per batch, both sides.")
     parser.add_argument("--rounds", type=int, default=5, help="Timed rounds (default: 5).")
-    parser.add_argument("--batches", type=int, default=4, help="Batches of a round (default: 4).")
+    parser.add_argument("--batches", type=int, default=4, help="Batches per round (default: 4).")
     parser.add_argument("--label_smoothing", type=float, default=0.0, help="(default: 0)")
     return parser.parse_args()
 
@@ -67,7 +69,7 @@ def print_table(
     models: dict[str, tuple[str, dict[str, object]]],
     options: argparse.Namespace,
 ) -> None:
-    """Times the contenders side by side and asks a process of each for its memory."""
+    """Times the contenders in turn, and measures the memory of each in a process of its own."""
     from neighbours import batches, hardware_line, padding_of, time_rounds, tokens_of
 
     vocab_size = VOCABULARY[preset]
@@ -97,7 +99,7 @@ def print_table(
 
 
 def memory_in_process(*setting: object) -> dict[str, float]:
-    """Memory of one contender in a fresh process, which finds its batches made."""
+    """Memory of one contender in a fresh process, which gets its batches ready-made."""
     from neighbours import memory_of_steps
 
     with multiprocessing.get_context("spawn").Pool(1) as pool:

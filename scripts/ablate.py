@@ -1,10 +1,10 @@
 #!/usr/bin/env python
 """Trains each row of an ablation with several seeds and prints a table of means and ranges.
 
-The plan is YAML: `options`, those of `vanilla-transformer train` that all runs share; `rows`, by
-name the options in which each departs from them. Runs that have ended are not repeated, so that a
-plan may be stopped, gone on with and extended. Options of a row come behind the shared ones, and go
-on with the list of `--config` if those end in it.
+The plan is YAML: `options` are those of `vanilla-transformer train` that all runs share, and `rows`
+maps names to the options in which each run differs. Finished runs are not repeated, so a plan can
+be stopped, continued and extended. Options of a row follow the shared ones; if those end in
+`--config`, the row continues its list.
 
 Example:
   python scripts/ablate.py ablations/norms.yaml --data data/dut --output runs/norms --seeds 1 2 3
@@ -34,10 +34,12 @@ def parse() -> argparse.Namespace:
         "--rows",
         nargs="+",
         default=["*"],
-        help="Rows, by patterns such as '6 layers*'. Default: all.",
+        help="Rows to run, as patterns such as '6 layers*'. Default: all.",
     )
     parser.add_argument("--metric", default="wer", help="Score of the table (default: wer).")
-    parser.add_argument("--table", action="store_true", help="Train nothing, print what there is.")
+    parser.add_argument(
+        "--table", action="store_true", help="Only print the table of finished runs."
+    )
     return parser.parse_args()
 
 
@@ -90,7 +92,7 @@ def row(folders: list[Path], metric: str) -> str:
 
 
 def slug(name: str) -> str:
-    """The name of a row as that of a folder."""
+    """The name of a row as a folder name."""
     return "-".join("".join(c if c.isalnum() else " " for c in name.lower()).split())
 
 

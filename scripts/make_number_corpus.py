@@ -13,12 +13,12 @@ def build_parser() -> argparse.ArgumentParser:
         description=(
             "Writes German number words (0 to 999,999) and their English translations as\n"
             "parallel text: train, validation and test, each as .de and .en, and the test numbers\n"
-            "as digits in test.numbers, cut into parts in test.parts.de and test.parts.en, and\n"
-            "which of these belong together in test.alignment. No number occurs in two splits."
+            "as digits in test.numbers, split into parts in test.parts.de and test.parts.en, with\n"
+            "the links between these parts in test.alignment. No number occurs in two splits."
         ),
         epilog="Example:\n  python scripts/make_number_corpus.py data/numbers --train 40000",
     )
-    parser.add_argument("folder", type=Path, help="where the files go; made if absent")
+    parser.add_argument("folder", type=Path, help="where the files go; created if absent")
     for split, size, largest in (
         ("train", 40_000, 700_000),
         ("validation", 500, 100_000),
@@ -41,7 +41,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main() -> int:
-    """Writes the corpus and prints each file with its count of lines; returns the exit status."""
+    """Writes the corpus and prints the number of lines of each file; returns the exit status."""
     arguments = build_parser().parse_args()
     # Imported late: the package loads torch, and `--help` should answer at once.
     from vanilla_transformer.data.number_words import write_corpus

@@ -1,4 +1,4 @@
-"""Turns the files of public corpora into pairs, and carves a validation set out of them."""
+"""Converts the files of public corpora to pairs, and splits off a validation set."""
 
 import argparse
 import hashlib
@@ -15,8 +15,8 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         description=(
             "Writes FOLDER/SPLIT.jsonl with the columns source and target. With --carve, a share\n"
-            "of the sources goes to FOLDER/validation.jsonl, each with all its targets; which\n"
-            "ones depends on the seed and on the source alone."
+            "of the sources goes to FOLDER/validation.jsonl, each with all its targets. The\n"
+            "choice depends only on the seed and the source."
         ),
         epilog="Example:\n  python scripts/prepare_corpus.py g2p dut_train.tsv.gz "
         "--folder data/dut --split train --carve 0.05",
@@ -24,21 +24,23 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "kind",
         choices=["g2p", "scan", "pairs"],
-        help="g2p: word and phonemes; blanks then stand between the letters, too, and _ for a "
-        "blank. scan: `IN: command OUT: actions`. pairs: taken as they are.",
+        help="g2p: word and phonemes; the letters of the word are separated by blanks, and _ "
+        "replaces a blank. scan: `IN: command OUT: actions`. pairs: left as they are.",
     )
     parser.add_argument("files", nargs="+", help="one file, or one for each side; plain or .gz")
     parser.add_argument("--folder", type=Path, required=True, help="where the files go")
     parser.add_argument("--split", required=True, help="name of the file: train, test, ...")
     parser.add_argument("--carve", type=float, default=0.0, help="share of the sources, 0 to 1")
-    parser.add_argument("--seed", default="0", help="of the carving (default: %(default)s)")
+    parser.add_argument(
+        "--seed", default="0", help="for the choice of --carve (default: %(default)s)"
+    )
     parser.add_argument(
         "--unseen_in",
         nargs="+",
         default=[],
         metavar="FILE",
-        help="leaves out the pairs whose source, character for character, is one of these files'; "
-        ".jsonl, .tsv or .parquet",
+        help="leaves out pairs whose exact source occurs in one of these files; .jsonl, .tsv or "
+        ".parquet",
     )
     return parser
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Scores translations by the length of their sources: how far a model goes beyond its training."""
+"""Scores translations by source length: how well a model does beyond the lengths of training."""
 
 import argparse
 import statistics
@@ -25,7 +25,8 @@ def parse() -> argparse.Namespace:
         type=int,
         nargs="+",
         required=True,
-        help="Longest sources of the groups, in tokens between blanks; one more has the rest.",
+        help="Longest source of each group, in tokens separated by blanks; one more group has the "
+        "rest.",
     )
     parser.add_argument("--metric", default="wer", help="(default: wer)")
     parser.add_argument("--num_beams", type=int, default=1, help="(default: 1)")

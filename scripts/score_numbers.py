@@ -1,18 +1,20 @@
 #!/usr/bin/env python
-"""Exact match on the number corpus, by count of digits."""
+"""Exact match on the number corpus, by number of digits."""
 
 import argparse
 from pathlib import Path
 
 
 def main() -> None:
-    """Prints a row for each count of digits."""
+    """Prints a row for each number of digits."""
     parser = argparse.ArgumentParser(
         description=__doc__,
         epilog="example: python scripts/score_numbers.py runs/numbers runs/demo/test.en",
     )
     parser.add_argument("corpus", type=Path, help="Folder that make_number_corpus.py wrote.")
-    parser.add_argument("translations", type=Path, help="Translations of its test.de, one a line.")
+    parser.add_argument(
+        "translations", type=Path, help="Translations of its test.de, one per line."
+    )
     arguments = parser.parse_args()
 
     from vanilla_transformer.data.number_words import exact_match_by_digits

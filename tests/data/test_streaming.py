@@ -275,7 +275,7 @@ def build_settings(**changes: Any) -> TrainSettings:
     ("setting", "message"),
     [
         ({"bpe_dropout": 0.1}, "--bpe_dropout .* got 0.1 with --streaming"),
-        ({"filter_duplicates": True}, "--filter_duplicates .* --streaming does not"),
+        ({"filter_duplicates": True}, "--filter_duplicates .* --streaming stores none"),
         ({"tokenizer_pairs": 0}, "--tokenizer_pairs must be at least 1, got 0"),
     ],
 )

@@ -125,7 +125,7 @@ def test_units_must_spell_their_line(translator):
 
 
 def test_lines_must_be_as_many(translator):
-    with pytest.raises(ValueError, match="as many lines, got 2, 1, 2, 1"):
+    with pytest.raises(ValueError, match="same number of lines, got 2, 1, 2, 1"):
         list(align_words(translator, ["ein", "hund"], ["a"]))
 
 

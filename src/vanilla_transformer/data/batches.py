@@ -10,42 +10,42 @@ from torch.utils.data import Sampler
 # Tokens of source and target of each pair, `[pairs, 2]`.
 Lengths = Sequence[tuple[int, int]] | npt.NDArray[np.int64]
 
-# Share of batches kept in reserve where lengths are drawn anew; their sum differs by far less.
+# Share of batches kept in reserve if lengths are drawn anew; their sum varies much less.
 _SPARE_BATCHES = 0.02
 
 
 class TokenBatchSampler(Sampler[list[int]]):
-    """Batches of pairs of like length that hold a budget of tokens, padding counted.
+    """Batches of pairs of similar length that hold a budget of tokens, padding counted.
 
     A batch of n pairs costs n * (longest source + longest target) tokens. The pairs are sorted by
-    their lengths and the sorted row is cut wherever the next pair would exceed the budget. Each
-    epoch shuffles the pairs that have equal lengths on both sides, hence exchanges pairs between
-    batches, and shuffles the order of the batches; since the row of sorted lengths stays the same,
-    so do the cuts, and every epoch has the same number of batches.
+    length, and the sorted row is cut wherever the next pair would exceed the budget. Each epoch
+    shuffles the pairs whose lengths are equal on both sides, which exchanges pairs between batches,
+    and then shuffles the batches. The sorted lengths stay the same, so the cuts and the number of
+    batches do too.
 
-    With several processes, all of them cut the same batches and each yields its share of every
-    one. An epoch depends on `seed` and on `set_epoch` alone, so a run can be resumed by skipping
+    With several processes, all of them cut the same batches, and each yields its share of every
+    batch. An epoch depends only on `seed` and `set_epoch`, so a run can be resumed by skipping
     batches.
 
-    Lengths may differ from epoch to epoch, as under BPE-dropout. A few batches more than the first
-    epoch needs are then planned, so that no epoch has more; where one needs fewer, the largest are
-    halved.
+    Lengths may differ from epoch to epoch, as under BPE-dropout. Then a few more batches are
+    planned than the first epoch needs, so that no epoch has more. If an epoch needs fewer, its
+    largest batches are halved.
 
     Args:
-        lengths: Tokens of source and target of each pair, `[pairs, 2]`, or a function that gives
+        lengths: Tokens of source and target of each pair, `[pairs, 2]`, or a function that returns
             them for an epoch.
         max_tokens: Most tokens that a batch costs, over all processes together.
-        seed: Together with the epoch decides what is in the batches, and their order.
-        num_processes: Processes that share each batch.
-        process_index: Which of them this one is, counted from 0.
+        seed: Determines, together with the epoch, the batches and their order.
+        num_processes: Number of processes that share each batch.
+        process_index: Index of this process, counted from 0.
 
     Attributes:
-        epoch: Epoch that the next iteration runs through, set by `set_epoch`.
+        epoch: Epoch of the next iteration, set by `set_epoch`.
         padding: Share of padding in the tokens of an epoch, 0 to 1; the same in each unless
-            lengths are drawn.
+            lengths are drawn anew.
 
     Raises:
-        ValueError: If there are no pairs, a pair exceeds the budget alone, or a process would have
+        ValueError: If there are no pairs, a single pair exceeds the budget, or a process would have
             no share of a batch.
     """
 
@@ -78,8 +78,8 @@ class TokenBatchSampler(Sampler[list[int]]):
             )
         source, target = np.asarray(lengths, dtype=np.int64).T
         _check_budget(source + target, self.max_tokens)
-        # Along one value of the longer side, the other side grows and shrinks in turn, so that
-        # neighbours are alike on both sides all along the row.
+        # The shorter side grows for one length of the longer side and shrinks for the next, so
+        # that neighbours are similar on both sides everywhere in the row.
         longer_side, difference = np.maximum(source, target), source - target
         self._sort_keys = np.where(longer_side % 2, difference, -difference), longer_side
 
@@ -92,14 +92,14 @@ class TokenBatchSampler(Sampler[list[int]]):
         if sizes.min() < self.num_processes or (sizes * longest).max() > self.max_tokens:
             enough = 2 * self.num_processes * int(source.max() + target.max())
             raise ValueError(
-                f"Each of {self.num_processes} processes needs a pair of every batch, which "
-                f"`max_tokens` = {self.max_tokens} does not give. {enough} is always enough for "
-                "these pairs; or use fewer processes."
+                f"Each of {self.num_processes} processes needs a pair of every batch, and "
+                f"`max_tokens` = {self.max_tokens} is too small for that. {enough} is always "
+                "enough for these pairs; or use fewer processes."
             )
         self.padding = float(1 - (source + target).sum() / (sizes * longest).sum())
 
     def __len__(self) -> int:
-        """Number of batches of an epoch."""
+        """Number of batches in an epoch."""
         return self._batches
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -144,7 +144,7 @@ def _cut(
         if (index + 1 - starts[-1]) * (longest_source + longest_target) > max_tokens:
             starts.append(index)
             longest_source, longest_target = source_tokens, target_tokens
-    # What is left over for the last batch may be too little for a share each.
+    # The last batch may have too few pairs for all processes.
     if len(starts) > 1:
         starts[-1] = min(starts[-1], len(source) - num_processes)
     return np.array(starts)
@@ -153,14 +153,14 @@ def _cut(
 def _halve_largest(
     starts: npt.NDArray[np.int64], pairs: int, batches: int, num_processes: int
 ) -> npt.NDArray[np.int64]:
-    """Cuts the batches with the most pairs in two until there are `batches` of them.
+    """Halves the batches with the most pairs until there are `batches` of them.
 
     Raises:
-        ValueError: If there are more already, or none is left that gives each process a share.
+        ValueError: If there are already more, or halves would not have a pair for each process.
     """
     if len(starts) > batches:
         raise ValueError(
-            f"The lengths of an epoch must fit into {batches} batches, planned after those of the "
+            f"An epoch must fit into {batches} batches, the number planned from the lengths of the "
             f"first one, got {len(starts)}. Raise `max_tokens`."
         )
     while len(starts) < batches:

@@ -1,8 +1,7 @@
-"""BPE-dropout (Provilkov et al. 2020, arXiv 1910.13267): each epoch cuts words into other pieces.
+"""BPE-dropout (Provilkov et al. 2020, arXiv 1910.13267): each epoch splits words differently.
 
-`tokenizers` has a dropout of its own, which cannot be seeded. Here a segmentation follows from
-seed, epoch and place in the corpus alone: it is the same on any number of processes and after a
-resume.
+The dropout of `tokenizers` cannot be seeded. Here a segmentation depends only on seed, epoch and
+place in the corpus, so it is the same with any number of processes and after resuming.
 """
 
 import json
@@ -18,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from vanilla_transformer.data.parallel_text import source_prefixes, truncate
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 
-# Segmentations of a word that an epoch chooses from; a rare word has one for each occurrence.
+# Segmentations of a word to choose from in an epoch; a rare word has one for each occurrence.
 POOL_SIZE = 8
 
 # The time for a word grows with the square of its characters: a longer one is cut first.
@@ -34,10 +33,10 @@ def segment(symbols: list[int], merges: Merges, rate: float, draw: Callable[[], 
     """Merges the ids of a word's characters in place, algorithm 1 of the paper.
 
     Args:
-        symbols: One id for each character at first, one for each piece at last.
+        symbols: At first one id for each character, in the end one for each piece.
         merges: Of the vocabulary.
-        rate: Share of possible merges that is left out, drawn anew after each merge.
-        draw: Gives a number between 0 and 1.
+        rate: Share of the possible merges to leave out, drawn anew after each merge.
+        draw: Returns a random number between 0 and 1.
     """
     while True:
         possible = [
@@ -52,13 +51,13 @@ def segment(symbols: list[int], merges: Merges, rate: float, draw: Callable[[], 
 
 
 class SegmentedLines:
-    """Lines of text whose words are cut into other pieces in each epoch.
+    """Lines of text whose words are split into different pieces in each epoch.
 
     Args:
         tokenizer: With a BPE model, as `VanillaTransformerTokenizer.train` makes it.
         texts: The lines.
-        rate: Of the dropout, 0 to 1; the paper has 0.1.
-        seed: Any text; decides, with the epoch, on all segmentations.
+        rate: Of the dropout, 0 to 1; the paper uses 0.1.
+        seed: Any text; determines, together with the epoch, all segmentations.
 
     Raises:
         ValueError: If the tokenizer has no BPE model, or the rate is out of range.
@@ -83,9 +82,9 @@ class SegmentedLines:
         self._read(tokenizer, texts)
 
     def _read(self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> None:
-        """Numbers the words, each told by its pieces without dropout, and finds their characters.
+        """Numbers the words, identified by their pieces without dropout; finds their characters.
 
-        Only these numbers of a line are kept; what is no word, such as `</s>`, counts as one.
+        Of each line only these numbers are kept. Other tokens, such as `</s>`, count as words.
         """
         halves = {merged: pair for pair, (_, merged) in self._merges.items()}
 
@@ -113,10 +112,10 @@ class SegmentedLines:
         self._pool_sizes = np.minimum(occurrences, POOL_SIZE)
 
     def draw(self, epoch: int) -> npt.NDArray[np.int64]:
-        """Draws the segmentations of an epoch, counted from 0, and tells the tokens of each line.
+        """Draws the segmentations of an epoch, counted from 0.
 
         Returns:
-            `[lines]`, `</s>` counted.
+            The number of tokens in each line, `[lines]`, `</s>` counted.
         """
         name = f"{self._seed} {epoch}"
         uniform = random.Random(name).random
@@ -137,25 +136,25 @@ class SegmentedLines:
         return np.add.reduceat(pieces_of[self._chosen], self._starts[:-1])
 
     def __getitem__(self, line: int) -> list[int]:
-        """Tokens of a line as they were drawn last."""
+        """Tokens of a line, as last drawn."""
         chosen = self._chosen[self._starts[line] : self._starts[line + 1]].tolist()
         return [token for choice in chosen for token in self._pool[choice]]
 
 
 class SegmentedPairs(Dataset[dict[str, list[int]]]):
-    """Pairs with BPE-dropout on both sides; takes the place of what `tokenize_pairs` gives.
+    """Pairs with BPE-dropout on both sides; replaces the dataset that `tokenize_pairs` returns.
 
     Args:
         tokenizers: With BPE models, as for `SegmentedLines`.
         source: Lines.
-        target: As many lines.
+        target: The same number of lines.
         rate: As for `SegmentedLines`.
         seed: Of the run.
-        max_length: Most tokens that a side keeps; its last one, `</s>`, survives.
+        max_length: Most tokens that a side keeps, the last of which is `</s>`.
         languages: Target language of each pair, for a tokenizer with tags; None for one without.
 
     Attributes:
-        truncated_pairs: Pairs of the epoch of which a side was cut off.
+        truncated_pairs: Number of pairs in the epoch with a truncated side.
     """
 
     def __init__(
@@ -183,7 +182,7 @@ class SegmentedPairs(Dataset[dict[str, list[int]]]):
         self.draw(0)
 
     def draw(self, epoch: int) -> npt.NDArray[np.int64]:
-        """Draws an epoch and tells the tokens of source and target of each pair, `[pairs, 2]`."""
+        """Draws an epoch; returns the tokens of source and target of each pair, `[pairs, 2]`."""
         if epoch != self._epoch:
             lengths = np.stack([side.draw(epoch) for side in self._sides.values()], axis=1)
             lengths[:, 0] += len(self._prefixes[0])
@@ -197,7 +196,7 @@ class SegmentedPairs(Dataset[dict[str, list[int]]]):
         return self._pairs
 
     def __getitem__(self, pair: int) -> dict[str, list[int]]:
-        """`input_ids` and `labels` of a pair as they were drawn last."""
+        """`input_ids` and `labels` of a pair, as last drawn."""
         ids = {column: side[pair] for column, side in self._sides.items()}
         ids["input_ids"] = self._prefixes[pair] + ids["input_ids"]
         return {column: truncate(side, self._max_length) for column, side in ids.items()}

@@ -1,10 +1,10 @@
 """German number words and their English translations: a parallel corpus that needs no network.
 
-German says the units before the tens and writes a number as one word, English does neither:
-"zweihundertfünfundvierzig" is "two hundred forty-five". A model has to cut the word into its parts
-and to turn two of them round, so its cross-attention shows a crossing that a reader can check,
-which copying or reversing digits would not. And every number has exactly one right translation,
-so exact match is an honest score, and what was never seen in training is known for certain.
+German puts the units before the tens and writes a number as one word; English does neither:
+"zweihundertfünfundvierzig" is "two hundred forty-five". A model has to split the word into its
+parts and to swap two of them. So its cross-attention shows a crossing that a reader can check,
+unlike copying or reversing digits. Every number has exactly one right translation, so exact match
+is a fair score, and it is known for certain which numbers training never saw.
 """
 
 import math
@@ -18,8 +18,8 @@ from vanilla_transformer.files import write_lines
 
 LARGEST_NUMBER = 999_999
 
-# Shares of the numbers with the same count of digits that a split may draw from. They bound how
-# many of the few short numbers are lost to training: of 1 to 9, two go to the test and one to the
+# Shares of the numbers with a given number of digits that a split may draw from. They limit how
+# many of the few short numbers training loses: of 1 to 9, two go to the test pool and one to the
 # validation pool; of 10 to 99, eighteen and nine.
 _TEST_SHARE = 0.2
 _VALIDATION_SHARE = 0.1
@@ -60,7 +60,7 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class _Language:
-    """How a language puts numbers together: its words, and what joins units and tens."""
+    """How a language forms numbers: its words, and what joins units and tens."""
 
     words: dict[int, str]
     joint: str
@@ -75,12 +75,12 @@ _JOINT = "joint"
 
 @dataclass(frozen=True)
 class NumberPart:
-    """Part of a spelled number that means something by itself.
+    """Part of a spelled number that has a meaning of its own.
 
     Attributes:
         text: Such as "vierzig" or "forty".
-        meaning: The same in both languages, and once in a number: which digit it spells, or which
-            group; "joint" of a group is what stands between units and tens.
+        meaning: The same in both languages, and unique within a number: the digit that it spells,
+            or the group; the "joint" of a group is the part between units and tens.
     """
 
     text: str
@@ -89,12 +89,12 @@ class NumberPart:
 
 @dataclass(frozen=True)
 class DigitScore:
-    """Exact matches among the numbers that have the same count of digits.
+    """Exact matches among the numbers with the same number of digits.
 
     Attributes:
-        digits: Count of digits that these numbers have, 1 to 6.
+        digits: Number of digits, 1 to 6.
         exact: Predictions that are identical to their reference.
-        lines: Numbers with this count of digits.
+        lines: Numbers with this many digits.
     """
 
     digits: int
@@ -142,10 +142,10 @@ def english_parts(number: int) -> list[NumberPart]:
 
 
 def gold_alignment(number: int) -> str:
-    """Links between the parts of a number, in the form that `GoldAlignment.parse` reads.
+    """Links between the parts of a number, in the format that `GoldAlignment.parse` reads.
 
-    Parts of one meaning are surely linked. "und" and the hyphen, which join units and tens, only
-    possibly: they are no translation of each other.
+    Parts with the same meaning have a sure link. "und" and the hyphen, which join units and tens,
+    have only a possible one, because they do not translate each other.
     """
     return " ".join(
         f"{source}{'?' if part.meaning[1] == _JOINT else '-'}{target}"
@@ -171,16 +171,16 @@ def write_corpus(
     number, and `test.alignment` holds the links between them, see `gold_alignment`.
 
     Half of each split is drawn log-uniformly over the range, so that short numbers occur, and the
-    other half uniformly, both without repetition from a pool of the split's own: per count of
-    digits the test pool holds 20 % of the numbers, the validation pool 10 %, the training pool the
-    rest and 0. Neither the pools nor the test split depend on the other sizes asked for.
+    other half uniformly. Both are drawn without repetition from the split's own pool: for each
+    number of digits, the test pool has 20 % of the numbers, the validation pool 10 %, and the
+    training pool the rest and 0. Neither the pools nor the test split depend on the other sizes.
 
     Args:
-        folder: Where the files go; made if absent. Each file is replaced in one step.
+        folder: Where the files go; created if absent. Each file is replaced in one step.
         seed: The same seed and sizes give the same files.
-        train: Lines to train on, at most 700,000.
-        validation: Lines to choose a checkpoint on, at most 100,000.
-        test: Unseen lines for the final score, at most 200,000.
+        train: Number of lines to train on, at most 700,000.
+        validation: Number of lines to choose a checkpoint with, at most 100,000.
+        test: Number of unseen lines for the final score, at most 200,000.
 
     Raises:
         ValueError: If a size is below 1 or above its pool; nothing is written then.
@@ -216,12 +216,12 @@ def write_corpus(
 def exact_match_by_digits(
     numbers: Sequence[int], predictions: Sequence[str], references: Sequence[str]
 ) -> list[DigitScore]:
-    """Exact matches for each count of digits that occurs, from short numbers to long ones.
+    """Exact matches for each number of digits that occurs, in ascending order.
 
     Args:
-        numbers: The number that line i of the others spells out, as in `test.numbers`.
-        predictions: Translations to judge; one counts when it is identical to its reference.
-        references: Right translations.
+        numbers: The number that line i of the others spells, as in `test.numbers`.
+        predictions: Translations to score; one counts if it is identical to its reference.
+        references: The right translations.
 
     Raises:
         ValueError: If the three differ in length.
@@ -284,11 +284,11 @@ def _parts_below_100(number: int, language: _Language, group: str) -> list[Numbe
 
 
 def _pools(rng: random.Random) -> dict[str, set[int]]:
-    """Gives every number to the one split that may draw it, in fixed shares per count of digits."""
+    """Assigns every number to one split, in fixed shares for each number of digits."""
     test: set[int] = set()
     validation: set[int] = set()
     for digits in range(1, len(str(LARGEST_NUMBER)) + 1):
-        # From 1, not 0: "null" is part of no other word, so a model can only learn it from itself.
+        # From 1, not 0: "null" occurs in no other word, so only its own line can teach it.
         numbers = range(10 ** (digits - 1), 10**digits)
         test_size = round(_TEST_SHARE * len(numbers))
         validation_size = round(_VALIDATION_SHARE * len(numbers))
@@ -300,7 +300,7 @@ def _pools(rng: random.Random) -> dict[str, set[int]]:
 
 
 def _draw(rng: random.Random, pool: set[int], size: int) -> list[int]:
-    """Draws distinct numbers of a pool in random order, half of them log-uniformly."""
+    """Draws distinct numbers from a pool in random order, half of them log-uniformly."""
     drawn: set[int] = set()
     while len(drawn) < size // 2:
         # Shifted by one, because 0 has no logarithm.

@@ -1,4 +1,4 @@
-"""Batches of a token budget from a corpus that is read while it trains and stored nowhere."""
+"""Batches of a token budget from a corpus that is read during training and never stored."""
 
 from collections.abc import Callable, Iterator
 from itertools import count, islice
@@ -16,34 +16,34 @@ from vanilla_transformer_cli.settings import TrainSettings
 
 
 def check_streaming(settings: TrainSettings, arguments: TrainingArguments) -> None:
-    """Refuses settings that ask more of a stream than it can give.
+    """Refuses settings that a stream does not support.
 
     Raises:
-        ValueError: If there are any; tells all.
+        ValueError: If there are any; the message names all.
     """
     faults = []
     if arguments.max_steps < 1:
         faults.append(
             "--streaming needs --max_steps, the number of updates, got "
-            f"{arguments.max_steps}: nobody knows how long an epoch of a stream is."
+            f"{arguments.max_steps}: the length of an epoch of a stream is unknown."
         )
     if settings.tokenizer_pairs < 1:
         faults.append(f"--tokenizer_pairs must be at least 1, got {settings.tokenizer_pairs}.")
     if settings.bpe_dropout:
         faults.append(
-            f"--bpe_dropout draws from all words of a corpus, got {settings.bpe_dropout} with "
-            "--streaming. Leave one of the two out."
+            f"--bpe_dropout needs all words of the corpus in advance, got {settings.bpe_dropout} "
+            "with --streaming. Leave one of the two out."
         )
     if settings.filter_duplicates:
         faults.append(
-            "--filter_duplicates remembers all pairs, which --streaming does not. Leave one of "
+            "--filter_duplicates remembers all pairs, and --streaming stores none. Leave one of "
             "the two out."
         )
     if faults:
         raise ValueError("\n".join(faults))
 
 
-# What the tokenizer gives holds hundreds of bytes for each token.
+# The tokenizer's output takes hundreds of bytes per token.
 _PAIRS_AT_A_TIME = 1000
 
 # Token ids of source and target.
@@ -54,33 +54,33 @@ class TokenBatchStream(IterableDataset[list[dict[str, list[int]]]]):
     """This process's share of each batch, pass after pass over a corpus, without end.
 
     A buffer of pairs is sorted, cut and shuffled as `TokenBatchSampler` does with a whole corpus.
-    While its batches are used, the next buffer is filled, a few pairs after each batch; so memory
-    holds two of them, and no batch waits for a whole one. A buffer goes on with the next pass
-    where one ends.
+    While its batches are used, the next buffer is filled, a few pairs after each batch. So two
+    buffers are in memory, and no batch waits for a whole one. At the end of a pass, a buffer
+    continues with the next pass.
 
     With several processes, or several workers of a `DataLoader`, each reads the whole corpus and
-    cuts the same batches. What a batch holds follows from its number and `seed` alone: a run is
-    resumed by skipping batches, for which their pairs are read and tokenised again.
+    cuts the same batches. The content of a batch depends only on its number and `seed`. A run is
+    resumed by skipping batches, whose pairs are read and tokenised again.
 
     Args:
         read: Begins a pass and yields pairs of text, source and target, the same at each call.
         tokenizers: Of source and target.
         max_length: Most tokens that a side keeps, `</s>` counted.
         max_tokens: Most tokens that a batch costs, padding counted, over all processes together.
-        buffer_size: Pairs that are in a buffer. A larger one has less padding and mixes pairs
-            from places farther apart.
-        seed: Together with the number of a buffer decides on its batches, and their order.
-        num_processes: Processes that share each batch.
-        process_index: Which of them this one is, counted from 0.
+        buffer_size: Number of pairs in a buffer. A larger one has less padding and mixes pairs
+            from more distant places.
+        seed: Determines, together with the number of a buffer, its batches and their order.
+        num_processes: Number of processes that share each batch.
+        process_index: Index of this process, counted from 0.
 
     Attributes:
-        batches_per_buffer: Batches of the first buffer.
+        batches_per_buffer: Number of batches in the first buffer.
         padding: Share of padding in its tokens, 0 to 1.
-        truncated_pairs: Pairs in it of which a side was cut off.
+        truncated_pairs: Number of its pairs with a truncated side.
 
     Raises:
-        ValueError: If the budget or the buffer may not give each process a share of every batch,
-            or `read` does.
+        ValueError: If the budget or the buffer may be too small for each process to have a share
+            of every batch; and whatever `read` raises.
     """
 
     def __init__(
@@ -95,15 +95,15 @@ class TokenBatchStream(IterableDataset[list[dict[str, list[int]]]]):
         num_processes: int = 1,
         process_index: int = 0,
     ) -> None:
-        # Told now, not at the first unlucky buffer. Two pairs for each process leave enough for
-        # the last batch of a buffer, see `TokenBatchSampler`.
+        # Refused now, not at the first unlucky buffer. With two pairs for each process, enough are
+        # left for the last batch of a buffer, see `TokenBatchSampler`.
         enough = 2 * max_length * (1 if num_processes == 1 else 2 * num_processes)
         if max_tokens < enough:
             raise ValueError(
                 f"`max_tokens` must be at least {enough}, for pairs of twice `max_length` = "
-                f"{max_length} tokens and {num_processes} processes, got {max_tokens}. Nobody "
-                "knows the longest pair of a stream: raise `max_tokens`, or truncate pairs to a "
-                "smaller `max_length`."
+                f"{max_length} tokens and {num_processes} processes, got {max_tokens}. The longest "
+                "pair of a stream is unknown: raise `max_tokens`, or truncate pairs to a smaller "
+                "`max_length`."
             )
         if buffer_size < num_processes:
             raise ValueError(
@@ -129,7 +129,7 @@ class TokenBatchStream(IterableDataset[list[dict[str, list[int]]]]):
         worker = get_worker_info()
         if worker is None:
             return self._batches()
-        # The loader takes a batch of each worker in turn.
+        # The loader takes one batch from each worker in turn.
         return islice(self._batches(), worker.id, None, worker.num_workers)
 
     def _batches(self) -> Iterator[list[dict[str, list[int]]]]:
@@ -151,7 +151,7 @@ class TokenBatchStream(IterableDataset[list[dict[str, list[int]]]]):
             yield from self._read()
 
     def _encode(self, pairs: Iterator[tuple[str, str]], size: int) -> tuple[list[EncodedPair], int]:
-        """The next pairs, and how many of them were truncated."""
+        """The next pairs, and the number of truncated ones."""
         rows: list[EncodedPair] = []
         truncated = 0
         chosen = islice(pairs, size)
@@ -160,7 +160,7 @@ class TokenBatchStream(IterableDataset[list[dict[str, list[int]]]]):
             columns = encode_pairs(
                 {"source": sources, "target": targets}, self._tokenizers, self._max_length
             )
-            # Lists would hold ten times the bytes.
+            # Lists would take ten times the memory.
             rows += (
                 (np.array(source, np.int32), np.array(target, np.int32))
                 for source, target in zip(columns["input_ids"], columns["labels"], strict=True)

@@ -1,4 +1,4 @@
-"""Scores of translations, each said with what makes it comparable."""
+"""Scores of translations, each with the signature that makes it comparable."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -22,8 +22,8 @@ class Ratio(Metric):
 
     Args:
         name: Of the score.
-        count: Gives for a prediction and its reference what is counted, and out of how many.
-        definition: What the signature says of `count`.
+        count: Returns, for a prediction and its reference, the count and the total.
+        definition: What the signature says about `count`.
     """
 
     def __init__(
@@ -59,12 +59,12 @@ class Ratio(Metric):
 
     def _compute_score_from_stats(self, stats: Sequence[float]) -> Score:
         counted, total = stats
-        # References without a token, all of them, count as one.
+        # If no reference has a token, the total counts as one.
         return Score(self.name, 100 * counted / max(total, 1))
 
 
 class CodeXGlueBLEU(BLEU):
-    """BLEU of CodeXGLUE's code translation (Lu et al., 2021), of tokens between blanks.
+    """BLEU of CodeXGLUE's code translation (Lu et al., 2021); tokens are separated by blanks.
 
     Its `evaluator.py` adds one to matches and totals of all four orders (Lin and Och, 2004, leave
     out the first, as sacreBLEU's `add-k` does).
@@ -74,7 +74,7 @@ class CodeXGlueBLEU(BLEU):
         super().__init__(tokenize="none", smooth_method="none", force=True)
 
     def get_signature(self) -> Signature:
-        """SacreBLEU's, but for a smoothing that it does not have."""
+        """SacreBLEU's signature, with a smoothing that sacreBLEU does not have."""
         signature = super().get_signature()
         signature.update("smooth", "add-1-to-all-orders")
         return signature
@@ -113,11 +113,11 @@ def _wrong_tokens(prediction: str, reference: str) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class MetricKind:
-    """One of the scores that there are.
+    """How to build a score.
 
     Attributes:
-        build: Makes it from sacreBLEU's name of a tokenizer and from whether to lower-case, for
-            those that know such things.
+        build: Takes sacreBLEU's name of a tokenizer and whether to lower-case; scores that have no
+            such options ignore them.
         is_error_rate: Whether lower is better.
     """
 
@@ -127,7 +127,7 @@ class MetricKind:
 
 METRICS = {
     "bleu": MetricKind(
-        # Who says "none" knows that the text is tokenised: no need for sacreBLEU's warning.
+        # With "none" the text is known to be tokenised, and sacreBLEU need not warn.
         lambda tokenize, lowercase: BLEU(
             tokenize=tokenize, lowercase=lowercase, force=tokenize == "none"
         ),
@@ -181,41 +181,41 @@ def build_metrics(
 class TranslationScores(evaluate.Metric):
     """Scores of a list of translations; needs no network and no disk.
 
-    `TranslationScores().compute(predictions=[...], references=[...])` gives a dict, ready for
+    `TranslationScores().compute(predictions=[...], references=[...])` returns a dict, ready for
     JSON. The two lists hold detokenised text, one reference per prediction. `lines` is their
-    count. Every score is a percentage under its name, beside `NAME_signature`, which defines it:
+    number. Every score is a percentage under its name, beside `NAME_signature`, which defines it:
 
     - `bleu`: Corpus BLEU (Papineni et al., 2002) as sacreBLEU computes it.
     - `chrf`: Corpus chrF2 (Popović, 2015): character n-grams up to 6, no word n-grams.
     - `exact_match`: Share of predictions that equal their reference in every code point.
     - `wer`: Word error rate of spelling to phonemes, where a line is a word: share of lines whose
-      tokens are not exactly the reference's (SIGMORPHON 2021). In speech recognition "WER" is
-      what is `per` here.
+      tokens are not exactly the reference's (SIGMORPHON 2021). What speech recognition calls
+      "WER" is `per` here.
     - `per`: Phoneme error rate: tokens to insert, delete and replace, summed over all lines, per
-      token of the references; above 100 where predictions are much too long.
+      token of the references; above 100 if predictions are much too long.
     - `codexglue_bleu`: BLEU of CodeXGLUE's code translation, see `CodeXGlueBLEU`.
 
-    The tokens of the last three are what stands between white space. `compute` also takes:
+    The tokens of the last three are separated by white space. `compute` also takes:
 
-    - `metrics`: Names of the scores, the first three unless told.
-    - `tokenize`: sacreBLEU's tokenizer for BLEU, "13a" unless told. "none" is for text whose
+    - `metrics`: Names of the scores, by default the first three.
+    - `tokenize`: sacreBLEU's tokenizer for BLEU, by default "13a". "none" is for text whose
       tokens are already separated by blanks, "zh" or "char" for scripts without blanks.
       "spm", "flores101", "flores200" and "spBLEU-1K" download a model on first use.
     - `lowercase`: Lower-cases both sides for BLEU and chrF. The others never alter the text: case
-      and Unicode composition count, for exact match also blanks at the ends.
+      and Unicode composition count, and for exact match also blanks at the ends.
     - `bootstrap`: Resamples of the lines, for 95 % confidence intervals (Koehn, 2004) as
       sacreBLEU computes them: `NAME_ci` is half the width of each. 1,000 are usual; 0, the
-      default, gives no intervals. All resamples are in memory at once, for chrF 72 bytes each
-      line and resample.
+      default, gives no intervals. All resamples are in memory at once; for chrF they take 72
+      bytes per line and resample.
     """
 
     def __init__(self) -> None:
-        # On disk, processes that score at the same time would compete for one cache file.
+        # On disk, processes that score at the same time would share one cache file.
         super().__init__(keep_in_memory=True)
 
     def _build_data_dir(self) -> str:
-        # The base class makes a cache folder even for a metric that is kept in memory, and so
-        # fails where the home folder is read-only.
+        # The base class makes a cache folder even for a metric that is kept in memory, which
+        # fails if the home folder is read-only.
         return ""
 
     def _info(self) -> evaluate.MetricInfo:
@@ -276,7 +276,7 @@ def check_bootstrap(resamples: int) -> None:
 
 
 def format_scores(scores: Scores) -> str:
-    """Lines for people, in which no score goes without its signature."""
+    """A human-readable line for each score, with its signature."""
     lines = []
     for name in (name for name in scores if name in METRICS):
         interval = f" ± {scores[f'{name}_ci']:.2f}" if f"{name}_ci" in scores else ""

@@ -15,7 +15,7 @@ class Comparison:
     """A score of two systems on the same lines.
 
     Attributes:
-        title: Of the score, for people.
+        title: Human-readable name of the score.
         first: Score of the first system, a percentage.
         second: Score of the second system.
         p_value: Of the paired bootstrap test.
@@ -40,8 +40,8 @@ def compare(
     """Paired bootstrap test (Koehn, 2004) as sacreBLEU computes it, on the same resamples for all.
 
     Differs from sacreBLEU:
-        Systems with the same score have p = 1; sacreBLEU gives a system against itself the
-        smallest p that there is.
+        Systems with the same score have p = 1; sacreBLEU gives a system compared with itself the
+        smallest possible p.
 
     Args:
         first: Translations of one system.
@@ -56,8 +56,8 @@ def compare(
         A comparison for each of `metrics`, in their order.
 
     Raises:
-        ValueError: If the lines are not equally many, or there are none, a name is unknown, or the
-            resamples are too few.
+        ValueError: If the numbers of lines differ or are 0, a name is unknown, or there are too
+            few resamples.
     """
     counts = (len(first), len(second), len(references))
     if len(set(counts)) > 1 or not references:
@@ -84,7 +84,7 @@ def compare(
 def format_comparisons(
     comparisons: Sequence[Comparison], first: str, second: str, bootstrap: int
 ) -> str:
-    """A table for people, and what its last column means.
+    """A human-readable table, and what its last column means.
 
     Args:
         comparisons: Its rows.
@@ -106,7 +106,7 @@ def format_comparisons(
         [
             *lines,
             "p: how often the choice of test lines alone would move the difference by more than",
-            f"its own size (paired bootstrap of {bootstrap:,} resamples, Koehn 2004). Below 0.05 a",
-            "difference is usually taken to be no accident of the test set.",
+            f"its own size (paired bootstrap of {bootstrap:,} resamples, Koehn 2004). Below 0.05,",
+            "a difference is usually considered more than an accident of the test set.",
         ]
     )

@@ -23,7 +23,7 @@ _GOLD_LINK = re.compile(r"(\d+)([-?])(\d+)")
 
 @dataclass(frozen=True)
 class GoldAlignment:
-    """What a person, or a rule, says of one pair.
+    """The reference alignment of one pair, made by a person or a rule.
 
     Attributes:
         sure: Links that must be there.
@@ -35,10 +35,10 @@ class GoldAlignment:
 
     @classmethod
     def parse(cls, line: str) -> Self:
-        """Reads sure links `0-0` and possible ones `1?2`, blanks between them.
+        """Reads sure links such as `0-0` and possible ones such as `1?2`, separated by blanks.
 
         Raises:
-            ValueError: If something else stands there.
+            ValueError: If the line holds anything else.
         """
         sure, possible = set(), set()
         for word in line.split():
@@ -61,9 +61,9 @@ class WordAlignment:
 
     Attributes:
         links: Source and target, in order.
-        source_groups: For each word of the source the number of its group: words that a token
-            straddles are in one, since no attention to that token can tell them apart.
-        target_groups: The same of the target.
+        source_groups: Number of the group of each source word. Words that share a token are in one
+            group, because attention to that token cannot tell them apart.
+        target_groups: The same for the target.
     """
 
     links: tuple[Link, ...]
@@ -75,7 +75,7 @@ class WordAlignment:
         return " ".join(f"{source}-{target}" for source, target in self.links)
 
     def grouped(self, links: Iterable[Link]) -> set[Link]:
-        """Links between the groups of words instead of the words."""
+        """Links between groups of words instead of words."""
         return {
             (self.source_groups[source], self.target_groups[target]) for source, target in links
         }
@@ -88,7 +88,7 @@ class AlignmentScore:
     Attributes:
         error_rate: 1 - (|A and S| + |A and P|) / (|A| + |S|) of the links A, the sure gold ones S
             and the possible ones P.
-        precision: Share of the links that are possible gold ones.
+        precision: Share of the links that are possible gold links.
         recall: Share of the sure gold links that were found.
     """
 
@@ -103,7 +103,7 @@ class AlignmentScore:
 
 
 def read_gold(path: str | os.PathLike[str]) -> list[GoldAlignment]:
-    """Reads a file with one gold alignment a line, see `GoldAlignment.parse`.
+    """Reads a file with one gold alignment per line, see `GoldAlignment.parse`.
 
     Raises:
         ValueError: If a line holds something else.
@@ -123,35 +123,35 @@ def align_words(
     targets: Sequence[str],
     units: tuple[Sequence[str], Sequence[str]] | None = None,
 ) -> Iterator[WordAlignment]:
-    """Links the words of pairs of lines, as the model's attention does when it reads the pair.
+    """Links the words of pairs of lines by the model's attention while it reads the pair.
 
-    Each token of the target looks at one token of the source most (see `TorchEngine.force`), and
-    the words of the two are linked.
+    Each target token attends to one source token most (see `TorchEngine.force`), and the words of
+    the two are linked.
 
     Args:
-        translator: With the engine of torch. Its tokenizers know where in a text a token stands.
+        translator: With the torch engine and fast tokenizers, which know the place of each token.
         sources: Lines.
         targets: Their translations.
         units: What counts as a word: sources and targets once more, with blanks between the units,
-            such as a segmented Chinese text. None: what stands between blanks.
+            such as segmented Chinese text. None: words are separated by blanks.
 
     Returns:
         The alignment of each pair, in order.
 
     Raises:
-        ValueError: If the engine cannot read pairs, if the lines are not as many on each side, or
-            if units do not spell the text of their line.
+        ValueError: If the engine cannot read pairs, if the sides have different numbers of lines,
+            or if units do not spell the text of their line.
     """
     engine = translator.engine
     if not isinstance(engine, TorchEngine):
         raise ValueError(
-            "Alignments need the engine 'torch', which can read a translation, got "
+            "Alignments need the engine 'torch', which can read a given translation, got "
             f"{type(engine).__name__}."
         )
     columns = [sources, targets, *(units or (sources, targets))]
     if len(set(map(len, columns))) > 1:
         raise ValueError(
-            "Sources, targets and their units must have as many lines, got "
+            "Sources, targets and their units must have the same number of lines, got "
             f"{', '.join(str(len(column)) for column in columns)}. Check that they belong together."
         )
     prefix = translator.source_prefix
@@ -183,29 +183,29 @@ def align_words(
 
 
 def encode_source(translator: Translator, text: str) -> BatchEncoding:
-    """Ids of a source, without a language tag, and where in the text they stand."""
+    """Ids of a source, without a language tag, and their places in the text."""
     return translator.tokenizer(text, return_offsets_mapping=True, verbose=False)
 
 
 def encode_target(translator: Translator, text: str) -> BatchEncoding:
-    """Ids of a target and where in the text they stand."""
+    """Ids of a target, and their places in the text."""
     return translator.target_tokenizer(text_target=text, return_offsets_mapping=True, verbose=False)
 
 
 def score_alignments(
     alignments: Sequence[WordAlignment], gold: Sequence[GoldAlignment], *, in_groups: bool = False
 ) -> AlignmentScore:
-    """Compares links with gold ones, all pairs together.
+    """Compares the links of all pairs together with the gold links.
 
     Args:
-        alignments: Of each pair.
-        gold: As many.
-        in_groups: Compares groups of words (see `WordAlignment`): what the attention does, without
-            what the tokens are too coarse for.
+        alignments: One for each pair.
+        gold: One for each pair.
+        in_groups: Compares groups of words (see `WordAlignment`), so that tokens that are coarser
+            than words do not count against the attention.
 
     Raises:
-        ValueError: If there is not one gold alignment for each pair, or one links words that
-            there are not.
+        ValueError: If there is not one gold alignment for each pair, or one links words that do
+            not exist.
     """
     if len(alignments) != len(gold):
         raise ValueError(
@@ -236,8 +236,8 @@ def _check_range(number: int, alignment: WordAlignment, truth: GoldAlignment) ->
         if source >= sizes[0] or target >= sizes[1]:
             raise ValueError(
                 f"A gold link of pair {number} must be among its {sizes[0]} source and {sizes[1]} "
-                f"target words, counted from 0, got {source}-{target}. Check where the file counts "
-                "from, and that its words are these."
+                f"target words, counted from 0, got {source}-{target}. Check that the file counts "
+                "from 0, and that it splits the lines into the same words."
             )
 
 
@@ -247,7 +247,7 @@ def _batches(rows: list[tuple[str, ...]]) -> Iterator[list[tuple[str, ...]]]:
 
 
 def _units_of_tokens(encoding: BatchEncoding, text: str, units: str) -> list[set[int]]:
-    """Numbers of the units that each token has characters of; none for blanks and `</s>`."""
+    """Numbers of the units whose characters each token has; none for blanks and `</s>`."""
     numbers = _units_of_characters(text, units)
     return [
         {number for number in numbers[start:end] if number is not None}
@@ -256,7 +256,7 @@ def _units_of_tokens(encoding: BatchEncoding, text: str, units: str) -> list[set
 
 
 def _groups(tokens: list[set[int]], count: int) -> tuple[int, ...]:
-    """Number of the group of each word; words that some token has in common are together."""
+    """Number of the group of each word; words that share a token are in one group."""
     joined = {word for words in tokens for word in words if word + 1 in words}
     return tuple(accumulate((word not in joined for word in range(count - 1)), initial=0))[:count]
 
@@ -265,12 +265,12 @@ def _units_of_characters(text: str, units: str) -> list[int | None]:
     """Number of the unit of each character of a text, None for its blanks.
 
     Raises:
-        ValueError: If the units spell another text.
+        ValueError: If the units spell a different text.
     """
     words = units.split()
     if "".join(words) != "".join(text.split()):
         raise ValueError(
-            f"Units must spell their line, blanks left aside: expected {text!r}, got {units!r}."
+            f"Units must spell their line, apart from blanks: expected {text!r}, got {units!r}."
         )
     numbers = chain.from_iterable([number] * len(word) for number, word in enumerate(words))
     return [None if character.isspace() else next(numbers) for character in text]

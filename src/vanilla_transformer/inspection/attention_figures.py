@@ -24,11 +24,11 @@ RIGHT_TO_LEFT_MARK = "\u200f"
 
 FORMATS = ("png", "svg")
 
-# Inches of a cell with room for its label, and of a picture that shrinks its cells.
+# In inches: a cell with room for its label, and the picture's longest side, which shrinks cells.
 _CELL = 0.26
 _LONGEST_SIDE = 24.0
 _MARGIN = 1.6
-# Characters that fit above a column; Chinese is not read lying on its side.
+# Characters that fit above a column without being turned, such as one or two Chinese ones.
 _SHORT_LABEL = 2
 # Far more than a picture has columns; more would only take memory.
 _MOST_POSITIONS = 100_000
@@ -41,17 +41,17 @@ def plot_attention(
 
     Args:
         attention: The weights of one kind.
-        path: Picture to write, .png or .svg. The text of an .svg stays text, and is drawn in the
-            fonts of who looks at it.
+        path: Picture to write, .png or .svg. Text in an .svg stays text, and is drawn in the
+            viewer's fonts.
         layer: Counted from 1; None: the one that alignments are read from.
-        head: Counted from 1; None: mean.
+        head: Counted from 1; None: the mean of all heads.
 
     Returns:
         The path.
 
     Raises:
-        ImportError: If matplotlib is not installed; tells how to install it.
-        ValueError: If there is no such layer or head, or the path ends otherwise.
+        ImportError: If matplotlib is not installed; the message says how to install it.
+        ValueError: If there is no such layer or head, or the path has another suffix.
     """
     check_format(path)
     weights = attention.select(layer, head)
@@ -60,7 +60,7 @@ def plot_attention(
     figure = new_figure(columns * cell + _MARGIN + 1, rows * cell + _MARGIN)
     axes = figure.subplots()
     lowest = float(weights.min())
-    # Learned mixing of heads makes negative weights too: white is 0 then as well.
+    # Talking heads can make weights negative; a diverging colour map then keeps 0 white.
     largest = float(weights.abs().max())
     image = axes.imshow(
         weights.numpy(),
@@ -74,7 +74,7 @@ def plot_attention(
     axes.set_yticks(range(rows), map(spell, attention.rows))
     fonts = _fonts([*attention.rows, *attention.columns], path)
     for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
-        # A dollar is a dollar.
+        # Dollar signs are text here, not TeX.
         label.set_parse_math(False)
         label.set_fontfamily(fonts)
         label.set_fontsize(min(10.0, 60 * cell))
@@ -92,19 +92,19 @@ def plot_attention(
 
 
 def plot_positions(model: PreTrainedModel, path: Path, positions: int) -> Path:
-    """Draws what a model adds to the embeddings of the first positions of a source.
+    """Draws what a model adds to the embeddings of the first source positions.
 
     Args:
-        model: One of ours.
+        model: A vanilla Transformer.
         path: Picture to write, .png or .svg.
-        positions: How many.
+        positions: Number of positions.
 
     Returns:
         The path.
 
     Raises:
-        ImportError: If matplotlib is not installed; tells how to install it.
-        ValueError: If the model has fewer positions, or the path ends otherwise.
+        ImportError: If matplotlib is not installed; the message says how to install it.
+        ValueError: If the model has fewer positions, or the path has another suffix.
     """
     check_format(path)
     if not 1 <= positions <= _MOST_POSITIONS:
@@ -133,34 +133,34 @@ def plot_positions(model: PreTrainedModel, path: Path, positions: int) -> Path:
 
 @torch.inference_mode()
 def position_encodings(model: PreTrainedModel, positions: int) -> Tensor:
-    """Encodings of the first positions of a source, `[positions, D]`."""
+    """Encodings of the first source positions, `[positions, D]`."""
     position_ids = torch.arange(positions, device=model.device)[None]
     encodings: Tensor = model.get_encoder().embed_positions(position_ids, torch.float32)
     return encodings[0].cpu()
 
 
 def check_format(path: Path) -> None:
-    """Refuses a picture in a format that we do not write.
+    """Refuses a format that cannot be written.
 
     Raises:
-        ValueError: If the path ends otherwise than a picture.
+        ValueError: If the path has the suffix of no such picture.
     """
     if path.suffix[1:] not in FORMATS:
         raise ValueError(f"A picture must be a .png or .svg file, got {path.name!r}.")
 
 
 def _save(figure: Figure, path: Path) -> Path:
-    """Writes a picture, in which text stays text if it is an .svg."""
+    """Writes a picture; text in an .svg stays text."""
     from matplotlib import rc_context
 
     with rc_context({"svg.fonttype": "none"}), warnings.catch_warnings():
-        # `_fonts` has told what is missing.
+        # `_fonts` has already reported what is missing.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         return save_figure(figure, path)
 
 
 def _directed(text: str) -> str:
-    """Puts a mark in front of Arabic, Hebrew and so on, since SVG text runs left to right else."""
+    """Puts a mark before Arabic, Hebrew and so on; otherwise SVG text runs left to right."""
     is_right_to_left = any(
         unicodedata.bidirectional(character) in ("R", "AL") for character in text
     )
@@ -168,10 +168,10 @@ def _directed(text: str) -> str:
 
 
 def _fonts(labels: list[str], path: Path) -> list[str]:
-    """Names of fonts that have all characters of the labels, if such are installed.
+    """Names of installed fonts that together have the characters of the labels.
 
-    Matplotlib's own font comes first; of the others, each adds the most of what is missing still.
-    An .svg is drawn in the fonts of its viewer, and needs none.
+    Matplotlib's own font comes first. Then each font adds the most of the characters that are still
+    missing. An .svg is drawn in the viewer's fonts and needs no others.
     """
     from matplotlib.font_manager import FontProperties, findSystemFonts, fontManager, get_font
 
@@ -188,27 +188,27 @@ def _fonts(labels: list[str], path: Path) -> list[str]:
         best = max(coverage, key=lambda file: len(coverage[file] & missing))
         if not coverage[best] & missing:
             break
-        # What was installed after matplotlib's cache was made is not known to it yet.
+        # Matplotlib's cache does not know fonts that were installed after it was made.
         fontManager.addfont(best)
         fonts.append(FontProperties(fname=best).get_name())
         missing -= coverage[best]
     if missing:
         logger.warning(
             "No installed font has the characters %s: the picture shows boxes for them. Install "
-            "one that has (such as those of the Noto family), or write .svg or .html, which is "
-            "drawn in the fonts of who looks at it.",
+            "one that has them (such as one of the Noto family), or write .svg or .html, which "
+            "use the viewer's fonts.",
             " ".join(map(chr, sorted(missing))),
         )
     return fonts
 
 
 def _characters(file: str) -> set[int]:
-    """Characters that a font can draw in outlines."""
+    """Characters for which a font has outlines."""
     from matplotlib.font_manager import get_font
 
     try:
         font = get_font(file)
     except (RuntimeError, OSError):
-        # No font that matplotlib can read, such as one of coloured bitmaps.
+        # Matplotlib cannot read every font, for example not those of coloured bitmaps.
         return set()
     return set(font.get_charmap()) if font.scalable else set()

@@ -1,6 +1,6 @@
-"""What a model looks at: the attention weights of one pair, with tokens that people can read.
+"""The attention weights of one pair, with human-readable tokens.
 
-Pictures are made of them by `attention_figures`, a page to browse by `attention_page`.
+`attention_figures` draws pictures of them, `attention_page` writes an interactive page.
 """
 
 import unicodedata
@@ -39,11 +39,11 @@ class AttentionMap:
 
     Attributes:
         kind: "encoder", "decoder" or "cross".
-        rows: Tokens that look: of the source, or those that the decoder writes.
-        columns: Tokens that are looked at: of the source, or those that the decoder has read
-            (`<s>`, and what it wrote).
-        weights: `[layers, H, rows, columns]`, those that the values are summed with.
-        sums_to_one: Whether each row does. Heads that talk after the softmax need not.
+        rows: Tokens that attend: those of the source, or those that the decoder writes.
+        columns: Tokens that are attended to: those of the source, or those that the decoder has
+            read (`<s>` and its own output).
+        weights: `[layers, H, rows, columns]`, by which the values are multiplied.
+        sums_to_one: Whether each row sums to 1. Talking heads after the softmax need not.
     """
 
     kind: Kind
@@ -54,15 +54,15 @@ class AttentionMap:
 
     @property
     def default_layer(self) -> int:
-        """Layer, counted from 1, that alignments would be read from; see `TorchEngine.force`."""
+        """Layer, counted from 1, that alignments are read from; see `TorchEngine.force`."""
         return aligned_layer(len(self.weights)) + 1
 
     def select(self, layer: int | None = None, head: int | None = None) -> Tensor:
-        """Weights of a layer and a head, or mean of its heads, `[rows, columns]`.
+        """Weights of a layer and a head, or the mean of its heads, `[rows, columns]`.
 
         Args:
             layer: Counted from 1; None: `default_layer`.
-            head: Counted from 1; None: mean.
+            head: Counted from 1; None: the mean of all heads.
 
         Raises:
             ValueError: If there is no such layer or head.
@@ -81,7 +81,7 @@ class AttentionMap:
         return weights.mean(0) if head is None else weights[head - 1]
 
     def title(self, layer: int | None = None, head: int | None = None) -> str:
-        """What `select` gives, in words."""
+        """A title for what `select` returns."""
         layers, heads = self.weights.shape[:2]
         which = f"mean of {heads} heads" if head is None else f"head {head} of {heads}"
         note = "" if self.sums_to_one else "\ntalking heads: rows need not sum to 1"
@@ -91,11 +91,11 @@ class AttentionMap:
 
 @dataclass(frozen=True)
 class AttentionMaps:
-    """The attention of a model that reads one pair.
+    """The attention of a model while it reads one pair.
 
     Attributes:
-        source: Text.
-        target: Text.
+        source: Text of the source.
+        target: Text of the target.
         encoder: Self-attention of the encoder.
         decoder: Self-attention of the decoder.
         cross: Attention of the decoder to the source.
@@ -121,13 +121,13 @@ class AttentionMaps:
 
 @torch.inference_mode()
 def read_attention(translator: Translator, source: str, target: str | None = None) -> AttentionMaps:
-    """Weights of all layers and heads, from one pass over a pair; nothing is searched in it.
+    """Weights of all layers and heads, from one forward pass over a pair.
 
     Args:
-        translator: With one model and the engine of torch, whatever its kernels are.
-        source: Text, read whole however long it is.
-        target: Its translation; None: the best one that the translator's search finds, in the
-            tokens that it found.
+        translator: With one model and the torch engine; any attention kernel will do.
+        source: Text; it is not cut, however long it is.
+        target: Its translation; None: the best one that the translator's search finds, with the
+            tokens of that search.
 
     Raises:
         ValueError: If the translator has several models, or another engine.
@@ -154,7 +154,7 @@ def read_attention(translator: Translator, source: str, target: str | None = Non
     spoken = translator.target_tokenizer
     heard = token_labels(translator.tokenizer, source_ids)
     read, written = token_labels(spoken, read_ids), token_labels(spoken, target_ids)
-    # Learned weights applied behind the softmax may be anything.
+    # Learned mixing after the softmax may give any sum.
     sums_to_one = getattr(model.config, "talking_heads", None) not in ("weights", "both")
     return AttentionMaps(
         source=source,
@@ -177,18 +177,18 @@ def _translate(translator: Translator, engine: TorchEngine, source_ids: list[int
 
 
 def _stack(attentions: tuple[Tensor, ...]) -> Tensor:
-    """Weights of the only row of a batch, `[layers, H, Q, K]`."""
+    """Weights of a batch of one row, `[layers, H, Q, K]`."""
     return torch.stack([weights[0] for weights in attentions]).float().cpu()
 
 
 def token_labels(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> tuple[str, ...]:
-    r"""Tokens as people can read them, one for each id.
+    r"""Human-readable tokens, one for each id.
 
-    Blanks are drawn as ␣. Bytes that are a character together are called by it, with their number,
-    such as `é 1/2`. Other invisible characters are spelled as Python does, such as `\t`.
+    Blanks become ␣. Bytes that form a character together are named after it, with their number,
+    such as `é 1/2`. Other invisible characters are written as in Python, such as `\t`.
 
     Args:
-        tokenizer: That the ids are of.
+        tokenizer: The one that made the ids.
         ids: Of one text.
     """
     tokens = tokenizer.convert_ids_to_tokens(list(ids))
@@ -210,7 +210,7 @@ def token_labels(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> tupl
 
 
 def _first_characters(contents: list[bytes | None]) -> tuple[str, int]:
-    """What the first few tokens spell together, and how few suffice; nothing if they are broken."""
+    """What the first few tokens spell together, and how many; empty if that is not UTF-8."""
     spelled = b""
     for count, content in enumerate(contents, start=1):
         if content is None:
@@ -224,7 +224,7 @@ def _first_characters(contents: list[bytes | None]) -> tuple[str, int]:
 
 
 def _content(token: str, *, in_bytes: bool) -> bytes | None:
-    """Bytes that a token spells; None for one that is text."""
+    """Bytes that a token spells; None if it is text."""
     if in_bytes:
         return bytes(map(_byte_of_character().__getitem__, token))
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
@@ -234,14 +234,14 @@ def _content(token: str, *, in_bytes: bool) -> bytes | None:
 
 @cache
 def _byte_of_character() -> dict[str, int]:
-    """How GPT-2's vocabulary, and those like it, spell bytes."""
+    """The characters by which GPT-2's vocabulary, and others like it, spell bytes."""
     return {character: byte for byte, character in bytes_to_unicode().items()}
 
 
 def _readable(text: str) -> str:
     if all(character in _JOINERS for character in text):
         return ascii(text)[1:-1]
-    # A mark that would hang on the character before it gets a place of its own.
+    # A combining mark would attach to the character before it.
     if unicodedata.category(text[0]).startswith("M"):
         text = "◌" + text
     return "".join(

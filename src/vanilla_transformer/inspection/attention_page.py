@@ -1,4 +1,4 @@
-"""Attention maps as one HTML page to browse, which needs nothing but itself."""
+"""Attention maps as one interactive HTML page that works offline."""
 
 import json
 from importlib.resources import files
@@ -10,7 +10,7 @@ from vanilla_transformer.inspection.attention_maps import TITLES, AttentionMaps
 
 _TEMPLATE = "attention_page.html"
 _PLACE = ">DATA<"
-# Written so that no text ends the script that holds it.
+# Escaped, so that no text can end the script element that holds it.
 _ESCAPES = str.maketrans({character: f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"})
 _DIGITS = 4
 
@@ -23,14 +23,14 @@ def write_attention_page(
     layer: int | None = None,
     head: int | None = None,
 ) -> Path:
-    """Writes a page on which one chooses kind, layer and head, and follows tokens.
+    """Writes a page on which readers choose kind, layer and head, and follow tokens.
 
     Args:
         maps: Of one pair. Weights are rounded to four digits.
         path: Of the page.
         kind: Shown first.
         layer: Shown first, counted from 1; None: the one that alignments are read from.
-        head: Shown first, counted from 1; None: mean.
+        head: Shown first, counted from 1; None: the mean of all heads.
 
     Returns:
         The path.

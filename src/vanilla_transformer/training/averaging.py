@@ -21,14 +21,14 @@ from vanilla_transformer.training.checkpoints import closed_checkpoints
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run ends with: where its weights come from, and what they score on validation."""
+    """The result of a run: where its weights come from, and their validation scores."""
 
     weights: str
     scores: dict[str, Any] | None = None
 
 
 def best_weights(trainer: Trainer) -> Outcome:
-    """The weights that Trainer has left in the model."""
+    """The outcome with the weights that Trainer has left in the model."""
     is_best = trainer.args.load_best_model_at_end and trainer.state.best_global_step is not None
     if is_best:
         return Outcome("best checkpoint", scores_of_update(trainer, trainer.state.best_global_step))
@@ -36,7 +36,7 @@ def best_weights(trainer: Trainer) -> Outcome:
 
 
 def scores_of_update(trainer: Trainer, step: int) -> dict[str, Any] | None:
-    """What the weights of an update had on validation; None if they were not evaluated."""
+    """Validation scores of the weights after an update; None if they were not evaluated."""
     evaluations = [
         {name.removeprefix("eval_"): value for name, value in entry.items()}
         for entry in trainer.state.log_history
@@ -46,11 +46,11 @@ def scores_of_update(trainer: Trainer, step: int) -> dict[str, Any] | None:
 
 
 def average_weights(trainer: Trainer, count: int, outcome: Outcome) -> Outcome:
-    """Puts the mean of the last `count` checkpoints into the model, if it does no worse.
+    """Puts the mean of the last `count` checkpoints into the model, if it is no worse.
 
     Args:
         trainer: After training; its model holds the weights of `outcome`.
-        count: Checkpoints to average; fewer where there are fewer.
+        count: Number of checkpoints to average, or all if there are fewer.
         outcome: Of the run so far.
 
     Returns:
@@ -68,18 +68,18 @@ def average_weights(trainer: Trainer, count: int, outcome: Outcome) -> Outcome:
 def try_weights(
     trainer: Trainer, weights: dict[str, Tensor], name: str, outcome: Outcome
 ) -> Outcome:
-    """Puts averaged weights into the model, if they do no worse on the validation pairs.
+    """Puts averaged weights into the model, if they are no worse on the validation pairs.
 
-    Early in training, while the weights still move far, they do: so none are taken untried. Worse
-    means a worse score and a higher loss, or a loss that is not finite. The score alone would
-    favour the best checkpoint, which was the luckiest of many on these very pairs; the loss has far
-    less luck in it.
+    Early in training, while the weights still change much, averages are worse, so they are always
+    tried. Worse means a worse score and a higher loss, or a loss that is not finite. The score
+    alone would favour the best checkpoint, which was chosen, partly by luck, on these very pairs;
+    the loss varies much less.
 
     Args:
         trainer: After training; its model holds the weights of `outcome`.
         weights: By name; tied tensors once.
-        name: What they are, in words.
-        outcome: Of the run so far; stays the outcome if it has no scores.
+        name: Human-readable description of the weights.
+        outcome: Of the run so far; returned as it is if it has no scores.
 
     Returns:
         The outcome whose weights the model now holds.
@@ -88,7 +88,7 @@ def try_weights(
         return outcome
     model = trainer.accelerator.unwrap_model(trainer.model)
     before = copy.deepcopy(model.state_dict())
-    # Tied copies are not among them.
+    # Tied tensors have only one name in them.
     model.load_state_dict(weights, strict=False)
     scores = trainer.evaluate(metric_key_prefix="mean")
     scores = {key.removeprefix("mean_"): value for key, value in scores.items()}
@@ -99,7 +99,7 @@ def try_weights(
     )
     gain = scores[metric] - outcome.scores[metric]
     is_better = (gain if trainer.args.greater_is_better else -gain) >= 0
-    # Written so that NaN, which no comparison finds true, loses.
+    # Written so that NaN loses: every comparison with it is false.
     if math.isfinite(scores["loss"]) and (is_better or scores["loss"] < outcome.scores["loss"]):
         return Outcome(name, scores)
     model.load_state_dict(before)
@@ -107,15 +107,15 @@ def try_weights(
 
 
 def metric_of(arguments: TrainingArguments) -> str:
-    """The validation score that decides."""
+    """Name of the validation score that chooses checkpoints."""
     return (arguments.metric_for_best_model or "loss").removeprefix("eval_")
 
 
 def average_checkpoints(checkpoints: Sequence[Path]) -> dict[str, Tensor]:
     """Mean of the weights of several checkpoints of one model.
 
-    The files are read a tensor at a time: beside the result, no checkpoint is in memory. Tensors
-    that are tied stand once in a file and once in the result.
+    The files are read one tensor at a time, so no whole checkpoint is in memory beside the result.
+    Tied tensors occur once in a file and once in the result.
 
     Args:
         checkpoints: Folders with safetensors, sharded or not.
@@ -124,7 +124,7 @@ def average_checkpoints(checkpoints: Sequence[Path]) -> dict[str, Tensor]:
         The weights by name, each in the dtype of its file.
 
     Raises:
-        ValueError: If there is no checkpoint, or if two of them hold different tensors.
+        ValueError: If there is no checkpoint, or if two checkpoints have different tensors.
     """
     if not checkpoints:
         raise ValueError("There is no checkpoint to average. Give one or more folders.")

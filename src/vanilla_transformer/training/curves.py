@@ -10,7 +10,7 @@ CURVES_FILE = "curves.svg"
 
 
 def plot_curves(folder: Path, metric: str) -> Path:
-    """Draws what `log.jsonl` of a run holds, over minutes of training.
+    """Draws the reports in a run's `log.jsonl` over minutes of training.
 
     Args:
         folder: Of the run.
@@ -20,7 +20,7 @@ def plot_curves(folder: Path, metric: str) -> Path:
         The picture, `curves.svg` in the folder.
 
     Raises:
-        ImportError: If matplotlib is not installed; tells how to install it.
+        ImportError: If matplotlib is not installed; the message says how to install it.
         OSError: If the log cannot be read, or the picture cannot be written.
     """
     figure = new_figure(6.4, 7.2)

@@ -14,21 +14,21 @@ def r_drop(
     num_items_in_batch: int | Tensor | None = None,
     **inputs: Tensor,
 ) -> Seq2SeqLMOutput:
-    """Calls a model once on a batch that holds every pair twice, and adds that its halves differ.
+    """Calls a model once on a batch that holds every pair twice, with a loss on their difference.
 
     The loss is the mean of both cross-entropies plus alpha / 2 times the symmetric
     Kullback-Leibler divergence (KL(p, q) + KL(q, p)) / 2, per target token. That is half the loss
-    of the paper's equation (4), so that it stays comparable with the loss of a single pass.
+    of the paper's equation (4), which keeps it comparable with the loss of a single pass.
 
     Args:
         model: A vanilla Transformer in training mode, wrapped or not.
-        alpha: Weight of the divergence; the paper takes 5 for translation.
-        num_items_in_batch: What the summed loss is divided by, each target counted once; None for
-            the targets of this batch.
-        inputs: Tensors of the batch, `[B, ...]` each, `labels` among them.
+        alpha: Weight of the divergence; the paper uses 5 for translation.
+        num_items_in_batch: Divisor of the summed loss, each target counted once; None for the
+            targets of this batch.
+        inputs: Tensors of the batch, `[B, ...]` each, including `labels`.
 
     Returns:
-        The model's output for 2 B rows, the second pass behind the first, with this loss.
+        The model's output for 2 B rows, the second pass after the first, with this loss.
     """
     return model(
         **{name: torch.cat([tensor, tensor]) for name, tensor in inputs.items()},

@@ -1,4 +1,4 @@
-"""Minimum Bayes risk: of several candidates, the one most like all others."""
+"""Minimum Bayes risk: of several candidates, the one most similar to all others."""
 
 import math
 from collections import defaultdict
@@ -13,16 +13,16 @@ from vanilla_transformer.translation.engines import Hypothesis, Search
 def rank_by_utility(
     candidates: Sequence[tuple[Hypothesis, str]], prefix_length: int, search: Search
 ) -> list[tuple[Hypothesis, str]]:
-    """Candidates with their expected utilities for scores, best first.
+    """Candidates with their expected utilities as scores, best first.
 
-    Minimum Bayes risk decoding (Kumar & Byrne 2004, N04-1022) chooses the first. Its candidates are
-    the best ones that a search found, which count by their probabilities; or unbiased samples, all
-    of one weight (Eikema & Aziz 2020, arXiv 2005.10283, and 2022, arXiv 2108.04718).
+    Minimum Bayes risk decoding (Kumar & Byrne 2004, N04-1022) chooses the first. Candidates are
+    either the best ones that a search found, weighted by their probabilities, or unbiased samples
+    of equal weight (Eikema & Aziz 2020, arXiv 2005.10283, and 2022, arXiv 2108.04718).
 
     Args:
         candidates: Of one source, with their texts.
         prefix_length: Tokens of the forced prefix.
-        search: Where the candidates come from.
+        search: The search that found the candidates.
     """
     weights = [1.0] * len(candidates)
     if not search.do_sample:
@@ -44,14 +44,14 @@ def rank_by_utility(
 
 
 def expected_utilities(candidates: Sequence[str], weights: Sequence[float]) -> list[float]:
-    """Utility that each candidate can be expected to have, taking all of them for references.
+    """Expected utility of each candidate, with all candidates as references.
 
-    Utility is sacreBLEU's chrF of the sentence, 0 to 100. The time grows with the square of the
+    The utility is sacreBLEU's chrF of the sentence, 0 to 100. The time grows with the square of the
     number of different candidates.
 
     Args:
         candidates: Translations of one source.
-        weights: How probable each is; only their ratios count.
+        weights: Probability of each; only their ratios matter.
     """
     mass: dict[str, float] = defaultdict(float)
     for candidate, weight in zip(candidates, weights, strict=True):

@@ -1,4 +1,4 @@
-"""Lines to token ids; those that are too long for a model are cut into pieces that are not."""
+"""Lines to token ids; lines that are too long for a model are cut into pieces."""
 
 import logging
 import re
@@ -12,16 +12,17 @@ from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 
 logger = logging.getLogger(__name__)
 
-# A sentence ends behind these signs and what closes around them; in scripts without blanks, at
-# once. The lookbehind begins at the first sign only, or a million dots would take forever.
+# A sentence ends after these marks and closing quotes or brackets; in scripts without blanks, no
+# blank need follow. The lookbehind matches at the first mark only: otherwise a million dots would
+# take quadratic time.
 _SENTENCE_END = re.compile(
     r"""(?<![.!?…])[.!?…]++["'”’»)\]]*+(?=\s)|[。！？][」』”’）]*+"""  # noqa: RUF001
 )
-# Python's stand-ins for bytes that are not UTF-8; no text has them.
+# Python's replacements for bytes that are not UTF-8; they never occur in text.
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _WORD_CHARACTER = re.compile(r"\S")
 
-# A first guess for text that is to fill a piece; more than most text has.
+# First guess of the text that fills a piece; most text has fewer.
 CHARACTERS_PER_TOKEN = 8
 
 
@@ -30,9 +31,9 @@ class Piece:
     """A line, or a part of one that is too long.
 
     Attributes:
-        line: Place of the line among those given.
+        line: Index of the line among those given.
         source: Ids with `</s>`.
-        prefix: Ids that its translation begins with.
+        prefix: Ids with which its translation begins.
     """
 
     line: int
@@ -47,14 +48,14 @@ def cut_into_pieces(
     first_line: int,
     source_prefix: Sequence[int] = (),
 ) -> list[Piece]:
-    """Ids of all lines but blank ones; a warning names each line that had to be cut.
+    """Ids of all lines except blank ones; a warning names each line that is cut.
 
     Args:
-        lines: Each with what its translation begins with.
+        lines: Each with the text with which its translation begins.
         tokenizers: Fast ones.
-        max_tokens: Longest piece, `</s>` counted.
+        max_tokens: Length of the longest piece, `</s>` counted.
         first_line: Number of the first line, for warnings.
-        source_prefix: Ids in front of each piece, which count too.
+        source_prefix: Ids before each piece; they count towards its length.
     """
     max_tokens -= len(source_prefix)
     tokenizer = tokenizers.source
@@ -63,7 +64,7 @@ def cut_into_pieces(
         for place, (line, _) in enumerate(lines)
         if line.strip()
     }
-    # Very long lines are not even tokenised in one go.
+    # Very long lines are not tokenised as a whole.
     short = [
         place for place, text in texts.items() if len(text) <= CHARACTERS_PER_TOKEN * max_tokens
     ]
@@ -80,7 +81,7 @@ def cut_into_pieces(
                 max_tokens + len(source_prefix),
                 len(sources),
             )
-        # The text of the prefix stands once in the translation of the line.
+        # Only the first piece of a line begins with the prefix.
         prefixes = chain([_encode_prefix(lines[place][1], tokenizers.target)], repeat([]))
         pieces += [
             Piece(place, [*source_prefix, *source], prefix)
@@ -97,7 +98,7 @@ def _encode(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[i
 
 
 def _encode_prefix(prefix: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    # The blank between words belongs to the word that follows.
+    # A blank between words belongs to the token of the next word.
     prefix = _SURROGATES.sub("\ufffd", prefix).rstrip()
     if not prefix:
         return []
@@ -108,17 +109,17 @@ def _encode_prefix(prefix: str, tokenizer: PreTrainedTokenizerBase) -> list[int]
 def cut_line(line: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> list[str]:
     """Pieces of a line, of at most `max_tokens` tokens each.
 
-    A piece ends behind the last sentence that fits, else before the last blank, else behind the
-    last token. Blanks at its two ends are dropped; nothing else is. Only the text of the next few
-    pieces is tokenised at a time, so that time and memory are in proportion to the line.
+    A piece ends after the last sentence that fits, else before the last blank, else after the last
+    token. Only blanks at its two ends are dropped. Only the text of the next few pieces is
+    tokenised at a time, so that time and memory are proportional to the line.
 
     Args:
         line: Text.
-        tokenizer: A fast one, which knows where in the text a token stands.
-        max_tokens: Longest piece, `</s>` counted. A character that takes more is a piece.
+        tokenizer: A fast one, which knows the place of each token in the text.
+        max_tokens: Length of the longest piece, `</s>` counted. A single character may take more.
 
     Returns:
-        The pieces; no piece if there are only blanks.
+        The pieces; none if there are only blanks.
     """
     pieces = []
     start = _next_word(line, 0)
@@ -140,15 +141,15 @@ def _next_word(line: str, start: int) -> int:
 def _end_of_fitting(
     line: str, start: int, guess: int, tokenizer: PreTrainedTokenizerBase, max_tokens: int
 ) -> int:
-    """End of the longest text from `start` on whose tokens are not too many.
+    """End of the longest text from `start` that has at most `max_tokens` tokens.
 
-    It is looked for in the next `guess` characters, and in twice as many if all of them fit.
+    The next `guess` characters are searched, and twice as many if all of them fit.
     """
     while True:
         end = min(start + guess, len(line))
         encoded = tokenizer(line[start:end], return_offsets_mapping=True, verbose=False)
         if len(encoded["input_ids"]) > max_tokens:
-            # The last token that it may have is `</s>`.
+            # The last allowed token is `</s>`.
             first_too_many, _ = encoded["offset_mapping"][max_tokens - 1]
             return start + max(1, first_too_many)
         if end == len(line):
@@ -157,7 +158,7 @@ def _end_of_fitting(
 
 
 def _last_boundary(line: str, start: int, end: int) -> int:
-    """Where to end the piece that may reach from `start` to `end`."""
+    """Where to end a piece that begins at `start` and ends at `end` at the latest."""
     sentence_ends = [
         found.end() for found in _SENTENCE_END.finditer(line, start, end + 1) if found.end() <= end
     ]
