@@ -1,8 +1,7 @@
 """What the loss holds in memory, when it calls the output projection, and how it divides."""
 
 import copy
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
+from transformers.utils import logging
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.modeling import loss_vanilla_transformer
@@ -365,29 +365,71 @@ def test_logits_to_keep_chooses_positions(tiny_model, batch, kept, positions):
     torch.testing.assert_close(actual, expected)
 
 
-@pytest.mark.parametrize("label_smoothing", [0.0, 0.25])
-def test_trainers_own_label_smoothing_is_refused_when_the_config_smooths(
-    tiny_model, batch, tmp_path, label_smoothing
-):
-    tiny_model.config.label_smoothing = label_smoothing
-    arguments = Seq2SeqTrainingArguments(
-        output_dir=str(tmp_path), label_smoothing_factor=0.1, use_cpu=True, report_to="none"
+@pytest.fixture
+def transformers_log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """What Transformers' loggers say; no message was said before."""
+    logging.warning_once.cache_clear()
+    logging.enable_propagation()
+    yield caplog
+    logging.disable_propagation()
+
+
+def taken_outside(smoothing: float) -> str:
+    return (
+        f"`config.label_smoothing` is {smoothing} and has no effect: the loss is computed outside "
+        "the model, by Trainer's `label_smoothing_factor` or a loss function. Set "
+        "`config.label_smoothing` to 0 to silence this warning, or leave both arguments out to "
+        "train with it."
     )
-    trainer = Seq2SeqTrainer(tiny_model.train(), arguments)
-    refusal = pytest.raises(ValueError, match=r"`config\.label_smoothing` is 0\.25")
-
-    with refusal if label_smoothing else nullcontext():
-        trainer.compute_loss(tiny_model, batch, num_items_in_batch=torch.tensor(12))
 
 
-def test_evaluation_without_labels_is_not_refused_when_the_config_smooths(tiny_model, batch):
+@pytest.mark.parametrize(
+    ("by_config", "arguments", "in_force", "warnings"),
+    [
+        (0.0, {}, 0.0, []),
+        (0.25, {}, 0.25, []),
+        (0.25, {"label_smoothing_factor": 0.0}, 0.25, []),
+        (0.0, {"label_smoothing_factor": 0.1}, 0.1, []),
+        (0.25, {"label_smoothing_factor": 0.1}, 0.1, [taken_outside(0.25)]),
+    ],
+)
+def test_trainers_label_smoothing_replaces_that_of_the_config(
+    tiny_model, batch, tmp_path, transformers_log, by_config, arguments, in_force, warnings
+):
+    expected = F.cross_entropy(
+        tiny_model(**batch).logits.flatten(0, 1),
+        batch["labels"].flatten(),
+        label_smoothing=in_force,
+    )
+    (expected_gradient,) = torch.autograd.grad(expected, tiny_model.model.shared.weight)
+    tiny_model.config.label_smoothing = by_config
+    options = Seq2SeqTrainingArguments(
+        output_dir=str(tmp_path), use_cpu=True, report_to="none", **arguments
+    )
+    trainer = Seq2SeqTrainer(tiny_model.train(), options)
+    count = (batch["labels"] != -100).sum()
+
+    for _ in range(2):
+        loss = trainer.compute_loss(tiny_model, dict(batch), num_items_in_batch=count)
+        (gradient,) = torch.autograd.grad(loss, tiny_model.model.shared.weight)
+
+        torch.testing.assert_close(loss, expected)
+        torch.testing.assert_close(gradient, expected_gradient)
+    assert transformers_log.messages == warnings
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_loss_function_of_the_user_is_warned_of_in_training_when_the_config_smooths(
+    tiny_model, batch, transformers_log, training
+):
     tiny_model.config.label_smoothing = 0.25
     del batch["labels"]
 
-    # What a loss function of the user's asks for; the model would smooth no evaluation anyway.
-    output = tiny_model(**batch, num_items_in_batch=12)
+    output = tiny_model.train(training)(**batch, num_items_in_batch=12)
 
     assert output.logits.shape == (3, 5, 37)
+    # The model would smooth no evaluation anyway.
+    assert transformers_log.messages == [taken_outside(0.25)] * training
 
 
 def test_loss_of_a_target_whose_probability_underflows_is_finite():

@@ -32,8 +32,8 @@ from vanilla_transformer_cli.settings import TrainSettings
 # Sentences of a batch, over all processes together, and batches of an update: 16 sentences each.
 SPLITS = [(16, 1), (4, 4), (2, 8)]
 
-# Smoothing by the model and by Trainer.
-SMOOTHINGS = [(0.0, 0.0), (0.2, 0.0), (0.0, 0.2)]
+# Smoothing that the config and Trainer's argument ask for; the argument wins.
+SMOOTHINGS = [(0.0, 0.0), (0.2, 0.0), (0.0, 0.2), (0.3, 0.2)]
 
 VOCAB_SIZE = 37
 

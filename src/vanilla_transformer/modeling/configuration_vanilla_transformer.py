@@ -101,7 +101,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
             sqrt(l) (Zhang et al. 2019, arXiv 1908.11365); for stacks of 12 layers and more.
         scale_embedding: Multiplies embedding lookups by sqrt(d_model), section 3.4.
         label_smoothing: Mass that training spreads evenly over all V entries, section 5.4; the
-            loss of an evaluation is never smoothed.
+            loss of an evaluation is never smoothed. Trainer's `label_smoothing_factor` replaces it.
         max_position_embeddings: Longest sequence, in tokens, that is expected. Learned positions
             end there. Sinusoids have no end, so this only sets the length at which an unconfigured
             `generate` stops.

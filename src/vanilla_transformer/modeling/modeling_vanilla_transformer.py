@@ -33,7 +33,7 @@ from transformers.modeling_outputs import (
     Seq2SeqLMOutput,
     Seq2SeqModelOutput,
 )
-from transformers.utils import TransformersKwargs
+from transformers.utils import TransformersKwargs, logging
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
@@ -50,6 +50,8 @@ from .packing_vanilla_transformer import (
     up_to_last_target,
 )
 from .positions_vanilla_transformer import POSITIONS
+
+logger = logging.get_logger(__name__)
 
 
 class Layer(GradientCheckpointingLayer):
@@ -642,11 +644,10 @@ class VanillaTransformerForConditionalGeneration(
             `labels`, unless `return_logits`.
 
         Raises:
-            ValueError: If the loss is taken elsewhere while `config.label_smoothing` is set, or if
-                `labels` come with `logits_to_keep`.
+            ValueError: If `labels` come with `logits_to_keep`.
         """
         if self.training and labels is None and num_items_in_batch is not None:
-            self._refuse_outer_loss()
+            self._warn_of_outer_loss()
         if labels is not None:
             self._refuse_partial_logits(logits_to_keep)
             # A loss needs no later steps, and filling a cache copies all keys and values.
@@ -711,17 +712,18 @@ class VanillaTransformerForConditionalGeneration(
                 f"from the loss, set their labels to {IGNORED}."
             )
 
-    def _refuse_outer_loss(self) -> None:
-        """Trainer's own label smoothing, or a loss function of the user's, takes the labels away.
+    def _warn_of_outer_loss(self) -> None:
+        """Says once that the config's label smoothing does not apply to a loss of the caller's.
 
-        Raises:
-            ValueError: If the config asks the model for smoothing all the same.
+        With `label_smoothing_factor`, or a loss function of the user's, Trainer keeps the labels
+        for itself and computes the loss from the logits: nothing is smoothed twice.
         """
         if self.config.label_smoothing:
-            raise ValueError(
-                "The loss is taken outside the model, which is told to smooth its own: "
-                f"`config.label_smoothing` is {self.config.label_smoothing}. Set it to 0, or leave "
-                "`label_smoothing_factor` at 0 and pass no loss function to Trainer."
+            logger.warning_once(
+                f"`config.label_smoothing` is {self.config.label_smoothing} and has no effect: the "
+                "loss is computed outside the model, by Trainer's `label_smoothing_factor` or a "
+                "loss function. Set `config.label_smoothing` to 0 to silence this warning, or "
+                "leave both arguments out to train with it."
             )
 
 
