@@ -140,11 +140,12 @@ def load_translator(settings: SearchSettings, **others: Any) -> "Translator":
     """Translator of the models that the settings name; `others` are further arguments."""
     # Thousands of modules load half a second faster if nobody looks for garbage among them.
     gc.disable()
-    from transformers.utils.logging import disable_progress_bar
+    try:
+        from transformers.utils.logging import disable_progress_bar
 
-    from vanilla_transformer.translation import Translator
-
-    gc.enable()
+        from vanilla_transformer.translation import Translator
+    finally:
+        gc.enable()
     # Bars for loading and saving weights would stand between our own lines.
     disable_progress_bar()
     values = {item.name: getattr(settings, item.name) for item in fields(SearchSettings)}

@@ -306,6 +306,19 @@ def replace_linear(model: Model) -> None:
     fc1.__class__ = Doubled
 
 
+class ForeignLinear(Doubled):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+
+# A package beside this one, whose name begins alike.
+ForeignLinear.forward.__module__ = "vanilla_transformer.modeling_of_others"
+
+
+def replace_linear_by_foreign(model: Model) -> None:
+    model.model.decoder.layers[1].fc1.__class__ = ForeignLinear
+
+
 def hook_linear(model: Model) -> None:
     model.model.decoder.layers[1].fc1.register_forward_hook(lambda _, __, output: 2 * output)
 
@@ -315,7 +328,9 @@ def replace_head(model: Model) -> None:
 
 
 @both_widths
-@pytest.mark.parametrize("change", [replace_linear, hook_linear, replace_head])
+@pytest.mark.parametrize(
+    "change", [replace_linear, replace_linear_by_foreign, hook_linear, replace_head]
+)
 def test_changed_module_takes_part_in_the_search(tiny_model, sentences, change, num_beams):
     before = generate(tiny_model, sentences, num_beams=num_beams)
     change(tiny_model)

@@ -3,6 +3,7 @@
 import copy
 import math
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 import torch
@@ -277,6 +278,28 @@ def test_ensemble_of_a_model_and_itself_is_the_model(tiny_model, search):
 
     assert [best.tokens for (best,) in both] == [best.tokens for (best,) in one]
     assert [best.score for (best,) in both] == pytest.approx([best.score for (best,) in one])
+
+
+@pytest.mark.parametrize("search", [{}, {"num_beams": 3, "num_hypotheses": 3}])
+def test_ensemble_never_writes_what_the_generation_config_forbids(tiny_model, search):
+    config = tiny_model.generation_config
+    together = TorchEngine(tiny_model, tiny_model)
+    written = [one.tokens for found in translate(together, **search) for one in found]
+    pair = written[0][:2]
+    single = next(token for token in written[0][2:] if token not in pair)
+
+    # An end token among the bad words stays allowed, as in Transformers.
+    config.bad_words_ids = [[0], [1], [END], pair]
+    config.suppress_tokens = [single]
+    constrained, expected = (
+        [one.tokens for found in translate(engine, **search) for one in found]
+        for engine in (together, TorchEngine(tiny_model))
+    )
+
+    assert constrained == expected
+    for tokens in constrained:
+        assert tuple(pair) not in pairwise(tokens)
+        assert single not in tokens
 
 
 def test_ensemble_is_greedy_over_the_mean_of_the_probabilities(tiny_model, other_model):

@@ -2,6 +2,8 @@
 
 from transformers import GenerationConfig
 
+from vanilla_transformer.modeling.search_vanilla_transformer import Constraints
+
 
 def never_generated(generation_config: GenerationConfig) -> list[int]:
     """Ids that no search gives: `<pad>` and `<s>`, unless the model's owner chose others.
@@ -9,11 +11,11 @@ def never_generated(generation_config: GenerationConfig) -> list[int]:
     Raises:
         ValueError: If sequences of several tokens are forbidden, which an export cannot express.
     """
-    forbidden = generation_config.bad_words_ids or []
-    sequences = [ids for ids in forbidden if len(ids) != 1]
-    if sequences:
+    constraints = Constraints.of(generation_config)
+    if constraints.others:
+        sequences = [ids for ids in generation_config.bad_words_ids if len(ids) != 1]
         raise ValueError(
             "`bad_words_ids` of the generation config must name single tokens, which are then "
             f"never generated, got {sequences}. Leave them out, or use the engine `torch`."
         )
-    return [token_id for ids in forbidden for token_id in ids]
+    return sorted(constraints.banned)

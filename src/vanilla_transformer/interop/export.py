@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -21,6 +20,7 @@ from transformers import (
 from vanilla_transformer.files import write_lines
 from vanilla_transformer.interop import never_generated
 from vanilla_transformer.model_folder import RUN_FILE, describe_model_files, load_model, read_run
+from vanilla_transformer.modeling.search_vanilla_transformer import padded
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 from vanilla_transformer.translation.ctranslate2_engine import CTranslate2Engine
 from vanilla_transformer.translation.engines import Search, TorchEngine
@@ -319,20 +319,15 @@ def _no_prefixes(sources: list[list[int]]) -> list[list[int]]:
 @torch.no_grad()
 def _logits(model: PreTrainedModel, sources: list[list[int]], targets: list[list[int]]) -> Tensor:
     """What the model gives to the next token all along the targets, `[B, T, V]`."""
-    input_ids, attention_mask = _pad(sources)
+    filler = model.config.pad_token_id
+    input_ids, attention_mask = padded(sources, filler)
     # The targets behind the start token, without their last one.
-    decoder_input_ids = _pad([[model.config.decoder_start_token_id, *row[:-1]] for row in targets])
+    start = model.config.decoder_start_token_id
+    decoder_input_ids, _ = padded([[start, *row[:-1]] for row in targets], filler)
     outputs = model(
         input_ids=input_ids,
         attention_mask=attention_mask,
-        decoder_input_ids=decoder_input_ids[0],
+        decoder_input_ids=decoder_input_ids,
         use_cache=False,
     )
     return outputs.logits
-
-
-def _pad(rows: list[list[int]]) -> tuple[Tensor, Tensor]:
-    """Ids, filled up on the right, and mask (1 = real token), `[B, S]`."""
-    ids = pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
-    lengths = torch.tensor([len(row) for row in rows])
-    return ids, (torch.arange(ids.shape[1]) < lengths[:, None]).long()

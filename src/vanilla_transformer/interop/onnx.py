@@ -13,6 +13,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from vanilla_transformer.interop import never_generated
+from vanilla_transformer.modeling.search_vanilla_transformer import padded
 
 Array = NDArray[Any]
 
@@ -207,11 +208,9 @@ class OnnxModel:
 
     def encode(self, sources: list[list[int]]) -> dict[str, Array]:
         """What the decoder reads of sources, ids with `</s>`: `attention_mask` and `source.*`."""
-        lengths = np.array([len(source) for source in sources])
-        attention_mask = (np.arange(lengths.max()) < lengths[:, None]).astype(np.int64)
-        input_ids = np.full_like(attention_mask, self.generation_config.pad_token_id)
-        input_ids[attention_mask == 1] = np.concatenate(sources)
-        inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+        input_ids, mask = padded(sources, self.generation_config.pad_token_id)
+        attention_mask = mask.numpy()
+        inputs = {"input_ids": input_ids.numpy(), "attention_mask": attention_mask}
         names = [output.name for output in self.encoder.get_outputs()]
         outputs = dict(zip(names, self.encoder.run(names, inputs), strict=True))
         return {"attention_mask": attention_mask, **outputs}
@@ -245,12 +244,11 @@ class OnnxModel:
             sources: Ids with `</s>`.
             targets: Ids behind the start token; the last one is not read.
         """
-        width = max(map(len, targets))
-        decoder_input_ids = np.full((len(targets), width), self.generation_config.pad_token_id)
-        for row, target in zip(decoder_input_ids, targets, strict=True):
-            row[: len(target)] = [self.generation_config.decoder_start_token_id, *target[:-1]]
+        config = self.generation_config
+        shifted = [[config.decoder_start_token_id, *target[:-1]] for target in targets]
+        decoder_input_ids, _ = padded(shifted, config.pad_token_id)
         past = self.empty_past(len(sources))
-        return self.decode(decoder_input_ids, self.encode(sources), past)[0]
+        return self.decode(decoder_input_ids.numpy(), self.encode(sources), past)[0]
 
     def generate(self, sources: list[list[int]], limits: list[int]) -> list[list[int]]:
         """Greedy translations, as `model.generate(num_beams=1)` gives them.

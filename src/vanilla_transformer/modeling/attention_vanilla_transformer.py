@@ -116,17 +116,17 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         self.config = config
-        # Of queries, keys and values, in the order of fused rows.
-        self.head_shapes = config.head_shapes(num_heads)
-        self.row_counts = tuple(heads * size for heads, size in self.head_shapes)
-        (key_heads, d_k), _, (value_heads, _) = self.head_shapes
-        self.scaling = d_k**-0.5
+        shapes = config.head_shapes(num_heads)
+        # A plain tuple, which can be sliced in a compiled forward too.
+        self.head_shapes = tuple(shapes)
+        self.row_counts = tuple(shape.heads * shape.size for shape in shapes)
+        self.scaling = shapes.key.size**-0.5
         self.logits_mixing: nn.Module = nn.Identity()
         self.weights_mixing: nn.Module = nn.Identity()
         if config.talking_heads in ("logits", "both"):
-            self.logits_mixing = HeadMixing(key_heads, num_heads)
+            self.logits_mixing = HeadMixing(shapes.key.heads, num_heads)
         if config.talking_heads in ("weights", "both"):
-            self.weights_mixing = HeadMixing(num_heads, value_heads)
+            self.weights_mixing = HeadMixing(num_heads, shapes.value.heads)
         self.attention_dropout = config.attention_dropout
         self.layer_idx = layer_idx
         # Transformers' kernels read it when they get no mask.

@@ -3,7 +3,7 @@
 import copy
 import difflib
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 from huggingface_hub.dataclasses import strict
 from transformers import GenerationConfig, PreTrainedConfig
@@ -50,6 +50,21 @@ _COUNTS = (
 
 _POSITION_EMBEDDING_TYPES = ("sinusoidal", "sinusoidal_concatenated", "learned")
 _TALKING_HEADS = (None, "logits", "weights", "both")
+
+
+class HeadShape(NamedTuple):
+    """Number of heads, and the size of each."""
+
+    heads: int
+    size: int
+
+
+class HeadShapes(NamedTuple):
+    """Heads of one attention, in the order of the rows of a fused projection."""
+
+    query: HeadShape
+    key: HeadShape
+    value: HeadShape
 
 
 @strict
@@ -209,15 +224,16 @@ class VanillaTransformerConfig(PreTrainedConfig):
             return spelled_out.get_text_config(decoder=True)
         return super().get_text_config(decoder, encoder)
 
-    def head_shapes(self, num_heads: int) -> tuple[tuple[int, int], ...]:
+    def head_shapes(self, num_heads: int) -> HeadShapes:
         """Number and size of the heads of queries, keys and values.
 
         Args:
             num_heads: Attention heads of the stack, that is softmax maps.
         """
         key_heads, value_heads = self.key_heads or num_heads, self.value_heads or num_heads
-        keys = (key_heads, self.d_k or self.d_model // key_heads)
-        return keys, keys, (value_heads, self.d_v or self.d_model // value_heads)
+        keys = HeadShape(key_heads, self.d_k or self.d_model // key_heads)
+        values = HeadShape(value_heads, self.d_v or self.d_model // value_heads)
+        return HeadShapes(keys, keys, values)
 
     def validate_architecture(self) -> None:
         """Checks the rules that span fields and reports all that are broken at once.

@@ -231,9 +231,9 @@ class IncrementalDecoder:
 
 def _holds_only_known_code(part: nn.Module) -> bool:
     """Whether all modules are torch's and this package's own, and none is hooked or patched."""
-    known = ("torch.nn.", "transformers.activations", __name__.rpartition(".")[0])
+    known = ("torch.nn.", "transformers.activations.", f"{__name__.rpartition('.')[0]}.")
     return all(
-        type(module).forward.__module__.startswith(known)
+        f"{type(module).forward.__module__}.".startswith(known)
         and not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
         for module in part.modules()
     )

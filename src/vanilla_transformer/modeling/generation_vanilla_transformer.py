@@ -34,6 +34,7 @@ from .search_vanilla_transformer import (
     Constraints,
     beam_search,
     greedy_search,
+    padded,
 )
 
 # Releases whose searches ours were compared with, the second excluded.
@@ -160,8 +161,8 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         Raises:
             ValueError: If the model has not.
         """
-        config = self.config
-        (keys, _), _, (values, _) = config.head_shapes(config.decoder_attention_heads)
+        shapes = self.config.head_shapes(self.config.decoder_attention_heads)
+        keys, values = shapes.key.heads, shapes.value.heads
         if implementation is not None and "static" in implementation and keys != values:
             raise ValueError(
                 "A static cache needs as many heads of values as of keys, got "
@@ -344,6 +345,5 @@ def _draw(scores: Tensor) -> Tensor:
 
 def _join(prompt: Tensor, outputs: list[list[int]], fill: Tensor) -> Tensor:
     """Outputs behind their prompts, filled up to one length, `[B, T]`."""
-    longest = max(len(output) for output in outputs)
-    rows = [output + [int(fill)] * (longest - len(output)) for output in outputs]
-    return torch.cat((prompt, torch.tensor(rows, device=prompt.device)), dim=-1)
+    rows, _ = padded(outputs, int(fill))
+    return torch.cat((prompt, rows.to(prompt.device)), dim=-1)

@@ -11,6 +11,8 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import GenerationConfig
 from transformers.generation import (
     LogitsProcessor,
     NoBadWordsLogitsProcessor,
@@ -19,6 +21,17 @@ from transformers.generation import (
 
 # Copying what stays pays once an eighth of the sentences has finished.
 LARGEST_FULL_SHARE = 7 / 8
+
+
+def padded(rows: list[list[int]], filler: int) -> tuple[Tensor, Tensor]:
+    """Rows of unequal length, filled up on the right, and their mask (1 = real), `[B, longest]`."""
+    ids = pad_sequence(
+        [torch.tensor(row, dtype=torch.long) for row in rows],
+        batch_first=True,
+        padding_value=filler,
+    )
+    lengths = torch.tensor([len(row) for row in rows])
+    return ids, (torch.arange(ids.shape[1]) < lengths[:, None]).long()
 
 
 class Decoding(Protocol):
@@ -54,6 +67,21 @@ class Constraints:
                 self.banned.update(token for (token,) in processor.sequence_bias)
             else:
                 self.others.append(processor)
+
+    @classmethod
+    def of(cls, config: GenerationConfig, device: torch.device | str = "cpu") -> "Constraints":
+        """What a generation config forbids: its `suppress_tokens` and `bad_words_ids`.
+
+        Args:
+            config: Its other settings are not read.
+            device: Of the scores.
+        """
+        processors: list[LogitsProcessor] = []
+        if config.suppress_tokens:
+            processors.append(SuppressTokensLogitsProcessor(config.suppress_tokens, device=device))
+        if config.bad_words_ids:
+            processors.append(NoBadWordsLogitsProcessor(config.bad_words_ids, config.eos_token_id))
+        return cls(processors)
 
     def __call__(self, scores: Tensor, sequences: Iterable[list[int]]) -> Tensor:
         """Scores `[rows, V]` of what may follow, in float32; changes them in place.

@@ -25,6 +25,7 @@ from vanilla_transformer.modeling.search_vanilla_transformer import (
     Constraints,
     beam_search,
     greedy_search,
+    padded,
 )
 
 # Numbers of the largest tensor [rows, T, V] of a teacher-forced pass: 64 MB in float32.
@@ -299,9 +300,7 @@ class TorchEngine:
             ]
         )
         config = self.model.generation_config
-        constraints = Constraints()
-        constraints.banned.update(config.suppress_tokens or [])
-        constraints.banned.update(token for (token,) in config.bad_words_ids or [])
+        constraints = Constraints.of(config, prompt.device)
         prefixes = prompt[:, 1:].tolist()
         beyond = [limit - len(prefix) for limit, prefix in zip(limits, prefixes, strict=True)]
         arguments = (decoding, prompt, beyond, self.end_ids, constraints)
@@ -404,11 +403,8 @@ class TorchEngine:
 
     def _pad(self, rows: list[list[int]]) -> tuple[Tensor, Tensor]:
         """Ids and mask `[B, S]`, padded on the right."""
-        width = max(map(len, rows))
-        filler = self.model.config.pad_token_id
-        ids = [row + [filler] * (width - len(row)) for row in rows]
-        mask = [[1] * len(row) + [0] * (width - len(row)) for row in rows]
-        return self._tensor(ids), self._tensor(mask)
+        ids, mask = padded(rows, self.model.config.pad_token_id)
+        return ids.to(self.model.device), mask.to(self.model.device)
 
     def _tensor(self, rows: Sequence[int] | Sequence[list[int]]) -> Tensor:
         return torch.tensor(rows, device=self.model.device)
