@@ -18,7 +18,7 @@ from transformers.utils import logging
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.modeling import loss_vanilla_transformer
-from vanilla_transformer.modeling.loss_vanilla_transformer import projected_loss_sum
+from vanilla_transformer.modeling.loss_vanilla_transformer import LossTerms, projected_loss_sum
 
 Model = VanillaTransformerForConditionalGeneration
 Batch = dict[str, Tensor]
@@ -436,7 +436,7 @@ def test_loss_of_a_target_whose_probability_underflows_is_finite():
     projection = nn.Linear(1, 3, bias=False)
     projection.weight.data = torch.tensor([[0.0], [200.0], [0.0]])
 
-    loss = projected_loss_sum(projection, torch.ones(1, 1, 1), torch.tensor([[2]]), 0.0)
+    loss = projected_loss_sum(projection, torch.ones(1, 1, 1), torch.tensor([[2]]))
 
     assert loss == 200
 
@@ -456,7 +456,7 @@ def test_loss_of_narrow_weights_is_summed_in_float32(dtype, path):
         if path == "module":
             projection.register_forward_hook(lambda module, inputs, output: None)
         states = hidden.to(dtype)[None].requires_grad_()
-        loss = projected_loss_sum(projection, states, labels[None], 0.1)
+        loss = projected_loss_sum(projection, states, labels[None], LossTerms(0.1))
         (loss / 600).backward()
         return loss, states.grad, projection.weight.grad
 
@@ -479,7 +479,7 @@ def test_gradient_of_a_narrow_projection_is_summed_over_chunks_in_float32(monkey
     states = torch.ones(1, 600, 1, dtype=torch.bfloat16)
     labels = torch.zeros(1, 600, dtype=torch.long)
 
-    projected_loss_sum(projection, states, labels, 0.0).backward()
+    projected_loss_sum(projection, states, labels).backward()
 
     # Each target adds a third to the ids that it is not; in bfloat16 the sum would stop at 128. A
     # third itself and the sum are rounded once.
@@ -526,8 +526,8 @@ def test_compiled_loss_is_not_compiled_anew_for_every_size(r_drop_alpha):
 
     for rows, length in ((2, 9), (4, 30), (32, 40), (6, 21), (64, 60), (8, 50)):
         hidden_states, labels = torch.randn(rows, length, 8), torch.randint(11, (rows, length))
-        loss = compiled(lm_head, hidden_states, labels, 0.1, r_drop_alpha)
-        expected = projected_loss_sum(lm_head, hidden_states, labels, 0.1, r_drop_alpha)
+        loss = compiled(lm_head, hidden_states, labels, LossTerms(0.1, r_drop_alpha))
+        expected = projected_loss_sum(lm_head, hidden_states, labels, LossTerms(0.1, r_drop_alpha))
         torch.testing.assert_close(loss, expected)
 
     # The sizes of the first batch are taken for constants, those that change are not; chunks of

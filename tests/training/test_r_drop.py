@@ -7,7 +7,11 @@ from torch import nn
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.modeling import loss_vanilla_transformer
-from vanilla_transformer.modeling.loss_vanilla_transformer import loss_sum, projected_loss_sum
+from vanilla_transformer.modeling.loss_vanilla_transformer import (
+    LossTerms,
+    loss_sum,
+    projected_loss_sum,
+)
 from vanilla_transformer.training.r_drop import r_drop
 
 ALPHA = 3.0
@@ -70,9 +74,9 @@ def test_loss_and_its_gradients_are_those_of_torch(monkeypatch, path, length):
         monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
 
     if path == "logits":
-        actual = loss_sum(projection(states), twice, 0.1, ALPHA)
+        actual = loss_sum(projection(states), twice, LossTerms(0.1, ALPHA))
     else:
-        actual = projected_loss_sum(projection, states, twice, 0.1, ALPHA)
+        actual = projected_loss_sum(projection, states, twice, LossTerms(0.1, ALPHA))
     actual_gradients = torch.autograd.grad(5 * actual, inputs)
 
     torch.testing.assert_close(actual, expected)
@@ -84,7 +88,7 @@ def test_divergence_is_finite_when_one_pass_excludes_what_the_other_takes():
     projection.weight.data = torch.tensor([[100.0], [-100.0]])
     states = torch.tensor([[[1.0]], [[-1.0]]]).requires_grad_()
 
-    total = projected_loss_sum(projection, states, torch.tensor([[0], [0]]), 0.0, ALPHA)
+    total = projected_loss_sum(projection, states, torch.tensor([[0], [0]]), LossTerms(0.0, ALPHA))
     total.backward()
 
     # The second pass has a cross-entropy of 200, as has each direction of the divergence.

@@ -4,7 +4,7 @@ Shapes: B batch · T target · D `d_model` · V vocabulary · N real target posi
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,21 @@ IGNORED = -100
 CHUNK_ROWS = 256
 # Chunks of a compiled loss; a number that depended on the batch would compile anew for each.
 COMPILED_CHUNKS = 8
+
+
+class LossTerms(NamedTuple):
+    """What a training loss consists of beside the likelihood of the targets.
+
+    Attributes:
+        label_smoothing: Share of a target's mass that is spread, section 5.4.
+        r_drop_alpha: Weight of R-Drop's `divergence_sum`; 0 for a single pass.
+    """
+
+    label_smoothing: float = 0.0
+    r_drop_alpha: float = 0.0
+
+
+PLAIN = LossTerms()
 
 
 def cross_entropy_sum(logits: Tensor, labels: Tensor, label_smoothing: float) -> Tensor:
@@ -57,20 +72,19 @@ def divergence_sum(logits: Tensor, labels: Tensor) -> Tensor:
     return divergence.where(labels.chunk(2)[0] != IGNORED, 0.0).sum()
 
 
-def loss_sum(
-    logits: Tensor, labels: Tensor, label_smoothing: float, r_drop_alpha: float = 0.0
-) -> Tensor:
-    """`cross_entropy_sum`, plus `divergence_sum` with this weight if it is not 0."""
-    total = cross_entropy_sum(logits, labels, label_smoothing)
-    return total + r_drop_alpha * divergence_sum(logits, labels) if r_drop_alpha else total
+def loss_sum(logits: Tensor, labels: Tensor, terms: LossTerms = PLAIN) -> Tensor:
+    """`cross_entropy_sum`, plus the weighted `divergence_sum` if its weight is not 0."""
+    total = cross_entropy_sum(logits, labels, terms.label_smoothing)
+    if terms.r_drop_alpha:
+        total = total + terms.r_drop_alpha * divergence_sum(logits, labels)
+    return total
 
 
 def projected_loss_sum(
     lm_head: nn.Module,
     hidden_states: Tensor,
     labels: Tensor,
-    label_smoothing: float,
-    r_drop_alpha: float = 0.0,
+    terms: LossTerms = PLAIN,
 ) -> Tensor:
     """`loss_sum(lm_head(hidden_states), ...)` in O(`CHUNK_ROWS` * V) memory.
 
@@ -81,27 +95,25 @@ def projected_loss_sum(
             called as it is.
         hidden_states: `[B, T, D]`; with R-Drop B is even, the second passes behind the first.
         labels: `[B, T]`, -100 where no target is.
-        label_smoothing: As in `cross_entropy_sum`.
-        r_drop_alpha: Weight of the `divergence_sum`.
+        terms: Of the loss.
     """
     # [passes, positions, ...]: a chunk takes the same positions of each pass.
-    passes = 2 if r_drop_alpha else 1
+    passes = 2 if terms.r_drop_alpha else 1
     hidden_states = hidden_states.flatten(0, 1).unflatten(0, (passes, -1))
     labels = labels.flatten().unflatten(0, (passes, -1))
-    weights = (label_smoothing, r_drop_alpha)
     if torch.compiler.is_compiling():
         # Shapes must not depend on the data: every position goes along, masked by its label.
-        return _sum_by_module(lm_head, hidden_states, labels, *weights)
+        return _sum_by_module(lm_head, hidden_states, labels, terms)
     is_target = labels[0] != IGNORED
     hidden_states, labels = hidden_states[:, is_target], labels[:, is_target]
     if _is_sharded(lm_head):
         # Each call would wait for all processes, and theirs need not be as many.
         lm_head.unshard()  # type: ignore[operator]
     if _is_plain_linear(lm_head):
-        args = (hidden_states, lm_head.weight, lm_head.bias, labels, *weights)
+        args = (hidden_states, lm_head.weight, lm_head.bias, labels, terms)
         total: Tensor = ProjectedLoss.apply(*args)  # type: ignore[no-untyped-call]
         return total
-    return _sum_by_module(lm_head, hidden_states, labels, *weights)
+    return _sum_by_module(lm_head, hidden_states, labels, terms)
 
 
 def _is_sharded(module: nn.Module) -> bool:
@@ -124,16 +136,12 @@ def _is_plain_linear(module: nn.Module) -> bool:
 
 
 def _sum_by_module(
-    lm_head: nn.Module,
-    hidden_states: Tensor,
-    labels: Tensor,
-    label_smoothing: float,
-    r_drop_alpha: float,
+    lm_head: nn.Module, hidden_states: Tensor, labels: Tensor, terms: LossTerms
 ) -> Tensor:
     """Calls the module a chunk at a time, and once more in the backward pass."""
 
     def chunk_sum(hidden: Tensor, label: Tensor) -> Tensor:
-        return loss_sum(lm_head(hidden), label, label_smoothing, r_drop_alpha)
+        return loss_sum(lm_head(hidden), label, terms)
 
     count = max(1, math.ceil(labels.numel() / CHUNK_ROWS))
     if torch.compiler.is_compiling():
@@ -157,8 +165,7 @@ class ProjectedLoss(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         labels: Tensor,
-        label_smoothing: float,
-        r_drop_alpha: float,
+        terms: LossTerms,
     ) -> Tensor:
         """`loss_sum` of `hidden_states @ weight.T + bias`; P = 2 passes with R-Drop, else 1.
 
@@ -170,8 +177,7 @@ class ProjectedLoss(torch.autograd.Function):
             weight: Output projection, `[V, D]`.
             bias: `[V]`, or None.
             labels: `[P, N]`, all real.
-            label_smoothing: As in `cross_entropy_sum`.
-            r_drop_alpha: Weight of the `divergence_sum`, or 0.
+            terms: Of the loss.
         """
         device = hidden_states.device.type
         narrow = product_dtype(hidden_states)
@@ -201,7 +207,7 @@ class ProjectedLoss(torch.autograd.Function):
                     logits.copy_((hidden @ matrix.T)[:rows])
                 if bias is not None:
                     logits += bias
-                loss, grad_logits = _loss_and_gradient(logits, label, label_smoothing, r_drop_alpha)
+                loss, grad_logits = _loss_and_gradient(logits, label, terms)
                 total += loss
                 if grad_bias is not None:
                     grad_bias += grad_logits.sum(0)
@@ -231,17 +237,16 @@ class ProjectedLoss(torch.autograd.Function):
             None if grad is None else grad * grad_output.to(grad.dtype)
             for grad in ctx.saved_tensors
         )
-        return *gradients, None, None, None
+        return *gradients, None, None
 
 
-def _loss_and_gradient(
-    logits: Tensor, label: Tensor, label_smoothing: float, r_drop_alpha: float
-) -> tuple[Tensor, Tensor]:
+def _loss_and_gradient(logits: Tensor, label: Tensor, terms: LossTerms) -> tuple[Tensor, Tensor]:
     """`loss_sum` of `logits` `[rows, V]` and its gradient, written over them.
 
     With smoothing e the target is t = (1 - e) * one_hot(label) + e / V, the cross-entropy is
     logsumexp(logits) - t · logits, and its gradient is softmax(logits) - t.
     """
+    label_smoothing, r_drop_alpha = terms
     target_logits = logits.gather(1, label)
     mean_logits = logits.mean(-1, keepdim=True) if label_smoothing else 0.0
     largest = logits.amax(-1, keepdim=True)

@@ -41,7 +41,7 @@ from .attention_vanilla_transformer import CrossAttention, HeadMixing, SelfAtten
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .generation_vanilla_transformer import VanillaTransformerGenerationMixin
 from .kernels_vanilla_transformer import Dropout, Linear, causal_mask
-from .loss_vanilla_transformer import IGNORED, loss_sum, projected_loss_sum
+from .loss_vanilla_transformer import IGNORED, LossTerms, loss_sum, projected_loss_sum
 from .packing_vanilla_transformer import (
     VARLEN,
     PackedMask,
@@ -675,18 +675,7 @@ class VanillaTransformerForConditionalGeneration(
             kept = slice(-logits_to_keep, None) if last else logits_to_keep
             logits = self.lm_head(hidden_states[:, kept])
         if labels is not None:
-            labels = labels.to(hidden_states.device)
-            smoothing = self.config.label_smoothing if self.training else 0.0
-            if logits is None:
-                total = projected_loss_sum(
-                    self.lm_head, hidden_states, labels, smoothing, r_drop_alpha
-                )
-            else:
-                total = loss_sum(logits, labels, smoothing, r_drop_alpha)
-            if num_items_in_batch is None:
-                num_items_in_batch = (labels != IGNORED).sum()
-            # Without any target the loss is 0, not 0 / 0.
-            loss = total / torch.as_tensor(num_items_in_batch).clamp(min=1)
+            loss = self._loss(hidden_states, logits, labels, num_items_in_batch, r_drop_alpha)
         return Seq2SeqLMOutput(
             loss=loss,
             logits=logits,
@@ -698,6 +687,35 @@ class VanillaTransformerForConditionalGeneration(
             encoder_hidden_states=outputs.encoder_hidden_states,
             encoder_attentions=outputs.encoder_attentions,
         )
+
+    def _loss(
+        self,
+        hidden_states: Tensor,
+        logits: Tensor | None,
+        labels: Tensor,
+        num_items_in_batch: int | Tensor | None,
+        r_drop_alpha: float,
+    ) -> Tensor:
+        """The loss of a target, smoothed in training only.
+
+        Args:
+            hidden_states: The decoder's output, `[B, T, D]`.
+            logits: `[B, T, V]`; None: they are computed in chunks, and never held at once.
+            labels: `[B, T]`, -100 where no target is.
+            num_items_in_batch: What the sum is divided by; None: the targets of this batch.
+            r_drop_alpha: Weight of R-Drop's divergence.
+        """
+        labels = labels.to(hidden_states.device)
+        smoothing = self.config.label_smoothing if self.training else 0.0
+        terms = LossTerms(smoothing, r_drop_alpha)
+        if logits is None:
+            total = projected_loss_sum(self.lm_head, hidden_states, labels, terms)
+        else:
+            total = loss_sum(logits, labels, terms)
+        if num_items_in_batch is None:
+            num_items_in_batch = (labels != IGNORED).sum()
+        # Without any target the loss is 0, not 0 / 0.
+        return total / torch.as_tensor(num_items_in_batch).clamp(min=1)
 
     def _refuse_partial_logits(self, logits_to_keep: int | Tensor) -> None:
         """The loss is about all targets.
