@@ -8,7 +8,6 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -18,7 +17,6 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 from neighbours import COMMON_FIELDS, build, copy_into_m2m100, use_our_positions
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.interop.export import export_to_ctranslate2
-from vanilla_transformer.modeling import generation_vanilla_transformer
 from vanilla_transformer.translation import Translator
 from vanilla_transformer.translation.ctranslate2_engine import CTranslate2Engine
 from vanilla_transformer_cli.settings import PRESETS
@@ -123,10 +121,9 @@ class Generate(Contender):
 class Inherited(Generate):
     """Our model with Transformers' own searches."""
 
-    def run(self, task: Task) -> tuple[float, list[list[int]]]:
-        """Seconds and outputs."""
-        with patch.object(generation_vanilla_transformer, "TESTED_RELEASES", ((0, 0), (0, 0))):
-            return super().run(task)
+    def __init__(self, folder: Path, dtype: str) -> None:
+        super().__init__(folder, dtype)
+        self.model.generation_config.use_transformers_search = True
 
 
 class M2M100(Generate):

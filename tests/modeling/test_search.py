@@ -1,5 +1,6 @@
 """This package's searches: what Transformers' own find, in less time."""
 
+import logging
 from typing import Any
 
 import pytest
@@ -78,9 +79,7 @@ def generate(model: Model, source: Batch, **search: Any) -> Tensor:
 
 def generate_like_transformers(model: Model, source: Batch, **search: Any) -> Tensor:
     """By the inherited search, without a cache."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(generation_vanilla_transformer, "TESTED_RELEASES", ((0, 0), (0, 0)))
-        return generate(model, source, use_cache=False, **search)
+    return generate(model, source, use_cache=False, use_transformers_search=True, **search)
 
 
 @each_search
@@ -220,20 +219,73 @@ UNKNOWN_SETTINGS: dict[str, dict[str, Any]] = {
     "drawn beams": {"num_beams": 3, "do_sample": True},
     "scores": {"num_beams": 3, "return_dict_in_generate": True, "output_scores": True},
     "more candidates than tokens": {"num_beams": 30},
+    "no end": {"eos_token_id": None},
+    "switch": {"use_transformers_search": True},
+    "switch with beams": {"use_transformers_search": True, "num_beams": 3},
 }
 
 
-@pytest.mark.parametrize("search", UNKNOWN_SETTINGS.values(), ids=UNKNOWN_SETTINGS)
-def test_transformers_search_runs_with_other_settings(tiny_model, batch, search, monkeypatch):
+@pytest.fixture
+def refuse_own_searches(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("this package's search runs")
 
     monkeypatch.setattr(generation_vanilla_transformer, "greedy_search", refuse)
     monkeypatch.setattr(generation_vanilla_transformer, "beam_search", refuse)
+
+
+@pytest.mark.parametrize("search", UNKNOWN_SETTINGS.values(), ids=UNKNOWN_SETTINGS)
+@pytest.mark.usefixtures("refuse_own_searches")
+def test_transformers_search_runs_with_other_settings(tiny_model, batch, search):
     if search.get("cache_implementation") == "offloaded" and not torch.cuda.is_available():
         pytest.skip("an offloaded cache needs a GPU")
 
     generate(tiny_model, source_of(batch), **search)
+
+
+@pytest.mark.usefixtures("refuse_own_searches")
+def test_argument_of_generate_overrides_the_switch_of_the_generation_config(tiny_model, batch):
+    tiny_model.generation_config.use_transformers_search = True
+
+    found = generate(tiny_model, source_of(batch))
+
+    assert found.shape[0] == 3
+    with pytest.raises(AssertionError, match="this package's search runs"):
+        generate(tiny_model, source_of(batch), use_transformers_search=False)
+
+
+@pytest.mark.parametrize(
+    ("search", "message"),
+    [
+        ({}, "`generate` runs the search of vanilla_transformer."),
+        ({"num_beams": 3}, "`generate` runs the search of vanilla_transformer."),
+        (
+            {"use_transformers_search": True, "use_cache": False},
+            "`generate` runs Transformers' search, because `use_transformers_search` is set.",
+        ),
+        (
+            {"use_cache": False},
+            "`generate` runs Transformers' search, because `use_cache` is False.",
+        ),
+        (
+            {"num_beams": 3, "do_sample": True},
+            "`generate` runs Transformers' search, because beams are drawn (`do_sample`).",
+        ),
+        (
+            {"logits_processor": LogitsProcessorList([Unchanged()])},
+            "`generate` runs Transformers' search, because Unchanged is not known to look at "
+            "single rows only.",
+        ),
+    ],
+    ids=str,
+)
+def test_debug_log_names_the_search_and_its_reason(tiny_model, batch, caplog, search, message):
+    name = generation_vanilla_transformer.__name__
+
+    with caplog.at_level(logging.DEBUG, logger=name):
+        generate(tiny_model, source_of(batch), **search)
+
+    assert [record.message for record in caplog.records if record.name == name] == [message]
 
 
 def add_one(_: Any, __: Any, output: Any) -> Any:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 
 from .attention_vanilla_transformer import QUERY
-from .kernels_vanilla_transformer import linear_for_few_rows
+from .kernels_vanilla_transformer import is_untouched, linear_for_few_rows
 
 # Positions for which memory is taken ahead, at first; it doubles as it fills.
 POSITIONS_AHEAD = 16
@@ -233,8 +233,7 @@ def _holds_only_known_code(part: nn.Module) -> bool:
     """Whether all modules are torch's and this package's own, and none is hooked or patched."""
     known = ("torch.nn.", "transformers.activations.", f"{__name__.rpartition('.')[0]}.")
     return all(
-        f"{type(module).forward.__module__}.".startswith(known)
-        and not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
+        f"{type(module).forward.__module__}.".startswith(known) and is_untouched(module)
         for module in part.modules()
     )
 

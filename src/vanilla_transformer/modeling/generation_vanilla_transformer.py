@@ -1,6 +1,7 @@
 """What `generate` does otherwise than Transformers' own: its caches, its masks and its searches."""
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -26,8 +27,10 @@ from transformers.generation import (
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
+from transformers.utils import logging
 
 from .decoding_vanilla_transformer import IncrementalDecoder
+from .kernels_vanilla_transformer import is_untouched
 from .packing_vanilla_transformer import VARLEN
 from .search_vanilla_transformer import (
     BeamSettings,
@@ -36,6 +39,8 @@ from .search_vanilla_transformer import (
     greedy_search,
     padded,
 )
+
+logger = logging.get_logger(__name__)
 
 # Releases whose searches ours were compared with, the second excluded.
 TESTED_RELEASES = ((5, 17), (5, 24))
@@ -70,8 +75,28 @@ class SourceLengthLimit(StoppingCriteria):
         return input_ids.shape[1] - 1 >= self.limits.repeat_interleave(beams)
 
 
+# Criteria that a search of this package obeys without calling them.
+KNOWN_CRITERIA = (EosTokenCriteria, MaxLengthCriteria, SourceLengthLimit)
+
+
 class VanillaTransformerGenerationMixin(GenerationMixin):
     """`generate` and its methods, with corrections for caches and masks of an encoder-decoder."""
+
+    def _prepare_generation_config(
+        self, *args: Any, use_transformers_search: bool | None = None, **kwargs: Any
+    ) -> tuple[GenerationConfig, dict[str, Any]]:
+        """As in Transformers, which knows no `use_transformers_search`.
+
+        Args:
+            args: Of Transformers' own.
+            use_transformers_search: Never runs the search of this package; None: as the generation
+                config says.
+            kwargs: Of Transformers' own.
+        """
+        config, model_kwargs = super()._prepare_generation_config(*args, **kwargs)
+        if use_transformers_search is not None:
+            config.use_transformers_search = use_transformers_search
+        return config, model_kwargs
 
     def prepare_inputs_for_generation(
         self,
@@ -194,7 +219,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
     ) -> Any:
         """Greedy search and sampling, by the search of this package where it knows the settings."""
         given = (input_ids, logits_processor, stopping_criteria, generation_config)
-        arguments = self._search_arguments(*given, 1, **kwargs)
+        arguments = self._search_arguments(*given, **kwargs)
         if arguments is None:
             return super()._sample(*given, **kwargs)
         outputs = greedy_search(*arguments, draw=_draw if generation_config.do_sample else None)
@@ -216,9 +241,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
             generation_config.early_stopping,
             generation_config.max_length - input_ids.shape[1],
         )
-        arguments = None
-        if not (generation_config.do_sample or generation_config.low_memory):
-            arguments = self._search_arguments(*given, settings.num_beams, **kwargs)
+        arguments = self._search_arguments(*given, **kwargs)
         if arguments is None:
             # Older releases take the vocabulary's size from the config.
             return GenerationMixin._beam_search(self._with_written_vocabulary(), *given, **kwargs)
@@ -235,10 +258,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         logits_processor: LogitsProcessorList,
         stopping_criteria: StoppingCriteriaList,
         generation_config: GenerationConfig,
-        beams: int,
-        synced_gpus: bool = False,
-        streamer: Any = None,
-        **model_kwargs: Any,
+        **kwargs: Any,
     ) -> tuple[IncrementalDecoder, Tensor, list[int], set[int], Constraints] | None:
         """What the searches of this package take, None where Transformers' own has to run.
 
@@ -247,84 +267,125 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
             logits_processor: Of `generate`.
             stopping_criteria: Of `generate`.
             generation_config: Of `generate`.
-            beams: Hypotheses of a sentence.
-            synced_gpus: Other processes wait for as many calls of `forward` as here.
-            streamer: Wants each token as it comes.
-            model_kwargs: Inputs of the model; anything beyond the usual ones is left to it.
+            kwargs: Inputs of the model and what else `generate` gives to a search.
         """
-        cache = model_kwargs.pop("past_key_values", None)
-        encoder_outputs = model_kwargs.pop("encoder_outputs")
-        attention_mask = model_kwargs.pop("attention_mask", None)
-        unusual = {name for name, value in model_kwargs.items() if value is not None}
-        stops = _stops(stopping_criteria, input_ids.shape[1], len(input_ids) // beams)
-        if (
-            stops is None
-            or synced_gpus
-            or streamer is not None
-            or generation_config.return_dict_in_generate
-            or generation_config.prefill_chunk_size is not None
-            or generation_config.is_assistant
-            or not model_kwargs["use_cache"]
-            or unusual - {"use_cache", "logits_to_keep"}
-            or not _is_own_dynamic_cache(cache)
-            or not all(type(processor) in ROWWISE_PROCESSORS for processor in logits_processor)
-            or not self._runs_as_written()
-        ):
+        given = (logits_processor, stopping_criteria, generation_config)
+        reason = next(self._reasons_for_transformers_search(*given, **kwargs), None)
+        if reason is not None:
+            logger.debug(f"`generate` runs Transformers' search, because {reason}.")
             return None
-        limits, end_tokens = stops
-        constraints = Constraints(logits_processor)
-        candidates = BeamSettings(beams).candidates(end_tokens)
-        if self.config.target_vocab_size < candidates + len(constraints.banned):
-            # Transformers then goes on with hypotheses that cannot be.
-            return None
+        logger.debug("`generate` runs the search of vanilla_transformer.")
+        beams = generation_config.num_beams
+        hidden_states, attention_mask = kwargs["encoder_outputs"][0], kwargs.get("attention_mask")
         if attention_mask is not None:
             attention_mask = attention_mask[::beams]
-        decoding = IncrementalDecoder(self, encoder_outputs[0][::beams], attention_mask)
-        return decoding, input_ids[::beams], limits, end_tokens, constraints
+        decoding = IncrementalDecoder(self, hidden_states[::beams], attention_mask)
+        prompts = input_ids[::beams]
+        limits = _limits(stopping_criteria, *prompts.shape)
+        constraints = Constraints(logits_processor)
+        return decoding, prompts, limits, _end_tokens(stopping_criteria), constraints
 
-    def _runs_as_written(self) -> bool:
-        """Whether nothing stands between `generate` and the layers that our search would pass by.
+    def _reasons_for_transformers_search(
+        self,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        config: GenerationConfig,
+        synced_gpus: bool = False,
+        streamer: Any = None,
+        past_key_values: Cache | None = None,
+        encoder_outputs: Any = None,
+        attention_mask: Tensor | None = None,
+        **inputs: Any,
+    ) -> Iterator[str]:
+        """Why this call of `generate` is none that this package's searches were made for.
 
-        Such as hooks, a `forward` of somebody's, a compiled one, autocast, or kernels with masks of
-        their own; nor is the release of Transformers one that was never tested.
+        The first reason decides; without any, this package's search runs.
+
+        Args:
+            logits_processor: Of `generate`.
+            stopping_criteria: Of `generate`.
+            config: Of `generate`.
+            synced_gpus: Other processes wait for the same number of forward passes.
+            streamer: Wants each token as it comes.
+            past_key_values: The cache that the model would be given.
+            encoder_outputs: Of the sources.
+            attention_mask: Of the sources.
+            inputs: What else the model would be given.
         """
-        stages = (self, self.model, self.model.decoder)
+        if getattr(config, "use_transformers_search", False):
+            yield "`use_transformers_search` is set"
+        if config.do_sample and config.num_beams > 1:
+            yield "beams are drawn (`do_sample`)"
+        for name in ("low_memory", "return_dict_in_generate", "is_assistant", "prefill_chunk_size"):
+            if getattr(config, name, None):
+                yield f"`{name}` is set"
+        if synced_gpus:
+            yield "other processes wait for the same number of forward passes (`synced_gpus`)"
+        if streamer is not None:
+            yield "a `streamer` wants each token as it comes"
+        if not inputs["use_cache"]:
+            yield "`use_cache` is False"
+        if not _is_own_dynamic_cache(past_key_values):
+            yield "the cache is not a new dynamic one"
+        for name, value in inputs.items():
+            if value is not None and name not in ("use_cache", "logits_to_keep"):
+                yield f"the model is given `{name}`"
+        for part in (*logits_processor, *stopping_criteria):
+            if type(part) not in (*ROWWISE_PROCESSORS, *KNOWN_CRITERIA):
+                yield f"{type(part).__name__} is not known to look at single rows only"
+        ends = _end_tokens(stopping_criteria)
+        if not ends:
+            # Transformers then goes on past the limits of single sentences.
+            yield "there is no end token"
+        banned = Constraints(logits_processor).banned
+        if self.config.target_vocab_size < len(banned) + BeamSettings(config.num_beams).candidates(
+            ends
+        ):
+            # Transformers then continues with impossible hypotheses.
+            yield "the vocabulary has fewer tokens than a step has candidates"
+        yield from self._reasons_to_call_forward()
+
+    def _reasons_to_call_forward(self) -> Iterator[str]:
+        """Why a search has to call this model, not the tensor operations of its layers."""
+        if self.training:
+            yield "the model is in training mode"
         owner = next(kind for kind in type(self).__mro__ if "forward" in vars(kind))
+        if VanillaTransformerGenerationMixin not in owner.__bases__:
+            yield f"{owner.__name__} has a `forward` of its own"
+        if self.config._attn_implementation not in ("eager", "sdpa", VARLEN):
+            yield f"attention runs with {self.config._attn_implementation!r}"
+        for stage in (self, self.model, self.model.decoder):
+            if not is_untouched(stage):
+                yield f"{type(stage).__name__} is hooked, patched or compiled"
         release = tuple(int(part) for part in transformers_version.split(".")[:2])
-        return (
-            not self.training
-            and VanillaTransformerGenerationMixin in owner.__bases__
-            and self.config._attn_implementation in ("eager", "sdpa", VARLEN)
-            and not any(
-                "forward" in vars(stage)
-                or stage._forward_hooks
-                or stage._forward_pre_hooks
-                or stage._compiled_call_impl is not None
-                for stage in stages
-            )
-            and TESTED_RELEASES[0] <= release < TESTED_RELEASES[1]
-            # Last: weights that rest on a disk have no device that could tell, but hooks.
-            and not torch.is_autocast_enabled(self.device.type)
-        )
+        if not TESTED_RELEASES[0] <= release < TESTED_RELEASES[1]:
+            yield f"ours was not compared with that of Transformers {transformers_version}"
+        # Last: the device of weights that rest on a disk is unknown, but those are hooked.
+        if torch.is_autocast_enabled(self.device.type):
+            yield "autocast is enabled"
 
 
-def _stops(
-    stopping_criteria: StoppingCriteriaList, prompt_length: int, sentences: int
-) -> tuple[list[int], set[int]] | None:
-    """Longest output of each sentence behind its prompt and what ends one; None: something else."""
+def _end_tokens(stopping_criteria: StoppingCriteriaList) -> set[int]:
+    return {
+        token
+        for criterion in stopping_criteria
+        if type(criterion) is EosTokenCriteria
+        for token in criterion.eos_token_id.tolist()
+    }
+
+
+def _limits(
+    stopping_criteria: StoppingCriteriaList, sentences: int, prompt_length: int
+) -> list[int]:
+    """Longest output of each sentence in tokens, prompt not counted."""
     limits = torch.full((sentences,), torch.iinfo(torch.long).max)
-    end_tokens: set[int] = set()
     for criterion in stopping_criteria:
         if type(criterion) is MaxLengthCriteria:
             limits = limits.clamp(max=criterion.max_length - prompt_length)
-        elif isinstance(criterion, SourceLengthLimit):
+        elif type(criterion) is SourceLengthLimit:
             limits = limits.minimum(criterion.limits.cpu() + 1 - prompt_length)
-        elif type(criterion) is EosTokenCriteria:
-            end_tokens.update(criterion.eos_token_id.tolist())
-        else:
-            return None
-    # Without an end token Transformers goes on behind the limits of single sentences.
-    return (limits.tolist(), end_tokens) if end_tokens else None
+    found: list[int] = limits.tolist()
+    return found
 
 
 def _is_own_dynamic_cache(cache: Cache | None) -> bool:

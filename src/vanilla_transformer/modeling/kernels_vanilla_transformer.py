@@ -144,6 +144,22 @@ def causal_mask(
     return mask
 
 
+def is_untouched(module: nn.Module) -> bool:
+    """Whether a call of the module runs the `forward` of its class and nothing else.
+
+    A module that is hooked, patched or compiled has to be called: no shortcut may pass it by.
+    """
+    hooks = (
+        module._forward_hooks,
+        module._forward_pre_hooks,
+        module._backward_hooks,
+        module._backward_pre_hooks,
+    )
+    # Accelerate's hooks (offload) put a `forward` of their own on the instance.
+    is_patched = "forward" in vars(module)
+    return not (any(hooks) or is_patched or module._compiled_call_impl is not None)
+
+
 class WeightForFewRows:
     """A weight `[out, in]` of a linear map, laid out anew for products with few rows on a CPU.
 

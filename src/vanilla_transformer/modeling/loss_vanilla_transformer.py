@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from .kernels_vanilla_transformer import fill_rows, product_dtype
+from .kernels_vanilla_transformer import fill_rows, is_untouched, product_dtype
 
 # Label of a target position that does not count.
 IGNORED = -100
@@ -124,15 +124,7 @@ def _is_sharded(module: nn.Module) -> bool:
 def _is_plain_linear(module: nn.Module) -> bool:
     if _is_sharded(module):
         return type(module).__bases__[1:] == (nn.Linear,)
-    hooks = (
-        module._forward_hooks,
-        module._forward_pre_hooks,
-        module._backward_hooks,
-        module._backward_pre_hooks,
-    )
-    # Accelerate's hooks (offload) put a `forward` of their own on the instance.
-    is_hooked = any(hooks) or "forward" in vars(module)
-    return type(module) is nn.Linear and not is_hooked
+    return type(module) is nn.Linear and is_untouched(module)
 
 
 def _sum_by_module(
