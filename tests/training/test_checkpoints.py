@@ -3,6 +3,8 @@
 import json
 import math
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -41,6 +43,7 @@ def interrupted(run, tmp_path):
     folder.mkdir()
     for checkpoint in run.glob("checkpoint-*"):
         shutil.copytree(checkpoint, folder / checkpoint.name)
+    shutil.copy(run / "run.json", folder)
     return folder
 
 
@@ -99,8 +102,21 @@ def test_resuming_passes_over_several_broken_checkpoints(corpus, run, interrupte
     assert_same_weights(interrupted, run)
 
 
+@pytest.mark.parametrize("field", ["bytes", "xxh3_128"])
+def test_resuming_passes_over_a_checkpoint_whose_list_has_a_damaged_field(
+    corpus, run, interrupted, field
+):
+    record = interrupted / "checkpoint-6" / FILES_FILE
+    record.write_text(record.read_text().replace(field, field.replace("t", "v").replace("8", "9")))
+    assert field not in record.read_text()
+
+    resume(corpus, interrupted)
+
+    assert_same_weights(interrupted, run)
+
+
 def test_resuming_is_refused_when_no_checkpoint_is_whole(corpus, interrupted):
-    for checkpoint in interrupted.iterdir():
+    for checkpoint in interrupted.glob("checkpoint-*"):
         (checkpoint / "trainer_state.json").unlink()
     before = sorted(interrupted.rglob("*"))
 
@@ -159,6 +175,34 @@ def test_checkpoint_that_is_written_anew_does_not_count_meanwhile(corpus, interr
         resume(corpus, interrupted)
 
     assert [path.name for path in closed_checkpoints(interrupted)][-1] == "checkpoint-4"
+
+
+LIMITED = """
+import resource, sys
+from vanilla_transformer_cli import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
+main(sys.argv[2:])
+"""
+
+
+@pytest.mark.parametrize(
+    ("save_strategy", "saved"), [("steps", "checkpoint-2"), ("no", "")], ids=["checkpoint", "model"]
+)
+def test_full_disk_is_named_while_saving(corpus, tmp_path, save_strategy, saved):
+    settings = build_settings(corpus)
+    folder = tmp_path / "run"
+    command = [sys.executable, "-c", LIMITED, "120000", "train", "--train", *settings.train]
+    command += ["--config", *settings.config, "--vocab_size", "320", "--max_steps", "2"]
+    command += ["--max_tokens_per_batch", "800", "--use_cpu", "--bf16", "false"]
+    command += ["--save_strategy", save_strategy, "--save_steps", "2", "--output_dir", folder]
+
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert f"vanilla-transformer: Saving into {folder / saved} failed: " in done.stderr
+    assert "File too large" in done.stderr
+    assert not closed_checkpoints(folder)
 
 
 @pytest.mark.parametrize("decay", [0.5])

@@ -3,8 +3,10 @@
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from safetensors import SafetensorError
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from vanilla_transformer.files import write_lines
@@ -25,6 +27,22 @@ def close_checkpoint(folder: Path) -> None:
     write_lines(
         folder / FILES_FILE, [json.dumps(describe_files(folder, names, "xxh3_128"), indent=2)]
     )
+
+
+@contextmanager
+def failed_writes_named(folder: Path) -> Iterator[None]:
+    """Raises an `OSError` for whatever torch and safetensors raise when a file cannot be written.
+
+    Args:
+        folder: Where they write.
+    """
+    try:
+        yield
+    except (SafetensorError, RuntimeError) as error:
+        raise OSError(
+            f"Saving into {folder} failed: {error}. Check that the disk has room for two more "
+            "checkpoints and that the folder is writable, then continue with --resume."
+        ) from error
 
 
 def reopen_checkpoint(folder: Path) -> None:

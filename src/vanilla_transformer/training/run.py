@@ -64,7 +64,11 @@ from vanilla_transformer.training.callbacks import (
     StoppedBySignalError,
     interrupts_stop,
 )
-from vanilla_transformer.training.checkpoints import closed_checkpoints, delete_unclosed
+from vanilla_transformer.training.checkpoints import (
+    closed_checkpoints,
+    delete_unclosed,
+    failed_writes_named,
+)
 from vanilla_transformer.training.curves import plot_curves
 from vanilla_transformer.training.legs import (
     check_free,
@@ -419,8 +423,9 @@ def _save(
 ) -> None:
     """Writes the model's folder; each file appears whole or not at all."""
     with scratch_folder(folder, ".saving-") as unfinished:
-        trainer.accelerator.unwrap_model(trainer.model).save_pretrained(unfinished)
-        trainer.tokenizers.save_pretrained(unfinished)
+        with failed_writes_named(folder):
+            trainer.accelerator.unwrap_model(trainer.model).save_pretrained(unfinished)
+            trainer.tokenizers.save_pretrained(unfinished)
         # Checksums of earlier files would not be those of the new ones that are put there now.
         write_run(folder, {**run, "files": {}})
         files = describe_model_files(unfinished)

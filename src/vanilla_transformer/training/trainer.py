@@ -32,7 +32,11 @@ from vanilla_transformer.training.callbacks import (
     SeedEpochs,
     StopOnDivergence,
 )
-from vanilla_transformer.training.checkpoints import close_checkpoint, reopen_checkpoint
+from vanilla_transformer.training.checkpoints import (
+    close_checkpoint,
+    failed_writes_named,
+    reopen_checkpoint,
+)
 from vanilla_transformer.training.r_drop import r_drop
 from vanilla_transformer.training.run_record import hardware
 
@@ -118,7 +122,8 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         # Trainer would delete older ones while this one is still open.
         limit, self.args.save_total_limit = self.args.save_total_limit, None
         try:
-            super()._save_checkpoint(*args, **kwargs)
+            with failed_writes_named(folder):
+                super()._save_checkpoint(*args, **kwargs)
         finally:
             self.args.save_total_limit = limit
         # Each process has saved the state of its random numbers.
@@ -126,7 +131,8 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         if self.args.should_save:
             for callback in self.callback_handler.callbacks:
                 if isinstance(callback, MovingAverage):
-                    callback.save(folder)
+                    with failed_writes_named(folder):
+                        callback.save(folder)
             close_checkpoint(folder)
             rotate_checkpoints(
                 self.args.output_dir, limit, self.state.best_model_checkpoint, use_mtime=True
