@@ -7,7 +7,7 @@ RUN = $(VENV)/bin/
 DEMO = runs/demo
 NUMBERS = runs/numbers
 
-.PHONY: demo test test-slow test-oldest test-mutants test-all lint clean
+.PHONY: demo test test-slow test-storm test-oldest test-mutants test-all lint clean
 
 $(READY): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
@@ -39,6 +39,10 @@ test: $(READY)
 # What takes longer, or fetches Transformers' own tests from the package index.
 test-slow: $(READY)
 	OMP_NUM_THREADS=1 $(RUN)python -m pytest -m slow -n 2
+
+# 100 rounds of kills, full disks and damaged files; `make test-slow` has the first few.
+test-storm: $(READY)
+	STORM_ROUNDS=100 $(RUN)python -m pytest -m slow -n 2 tests/storm
 
 # The same with the oldest Transformers that is allowed, then folders that the two exchange.
 test-oldest: $(READY)
