@@ -178,7 +178,10 @@ class Round:
     def translate_to_the_end(self, output: Path) -> None:
         """Goes on with a translation however it was left."""
         translating = self.calm.translating(self.calm.folder, output)
-        self.run_to_success([*translating, *["--resume"] * output.exists()])
+        # The record of a job is deleted when its output is complete.
+        has_record = output.with_name(f"{output.name}.job.json").exists()
+        if has_record or not output.exists() or not output.stat().st_size:
+            self.run_to_success([*translating, *["--resume"] * output.exists()])
         assert output.read_bytes() == self.calm.translation
 
     def copy(self) -> Path:
@@ -355,9 +358,11 @@ def kill_translation(event: Round) -> None:
     for _ in range(event.draw.randint(1, 3)):
         resume = ["--resume"] * output.exists()
         translating = event.calm.translating(event.calm.folder, output)
-        event.disturb([*translating, *resume], event.draw.choice(signums))
+        command = event.disturb([*translating, *resume], event.draw.choice(signums))
+        if command.status == 0:
+            break
         # A file system that was cut off may have kept less than was written.
-        if output.exists() and event.draw.random() < 0.5:
+        if output.exists() and output.stat().st_size and event.draw.random() < 0.5:
             with output.open("r+b") as file:
                 file.truncate(event.draw.randint(0, output.stat().st_size))
         assert event.calm.translation.startswith(output.read_bytes() if output.exists() else b"")
