@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Breaks the model by one line at a time and reports which test notices."""
+"""Breaks the repository by one line at a time and reports which test notices."""
 
 import argparse
 import os
@@ -21,7 +21,18 @@ def main() -> int:
     )
     parser.add_argument("--only", metavar="WORDS", help="Those whose name contains these words.")
     parser.add_argument(
-        "--tests", metavar="NAME", nargs="+", help="Test files, such as modeling/loss."
+        "--share", metavar="I/N", default="1/1", help="Every N-th of them, beginning with the I-th."
+    )
+    parser.add_argument(
+        "--tests",
+        metavar="NAME",
+        nargs="+",
+        help="Test files for all, such as modeling/loss, instead of those that the list names.",
+    )
+    parser.add_argument(
+        "--skip-unbroken",
+        action="store_true",
+        help="Do not run the tests on what is not broken, where they have just passed.",
     )
     parser.add_argument("--jobs", type=int, default=2, help="Processes at once (default: 2).")
     parser.add_argument(
@@ -31,21 +42,23 @@ def main() -> int:
 
     # One thread for each process; read when torch is imported.
     os.environ["OMP_NUM_THREADS"] = "1"
-    from mutation import Verdict, choose_tests, judge, load_mutants
+    from mutation import Verdict, judge, load_mutants, take_share
 
     try:
-        mutants = load_mutants(arguments.mutants)
+        every = take_share(load_mutants(arguments.mutants), arguments.share)
     except ValueError as error:
         parser.error(str(error))
-    mutants = [mutant for mutant in mutants if not arguments.only or arguments.only in mutant.name]
-    tests = arguments.tests or choose_tests(mutants)
+    mutants = [mutant for mutant in every if not arguments.only or arguments.only in mutant.name]
+    trials = [(mutant, arguments.tests or mutant.choose_tests()) for mutant in mutants]
     verdicts: dict[str, Verdict] = {}
     with tempfile.TemporaryDirectory() as folder:
-        ((_, unbroken),) = judge([None], tests, Path(folder), 1, arguments.limit)
-        if unbroken.test or unbroken.fault:
-            sys.exit(f"{unbroken.output}\nThe tests must pass before anything is broken.")
-        print(f"unbroken: {unbroken.seconds:.0f} s", file=sys.stderr)
-        for mutant, verdict in judge(mutants, tests, Path(folder), arguments.jobs, arguments.limit):
+        place, jobs, limit = Path(folder), arguments.jobs, arguments.limit
+        if not arguments.skip_unbroken:
+            names = sorted({name for _, tests in trials for name in tests})
+            for _, unbroken in judge([(None, [name]) for name in names], place, jobs, limit):
+                if unbroken.test or unbroken.fault:
+                    sys.exit(f"{unbroken.output}\nThe tests must pass before anything is broken.")
+        for mutant, verdict in judge(trials, place, jobs, limit):
             result = verdict.test or verdict.fault or "SURVIVED"
             verdicts[mutant.name] = verdict
             count = f"{len(verdicts)}/{len(mutants)}"
@@ -57,7 +70,7 @@ def main() -> int:
         result = f"`{verdict.test.removeprefix('tests/')}`" if verdict.test else "**SURVIVED**"
         print(f"| {mutant.file} | {mutant.name} | {verdict.fault or result} |")
     caught = sum(verdict.test is not None for verdict in verdicts.values())
-    print(f"\n{caught} of {len(mutants)} caught.")
+    print(f"\n{caught} of {len(mutants)} caught (share {arguments.share}).")
     return caught < len(mutants)
 
 

@@ -1,4 +1,4 @@
-"""Breaks copies of the package, one line each, and finds the test that notices.
+"""Breaks copies of the repository, one line each, and finds the test that notices.
 
 What costs most is importing torch and Transformers. It happens once, here; every mutant is tested
 in a fork of this process, which then imports the broken copy of the package.
@@ -23,7 +23,10 @@ import transformers.generation.utils
 import transformers.trainer_seq2seq  # noqa: F401
 
 ROOT = Path(__file__).parents[1]
-SOURCE = ROOT / "src"
+# All others are packages below `src`.
+FOLDERS_AT_THE_TOP = ("benchmarks", "checks", "scripts")
+# Environments, caches and runs: nothing that a test reads.
+LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "runs")
 
 # The tests of the Hub files, by their places below `tests`; those that notice most come first.
 TESTS = (
@@ -60,35 +63,46 @@ class Mutant:
 
     Args:
         name: What is wrong, in plain words.
-        file: Its path below `src`.
+        file: Its path below `src`, or from the top for `FOLDERS_AT_THE_TOP`.
         old: Text that occurs exactly once in the file.
         new: What stands there instead.
-        first: The test file to begin with; by default the one that mirrors the file, and the
-            oracle's for the model.
+        tests: What notices it: test files by their places below `tests`, or single tests of them
+            behind `::`. By default the file that mirrors the broken one, and the oracle's for the
+            model.
     """
 
     name: str
     file: str
     old: str
     new: str
-    first: str = ""
+    tests: tuple[str, ...] = ()
 
-    def path(self, source: Path) -> Path:
-        """The file in the folder `source`, which is `src` or a copy of it."""
-        return source / self.file
+    def path(self, root: Path) -> Path:
+        """The file in the repository at `root`, or in a copy of it."""
+        is_at_the_top = self.file.startswith(FOLDERS_AT_THE_TOP)
+        return root / self.file if is_at_the_top else root / "src" / self.file
 
-    def first_test(self) -> str:
-        """The test file to begin with, by its place below `tests`; there may be none."""
+    def first_tests(self) -> tuple[str, ...]:
+        """What to begin with: the tests that notice."""
         package, *wing, name = Path(self.file).with_suffix("").parts
+        if package in FOLDERS_AT_THE_TOP:
+            wing = [package, *wing]
         if package.endswith("_cli"):
             wing = ["cli"]
         mirrored = "/".join([*wing, name.removesuffix("_vanilla_transformer")])
-        return self.first or mirrored.replace("modeling/modeling", "modeling/parity")
+        return tuple(self.tests) or (mirrored.replace("modeling/modeling", "modeling/parity"),)
 
-    def break_copy(self, source: Path) -> None:
-        """Writes the defect into the copy of `src` in the folder `source`."""
-        text = self.path(source).read_text(encoding="utf-8")
-        self.path(source).write_text(text.replace(self.old, self.new), encoding="utf-8")
+    def choose_tests(self) -> list[str]:
+        """Its own tests; for a Hub file then all that are about the model."""
+        first = self.first_tests()
+        if not self.file.endswith("_vanilla_transformer.py"):
+            return list(first)
+        return [*filter(exists, first), *(name for name in TESTS if name not in first)]
+
+    def break_copy(self, root: Path) -> None:
+        """Writes the defect into the copy of the repository at `root`."""
+        text = self.path(root).read_text(encoding="utf-8")
+        self.path(root).write_text(text.replace(self.old, self.new), encoding="utf-8")
 
 
 @dataclass(frozen=True)
@@ -135,7 +149,7 @@ def load_mutants(path: Path) -> list[Mutant]:
     """
     tables = tomllib.loads(path.read_text(encoding="utf-8"))
     mutants = [Mutant(file=file, **fields) for file, rows in tables.items() for fields in rows]
-    texts = {mutant.file: mutant.path(SOURCE).read_text(encoding="utf-8") for mutant in mutants}
+    texts = {mutant.file: mutant.path(ROOT).read_text(encoding="utf-8") for mutant in mutants}
     counts = {mutant.name: texts[mutant.file].count(mutant.old) for mutant in mutants}
     stale = [f"{name}: {count} times" for name, count in counts.items() if count != 1]
     if stale:
@@ -147,35 +161,50 @@ def load_mutants(path: Path) -> list[Mutant]:
 
 
 def path_of(name: str) -> str:
-    """Path of a test file, from its place below `tests`."""
-    folder, _, stem = name.rpartition("/")
-    return str(Path("tests", folder, f"test_{stem}.py"))
+    """What pytest calls a test file, or a test in it, from its place below `tests`."""
+    place, colons, test = name.partition("::")
+    folder, _, stem = place.rpartition("/")
+    return str(Path("tests", folder, f"test_{stem}.py")) + colons + test
 
 
-def choose_tests(mutants: list[Mutant]) -> list[str]:
-    """`TESTS`, and the test files that mirror broken files beside them."""
-    mirrored = {mutant.first_test() for mutant in mutants} - set(TESTS)
-    return [*TESTS, *sorted(name for name in mirrored if (ROOT / path_of(name)).exists())]
+def exists(name: str) -> bool:
+    """Whether there is a test file of that name."""
+    return (ROOT / path_of(name.partition("::")[0])).exists()
+
+
+def take_share(mutants: list[Mutant], share: str) -> list[Mutant]:
+    """Every n-th mutant, beginning with the i-th.
+
+    Args:
+        mutants: All.
+        share: "i/n", with i from 1 to n.
+
+    Raises:
+        ValueError: If the share is none.
+    """
+    first, _, step = share.partition("/")
+    if not (first.isdecimal() and step.isdecimal() and 1 <= int(first) <= int(step)):
+        raise ValueError(f"--share takes I/N with 1 <= I <= N, such as 2/6, got {share!r}.")
+    return mutants[int(first) - 1 :: int(step)]
 
 
 def judge(
-    mutants: list[Mutant | None], tests: list[str], folder: Path, jobs: int, limit: float
+    trials: list[tuple[Mutant | None, list[str]]], folder: Path, jobs: int, limit: float
 ) -> Iterator[tuple[Mutant | None, Verdict]]:
-    """Runs the tests on each mutant; yields in the order in which they finish.
+    """Runs tests on each mutant; yields in the order in which they finish.
 
     Args:
-        mutants: None stands for the package as it is.
-        tests: Test files by their places below `tests`.
+        trials: Mutants, each with its tests; None stands for the repository as it is.
         folder: Where the copies go.
         jobs: Processes at the same time.
         limit: Seconds after which a process is ended.
     """
     torch.set_num_threads(1)
     context = get_context("fork")
-    waiting, running = list(mutants), {}
+    waiting, running = list(trials), {}
     while waiting or running:
         while waiting and len(running) < jobs:
-            mutant = waiting.pop(0)
+            mutant, tests = waiting.pop(0)
             place = Path(tempfile.mkdtemp(dir=folder))
             reader, writer = context.Pipe(duplex=False)
             process = context.Process(target=run_tests, args=(mutant, tests, place, writer))
@@ -207,23 +236,22 @@ def run_tests(mutant: Mutant | None, tests: list[str], place: Path, writer: Conn
 
     Args:
         mutant: What to break in the copy, if anything.
-        tests: As in `judge`.
+        tests: By their places below `tests`.
         place: Empty folder for the copy, the tests' own files and their output.
         writer: Where the two go.
     """
     output = os.open(place / "log", os.O_CREAT | os.O_WRONLY)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    source = place / "src"
-    shutil.copytree(SOURCE, source, ignore=shutil.ignore_patterns("__pycache__"))
+    root = place / "copy"
+    shutil.copytree(ROOT, root, symlinks=True, ignore=LEFT_OUT)
     if mutant is not None:
-        mutant.break_copy(source)
-        first = mutant.first_test()
-        tests = sorted(tests, key=lambda name: name != first)
+        mutant.break_copy(root)
+    source = root / "src"
     # Before the installed package, and so for what the tests run in processes of their own.
     sys.path.insert(0, str(source))
     os.environ["PYTHONPATH"] = str(source)
-    os.chdir(ROOT)
+    os.chdir(root)
     try:
         imported = import_module("vanilla_transformer").__file__
     except Exception as error:

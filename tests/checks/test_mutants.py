@@ -5,13 +5,14 @@ import subprocess
 import sys
 import tomllib
 from collections import Counter
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "checks"))
 
-from mutation import TESTS, Mutant, choose_tests, path_of
+from mutation import TESTS, Mutant, exists, path_of, take_share
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "checks" / "check_mutants.py"
@@ -49,7 +50,7 @@ def test_list_holds_many_defects_of_every_hub_file():
 
 @each_mutant
 def test_defect_changes_one_place_and_leaves_valid_code(file, mutant):
-    text = (ROOT / "src" / file).read_text("utf-8")
+    text = Mutant(file=file, **mutant).path(ROOT).read_text("utf-8")
     assert text.count(mutant["old"]) == 1
 
     broken = text.replace(mutant["old"], mutant["new"])
@@ -57,27 +58,71 @@ def test_defect_changes_one_place_and_leaves_valid_code(file, mutant):
     assert ast.dump(ast.parse(broken)) != ast.dump(ast.parse(text))
 
 
-def test_first_test_mirrors_the_broken_file():
-    files = (
-        "modeling/loss_vanilla_transformer",
-        "data/filters",
-        "modeling/modeling_vanilla_transformer",
-    )
-    mutants = [Mutant("any", f"vanilla_transformer/{file}.py", "", "") for file in files]
+def mutant_of(file, *tests):
+    return Mutant("any", file, "", "", tests)
 
-    assert [mutant.first_test() for mutant in mutants] == [
-        "modeling/loss",
-        "data/filters",
-        "modeling/parity",
-    ]
-    assert Mutant("any", "vanilla_transformer_cli/lines.py", "", "").first_test() == "cli/lines"
-    assert choose_tests(mutants) == [*TESTS, "data/filters"]
+
+@pytest.mark.parametrize(
+    ("file", "place"),
+    [
+        ("vanilla_transformer/modeling/loss_vanilla_transformer.py", "modeling/loss"),
+        ("vanilla_transformer/modeling/modeling_vanilla_transformer.py", "modeling/parity"),
+        ("vanilla_transformer/data/filters.py", "data/filters"),
+        ("vanilla_transformer/files.py", "files"),
+        ("vanilla_transformer_cli/lines.py", "cli/lines"),
+        ("benchmarks/generation.py", "benchmarks/generation"),
+        ("checks/contracts/inputs.py", "checks/contracts/inputs"),
+    ],
+)
+def test_first_test_mirrors_the_broken_file(file, place):
+    assert mutant_of(file).first_tests() == (place,)
+    assert mutant_of(file, "any", "other::test_it").first_tests() == ("any", "other::test_it")
+
+
+def test_broken_file_lies_below_src_or_at_the_top():
+    root = Path("top")
+
+    assert mutant_of("vanilla_transformer/files.py").path(root) == Path(
+        "top/src/vanilla_transformer/files.py"
+    )
+    assert mutant_of("scripts/ablate.py").path(root) == Path("top/scripts/ablate.py")
+
+
+def test_only_hub_files_are_tried_by_tests_beyond_their_own():
+    loss = mutant_of("vanilla_transformer/modeling/loss_vanilla_transformer.py", "data/filters")
+
+    assert loss.choose_tests() == ["data/filters", *TESTS]
+    assert mutant_of("vanilla_transformer/data/filters.py").choose_tests() == ["data/filters"]
 
 
 def test_tests_to_run_exist():
-    firsts = {mutant["first"] for _, mutant in MUTANTS if "first" in mutant}
+    firsts = {
+        name for file, mutant in MUTANTS for name in Mutant(file=file, **mutant).choose_tests()
+    }
+    missing = [name for name in sorted({*TESTS, *firsts}) if not exists(name)]
+    singles = [name.partition("::") for name in firsts if "::" in name]
+    missing += [
+        "::".join((place, test))
+        for place, _, test in singles
+        if f"def {test}(" not in (ROOT / path_of(place)).read_text("utf-8")
+    ]
 
-    assert [name for name in {*TESTS, *firsts} if not (ROOT / path_of(name)).exists()] == []
+    assert missing == []
+
+
+def test_shares_together_take_each_mutant_once():
+    mutants = list(range(10))
+
+    shares = [take_share(mutants, f"{first}/3") for first in (1, 2, 3)]
+
+    assert shares[1] == [1, 4, 7]
+    assert sorted(chain(*shares)) == mutants
+
+
+@pytest.mark.parametrize("share", ["0/3", "4/3", "2", "1/0", "a/b"])
+def test_share_that_is_none_is_refused(share):
+    with pytest.raises(ValueError, match=f"1 <= I <= N, such as 2/6, got '{share}'"):
+        take_share([], share)
 
 
 def check(folder: Path, *lines: str) -> subprocess.CompletedProcess[str]:
