@@ -117,6 +117,16 @@ def test_all_faults_of_the_weights_are_in_one_error(folder):
         load_model(str(folder))
 
 
+def test_error_names_three_tensors_and_counts_the_rest(folder):
+    extra = {f"extra.{number}": torch.ones(1) for number in range(5)}
+    change_weights(folder, lambda weights: weights | extra)
+
+    with pytest.raises(
+        ValueError, match=r"5 unknown .*\(extra\.0, extra\.1, extra\.2 and 2 more\)"
+    ):
+        load_model(str(folder))
+
+
 def test_one_layer_more_in_the_config_is_refused(folder):
     config = read_object(folder / "config.json")
     config["encoder_layers"] += 1

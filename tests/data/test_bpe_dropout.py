@@ -113,10 +113,13 @@ def test_merges_are_left_out_at_their_rate():
 def test_merge_of_lowest_rank_comes_first_and_the_leftmost_of_equals():
     merges = {(1, 1): (1, 2), (1, 3): (0, 4)}
     pieces = [1, 1, 1, 3]
+    equals = [1, 1, 1]
 
+    segment(equals, merges, 0.0, lambda: 0.5)
     segment(pieces, merges, 0.0, lambda: 0.5)
 
     assert pieces == [2, 4]
+    assert equals == [2, 1]
 
 
 def test_pairs_are_truncated_before_eos_and_counted(tokenizer):
