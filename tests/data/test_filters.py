@@ -20,7 +20,7 @@ from vanilla_transformer.training.run import train
 from vanilla_transformer_cli import main
 from vanilla_transformer_cli.settings import TrainSettings
 
-from ..training.test_training import SIZES, build_arguments, checkpoints_of, read_json
+from ..support.training_runs import SIZES, build_arguments, checkpoints_of, read_json
 
 # One pair for each filter, among others that every filter keeps.
 PAIRS = [

@@ -28,7 +28,7 @@ from vanilla_transformer_cli.settings import TrainSettings
 
 from ..support import gradients_of_one_update, train_on_stream
 from ..support.launching import launch
-from ..training.test_training import read_log, weights_of
+from ..support.training_runs import read_log, weights_of
 
 MAX_LENGTH = 20
 

@@ -32,7 +32,7 @@ from vanilla_transformer.translation.segments import cut_into_pieces
 from vanilla_transformer_cli import main
 from vanilla_transformer_cli.settings import TrainSettings
 
-from ..training.test_training import SIZES, build_arguments, read_json
+from ..support.training_runs import SIZES, build_arguments, read_json
 
 LANGUAGES = ["de", "zh-Hans"]
 # So often, and behind so many letters, that a vocabulary would learn the tags as pieces of words.
