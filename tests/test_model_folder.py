@@ -81,6 +81,15 @@ def test_whole_model_loads_as_saved_without_warnings(folder, caplog):
     assert not loaded.training
 
 
+def test_vocabularies_of_an_export_are_recorded(tmp_path):
+    for name in ("shared_vocabulary.json", "source_vocabulary.json", "vocabulary.txt"):
+        (tmp_path / name).touch()
+
+    recorded = describe_model_files(tmp_path)
+
+    assert recorded.keys() == {"shared_vocabulary.json", "source_vocabulary.json"}
+
+
 def test_loaded_weights_are_aligned_as_fresh_ones(folder):
     loaded = load_model(str(folder))
 

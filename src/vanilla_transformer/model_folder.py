@@ -37,6 +37,7 @@ TARGET_FILES = tuple(
 _RECORDED_FILES = (
     "model*.safetensors",
     "model.bin",
+    "*_vocabulary.json",
     "*.onnx*",
     "tokenizer.json",
     TARGET_FILES[0],

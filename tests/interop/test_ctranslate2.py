@@ -1,7 +1,9 @@
 """CTranslate2: what the loader takes over and refuses, and an engine that searches like torch's."""
 
+import json
 import math
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -106,6 +108,62 @@ def score_by_torch(model, source, hypothesis, search, prefix_length=0):
     (read,) = engine.force([source], [engine.ended(hypothesis)])
     log_probs = read.log_probs[prefix_length:]
     return sum(log_probs) / len(log_probs) ** search.length_penalty
+
+
+def rewrite(name: str, change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
+    def change_file(folder: Path) -> None:
+        (folder / name).write_bytes(change((folder / name).read_bytes()))
+
+    return change_file
+
+
+def without_field(name: str) -> Callable[[bytes], bytes]:
+    def change(content: bytes) -> bytes:
+        fields = json.loads(content)
+        del fields[name]
+        return json.dumps(fields).encode()
+
+    return change
+
+
+VOCABULARY = "shared_vocabulary.json"
+NOT_MADE = "made, got no "
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (rewrite("model.bin", lambda content: content[:3000]), "(incomplete|payload).* Export the"),
+        (rewrite("model.bin", lambda content: content[:-9]), "(incomplete|payload).* Export the"),
+        (rewrite("model.bin", lambda content: b""), "cannot load '.*ct2' on the device 'cpu' to"),
+        # The version, of four bytes, and the name of the specification.
+        (rewrite("model.bin", lambda content: b"\x63" + content[1:]), "binary version v99.*again"),
+        (rewrite("model.bin", lambda c: c.replace(b"merSpec", b"merSpex")), "Unknown model"),
+        (lambda folder: (folder / "model.bin").unlink(), "Unable to open file 'model.bin'"),
+        (lambda folder: (folder / VOCABULARY).unlink(), f"{NOT_MADE}shared_vocabulary.json that"),
+        (rewrite(VOCABULARY, lambda content: content[:50]), f"{NOT_MADE}shared_vocabulary.json"),
+        (rewrite(VOCABULARY, lambda content: b"[" * 100_000), "that can be read: it has more than"),
+        (rewrite(VOCABULARY, lambda content: b"[1, 2]"), "must hold a list of tokens, got .1, 2"),
+        (rewrite(VOCABULARY, lambda content: b'["a", "b"]'), f"{NOT_MADE}'</s>' in its vocabul"),
+        (rewrite("config.json", lambda content: b"[]"), "must hold a JSON object, got a list"),
+        (rewrite("config.json", without_field("eos_token")), f"{NOT_MADE}`eos_token` in its conf"),
+        (rewrite("config.json", without_field("position_table_length")), f"{NOT_MADE}`position_t"),
+        (rewrite("config.json", without_field("max_position_embeddings")), f"{NOT_MADE}`max_posi"),
+    ],
+)
+def test_damaged_export_is_told_in_one_line(model, export, tmp_path, damage, message):
+    export(model)
+    damage(tmp_path / "ct2")
+
+    with pytest.raises(ValueError, match=f"^[^\n]*{message}[^\n]*$"):
+        CTranslate2Engine(tmp_path / "ct2", device="cpu")
+
+
+def test_type_that_cannot_be_computed_in_is_told(model, export, tmp_path):
+    export(model)
+
+    with pytest.raises(ValueError, match=r"to compute in 'int8_int8'.* compute in another type"):
+        CTranslate2Engine(tmp_path / "ct2", device="cpu", compute_type="int8_int8")
 
 
 def test_greedy_translations_and_scores_equal_torchs(model, export):

@@ -18,6 +18,7 @@ from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 from vanilla_transformer.translation import Translator
 from vanilla_transformer_cli import main
 
+from ..support.full_disk import small_files
 from ..tokenization.test_tokenizer_pair import GREEK, save_latin_to_greek
 
 LINES = ["ein hund rennt.", "", "ja", "der alte mann"]
@@ -173,6 +174,133 @@ def test_existing_folder_is_refused(source, tmp_path):
             export_to_ctranslate2(source, tmp_path / "out", force=force)
 
     assert files(tmp_path / "out") == {"mine.txt"}
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "model.safetensors", "target_tokenizer/run.json"])
+def test_export_with_files_of_somebody_is_never_replaced(tmp_path, name):
+    for file in ("model.bin", "config.json", "run.json", name):
+        (tmp_path / "out" / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "out" / file).write_text("mine")
+
+    with pytest.raises(FileExistsError, match=rf"and nothing else; this holds {name}, too\."):
+        export_to_ctranslate2("none", tmp_path / "out", force=True)
+
+    assert (tmp_path / "out" / name).read_text() == "mine"
+    assert files(tmp_path) == {"out"}
+
+
+def test_folder_without_weights_is_never_replaced(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "config.json").write_text("mine")
+
+    with pytest.raises(FileExistsError, match=r"holds neither decoder_model\.onnx nor model\.bin"):
+        export_to_ctranslate2("none", tmp_path / "out", force=True)
+
+    assert (tmp_path / "out" / "config.json").read_text() == "mine"
+
+
+def test_file_is_never_replaced(tmp_path):
+    (tmp_path / "model.bin").write_text("mine")
+
+    with pytest.raises(FileExistsError, match=r"and nothing else; this is a file\."):
+        export_to_ctranslate2("none", tmp_path / "model.bin", force=True)
+
+    assert (tmp_path / "model.bin").read_text() == "mine"
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_what_appears_while_the_export_is_compared_is_kept(source, tmp_path, monkeypatch, force):
+    check = Agreement.check
+
+    def check_slowly(*args):
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "mine.txt").touch()
+        check(*args)
+
+    monkeypatch.setattr(Agreement, "check", check_slowly)
+
+    with pytest.raises(FileExistsError, match="out' must not exist yet"):
+        export_to_ctranslate2(source, tmp_path / "out", force=force)
+
+    assert files(tmp_path / "out") == {"mine.txt"}
+    assert files(tmp_path) == {"model", "out"}
+
+
+def test_export_that_was_killed_leaves_nothing_behind_the_next(source, tmp_path):
+    killed, other = (f".{name}.new-{'0' * 16}" for name in ("out", "other"))
+    for name in (killed, other):
+        (tmp_path / name / "new").mkdir(parents=True)
+        (tmp_path / name / "new" / "model.bin").write_text("half")
+
+    export_to_ctranslate2(source, tmp_path / "out")
+
+    assert files(tmp_path) == {"model", "out", other}
+
+
+def test_export_that_was_killed_between_two_renames_gives_the_earlier_one_back(source, tmp_path):
+    export_to_ctranslate2(source, tmp_path / "out")
+    content = (tmp_path / "out" / "model.bin").read_bytes()
+    killed = tmp_path / f".out.new-{'0' * 16}"
+    killed.mkdir()
+    (tmp_path / "out").rename(killed / "old")
+
+    with pytest.raises(FileExistsError, match="or --force to replace"):
+        export_to_ctranslate2(source, tmp_path / "out")
+
+    assert (tmp_path / "out" / "model.bin").read_bytes() == content
+    assert files(tmp_path) == {"model", "out"}
+
+
+def test_later_export_is_kept_though_an_earlier_one_was_killed(source, tmp_path):
+    killed = tmp_path / f".out.new-{'0' * 16}"
+    (killed / "old").mkdir(parents=True)
+    export_to_ctranslate2(source, tmp_path / "out2")
+    (tmp_path / "out2").rename(tmp_path / "out")
+
+    with pytest.raises(FileExistsError, match="or --force to replace"):
+        export_to_ctranslate2(source, tmp_path / "out")
+
+    assert "model.bin" in files(tmp_path / "out")
+    assert files(tmp_path) == {"model", "out"}
+
+
+def test_earlier_export_comes_back_when_the_new_one_cannot_take_its_place(
+    source, tmp_path, monkeypatch
+):
+    export_to_ctranslate2(source, tmp_path / "out")
+    before = (tmp_path / "out" / "model.bin").read_bytes()
+    rename = Path.rename
+
+    def fail_for_the_new_one(path, target):
+        if path.name == "new":
+            raise OSError(5, "Input/output error")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", fail_for_the_new_one)
+
+    with pytest.raises(OSError, match="Input/output"):
+        export_to_ctranslate2(source, tmp_path / "out", force=True)
+
+    assert (tmp_path / "out" / "model.bin").read_bytes() == before
+    assert files(tmp_path) == {"model", "out"}
+
+
+def test_full_disk_is_told_and_leaves_nothing(source, tmp_path):
+    with (
+        small_files(20_000),
+        pytest.raises(OSError, match=f"no room for the export 'out' in '{tmp_path}', which has"),
+    ):
+        export_to_ctranslate2(source, tmp_path / "out")
+
+    assert files(tmp_path) == {"model"}
+
+
+def test_export_has_the_rights_of_an_ordinary_folder(source, tmp_path):
+    export_to_ctranslate2(source, tmp_path / "out")
+
+    (tmp_path / "ordinary").mkdir()
+    modes = [(tmp_path / name).stat().st_mode for name in ("out", "ordinary")]
+    assert modes[0] == modes[1]
 
 
 def test_model_is_never_replaced_by_its_export(source):

@@ -1,6 +1,7 @@
 """ONNX: graphs that compute what the model computes, for any lengths, and their reader."""
 
 import random
+import shutil
 
 import numpy as np
 import onnxruntime
@@ -51,6 +52,26 @@ def folder(model, tmp_path_factory):
     export_onnx(model, folder)
     model.generation_config.save_pretrained(folder)
     return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("encoder_model.onnx", b"no graph"),
+        ("decoder_model.onnx", b""),
+        ("decoder_model.onnx.data", b"short"),
+        ("encoder_model.onnx", None),
+    ],
+)
+def test_damaged_folder_is_told_in_one_line(folder, tmp_path, name, content):
+    damaged = shutil.copytree(folder, tmp_path / "damaged")
+    if content is None:
+        (damaged / name).unlink()
+    else:
+        (damaged / name).write_bytes(content)
+
+    with pytest.raises(ValueError, match=r"^onnxruntime .* cannot load '.*damaged': .* again\.$"):
+        OnnxModel(damaged)
 
 
 @pytest.fixture(scope="module")

@@ -52,6 +52,34 @@ def test_both_tokenizers_come_back_from_the_folder_of_their_model(tmp_path):
     assert target("αβγ")["input_ids"] == saved.target("αβγ")["input_ids"]
 
 
+@pytest.mark.parametrize("side", ["", "target_tokenizer/"])
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer.json", '{"version": "1.0",'),
+        ("tokenizer.json", '{"version": "9.9"}'),
+        # Python reads this one, and Rust does not.
+        ("tokenizer.json", '{"added_tokens": [], "model": {"type": "WordLevel", "vocab": []}}'),
+        ("tokenizer_config.json", "[]"),
+        ("tokenizer_config.json", "{"),
+    ],
+)
+def test_damaged_tokenizer_is_told_in_one_line(tmp_path, side, name, content):
+    folder = save_latin_to_greek(tmp_path)
+    (tmp_path / f"{side}{name}").write_text(content)
+
+    with pytest.raises(ValueError, match=rf"^[^\n]*{folder}[^\n]* Restore [^\n]*$"):
+        TokenizerPair.from_pretrained(folder)
+
+
+def test_tokenizer_of_which_only_the_config_is_left_is_told_in_one_line(tmp_path):
+    folder = save_latin_to_greek(tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+
+    with pytest.raises(ValueError, match=rf"^[^\n]*{folder}[^\n]* Restore [^\n]*$"):
+        TokenizerPair.from_pretrained(folder)
+
+
 @pytest.mark.parametrize("changes", [{}, TWO_TABLES], ids=["one_table", "two_tables"])
 def test_one_vocabulary_has_one_tokenizer_whatever_the_tables(tmp_path, changes):
     build_variant(**changes).save_pretrained(tmp_path)

@@ -1,11 +1,9 @@
 """A saved model to another runtime: converted, compared with the model, and only then in place."""
 
 import json
-import os
 import random
-import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,9 +15,15 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from vanilla_transformer.files import write_lines
+from vanilla_transformer.files import abandoned, naming_full_disk, scratch_folder, write_lines
 from vanilla_transformer.interop import never_generated
-from vanilla_transformer.model_folder import RUN_FILE, describe_model_files, load_model, read_run
+from vanilla_transformer.model_folder import (
+    RUN_FILE,
+    TARGET_FOLDER,
+    describe_model_files,
+    load_model,
+    read_run,
+)
 from vanilla_transformer.modeling.search_vanilla_transformer import padded
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 from vanilla_transformer.translation.ctranslate2_engine import CTranslate2Engine
@@ -28,8 +32,30 @@ from vanilla_transformer.translation.engines import Search, TorchEngine
 if TYPE_CHECKING:
     from vanilla_transformer.interop.onnx import OnnxModel
 
-# By these files an export is known: `force` replaces nothing else.
-_EXPORTED_FILES = ("model.bin", "decoder_model.onnx")
+# By one of these an export is known, and `force` replaces a folder only if all its files are of an
+# export.
+_WEIGHTS = {"model.bin", "decoder_model.onnx"}
+_TOKENIZER_FILES = {
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+}
+_EXPORTED_FILES = {
+    *_WEIGHTS,
+    *_TOKENIZER_FILES,
+    *(f"{TARGET_FOLDER}/{name}" for name in _TOKENIZER_FILES),
+    "decoder_model.onnx.data",
+    "encoder_model.onnx",
+    "encoder_model.onnx.data",
+    "config.json",
+    "shared_vocabulary.json",
+    "source_vocabulary.json",
+    "target_vocabulary.json",
+    "generation_config.json",
+    RUN_FILE,
+}
 
 _SAMPLE_LINES, _LONGEST_LINE = 100, 30
 _MAX_EXTRA_TOKENS = 50
@@ -176,41 +202,62 @@ def _new_folder(output: Path, force: bool) -> Iterator[Path]:
 
     Raises:
         FileExistsError: If there is something at `output` that may not be replaced.
+        OSError: If there is no room for the folder.
     """
-    if output.exists() and not (force and _is_replaceable(output)):
-        hint = (
-            "--force replaces an export, and nothing else"
-            if force
-            else "Give another folder, or --force to replace an earlier export"
+    prefix = f".{output.name}.new-"
+    for killed in abandoned(output.parent, prefix):
+        if not output.exists():
+            _restore(killed, output)
+    _check_output(output, force)
+    with ExitStack() as stack:
+        try:
+            output.parent.mkdir(parents=True, exist_ok=True)
+            # Found out now, not after minutes of conversion.
+            scratch = stack.enter_context(scratch_folder(output.parent, prefix))
+        except OSError as error:
+            raise OSError(
+                f"The export cannot be written to {str(output)!r}: {error.strerror}. Choose "
+                "another folder."
+            ) from error
+        stack.enter_context(naming_full_disk(output.parent, f"the export {output.name!r}"))
+        yield scratch / "new"
+        # Comparing takes minutes, in which somebody else may have made it.
+        _check_output(output, force)
+        try:
+            if output.exists():
+                output.rename(scratch / "old")
+            (scratch / "new").rename(output)
+        except BaseException:
+            _restore(scratch, output)
+            raise
+
+
+def _restore(scratch: Path, output: Path) -> None:
+    """Puts back what was to be replaced; what was to take its place is lost."""
+    if (scratch / "old").exists():
+        (scratch / "old").rename(output)
+
+
+def _check_output(output: Path, force: bool) -> None:
+    """Raises a FileExistsError if there is something that may not be replaced."""
+    if not output.exists():
+        return
+    told = f"{str(output)!r} must not exist yet, got a path that does."
+    if not force:
+        raise FileExistsError(
+            f"{told} Give another folder, or --force to replace an earlier export."
         )
-        raise FileExistsError(f"{str(output)!r} must not exist yet, got a path that does. {hint}.")
-    temporary, replaced = (
-        output.with_name(f".{output.name}.{kind}.{os.getpid()}") for kind in ("new", "old")
-    )
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        # Found out now, not after minutes of conversion.
-        temporary.mkdir()
-        temporary.rmdir()
-    except OSError as error:
-        raise OSError(
-            f"The export cannot be written to {str(output)!r}: {error.strerror}. Choose another "
-            "folder."
-        ) from error
-    try:
-        yield temporary
-        if output.exists():
-            output.rename(replaced)
-        temporary.rename(output)
-        shutil.rmtree(replaced, ignore_errors=True)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _is_replaceable(folder: Path) -> bool:
-    return folder.is_dir() and (
-        not any(folder.iterdir()) or any((folder / name).is_file() for name in _EXPORTED_FILES)
-    )
+    told += " --force replaces an export, and nothing else"
+    if not output.is_dir():
+        raise FileExistsError(f"{told}; this is a file.")
+    files = {path.relative_to(output).as_posix() for path in output.rglob("*") if path.is_file()}
+    if others := sorted(files - _EXPORTED_FILES):
+        raise FileExistsError(
+            f"{told}; this holds {', '.join(others[:3])}{' and more' * (len(others) > 3)}, too. "
+            "Give another folder, or take them out."
+        )
+    if files and not files & _WEIGHTS:
+        raise FileExistsError(f"{told}; this holds neither {' nor '.join(sorted(_WEIGHTS))}.")
 
 
 def _load(

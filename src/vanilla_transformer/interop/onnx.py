@@ -182,6 +182,7 @@ class OnnxModel:
 
     Raises:
         ImportError: If `onnxruntime` is not installed.
+        ValueError: If the folder is not one that our export made, or is damaged.
     """
 
     def __init__(
@@ -200,10 +201,17 @@ class OnnxModel:
             ) from error
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = num_threads or torch.get_num_threads()
-        self.encoder, self.decoder = (
-            onnxruntime.InferenceSession(str(Path(folder) / name), options, list(providers))
-            for name in (ENCODER_FILE, DECODER_FILE)
-        )
+        try:
+            self.encoder, self.decoder = (
+                onnxruntime.InferenceSession(str(Path(folder) / name), options, list(providers))
+                for name in (ENCODER_FILE, DECODER_FILE)
+            )
+        # onnxruntime's errors have no base class of their own.
+        except Exception as error:
+            raise ValueError(
+                f"onnxruntime {onnxruntime.__version__} cannot load {str(folder)!r}: "
+                f"{' '.join(str(error).split())} Export the model again."
+            ) from error
         self.generation_config = GenerationConfig.from_pretrained(folder)
 
     def encode(self, sources: list[list[int]]) -> dict[str, Array]:

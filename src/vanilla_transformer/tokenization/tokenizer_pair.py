@@ -183,11 +183,13 @@ def _load(model_name_or_path: str, **loading: Any) -> PreTrainedTokenizerBase:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             model_name_or_path, **loading
         )
-    except (ValueError, ImportError):
+    except ImportError:
         raise
     # Tokenizers raises bare exceptions, and the Hub's client those of its connection.
     except Exception as error:
         if not Path(model_name_or_path).is_dir():
+            if isinstance(error, ValueError):
+                raise
             raise OSError(
                 f"There is no folder {model_name_or_path!r}, and no model of that name could be "
                 f"loaded from the Hub: {' '.join(str(error).split())}"
@@ -196,6 +198,7 @@ def _load(model_name_or_path: str, **loading: Any) -> PreTrainedTokenizerBase:
             raise
         raise ValueError(
             f"{model_name_or_path!r} must hold a tokenizer that can be loaded, got "
-            f"{type(error).__name__}: {error}. Restore tokenizer.json and tokenizer_config.json."
+            f"{type(error).__name__}: {' '.join(str(error).split())}. Restore tokenizer.json and "
+            "tokenizer_config.json."
         ) from error
     return tokenizer

@@ -14,6 +14,11 @@ from vanilla_transformer.files import parse_json
 from vanilla_transformer.model_folder import read_object
 from vanilla_transformer.translation.engines import Hypothesis, Search
 
+_CONFIG_FIELDS = ("position_table_length", "max_position_embeddings", "eos_token")
+_NO_EXPORT = (
+    "{!r} must be a folder that `vanilla-transformer export --format ctranslate2` made, got no"
+)
+
 
 class CTranslate2Engine:
     """Searches as Transformers does, in CTranslate2.
@@ -55,7 +60,7 @@ class CTranslate2Engine:
         patience: int = 2,
     ) -> None:
         try:
-            from ctranslate2 import Translator
+            from ctranslate2 import Translator, __version__
         except ImportError as error:
             raise ImportError(
                 "The engine `ctranslate2` needs the package `ctranslate2`. "
@@ -69,16 +74,27 @@ class CTranslate2Engine:
             partial(_read_vocabulary, Path(folder)), ("source", "target")
         )
         self.ids = {token: token_id for token_id, token in enumerate(self.target_tokens)}
+        if self.end_token not in self.ids:
+            raise ValueError(
+                f"{_NO_EXPORT.format(str(folder))} {self.end_token!r} in its vocabulary."
+            )
         self.end_id = self.ids[self.end_token]
         self.inter_threads = inter_threads
         self.patience = patience
-        self.translator = Translator(
-            str(folder),
-            device=device,
-            compute_type=compute_type,
-            inter_threads=inter_threads,
-            intra_threads=intra_threads or max(1, torch.get_num_threads() // inter_threads),
-        )
+        try:
+            self.translator = Translator(
+                str(folder),
+                device=device,
+                compute_type=compute_type,
+                inter_threads=inter_threads,
+                intra_threads=intra_threads or max(1, torch.get_num_threads() // inter_threads),
+            )
+        except (RuntimeError, ValueError) as error:
+            raise ValueError(
+                f"CTranslate2 {__version__} cannot load {str(folder)!r} on the device {device!r} "
+                f"to compute in {compute_type!r}: {str(error).rstrip('.')}. Export the model again "
+                "with this version, or compute in another type."
+            ) from error
 
     def translate_batch(
         self,
@@ -252,15 +268,20 @@ def _ranked(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
 
 
 def _read_vocabulary(folder: Path, side: str) -> list[str]:
-    """Tokens by id; CTranslate2 keeps two vocabularies in one file where they are the same."""
+    """Tokens by id; CTranslate2 keeps two vocabularies in one file where they are the same.
+
+    Raises:
+        ValueError: If there is no such file, or something else in it.
+    """
     file = folder / f"{side}_vocabulary.json"
     if not file.exists():
         file = folder / "shared_vocabulary.json"
     try:
         tokens = parse_json(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (FileNotFoundError, ValueError) as error:
         raise ValueError(
-            f"{str(file)!r} must hold a list of tokens: {error}. Export the model."
+            f"{_NO_EXPORT.format(str(folder))} {file.name} that can be read: {error}. Export the "
+            "model."
         ) from error
     if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
         raise ValueError(
@@ -272,10 +293,9 @@ def _read_vocabulary(folder: Path, side: str) -> list[str]:
 def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     config = read_object(path) if path.is_file() else {}
-    if "position_table_length" not in config:
+    missing = [name for name in _CONFIG_FIELDS if name not in config]
+    if missing:
         raise ValueError(
-            f"{str(folder)!r} must be a folder that `vanilla-transformer export --format "
-            "ctranslate2` made, got no `position_table_length` in its config.json. Export the "
-            "model."
+            f"{_NO_EXPORT.format(str(folder))} `{missing[0]}` in its config.json. Export the model."
         )
     return config
