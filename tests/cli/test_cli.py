@@ -423,9 +423,9 @@ def test_mistake_in_the_arguments_is_told_alone(run, argv, pattern):
             ["--bleu_tokenize", "xx"],
             r"--bleu_tokenize: .*got 'xx'\. Choose from: none, .*13a, .*char",
         ),
-        (["--max_length", "1"], "`max_length` must be at least 2, .*, got 1"),
+        (["--max_length", "1"], "--max_length must be at least 2 and finite, got 1"),
         (["--max_tokens_per_batch", "9"], "must hold the longest pair, got 9"),
-        (["--resume"], "--resume needs a checkpoint"),
+        (["--resume"], "--resume needs a whole checkpoint"),
         (["--init_from", "/no/such"], "/no/such"),
     ],
 )

@@ -346,7 +346,10 @@ def test_several_models_translate_together(run, folder, tmp_path):
 def test_models_with_other_tokenizers_are_refused(run, folder, tmp_path):
     other = tmp_path / "other"
     VanillaTransformerForConditionalGeneration.from_pretrained(folder).save_pretrained(other)
-    VanillaTransformerTokenizer.train(["other text"] * 3, vocab_size=320).save_pretrained(other)
+    tokenizer = VanillaTransformerTokenizer.train(["other text"] * 3, vocab_size=320)
+    # Of the size that the model's tables have.
+    tokenizer.add_tokens([f"[{number}]" for number in range(320 - len(tokenizer))])
+    tokenizer.save_pretrained(other)
 
     status, _, err = run("--model", other, "ja")
 

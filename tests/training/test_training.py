@@ -635,7 +635,9 @@ def test_run_is_refused_when_its_folder_holds_a_trace_of_another(corpus, tmp_pat
 def test_resuming_is_refused_when_there_is_no_checkpoint(corpus, tmp_path):
     settings = build_settings(corpus, resume=True)
 
-    with pytest.raises(ValueError, match=f"--resume needs a checkpoint .* got none in {tmp_path}"):
+    with pytest.raises(
+        ValueError, match=f"--resume needs a whole checkpoint .* got none in {tmp_path}"
+    ):
         train(settings, build_arguments(settings, tmp_path))
 
 

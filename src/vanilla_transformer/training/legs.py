@@ -221,4 +221,6 @@ def claimed(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
+        # While it is held, so that nobody else's is deleted.
+        (folder / _LOCK_FILE).unlink(missing_ok=True)
         lock.release()
