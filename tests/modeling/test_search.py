@@ -277,7 +277,7 @@ def test_argument_of_generate_overrides_the_switch_of_the_generation_config(tiny
             "single rows only.",
         ),
     ],
-    ids=str,
+    ids=["greedy", "beam", "switch", "cache", "sampled_beams", "processor"],
 )
 def test_debug_log_names_the_search_and_its_reason(tiny_model, batch, caplog, search, message):
     name = generation_vanilla_transformer.__name__

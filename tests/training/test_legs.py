@@ -254,6 +254,8 @@ def test_leftovers_of_a_run_without_a_checkpoint_are_replaced(corpus, first_leg,
     del run["weights"]
     (tmp_path / "run.json").write_text(json.dumps(run))
     (tmp_path / "log.jsonl").write_text('{"step": 5, "minutes": 1000.0, "loss": 9.0}\n')
+    shutil.copytree(first_leg / "checkpoint-2", tmp_path / "checkpoint-2")
+    (tmp_path / "checkpoint-2" / "files.json").unlink()
     unfinished = tmp_path / ".saving-0123456789abcdef"
     unfinished.mkdir()
     (unfinished / "model.safetensors").write_text("half")
@@ -263,6 +265,7 @@ def test_leftovers_of_a_run_without_a_checkpoint_are_replaced(corpus, first_leg,
     assert all(report["minutes"] < 1000 for report in read_log(tmp_path / "log.jsonl"))
     assert "earlier_legs" not in read_json(tmp_path / "run.json")
     assert not unfinished.exists()
+    assert checkpoints_of(tmp_path) == [1]
 
 
 def test_second_training_in_a_folder_is_refused_while_the_first_one_runs(corpus, tmp_path):
@@ -285,6 +288,31 @@ def test_run_that_finished_meanwhile_is_not_overwritten(corpus, first_leg, tmp_p
         run_updates(corpus, tmp_path, 1)
 
     assert_same_weights(tmp_path, first_leg)
+
+
+def test_abandoned_run_with_a_whole_checkpoint_is_not_overwritten(corpus, first_leg, tmp_path):
+    run = read_json(first_leg / "run.json")
+    del run["weights"]
+    (tmp_path / "run.json").write_text(json.dumps(run))
+    shutil.copytree(first_leg / "checkpoint-2", tmp_path / "checkpoint-2")
+
+    with pytest.raises(ValueError, match="already holds a run"):
+        run_updates(corpus, tmp_path, 1)
+
+
+def test_best_checkpoint_is_found_when_the_folder_has_moved(corpus, tmp_path):
+    settings = build_settings(corpus, average_last=1)
+    # Whatever the loss, the first of two epochs has the greater one.
+    given = {"metric_for_best_model": "loss", "greater_is_better": True, "num_train_epochs": 2}
+    train(settings, build_arguments(settings, tmp_path / "old", **given))
+    first, _ = checkpoints_of(tmp_path / "old")
+    (tmp_path / "old").rename(tmp_path / "new")
+
+    settings = build_settings(corpus, average_last=1, resume=True)
+    train(settings, build_arguments(settings, tmp_path / "new", **given))
+
+    assert_same_weights(tmp_path / "new", tmp_path / "new" / f"checkpoint-{first}")
+    assert read_json(tmp_path / "new" / "run.json")["weights"] == "best checkpoint"
 
 
 # Signals

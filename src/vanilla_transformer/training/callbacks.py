@@ -52,6 +52,21 @@ class SeedEpochs(TrainerCallback):
         self.sampler.set_epoch(int(state.epoch or 0))
 
 
+class FindBestCheckpoint(TrainerCallback):
+    """Finds the best checkpoint of a resumed run beside its others.
+
+    Trainer looks where it was saved, and forgets it if the folder of the run has moved.
+    """
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Sets its path, which is loaded at the end and kept till then."""
+        best = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}"
+        if best.is_dir():
+            state.best_model_checkpoint = str(best)
+
+
 class MovingAverage(TrainerCallback):
     """Exponential moving average of the weights: decay * old + (1 - decay) * new at each update.
 

@@ -20,6 +20,7 @@ from vanilla_transformer.model_folder import (
     TARGET_FOLDER,
     read_object,
 )
+from vanilla_transformer.training.checkpoints import closed_checkpoints
 from vanilla_transformer.training.curves import CURVES_FILE
 
 # What a leg is recorded by, so that none is taken for another.
@@ -168,17 +169,23 @@ def _differences(
 def check_free(folder: Path) -> None:
     """Refuses a folder that holds a run, or files that training would overwrite.
 
-    What a run leaves that ended before its first checkpoint may be overwritten.
+    What a run leaves that ended before its first checkpoint was whole may be overwritten.
 
     Raises:
         ValueError: If there are any.
     """
-    if any(folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*")) or (folder / CONFIG_NAME).exists():
+    is_abandoned = _is_abandoned(folder)
+    checkpoints = (
+        closed_checkpoints(folder)
+        if is_abandoned
+        else list(folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"))
+    )
+    if checkpoints or (folder / CONFIG_NAME).exists():
         raise ValueError(
             f"--output_dir {folder} already holds a run. Pass --resume to continue it, choose "
             "another folder, or delete it."
         )
-    written = _LATE_FILES if _is_abandoned(folder) else _EARLY_FILES + _LATE_FILES
+    written = _LATE_FILES if is_abandoned else _EARLY_FILES + _LATE_FILES
     taken = sorted(path.name for pattern in written for path in folder.glob(pattern))
     if taken:
         raise ValueError(

@@ -151,11 +151,10 @@ def train(settings: TrainSettings, arguments: Seq2SeqTrainingArguments) -> Path:
     stop = StopOnRequest(settings.max_minutes)
     with claimed(folder) if is_main else nullcontext(), interrupts_stop(stop):
         if is_main:
-            if checkpoint:
-                delete_unclosed(folder)
-            else:
+            if not checkpoint:
                 # Another run may have come to its end here while the pairs were read.
                 check_free(folder)
+            delete_unclosed(folder)
             write_run(folder, run)
             filtered.write_dropped(folder)
         for line in chain(filtered.summary(), plan(trainer, truncated, checkpoint)):

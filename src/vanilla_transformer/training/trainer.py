@@ -28,6 +28,7 @@ from vanilla_transformer.model_folder import align_weights, nonfinite_tensors
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 from vanilla_transformer.training.callbacks import (
     DivergedError,
+    FindBestCheckpoint,
     MovingAverage,
     SeedEpochs,
     StopOnDivergence,
@@ -71,6 +72,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         self.has_trained = False
         self.loss_is_finite = torch.tensor(True, device=self.args.device)
         self.add_callback(StopOnDivergence(self))
+        self.add_callback(FindBestCheckpoint())
         if sampler:
             self.add_callback(SeedEpochs(sampler))
 
