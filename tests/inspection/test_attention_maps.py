@@ -380,5 +380,5 @@ def test_positions_are_drawn(tiny_model, tmp_path):
     path = plot_positions(tiny_model, tmp_path / "positions.png", 9)
 
     assert path.read_bytes().startswith(PNG)
-    with pytest.raises(ValueError, match="at least 1, got 0"):
+    with pytest.raises(ValueError, match="between 1 and 100,000, got 0"):
         plot_positions(tiny_model, path, 0)
