@@ -63,13 +63,38 @@ def read(kind: str, files: list[str]) -> Iterable[tuple[str, str]]:
         yield " ".join(source.replace(" ", "_")) if kind == "g2p" else source, target
 
 
+def check(given: argparse.Namespace, outputs: Iterable[Path]) -> None:
+    """Refuses options that do not go together, and an output that is an input.
+
+    Raises:
+        ValueError: If there are any; tells all.
+    """
+    faults = []
+    if not 0 <= given.carve < 1:
+        faults.append(f"--carve must be at least 0 and below 1, got {given.carve}.")
+    if given.carve and given.split == "validation":
+        faults.append("--carve writes validation.jsonl, got --split validation too. Name another.")
+    if given.kind == "scan" and len(given.files) > 1:
+        faults.append(f"scan takes one file, got {len(given.files)}: {', '.join(given.files)}.")
+    inputs = {Path(file).resolve() for file in (*given.files, *given.unseen_in)}
+    faults += [
+        f"{path} is an input, and would be overwritten. Choose another --folder or --split."
+        for path in outputs
+        if path.resolve() in inputs
+    ]
+    if faults:
+        raise ValueError("\n".join(faults))
+
+
 def main() -> int:
     """Writes the files and prints their sizes; returns the exit status."""
     given = build_parser().parse_args()
     splits: dict[str, list[str]] = {given.split: []}
     if given.carve:
         splits["validation"] = []
+    paths = {split: given.folder / f"{split}.jsonl" for split in splits}
     try:
+        check(given, paths.values())
         seen = {source for file in given.unseen_in for source, _ in read("pairs", [file])}
         left_out = 0
         for source, target in read(given.kind, given.files):
@@ -86,11 +111,13 @@ def main() -> int:
                     f"{split}.jsonl needs at least one pair, got none: {left_out} were left out by "
                     f"--unseen_in, and --carve is {given.carve}. Nothing was written."
                 )
+        # Imported late, as in `read`.
+        from vanilla_transformer.files import write_together
+
         given.folder.mkdir(parents=True, exist_ok=True)
+        write_together({paths[split]: rows for split, rows in splits.items()})
         for split, rows in splits.items():
-            path = given.folder / f"{split}.jsonl"
-            path.write_text("".join(f"{row}\n" for row in rows), encoding="utf-8", newline="\n")
-            print(f"{path}\t{len(rows)} pairs")
+            print(f"{paths[split]}\t{len(rows)} pairs")
         if seen:
             print(f"left out\t{left_out} pairs")
     except (ValueError, OSError) as error:

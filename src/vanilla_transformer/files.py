@@ -16,8 +16,8 @@ import shutil
 import sys
 import zlib
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -145,12 +145,17 @@ def written_whole(path: Path) -> Iterator[Path]:
 
 def write_lines(path: Path, lines: Iterable[str]) -> Path:
     r"""Writes lines, each ending in `\n`, as `written_whole` does."""
-    with (
-        written_whole(path) as temporary,
-        temporary.open("w", encoding="utf-8", newline="\n") as file,
-    ):
-        file.writelines(f"{line}\n" for line in lines)
+    write_together({path: lines})
     return path
+
+
+def write_together(contents: Mapping[Path, Iterable[str]]) -> None:
+    """Writes the lines of several files, and puts the files in place once all are written."""
+    with ExitStack() as stack:
+        for path, lines in contents.items():
+            temporary = stack.enter_context(written_whole(path))
+            with temporary.open("w", encoding="utf-8", newline="\n") as file:
+                file.writelines(f"{line}\n" for line in lines)
 
 
 # XXH3 finds damage as well as SHA-256 in a tenth of the time, but is no proof against forgery.

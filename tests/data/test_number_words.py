@@ -21,6 +21,8 @@ from vanilla_transformer.data.number_words import (
     write_corpus,
 )
 
+from ..support.full_disk import small_files
+
 SCRIPT = Path(__file__).parents[2] / "scripts" / "make_number_corpus.py"
 SPLITS = ("train", "validation", "test")
 
@@ -149,6 +151,17 @@ def test_corpus_has_the_sizes_asked_for(corpus):
         "test.parts.en": 1_000,
         "test.alignment": 1_000,
     }
+
+
+def test_corpus_that_cannot_be_written_leaves_the_earlier_one(tmp_path):
+    write_corpus(tmp_path, train=5, validation=4, test=3)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+
+    # The files of the other splits are small.
+    with small_files(20_000), pytest.raises(OSError, match=r"no room for train\.de in"):
+        write_corpus(tmp_path, seed=1, train=5000, validation=4, test=3)
+
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_corpus_returns_the_files_it_wrote(tmp_path):

@@ -1,3 +1,4 @@
+import importlib.util
 import json
 import os
 import shlex
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from vanilla_transformer.training.legs import claimed
 from vanilla_transformer_cli import main
 
 ROOT = Path(__file__).parents[2]
@@ -84,6 +86,120 @@ def test_rows_that_there_are_not_are_refused(tmp_path):
     assert finished.returncode == 2
     assert "Pre-norm, as usual, post-norm, got ['x']" in finished.stderr
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.fixture
+def script(monkeypatch, tmp_path):
+    """Runs the script in this process; a function that takes the command takes training's place."""
+    monkeypatch.chdir(tmp_path)
+    Path("plan.yaml").write_text(PLAN, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("ablate_script", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    def run_script(train, *options):
+        def run(command, **_):
+            folder = Path(command[command.index("--output_dir") + 1])
+            return subprocess.CompletedProcess(command, train(folder))
+
+        monkeypatch.setattr(module.subprocess, "run", run)
+        argv = ["ablate.py", "plan.yaml", "--data", ".", "--output", "runs", *options]
+        monkeypatch.setattr(sys, "argv", argv)
+        return module.main()
+
+    return run_script
+
+
+def finish(folder):
+    record = {"minutes": 1.0, "parameters": 2, "updates": 3}
+    (folder / "run.json").write_text(json.dumps(record))
+    (folder / "results.json").write_text('{"validation": {"wer": 4.0, "loss": 5.0}}')
+    return 0
+
+
+def stop(folder):
+    """What SIGTERM leaves: a model and its scores."""
+    finish(folder)
+    (folder / "stopped").touch()
+    return -15
+
+
+def test_failure_of_a_run_is_that_of_the_script(script, capsys):
+    begun = []
+
+    def fail(folder):
+        begun.append(folder)
+        return 2
+
+    assert script(fail, "--seeds", "3") == 2
+    assert len(begun) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert f"{begun[0]}: training ended with status 2." in printed.err
+
+
+def test_run_that_was_stopped_is_no_result_and_begins_anew(script, capsys):
+    assert script(stop, "--seeds", "3") == 128 + 15
+    assert script(finish, "--seeds", "3", "--table") == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+    assert script(finish, "--seeds", "3") == 0
+
+    assert len(capsys.readouterr().out.splitlines()) == 4
+    names = {path.name for path in Path("runs").rglob("*") if path.is_file()}
+    assert names == {"run.json", "results.json"}
+
+
+def test_finished_runs_are_not_repeated(script, capsys):
+    script(finish, "--seeds", "3")
+    first = capsys.readouterr().out
+
+    assert script(lambda folder: 1, "--seeds", "3") == 0
+    assert capsys.readouterr().out == first
+
+
+def test_folder_of_somebody_is_left_alone(script, capsys):
+    mine = Path("runs/post-norm-3/mine.txt")
+    mine.parent.mkdir(parents=True)
+    mine.touch()
+
+    assert script(finish, "--seeds", "3", "--rows", "post*") == 2
+
+    assert "runs/post-norm-3 must hold a finished run or one that" in capsys.readouterr().err
+    assert mine.exists()
+
+
+def test_run_that_goes_on_is_left_alone(script, capsys):
+    def train_while_the_script_is_started_again(folder):
+        with claimed(folder):
+            assert script(finish, "--seeds", "3", "--rows", "post*") == 2
+        (folder / "still here").touch()
+        return 1
+
+    script(train_while_the_script_is_started_again, "--seeds", "3", "--rows", "post*")
+
+    assert "is in use by another training" in capsys.readouterr().err
+    assert Path("runs/post-norm-3/still here").exists()
+
+
+@pytest.mark.parametrize(
+    ("plan", "options", "message"),
+    [
+        (PLAN, ["--seeds", "3", "3"], "--seeds must name each seed once, got several 3."),
+        (PLAN + "  Post norm: --seed 1", [], "'post-norm' and 'Post norm' would have one folder"),
+        ("rows: [a, b]", [], "plan.yaml must have `options` and `rows`"),
+        ("rows: {a: --seed 1}\n : :", [], "plan.yaml must be YAML: while parsing"),
+        (PLAN, ["--metric", "bleu", "--rows", "post*"], "has no score 'bleu'. Name another"),
+    ],
+)
+def test_mistakes_are_told_without_a_table(script, capsys, plan, options, message):
+    Path("plan.yaml").write_text(plan, encoding="utf-8")
+
+    assert script(finish, *options) == 2
+
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert printed.out == ""
 
 
 @pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)

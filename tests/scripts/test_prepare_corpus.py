@@ -10,9 +10,9 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "scripts" / "prepare_corpus.py"
 
 
-def prepare(*argv):
+def prepare(*argv, cwd=None):
     command = [sys.executable, SCRIPT, *map(str, argv)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd)
 
 
 def read_pairs(path):
@@ -107,3 +107,45 @@ def test_line_that_is_no_pair_ends_the_script_with_its_number(tmp_path, kind, te
     assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["pairs", "train.jsonl", "--split", "train"], "train.jsonl is an input, and would be"),
+        (["pairs", "./train.jsonl", "--folder", "../here", "--split", "train"], "is an input"),
+        (["pairs", "a.tsv", "--split", "train", "--unseen_in", "train.jsonl"], "is an input"),
+        (["pairs", "validation.jsonl", "--split", "b", "--carve", "0.5"], "validation.jsonl is an"),
+        (["pairs", "a.tsv", "--split", "validation", "--carve", "0.5"], "got --split validation"),
+        (["pairs", "a.tsv", "--split", "b", "--carve", "1.5"], "below 1, got 1.5"),
+        (["pairs", "a.tsv", "--split", "b", "--carve", "nan"], "below 1, got nan"),
+        (["scan", "a.tsv", "train.jsonl", "--split", "b"], "one file, got 2: a.tsv, train.jsonl"),
+    ],
+)
+def test_options_that_do_not_go_together_write_nothing(tmp_path, given, message):
+    here = tmp_path / "here"
+    here.mkdir()
+    for name in ("train.jsonl", "validation.jsonl"):
+        (here / name).write_text('{"source": "a", "target": "b"}\n')
+    (here / "a.tsv").write_text("IN: a OUT: a\tb\n")
+    before = {path: path.read_text() for path in here.iterdir()}
+    folder = [] if "--folder" in given else ["--folder", "."]
+
+    done = prepare(*given, *folder, cwd=here)
+
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert {path: path.read_text() for path in here.iterdir()} == before
+
+
+def test_files_are_both_there_or_none(tmp_path):
+    (tmp_path / "a.tsv").write_text("".join(f"{n}\t{n}\n" for n in range(99)))
+    # What cannot be replaced.
+    (tmp_path / "out" / "validation.jsonl").mkdir(parents=True)
+
+    given = ["--folder", tmp_path / "out", "--split", "train", "--carve", "0.2"]
+    done = prepare("pairs", tmp_path / "a.tsv", *given)
+
+    assert done.returncode == 2
+    assert "validation.jsonl" in done.stderr
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["validation.jsonl"]

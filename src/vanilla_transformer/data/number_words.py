@@ -10,11 +10,11 @@ is a fair score, and it is known for certain which numbers training never saw.
 import math
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from vanilla_transformer.files import write_lines
+from vanilla_transformer.files import write_together
 
 LARGEST_NUMBER = 999_999
 
@@ -199,18 +199,20 @@ def write_corpus(
 
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    written = []
+    contents: dict[Path, Iterable[str]] = {}
     for split, size in sizes.items():
         numbers = _draw(rng, pools[split], size)
-        written.append(write_lines(folder / f"{split}.de", map(german, numbers)))
-        written.append(write_lines(folder / f"{split}.en", map(english, numbers)))
+        contents[folder / f"{split}.de"] = map(german, numbers)
+        contents[folder / f"{split}.en"] = map(english, numbers)
         if split == "test":
-            written.append(write_lines(folder / f"{split}.numbers", map(str, numbers)))
+            contents[folder / f"{split}.numbers"] = map(str, numbers)
             for language, parts in (("de", german_parts), ("en", english_parts)):
-                lines = (" ".join(part.text for part in parts(number)) for number in numbers)
-                written.append(write_lines(folder / f"{split}.parts.{language}", lines))
-            written.append(write_lines(folder / f"{split}.alignment", map(gold_alignment, numbers)))
-    return written
+                contents[folder / f"{split}.parts.{language}"] = [
+                    " ".join(part.text for part in parts(number)) for number in numbers
+                ]
+            contents[folder / f"{split}.alignment"] = map(gold_alignment, numbers)
+    write_together(contents)
+    return list(contents)
 
 
 def exact_match_by_digits(
