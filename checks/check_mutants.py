@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-MUTANTS = Path(__file__).parents[1] / "tests" / "mutants.toml"
+MUTANTS = Path(__file__).parents[1] / "tests" / "mutants"
 
 
 def main() -> int:
@@ -17,7 +17,10 @@ def main() -> int:
         epilog="example: python checks/check_mutants.py --jobs 2 > mutants.md",
     )
     parser.add_argument(
-        "--mutants", type=Path, default=MUTANTS, help="List of them (default: tests/mutants.toml)."
+        "--mutants",
+        type=Path,
+        default=MUTANTS,
+        help="Folder with lists of them in .toml files (default: tests/mutants).",
     )
     parser.add_argument("--only", metavar="WORDS", help="Those whose name contains these words.")
     parser.add_argument(

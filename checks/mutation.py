@@ -141,20 +141,27 @@ class FirstFailure:
             self.test = report.nodeid
 
 
-def load_mutants(path: Path) -> list[Mutant]:
-    """Reads a TOML file with a list of tables for each broken file.
+def load_mutants(folder: Path) -> list[Mutant]:
+    """Reads the TOML files of a folder, one for each wing, in the order of their names.
+
+    Each has a list of tables for each broken file. No defect is equivalent: a result, a gradient, a
+    saved file, an error or the memory of a step comes out wrong.
 
     Raises:
         ValueError: If an old text does not occur exactly once in its file.
     """
-    tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    mutants = [Mutant(file=file, **fields) for file, rows in tables.items() for fields in rows]
+    mutants = [
+        Mutant(file=file, **fields)
+        for path in sorted(folder.glob("*.toml"))
+        for file, rows in tomllib.loads(path.read_text(encoding="utf-8")).items()
+        for fields in rows
+    ]
     texts = {mutant.file: mutant.path(ROOT).read_text(encoding="utf-8") for mutant in mutants}
     counts = {mutant.name: texts[mutant.file].count(mutant.old) for mutant in mutants}
     stale = [f"{name}: {count} times" for name, count in counts.items() if count != 1]
     if stale:
         raise ValueError(
-            f"Each `old` of {path.name} must occur once in its file; bring these up to date:\n"
+            f"Each `old` in {folder} must occur once in its file; bring these up to date:\n"
             + "\n".join(stale)
         )
     return mutants

@@ -33,7 +33,8 @@ HUB_FILES = {
 }
 MUTANTS = [
     (file, mutant)
-    for file, rows in tomllib.loads((ROOT / "tests/mutants.toml").read_text("utf-8")).items()
+    for path in sorted((ROOT / "tests" / "mutants").glob("*.toml"))
+    for file, rows in tomllib.loads(path.read_text("utf-8")).items()
     for mutant in rows
 ]
 each_mutant = pytest.mark.parametrize(
@@ -127,12 +128,11 @@ def test_share_that_is_none_is_refused(share):
 
 def check(folder: Path, *lines: str) -> subprocess.CompletedProcess[str]:
     """Runs the script on a list of one defect, as long as it needs no run of the tests."""
-    mutants = folder / "mutants.toml"
-    mutants.write_text(
+    (folder / "modeling.toml").write_text(
         "\n".join(['[["vanilla_transformer/modeling/loss_vanilla_transformer.py"]]', *lines]),
         encoding="utf-8",
     )
-    command = [sys.executable, SCRIPT, "--mutants", mutants]
+    command = [sys.executable, SCRIPT, "--mutants", folder]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
