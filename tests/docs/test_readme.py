@@ -1,13 +1,12 @@
 import functools
 import re
-import subprocess
-import sys
 
 import pytest
 
 from vanilla_transformer import VanillaTransformerTokenizer
 
 from ..support.documents import ROOT, code_blocks, read
+from ..support.scripts import run_script
 
 DOCUMENTS = [
     "README.md",
@@ -22,6 +21,7 @@ DOCUMENTS = [
 ]
 # Where the commands are that are not part of the package.
 FOLDERS = ("scripts", "benchmarks", "checks")
+COMMAND_LINE = ROOT / "src" / "vanilla_transformer_cli" / "__main__.py"
 
 
 def test_readme_is_read_in_five_minutes():
@@ -44,24 +44,22 @@ def test_python_of_a_page_translates_with_a_saved_folder(tiny_model, tmp_path, c
 
 
 @functools.cache
-def help_of(*command):
+def help_of(script, *command):
     # `--help` of `train` names the common options only.
-    option = "--help-all" if command[-1] == "train" else "--help"
-    return subprocess.run(
-        [sys.executable, *command, option], capture_output=True, text=True, check=True
-    ).stdout
+    option = "--help-all" if command == ("train",) else "--help"
+    return run_script(script, *command, option).stdout
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_options_in_documents_exist(document):
     used = set(re.findall(r"--[a-z][a-z_]+", read(document))) - {"--help"}
-    scripts = {path.name: str(path) for folder in FOLDERS for path in (ROOT / folder).glob("*.py")}
+    scripts = {path.name: path for folder in FOLDERS for path in (ROOT / folder).glob("*.py")}
     named = set(re.findall(r"\w+\.py", read(document))) & scripts.keys()
     commands = ["train", "translate", "evaluate", "push", "export", "attention"]
     help_text = "".join(
         help_of(*command)
         for command in [
-            *(("-m", "vanilla_transformer_cli", command) for command in commands),
+            *((COMMAND_LINE, command) for command in commands),
             *((scripts[name],) for name in named),
         ]
     )

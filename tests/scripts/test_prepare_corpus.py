@@ -1,18 +1,14 @@
 """The script that turns files of public corpora into pairs."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
+from functools import partial
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "prepare_corpus.py"
+from ..support.documents import ROOT
+from ..support.scripts import run_script
 
-
-def prepare(*argv, cwd=None):
-    command = [sys.executable, SCRIPT, *map(str, argv)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd)
+prepare = partial(run_script, ROOT / "scripts" / "prepare_corpus.py")
 
 
 def read_pairs(path):

@@ -1,22 +1,17 @@
 """The script that scores by length: which line is in which group, means over models."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
+from functools import partial
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.translation import Translator
 
 from ..conftest import save_small_model
+from ..support.documents import ROOT
+from ..support.scripts import run_script
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "score_by_length.py"
+score = partial(run_script, ROOT / "scripts" / "score_by_length.py")
 SOURCES = ["a", "b a", "a b a", "b b a b", "a a a b a", "b a a b a b b a"]
-
-
-def score(*argv):
-    command = [sys.executable, SCRIPT, *map(str, argv)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def write_pairs(path, pairs):

@@ -1,16 +1,13 @@
 """The script that scores translations of the number corpus."""
 
-import subprocess
-import sys
-
 import pytest
 
 from ..support.documents import ROOT
+from ..support.scripts import run_script
 
 
 def score(folder):
-    command = [sys.executable, ROOT / "scripts/score_numbers.py", folder, folder / "translations"]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return run_script(ROOT / "scripts" / "score_numbers.py", folder, folder / "translations")
 
 
 def write(folder, **contents):
