@@ -166,7 +166,7 @@ def load_model(model_name_or_path: str, **loading: Any) -> PreTrainedModel:
     """Loads a model whose weights are complete, finite and as they were saved.
 
     `from_pretrained` fills what is missing with random numbers and only warns. Pickled weights are
-    not read.
+    not read, unless `loading` has `use_safetensors=None`; no code in them ever runs.
 
     Args:
         model_name_or_path: As for `AutoModelForSeq2SeqLM`.
@@ -185,8 +185,7 @@ def load_model(model_name_or_path: str, **loading: Any) -> PreTrainedModel:
                 output_loading_info=True,
                 # Reported below with all other faults.
                 ignore_mismatched_sizes=True,
-                use_safetensors=True,
-                **loading,
+                **{"use_safetensors": True, **loading},
             )
     except SafetensorError as error:
         raise ValueError(

@@ -6,6 +6,7 @@ from vanilla_transformer_cli.attention import attention
 from vanilla_transformer_cli.command import Command, fail, run
 from vanilla_transformer_cli.evaluate import evaluate
 from vanilla_transformer_cli.export import export
+from vanilla_transformer_cli.import_ import import_
 from vanilla_transformer_cli.push import push
 from vanilla_transformer_cli.train import train
 from vanilla_transformer_cli.translate import translate
@@ -16,6 +17,7 @@ COMMANDS: dict[str, Command] = {
     "evaluate": evaluate,
     "push": push,
     "export": export,
+    "import": import_,
     "attention": attention,
 }
 

@@ -105,7 +105,8 @@ def build_parser(command: Command, settings: type, epilog: str) -> Parser:
     """Parser of a command, described by its docstring; the fields of the settings are options."""
     return _SettingsParser(
         settings,
-        prog=f"vanilla-transformer {command.__name__}",
+        # Python's keywords have an underscore after their names.
+        prog=f"vanilla-transformer {command.__name__.rstrip('_')}",
         description=command.__doc__,
         epilog=epilog,
         formatter_class=_HelpFormatter,

@@ -477,3 +477,14 @@ class AttentionSettings:
         "Of the weights while they are used; auto: as they were saved.", "auto"
     )
     trust_remote_code: bool = option(_TRUST_REMOTE_CODE, False)
+
+
+@dataclass(frozen=True)
+class ImportSettings:
+    """Settings of an import of pretrained weights."""
+
+    dry_run: bool = option(
+        "Lists which tensors of the source make up which of ours, and everything that does not "
+        "fit; writes nothing.",
+        False,
+    )

@@ -1,0 +1,226 @@
+"""Which tensors of one model make up the tensors of another: names, joins, slices, transposes.
+
+A rule is written `target: source`, both patterns of names:
+
+- `{i}` is a number, the same one on both sides;
+- `{a,b}` on both sides: one rule for each alternative;
+- `{q,k,v}` in the source alone: these tensors joined along their rows, in this order, as is a list;
+- `name[1/3]`: the second of three equal blocks of rows;
+- `name^T`: transposed.
+"""
+
+import itertools
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+Shape = tuple[int, ...]
+
+_ALTERNATIVES = re.compile(r"\{[^{}]*,[^{}]*\}")
+_NUMBER = re.compile(r"\{(\w+)\}")
+_PIECE = re.compile(r"(?P<name>.+?)(\[(?P<block>\d+)/(?P<blocks>\d+)\])?(?P<transposed>\^T)?")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A source tensor, or one of its equal blocks of rows.
+
+    Attributes:
+        name: Of the tensor.
+        block: Which block, from 0.
+        blocks: Into how many the rows are cut; 1 is the whole tensor.
+        transposed: Whether the tensor is transposed first.
+    """
+
+    name: str
+    block: int = 0
+    blocks: int = 1
+    transposed: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> "Piece":
+        """Reads `name`, `name[1/3]`, `name^T` or `name[1/3]^T`.
+
+        Raises:
+            ValueError: If the block is none of those.
+        """
+        found = _PIECE.fullmatch(text)
+        block = int(found["block"] or 0) if found else 0
+        blocks = int(found["blocks"] or 1) if found else 0
+        if not found or block >= blocks:
+            raise ValueError(f"{text!r} must name a tensor or a block of it such as name[0/3].")
+        return cls(found["name"], block, blocks, bool(found["transposed"]))
+
+    def __str__(self) -> str:
+        block = f"[{self.block}/{self.blocks}]" * (self.blocks > 1)
+        return f"{self.name}{block}{'^T' * self.transposed}"
+
+    def shape(self, shape: Shape) -> Shape:
+        """Shape of the piece of a tensor of this shape; empty if it cannot be cut so."""
+        rows, *others = shape[::-1] if self.transposed else shape
+        return () if rows % self.blocks else (rows // self.blocks, *others)
+
+    def cut(self, tensor: Tensor) -> Tensor:
+        """The piece of a tensor."""
+        whole = tensor.T if self.transposed else tensor
+        return whole.chunk(self.blocks)[self.block]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What each target tensor is made of, and everything that is wrong with that.
+
+    Attributes:
+        pieces: By the names of target tensors.
+        faults: Human-readable; empty if the plan can be carried out.
+    """
+
+    pieces: dict[str, list[Piece]]
+    faults: list[str]
+
+    def lines(self) -> Iterator[str]:
+        """Each target and its pieces, in the notation of the rules."""
+        for target, pieces in self.pieces.items():
+            yield f"{target} <- {' + '.join(map(str, pieces))}"
+
+    def check(self) -> None:
+        """Refuses a plan that cannot be carried out.
+
+        Raises:
+            ValueError: Naming all faults.
+        """
+        if self.faults:
+            raise ValueError(
+                "The source must have exactly the tensors that its declaration names, got:\n"
+                + "\n".join(self.faults)
+            )
+
+    def carry_out(
+        self, targets: Mapping[str, Shape], tensors: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """The target tensors, in memory of their own.
+
+        Args:
+            targets: Their shapes.
+            tensors: Those of the source.
+        """
+        return {
+            name: torch.cat([piece.cut(_unwrapped(tensors[piece.name])) for piece in pieces])
+            .reshape(targets[name])
+            .clone()
+            for name, pieces in self.pieces.items()
+        }
+
+
+class WeightMap:
+    """Rules from the names of one model's tensors to those of another.
+
+    Args:
+        rules: Source patterns by target patterns.
+        ignored: Patterns (`*`, `?`) of source tensors that are not weights, such as tables that are
+            computed.
+    """
+
+    def __init__(self, rules: Mapping[str, str | list[str]], ignored: Iterable[str] = ()) -> None:
+        self.rules = [rule for pair in rules.items() for rule in _expand(*pair)]
+        self.ignored = tuple(ignored)
+
+    def plan(self, targets: Mapping[str, Shape], sources: Mapping[str, Shape]) -> Plan:
+        """Finds the pieces of each target; each source must be used exactly once.
+
+        Args:
+            targets: Shapes of the tensors to make.
+            sources: Shapes of the tensors that there are.
+        """
+        pieces, faults = {}, []
+        used: Counter[tuple[str, int, int]] = Counter()
+        for target, shape in targets.items():
+            found = [
+                [Piece.parse(name) for name in map(_numbered(match), names)]
+                for pattern, names in self.rules
+                if (match := pattern.fullmatch(target))
+            ]
+            if len(found) != 1:
+                faults.append(f"{target} {list(shape)}: {len(found)} rules match, 1 is needed")
+                continue
+            (pieces[target],) = found
+            used.update((piece.name, piece.block, piece.blocks) for piece in pieces[target])
+            faults += _shape_faults(target, shape, pieces[target], sources)
+        return Plan(pieces, faults + self._use_faults(used, sources))
+
+    def _use_faults(
+        self, used: Counter[tuple[str, int, int]], sources: Mapping[str, Shape]
+    ) -> list[str]:
+        shares: dict[str, Fraction] = defaultdict(Fraction)
+        for (name, _, blocks), count in used.items():
+            shares[name] += Fraction(count, blocks)
+        twice = {name for (name, _, _), count in used.items() if count > 1}
+        faults = [f"{name} is used more than once" for name in sorted(twice)]
+        for name, shape in sources.items():
+            if any(fnmatchcase(name, one) for one in self.ignored):
+                continue
+            if shares[name] != 1 and name not in twice:
+                part = "in part" if shares[name] else "by no rule"
+                faults.append(f"{name} {list(shape)} is used {part}")
+        return faults
+
+
+def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, Shape]:
+    """Shapes by name; a first axis of size 1 of two counts for nothing, as biases `[1, V]` have."""
+    return {name: tuple(_unwrapped(tensor).shape) for name, tensor in tensors.items()}
+
+
+def _unwrapped(tensor: Tensor) -> Tensor:
+    return tensor[0] if tensor.dim() == 2 and len(tensor) == 1 else tensor
+
+
+def _expand(target: str, source: str | list[str]) -> Iterable[tuple[re.Pattern[str], list[str]]]:
+    """A rule for each alternative of the target: its pattern, and the sources to join."""
+    sources = source if isinstance(source, list) else [source]
+    braces = list(dict.fromkeys(_ALTERNATIVES.findall(target)))
+    for choice in itertools.product(*(brace[1:-1].split(",") for brace in braces)):
+        chosen = dict(zip(braces, choice, strict=True))
+        joined = [one for text in sources for one in _alternatives(_fill(text, chosen))]
+        pattern = re.escape(_fill(target, chosen))
+        pattern = re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>\\d+)", pattern)
+        yield re.compile(pattern), joined
+
+
+def _fill(text: str, chosen: Mapping[str, str]) -> str:
+    for brace, choice in chosen.items():
+        text = text.replace(brace, choice)
+    return text
+
+
+def _alternatives(text: str) -> list[str]:
+    parts = [part.split(",") for part in (brace[1:-1] for brace in _ALTERNATIVES.findall(text))]
+    between = _ALTERNATIVES.split(text)
+    return [
+        "".join(itertools.chain.from_iterable(itertools.zip_longest(between, choice, fillvalue="")))
+        for choice in itertools.product(*parts)
+    ]
+
+
+def _numbered(match: re.Match[str]) -> Callable[[str], str]:
+    return lambda text: _NUMBER.sub(lambda found: match[found[1]], text)
+
+
+def _shape_faults(
+    target: str, shape: Shape, pieces: list[Piece], sources: Mapping[str, Shape]
+) -> list[str]:
+    missing = [piece.name for piece in pieces if piece.name not in sources]
+    if missing:
+        return [f"{target} {list(shape)}: the source has no {', '.join(missing)}"]
+    cut = [piece.shape(sources[piece.name]) for piece in pieces]
+    if all(cut) and len({one[1:] for one in cut}) == 1:
+        joined = (sum(one[0] for one in cut), *cut[0][1:])
+        if joined == shape:
+            return []
+    names = ", ".join(f"{piece.name} {list(sources[piece.name])}" for piece in pieces)
+    return [f"{target} must be {list(shape)}, got {names}"]

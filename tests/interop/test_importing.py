@@ -1,0 +1,383 @@
+"""Models of Transformers' own classes, brought in: the same logits, loss, gradients and outputs."""
+
+import copy
+import json
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    BlenderbotConfig,
+    BlenderbotForConditionalGeneration,
+    FSMTConfig,
+    FSMTForConditionalGeneration,
+    M2M100Config,
+    M2M100ForConditionalGeneration,
+    MarianConfig,
+    MarianMTModel,
+    PegasusConfig,
+    PegasusForConditionalGeneration,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+from vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer.interop import importing
+from vanilla_transformer.interop.importing import (
+    Comparison,
+    Declaration,
+    compare,
+    convert,
+    import_model,
+    known_sources,
+)
+from vanilla_transformer.interop.weight_maps import shapes_of
+from vanilla_transformer_cli import main
+
+SIZES = {
+    "d_model": 24,
+    "encoder_layers": 1,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 28,
+    "decoder_ffn_dim": 36,
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+    "max_position_embeddings": 40,
+}
+LIKE_OPUS = {"pad_token_id": 36, "decoder_start_token_id": 36, "scale_embedding": True}
+TWO_TABLES = {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 41}
+
+
+def marian(**changes):
+    return MarianMTModel(MarianConfig(vocab_size=37, **SIZES, **LIKE_OPUS, **changes))
+
+
+def fsmt(target=41, **changes):
+    return FSMTForConditionalGeneration(
+        FSMTConfig(src_vocab_size=37, tgt_vocab_size=target, **SIZES, **changes)
+    )
+
+
+BUILD = {
+    "m2m_100": lambda: M2M100ForConditionalGeneration(M2M100Config(vocab_size=37, **SIZES)),
+    "m2m_100_unscaled": lambda: M2M100ForConditionalGeneration(
+        M2M100Config(vocab_size=37, scale_embedding=False, activation_function="gelu", **SIZES)
+    ),
+    "marian": marian,
+    "marian_swish": lambda: marian(activation_function="swish"),
+    "marian_two_tables": lambda: marian(**TWO_TABLES),
+    "pegasus": lambda: PegasusForConditionalGeneration(PegasusConfig(vocab_size=37, **SIZES)),
+    "fsmt": fsmt,
+    "fsmt_tied": lambda: fsmt(target=37, tie_word_embeddings=True),
+    "blenderbot": lambda: BlenderbotForConditionalGeneration(
+        BlenderbotConfig(vocab_size=37, scale_embedding=True, **SIZES)
+    ),
+}
+each_source = pytest.mark.parametrize("source", BUILD, indirect=True)
+
+
+def refill(model):
+    """Computes tables of sinusoids anew in float64; these classes make them in float32."""
+    is_fairseq = model.config.model_type == "m2m_100"
+    for stack in (model.model.encoder, model.model.decoder):
+        table = stack.embed_positions.weights if is_fairseq else stack.embed_positions.weight
+        positions = torch.arange(len(table), dtype=torch.float64)[:, None]
+        half = table.shape[1] // 2
+        steps = torch.arange(half, dtype=torch.float64) / (half - 1 if is_fairseq else half)
+        angles = positions * 10_000**-steps
+        with torch.no_grad():
+            table.copy_(torch.cat([angles.sin(), angles.cos()], dim=1))
+
+
+@pytest.fixture
+def source(request):
+    """A model whose every weight matters, in float64 where the class can compute in it."""
+    torch.manual_seed(5)
+    model = BUILD[request.param]().eval()
+    if not request.param.startswith("fsmt"):
+        model = model.double()
+    has_sinusoids = request.param != "blenderbot"
+    with torch.no_grad():
+        for name, tensor in model.state_dict().items():
+            if not (has_sinusoids and "embed_positions" in name):
+                tensor.copy_(0.3 * torch.randn_like(tensor))
+    if has_sinusoids and model.dtype == torch.float64:
+        refill(model)
+    return model
+
+
+@pytest.fixture
+def batch(source):
+    config = source.config
+    pad = config.pad_token_id
+    generator = torch.Generator().manual_seed(7)
+    input_ids = torch.randint(3, 34, (3, 7), generator=generator)
+    attention_mask = torch.ones_like(input_ids)
+    for row, length in enumerate((7, 5, 3)):
+        input_ids[row, length:], attention_mask[row, length:] = pad, 0
+    labels = torch.randint(3, 34, (3, 5), generator=generator)
+    labels[1, 3:] = -100
+    shifted = F.pad(labels[:, :-1], (1, 0), value=config.decoder_start_token_id)
+    return {
+        "input_ids": input_ids,
+        "attention_mask": attention_mask,
+        "decoder_input_ids": shifted.masked_fill(shifted == -100, pad),
+        "labels": labels,
+        "use_cache": False,
+    }
+
+
+def tolerance(source):
+    return {"rtol": 0, "atol": 1e-9 if source.dtype == torch.float64 else 1e-5}
+
+
+@each_source
+def test_logits_and_loss_are_those_of_the_source(source, batch):
+    model = convert(source)
+
+    expected, actual = source(**batch), model(**batch)
+
+    real = batch["labels"] != -100
+    assert expected.logits.abs().max() > 0.5
+    torch.testing.assert_close(actual.logits[real], expected.logits[real], **tolerance(source))
+    torch.testing.assert_close(actual.loss, expected.loss, **tolerance(source))
+
+
+@each_source
+def test_gradients_are_those_of_the_source(source, batch):
+    model = convert(source)
+    source(**batch).loss.backward()
+    model(**batch).loss.backward()
+
+    parameters = dict(source.named_parameters(remove_duplicate=False))
+    gradients = {
+        name: parameter.grad
+        for name, parameter in parameters.items()
+        if parameter.grad is not None and name not in source.all_tied_weights_keys
+    }
+    # A bias of the logits is no parameter of these classes.
+    targets = {
+        name: parameter for name, parameter in model.named_parameters() if name != "lm_head.bias"
+    }
+    shapes = shapes_of(targets)
+    plan = Declaration.of(source.config.model_type).weights.plan(shapes, shapes_of(gradients))
+    assert plan.faults == []
+    expected = plan.carry_out(shapes, gradients)
+    assert len(expected) == len(targets) >= 40
+    for name, parameter in targets.items():
+        torch.testing.assert_close(parameter.grad, expected[name], **tolerance(source))
+
+
+@each_source
+@pytest.mark.parametrize("search", [{"num_beams": 1}, {"num_beams": 4, "length_penalty": 0.6}])
+def test_searches_find_the_same_tokens(source, batch, search):
+    model = convert(source)
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+
+    expected, actual = (
+        one.generate(**inputs, max_new_tokens=12, **search) for one in (source, model)
+    )
+
+    assert actual.tolist() == expected.tolist()
+
+
+@each_source
+def test_generation_settings_come_along_and_are_not_shared(source):
+    source.generation_config.forced_eos_token_id = source.config.eos_token_id
+    source.generation_config.num_beams = 3
+
+    model = convert(source)
+    source.generation_config.num_beams = 5
+
+    assert model.generation_config.num_beams == 3
+    assert model.generation_config.forced_eos_token_id == source.config.eos_token_id
+    assert model.generation_config.decoder_start_token_id == source.config.decoder_start_token_id
+
+
+@each_source
+def test_weights_are_copies(source):
+    before = copy.deepcopy(source.state_dict())
+    model = convert(source)
+
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+
+    assert all(torch.equal(value, before[name]) for name, value in source.state_dict().items())
+
+
+@each_source
+@pytest.mark.parametrize(
+    ("names", "wrong_names"),
+    [
+        (".{q,k,v}_proj", ".{k,q,v}_proj"),
+        (".{q,k,v}_proj", ".{q,v,k}_proj"),
+        (".{k,v}_proj", ".{v,k}_proj"),
+        (".{k,v}_proj", ".{k,q}_proj"),
+        (".layers.{i}.self_attn.out_proj.", ".layers.0.self_attn.out_proj."),
+        (".{fc1,fc2}.{weight,bias}", ".{fc1,fc2}.{bias,weight}"),
+    ],
+)
+def test_defect_in_a_rule_is_noticed(source, monkeypatch, names, wrong_names):
+    model_type = source.config.model_type
+    content = importing._read(model_type)
+    rules = {
+        ours: theirs.replace(names, wrong_names) for ours, theirs in content["tensors"].items()
+    }
+    assert rules != content["tensors"]
+    wrong = Declaration._from({**content, "tensors": rules})
+    monkeypatch.setattr(Declaration, "of", lambda *_: wrong)
+
+    with pytest.raises(ValueError, match=r"must (have exactly|compute what its source does)"):
+        compare(source, convert(source)).check()
+
+
+@pytest.mark.parametrize("source", ["m2m_100", "marian", "pegasus", "fsmt"], indirect=True)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"position_offset": 7},
+        {"position_base": 9_000},
+        {"position_embedding_type": "sinusoidal"},
+        {"scale_embedding": None},
+        {"activation_function": "tanh"},
+        {"pre_norm": None},
+    ],
+)
+def test_wrong_setting_is_noticed_before_anything_is_written(source, fields, monkeypatch):
+    right = Declaration.of(source.config.model_type).fields(source.config.to_dict())
+    wrong = {name: not right[name] if value is None else value for name, value in fields.items()}
+    monkeypatch.setattr(Declaration, "fields", lambda *_: right | wrong)
+
+    with pytest.raises(ValueError, match=r"must (have exactly|compute what its source does)"):
+        compare(source, convert(source)).check()
+
+
+def test_comparison_that_is_not_finite_is_refused():
+    with pytest.raises(ValueError, match="differ by at most nan"):
+        Comparison(float("nan"), 1.0).check()
+
+
+@pytest.mark.parametrize("source", ["m2m_100"], indirect=True)
+def test_tensor_that_no_rule_uses_is_refused(source):
+    source.register_parameter("extra", torch.nn.Parameter(torch.zeros(3)))
+
+    with pytest.raises(ValueError, match=r"extra \[3\] is used by no rule"):
+        convert(source)
+
+
+def test_class_that_is_not_known_is_refused():
+    config = T5Config(d_model=8, d_ff=8, d_kv=4, num_layers=1, num_heads=2, vocab_size=9)
+
+    with pytest.raises(ValueError, match=r"one of blenderbot, fsmt, .*, got 't5'"):
+        convert(T5ForConditionalGeneration(config))
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A folder as Transformers saves one, with a tokenizer."""
+    tokenizer = VanillaTransformerTokenizer.train(["ein hund rennt"] * 3, vocab_size=280)
+    config = M2M100Config(
+        vocab_size=len(tokenizer),
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        decoder_start_token_id=tokenizer.eos_token_id,
+        **SIZES,
+    )
+    torch.manual_seed(1)
+    M2M100ForConditionalGeneration(config).save_pretrained(tmp_path / "m2m")
+    tokenizer.save_pretrained(tmp_path / "m2m")
+    return tmp_path / "m2m"
+
+
+def test_imported_folder_loads_and_generates_like_its_source(saved, tmp_path):
+    comparison = import_model(str(saved), tmp_path / "ours")
+
+    source, model = (
+        AutoModelForSeq2SeqLM.from_pretrained(path) for path in (saved, tmp_path / "ours")
+    )
+    assert type(model).__name__ == "VanillaTransformerForConditionalGeneration"
+    input_ids = torch.tensor([[9, 10, 11, 2]])
+    expected, actual = (
+        one.generate(input_ids, max_new_tokens=9).tolist() for one in (source, model)
+    )
+    assert actual == expected
+    assert comparison.gap < 1e-5
+    run = json.loads((tmp_path / "ours" / "run.json").read_text())
+    assert run["imported_from"] == {"name": "m2m", "model_type": "m2m_100"}
+    assert {"model.safetensors", "tokenizer.json"} <= run["files"].keys()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors"),
+        (lambda folder: (folder / "config.json").write_text("{"), "must hold a JSON object"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"x" * 99), "are damaged"),
+        (lambda folder: change(folder, decoder_layers=4), "missing"),
+        (lambda folder: change(folder, decoder_ffn_dim=40), "another shape"),
+        (lambda folder: change(folder, model_type="t5"), "got 't5'"),
+    ],
+)
+def test_damaged_source_is_refused_and_leaves_no_folder(saved, tmp_path, damage, message):
+    damage(saved)
+
+    with pytest.raises((ValueError, OSError), match=message):
+        import_model(str(saved), tmp_path / "ours")
+
+    assert [path.name for path in tmp_path.iterdir()] == ["m2m"]
+
+
+def change(folder, **fields):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | fields))
+
+
+def test_folder_that_exists_is_not_touched(saved, tmp_path):
+    (tmp_path / "ours").mkdir()
+
+    with pytest.raises(FileExistsError, match="ours' must not exist yet"):
+        import_model(str(saved), tmp_path / "ours")
+
+
+def test_every_class_has_a_test():
+    tested = {name.partition("_")[0] for name in BUILD}
+
+    assert {name.partition("_")[0] for name in known_sources()} == tested
+
+
+def test_command_imports_and_says_how_well(saved, tmp_path, capsys):
+    main(["import", str(saved), str(tmp_path / "ours")])
+
+    assert re.search(r"ours: logits of up to \S+ differ by at most", capsys.readouterr().out)
+    assert (tmp_path / "ours" / "model.safetensors").exists()
+
+
+def test_dry_run_lists_the_tensors_and_writes_nothing(saved, tmp_path, capsys):
+    main(["import", "--dry_run", str(saved), str(tmp_path / "ours")])
+
+    lines = capsys.readouterr().out.splitlines()
+    attention = "model.encoder.layers.0.self_attn"
+    parts = " + ".join(f"{attention}.{name}_proj.bias" for name in "qkv")
+    assert f"{attention}.qkv_proj.bias <- {parts}" in lines
+    assert [path.name for path in tmp_path.iterdir()] == ["m2m"]
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("./nothing", "there is no folder './nothing'"),
+        ("nothing", "There is no folder 'nothing', and"),
+    ],
+)
+def test_command_refuses_a_source_that_is_none(tmp_path, capsys, source, message):
+    with pytest.raises(SystemExit) as ended:
+        main(["import", source, str(tmp_path / "ours")])
+
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,118 @@
+"""Rules that say which tensors make up which: joins, blocks, transposes, and everything wrong."""
+
+import pytest
+import torch
+
+from vanilla_transformer.interop.weight_maps import Piece, WeightMap, shapes_of
+
+
+def carry_out(rules, targets, **tensors):
+    named = {name.replace("__", "."): tensor for name, tensor in tensors.items()}
+    plan = WeightMap(rules).plan(targets, shapes_of(named))
+    assert plan.faults == []
+    return plan.carry_out(targets, named)
+
+
+def faults(rules, targets, sources, ignored=()):
+    return WeightMap(rules, ignored).plan(targets, sources).faults
+
+
+def test_tensors_are_joined_in_the_order_of_the_rule():
+    q, k, v = (torch.full((2, 3), float(value)) for value in range(3))
+
+    made = carry_out(
+        {"a.{i}.qkv": "b.{i}.{q,k,v}"}, {"a.1.qkv": (6, 3)}, b__1__v=v, b__1__q=q, b__1__k=k
+    )
+
+    assert torch.equal(made["a.1.qkv"], torch.cat([q, k, v]))
+
+
+def test_alternatives_of_the_target_are_those_of_the_source():
+    rules = {"x.{weight,bias}": "y.{weight,bias}"}
+
+    made = carry_out(
+        rules,
+        {"x.weight": (2, 2), "x.bias": (2,)},
+        y__weight=torch.ones(2, 2),
+        y__bias=torch.zeros(2),
+    )
+
+    assert made["x.weight"].sum() == 4
+    assert made["x.bias"].sum() == 0
+
+
+def test_blocks_of_a_fused_tensor_are_taken_apart():
+    fused = torch.arange(12.0).view(6, 2)
+    rules = {"q": "in[0/3]", "kv": ["in[1/3]", "in[2/3]"]}
+
+    made = carry_out(rules, {"q": (2, 2), "kv": (4, 2)}, **{"in": fused})
+
+    assert torch.equal(made["q"], fused[:2])
+    assert torch.equal(made["kv"], fused[2:])
+
+
+def test_tensor_is_transposed_before_it_is_cut():
+    tensor = torch.arange(6.0).view(3, 2)
+
+    made = carry_out({"a": "t[1/2]^T", "b": "t[0/2]^T"}, {"a": (1, 3), "b": (1, 3)}, t=tensor)
+
+    assert made["a"].tolist() == [[1, 3, 5]]
+
+
+def test_bias_of_one_row_is_a_vector():
+    made = carry_out({"bias": "final"}, {"bias": (4,)}, final=torch.arange(4.0)[None])
+
+    assert made["bias"].tolist() == [0, 1, 2, 3]
+
+
+def test_results_share_no_memory_with_the_source():
+    tensor = torch.ones(2, 2)
+
+    carry_out({"a": "b"}, {"a": (2, 2)}, b=tensor)["a"].zero_()
+
+    assert tensor.sum() == 4
+
+
+@pytest.mark.parametrize(
+    ("rules", "targets", "sources", "fault"),
+    [
+        ({"a": "b"}, {"a": (2,), "c": (2,)}, {"b": (2,)}, "c [2]: 0 rules match, 1 is needed"),
+        ({"a": "b", "{a,c}": "b"}, {"a": (2,)}, {"b": (2,)}, "a [2]: 2 rules match, 1 is needed"),
+        ({"a": "b"}, {"a": (2,)}, {}, "a [2]: the source has no b"),
+        ({"a": "b"}, {"a": (2,)}, {"b": (3,)}, "a must be [2], got b [3]"),
+        (
+            {"a": "{b,c}"},
+            {"a": (4, 2)},
+            {"b": (2, 2), "c": (2, 3)},
+            "a must be [4, 2], got b [2, 2], c",
+        ),
+        ({"a": "b[0/2]"}, {"a": (1,)}, {"b": (3,)}, "a must be [1], got b [3]"),
+        ({"a": "b"}, {"a": (2,)}, {"b": (2,), "x": (5,)}, "x [5] is used by no rule"),
+        ({"a": "b[0/2]"}, {"a": (1,)}, {"b": (2,)}, "b [2] is used in part"),
+        ({"{a,c}": "b"}, {"a": (2,), "c": (2,)}, {"b": (2,)}, "b is used more than once"),
+        (
+            {"a": "b[0/2]", "c": "b[0/2]"},
+            {"a": (1,), "c": (1,)},
+            {"b": (2,)},
+            "b is used more than once",
+        ),
+    ],
+)
+def test_fault_is_named(rules, targets, sources, fault):
+    found = faults(rules, targets, sources)
+
+    assert fault in found[0]
+
+
+def test_all_faults_are_named_at_once():
+    assert len(faults({"a": "b"}, {"a": (2,), "c": (1,)}, {"b": (3,), "x": (1,)})) == 3
+
+
+def test_ignored_tensors_need_no_rule():
+    assert faults({"a": "b"}, {"a": (2,)}, {"b": (2,), "e.0.table": (9,)}, ["e.*.table"]) == []
+
+
+@pytest.mark.parametrize("text", ["b[3/3]", "b[0/0]", ""])
+def test_block_that_is_none_is_refused(text):
+    with pytest.raises(ValueError, match=r"a block of it such as name\[0/3\]"):
+        Piece.parse(text)
