@@ -1,16 +1,20 @@
 """Breaks copies of the repository, one line each, and finds the test that notices.
 
-What costs most is importing torch and Transformers. It happens once, here; every mutant is tested
-in a fork of this process, which then imports the broken copy of the package.
+Everything but this package is imported once, here. Each mutant is tested in a fork of this process,
+which imports the broken copy of the package and first runs the test that caught it before.
 """
 
+import gc
+import json
 import os
 import shutil
 import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from multiprocessing import get_context
@@ -18,15 +22,33 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 import pytest
-import torch
-import transformers.generation.utils
-import transformers.trainer_seq2seq  # noqa: F401
 
 ROOT = Path(__file__).parents[1]
 # All others are packages below `src`.
 FOLDERS_AT_THE_TOP = ("benchmarks", "checks", "scripts")
 # Environments, caches and runs: nothing that a test reads.
 LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "runs")
+
+# In a folder of mutants: the test that caught each of those whose list names no single test.
+RECORD = "caught_by.json"
+
+# What the tests and the package import, where it is installed.
+PRELOADED = (
+    "ctranslate2",
+    "evaluate",
+    "matplotlib.figure",
+    "onnxruntime",
+    "pytest_timeout",
+    "sacrebleu",
+    "torch._dynamo",
+    "torch._inductor.compile_fx",
+    "torch.onnx",
+    "transformers.generation.utils",
+    "transformers.models.m2m_100.modeling_m2m_100",
+    "transformers.models.marian.modeling_marian",
+    "transformers.trainer_seq2seq",
+    "xdist.plugin",
+)
 
 # The tests of the Hub files, by their places below `tests`; those that notice most come first.
 TESTS = (
@@ -65,10 +87,11 @@ class Mutant:
         name: What is wrong, in plain words.
         file: Its path below `src`, or from the top for `FOLDERS_AT_THE_TOP`.
         old: Text that occurs exactly once in the file.
-        new: What stands there instead.
-        tests: What notices it: test files by their places below `tests`, or single tests of them
-            behind `::`. By default the file that mirrors the broken one, and the oracle's for the
+        new: Its replacement.
+        tests: Test files that notice it, by their places below `tests`, or single tests of them
+            after `::`. By default the file that mirrors the broken one, and the oracle's for the
             model.
+        caught_by: The test that caught it before, as pytest names it; empty if it is not recorded.
     """
 
     name: str
@@ -76,6 +99,7 @@ class Mutant:
     old: str
     new: str
     tests: tuple[str, ...] = ()
+    caught_by: str = ""
 
     def path(self, root: Path) -> Path:
         """The file in the repository at `root`, or in a copy of it."""
@@ -83,7 +107,7 @@ class Mutant:
         return root / self.file if is_at_the_top else root / "src" / self.file
 
     def first_tests(self) -> tuple[str, ...]:
-        """What to begin with: the tests that notice."""
+        """Its own tests."""
         package, *wing, name = Path(self.file).with_suffix("").parts
         if package in FOLDERS_AT_THE_TOP:
             wing = [package, *wing]
@@ -92,12 +116,22 @@ class Mutant:
         mirrored = "/".join([*wing, name.removesuffix("_vanilla_transformer")])
         return tuple(self.tests) or (mirrored.replace("modeling/modeling", "modeling/parity"),)
 
-    def choose_tests(self) -> list[str]:
-        """Its own tests; for a Hub file then all that are about the model."""
-        first = self.first_tests()
-        if not self.file.endswith("_vanilla_transformer.py"):
-            return list(first)
-        return [*filter(exists, first), *(name for name in TESTS if name not in first)]
+    def choose_tests(self) -> list[list[str]]:
+        """Runs of pytest, one after the other until a test fails.
+
+        They are the test that caught it before, its own tests, and for a Hub file all that are
+        about the model.
+        """
+        first, rest = list(self.first_tests()), []
+        if self.file.endswith("_vanilla_transformer.py"):
+            rest = [name for name in TESTS if name not in first]
+            first = [*filter(exists, first)]
+        runs = [[self.caught_by], [*map(path_of, first)], [*map(path_of, rest)]]
+        return [tests for tests in runs if any(tests)]
+
+    def needs_record(self) -> bool:
+        """Whether its entry names anything but a single test."""
+        return len(self.tests) != 1 or "::" not in self.tests[0]
 
     def break_copy(self, root: Path) -> None:
         """Writes the defect into the copy of the repository at `root`."""
@@ -127,6 +161,17 @@ class FirstFailure:
 
     test: str | None = None
 
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """In each file, runs every test with one of its parameters before any with the next."""
+        files = list(dict.fromkeys(item.path for item in items))
+        seen: Counter[str] = Counter()
+        order = []
+        for place, item in enumerate(items):
+            test = item.nodeid.partition("[")[0]
+            order.append((files.index(item.path), seen[test], place))
+            seen[test] += 1
+        items[:] = [items[place] for *_, place in sorted(order)]
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Looks at a test, its fixtures included."""
         self.look_at(report)
@@ -150,8 +195,10 @@ def load_mutants(folder: Path) -> list[Mutant]:
     Raises:
         ValueError: If an old text does not occur exactly once in its file.
     """
+    record = folder / RECORD
+    caught_by = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
     mutants = [
-        Mutant(file=file, **fields)
+        Mutant(file=file, caught_by=caught_by.get(fields["name"], ""), **fields)
         for path in sorted(folder.glob("*.toml"))
         for file, rows in tomllib.loads(path.read_text(encoding="utf-8")).items()
         for fields in rows
@@ -165,6 +212,24 @@ def load_mutants(folder: Path) -> list[Mutant]:
             + "\n".join(stale)
         )
     return mutants
+
+
+def record_tests(folder: Path, mutants: Iterable[Mutant], tests: dict[str, str]) -> None:
+    """Records which test caught each mutant; what is known of those not tried stays.
+
+    Args:
+        folder: Of the lists.
+        mutants: All in the lists; others are forgotten.
+        tests: What caught those that were tried, by their names.
+    """
+    known = {
+        mutant.name: tests.get(mutant.name, mutant.caught_by)
+        for mutant in mutants
+        if mutant.needs_record()
+    }
+    rows = {name: known[name] for name in sorted(known) if known[name]}
+    text = json.dumps(rows, indent=0, ensure_ascii=False)
+    (folder / RECORD).write_text(text + "\n", encoding="utf-8")
 
 
 def path_of(name: str) -> str:
@@ -196,25 +261,30 @@ def take_share(mutants: list[Mutant], share: str) -> list[Mutant]:
 
 
 def judge(
-    trials: list[tuple[Mutant | None, list[str]]], folder: Path, jobs: int, limit: float
+    trials: list[tuple[Mutant | None, list[list[str]]]], folder: Path, jobs: int, limit: float
 ) -> Iterator[tuple[Mutant | None, Verdict]]:
     """Runs tests on each mutant; yields in the order in which they finish.
 
     Args:
-        trials: Mutants, each with its tests; None stands for the repository as it is.
+        trials: Mutants, each with its runs of pytest; None stands for the repository as it is.
         folder: Where the copies go.
         jobs: Processes at the same time.
         limit: Seconds after which a process is ended.
     """
-    torch.set_num_threads(1)
+    for name in PRELOADED:
+        with suppress(ImportError):
+            import_module(name)
+    # pytest collects garbage often; what the forks share is none.
+    gc.collect()
+    gc.freeze()
     context = get_context("fork")
     waiting, running = list(trials), {}
     while waiting or running:
         while waiting and len(running) < jobs:
-            mutant, tests = waiting.pop(0)
+            mutant, runs = waiting.pop(0)
             place = Path(tempfile.mkdtemp(dir=folder))
             reader, writer = context.Pipe(duplex=False)
-            process = context.Process(target=run_tests, args=(mutant, tests, place, writer))
+            process = context.Process(target=run_tests, args=(mutant, runs, place, writer))
             process.start()
             # Only the child holds the other end: when it dies, there is nothing left to read.
             writer.close()
@@ -238,12 +308,14 @@ def judge(
             yield mutant, Verdict(test, fault, output, seconds)
 
 
-def run_tests(mutant: Mutant | None, tests: list[str], place: Path, writer: Connection) -> None:
+def run_tests(
+    mutant: Mutant | None, runs: list[list[str]], place: Path, writer: Connection
+) -> None:
     """In a process of its own: sends the first test that fails, and why there may be no verdict.
 
     Args:
         mutant: What to break in the copy, if anything.
-        tests: By their places below `tests`.
+        runs: Tests as pytest names them; a run begins if the ones before it have passed.
         place: Empty folder for the copy, the tests' own files and their output.
         writer: Where the two go.
     """
@@ -269,6 +341,9 @@ def run_tests(mutant: Mutant | None, tests: list[str], place: Path, writer: Conn
     # Plain asserts: pytest can rewrite no plugin that is imported already.
     options = ["-x", "-q", "--assert=plain", "-m", "not slow", "-p", "no:cacheprovider"]
     options += [f"--basetemp={place / 'pytest'}"]
-    status = pytest.main([*options, *map(path_of, tests)], plugins=[failure])
+    for tests in runs:
+        status = pytest.main([*options, *tests], plugins=[failure])
+        if failure.test is not None:
+            break
     is_clear = status == pytest.ExitCode.OK or failure.test is not None
     writer.send((failure.test, "" if is_clear else f"pytest ended with {status!r}"))

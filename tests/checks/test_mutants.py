@@ -1,18 +1,29 @@
 """The list of defects for `checks/check_mutants.py`; `make test-mutants` sees all caught."""
 
 import ast
+import json
 import subprocess
 import sys
 import tomllib
 from collections import Counter
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "checks"))
 
-from mutation import TESTS, Mutant, exists, path_of, take_share
+from mutation import (
+    TESTS,
+    FirstFailure,
+    Mutant,
+    load_mutants,
+    path_of,
+    record_tests,
+    take_share,
+)
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "checks" / "check_mutants.py"
@@ -91,21 +102,58 @@ def test_broken_file_lies_below_src_or_at_the_top():
 
 def test_only_hub_files_are_tried_by_tests_beyond_their_own():
     loss = mutant_of("vanilla_transformer/modeling/loss_vanilla_transformer.py", "data/filters")
+    filters = mutant_of("vanilla_transformer/data/filters.py")
 
-    assert loss.choose_tests() == ["data/filters", *TESTS]
-    assert mutant_of("vanilla_transformer/data/filters.py").choose_tests() == ["data/filters"]
+    assert loss.choose_tests() == [["tests/data/test_filters.py"], [*map(path_of, TESTS)]]
+    assert filters.choose_tests() == [["tests/data/test_filters.py"]]
+
+
+def test_test_that_caught_a_mutant_before_is_run_first():
+    filters = mutant_of("vanilla_transformer/data/filters.py")
+    known = replace(filters, caught_by="tests/data/test_filters.py::test_it[a-1]")
+
+    assert known.choose_tests() == [[known.caught_by], *filters.choose_tests()]
+
+
+def test_record_keeps_what_was_not_tried_and_forgets_what_is_gone(tmp_path):
+    table = '[["vanilla_transformer/files.py"]]\nold = "import errno"\nnew = ""\nname = '
+    names = {"tried": "[]", "not tried": "[]", "survived": "[]", "single": '["files::test_it"]'}
+    rows = [f"{table}'{name}'\ntests = {tests}\n" for name, tests in names.items()]
+    (tmp_path / "any.toml").write_text("".join(rows), encoding="utf-8")
+    before = {"tried": "old", "not tried": "other", "gone": "third"}
+    (tmp_path / "caught_by.json").write_text(json.dumps(before), encoding="utf-8")
+
+    record_tests(tmp_path, load_mutants(tmp_path), {"tried": "new", "single": "files::test_it"})
+
+    assert {mutant.name: mutant.caught_by for mutant in load_mutants(tmp_path)} == {
+        "tried": "new",
+        "not tried": "other",
+        "survived": "",
+        "single": "",
+    }
+
+
+def test_each_test_of_a_file_runs_once_before_further_parameters():
+    names = ["b.py::x[1]", "b.py::x[2]", "b.py::y[1]", "a.py::x[1]", "b.py::x[3]", "b.py::y[2]"]
+    items = [SimpleNamespace(nodeid=name, path=name.partition("::")[0]) for name in names]
+
+    FirstFailure().pytest_collection_modifyitems(items)
+
+    assert [item.nodeid for item in items] == [
+        *("b.py::x[1]", "b.py::y[1]", "b.py::x[2]", "b.py::y[2]", "b.py::x[3]"),
+        "a.py::x[1]",
+    ]
 
 
 def test_tests_to_run_exist():
-    firsts = {
-        name for file, mutant in MUTANTS for name in Mutant(file=file, **mutant).choose_tests()
-    }
-    missing = [name for name in sorted({*TESTS, *firsts}) if not exists(name)]
-    singles = [name.partition("::") for name in firsts if "::" in name]
-    missing += [
-        "::".join((place, test))
-        for place, _, test in singles
-        if f"def {test}(" not in (ROOT / path_of(place)).read_text("utf-8")
+    chosen = [Mutant(file=file, **mutant).choose_tests() for file, mutant in MUTANTS]
+    names = {name for runs in chosen for name in chain(*runs)}
+    missing = [
+        name
+        for name in sorted(names)
+        for place, _, test in [name.partition("::")]
+        if not (ROOT / place).exists()
+        or (test and f"def {test}(" not in (ROOT / place).read_text("utf-8"))
     ]
 
     assert missing == []
