@@ -1,12 +1,17 @@
 #!/usr/bin/env python
-"""How long a checkpoint takes that is closed by a list of checksums, against Trainer's own."""
+"""Time to save a checkpoint with its list of checksums, against Trainer's own checkpoint."""
 
 import argparse
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
+from itertools import count
 from pathlib import Path
+from statistics import median
+
+from ratio_tables import head, ratio, row
+from rounds import take_turns
 
 EPILOG = """Both save the same model, optimizer and schedule, in turn, each round into an empty
 folder; times are medians.
@@ -25,15 +30,18 @@ def main() -> None:
     parser.add_argument("--vocab_size", type=int, default=37_000, help="Default: 37000.")
     parser.add_argument("--rounds", type=int, default=9, help="Default: 9.")
     arguments = parser.parse_args()
-    ours, trainers = measure(arguments.preset, arguments.vocab_size, arguments.rounds)
-    print(
-        "| preset | Trainer, s | ours, s | ours / Trainer |\n| --- | --- | --- | --- |\n"
-        f"| {arguments.preset} | {trainers:.2f} | {ours:.2f} | {ours / trainers:.2f} |"
-    )
+    seconds = measure(arguments.preset, arguments.vocab_size, arguments.rounds)
+    print(table(arguments.preset, **seconds))
 
 
-def measure(preset: str, vocab_size: int, rounds: int) -> tuple[float, float]:
-    """Seconds for a checkpoint of ours and of Trainer."""
+def table(preset: str, trainers: list[float], ours: list[float]) -> str:
+    """Median seconds of both, and ours as a multiple of Trainer's."""
+    cells = (f"{median(trainers):.2f}", f"{median(ours):.2f}", ratio(ours, trainers))
+    return f"{head('preset', 'Trainer, s', 'ours, s', 'ours / Trainer')}\n{row(preset, *cells)}"
+
+
+def measure(preset: str, vocab_size: int, rounds: int) -> dict[str, list[float]]:
+    """Seconds of each round for a checkpoint of Trainer and for one of ours."""
     import torch
     from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
     from transformers.utils.logging import disable_progress_bar
@@ -61,20 +69,20 @@ def measure(preset: str, vocab_size: int, rounds: int) -> tuple[float, float]:
         for parameter in trainer.model.parameters():
             parameter.grad = torch.zeros_like(parameter)
         trainer.optimizer.step()
-        ways: dict[str, Callable[[], None]] = {
-            "trainers": lambda: Seq2SeqTrainer._save_checkpoint(trainer, trainer.model, None),
-            "ours": lambda: trainer._save_checkpoint(trainer.model, None),
-        }
-        seconds: dict[str, list[float]] = {name: [] for name in ways}
-        for number in range(2 * rounds):
-            name = list(ways)[number % 2]
-            trainer.state.global_step = number
+        trainer_saves = partial(Seq2SeqTrainer._save_checkpoint, trainer)
+        updates = count()
+
+        def save(saves: Callable[..., None]) -> float:
+            trainer.state.global_step = next(updates)
             started = time.perf_counter()
-            ways[name]()
-            seconds[name].append(time.perf_counter() - started)
-            for file in sorted(Path(folder).glob("checkpoint-*/*")):
+            saves(trainer.model, None)
+            seconds = time.perf_counter() - started
+            for file in Path(folder).glob("checkpoint-*/*"):
                 file.unlink()
-    return statistics.median(seconds["ours"]), statistics.median(seconds["trainers"])
+            return seconds
+
+        ways = {"trainers": trainer_saves, "ours": trainer._save_checkpoint}
+        return take_turns({name: partial(save, way) for name, way in ways.items()}, rounds)
 
 
 if __name__ == "__main__":

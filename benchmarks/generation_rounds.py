@@ -7,13 +7,11 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice, product
-from multiprocessing import get_context
 from pathlib import Path
 
-import psutil
 import torch
 from transformers import AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
@@ -28,17 +26,18 @@ from generation_contenders import (
     write_folders,
     write_random_model,
 )
-from neighbours import check_same_logits, hardware_line, peak_memory
+from memory import Memory, measure_alone
+from neighbours import check_same_logits, hardware_line
+from ratio_tables import head, megabytes, rate, rate_range, ratio, row
+from rounds import take_turns
 from vanilla_transformer.files import read_lines
 
 RANDOM_SOURCE_TOKENS, RANDOM_TARGET_TOKENS = (20, 30), 32
 # Below it, outputs differ by more than ties of floating-point numbers can explain.
 LEAST_SAME = 0.95
 
-HEADER = """
-| search | batch | contender | sentences/s | range | tokens/s | speed-up | same lines | peak MB | \
-growth MB |
-| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"""
+COLUMNS = ("search", "batch", "contender", "sentences/s", "range", "tokens/s", "speed-up")
+COLUMNS += ("same lines", "peak MB", "growth MB")
 NOTE = """
 Speed-up: M2M100's time divided by the contender's. Tokens: targets, `</s>` counted. Same lines:
 outputs equal to vanilla's; those of Translator are tokenised again. Marian is post-norm and cannot
@@ -79,13 +78,13 @@ def tables(options: Namespace, labels: dict[str, str], scratch: Path) -> Iterato
     if options.preset:
         names = [name for name in names if name != "translator"]
     folders = write_folders(folder, names, lines or ["any text"], scratch)
-    memory: dict[tuple, tuple[float, float]] = {}
+    memory: dict[tuple, Memory] = {}
     for dtype, threads in product(options.dtypes, options.threads):
         torch.set_num_threads(threads)
         contenders = load(folders, dtype, sources)
         yield (
             f"\n{options.model or options.preset}, {dtype}, {len(sources)} sentences, "
-            f"median of {options.rounds} rounds; {hardware_line()}\n{HEADER}"
+            f"median of {options.rounds} rounds; {hardware_line()}\n\n{head(*COLUMNS)}"
         )
         for num_beams, size in product(options.beams, options.batch_sizes):
             task = make_task(options, lines, sources, num_beams, size)
@@ -95,17 +94,21 @@ def tables(options: Namespace, labels: dict[str, str], scratch: Path) -> Iterato
             where = f"{dtype}, {threads} threads, {num_beams} beams, batch {size}"
             tasks, results = warm_up(chosen, task, where)
             check_same_outputs(results, dtype)
-            time_rounds(chosen, tasks, results, options.rounds, where)
+            add_rounds(chosen, tasks, results, options.rounds, where)
             for name in results:
                 key = (name, dtype, num_beams, size)
                 if not options.no_memory and key not in memory:
                     print(f"{where}: memory of {name}", file=sys.stderr)
-                    memory[key] = memory_in_process(name, folders[name], dtype, threads, task)
+                    largest = task.largest_batch()
+                    memory[key] = measure_alone(
+                        run_once, name, folders[name], dtype, threads, largest
+                    )
                 batch = "own" if name == "translator" else str(size)
                 search = f"beam {num_beams}" if num_beams > 1 else "greedy"
-                row = (search, batch, labels[name], *cells(name, results))
-                sizes = (f"{value:,.0f}" for value in memory[key]) if key in memory else "--"
-                yield f"| {' | '.join((*row, *sizes))} |"
+                sizes = ["-", "-"]
+                if key in memory:
+                    sizes = megabytes((memory[key].peak, memory[key].growth))
+                yield row(search, batch, labels[name], *cells(name, results), *sizes)
     yield NOTE
     if options.model:
         yield first_translation(options.model, options.test)
@@ -161,18 +164,22 @@ def warm_up(
     return tasks, results
 
 
-def time_rounds(
+def add_rounds(
     contenders: dict[str, Contender],
     tasks: dict[str, Task],
     results: dict[str, Result],
     rounds: int,
     where: str,
 ) -> None:
-    """Runs each contender in turn, round after round, and adds its seconds to its result."""
-    for number in range(rounds):
-        print(f"{where}: round {number + 1} of {rounds}", file=sys.stderr)
-        for name, contender in contenders.items():
-            results[name].seconds.append(contender.run(tasks[name])[0])
+    """Runs the contenders in turn, and adds their seconds to their results."""
+    runs = {name: partial(seconds_of, one, tasks[name]) for name, one in contenders.items()}
+    for name, seconds in take_turns(runs, rounds, where=where).items():
+        results[name].seconds.extend(seconds)
+
+
+def seconds_of(contender: Contender, task: Task) -> float:
+    """Seconds of one run."""
+    return contender.run(task)[0]
 
 
 def check_same_outputs(results: dict[str, Result], dtype: str) -> None:
@@ -197,49 +204,24 @@ def share_of_same(result: Result, reference: Result) -> float:
 
 
 def cells(name: str, results: dict[str, Result]) -> list[str]:
-    """Speed of one contender, its share of M2M100's time, and how many outputs are ours."""
+    """Speed of one contender, M2M100's time divided by its own, and share of the same outputs."""
     result = results[name]
     # Tokens that Marian is forced to write beyond our outputs do not count.
     useful = results["vanilla" if name == "marian" else name].outputs
-    middle = statistics.median(result.seconds)
-    speeds = [len(useful) / seconds for seconds in (*result.seconds, middle)]
-    ratio = same = "-"
-    if "m2m100" in results:
-        ratio = f"{statistics.median(results['m2m100'].seconds) / middle:.2f}"
-    if name != "marian":
-        same = f"{share_of_same(result, results['vanilla']):.1%}"
     return [
-        f"{speeds[-1]:,.2f}",
-        f"{min(speeds):,.2f}-{max(speeds):,.2f}",
-        f"{sum(map(len, useful)) / middle:,.0f}",
-        ratio,
-        same,
+        rate(len(useful), result.seconds, decimals=2),
+        rate_range(len(useful), result.seconds, decimals=2),
+        rate(sum(map(len, useful)), result.seconds),
+        ratio(results["m2m100"].seconds, result.seconds) if "m2m100" in results else "-",
+        "-" if name == "marian" else f"{share_of_same(result, results['vanilla']):.1%}",
     ]
 
 
-def memory_in_process(
-    name: str, folder: Path, dtype: str, threads: int, task: Task
-) -> tuple[float, float]:
-    """Megabytes of a contender at the peak of its largest batch, in a process of its own.
-
-    Returns:
-        The peak, and what it adds to Python with its packages.
-    """
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        arguments = (name, folder, dtype, threads, task.largest_batch())
-        return pool.submit(memory_of_run, *arguments).result()
-
-
-def memory_of_run(
-    name: str, folder: Path, dtype: str, threads: int, task: Task
-) -> tuple[float, float]:
-    """See `memory_in_process`."""
+def run_once(name: str, folder: Path, dtype: str, threads: int, task: Task) -> None:
+    """Loads a contender and runs it, in a process of its own."""
     disable_progress_bar()
     torch.set_num_threads(threads)
-    start = psutil.Process().memory_info().rss
     CONTENDERS[name](folder, dtype).run(task)
-    peak = peak_memory()
-    return peak / 1e6, (peak - start) / 1e6
 
 
 def first_translation(model: str, test: str) -> str:

@@ -3,10 +3,8 @@
 import re
 import time
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from datasets import Dataset
 from torch.utils.data import DataLoader
@@ -287,45 +285,14 @@ class Training:
         return self.smoother(self.model(**inputs, decoder_input_ids=shifted), batch["labels"])
 
 
-def time_rounds(
-    models: dict[str, tuple[str, dict[str, Any]]], setting: tuple, rounds: int
-) -> dict[str, list[float]]:
-    """Seconds of each round of each contender, in turn, after one round to warm up.
+def run_steps(*setting: Any) -> int:
+    """Runs one contender once; returns the bytes of weights, gradients and Adam.
 
-    Args:
-        models: Family and changed fields of each, by its name.
-        setting: Further arguments of `Training`.
-        rounds: Number of rounds.
+    What the peak of its process adds to these is activations, logits and buffers.
     """
-    contenders = {name: Training(*model, *setting) for name, model in models.items()}
-    for contender in contenders.values():
-        contender.run()
-    seconds: dict[str, list[float]] = {name: [] for name in models}
-    for _ in range(rounds):
-        for name, contender in contenders.items():
-            seconds[name].append(contender.run())
-    return seconds
-
-
-def memory_of_steps(*setting: Any) -> dict[str, float]:
-    """Megabytes before the model was built, at the peak, and in weights, gradients and Adam.
-
-    `growth` is what the peak adds to the other two: activations, logits, buffers.
-    """
-    start = psutil.Process().memory_info().rss
     contender = Training(*setting)
     contender.run()
-    peak = peak_memory()
-    state = 16 * contender.model.num_parameters()
-    sizes = {"start": start, "peak": peak, "state": state, "growth": peak - start - state}
-    return {name: size / 1e6 for name, size in sizes.items()}
-
-
-def peak_memory() -> int:
-    """Peak memory of this process in bytes; on Linux."""
-    # Not `ru_maxrss`, which a process inherits from its parent.
-    status = Path("/proc/self/status").read_text(encoding="utf-8")
-    return 1024 * int(re.search(r"VmHWM:\s+(\d+) kB", status)[1])
+    return 16 * contender.model.num_parameters()
 
 
 def hardware_line() -> str:

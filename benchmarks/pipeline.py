@@ -15,6 +15,8 @@ Example:
 import argparse
 import tempfile
 
+from ratio_tables import head, row
+
 
 def parse() -> argparse.Namespace:
     """Reads the options."""
@@ -34,7 +36,7 @@ def main() -> None:
     """Trains the contenders one after another, then prints the table."""
     options = parse()
     from neighbours import hardware_line
-    from pipeline_contenders import Corpus, losses_over_time, minutes_to
+    from pipeline_contenders import Corpus, losses_over_time
 
     corpus = Corpus.load(options.train, options.validation, options.tokens)
     runs: dict[str, list[tuple[float, float]]] = {}
@@ -42,12 +44,21 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             runs[family] = losses_over_time(family, corpus, folder, options)
         print(family, " ".join(f"{m:.1f}:{loss:.3f}" for m, loss in runs[family]), flush=True)
-    loss = max(min(loss for _, loss in run) for run in runs.values())
     print(f"\n{options.preset}, {options.tokens} tokens a batch; {hardware_line()}")
-    print(f"| model | minutes to a validation loss of {loss:.3f} | loss at the end |")
-    print("| --- | --- | --- |")
-    for family, run in runs.items():
-        print(f"| {family} | {minutes_to(loss, run):.2f} | {run[-1][1]:.3f} |")
+    print(table(runs))
+
+
+def table(runs: dict[str, list[tuple[float, float]]]) -> str:
+    """When each family reached the loss with which the slowest one ended."""
+    from pipeline_contenders import minutes_to
+
+    loss = max(min(loss for _, loss in run) for run in runs.values())
+    header = head("model", f"minutes to a validation loss of {loss:.3f}", "loss at the end")
+    rows = [
+        row(family, f"{minutes_to(loss, run):.2f}", f"{run[-1][1]:.3f}")
+        for family, run in runs.items()
+    ]
+    return "\n".join((header, *rows))
 
 
 if __name__ == "__main__":

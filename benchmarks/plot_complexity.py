@@ -11,7 +11,11 @@ Example:
 import argparse
 import statistics
 import time
+from functools import partial
 from pathlib import Path
+
+from ratio_tables import head, row
+from rounds import take_turns
 
 STYLES = {"equation (1)": "ko", "whole layer": "k^", "self-attention, n² d": "k-"}
 STYLES |= {"recurrent, n d²": "--", "convolutional, k n d²": "-.", "restricted, r n d": ":"}
@@ -64,15 +68,14 @@ def main() -> None:
     except ImportError as error:
         parser.error(str(error))
     panels = {"tokens n": [(n, fixed) for n in sizes], "width d": [(fixed, d) for d in sizes]}
-    times = {size: [] for panel in panels.values() for size in panel}
-    for size in [*times] * options.rounds:
-        times[size].append(milliseconds(*size))
+    points = {size: partial(milliseconds, *size) for panel in panels.values() for size in panel}
+    times = take_turns(points, options.rounds)
     rows = {size: [*map(statistics.median, zip(*times[size], strict=True))] for size in times}
     unit = rows[fixed, fixed][0] / complexities(fixed, fixed)[0]
-    print("| n | d |", " | ".join(STYLES), "|\n" + "| --- " * 8 + "|")
-    for size, row in rows.items():
-        row += [unit * count for count in complexities(*size)]
-        print("|", " | ".join([*map(str, size), *(f"{each:.2f}" for each in row)]), "|")
+    print(head("n", "d", *STYLES))
+    for size, cells in rows.items():
+        cells += [unit * count for count in complexities(*size)]
+        print(row(*size, *(f"{each:.2f}" for each in cells)))
     for axes, axis in zip(figure.subplots(1, 2, sharey=True), panels, strict=True):
         columns = zip(*map(rows.get, panels[axis]), strict=True)
         for name, column in zip(STYLES, columns, strict=True):

@@ -16,10 +16,16 @@ Examples:
 
 import argparse
 import fnmatch
-import multiprocessing
-import statistics
 import sys
+from typing import TYPE_CHECKING
 
+from ratio_tables import head, megabytes, rate, rate_range, ratio, row
+
+if TYPE_CHECKING:
+    from memory import Memory
+
+COLUMNS = ("model", "tokens/s", "range", "time")
+COLUMNS += ("growth MB", "peak MB", "start MB", "state MB")
 VOCABULARY = {"tiny": 10_000, "small": 32_000, "base": 32_000, "big": 37_000}
 
 
@@ -70,15 +76,16 @@ def print_table(
     options: argparse.Namespace,
 ) -> None:
     """Times the contenders in turn, and measures the memory of each in a process of its own."""
-    from neighbours import batches, hardware_line, padding_of, time_rounds, tokens_of
+    from memory import measure_alone
+    from neighbours import Training, batches, hardware_line, padding_of, run_steps, tokens_of
+    from rounds import take_turns
 
     vocab_size = VOCABULARY[preset]
     size = (options.tokens, options.batches, options.unsorted)
     cut = batches(options.corpus, vocab_size, *size)
     setting = (preset, vocab_size, dtype, options.label_smoothing, options.compile, cut)
-    seconds = time_rounds(models, setting, options.rounds)
-    medians = {name: statistics.median(times) for name, times in seconds.items()}
-    first, *_ = medians.values()
+    contenders = {name: Training(*model, *setting).run for name, model in models.items()}
+    seconds = take_turns(contenders, options.rounds, warm_ups=1)
     tokens = tokens_of(cut)
     print(
         f"\n{preset}, {dtype}, vocabulary {vocab_size:,}, "
@@ -86,24 +93,26 @@ def print_table(
         f"{hardware_line()}"
         f"{', compiled' if options.compile else ''}"
     )
-    print("| model | tokens/s | range | time | growth MB | peak MB | start MB | state MB |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    print(head(*COLUMNS))
+    first = next(iter(seconds.values()))
     for name, times in seconds.items():
-        memory = memory_in_process(*models[name], *setting)
-        print(
-            f"| {name} | {tokens / medians[name]:,.0f} | {tokens / max(times):,.0f}-"
-            f"{tokens / min(times):,.0f} | {medians[name] / first:.2f} | "
-            + " | ".join(f"{memory[key]:,.0f}" for key in ("growth", "peak", "start", "state"))
-            + " |"
-        )
+        memory = measure_alone(run_steps, *models[name], *setting)
+        print(row(name, *cells(tokens, times, first, memory)))
 
 
-def memory_in_process(*setting: object) -> dict[str, float]:
-    """Memory of one contender in a fresh process, which gets its batches ready-made."""
-    from neighbours import memory_of_steps
+def cells(tokens: int, seconds: list[float], reference: list[float], memory: "Memory") -> list[str]:
+    """The row of one contender.
 
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(memory_of_steps, setting)
+    Args:
+        tokens: Of a round.
+        seconds: Of its rounds.
+        reference: Of those of the first contender.
+        memory: Of its process, with the bytes of weights, gradients and Adam as the result.
+    """
+    state = memory.result
+    sizes = (memory.growth - state, memory.peak, memory.start, state)
+    speeds = (rate(tokens, seconds), rate_range(tokens, seconds), ratio(seconds, reference))
+    return [*speeds, *megabytes(sizes)]
 
 
 if __name__ == "__main__":

@@ -29,13 +29,14 @@ from generation_contenders import (  # noqa: E402
 )
 from generation_rounds import (  # noqa: E402
     Result,
+    add_rounds,
     cells,
     check_same_outputs,
-    memory_in_process,
     read_sources,
-    time_rounds,
+    run_once,
     warm_up,
 )
+from memory import measure_alone  # noqa: E402
 from neighbours import check_same_logits, copy_into_m2m100  # noqa: E402
 
 END = 2
@@ -142,7 +143,7 @@ def test_forced_outputs_have_the_limit_as_length(contenders, num_beams):
 
 def test_marian_writes_as_much_as_our_longest_of_each_batch(contenders):
     tasks, results = warm_up(contenders, task(1), where="test")
-    time_rounds(contenders, tasks, results, rounds=2, where="test")
+    add_rounds(contenders, tasks, results, rounds=2, where="test")
 
     ours = [len(output) for output in results["vanilla"].outputs]
     forced = [len(output) for output in results["marian"].outputs]
@@ -299,12 +300,12 @@ def test_mistakes_are_told_alone(folder, tmp_path):
 def test_memory_is_that_of_a_fresh_process(folder):
     ballast = torch.ones(500_000_000, dtype=torch.uint8)
 
-    peak, growth = memory_in_process("vanilla", folder, "float32", 1, task(3))
+    memory = measure_alone(run_once, "vanilla", folder, "float32", 1, task(3))
 
     # A few megabytes for a tiny model, and none of this process.
-    here = psutil.Process().memory_info().rss / 1e6
-    assert len(ballast) / 1e6 > growth > 0
-    assert 100 + growth < peak < here - 250
+    here = psutil.Process().memory_info().rss
+    assert len(ballast) > memory.growth > 0
+    assert 100e6 + memory.growth < memory.peak < here - 250e6
 
 
 @pytest.mark.slow
