@@ -38,7 +38,7 @@ def ablate(folder: Path, *options: str) -> str:
 
 
 @pytest.mark.slow
-def test_each_row_is_trained_once_with_each_seed_and_stands_in_the_table(tmp_path):
+def test_each_row_is_trained_once_with_each_seed_and_listed_in_the_table(tmp_path):
     (tmp_path / "plan.yaml").write_text(PLAN, encoding="utf-8")
     (tmp_path / "train.tsv").write_text("ein\tone\nzwei\ttwo\ndrei\tthree\n" * 5, encoding="utf-8")
 
@@ -67,7 +67,7 @@ def test_each_row_is_trained_once_with_each_seed_and_stands_in_the_table(tmp_pat
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*")}
 
 
-def test_rows_that_there_are_not_are_refused(tmp_path):
+def test_unknown_rows_are_refused(tmp_path):
     (tmp_path / "plan.yaml").write_text(PLAN, encoding="utf-8")
     command = [
         sys.executable,
@@ -90,8 +90,9 @@ def test_rows_that_there_are_not_are_refused(tmp_path):
 
 @pytest.fixture
 def script(monkeypatch, tmp_path):
-    """Runs the script in this process; a function that takes the command takes training's place."""
+    """Runs the script in this process, with a function in place of the training command."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(SCRIPT.parent)
     Path("plan.yaml").write_text(PLAN, encoding="utf-8")
     spec = importlib.util.spec_from_file_location("ablate_script", SCRIPT)
     module = importlib.util.module_from_spec(spec)
@@ -102,7 +103,7 @@ def script(monkeypatch, tmp_path):
             folder = Path(command[command.index("--output_dir") + 1])
             return subprocess.CompletedProcess(command, train(folder))
 
-        monkeypatch.setattr(module.subprocess, "run", run)
+        monkeypatch.setattr(subprocess, "run", run)
         argv = ["ablate.py", "plan.yaml", "--data", ".", "--output", "runs", *options]
         monkeypatch.setattr(sys, "argv", argv)
         return module.main()
@@ -150,6 +151,21 @@ def test_run_that_was_stopped_is_no_result_and_begins_anew(script, capsys):
     assert names == {"run.json", "results.json"}
 
 
+def test_table_has_means_and_ranges_over_the_seeds(script, capsys):
+    def finish_by_seed(folder):
+        seed = int(folder.name[-1])
+        record = {"minutes": 2.0 * seed, "parameters": 2000, "updates": 3}
+        (folder / "run.json").write_text(json.dumps(record))
+        scores = {"wer": 4.0 + seed**2, "loss": 0.5 * seed}
+        (folder / "results.json").write_text(json.dumps({"validation": scores}))
+        return 0
+
+    assert script(finish_by_seed, "--seeds", "1", "2", "--rows", "post*") == 0
+
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line == "| post-norm | 6.50 | 5.00-8.00 | 0.750 | 2 | 2,000 | 3 | 3.0 |"
+
+
 def test_finished_runs_are_not_repeated(script, capsys):
     script(finish, "--seeds", "3")
     first = capsys.readouterr().out
@@ -158,7 +174,7 @@ def test_finished_runs_are_not_repeated(script, capsys):
     assert capsys.readouterr().out == first
 
 
-def test_folder_of_somebody_is_left_alone(script, capsys):
+def test_folder_with_other_files_is_left_alone(script, capsys):
     mine = Path("runs/post-norm-3/mine.txt")
     mine.parent.mkdir(parents=True)
     mine.touch()
@@ -169,7 +185,7 @@ def test_folder_of_somebody_is_left_alone(script, capsys):
     assert mine.exists()
 
 
-def test_run_that_goes_on_is_left_alone(script, capsys):
+def test_run_that_has_not_ended_is_left_alone(script, capsys):
     def train_while_the_script_is_started_again(folder):
         with claimed(folder):
             assert script(finish, "--seeds", "3", "--rows", "post*") == 2
@@ -192,7 +208,7 @@ def test_run_that_goes_on_is_left_alone(script, capsys):
         (PLAN, ["--metric", "bleu", "--rows", "post*"], "has no score 'bleu'. Name another"),
     ],
 )
-def test_mistakes_are_told_without_a_table(script, capsys, plan, options, message):
+def test_mistakes_are_reported_without_a_table(script, capsys, plan, options, message):
     Path("plan.yaml").write_text(plan, encoding="utf-8")
 
     assert script(finish, *options) == 2
@@ -203,7 +219,7 @@ def test_mistakes_are_told_without_a_table(script, capsys, plan, options, messag
 
 
 @pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)
-def test_plans_of_the_repository_name_options_and_fields_that_there_are(path, tmp_path, capsys):
+def test_plans_of_the_repository_name_options_and_fields_that_exist(path, tmp_path, capsys):
     plan = yaml.safe_load(path.read_text(encoding="utf-8"))
 
     assert len(plan["rows"]) >= 2
@@ -215,5 +231,5 @@ def test_plans_of_the_repository_name_options_and_fields_that_there_are(path, tm
         assert str(tmp_path / "here") in capsys.readouterr().err
 
 
-def test_plans_are_there():
+def test_repository_has_plans():
     assert len(PLANS) >= 3
