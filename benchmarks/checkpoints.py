@@ -43,6 +43,7 @@ def table(preset: str, trainers: list[float], ours: list[float]) -> str:
 def measure(preset: str, vocab_size: int, rounds: int) -> dict[str, list[float]]:
     """Seconds of each round for a checkpoint of Trainer and for one of ours."""
     import torch
+    from datasets import Dataset
     from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
     from transformers.utils.logging import disable_progress_bar
 
@@ -51,6 +52,8 @@ def measure(preset: str, vocab_size: int, rounds: int) -> dict[str, list[float]]
         VanillaTransformerForConditionalGeneration,
         VanillaTransformerTokenizer,
     )
+    from vanilla_transformer.data.batches import TokenBatchSampler
+    from vanilla_transformer.data.training_data import in_epochs
     from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
     from vanilla_transformer.training.trainer import TokenBatchTrainer
     from vanilla_transformer_cli.settings import PRESETS
@@ -59,8 +62,9 @@ def measure(preset: str, vocab_size: int, rounds: int) -> dict[str, list[float]]
     config = VanillaTransformerConfig(**PRESETS[preset].config(), vocab_size=vocab_size)
     tokenizer = VanillaTransformerTokenizer.train(["a b"], vocab_size=262)
     with tempfile.TemporaryDirectory() as folder:
+        sampler = TokenBatchSampler([(1, 1)], max_tokens=2, seed=0)
         trainer = TokenBatchTrainer(
-            None,
+            in_epochs(Dataset.from_dict({"input_ids": [[2]], "labels": [[2]]}), sampler, 0),
             TokenizerPair.joint(tokenizer),
             model=VanillaTransformerForConditionalGeneration(config),
             args=Seq2SeqTrainingArguments(output_dir=folder, use_cpu=True, report_to="none"),

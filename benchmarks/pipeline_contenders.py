@@ -19,6 +19,7 @@ from transformers import (
 from neighbours import build, encode, learn_and_encode
 from vanilla_transformer.data.batches import TokenBatchSampler
 from vanilla_transformer.data.parallel_text import ParallelText, load_pairs, pair_lengths
+from vanilla_transformer.data.training_data import in_epochs
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 from vanilla_transformer.training.recipe import recipe
 from vanilla_transformer.training.trainer import TokenBatchTrainer
@@ -104,16 +105,16 @@ def losses_over_time(
     shared: dict[str, Any] = {
         "model": model,
         "args": arguments,
-        "train_dataset": corpus.train,
         "eval_dataset": corpus.validation,
     }
     if family == "vanilla":
+        data = in_epochs(corpus.train, corpus.sampler, truncated_pairs=0)
         trainer: Seq2SeqTrainer = TokenBatchTrainer(
-            corpus.sampler, TokenizerPair.joint(corpus.tokenizer), **shared
+            data, TokenizerPair.joint(corpus.tokenizer), **shared
         )
     else:
         collator = DataCollatorForSeq2Seq(corpus.tokenizer)
-        trainer = Seq2SeqTrainer(data_collator=collator, **shared)
+        trainer = Seq2SeqTrainer(data_collator=collator, train_dataset=corpus.train, **shared)
     clock = Clock(options.minutes, options.evaluations)
     trainer.add_callback(clock)
     trainer.train()

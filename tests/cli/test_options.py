@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 
-from vanilla_transformer.data import parallel_text
+from vanilla_transformer.data import parallel_text, training_data
 from vanilla_transformer.data.number_words import write_corpus
 from vanilla_transformer.evaluation import metrics, significance
 from vanilla_transformer.inspection import (
@@ -190,7 +190,7 @@ def test_seed_reaches_what_is_drawn(changes, consumer, corpus, tmp_path, monkeyp
     settings = build_settings(corpus, validated=False, **changes)
     arguments = build_arguments(settings, tmp_path / "run", max_steps=1, seed=7)
     seeds = watch(training, "set_seed")
-    drawn = watch(training, consumer, ArrivedError)
+    drawn = watch(training_data, consumer, ArrivedError)
 
     with pytest.raises(ArrivedError):
         training.train(settings, arguments)

@@ -237,7 +237,7 @@ def draw(lengths):
 
 
 def test_batches_keep_number_and_budget_when_lengths_are_drawn_anew(draw):
-    sampler = TokenBatchSampler(draw, 2048, seed=0)
+    sampler = TokenBatchSampler(draw(0), 2048, seed=0, redraw=draw)
 
     for epoch in range(4):
         batches, lengths = epoch_of(sampler, epoch), draw(epoch)
@@ -247,9 +247,10 @@ def test_batches_keep_number_and_budget_when_lengths_are_drawn_anew(draw):
 
 
 def test_processes_share_the_batches_when_lengths_are_drawn_anew(draw):
-    whole = epoch_of(TokenBatchSampler(draw, 2048, seed=5), 2)
+    given = {"max_tokens": 2048, "seed": 5, "redraw": draw}
+    whole = epoch_of(TokenBatchSampler(draw(0), **given), 2)
     shares = [
-        epoch_of(TokenBatchSampler(draw, 2048, seed=5, num_processes=2, process_index=rank), 2)
+        epoch_of(TokenBatchSampler(draw(0), **given, num_processes=2, process_index=rank), 2)
         for rank in range(2)
     ]
 
@@ -259,18 +260,19 @@ def test_processes_share_the_batches_when_lengths_are_drawn_anew(draw):
 def test_few_batches_are_kept_in_reserve(draw, lengths):
     fixed = TokenBatchSampler(draw(0), 2048, seed=0)
 
-    assert 1 < len(TokenBatchSampler(draw, 2048, seed=0)) / len(fixed) < 1.03
+    assert 1 < len(TokenBatchSampler(draw(0), 2048, seed=0, redraw=draw)) / len(fixed) < 1.03
 
 
 def test_epoch_that_needs_more_batches_is_refused(lengths):
-    sampler = TokenBatchSampler(lambda epoch: lengths * (1 + epoch), 4096, seed=0)
+    sampler = TokenBatchSampler(lengths, 4096, seed=0, redraw=lambda epoch: lengths * (1 + epoch))
 
     with pytest.raises(ValueError, match=rf"fit into {len(sampler)} batches, .* got \d+"):
         epoch_of(sampler, 1)
 
 
 def test_too_few_pairs_for_a_reserve_are_refused():
-    sampler = TokenBatchSampler(lambda epoch: [(3, 4), (5, 6)], 30, seed=0, num_processes=2)
+    pairs = [(3, 4), (5, 6)]
+    sampler = TokenBatchSampler(pairs, 30, seed=0, num_processes=2, redraw=lambda epoch: pairs)
 
     with pytest.raises(ValueError, match="2 pairs are too few for 2 batches and 2 processes"):
         list(sampler)

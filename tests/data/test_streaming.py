@@ -14,6 +14,7 @@ from accelerate import skip_first_batches
 from torch.utils.data import DataLoader
 from transformers import AutoTokenizer, DataCollatorForSeq2Seq, Seq2SeqTrainingArguments
 
+from vanilla_transformer.data import training_data
 from vanilla_transformer.data.number_words import write_corpus
 from vanilla_transformer.data.parallel_text import ParallelText, read_pairs
 from vanilla_transformer.data.streaming import TokenBatchStream, check_streaming
@@ -21,7 +22,6 @@ from vanilla_transformer.tokenization.tokenization_vanilla_transformer import (
     VanillaTransformerTokenizer,
 )
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
-from vanilla_transformer.training import run as training
 from vanilla_transformer.training.recipe import recipe
 from vanilla_transformer.training.run import train
 from vanilla_transformer_cli.settings import TrainSettings
@@ -464,7 +464,7 @@ def test_filters_drop_pairs_of_the_stream_too(tmp_path, monkeypatch):
             passes.append(list(read()))
             super().__init__(read, *arguments, **options)
 
-    monkeypatch.setattr(training, "TokenBatchStream", Recorder)
+    monkeypatch.setattr(training_data, "TokenBatchStream", Recorder)
     settings = {"filter_identical": True, "tokenizer_pairs": 5, "tokenizer_kind": "word"}
     run(
         tmp_path,

@@ -331,9 +331,9 @@ def test_moving_average_weighs_each_update_by_its_age(corpus, tmp_path, monkeypa
     build = training._build_trainer
 
     def build_recorded(*given):
-        trainer, truncated = build(*given)
+        trainer = build(*given)
         trainer.add_callback(record)
-        return trainer, truncated
+        return trainer
 
     monkeypatch.setattr(training, "_build_trainer", build_recorded)
     settings = build_settings(corpus, moving_average=0.8)

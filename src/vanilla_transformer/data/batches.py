@@ -32,12 +32,12 @@ class TokenBatchSampler(Sampler[list[int]]):
     largest batches are halved.
 
     Args:
-        lengths: Tokens of source and target of each pair, `[pairs, 2]`, or a function that returns
-            them for an epoch.
+        lengths: Tokens of source and target of each pair in the first epoch, `[pairs, 2]`.
         max_tokens: Most tokens that a batch costs, over all processes together.
         seed: Determines, together with the epoch, the batches and their order.
         num_processes: Number of processes that share each batch.
         process_index: Index of this process, counted from 0.
+        redraw: Returns the lengths of an epoch, counted from 0; None: every epoch has the same.
 
     Attributes:
         epoch: Epoch of the next iteration, set by `set_epoch`.
@@ -51,22 +51,23 @@ class TokenBatchSampler(Sampler[list[int]]):
 
     def __init__(
         self,
-        lengths: Lengths | Callable[[int], Lengths],
+        lengths: Lengths,
         max_tokens: int,
         *,
         seed: int,
         num_processes: int = 1,
         process_index: int = 0,
+        redraw: Callable[[int], Lengths] | None = None,
     ) -> None:
         self.max_tokens = max_tokens
         self.seed = seed
         self.num_processes = num_processes
         self.process_index = process_index
         self.epoch = 0
-        self._draw = lengths if callable(lengths) else None
-        self._arrange(lengths(0) if callable(lengths) else lengths)
+        self._redraw = redraw
+        self._arrange(lengths)
         self._batches = len(self._starts)
-        if self._draw:
+        if redraw:
             self._batches += math.ceil(_SPARE_BATCHES * self._batches)
 
     def _arrange(self, lengths: Lengths) -> None:
@@ -112,8 +113,8 @@ class TokenBatchSampler(Sampler[list[int]]):
 
     def set_epoch(self, epoch: int) -> None:
         """Chooses the epoch of the next iteration, counted from 0."""
-        if self._draw and epoch != self.epoch:
-            self._arrange(self._draw(epoch))
+        if self._redraw and epoch != self.epoch:
+            self._arrange(self._redraw(epoch))
         self.epoch = epoch
 
 

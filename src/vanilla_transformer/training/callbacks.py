@@ -3,7 +3,7 @@
 import math
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -24,8 +24,6 @@ from transformers import (
 )
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from vanilla_transformer.data.batches import TokenBatchSampler
-
 # Beside the weights of a checkpoint.
 MOVING_AVERAGE_FILE = "moving_average.safetensors"
 
@@ -36,20 +34,20 @@ UPDATES_BETWEEN_LOOKS = 8
 
 
 class SeedEpochs(TrainerCallback):
-    """Tells the sampler which epoch begins; accelerate only tells samplers that it has wrapped.
+    """Announces each epoch to the training data; accelerate only does so to its own samplers.
 
     Args:
-        sampler: To be told.
+        set_epoch: Takes the number of the epoch, counted from 0.
     """
 
-    def __init__(self, sampler: TokenBatchSampler) -> None:
-        self.sampler = sampler
+    def __init__(self, set_epoch: Callable[[int], None]) -> None:
+        self.set_epoch = set_epoch
 
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Sets the epoch, also in the middle of one that is resumed."""
-        self.sampler.set_epoch(int(state.epoch or 0))
+        self.set_epoch(int(state.epoch or 0))
 
 
 class FindBestCheckpoint(TrainerCallback):

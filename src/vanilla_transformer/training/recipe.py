@@ -168,6 +168,7 @@ def check_settings(settings: TrainSettings, arguments: Seq2SeqTrainingArguments)
     Raises:
         ValueError: If there are any; tells all.
     """
+    config_overrides(settings)
     faults = [
         f"--{name} must be at least {least} and {bound}, got {value}."
         for given in (settings, arguments)

@@ -22,7 +22,7 @@ from transformers import (
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput, rotate_checkpoints
 
-from vanilla_transformer.data.batches import TokenBatchSampler
+from vanilla_transformer.data.training_data import TrainingData
 from vanilla_transformer.evaluation.metrics import TranslationScores
 from vanilla_transformer.model_folder import align_weights, nonfinite_tensors
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
@@ -46,16 +46,15 @@ class TokenBatchTrainer(Seq2SeqTrainer):
     """`Seq2SeqTrainer` whose training batches hold a budget of tokens.
 
     Args:
-        sampler: Gives this process its share of each batch; None for a `TokenBatchStream`, which
-            is made of such shares.
+        data: Training pairs, and the share of each batch that this process gets.
         tokenizers: Saved with each checkpoint.
         r_drop_alpha: Weight of the divergence between two passes; 0 for a single pass.
-        settings: Arguments of `Seq2SeqTrainer`.
+        settings: Other arguments of `Seq2SeqTrainer`.
     """
 
     def __init__(
         self,
-        sampler: TokenBatchSampler | None,
+        data: TrainingData,
         tokenizers: TokenizerPair,
         r_drop_alpha: float = 0.0,
         **settings: Any,
@@ -64,17 +63,17 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             # Labels are padded with an id of no vocabulary.
             data_collator=DataCollatorForSeq2Seq(tokenizers.source),
             processing_class=tokenizers.source,
+            train_dataset=data.dataset,
             **settings,
         )
-        self.sampler = sampler
+        self.data = data
         self.tokenizers = tokenizers
         self.r_drop_alpha = r_drop_alpha
         self.has_trained = False
         self.loss_is_finite = torch.tensor(True, device=self.args.device)
         self.add_callback(StopOnDivergence(self))
         self.add_callback(FindBestCheckpoint())
-        if sampler:
-            self.add_callback(SeedEpochs(sampler))
+        self.add_callback(SeedEpochs(data.set_epoch))
 
     def compute_loss(self, model: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Trainer's, of two passes where the model trains under R-Drop."""
@@ -174,10 +173,9 @@ class TokenBatchTrainer(Seq2SeqTrainer):
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Batches as they were cut; their shares need no further split by accelerate."""
-        batches = {"batch_sampler": self.sampler} if self.sampler else {"batch_size": None}
         return DataLoader(
-            self.train_dataset,
-            **batches,
+            self.data.dataset,
+            **self.data.batching,
             collate_fn=self.data_collator,
             num_workers=self.args.dataloader_num_workers,
             pin_memory=self.args.dataloader_pin_memory,
@@ -214,43 +212,37 @@ def scorer(
     return score
 
 
-def plan(trainer: TokenBatchTrainer, truncated: int, checkpoint: str | None) -> Iterator[str]:
-    """What the run will do, told before its first update; two batches are tried for it.
+def plan(trainer: TokenBatchTrainer, checkpoint: str | None) -> Iterator[str]:
+    """Describes a run before its first update; two batches are tried for it.
 
     Args:
         trainer: Ready to train.
-        truncated: Pairs that are cut to the maximal length.
-        checkpoint: Folder from which the run goes on, if it does.
+        checkpoint: Folder from which the run is resumed; None for a new run.
     """
-    arguments, model = trainer.args, trainer.model
+    arguments, model, data = trainer.args, trainer.model, trainer.data
     vocabulary = f"vocabulary {model.config.vocab_size:,}"
     if not trainer.tokenizers.is_joint:
         sizes = f"{model.config.vocab_size:,} and {model.config.target_vocab_size:,}"
         vocabulary = f"vocabularies {sizes}"
-    data, sampler = trainer.train_dataset, trainer.sampler
-    if sampler:
-        pairs, one, several = f"{len(data):,}", "an epoch", "epochs"
-        batches, padding = len(sampler), sampler.padding
-    else:
-        # Of a stream only the first buffer is known.
-        pairs, one, several = f"{data.buffer_size:,} a buffer", "a buffer", "buffers"
-        batches, padding = data.batches_per_buffer, data.padding
     seconds, gigabytes = _try_batches(trainer)
-    accumulated = arguments.gradient_accumulation_steps
+    periods_per_update = arguments.gradient_accumulation_steps / data.batches
     periods = arguments.num_train_epochs
     if arguments.max_steps > 0:
-        periods = arguments.max_steps * accumulated / batches
+        periods = arguments.max_steps * periods_per_update
     if checkpoint:
         state = TrainerState.load_from_json(str(Path(checkpoint) / TRAINER_STATE_NAME))
-        periods = max(0, periods - state.global_step * accumulated / batches)
-    minutes = seconds * batches / 60
+        periods = max(0, periods - state.global_step * periods_per_update)
+    minutes = seconds * data.batches / 60
     yield f"device      {hardware()}, {'bf16' if arguments.bf16 else 'float32'}"
-    yield f"pairs       {pairs}, {truncated:,} of them cut to the maximal length"
+    yield f"pairs       {data.describe_pairs()}"
     yield f"parameters  {model.num_parameters():,}, {vocabulary}"
-    yield f"batches     {batches:,} {one}, {100 * padding:.1f} % padding"
+    yield f"batches     {data.describe_batches()}"
     yield f"memory      about {gigabytes:.1f} GB"
     end = _moment(60 * minutes * periods)
-    yield f"time        about {minutes:.1f} minutes {one}; {periods:.3g} {several} end {end}"
+    yield (
+        f"time        about {minutes:.1f} minutes {data.period.one}; "
+        f"{periods:.3g} {data.period.several} end {end}"
+    )
     yield "            (evaluation not counted)"
 
 
