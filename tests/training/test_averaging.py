@@ -5,14 +5,18 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.training.averaging import (
     Outcome,
     average_checkpoints,
+    average_weights,
+    best_weights,
     try_weights,
 )
+from vanilla_transformer.training.checkpoints import close_checkpoint
 
 
 @pytest.fixture
@@ -93,28 +97,104 @@ def test_average_of_nothing_is_refused():
 def test_averaged_weights_are_taken_unless_both_score_and_loss_are_worse(
     metric, best, mean, is_taken
 ):
-    model = nn.Linear(1, 1, bias=False)
-    before = model.weight.item()
-    evaluated = []
-
-    def evaluate(metric_key_prefix):
-        evaluated.append(model.weight.item())
-        return {f"{metric_key_prefix}_{name}": value for name, value in mean.items()}
-
-    trainer = SimpleNamespace(
-        model=model,
-        accelerator=SimpleNamespace(unwrap_model=lambda given: given),
-        args=SimpleNamespace(
-            metric_for_best_model=metric, greater_is_better=metric == "bleu", output_dir="unused"
-        ),
-        is_fsdp_enabled=False,
-        is_deepspeed_enabled=False,
-        evaluate=evaluate,
-    )
+    trainer = OneWeightTrainer(mean, metric=metric)
+    before = trainer.model.weight.item()
     weights = {"weight": torch.full((1, 1), 7.0)}
 
     outcome = try_weights(trainer, weights, "mean", Outcome("best", best))
 
-    assert evaluated == [7]
+    assert trainer.evaluated == [7]
     assert outcome == (Outcome("mean", mean) if is_taken else Outcome("best", best))
-    assert model.weight.item() == (7 if is_taken else before)
+    assert trainer.model.weight.item() == (7 if is_taken else before)
+
+
+class OneWeightTrainer:
+    """Has a model of one weight, and scores whatever is in it alike."""
+
+    is_fsdp_enabled = is_deepspeed_enabled = False
+    accelerator = SimpleNamespace(unwrap_model=lambda model: model)
+
+    def __init__(self, scores, *, metric="loss", folder="unused"):
+        self.model = nn.Linear(1, 1, bias=False)
+        self.args = SimpleNamespace(
+            metric_for_best_model=metric,
+            greater_is_better=metric == "bleu",
+            output_dir=folder,
+            load_best_model_at_end=False,
+        )
+        self.scores = scores
+        self.evaluated = []
+
+    def evaluate(self, metric_key_prefix):
+        self.evaluated.append(self.model.weight.item())
+        return {f"{metric_key_prefix}_{name}": value for name, value in self.scores.items()}
+
+
+@pytest.fixture
+def one_weight_run(tmp_path):
+    """A run whose checkpoints 8, 9 and 10 hold the weights 1, 2 and 4, and whose means are good."""
+    for update, weight in ((8, 1.0), (9, 2.0), (10, 4.0)):
+        folder = tmp_path / f"checkpoint-{update}"
+        folder.mkdir()
+        save_file({"weight": torch.full((1, 1), weight)}, folder / "model.safetensors")
+        (folder / "optimizer.pt").write_text("state")
+        close_checkpoint(folder)
+    return OneWeightTrainer({"loss": 1.0}, folder=tmp_path)
+
+
+BEST = Outcome("best", {"loss": 2.0})
+
+
+def test_mean_is_of_the_last_checkpoints(one_weight_run):
+    outcome = average_weights(one_weight_run, 2, BEST)
+
+    assert outcome == Outcome("mean of the last 2 checkpoints", {"loss": 1.0})
+    assert one_weight_run.model.weight.item() == 3
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_single_checkpoint_is_not_averaged(one_weight_run, count):
+    assert average_weights(one_weight_run, count, BEST) is BEST
+    assert not one_weight_run.evaluated
+
+
+def test_checkpoint_with_a_flipped_bit_is_left_out_of_the_mean(one_weight_run, tmp_path, capsys):
+    weights = tmp_path / "checkpoint-9" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 4
+    weights.write_bytes(content)
+    (tmp_path / "checkpoint-8" / "optimizer.pt").write_text("other")
+
+    outcome = average_weights(one_weight_run, 3, BEST)
+
+    assert outcome.weights == "mean of the last 2 checkpoints"
+    assert one_weight_run.model.weight.item() == 2.5
+    said = capsys.readouterr().out
+    assert "checkpoint-9 is skipped: its model.safetensors has other bytes" in said
+    assert "checkpoint-8" not in said
+
+
+@pytest.mark.parametrize(
+    ("loads_best", "best_update", "expected"),
+    [
+        (True, 9, Outcome("best checkpoint", {"loss": 2.0})),
+        (True, None, Outcome("last update", {"loss": 4.0})),
+        (False, 9, Outcome("last update", {"loss": 4.0})),
+    ],
+)
+def test_outcome_has_the_scores_of_the_weights_in_the_model(loads_best, best_update, expected):
+    trainer = OneWeightTrainer({})
+    trainer.args.load_best_model_at_end = loads_best
+    # Update 10 was evaluated again when the run was resumed.
+    history = [("eval_loss", 2.0, 9), ("eval_loss", 3.0, 10), ("loss", 9.0, 10)]
+    trainer.state = SimpleNamespace(
+        global_step=10,
+        best_global_step=best_update,
+        log_history=[
+            {name: value, "step": step} for name, value, step in [*history, ("eval_loss", 4.0, 10)]
+        ],
+    )
+
+    outcome = best_weights(trainer)
+
+    assert (outcome.weights, outcome.scores["loss"]) == (expected.weights, expected.scores["loss"])

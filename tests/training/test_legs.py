@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from vanilla_transformer.training.callbacks import StoppedBySignalError
-from vanilla_transformer.training.legs import check_continuation, claimed
+from vanilla_transformer.training.legs import check_continuation, claimed, continue_run
 from vanilla_transformer.training.run import train
 from vanilla_transformer.training.run_record import describe_run, read_log
 from vanilla_transformer.training.trainer import _moment
@@ -170,6 +170,24 @@ def test_each_leg_is_recorded_as_it_was(corpus, folder):
     assert [leg["arguments"]["logging_steps"] for leg in legs] == [1, 6, 8]
     assert [leg["settings"]["resume"] for leg in legs] == [False, True, True]
     assert "earlier_legs" not in run["earlier_legs"][1]
+
+
+def test_each_leg_keeps_what_it_was_made_from(tmp_path):
+    def leg(name):
+        facts = ("command", "hardware", "python", "versions", "commit")
+        return {fact: f"{fact} of the {name} leg" for fact in facts} | {
+            "first_update": len(name),
+            "settings": {"max_minutes": len(name)},
+            "arguments": {"max_steps": len(name)},
+            "sha256": {"train.de": "1f"},
+        }
+
+    first, second = leg("first"), leg("second")
+    (tmp_path / "run.json").write_text(json.dumps({**first, "weights": "best", "minutes": 3}))
+
+    run = continue_run(tmp_path, second)
+
+    assert run == {**second, "weights": "best", "minutes": 3, "earlier_legs": [first]}
 
 
 def test_record_has_the_arguments_that_were_given(first_leg):

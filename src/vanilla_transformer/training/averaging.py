@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import Trainer, TrainingArguments
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
-from vanilla_transformer.training.checkpoints import closed_checkpoints
+from vanilla_transformer.training.checkpoints import closed_checkpoints, with_intact_weights
 
 
 @dataclass(frozen=True)
@@ -50,14 +50,18 @@ def average_weights(trainer: Trainer, count: int, outcome: Outcome) -> Outcome:
 
     Args:
         trainer: After training; its model holds the weights of `outcome`.
-        count: Number of checkpoints to average, or all if there are fewer.
+        count: Number of checkpoints to average, or all if there are fewer; damaged ones are left
+            out.
         outcome: Of the run so far.
 
     Returns:
         The outcome whose weights the model now holds.
     """
-    checkpoints = closed_checkpoints(Path(trainer.args.output_dir))[-count:]
-    if count < 2 or len(checkpoints) < 2:
+    if count < 2:
+        return outcome
+    last = closed_checkpoints(Path(trainer.args.output_dir))[-count:]
+    checkpoints = with_intact_weights(last)
+    if len(checkpoints) < 2:
         return outcome
     weights = average_checkpoints(checkpoints)
     return try_weights(

@@ -2,10 +2,11 @@
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from accelerate import PartialState
 from safetensors import SafetensorError
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
@@ -14,6 +15,9 @@ from vanilla_transformer.model_folder import FILES_FILE, describe_files, differs
 
 # Names of the optimizer's state begin so: Trainer's own, sharded ones, DeepSpeed's.
 _OPTIMIZER_STATES = ("optimizer", "global_step")
+
+# Names of the weights begin so: whole, shards and their index.
+_WEIGHTS = "model"
 
 
 def close_checkpoint(folder: Path) -> None:
@@ -53,6 +57,17 @@ def reopen_checkpoint(folder: Path) -> None:
 def closed_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints of a run that were saved to their end, oldest first."""
     return [path for path in _checkpoints(folder) if (path / FILES_FILE).is_file()]
+
+
+def with_intact_weights(checkpoints: Sequence[Path]) -> list[Path]:
+    """The closed checkpoints whose weights are as they were saved; prints why others are not."""
+    intact = []
+    for checkpoint in checkpoints:
+        if fault := next(_damage(checkpoint, _WEIGHTS), None):
+            PartialState().print(f"{checkpoint.name} is skipped: {fault}")
+        else:
+            intact.append(checkpoint)
+    return intact
 
 
 def resumable_checkpoint(folder: Path) -> tuple[Path | None, dict[Path, str]]:
@@ -95,15 +110,22 @@ def _faults(checkpoint: Path) -> Iterator[str]:
     if not (checkpoint / FILES_FILE).is_file():
         yield f"it has no {FILES_FILE}, so the run ended while saving it"
         return
+    yield from _damage(checkpoint)
+    if not any(path.name.startswith(_OPTIMIZER_STATES) for path in checkpoint.iterdir()):
+        yield "it holds no state of the optimizer (--save_only_model)"
+
+
+def _damage(checkpoint: Path, prefix: str = "") -> Iterator[str]:
+    """How the files of a closed checkpoint whose names have a prefix differ from its list."""
     try:
         files = read_object(checkpoint / FILES_FILE)
     except ValueError as error:
         yield str(error)
         return
     for name, expected in files.items():
+        if not name.startswith(prefix):
+            continue
         if not (checkpoint / name).is_file():
             yield f"its {name} is missing"
         elif differs(checkpoint / name, expected):
             yield f"its {name} has other bytes than were saved"
-    if not any(name.startswith(_OPTIMIZER_STATES) for name in files):
-        yield "it holds no state of the optimizer (--save_only_model)"

@@ -71,6 +71,7 @@ from vanilla_transformer.training.checkpoints import (
     closed_checkpoints,
     delete_unclosed,
     failed_writes_named,
+    with_intact_weights,
 )
 from vanilla_transformer.training.curves import plot_curves
 from vanilla_transformer.training.legs import (
@@ -362,7 +363,7 @@ def _back_to_last_checkpoint(
         f"Lower --learning_rate, now {trainer.args.learning_rate:g}, or lengthen --warmup_steps, "
         f"now {trainer.args.warmup_steps:g}, and train anew in another folder"
     )
-    checkpoints = closed_checkpoints(folder)
+    checkpoints = with_intact_weights(closed_checkpoints(folder))
     if not checkpoints:
         raise DivergedError(
             f"Training diverged: {error}, before there was a checkpoint. {folder} holds no model. "

@@ -1,0 +1,183 @@
+"""What happens between updates, without a model to train."""
+
+import math
+import signal
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import TrainerControl, TrainerState
+
+from vanilla_transformer.training.callbacks import (
+    MOVING_AVERAGE_FILE,
+    DivergedError,
+    FindBestCheckpoint,
+    MovingAverage,
+    SeedEpochs,
+    StopOnDivergence,
+    StopOnRequest,
+)
+
+ARGUMENTS = {"world_size": 1, "device": torch.device("cpu"), "save_strategy": "steps"}
+
+
+def arguments_of(**changes):
+    return SimpleNamespace(**{**ARGUMENTS, "eval_strategy": "steps", **changes})
+
+
+@pytest.mark.parametrize(("epoch", "expected"), [(None, 0), (0.0, 0), (2.0, 2), (2.9, 2)])
+def test_epoch_is_announced_also_amid_one_that_is_resumed(epoch, expected):
+    epochs = []
+    state = TrainerState(epoch=epoch)
+
+    SeedEpochs(epochs.append).on_epoch_begin(arguments_of(), state, TrainerControl())
+
+    assert epochs == [expected]
+
+
+@pytest.mark.parametrize(("best", "is_found"), [(4, True), (5, False)])
+def test_best_checkpoint_is_looked_for_in_the_folder_of_the_run(tmp_path, best, is_found):
+    (tmp_path / "checkpoint-4").mkdir()
+    state = TrainerState(best_global_step=best, best_model_checkpoint="elsewhere")
+
+    FindBestCheckpoint().on_train_begin(arguments_of(output_dir=tmp_path), state, TrainerControl())
+
+    expected = str(tmp_path / "checkpoint-4") if is_found else "elsewhere"
+    assert state.best_model_checkpoint == expected
+
+
+# The moving average
+
+
+def test_moving_average_of_bfloat16_weights_is_in_float32():
+    model = nn.Linear(1, 1, bias=False).bfloat16()
+    average = MovingAverage(0.999)
+
+    for weight in (1.0, 2.0):
+        nn.init.constant_(model.weight, weight)
+        average.on_step_end(model=model)
+
+    # In bfloat16 it would have stayed at 1.
+    torch.testing.assert_close(average.weights["weight"], torch.full((1, 1), 1.001))
+
+
+def test_moving_average_is_taken_up_by_name(tmp_path):
+    model = nn.ModuleDict({"b": nn.Linear(1, 1, bias=False), "a": nn.Linear(1, 1, bias=False)})
+    (tmp_path / "checkpoint-7").mkdir()
+    saved = {"a.weight": torch.full((1, 1), 1.0), "b.weight": torch.full((1, 1), 2.0)}
+    save_file(saved, tmp_path / "checkpoint-7" / MOVING_AVERAGE_FILE)
+    average, state = MovingAverage(0.5), TrainerState(global_step=7)
+    arguments = arguments_of(output_dir=tmp_path)
+
+    average.on_train_begin(arguments, state, TrainerControl(), model=model)
+    for weight in model.parameters():
+        nn.init.zeros_(weight)
+    average.on_step_end(model=model)
+
+    (tmp_path / "new").mkdir()
+    average.save(tmp_path / "new")
+    halves = {name: weight / 2 for name, weight in saved.items()}
+    torch.testing.assert_close(load_file(tmp_path / "new" / MOVING_AVERAGE_FILE), halves)
+
+
+# Divergence
+
+
+@pytest.mark.parametrize(
+    ("device", "update", "is_seen"),
+    [("cpu", 3, True), ("cuda", 3, False), ("cuda", 7, False), ("cuda", 8, True)],
+)
+def test_losses_are_looked_at_after_each_update_or_together_on_a_gpu(device, update, is_seen):
+    logs = []
+    arguments = arguments_of(device=torch.device(device))
+    trainer = SimpleNamespace(args=arguments, loss_is_finite=torch.tensor(False), log=logs.append)
+    call = (arguments, TrainerState(global_step=update), TrainerControl())
+
+    if is_seen:
+        with pytest.raises(DivergedError, match=f"the loss of update {update} is not finite"):
+            StopOnDivergence(trainer).on_step_end(*call)
+    else:
+        StopOnDivergence(trainer).on_step_end(*call)
+
+    assert [math.isnan(log["loss"]) for log in logs] == [True] * is_seen
+
+
+def test_any_validation_loss_that_is_not_finite_is_an_error():
+    callback = StopOnDivergence(SimpleNamespace(args=arguments_of()))
+    call = (arguments_of(), TrainerState(global_step=3), TrainerControl())
+
+    callback.on_evaluate(*call, metrics={"eval_loss": 1.0, "eval_wer": math.nan})
+    with pytest.raises(DivergedError, match="validation loss after update 3 is not finite"):
+        callback.on_evaluate(*call, metrics={"eval_one_loss": 1.0, "eval_two_loss": math.inf})
+
+
+# Ending early
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that a test turns, in seconds."""
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(time, "monotonic", lambda: clock.now)
+    return clock
+
+
+@pytest.mark.parametrize(("seconds", "is_over"), [(89, False), (91, True)])
+def test_minutes_of_a_run_are_minutes(clock, seconds, is_over):
+    stop, control = StopOnRequest(max_minutes=1.5), TrainerControl()
+    stop.on_train_begin(arguments_of(), TrainerState(), control)
+    clock.now += seconds
+
+    stop.on_step_end(arguments_of(), TrainerState(), control)
+
+    assert control.should_training_stop == is_over
+
+
+def test_run_without_minutes_has_no_deadline(clock):
+    stop, control = StopOnRequest(max_minutes=None), TrainerControl()
+    stop.on_train_begin(arguments_of(), TrainerState(), control)
+    clock.now += 1e9
+
+    stop.on_step_end(arguments_of(), TrainerState(), control)
+
+    assert not control.should_training_stop
+    assert stop.signum == signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    ("changes", "interrupted", "done", "saves", "scores"),
+    [
+        ({}, False, [], True, True),
+        ({}, True, [], True, False),
+        ({}, False, ["on_save"], False, True),
+        ({}, False, ["on_evaluate"], True, False),
+        ({"save_strategy": "no"}, False, [], False, True),
+        ({"eval_strategy": "no"}, False, [], True, False),
+    ],
+)
+def test_early_end_is_saved_and_scored_once(clock, changes, interrupted, done, saves, scores):
+    arguments, state, control = arguments_of(**changes), TrainerState(), TrainerControl()
+    stop = StopOnRequest(max_minutes=0.0)
+    stop.interrupted = interrupted
+    stop.on_train_begin(arguments, state, control)
+    clock.now += 1
+    state.global_step = 5
+    for event in done:
+        getattr(stop, event)(arguments, state, control)
+
+    stop.on_step_end(arguments, state, control)
+    stop.on_epoch_end(arguments, state, control)
+
+    assert (control.should_save, control.should_evaluate) == (saves, scores)
+
+
+def test_epoch_that_runs_to_its_end_is_left_to_trainer():
+    control = TrainerControl()
+
+    StopOnRequest(max_minutes=None).on_epoch_end(arguments_of(), TrainerState(), control)
+
+    assert not control.should_save
+    assert not control.should_evaluate
