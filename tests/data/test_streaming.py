@@ -14,7 +14,7 @@ from accelerate import skip_first_batches
 from torch.utils.data import DataLoader
 from transformers import AutoTokenizer, DataCollatorForSeq2Seq, Seq2SeqTrainingArguments
 
-from vanilla_transformer.data import training_data
+from vanilla_transformer.data import streaming, training_data
 from vanilla_transformer.data.number_words import write_corpus
 from vanilla_transformer.data.parallel_text import ParallelText, read_pairs
 from vanilla_transformer.data.streaming import TokenBatchStream, check_streaming
@@ -244,6 +244,23 @@ def test_long_sides_are_truncated_and_counted_in_the_first_buffer(build, tokeniz
     rows = list(chain(*islice(stream, stream.batches_per_buffer)))
     assert max(len(ids) for row in rows for ids in row.values()) == 17
     assert all(ids[-1] == tokenizer.eos_token_id for row in rows for ids in row.values())
+
+
+def test_truncated_pairs_of_all_parts_are_counted(build, monkeypatch):
+    monkeypatch.setattr(streaming, "_PAIRS_AT_A_TIME", 7)
+
+    stream = build([("x" * 30, "x")] * 3 + [("x", "x")] * 17, buffer_size=20)
+
+    assert stream.truncated_pairs == 3
+
+
+def test_ids_of_a_large_vocabulary_are_kept(build, monkeypatch):
+    columns = {"input_ids": [[70_000, 2]], "labels": [[90_000, 2]], "is_truncated": [False]}
+    monkeypatch.setattr(streaming, "encode_pairs", lambda *_: columns)
+
+    (batch,) = islice(build([("x", "x")], buffer_size=1), 1)
+
+    assert batch == [{"input_ids": [70_000, 2], "labels": [90_000, 2]}]
 
 
 # What a stream refuses
