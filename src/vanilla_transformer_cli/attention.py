@@ -1,7 +1,6 @@
 """The `attention` command: what a model looks at, as a page, a picture or word alignments."""
 
 import logging
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -14,7 +13,7 @@ from vanilla_transformer_cli.command import (
     refuse,
 )
 from vanilla_transformer_cli.outputs import check_output
-from vanilla_transformer_cli.settings import AttentionSettings, SearchSettings
+from vanilla_transformer_cli.settings import AttentionSettings
 
 if TYPE_CHECKING:
     from vanilla_transformer.translation import Translator
@@ -46,13 +45,10 @@ def attention(argv: list[str]) -> None:
     values = vars(namespace)
     texts = values.pop("text")
     settings = AttentionSettings(**values)
-    known = {item.name for item in fields(SearchSettings)}
-    shared = {name: value for name, value in values.items() if name in known}
-    search = SearchSettings(**{**shared, "model": [settings.model] if settings.model else None})
-    check_model(parser, search)
+    check_model(parser, [settings.model] if settings.model else None)
     output = _check(parser, settings, texts)
     try:
-        translator = load_translator(search)
+        translator = load_translator(settings)
         # It tells of weights that a font does not have.
         logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
         if settings.alignments:

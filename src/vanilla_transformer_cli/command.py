@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from transformers.hf_argparser import HfArgumentParser
 
-from vanilla_transformer_cli.settings import SearchSettings
+from vanilla_transformer_cli.settings import AttentionSettings, SearchSettings
 
 if TYPE_CHECKING:
     from vanilla_transformer.translation import Translator
@@ -123,11 +123,11 @@ class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescrip
         return super()._get_help_string(action)
 
 
-def check_model(parser: Parser, settings: SearchSettings) -> None:
+def check_model(parser: Parser, models: list[str] | None) -> None:
     """Ends the program unless `--model` may name models."""
-    if not settings.model:
+    if not models:
         parser.error("--model needs the folder or the Hub name of a model")
-    for model in settings.model:
+    for model in models:
         if looks_like_a_path(model) and not Path(model).is_dir():
             parser.error(f"--model: there is no folder {model!r}")
 
@@ -137,8 +137,13 @@ def looks_like_a_path(name: str) -> bool:
     return name.startswith((".", "/", "~")) or name.count("/") > 1
 
 
-def load_translator(settings: SearchSettings, **others: Any) -> "Translator":
-    """Translator of the models that the settings name; `others` are further arguments."""
+def load_translator(settings: SearchSettings | AttentionSettings, **others: Any) -> "Translator":
+    """Translator of the models that the settings name.
+
+    Args:
+        settings: Those that `SearchSettings` has become arguments of the same names.
+        others: Further arguments.
+    """
     # Thousands of modules load half a second faster if nobody looks for garbage among them.
     gc.disable()
     try:
@@ -149,7 +154,11 @@ def load_translator(settings: SearchSettings, **others: Any) -> "Translator":
         gc.enable()
     # Bars for loading and saving weights would stand between our own lines.
     disable_progress_bar()
-    values = {item.name: getattr(settings, item.name) for item in fields(SearchSettings)}
+    values = {
+        item.name: getattr(settings, item.name)
+        for item in fields(SearchSettings)
+        if hasattr(settings, item.name)
+    }
     try:
         return Translator.from_pretrained(values.pop("model"), **values, **others)
     except ImportError as error:

@@ -61,7 +61,7 @@ def evaluate(argv: list[str]) -> None:
     print(format_scores(scores))
     folder = _results_folder(settings)
     if translator and folder:
-        record_results(folder, settings.name, {**scores, "search": translator.search})
+        record_results(folder, settings.name, {**scores, "search": str(translator.search)})
     if settings.against:
         if other_translator:
             others = _translate(other_translator, sources)
@@ -74,7 +74,7 @@ def _check(parser: Parser, settings: EvaluateSettings) -> None:
     if not settings.test:
         parser.error("--test needs the test pairs")
     if not settings.hypotheses:
-        check_model(parser, settings)
+        check_model(parser, settings.model)
     elif settings.model or settings.output:
         parser.error("--hypotheses are translations already: leave out --model and --output")
     elif not Path(settings.hypotheses).is_file():

@@ -31,7 +31,7 @@ def translate(argv: list[str]) -> None:
     values = vars(namespace)
     texts = values.pop("text")
     settings = TranslateSettings(**values)
-    check_model(parser, settings)
+    check_model(parser, settings.model)
     job = plan_translation(settings, texts)
     translator = load_translator(
         settings,

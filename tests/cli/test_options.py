@@ -232,7 +232,7 @@ def test_attention_loads_the_model_as_told(field, watch, tmp_path):
     calls = watch(Translator, "from_pretrained", ArrivedError)
     option, value = another(field)
     if field.name == "model":
-        option, value = [], [str(tmp_path)]
+        option, value = [], str(tmp_path)
 
     with pytest.raises(ArrivedError):
         main(["attention", "--model", str(tmp_path), *option, "text"])

@@ -89,7 +89,7 @@ def test_maps_show_the_own_translation_in_its_own_tokens(translator, tokenizer):
     engine = translator.engine
     source_ids = tokenizer(SOURCE).input_ids
     ((best, *_),) = engine.translate_batch(
-        [source_ids], [[]], [len(source_ids) + 50], translator.settings
+        [source_ids], [[]], [len(source_ids) + 50], translator.search
     )
 
     maps = read_attention(translator, SOURCE)

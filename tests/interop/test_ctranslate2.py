@@ -17,8 +17,9 @@ from vanilla_transformer import (
     VanillaTransformerTokenizer,
 )
 from vanilla_transformer.interop.ctranslate2 import TransformersConverter, convert
+from vanilla_transformer.translation import Search
 from vanilla_transformer.translation.ctranslate2_engine import CTranslate2Engine
-from vanilla_transformer.translation.engines import Hypothesis, Search, TorchEngine
+from vanilla_transformer.translation.engines import Hypothesis, TorchEngine
 
 from ..conftest import VARIANTS, build_variant, redraw_parameters
 
@@ -85,7 +86,7 @@ LIMITS = [len(source) + index % 9 for index, source in enumerate(SOURCES)]
 
 
 def run(engine, search=None, sources=SOURCES, limits=LIMITS, prefix_length=0):
-    search = replace(search or Search(), return_scores=True)
+    search = replace(search or Search(), scores=True)
     prefixes = [[9 + index % 3, 11][:prefix_length] for index in range(len(sources))]
     return engine.translate_batch(sources, prefixes, limits, search)
 

@@ -10,7 +10,8 @@ import torch
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.interop.onnx import OPSET, OnnxModel, export_onnx
-from vanilla_transformer.translation.engines import Search, TorchEngine
+from vanilla_transformer.translation import Search
+from vanilla_transformer.translation.engines import TorchEngine
 
 from ..conftest import VARIANTS, build_variant, redraw_parameters
 

@@ -105,12 +105,6 @@ def test_samples_count_in_the_batch(tiny_model, build, monkeypatch):
     assert rows == [8, 8, 4]
 
 
-def test_samples_leave_the_generation_config_aside(tiny_model, build):
-    tiny_model.generation_config.update(num_beams=4, length_penalty=0.6)
-
-    assert build(do_sample=True, seed=5).search == "sampling, temperature 1.0, seed 5"
-
-
 def test_bayes_risk_chooses_among_candidates_by_their_likeness(build):
     candidates = list(build(do_sample=True, num_hypotheses=6).translate(LINES))
 
@@ -132,7 +126,6 @@ def test_bayes_risk_weighs_the_hypotheses_of_a_beam(build):
     for line, result in zip(LINES, translator.translate(LINES), strict=True):
         assert len(result.alternatives) == 1
         assert not line.strip() or 100 >= result.score >= result.alternatives[0].score > 0
-    assert translator.search == "MBR (chrF) of 4 candidates, beam 4, length penalty 1.0"
 
 
 class Foreign:

@@ -4,7 +4,7 @@ import pytest
 from transformers import pipeline
 
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer.translation import Translator
+from vanilla_transformer.translation import Search, Translator
 
 from ..tokenization.test_tokenizer_pair import GREEK, save_latin_to_greek
 
@@ -41,6 +41,14 @@ def test_pipeline_takes_settings_when_made_and_when_called(folder):
     assert translate(LINES) == texts(folder, LINES, num_beams=3, max_extra_tokens=2)
     assert translate(LINES, num_beams=1) == texts(folder, LINES, num_beams=1, max_extra_tokens=2)
     assert texts(folder, LINES) != texts(folder, LINES, num_beams=3, max_extra_tokens=2)
+
+
+def test_pipeline_takes_a_search(folder):
+    search = Search(num_beams=3, max_extra_tokens=2)
+
+    translated = pipeline("vanilla-translation", model=folder, search=search)(LINES)
+
+    assert translated == texts(folder, LINES, num_beams=3, max_extra_tokens=2)
 
 
 def test_pipeline_writes_in_the_vocabulary_of_the_target(tmp_path):

@@ -4,12 +4,13 @@ import random
 
 import pytest
 import torch
+from transformers import GenerationConfig
 from transformers.utils import logging as transformers_logging
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.model_folder import RUN_FILE
 from vanilla_transformer.modeling.generation_vanilla_transformer import SourceLengthLimit
-from vanilla_transformer.translation import Translation, Translator
+from vanilla_transformer.translation import Search, Translation, Translator
 from vanilla_transformer.translation import translator as translation
 
 from ..tokenization.test_tokenizer_pair import (
@@ -213,28 +214,19 @@ def test_translation_depends_on_the_search(build):
     assert len(texts) == 3
 
 
-def test_search_is_greedy_when_nobody_says_otherwise(build):
-    assert build().search == "greedy"
-
-
-def test_search_is_that_of_the_generation_config(tiny_model, build):
+def test_search_has_the_defaults_of_the_generation_config(tiny_model, tokenizer, build):
     tiny_model.generation_config.update(num_beams=4, length_penalty=0.6)
 
-    assert build().search == "beam 4, length penalty 0.6"
+    assert build().search == Search(4, 0.6, max_extra_tokens=4)
+    assert build(num_beams=2, scores=True).search == Search(2, 0.6, max_extra_tokens=4, scores=True)
+    config = GenerationConfig(num_beams=3, length_penalty=0.2)
+    assert build(generation_config=config).search == Search(3, 0.2, max_extra_tokens=4)
+    assert Translator(tiny_model, tokenizer, search=Search()).search == Search()
 
 
-@pytest.mark.parametrize(
-    ("settings", "search"),
-    [
-        ({"num_beams": 1}, "greedy"),
-        ({"num_beams": 2}, "beam 2, length penalty 0.6"),
-        ({"length_penalty": 0.0}, "beam 4, length penalty 0.0"),
-    ],
-)
-def test_search_settings_override_the_generation_config(tiny_model, build, settings, search):
-    tiny_model.generation_config.update(num_beams=4, length_penalty=0.6)
-
-    assert build(**settings).search == search
+def test_search_excludes_its_fields(tiny_model, tokenizer):
+    with pytest.raises(ValueError, match="takes the place of its fields, got num_beams, seed too"):
+        Translator(tiny_model, tokenizer, search=Search(), seed=1, num_beams=3)
 
 
 def test_generation_config_of_the_model_stays_as_it_is(tiny_model, build):
@@ -327,12 +319,9 @@ def test_long_line_is_the_translations_of_its_pieces(build):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"max_extra_tokens": -1}, "`max_extra_tokens` must be between 0 and .*, got -1"),
-        ({"max_extra_tokens": 10**30}, "`max_extra_tokens` must be between .*, got 1000000000"),
         ({"max_tokens_per_batch": 0}, "`max_tokens_per_batch` must be at least 1, got 0"),
         ({"max_tokens_per_batch": -5}, "`max_tokens_per_batch` must be at least 1, got -5"),
         ({"max_source_length": 1}, "`max_source_length` must be at least 2, .* got 1"),
-        ({"mbr_candidates": -1}, "`mbr_candidates` must be 0 or at least .*, got -1 and 1"),
     ],
 )
 def test_number_out_of_range_is_refused(build, settings, message):

@@ -5,7 +5,7 @@
 
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Literal, get_args
 
@@ -170,8 +170,8 @@ def read_attention(translator: Translator, source: str, target: str | None = Non
 
 
 def _translate(translator: Translator, engine: TorchEngine, source_ids: list[int]) -> list[int]:
-    search = replace(translator.settings, return_scores=False)
-    limit = len(source_ids) + translator.max_extra_tokens
+    search = translator.search.of_candidates()
+    limit = len(source_ids) + search.max_extra_tokens
     ((best, *_),) = engine.translate_batch([source_ids], [[]], [limit], search)
     return engine.ended(best)
 

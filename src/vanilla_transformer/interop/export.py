@@ -26,8 +26,9 @@ from vanilla_transformer.model_folder import (
 )
 from vanilla_transformer.modeling.search_vanilla_transformer import padded
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
+from vanilla_transformer.translation import Search
 from vanilla_transformer.translation.ctranslate2_engine import CTranslate2Engine
-from vanilla_transformer.translation.engines import Search, TorchEngine
+from vanilla_transformer.translation.engines import TorchEngine
 
 if TYPE_CHECKING:
     from vanilla_transformer.interop.onnx import OnnxModel

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from sacrebleu.metrics.chrf import CHRF
 
-from vanilla_transformer.translation.engines import Hypothesis, Search
+from vanilla_transformer.translation.engines import Hypothesis
+from vanilla_transformer.translation.search import Search
 
 
 def rank_by_utility(

@@ -12,7 +12,8 @@ import torch
 
 from vanilla_transformer.files import parse_json
 from vanilla_transformer.model_folder import read_object
-from vanilla_transformer.translation.engines import Hypothesis, Search
+from vanilla_transformer.translation.engines import Hypothesis
+from vanilla_transformer.translation.search import Search
 
 _CONFIG_FIELDS = ("position_table_length", "max_position_embeddings", "eos_token")
 _NO_EXPORT = (

@@ -27,79 +27,10 @@ from vanilla_transformer.modeling.search_vanilla_transformer import (
     greedy_search,
     padded,
 )
+from vanilla_transformer.translation.search import Search
 
 # Numbers of the largest tensor [rows, T, V] of a teacher-forced pass: 64 MB in float32.
 FORCED_LOGITS = 2**24
-
-LARGEST_PENALTY = 20
-# Logits divided by less may be infinite in float32.
-LEAST_TEMPERATURE = 1e-6
-
-
-@dataclass(frozen=True)
-class Search:
-    """How to search; the same for every engine.
-
-    Attributes:
-        num_beams: Width of the beam; 1 is greedy.
-        length_penalty: Exponent a in the rank of a finished hypothesis, log-probability / length^a
-            (Transformers' definition, `</s>` counted, a forced prefix not); -20 to 20.
-        num_hypotheses: Outputs of each source, best first.
-        do_sample: Draws outputs instead of searching for likely ones.
-        temperature: Divides the logits before a draw; below 1 draws likelier tokens.
-        top_k: Draws among the k likeliest tokens only; 0: among all.
-        top_p: Draws among the likeliest tokens that together have this probability.
-        seed: What is drawn depends on this, the source and the rank, and on nothing else
-            (`TorchEngine`; CTranslate2 draws anew each time).
-        return_scores: Whether the scores of the hypotheses are wanted; they may cost time.
-
-    Raises:
-        ValueError: If a value is out of its range, or if values do not go together.
-    """
-
-    num_beams: int = 1
-    length_penalty: float = 1.0
-    num_hypotheses: int = 1
-    do_sample: bool = False
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 0
-    return_scores: bool = False
-
-    def __post_init__(self) -> None:
-        faults = [
-            f"`{name}` must be at least {least}, got {getattr(self, name)}."
-            for name, least in (("num_beams", 1), ("num_hypotheses", 1), ("top_k", 0))
-            if getattr(self, name) < least
-        ]
-        # Written so that NaN fails. Larger powers of long outputs' lengths overflow.
-        if not abs(self.length_penalty) <= LARGEST_PENALTY:
-            faults.append(
-                f"`length_penalty` must be between -{LARGEST_PENALTY} and {LARGEST_PENALTY}, got "
-                f"{self.length_penalty}. 0.6 to 1 are usual."
-            )
-        if not LEAST_TEMPERATURE <= self.temperature < math.inf:
-            faults.append(
-                f"`temperature` must be finite and at least {LEAST_TEMPERATURE}, got "
-                f"{self.temperature}."
-            )
-        if not 0 < self.top_p <= 1:
-            faults.append(f"`top_p` must be above 0 and at most 1, got {self.top_p}.")
-        if self.do_sample and self.num_beams > 1:
-            faults.append(f"Sampling knows no beams: `num_beams` must be 1, got {self.num_beams}.")
-        if not self.do_sample and self.num_hypotheses > self.num_beams:
-            faults.append(
-                f"`num_hypotheses` must be at most `num_beams`, got {self.num_hypotheses} and "
-                f"{self.num_beams}. Widen the beam, or sample."
-            )
-        if not self.do_sample and (self.temperature, self.top_k, self.top_p) != (1.0, 0, 1.0):
-            faults.append(
-                "`temperature`, `top_k` and `top_p` are about sampling, got "
-                f"{self.temperature}, {self.top_k} and {self.top_p}. Set `do_sample`."
-            )
-        if faults:
-            raise ValueError("\n".join(faults))
 
 
 @dataclass(frozen=True)
@@ -251,7 +182,7 @@ class TorchEngine:
         hypotheses = [
             self._hypothesis(output, limits[index // count]) for index, output in enumerate(outputs)
         ]
-        if search.return_scores or (search.do_sample and count > 1):
+        if search.scores or (search.do_sample and count > 1):
             hypotheses = self._scored(sources, hypotheses, len(prefixes[0]), search)
         grouped = iter(hypotheses)
         results = [list(islice(grouped, count)) for _ in sources]

@@ -24,7 +24,8 @@ from vanilla_transformer.model_folder import RUN_FILE, check_files, load_model, 
 from vanilla_transformer.tokenization.tokenization_vanilla_transformer import language_prefix
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair, has_target_vocabulary
 from vanilla_transformer.translation.bayes_risk import rank_by_utility
-from vanilla_transformer.translation.engines import Engine, Hypothesis, Search, TorchEngine
+from vanilla_transformer.translation.engines import Engine, Hypothesis, TorchEngine
+from vanilla_transformer.translation.search import Search
 from vanilla_transformer.translation.segments import Piece, cut_into_pieces
 
 # Lines that are sorted by length together: so many, or so many that hold this many characters.
@@ -34,9 +35,6 @@ WINDOW_CHARACTERS = 2**20
 
 # What a source counts for at least in a batch: a search needs memory for each hypothesis.
 LEAST_TOKENS = 16
-
-# Far more than any sentence has, and far less than overflows.
-MOST_EXTRA_TOKENS = 1_000_000
 
 # What `str.splitlines` and many editors take for the end of a line.
 _LINE_SEPARATORS = re.compile("[\n\v\f\r\x1c-\x1e\x85\u2028\u2029]")
@@ -78,34 +76,23 @@ class Translator:
     Args:
         model: A sequence-to-sequence model in any dtype, on any device; or an engine.
         tokenizer: A fast tokenizer.
-        target_tokenizer: Of what the model writes, where that has a vocabulary of its own; None:
-            `tokenizer`.
+        search: How to search; None: as the generation config and `settings` say.
+        target_tokenizer: Of the output, if the target has its own vocabulary; None: `tokenizer`.
         target_language: To translate into, for a model of several directions. Its tag counts as a
             token of each source.
-        generation_config: Where defaults come from; None: the model's.
-        num_beams: Width of the beam; None: as the generation config says, 1 for samples.
-        length_penalty: Exponent a in score = log-probability / length^a (Transformers'
-            definition, `</s>` counted); None: as the generation config says, 1 without a beam.
-        max_extra_tokens: Longest output beyond the tokens of its own source, section 6.1; 0 to
-            1,000,000.
+        generation_config: Where the defaults of a search come from; None: the model's.
         max_tokens_per_batch: Source tokens of a batch; padding, beams and samples counted, and a
             shorter source as one of 16.
         max_source_length: Lines of more tokens, `</s>` counted, are cut into pieces; None: the
             longest that the model expects.
-        num_hypotheses: Translations of each line.
-        do_sample: Draws translations instead of searching for likely ones.
-        temperature: See `Search`; so `top_k`, `top_p` and `seed`.
-        top_k: See `Search`.
-        top_p: See `Search`.
-        seed: See `Search`.
-        mbr_candidates: Ranks so many samples, or best ones, of each line by minimum Bayes risk
-            (see `rank_by_utility`); 0: by probability.
-        scores: Whether scores are wanted.
         details: Whether tokens, their scores and alignments are wanted; engine `torch` only.
+        settings: Fields of `Search` that differ from the defaults, such as `num_beams=5`, instead
+            of `search`; None: the default.
 
     Raises:
-        ValueError: If settings are out of range or do not go together, the target language is none
-            of the model's, or the tokenizer of its target is missing.
+        ValueError: If settings are out of range or exclude each other, the model does not have the
+            target language, or the tokenizer of its target is missing.
+        TypeError: If `Search` has no such field.
     """
 
     def __init__(
@@ -113,72 +100,42 @@ class Translator:
         model: PreTrainedModel | Engine,
         tokenizer: PreTrainedTokenizerBase,
         *,
+        search: Search | None = None,
         target_tokenizer: PreTrainedTokenizerBase | None = None,
         target_language: str | None = None,
         generation_config: GenerationConfig | None = None,
-        num_beams: int | None = None,
-        length_penalty: float | None = None,
-        max_extra_tokens: int = 50,
         max_tokens_per_batch: int = 4096,
         max_source_length: int | None = None,
-        num_hypotheses: int = 1,
-        do_sample: bool = False,
-        temperature: float = 1.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        seed: int = 0,
-        mbr_candidates: int = 0,
-        scores: bool = False,
         details: bool = False,
+        **settings: Any,
     ) -> None:
         if isinstance(model, PreTrainedModel):
             generation_config = generation_config or model.generation_config
             model = TorchEngine(model)
         self.engine: Engine = model
-        if target_tokenizer is None:
-            target_tokenizer = tokenizer
-        self.tokenizers = TokenizerPair(tokenizer, target_tokenizer)
+        self.tokenizers = TokenizerPair(tokenizer, target_tokenizer or tokenizer)
         self.source_prefix = language_prefix(tokenizer, target_language)
-        config = generation_config or GenerationConfig()
-        # A fresh model's config leaves both open; the last values are those of `generate`.
-        num_beams = _first_given(num_beams, 1 if do_sample else config.num_beams, 1)
-        given_penalty = config.length_penalty if num_beams > 1 else None
-        self.settings = Search(
-            num_beams=num_beams,
-            length_penalty=_first_given(length_penalty, given_penalty, 1.0),
-            num_hypotheses=max(mbr_candidates, 0) or num_hypotheses,
-            do_sample=do_sample,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            seed=seed,
-            return_scores=scores or (mbr_candidates > 0 and not do_sample),
-        )
-        self.num_hypotheses = num_hypotheses
-        self.is_mbr = mbr_candidates > 0
-        self.scores, self.details = scores, details
-        self.max_extra_tokens = max_extra_tokens
-        self.max_source_length = _first_given(max_source_length, self.engine.max_positions)
-        rows = self.settings.num_hypotheses if do_sample else num_beams
-        self.max_tokens_per_batch = max_tokens_per_batch // rows
-        self._check(mbr_candidates, max_tokens_per_batch)
-
-    def _check(self, mbr_candidates: int, max_tokens_per_batch: int) -> None:
-        faults = []
-        if not 0 <= self.max_extra_tokens <= MOST_EXTRA_TOKENS:
-            faults.append(
-                f"`max_extra_tokens` must be between 0 and {MOST_EXTRA_TOKENS:,}, got "
-                f"{self.max_extra_tokens}."
+        if search and settings:
+            raise ValueError(
+                f"`search` takes the place of its fields, got {', '.join(sorted(settings))} too. "
+                "Give one of the two, or change a search with `dataclasses.replace`."
             )
+        self.search = search or Search.of(generation_config or GenerationConfig(), **settings)
+        self.details = details
+        self.max_source_length = (
+            self.engine.max_positions if max_source_length is None else max_source_length
+        )
+        candidates = self.search.of_candidates()
+        rows = candidates.num_hypotheses if candidates.do_sample else candidates.num_beams
+        self.max_tokens_per_batch = max_tokens_per_batch // rows
+        self._check(max_tokens_per_batch)
+
+    def _check(self, max_tokens_per_batch: int) -> None:
+        faults = []
         if max_tokens_per_batch < 1:
             faults.append(
                 f"`max_tokens_per_batch` must be at least 1, got {max_tokens_per_batch}. "
                 "4096 are usual."
-            )
-        if mbr_candidates < 0 or 0 < mbr_candidates < self.num_hypotheses:
-            faults.append(
-                f"`mbr_candidates` must be 0 or at least `num_hypotheses`, got {mbr_candidates} "
-                f"and {self.num_hypotheses}."
             )
         if isinstance(self.engine, TorchEngine) and self.tokenizers.is_joint:
             config = self.engine.model.config
@@ -192,7 +149,7 @@ class Translator:
         if self.max_source_length < shortest:
             faults.append(
                 f"`max_source_length` must be at least {shortest}, one token of text and `</s>`"
-                f"{' behind a tag' * len(self.source_prefix)}, got {self.max_source_length}."
+                f"{' after a tag' * len(self.source_prefix)}, got {self.max_source_length}."
             )
         if self.details and not isinstance(self.engine, TorchEngine):
             faults.append(
@@ -260,22 +217,6 @@ class Translator:
         """Tokenizer of what it writes."""
         return self.tokenizers.target
 
-    @property
-    def search(self) -> str:
-        """The search in words, to stand beside a score."""
-        settings = self.settings
-        words = "greedy"
-        if settings.num_beams > 1:
-            words = f"beam {settings.num_beams}, length penalty {settings.length_penalty}"
-        if settings.do_sample:
-            words = f"sampling, temperature {settings.temperature}"
-            words += f", top_k {settings.top_k}" * (settings.top_k > 0)
-            words += f", top_p {settings.top_p}" * (settings.top_p < 1)
-            words += f", seed {settings.seed}"
-        if self.is_mbr:
-            words = f"MBR (chrF) of {settings.num_hypotheses} candidates, {words}"
-        return words
-
     def translate(
         self,
         lines: Iterable[str],
@@ -328,8 +269,8 @@ class Translator:
                 parts = [hypotheses for _, hypotheses in sorted(found.pop(number).items())]
                 best, *others = map(_join, zip(*parts, strict=True))
             else:
-                blank = Translation(line, score=0.0 if self.scores else None)
-                best, *others = [blank] * self.num_hypotheses
+                blank = Translation(line, score=0.0 if self.search.scores else None)
+                best, *others = [blank] * self.search.num_hypotheses
             yield replace(best, alternatives=tuple(others))
 
     def _batches(self, pieces: list[Piece]) -> Iterator[list[int]]:
@@ -354,11 +295,12 @@ class Translator:
     def _translate_batch(self, batch: list[Piece]) -> list[list[Translation]]:
         """Translations of each piece, best first."""
         limits = [
-            max(len(piece.source) + self.max_extra_tokens, len(piece.prefix) + 1) for piece in batch
+            max(len(piece.source) + self.search.max_extra_tokens, len(piece.prefix) + 1)
+            for piece in batch
         ]
         sources = [piece.source for piece in batch]
         prefixes = [piece.prefix for piece in batch]
-        found = self.engine.translate_batch(sources, prefixes, limits, self.settings)
+        found = self.engine.translate_batch(sources, prefixes, limits, self.search.of_candidates())
         decoded = iter(
             self.tokenizers.target.batch_decode(
                 [hypothesis.tokens for hypotheses in found for hypothesis in hypotheses],
@@ -368,9 +310,9 @@ class Translator:
         chosen = []
         for hypotheses in found:
             candidates = [(hypothesis, next(decoded)) for hypothesis in hypotheses]
-            if self.is_mbr:
-                candidates = rank_by_utility(candidates, len(prefixes[0]), self.settings)
-            chosen.append(candidates[: self.num_hypotheses])
+            if self.search.mbr_candidates:
+                candidates = rank_by_utility(candidates, len(prefixes[0]), self.search)
+            chosen.append(candidates[: self.search.num_hypotheses])
         translations = [
             [self._translation(hypothesis, text) for hypothesis, text in candidates]
             for candidates in chosen
@@ -386,7 +328,7 @@ class Translator:
             text,
             reached_limit=hypothesis.reached_limit,
             replaced_separators=replaced,
-            score=hypothesis.score if self.scores else None,
+            score=hypothesis.score if self.search.scores else None,
         )
 
     def _with_details(
@@ -417,10 +359,6 @@ class Translator:
             ]
             for source, group in zip(sources, translations, strict=True)
         ]
-
-
-def _first_given(*values: Any) -> Any:
-    return next(value for value in values if value is not None)
 
 
 def _common_tokenizers(names: list[str], **loading: Any) -> TokenizerPair:

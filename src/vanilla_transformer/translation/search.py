@@ -1,0 +1,145 @@
+"""The settings of a search, the same for every engine."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from transformers import GenerationConfig
+
+LARGEST_PENALTY = 20
+# Logits divided by less may be infinite in float32.
+LEAST_TEMPERATURE = 1e-6
+# Far more than any sentence has, and far less than overflows.
+MOST_EXTRA_TOKENS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Search:
+    """How to search, for how many translations.
+
+    Attributes:
+        num_beams: Width of the beam; 1 is greedy.
+        length_penalty: Exponent a in the rank of a finished hypothesis, log-probability / length^a
+            (Transformers' definition, `</s>` counted, a forced prefix not); -20 to 20.
+        num_hypotheses: Translations of each source, best first.
+        do_sample: Draws translations instead of searching for likely ones.
+        temperature: Divides the logits before a draw; below 1 draws likelier tokens.
+        top_k: Draws among the k likeliest tokens only; 0: among all.
+        top_p: Draws among the likeliest tokens that together have this probability.
+        seed: With the source and the rank, it determines what is drawn (`TorchEngine`; CTranslate2
+            draws anew each time).
+        mbr_candidates: Ranks this number of samples, or of best hypotheses, of each source by
+            minimum Bayes risk (see `rank_by_utility`); 0: by probability.
+        max_extra_tokens: Longest output beyond the tokens of its own source, section 6.1; 0 to
+            1,000,000.
+        scores: Whether scores are wanted; they may cost time.
+
+    Raises:
+        ValueError: If a value is out of range, or if values exclude each other.
+    """
+
+    num_beams: int = 1
+    length_penalty: float = 1.0
+    num_hypotheses: int = 1
+    do_sample: bool = False
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    mbr_candidates: int = 0
+    max_extra_tokens: int = 50
+    scores: bool = False
+
+    def __post_init__(self) -> None:
+        faults = [
+            f"`{name}` must be at least {least}, got {getattr(self, name)}."
+            for name, least in (("num_beams", 1), ("num_hypotheses", 1), ("top_k", 0))
+            if getattr(self, name) < least
+        ]
+        # Written so that NaN fails. Larger powers of long outputs' lengths overflow.
+        if not abs(self.length_penalty) <= LARGEST_PENALTY:
+            faults.append(
+                f"`length_penalty` must be between -{LARGEST_PENALTY} and {LARGEST_PENALTY}, got "
+                f"{self.length_penalty}. 0.6 to 1 are usual."
+            )
+        if not LEAST_TEMPERATURE <= self.temperature < math.inf:
+            faults.append(
+                f"`temperature` must be finite and at least {LEAST_TEMPERATURE}, got "
+                f"{self.temperature}."
+            )
+        if not 0 < self.top_p <= 1:
+            faults.append(f"`top_p` must be above 0 and at most 1, got {self.top_p}.")
+        if not 0 <= self.max_extra_tokens <= MOST_EXTRA_TOKENS:
+            faults.append(
+                f"`max_extra_tokens` must be between 0 and {MOST_EXTRA_TOKENS:,}, got "
+                f"{self.max_extra_tokens}."
+            )
+        faults += self._contradictions()
+        if faults:
+            raise ValueError("\n".join(faults))
+
+    def _contradictions(self) -> list[str]:
+        faults = []
+        if self.mbr_candidates < 0 or 0 < self.mbr_candidates < self.num_hypotheses:
+            faults.append(
+                "`mbr_candidates` must be 0 or at least `num_hypotheses`, got "
+                f"{self.mbr_candidates} and {self.num_hypotheses}."
+            )
+        if self.do_sample and self.num_beams > 1:
+            faults.append(f"Sampling has no beams: `num_beams` must be 1, got {self.num_beams}.")
+        largest = max(self.mbr_candidates, self.num_hypotheses)
+        if not self.do_sample and largest > self.num_beams:
+            name = "mbr_candidates" if self.mbr_candidates == largest else "num_hypotheses"
+            faults.append(
+                f"`{name}` must be at most `num_beams`, got {largest} and {self.num_beams}. Widen "
+                "the beam, or sample."
+            )
+        if not self.do_sample and (self.temperature, self.top_k, self.top_p) != (1.0, 0, 1.0):
+            faults.append(
+                "`temperature`, `top_k` and `top_p` need `do_sample`, got "
+                f"{self.temperature}, {self.top_k} and {self.top_p} without it."
+            )
+        return faults
+
+    @classmethod
+    def of(cls, config: GenerationConfig, **settings: Any) -> Self:
+        """A search whose defaults come from a generation config.
+
+        Args:
+            config: Its `num_beams` and `length_penalty` are the defaults of a search; samples have
+                no beam, and without a beam the penalty is 1.
+            settings: Fields of the class; None: the default.
+        """
+        given = {name: value for name, value in settings.items() if value is not None}
+        # The config of a new model leaves both open.
+        if config.num_beams is not None and not given.get("do_sample"):
+            given.setdefault("num_beams", config.num_beams)
+        if config.length_penalty is not None and given.get("num_beams", 1) > 1:
+            given.setdefault("length_penalty", config.length_penalty)
+        return cls(**given)
+
+    def of_candidates(self) -> Self:
+        """The search for the candidates of minimum Bayes risk; without it, the same search."""
+        if not self.mbr_candidates:
+            return self
+        return replace(
+            self,
+            num_hypotheses=self.mbr_candidates,
+            mbr_candidates=0,
+            # Samples have equal weights, others their probabilities.
+            scores=not self.do_sample,
+        )
+
+    def __str__(self) -> str:
+        """What one writes beside a score, such as `beam 4, length penalty 0.6`."""
+        words = "greedy"
+        if self.num_beams > 1:
+            words = f"beam {self.num_beams}, length penalty {self.length_penalty}"
+        if self.do_sample:
+            words = f"sampling, temperature {self.temperature}"
+            words += f", top_k {self.top_k}" * (self.top_k > 0)
+            words += f", top_p {self.top_p}" * (self.top_p < 1)
+            words += f", seed {self.seed}"
+        if self.mbr_candidates:
+            words = f"MBR (chrF) of {self.mbr_candidates} candidates, {words}"
+        return words

@@ -1,0 +1,138 @@
+"""Search: its ranges, its defaults, and what is written beside a score."""
+
+import math
+from dataclasses import fields
+
+import pytest
+from transformers import GenerationConfig
+
+from vanilla_transformer.translation import Search
+from vanilla_transformer_cli.settings import SearchSettings
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_beams": 0}, "`num_beams` must be at least 1, got 0"),
+        ({"num_hypotheses": 0}, "`num_hypotheses` must be at least 1, got 0"),
+        (
+            {"num_beams": 2, "num_hypotheses": 3},
+            "`num_hypotheses` must be at most `num_beams`, got 3 and 2",
+        ),
+        ({"do_sample": True, "num_beams": 2}, "`num_beams` must be 1, got 2"),
+        (
+            {"do_sample": True, "temperature": 0.0},
+            "`temperature` must be finite and at least 1e-06, got 0.0",
+        ),
+        *[
+            (
+                {"do_sample": True, "temperature": value},
+                f"`temperature` must be finite and at least 1e-06, got {value}",
+            )
+            for value in (-1.0, 1e-300, math.inf, math.nan)
+        ],
+        *[
+            ({"length_penalty": value}, f"`length_penalty` must be between .* got {value}")
+            for value in (20.5, -20.5, math.inf, -math.inf, math.nan)
+        ],
+        ({"do_sample": True, "top_p": math.nan}, "`top_p` must be .*, got nan"),
+        ({"do_sample": True, "top_p": 0.0}, "`top_p` must be above 0 and at most 1, got 0.0"),
+        ({"do_sample": True, "top_p": 1.5}, "`top_p` must be above 0 and at most 1, got 1.5"),
+        ({"do_sample": True, "top_k": -1}, "`top_k` must be at least 0, got -1"),
+        ({"temperature": 0.5}, "need `do_sample`, got 0.5, 0 and 1.0 without it"),
+        ({"max_extra_tokens": -1}, "`max_extra_tokens` must be between 0 and .*, got -1"),
+        ({"max_extra_tokens": 10**30}, "`max_extra_tokens` must be between .*, got 1000000000"),
+        ({"mbr_candidates": -1}, "`mbr_candidates` must be 0 or at least .*, got -1 and 1"),
+        (
+            {"mbr_candidates": 2, "num_hypotheses": 3, "do_sample": True},
+            "`mbr_candidates` must be 0 or at least .*, got 2 and 3",
+        ),
+        (
+            {"num_beams": 4, "mbr_candidates": 5},
+            "`mbr_candidates` must be at most `num_beams`, got 5 and 4",
+        ),
+    ],
+)
+def test_search_refuses_what_is_out_of_range_or_contradictory(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Search(**settings)
+
+
+@pytest.mark.parametrize("name", ["num_hypotheses", "mbr_candidates"])
+def test_samples_may_outnumber_the_beams(name):
+    assert getattr(Search(do_sample=True, **{name: 9}), name) == 9
+
+
+def test_all_faults_are_reported_together():
+    with pytest.raises(ValueError, match=r"got 0\..*\n.*got 2\.0\.\n.*got -3\."):
+        Search(num_beams=0, num_hypotheses=0, top_p=2.0, max_extra_tokens=-3)
+
+
+TRAINED = GenerationConfig(num_beams=4, length_penalty=0.6)
+
+
+@pytest.mark.parametrize(
+    ("config", "settings", "search"),
+    [
+        (TRAINED, {}, Search(4, 0.6)),
+        (TRAINED, {"num_beams": None, "length_penalty": None, "seed": 3}, Search(4, 0.6, seed=3)),
+        (TRAINED, {"num_beams": 2}, Search(2, 0.6)),
+        (TRAINED, {"length_penalty": 0.0}, Search(4, 0.0)),
+        (TRAINED, {"num_beams": 1}, Search()),
+        (TRAINED, {"do_sample": True, "seed": 5}, Search(do_sample=True, seed=5)),
+        (GenerationConfig(num_beams=3, length_penalty=0.0), {}, Search(3, 0.0)),
+        (GenerationConfig(), {}, Search()),
+    ],
+)
+def test_defaults_are_those_of_the_generation_config(config, settings, search):
+    assert Search.of(config, **settings) == search
+
+
+def test_misspelt_field_is_refused():
+    with pytest.raises(TypeError, match="unexpected keyword argument 'beams'"):
+        Search.of(GenerationConfig(), beams=4)
+
+
+def test_options_have_the_defaults_of_the_search():
+    options = SearchSettings()
+
+    # The model's generation config decides on the others.
+    decided = {"num_beams", "length_penalty"}
+    for field in fields(Search):
+        if field.name not in decided and hasattr(options, field.name):
+            assert getattr(options, field.name) == field.default, field.name
+    assert all(getattr(options, name) is None for name in decided)
+
+
+@pytest.mark.parametrize(
+    ("search", "candidates"),
+    [
+        (Search(3, num_hypotheses=2), Search(3, num_hypotheses=2)),
+        (
+            Search(4, 0.6, num_hypotheses=2, mbr_candidates=3),
+            Search(4, 0.6, num_hypotheses=3, scores=True),
+        ),
+        (
+            Search(do_sample=True, seed=7, mbr_candidates=8),
+            Search(do_sample=True, seed=7, num_hypotheses=8),
+        ),
+    ],
+)
+def test_search_for_candidates_finds_all_of_them(search, candidates):
+    assert search.of_candidates() == candidates
+
+
+@pytest.mark.parametrize(
+    ("search", "words"),
+    [
+        (Search(), "greedy"),
+        (Search(4, 0.6), "beam 4, length penalty 0.6"),
+        (Search(do_sample=True, seed=5), "sampling, temperature 1.0, seed 5"),
+        (
+            Search(do_sample=True, temperature=0.5, top_k=9, top_p=0.8, mbr_candidates=3),
+            "MBR (chrF) of 3 candidates, sampling, temperature 0.5, top_k 9, top_p 0.8, seed 0",
+        ),
+    ],
+)
+def test_search_is_described_beside_a_score(search, words):
+    assert str(search) == words
