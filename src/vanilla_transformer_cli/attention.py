@@ -1,4 +1,4 @@
-"""The `attention` command: what a model looks at, as a page, a picture or word alignments."""
+"""The `attention` command: what a model attends to, as a page, a picture or word alignments."""
 
 import logging
 from pathlib import Path
@@ -32,7 +32,7 @@ example:
 
 
 def attention(argv: list[str]) -> None:
-    """Show what a model looks at: a page, pictures, word alignments."""
+    """Show what a model attends to: a page, pictures, word alignments."""
     parser = build_parser(attention, AttentionSettings, _EXAMPLE)
     parser.add_argument(
         "text",
@@ -49,7 +49,7 @@ def attention(argv: list[str]) -> None:
     output = _check(parser, settings, texts)
     try:
         translator = load_translator(settings)
-        # It tells of weights that a font does not have.
+        # It reports font weights that are not installed.
         logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
         if settings.alignments:
             _align(translator, settings)
@@ -63,11 +63,11 @@ def attention(argv: list[str]) -> None:
 
 
 def _check(parser: Parser, settings: AttentionSettings, texts: list[str]) -> Path:
-    """What can be told before a model is loaded; returns the file to write."""
+    """Checks what can be checked without a model; returns the file to write."""
     models = [settings.model] if settings.model else []
     if settings.alignments:
         if texts or settings.positions is not None:
-            parser.error("--alignments stands alone: leave out texts and --positions")
+            parser.error("--alignments excludes texts and --positions: leave them out")
         if len(settings.alignments) > 2:
             parser.error(f"--alignments needs one or two files, got {len(settings.alignments)}")
         if len(settings.alignments) == 1 and (settings.units or settings.gold):
@@ -77,12 +77,12 @@ def _check(parser: Parser, settings: AttentionSettings, texts: list[str]) -> Pat
             check_output(Path(settings.output), inputs=read, models=models)
         return Path()
     if settings.units or settings.gold:
-        parser.error("--units and --gold belong to --alignments")
+        parser.error("--units and --gold need --alignments")
     suffixes: tuple[str, ...] = _PICTURES
     if settings.positions is not None:
         output = Path(settings.output or "positions.svg")
         if texts:
-            parser.error("--positions stands alone: leave out texts")
+            parser.error("--positions excludes texts: leave them out")
     else:
         output = Path(settings.output or "attention.html")
         suffixes = (".html", *_PICTURES)

@@ -19,8 +19,8 @@ from vanilla_transformer_cli.settings import EvaluateSettings
 if TYPE_CHECKING:
     from vanilla_transformer.translation import Translator
 
-_EXAMPLE = """Scores are percentages; behind ± stands half the width of a 95 % confidence
-interval. The scores of a model are stored in its folder and model card too.
+_EXAMPLE = """Scores are percentages, with ± half the width of a 95 % confidence interval.
+Those of a model are also stored in its folder and model card.
 
 example:
   vanilla-transformer evaluate --model runs/de-en --test test.de test.en
@@ -42,7 +42,7 @@ def evaluate(argv: list[str]) -> None:
     from vanilla_transformer.files import write_lines
     from vanilla_transformer.sharing.model_card import record_results
 
-    # What is wrong is told before the hour that a translation may take.
+    # Mistakes are reported before the translation, which may take an hour.
     options = _options(settings)
     sources, references = _load(settings)
     texts = _read(settings.hypotheses, len(references)) if settings.hypotheses else []
@@ -76,7 +76,7 @@ def _check(parser: Parser, settings: EvaluateSettings) -> None:
     if not settings.hypotheses:
         check_model(parser, settings.model)
     elif settings.model or settings.output:
-        parser.error("--hypotheses are translations already: leave out --model and --output")
+        parser.error("--hypotheses holds translations: leave out --model and --output")
     elif not Path(settings.hypotheses).is_file():
         parser.error(f"--hypotheses: there is no file {settings.hypotheses!r}")
     if against := settings.against:
@@ -101,13 +101,13 @@ def _check(parser: Parser, settings: EvaluateSettings) -> None:
 
 
 def _results_folder(settings: EvaluateSettings) -> Path | None:
-    """Where the scores are kept: the score of an ensemble is not that of one of its models."""
+    """Folder that keeps the scores; None for an ensemble, which has no folder of its own."""
     folders = [Path(model) for model in settings.model or []]
     return folders[0] if len(folders) == 1 and folders[0].is_dir() else None
 
 
 def _options(settings: EvaluateSettings) -> dict[str, Any]:
-    """How to score, checked."""
+    """Options of the scores, checked."""
     from vanilla_transformer.evaluation.metrics import build_metrics, check_bootstrap
 
     check_bootstrap(settings.bootstrap)

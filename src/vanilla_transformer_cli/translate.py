@@ -12,8 +12,8 @@ from vanilla_transformer_cli.command import (
 from vanilla_transformer_cli.lines import plan_translation
 from vanilla_transformer_cli.settings import TranslateSettings
 
-_EXAMPLE = """Text stands in the arguments, or comes line by line from --input or
-standard input.
+_EXAMPLE = """Text is read from the arguments, or line by line from --input or standard
+input.
 
 example:
   vanilla-transformer translate --model runs/de-en < in.de > out.en
@@ -25,7 +25,7 @@ def translate(argv: list[str]) -> None:
     """Translate files, arguments, standard input or what is typed."""
     parser = build_parser(translate, TranslateSettings, _EXAMPLE)
     parser.add_argument("text", nargs="*", help="Lines to translate instead of standard input.")
-    # Intermixed: text may stand on both sides of an option.
+    # Intermixed: text may come before and after an option.
     namespace, unknown = parser.parse_known_intermixed_args(argv)
     refuse(unknown, parser)
     values = vars(namespace)

@@ -104,7 +104,7 @@ def plot_positions(model: PreTrainedModel, path: Path, positions: int) -> Path:
 
     Raises:
         ImportError: If matplotlib is not installed; the message says how to install it.
-        ValueError: If the model has fewer positions, or the path has another suffix.
+        ValueError: If the number is out of range, or the path has another suffix.
     """
     check_format(path)
     if not 1 <= positions <= _MOST_POSITIONS:
@@ -143,7 +143,7 @@ def check_format(path: Path) -> None:
     """Refuses a format that cannot be written.
 
     Raises:
-        ValueError: If the path has the suffix of no such picture.
+        ValueError: If the path has another suffix.
     """
     if path.suffix[1:] not in FORMATS:
         raise ValueError(f"A picture must be a .png or .svg file, got {path.name!r}.")

@@ -124,7 +124,7 @@ def read_attention(translator: Translator, source: str, target: str | None = Non
     """Weights of all layers and heads, from one forward pass over a pair.
 
     Args:
-        translator: With one model and the torch engine; any attention kernel will do.
+        translator: With one model and the torch engine; with any attention kernel.
         source: Text; it is not cut, however long it is.
         target: Its translation; None: the best one that the translator's search finds, with the
             tokens of that search.

@@ -24,26 +24,27 @@ _NO_EXPORT = (
 class CTranslate2Engine:
     """Searches as Transformers does, in CTranslate2.
 
-    Scores are normalised over the tokens that may be generated, so they lie above those of
-    Transformers by what the model gives to `<pad>` and `<s>`: next to nothing, once it is trained.
+    Scores are normalised over the tokens that may be generated. Those of Transformers include
+    `<pad>` and `<s>`, to which a trained model gives next to no probability.
     A source of `</s>` alone has the empty translation, with score 0. Samples come from
     CTranslate2's own random numbers, which it seeds once (`ctranslate2.set_random_seed` before the
     engine is made): `seed` of a search has no effect.
 
     Attributes:
-        max_positions: Longest source, in tokens, that the model expects; what the position table
-            holds is at least twice as much.
+        max_positions: Longest source, in tokens, that the model expects; the position table has at
+            least twice as many positions.
 
     Args:
         folder: Of the exported model.
-        device: `cpu`, `cuda`, or `auto` for a GPU where there is one.
+        device: `cpu`, `cuda`, or `auto` for a GPU if there is one.
         compute_type: Type to compute in, such as `int8_float32`; `default`: the one of the export,
             or else, with a message, one that the device has.
-        inter_threads: Parts of a batch that are translated side by side.
-        intra_threads: Threads for each of them; None: torch's, which are all cores unless
-            OMP_NUM_THREADS says otherwise, shared out over the parts.
-        patience: Beam search ends once there are `num_beams * patience` hypotheses. Torch's goes on
-            while something better may come: 2 finds what it finds, 1 is faster and may find less.
+        inter_threads: Parts of a batch that are translated at the same time.
+        intra_threads: Threads of each part; None: an equal share of torch's threads, which are all
+            cores or OMP_NUM_THREADS.
+        patience: Beam search ends once there are `num_beams * patience` hypotheses. Torch's ends
+            once no better one is possible: 2 usually finds the same, 1 is faster and may find
+            less.
 
     Raises:
         ImportError: If `ctranslate2` is not installed.
@@ -126,8 +127,8 @@ class CTranslate2Engine:
         ]
         results: dict[int, list[Hypothesis]] = {}
         if not search.do_sample:
-            # CTranslate2 has one limit for a batch. A search that ended before the limit of its own
-            # sentence is the one that this limit would have given.
+            # CTranslate2 has one limit for a batch. A search that ended before its sentence's own
+            # limit gives the same result as with that limit.
             widest = self._search(range(len(sources)), sources, prefixes, max(limits), search)
             results = {
                 index: hypotheses
@@ -153,15 +154,15 @@ class CTranslate2Engine:
         spelled_prefixes = [
             [self.target_tokens[token] for token in prefixes[index]] for index in indices
         ]
-        # Beam search overlooks a `</s>` directly behind a prefix, and would go on after it.
-        is_beam_behind_prefix = len(prefixes[0]) > 0 and search.num_beams > 1
+        # Beam search ignores `</s>` directly after a prefix, and would continue.
+        is_beam_after_prefix = len(prefixes[0]) > 0 and search.num_beams > 1
         results = self.translator.translate_batch(
             spelled,
             spelled_prefixes,
             max_batch_size=-(-len(indices) // self.inter_threads),
             max_input_length=0,
             max_decoding_length=limit,
-            min_decoding_length=len(prefixes[0]) + 1 if is_beam_behind_prefix else 0,
+            min_decoding_length=len(prefixes[0]) + 1 if is_beam_after_prefix else 0,
             length_penalty=search.length_penalty,
             return_scores=True,
             return_end_token=True,
@@ -171,27 +172,27 @@ class CTranslate2Engine:
             index: self._hypotheses(result, len(prefixes[index]), search.length_penalty)
             for index, result in zip(indices, results, strict=True)
         }
-        if is_beam_behind_prefix:
-            found = self._with_ends_behind_prefix(found, spelled, spelled_prefixes, search)
+        if is_beam_after_prefix:
+            found = self._with_ends_after_prefix(found, spelled, spelled_prefixes, search)
         return found
 
-    def _with_ends_behind_prefix(
+    def _with_ends_after_prefix(
         self,
         found: dict[int, list[Hypothesis]],
         sources: list[list[str]],
         prefixes: list[list[str]],
         search: Search,
     ) -> dict[int, list[Hypothesis]]:
-        """Adds the output that ends behind the prefix where the beam would have kept it.
+        """Adds the output that ends directly after the prefix, if the beam would have kept it.
 
         Args:
-            found: What was not allowed to end there and has scores as if `</s>` were impossible.
-            sources: Of these, spelled.
-            prefixes: Of these, spelled.
+            found: Hypotheses that could not end there, with scores as if `</s>` were impossible.
+            sources: Their sources as tokens.
+            prefixes: Their prefixes as tokens.
             search: How to search.
         """
         forced = self.translator.score_batch(sources, prefixes, max_input_length=0)
-        # The likeliest next tokens but for `</s>`.
+        # The likeliest next tokens except `</s>`.
         rivals = self.translator.translate_batch(
             sources,
             prefixes,
@@ -206,13 +207,13 @@ class CTranslate2Engine:
         results = {}
         for index, prefix, read, rival in zip(found, prefixes, forced, rivals, strict=True):
             end = read.log_probs[-1]
-            goes_on = math.log1p(-min(math.exp(end), 1 - 1e-9))
+            continues = math.log1p(-min(math.exp(end), 1 - 1e-9))
             hypotheses = []
             for other in found[index]:
                 length = _length(other) - len(prefix)
-                score = other.score + goes_on / length**search.length_penalty
+                score = other.score + continues / length**search.length_penalty
                 hypotheses.append(replace(other, score=score))
-            if end >= rival.scores[-1] + goes_on:
+            if end >= rival.scores[-1] + continues:
                 tokens = [self.ids[word] for word in prefix]
                 hypotheses.append(Hypothesis(tokens, end, reached_limit=False))
             results[index] = _ranked(hypotheses)
@@ -231,7 +232,7 @@ class CTranslate2Engine:
         return {
             "beam_size": search.num_beams,
             "patience": patience,
-            # All there are, because the longest tells when the search ended.
+            # All of them: the longest one shows when the search ended.
             "num_hypotheses": search.num_beams * patience,
         }
 
@@ -254,7 +255,7 @@ class CTranslate2Engine:
         if longest > self.position_table_length:
             raise ValueError(
                 f"A source must have at most {self.position_table_length} tokens, the positions "
-                f"that the exported model holds, got one of {longest}. Cut it, use the engine "
+                f"that the exported model has, got one of {longest}. Cut it, use the engine "
                 "`torch`, or export a model with a larger `max_position_embeddings`."
             )
 

@@ -1,4 +1,4 @@
-"""Token ids in, hypotheses out: the interface of engines that search, and the one of torch."""
+"""Token ids in, hypotheses out: the interface of engines, and the engine of torch."""
 
 import hashlib
 import math
@@ -29,7 +29,7 @@ from vanilla_transformer.modeling.search_vanilla_transformer import (
 )
 from vanilla_transformer.translation.search import Search
 
-# Numbers of the largest tensor [rows, T, V] of a teacher-forced pass: 64 MB in float32.
+# Elements of the largest tensor [rows, T, V] of a teacher-forced pass: 64 MB in float32.
 FORCED_LOGITS = 2**24
 
 
@@ -38,10 +38,10 @@ class Hypothesis:
     """One output for one source.
 
     Attributes:
-        tokens: Ids behind the start token, a forced prefix included, `</s>` excluded.
-        score: Log-probability / length^length_penalty of what follows the prefix, `</s>` counted;
-            not a number where nobody asked for it.
-        reached_limit: There was no `</s>` within the limit.
+        tokens: Ids, with a forced prefix, without the start token and `</s>`.
+        score: Log-probability / length^length_penalty of the tokens after the prefix, `</s>`
+            counted; NaN if scores were not wanted.
+        reached_limit: Whether the output ended at the limit instead of at `</s>`.
     """
 
     tokens: list[int]
@@ -51,11 +51,11 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class ForcedPass:
-    """What a model says of an output that it is given.
+    """Scores and alignment of one given output.
 
     Attributes:
-        log_probs: Of each token.
-        alignment: For each token the position of the source that it looked at most.
+        log_probs: Log-probability of each token.
+        alignment: For each token, the source position with the largest attention weight.
     """
 
     log_probs: list[float]
@@ -63,7 +63,7 @@ class ForcedPass:
 
 
 class Engine(Protocol):
-    """Searches for translations; `TorchEngine` and `CTranslate2Engine` are the two there are.
+    """The interface of engines, which search: `TorchEngine`, `CTranslate2Engine`, or another one.
 
     Attributes:
         max_positions: Longest source, in tokens, that the model expects.
@@ -92,25 +92,25 @@ class Engine(Protocol):
 
 
 class MeanDecoding:
-    """Several models as one, whose probabilities are the mean of theirs.
+    """Decodes with several models as one, by the mean of their probabilities.
 
     Args:
-        decodings: Of the same sources, one of each model.
+        decodings: One of each model, all of the same sources.
     """
 
     def __init__(self, decodings: list[IncrementalDecoder]) -> None:
         self.decodings = decodings
 
     def first_logits(self, prompt: Tensor) -> Tensor:
-        """Log-probabilities of what follows the prompts, `[B, P]` -> `[B, V]`."""
+        """Log-probabilities of the token after each prompt, `[B, P]` -> `[B, V]`."""
         return _mean([decoding.first_logits(prompt) for decoding in self.decodings])
 
     def next_logits(self, tokens: Tensor, parents: Tensor | None = None) -> Tensor:
-        """Log-probabilities of what follows each hypothesis, `[B, N]` -> `[B, N, V]`."""
+        """Log-probabilities of the token after each hypothesis, `[B, N]` -> `[B, N, V]`."""
         return _mean([decoding.next_logits(tokens, parents) for decoding in self.decodings])
 
     def keep(self, rows: Tensor) -> None:
-        """Forgets all sentences but those at `rows`."""
+        """Drops all sentences except those at `rows`."""
         for decoding in self.decodings:
             decoding.keep(rows)
 
@@ -122,15 +122,15 @@ def _mean(logits: list[Tensor]) -> Tensor:
 
 
 class TorchEngine:
-    """Searches with `generate`; in an ensemble, with the search that ours uses.
+    """Searches with `generate`; an ensemble with this package's own search.
 
     Attributes:
-        vocab_size: Of what is written.
+        vocab_size: Size of the target vocabulary.
 
     Args:
-        models: A sequence-to-sequence model in any dtype, on any device. Several `vanilla` ones
-            with the same vocabularies are an ensemble: the mean of their probabilities counts, and
-            the generation config of the first, of which such a search heeds `bad_words_ids`,
+        models: A sequence-to-sequence model in any dtype, on any device. Several vanilla
+            Transformers with the same vocabularies are an ensemble. It searches by the mean of
+            their probabilities. Of the first one's generation config, it applies `bad_words_ids`,
             `suppress_tokens` and `early_stopping` only.
 
     Raises:
@@ -151,7 +151,7 @@ class TorchEngine:
         self.models = [model.eval() for model in models]
         self.model = model = models[0]
         self.max_positions: int = min(model.config.max_position_embeddings for model in models)
-        # Others than ours tell of no end.
+        # Models of other kinds do not report their last position.
         self.last_position: float = min(
             getattr(model.config, "last_position", math.inf) for model in models
         )
@@ -169,7 +169,7 @@ class TorchEngine:
         """See `Engine.translate_batch`; an output ends where learned positions do."""
         limits = [int(min(limit, self.last_position)) for limit in limits]
         count = search.num_hypotheses
-        # Samples stand beside each other in the batch, and each has random numbers of its own.
+        # The samples of a source are adjacent rows, each with its own random numbers.
         copies = count if search.do_sample else 1
         rows = [index for index in range(len(sources)) for _ in range(copies)]
         start = self.model.generation_config.decoder_start_token_id
@@ -193,7 +193,7 @@ class TorchEngine:
     def _generate(
         self, sources: list[list[int]], prompt: Tensor, limits: list[int], search: Search
     ) -> list[list[int]]:
-        """Outputs behind the start token, filled up to one length."""
+        """Outputs without the start token, padded to one length."""
         input_ids, attention_mask = self._pad(sources)
         outputs = self.model.generate(
             input_ids=input_ids,
@@ -201,10 +201,10 @@ class TorchEngine:
             decoder_input_ids=prompt,
             do_sample=False,
             num_beams=search.num_beams,
-            # Greedy search knows no penalty, and `generate` would warn about one.
+            # Greedy search has no penalty, and `generate` would warn about one.
             length_penalty=search.length_penalty if search.num_beams > 1 else 1.0,
             num_return_sequences=1 if search.do_sample else search.num_hypotheses,
-            # Counts the start token. A `max_new_tokens` of the model's config would overrule it.
+            # Counts the start token. `max_new_tokens` of the generation config would override it.
             max_length=1 + max(limits),
             max_new_tokens=None,
             stopping_criteria=[SourceLengthLimit(self._tensor(limits))],
@@ -216,7 +216,7 @@ class TorchEngine:
     def _search_together(
         self, sources: list[list[int]], prompt: Tensor, limits: list[int], search: Search
     ) -> list[list[int]]:
-        """Outputs of the ensemble behind the start token."""
+        """Outputs of the ensemble without the start token."""
         input_ids, attention_mask = self._pad(sources)
         decoding = MeanDecoding(
             [
@@ -257,16 +257,17 @@ class TorchEngine:
     def force(
         self, sources: list[list[int]], targets: list[list[int]], *, align: bool = False
     ) -> Iterator[ForcedPass]:
-        """Reads outputs with their sources, all positions at once, instead of searching for them.
+        """Reads given outputs with their sources, all positions at once (teacher forcing).
 
-        The alignment follows the decoder's last layer but one (of a single layer, that one), mean
-        over its heads: in trained models it follows the words best (Garg et al. 2019,
-        arXiv 1909.02074), while the last one is about what to write next. Where `</s>` of the
-        source has most of the weight, the next position counts.
+        Alignments come from the mean of the heads of the decoder's last layer but one, or of its
+        only one. In trained models that layer follows the words best (Garg et al. 2019,
+        arXiv 1909.02074); the last one rather predicts the next token. The source's `</s>` is left
+        out: no token is aligned to it.
 
         Args:
             sources: Ids with `</s>`.
-            targets: Ids of outputs, `</s>` included where one ends, as many for each source.
+            targets: Ids of outputs, with `</s>` if they ended; the same number for each source,
+                those of the first source first.
             align: Whether alignments are wanted; otherwise they are empty.
         """
         copies = len(targets) // len(sources)
@@ -327,7 +328,7 @@ class TorchEngine:
         return scored
 
     def _hypothesis(self, output: list[int], limit: int) -> Hypothesis:
-        # Beam search may fill rows up with `</s>`, so one behind the limit ends nothing.
+        # Beam search may pad rows with `</s>`; one beyond the limit does not end the output.
         output = output[:limit]
         end = next((place for place, token in enumerate(output) if token in self.end_ids), None)
         return Hypothesis(output[:end], score=float("nan"), reached_limit=end is None)
@@ -342,14 +343,14 @@ class TorchEngine:
 
 
 def aligned_layer(layers: int) -> int:
-    """Layer of so many, counted from 0, that alignments are read from; see `TorchEngine.force`."""
+    """Layer that alignments are read from, counted from 0; see `TorchEngine.force`."""
     return max(0, layers - 2)
 
 
 def _alignment(
     cross_attentions: list[tuple[Tensor, ...]], attention_mask: Tensor
 ) -> list[list[int]]:
-    """Source position that each target position looks at most; see `TorchEngine.force`.
+    """For each target position the source position with most weight; see `TorchEngine.force`.
 
     Args:
         cross_attentions: Of each model, of each layer, `[rows, heads, T, S]`.
@@ -365,7 +366,7 @@ def _alignment(
 
 
 def _sampling(search: Search, sources: list[list[int]]) -> LogitsProcessorList:
-    """What turns greedy search into sampling; nothing where there is no sampling."""
+    """Processors that turn greedy search into sampling; none without `do_sample`."""
     processors = LogitsProcessorList()
     if search.do_sample:
         if search.temperature != 1.0:
@@ -388,13 +389,13 @@ def _seed(seed: int, rank: int, source: list[int]) -> int:
 
 
 class GumbelNoise(LogitsProcessor):
-    """Adds noise to logits by which the likeliest token becomes a random draw from the softmax.
+    """Adds noise to logits, so that the largest one is a random draw from the softmax.
 
-    This is the Gumbel-max trick (Gumbel 1954). Each row has a generator of its own, so that what is
-    drawn for a sentence does not depend on its batch.
+    This is the Gumbel-max trick (Gumbel 1954). Each row has its own generator, so that a sample
+    does not depend on the other sentences of its batch.
 
     Args:
-        seeds: Of each row.
+        seeds: One for each row.
     """
 
     def __init__(self, seeds: list[int]) -> None:

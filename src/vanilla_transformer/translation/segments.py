@@ -22,7 +22,7 @@ _SENTENCE_END = re.compile(
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _WORD_CHARACTER = re.compile(r"\S")
 
-# First guess of the text that fills a piece; most text has fewer.
+# First guess of the characters that fill a piece; most text has fewer per token.
 CHARACTERS_PER_TOKEN = 8
 
 
@@ -52,7 +52,7 @@ def cut_into_pieces(
 
     Args:
         lines: Each with the text with which its translation begins.
-        tokenizers: Fast ones.
+        tokenizers: Fast tokenizers.
         max_tokens: Length of the longest piece, `</s>` counted.
         first_line: Number of the first line, for warnings.
         source_prefix: Ids before each piece; they count towards its length.

@@ -28,12 +28,12 @@ from vanilla_transformer.translation.engines import Engine, Hypothesis, TorchEng
 from vanilla_transformer.translation.search import Search
 from vanilla_transformer.translation.segments import Piece, cut_into_pieces
 
-# Lines that are sorted by length together: so many, or so many that hold this many characters.
-# Results come in order, so none waits for much more.
+# A window of lines is sorted by length: at most this number of lines, and no further line after
+# this number of characters. Results come in order, so a line waits for its window only.
 WINDOW_LINES = 2048
 WINDOW_CHARACTERS = 2**20
 
-# What a source counts for at least in a batch: a search needs memory for each hypothesis.
+# Shorter sources count as this many tokens of a batch, since each hypothesis takes memory too.
 LEAST_TOKENS = 16
 
 # What `str.splitlines` and many editors take for the end of a line.
@@ -46,16 +46,15 @@ class Translation:
 
     Attributes:
         text: Without line separators, so that a line stays a line.
-        reached_limit: The search was cut off at the longest output allowed.
+        reached_limit: Whether the search was cut off at the longest output allowed.
         replaced_separators: Line separators of the output that became blanks.
         score: Log-probability / length^length_penalty, `</s>` counted, a forced prefix not; of MBR,
-            the expected chrF. Mean of the pieces. None where scores were not asked for.
-        alternatives: The next best translations, where several were asked for.
-        source_tokens: Tokens of the source, a tag included, where details were asked for; so the
-            rest.
-        tokens: Tokens of the output, `</s>` included where it ended.
-        token_scores: Log-probability of each of them.
-        alignment: Pairs of positions in `source_tokens` and in `tokens`, one for each token but
+            the expected chrF. Mean of the pieces of a long line. None if scores were not wanted.
+        alternatives: The next best translations, if several were wanted.
+        source_tokens: Tokens of the source, with a tag; only with details, like all that follow.
+        tokens: Tokens of the output, with `</s>` if it ended.
+        token_scores: Log-probability of each of `tokens`.
+        alignment: Pairs of positions in `source_tokens` and in `tokens`, one for each token except
             `</s>`.
     """
 
@@ -169,16 +168,16 @@ class Translator:
         trust_remote_code: bool = False,
         **settings: Any,
     ) -> Self:
-        """Loads model and tokenizer from a folder or the Hub, onto a GPU where there is one.
+        """Loads model and tokenizer from a folder or the Hub, onto a GPU if there is one.
 
         Args:
-            model_name_or_path: For CTranslate2, a folder that our export made. Several are an
-                ensemble, see `TorchEngine`.
+            model_name_or_path: For CTranslate2, a folder that our export made. Several names are
+                an ensemble, see `TorchEngine`.
             engine: What searches.
             dtype: Of the weights while they are used, such as `bfloat16`; `auto`: as saved.
-            trust_remote_code: Runs the code in the folder of a model of another kind than ours.
-            settings: Arguments of the class. Without a `max_source_length` lines are cut where
-                training cut them, if the record of the run is in the folder.
+            trust_remote_code: Runs the code in the folder of a model of another architecture.
+            settings: Arguments of the class. The default of `max_source_length` is the
+                `max_length` of the training, if the folder has a record of it.
         """
         if isinstance(model_name_or_path, str):
             model_name_or_path = [model_name_or_path]
@@ -209,12 +208,12 @@ class Translator:
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """Tokenizer of what the model reads."""
+        """Tokenizer of the source."""
         return self.tokenizers.source
 
     @property
     def target_tokenizer(self) -> PreTrainedTokenizerBase:
-        """Tokenizer of what it writes."""
+        """Tokenizer of the target."""
         return self.tokenizers.target
 
     def translate(
@@ -224,17 +223,17 @@ class Translator:
         *,
         first_line: int = 1,
     ) -> Iterator[Translation]:
-        """Translates lines, in order, one result a line; blank lines come back as they are.
+        """Translates lines, in order, one result for each; blank lines are returned unchanged.
 
-        However many lines there are, only those of a window are in memory. What is left of bytes
-        that were no UTF-8 (lone surrogates) is translated as U+FFFD. If `lines` or `prefixes` raise
-        an error, it is raised after the translations of all lines before it; if the engine does,
-        after those that are finished without a gap.
+        Only the lines of one window are in memory. Lone surrogates, which Python puts in place of
+        bytes that are not UTF-8, are translated as U+FFFD. An error of `lines` or `prefixes` is
+        raised after the translations of all earlier lines, an error of the engine after those
+        before the first unfinished line.
 
         Args:
             lines: Text.
-            prefixes: What the translations begin with: of all lines, or of each. A blank at the
-                end of one is dropped; that of a line which is cut begins its first piece.
+            prefixes: Text that translations begin with: one for all lines, or one for each. A
+                blank at its end is dropped. If the line is cut, its first piece has the prefix.
             first_line: Number of the first line, for warnings.
 
         Raises:
@@ -274,7 +273,7 @@ class Translator:
             yield replace(best, alternatives=tuple(others))
 
     def _batches(self, pieces: list[Piece]) -> Iterator[list[int]]:
-        """Indices of pieces of like length, longest first, within the budget of padded tokens."""
+        """Indices of pieces of similar length, longest first, within the token budget."""
 
         def lengths(index: int) -> tuple[int, int]:
             return len(pieces[index].prefix), len(pieces[index].source)
@@ -337,7 +336,7 @@ class Translator:
         hypotheses: list[Hypothesis],
         translations: list[list[Translation]],
     ) -> list[list[Translation]]:
-        """Adds what the model says when it reads its outputs again."""
+        """Adds tokens, their scores and alignments, from a teacher-forced pass over the outputs."""
         engine = cast(TorchEngine, self.engine)
         targets = list(map(engine.ended, hypotheses))
         passes = zip(targets, engine.force(sources, targets, align=True), strict=True)
@@ -362,10 +361,10 @@ class Translator:
 
 
 def _common_tokenizers(names: list[str], **loading: Any) -> TokenizerPair:
-    """The tokenizers that all models have.
+    """The tokenizers that all models share.
 
     Raises:
-        ValueError: If they have different ones.
+        ValueError: If they differ.
     """
     first, *others = (TokenizerPair.from_pretrained(name, **loading) for name in names)
     for name, pair in zip(names[1:], others, strict=True):
@@ -378,7 +377,7 @@ def _common_tokenizers(names: list[str], **loading: Any) -> TokenizerPair:
 
 
 def _training_length(model_name_or_path: str) -> int | None:
-    """Longest side in tokens that training left whole, where the record of the run tells.
+    """`max_length` of the training, in tokens, if the folder has a record of the run.
 
     Raises:
         ValueError: If the record is damaged.
@@ -412,9 +411,9 @@ def _with_prefixes(
 def _windows(
     pairs: Iterator[tuple[str, str]],
 ) -> Iterator[tuple[list[tuple[str, str]], Exception | None]]:
-    """Lines, with their prefixes, that are sorted together, and the error of the line after them.
+    """Windows of lines with their prefixes, each with the error of the next line, if there is one.
 
-    The good lines before an error are thus not lost.
+    Thus no line before an error is lost.
     """
     while True:
         window: list[tuple[str, str]] = []
@@ -475,7 +474,7 @@ class TranslationPipeline(Pipeline):
         return {}, settings, {}
 
     def preprocess(self, input_: str | Iterable[str], **_: Any) -> Iterable[str]:
-        """Takes a string for one line."""
+        """A string is one line."""
         return [input_] if isinstance(input_, str) else input_
 
     def _forward(self, input_tensors: Iterable[str], **settings: Any) -> Iterator[Translation]:
