@@ -68,7 +68,7 @@ TESTS = (
     "modeling/caches",
     "modeling/attention_backends",
     "modeling/packing",
-    "modeling/row_blocks",
+    "modeling/cpu",
     "training/trainer",
     "modeling/ecosystem",
     "modeling/variant_grid",

@@ -32,6 +32,7 @@ HUB_FILES = {
     for name in (
         "attention",
         "configuration",
+        "cpu",
         "decoding",
         "generation",
         "kernels",
@@ -40,6 +41,7 @@ HUB_FILES = {
         "packing",
         "positions",
         "search",
+        "shortcuts",
     )
 }
 MUTANTS = [

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
-from vanilla_transformer.modeling.kernels_vanilla_transformer import Dropout
+from vanilla_transformer.modeling.cpu_vanilla_transformer import Dropout
 
 from ..conftest import Model, both_attentions, gradients, record_calls
 

@@ -38,6 +38,7 @@ HUB_FILES = {
     for name in (
         "attention",
         "configuration",
+        "cpu",
         "decoding",
         "generation",
         "kernels",
@@ -46,6 +47,7 @@ HUB_FILES = {
         "packing",
         "positions",
         "search",
+        "shortcuts",
     )
 }
 ALLOWED_IMPORTS = sys.stdlib_module_names | {

@@ -17,7 +17,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.generic import is_flash_attention_requested
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
-from .kernels_vanilla_transformer import Linear, drop_padding
+from .cpu_vanilla_transformer import Linear
+from .kernels_vanilla_transformer import drop_padding
 
 # Which of query, key and value a projection makes.
 ALL, QUERY, KEY_VALUE = slice(None), slice(1), slice(1, None)
@@ -159,15 +160,27 @@ class Attention(nn.Module):
         key: Tensor,
         value: Tensor,
         attention_mask: Tensor | None,
-        attn_implementation: str,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """Runs the chosen kernel and joins the heads.
+        """Attends with each head, and joins the heads.
 
         Returns:
             The sublayer's output `[B, Q, D]` and the weights applied to the values,
             `[B, H, Q, K]`, None from a kernel that never forms them.
         """
+        heads, weights = self.run_kernel(query, key, value, attention_mask, **kwargs)
+        return self.out_proj(heads.flatten(-2)), weights
+
+    def run_kernel(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        attn_implementation: str,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Runs the chosen kernel: the heads' outputs `[B, Q, H, E]`, and the weights or None."""
         kernel: Callable[..., tuple[Tensor, Tensor | None]] = ALL_ATTENTION_FUNCTIONS.get_interface(
             attn_implementation, eager_attention_forward
         )
@@ -187,7 +200,7 @@ class Attention(nn.Module):
                 scaling=self.scaling,
                 **kwargs,
             )
-        return self.out_proj(heads.flatten(-2).to(dtype)), weights
+        return heads.to(dtype), weights
 
 
 class SelfAttention(Attention):

@@ -4,6 +4,8 @@ Shapes: B sentences · S source · P prompt · H heads · E head size · D `d_mo
 N hypotheses of a sentence · K key positions.
 """
 
+import copy
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,8 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 
-from .attention_vanilla_transformer import QUERY
-from .kernels_vanilla_transformer import is_untouched, linear_for_few_rows
+from .attention_vanilla_transformer import Attention
+from .cpu_vanilla_transformer import WeightLayouts
+from .shortcuts_vanilla_transformer import holds_only_known_code
 
 # Positions for which memory is taken ahead, at first; it doubles as it fills.
 POSITIONS_AHEAD = 16
@@ -60,71 +63,59 @@ def _widened(buffer: Tensor, filled: int, room: int) -> Tensor:
     return wider
 
 
-class LayerStep:
-    """A decoder layer for the newest positions, as plain tensor operations.
+def plain_call(module: nn.Module, layouts: WeightLayouts) -> Callable[..., Any]:
+    """What a call of `module` computes in evaluation, without the overhead of `nn.Module`.
 
-    What its modules compute, at half the price for a small model: there, a third of a step's time
-    goes into calling modules.
+    In a small model that overhead is a third of a step's time. The module's own `forward` runs, so
+    that a layer is described in one place; only its submodules are replaced, by plain functions.
 
     Args:
-        layer: A `DecoderLayer`.
+        module: Holds only known code.
+        layouts: Of the model.
     """
-
-    def __init__(self, layer: Any) -> None:
-        self.residual = layer.residual
-        self.self_attn, self.encoder_attn = layer.self_attn, layer.encoder_attn
-        self.activation = layer.activation
-        norms = (layer.self_attn_layer_norm, layer.encoder_attn_layer_norm, layer.final_layer_norm)
-        self.norms = [
-            partial(
-                F.layer_norm,
-                normalized_shape=norm.normalized_shape,
-                weight=norm.weight,
-                bias=norm.bias,
-                eps=norm.eps,
-            )
-            for norm in norms
-        ]
-        linears = (
-            self.self_attn.qkv_proj,
-            self.self_attn.out_proj,
-            self.encoder_attn.q_proj,
-            self.encoder_attn.out_proj,
-            layer.fc1,
-            layer.fc2,
+    if isinstance(module, nn.Linear):
+        return layouts.linear(module)
+    if isinstance(module, nn.LayerNorm):
+        return partial(
+            F.layer_norm,
+            normalized_shape=module.normalized_shape,
+            weight=module.weight,
+            bias=module.bias,
+            eps=module.eps,
         )
-        self.linears = [linear_for_few_rows(linear) for linear in linears]
+    if isinstance(module, nn.Dropout):
+        return _unchanged
+    return plain_copy(module, layouts).forward
 
-    def __call__(
-        self,
-        x: Tensor,
-        mask: Tensor | None,
-        source_mask: Tensor | None,
-        cache: EncoderDecoderCache,
-    ) -> Tensor:
-        """`[B, N, D]` -> `[B, N, D]`."""
-        qkv_proj, self_out, q_proj, encoder_out, fc1, fc2 = self.linears
-        self_norm, encoder_norm, final_norm = self.norms
 
-        def attend_to_targets(x: Tensor) -> Tensor:
-            attention = self.self_attn
-            query, key, value = attention.split_heads(qkv_proj(x))
-            key, value = cache.self_attention_cache.update(key, value, attention.layer_idx)
-            heads = F.scaled_dot_product_attention(query, key, value, mask, scale=attention.scaling)
-            return self_out(heads.transpose(1, 2).flatten(-2))
+def plain_copy(module: nn.Module, layouts: WeightLayouts) -> Any:
+    """A shallow copy of `module` whose submodules are plain functions; see `plain_call`."""
+    plain = copy.copy(module)
+    for name, child in module.named_children():
+        if isinstance(child, nn.ModuleList):
+            vars(plain)[name] = [plain_call(part, layouts) for part in child]
+        else:
+            vars(plain)[name] = plain_call(child, layouts)
+    if isinstance(module, Attention) and not module.config.talking_heads:
+        vars(plain)["run_kernel"] = partial(_run_torch_kernel, module.scaling)
+    return plain
 
-        def attend_to_source(x: Tensor) -> Tensor:
-            attention = self.encoder_attn
-            (query,) = attention.split_heads(q_proj(x), QUERY)
-            source = cache.cross_attention_cache.layers[attention.layer_idx]
-            heads = F.scaled_dot_product_attention(
-                query, source.keys, source.values, source_mask, scale=attention.scaling
-            )
-            return encoder_out(heads.transpose(1, 2).flatten(-2))
 
-        x = self.residual(x, self_norm, attend_to_targets)
-        x = self.residual(x, encoder_norm, attend_to_source)
-        return self.residual(x, final_norm, lambda x: fc2(self.activation(fc1(x))))
+def _unchanged(x: Tensor) -> Tensor:
+    return x
+
+
+def _run_torch_kernel(
+    scaling: float,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    attn_implementation: str,
+) -> tuple[Tensor, None]:
+    """As `Attention.run_kernel`, with torch's kernel whatever the model is set to."""
+    heads = F.scaled_dot_product_attention(query, key, value, attention_mask, scale=scaling)
+    return heads.transpose(1, 2), None
 
 
 class IncrementalDecoder:
@@ -146,10 +137,11 @@ class IncrementalDecoder:
         encoder_hidden_states: Tensor,
         attention_mask: Tensor | None,
     ) -> None:
-        self.decoder = model.model.decoder
-        self.lm_head = model.lm_head
-        if _holds_only_known_code(model.lm_head):
-            self.lm_head = linear_for_few_rows(model.lm_head)
+        self.decoder, self.lm_head = model.model.decoder, model.lm_head
+        if holds_only_known_code(self.decoder):
+            self.decoder = plain_copy(self.decoder, model.weight_layouts)
+        if holds_only_known_code(self.lm_head):
+            self.lm_head = plain_call(self.lm_head, model.weight_layouts)
         self.kernel = model.config._attn_implementation
         self.source = encoder_hidden_states
         self.source_mask = None
@@ -160,9 +152,6 @@ class IncrementalDecoder:
         self.position = 0
         self.positions = self.source.new_empty(1, 0, 0)
         self.past = self.source.new_empty(0, 0, 0)
-        # Talking heads are left to their modules.
-        is_plain = not model.config.talking_heads and _holds_only_known_code(self.decoder)
-        self.steps = [LayerStep(layer) for layer in self.decoder.layers] if is_plain else []
 
     def first_logits(self, prompt: Tensor) -> Tensor:
         """Logits `[B, V]` of what follows the prompts `[B, P]`, of which no token is padding."""
@@ -171,9 +160,6 @@ class IncrementalDecoder:
         mask = _as_bias(seen[None, None], self.source.dtype) if length > 1 else None
         # What of the past each hypothesis sees, `[B, N, K]`: the prompt is common to all.
         self.past = self.source.new_zeros(len(prompt), 1, length)
-        if self.steps:
-            for layer in self.decoder.layers:
-                layer.encoder_attn.source_keys_and_values(self.source, self.cache)
         hidden_states = self._run(prompt, self._encoding(length), mask)
         return self.lm_head(hidden_states[:, -1])
 
@@ -205,15 +191,9 @@ class IncrementalDecoder:
             layer.keys, layer.values = (x.index_select(0, rows) for x in (layer.keys, layer.values))
 
     def _run(self, tokens: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
-        decoder, cache = self.decoder, self.cache
-        x = decoder.embed(decoder.embed_tokens(tokens), positions)
-        if self.steps:
-            for step in self.steps:
-                x = step(x, mask, self.source_mask, cache)
-            x = decoder.layer_norm(x)
-        else:
-            states = (x, mask, self.source, self.source_mask, cache)
-            x = decoder.run_layers(*states, attn_implementation=self.kernel)
+        x = self.decoder.embed(self.decoder.embed_tokens(tokens), positions)
+        states = (x, mask, self.source, self.source_mask, self.cache)
+        x = self.decoder.run_layers(*states, attn_implementation=self.kernel)
         self.history.length += tokens.shape[1]
         return x
 
@@ -227,15 +207,6 @@ class IncrementalDecoder:
             position_ids = torch.arange(end, device=self.source.device)[None]
             self.positions = self.decoder.embed_positions(position_ids, self.source.dtype)
         return self.positions[:, start : self.position]
-
-
-def _holds_only_known_code(part: nn.Module) -> bool:
-    """Whether all modules are torch's and this package's own, and none is hooked or patched."""
-    known = ("torch.nn.", "transformers.activations.", f"{__name__.rpartition('.')[0]}.")
-    return all(
-        f"{type(module).forward.__module__}.".startswith(known) and is_untouched(module)
-        for module in part.modules()
-    )
 
 
 def _as_bias(visible: Tensor, dtype: torch.dtype) -> Tensor:

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -29,8 +30,8 @@ from transformers.generation import (
 )
 from transformers.utils import logging
 
+from .cpu_vanilla_transformer import WeightLayouts
 from .decoding_vanilla_transformer import IncrementalDecoder
-from .kernels_vanilla_transformer import is_untouched
 from .packing_vanilla_transformer import VARLEN
 from .search_vanilla_transformer import (
     BeamSettings,
@@ -39,6 +40,7 @@ from .search_vanilla_transformer import (
     greedy_search,
     padded,
 )
+from .shortcuts_vanilla_transformer import is_untouched
 
 logger = logging.get_logger(__name__)
 
@@ -81,6 +83,11 @@ KNOWN_CRITERIA = (EosTokenCriteria, MaxLengthCriteria, SourceLengthLimit)
 
 class VanillaTransformerGenerationMixin(GenerationMixin):
     """`generate` and its methods, with corrections for caches and masks of an encoder-decoder."""
+
+    @cached_property
+    def weight_layouts(self) -> WeightLayouts:
+        """This model's weights as decoding step by step lays them out on a CPU."""
+        return WeightLayouts()
 
     def _prepare_generation_config(
         self, *args: Any, use_transformers_search: bool | None = None, **kwargs: Any

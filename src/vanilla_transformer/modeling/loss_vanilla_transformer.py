@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from .kernels_vanilla_transformer import fill_rows, is_untouched, product_dtype
+from .cpu_vanilla_transformer import fill_rows, product_dtype
+from .shortcuts_vanilla_transformer import is_untouched
 
 # Label of a target position that does not count.
 IGNORED = -100

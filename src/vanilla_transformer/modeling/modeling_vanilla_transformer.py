@@ -39,8 +39,9 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention_vanilla_transformer import CrossAttention, HeadMixing, SelfAttention
 from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .cpu_vanilla_transformer import Dropout, Linear
 from .generation_vanilla_transformer import VanillaTransformerGenerationMixin
-from .kernels_vanilla_transformer import Dropout, Linear, causal_mask
+from .kernels_vanilla_transformer import causal_mask
 from .loss_vanilla_transformer import IGNORED, LossTerms, loss_sum, projected_loss_sum
 from .packing_vanilla_transformer import (
     VARLEN,
@@ -602,6 +603,12 @@ class VanillaTransformerForConditionalGeneration(
             self._init_table(module.weight, self.config.pad_token_id)
         else:
             super()._init_linear(module)
+
+    def train(self, mode: bool = True) -> "VanillaTransformerForConditionalGeneration":
+        """As in torch; training also frees the layouts of the weights that it will change."""
+        if mode:
+            self.weight_layouts.clear()
+        return super().train(mode)
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """Shifts targets right behind the start token, `[B, T]` -> `[B, T]` (figure 1)."""
