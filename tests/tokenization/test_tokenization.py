@@ -44,6 +44,7 @@ AWKWARD = [
     "a\r",
     "\r\n",
     "\n",
+    "a\n b\n  c",
     "\x00a\x00",
     "\x0b\x0c\x1c\x85",
     "▁",
@@ -324,6 +325,21 @@ def test_smallest_vocabulary_still_brings_back_the_text(kind):
 
     assert len(tokenizer) <= 262
     assert roundtrip(tokenizer, texts) == texts
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_rarest_characters_are_left_to_the_byte_tokens(kind, caplog):
+    # Sorted by code point, the frequent ones would come last; 20 of the 40 pieces are characters.
+    rare, frequent = (list(map(chr, range(start, start + 15))) for start in (0x4E00, 0x5E00))
+
+    tokenizer = VanillaTransformerTokenizer.train(
+        [*rare, *frequent * 3], vocab_size=4 + 256 + 40, kind=kind
+    )
+
+    vocabulary = tokenizer.get_vocab()
+    assert [character for character in frequent if character not in vocabulary] == []
+    assert sum(character in vocabulary for character in rare) == 4
+    assert "11 of 31 different characters are left to the byte tokens" in caplog.text
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -8,6 +8,7 @@ import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer.tokenization import tokenizer_pair
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 
 from ..conftest import TWO_TABLES, Model, build_variant
@@ -95,6 +96,35 @@ def test_two_vocabularies_of_one_size_need_no_size_in_the_config(tmp_path):
     pair.save_pretrained(tmp_path)
 
     assert TokenizerPair.from_pretrained(str(tmp_path)).contents == pair.contents
+
+
+def test_contents_tell_pairs_apart_by_either_side():
+    pair, *others = (
+        TokenizerPair(learn(source), learn(target))
+        for source, target in ((LATIN, GREEK), (LATIN, GREEK[1:]), (LATIN[1:], GREEK))
+    )
+
+    assert all(other.contents != pair.contents for other in others)
+
+
+def test_revision_reaches_every_file_of_the_pair(tmp_path, monkeypatch):
+    folder, asked = save_latin_to_greek(tmp_path), []
+
+    def find(name, file, revision=None):
+        asked.append((file, revision))
+        return tmp_path / file
+
+    def load(name, subfolder="", **loading):
+        asked.append((subfolder, loading["revision"]))
+        return AutoTokenizer.from_pretrained(folder, subfolder=subfolder)
+
+    monkeypatch.setattr(tokenizer_pair, "find_file", find)
+    monkeypatch.setattr(tokenizer_pair, "_load", load)
+
+    TokenizerPair.from_pretrained("me/model", revision="v1")
+
+    files = ("", "config.json", "target_tokenizer/tokenizer.json", "target_tokenizer")
+    assert asked == [(file, "v1") for file in files]
 
 
 def test_missing_tokenizer_of_the_target_is_named(tmp_path):

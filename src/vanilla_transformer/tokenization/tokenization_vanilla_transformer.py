@@ -410,7 +410,7 @@ def _word_backend(lines: list[str], vocab_size: int, tags: list[str]) -> Tokeniz
         del counts[no_word]
     backend = Tokenizer(_word_level_model(counts, vocab_size))
     # `</s>` becomes a word that is not in the vocabulary, and as long as the original.
-    opens_a_special_word = rf"(?<![^ ])<(?=(?:{_special_names(tags)})>(?![^ ]))"
+    opens_a_special_word = rf"(?<![^ ])<(?=(?:{_NAMES_OF_SPECIAL_TOKENS})>(?![^ ]))"
     backend.normalizer = normalizers.Replace(Regex(opens_a_special_word), "\0")
     backend.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
     # Without a decoder, tokens are joined by blanks.
