@@ -1,6 +1,5 @@
 """Sharing through the real client of the Hub, against a server on loopback."""
 
-import ast
 import contextlib
 import io
 import json
@@ -9,7 +8,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import huggingface_hub
@@ -20,10 +18,7 @@ from safetensors.torch import load as load_weights
 from safetensors.torch import load_file, save_file
 from transformers import GenerationConfig, Seq2SeqTrainingArguments
 
-from vanilla_transformer import (
-    VanillaTransformerForConditionalGeneration,
-    VanillaTransformerTokenizer,
-)
+from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.sharing.model_card import write_model_card
 from vanilla_transformer.sharing.push import push
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
@@ -32,14 +27,10 @@ from vanilla_transformer.translation import Translator
 from vanilla_transformer_cli import main
 from vanilla_transformer_cli.settings import TrainSettings
 
-from ..conftest import redraw_parameters
-from ..modeling.test_remote_code import HUB_FILES, TEXTS, code_and_auto_map
-from ..support.gradients_of_one_update import build_model
+from ..conftest import Model, build_variant
+from ..modeling.test_remote_code import HUB_FILES
 from ..support.hub_server import TOKEN, Hub, serve_hub
-from ..tokenization.test_tokenizer_pair import GREEK, save_latin_to_greek
-
-# huggingface_hub uploads large files in a way that httpx calls outdated.
-pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
+from ..tokenization.test_tokenizer_pair import GREEK, LATIN, learn, save_latin_to_greek
 
 MODEL_FILES = HUB_FILES.keys() | {
     "README.md",
@@ -61,92 +52,57 @@ PRIVATE_FILES = [
     "checkpoint-4/model.safetensors",
     "checkpoint-4/optimizer.pt",
 ]
+TEXTS = ["ein hund rennt.", "ja"]
+NORM = "model.encoder.layer_norm.weight"
+SECRET = "hf_" + "aB3" * 11
 
-# How users of Transformers publish, with the package.
-PUBLISH = """
-import sys
-
-from huggingface_hub import upload_file
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-
-import vanilla_transformer
-
-folder = sys.argv[5]
-AutoModelForSeq2SeqLM.from_pretrained(folder).push_to_hub("me/published")
-AutoTokenizer.from_pretrained(folder).push_to_hub("me/published")
-upload_file(
-    path_or_fileobj=f"{folder}/README.md", path_in_repo="README.md", repo_id="me/published"
-)
-trust = {}
-"""
-
-# Runs where the package is not installed: the Hub is all that this process knows.
-FORGET = """
+# Runs where the package is not installed: the Hub is all that this process knows. Code of a model
+# card may follow.
+CLIENT = """
+import json
 import sys
 
 sys.modules["vanilla_transformer"] = sys.modules["vanilla_transformer_cli"] = None
-trust = {"trust_remote_code": True}
-"""
-
-LOAD = """
-import json
-from pathlib import Path
 
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-places, texts, resaved, report = sys.argv[1:5]
-generated = []
-for repository, revision in json.loads(places):
+trust = {"trust_remote_code": True}
+places, texts = map(json.loads, sys.argv[1:])
+for repository, revision in places:
     tokenizer = AutoTokenizer.from_pretrained(repository, revision=revision, **trust)
     model = AutoModelForSeq2SeqLM.from_pretrained(repository, revision=revision, **trust)
-    inputs = tokenizer(json.loads(texts), return_tensors="pt", padding=True)
-    generated.append(model.generate(**inputs, num_beams=3, max_new_tokens=9).tolist())
-model.save_pretrained(resaved)
-module = type(model).__module__
-Path(report).write_text(json.dumps({"generated": generated, "module": module}))
+    inputs = tokenizer(texts, return_tensors="pt", padding=True)
+    generated = model.generate(**inputs, num_beams=3, max_new_tokens=9).tolist()
+    print(json.dumps([type(model).__module__, generated]))
 """
 
 
-def make_model(factor: float = 1.0) -> VanillaTransformerForConditionalGeneration:
-    model = build_model(label_smoothing=0.0).eval()
-    redraw_parameters(model)
+def make_model(factor: float = 1.0) -> Model:
+    model = build_variant()
     model.model.encoder.layer_norm.weight.data *= factor
     return model
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> VanillaTransformerTokenizer:
-    return VanillaTransformerTokenizer.train(TEXTS, vocab_size=37, kind="char")
+def generate(model: Model) -> list[list[int]]:
+    inputs = learn(LATIN)(TEXTS, return_tensors="pt", padding=True)
+    return model.generate(**inputs, num_beams=3, max_new_tokens=9).tolist()
 
 
 @pytest.fixture(scope="module")
-def translate(tokenizer) -> Callable[..., list[list[int]]]:
-    def translate_texts(model: VanillaTransformerForConditionalGeneration) -> list[list[int]]:
-        inputs = tokenizer(TEXTS, return_tensors="pt", padding=True)
-        return model.generate(**inputs, num_beams=3, max_new_tokens=9).tolist()
-
-    return translate_texts
-
-
-@pytest.fixture(scope="module")
-def make_folder(tokenizer, tmp_path_factory) -> Callable[..., Path]:
+def make_folder(tmp_path_factory) -> Callable[..., Path]:
     """Writes a run folder: model, tokenizer, record, and what else may lie there."""
 
     def write_folder(name: str = "run", factor: float = 1.0, **settings: object) -> Path:
         folder = tmp_path_factory.mktemp("shared") / name
         make_model(factor).save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+        learn(LATIN).save_pretrained(folder)
         for path in PRIVATE_FILES:
             (folder / path).parent.mkdir(exist_ok=True)
             (folder / path).write_bytes(b"not a pickle")
         record = {
             "settings": {"max_tokens_per_batch": 800, "max_length": 9, **settings},
             "arguments": {"learning_rate": 0.1, "warmup_steps": 2, "seed": 3},
-            "parameters": 4,
-            "pairs": 5,
-            "epochs": 6,
-            "updates": 7,
-            "minutes": 8,
+            **{"parameters": 4, "pairs": 5, "epochs": 6, "updates": 7, "minutes": 8},
             "hardware": "an abacus",
         }
         (folder / "run.json").write_text(json.dumps(record))
@@ -157,77 +113,22 @@ def make_folder(tokenizer, tmp_path_factory) -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="module")
-def hub():
+def hub(tmp_path_factory):
     """A Hub that this process's client is led to, although the tests as a whole are offline."""
     with serve_hub() as hub, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(huggingface_hub.constants, "ENDPOINT", hub.url)
-        patch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-        patch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
+        for name, value in {
+            "ENDPOINT": hub.url,
+            "HUGGINGFACE_CO_URL_TEMPLATE": hub.url + "/{repo_id}/resolve/{revision}/{filename}",
+            "HF_HUB_CACHE": str(tmp_path_factory.mktemp("hf")),
+            "HF_HUB_OFFLINE": False,
+            "HF_HUB_DISABLE_XET": True,
+        }.items():
+            patch.setattr(huggingface_hub.constants, name, value)
         patch.setenv("HF_TOKEN", TOKEN)
         patch.setenv("NO_PROXY", "127.0.0.1")
         huggingface_hub.close_session()
         yield hub
         huggingface_hub.close_session()
-
-
-@dataclass(frozen=True)
-class Report:
-    """What a process tells that loads from the Hub."""
-
-    module: str
-    generated: list[list[list[int]]]
-    resaved: Path
-    requests: list[tuple[str, str]]
-
-
-def environment(hub: Hub, home: Path) -> dict[str, str]:
-    """Of a process that knows the Hub and has an empty cache."""
-    return {
-        **os.environ,
-        "HF_ENDPOINT": hub.url,
-        "HF_HOME": str(home / "hf"),
-        "HF_HUB_OFFLINE": "0",
-        "HF_HUB_DISABLE_XET": "1",
-        "HF_TOKEN": TOKEN,
-        "NO_PROXY": "127.0.0.1",
-    }
-
-
-def load_in_a_process(
-    hub: Hub, home: Path, preparation: str, places: list[tuple[str, str]], *arguments: object
-) -> Report:
-    """Runs `preparation`, then loads each repository at its revision.
-
-    Args:
-        hub: Known to the process by its environment only.
-        home: Empty folder for its cache and what it writes.
-        preparation: Code to run first.
-        places: Repository and revision.
-        arguments: For `preparation`.
-    """
-    resaved, report = home / "resaved", home / "report.json"
-    before = len(hub.requests)
-    finished = subprocess.run(
-        [
-            *(sys.executable, "-c", preparation + LOAD),
-            *(json.dumps(places), json.dumps(TEXTS), resaved, report, *arguments),
-        ],
-        env=environment(hub, home),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stderr
-    return Report(**json.loads(report.read_text()), resaved=resaved, requests=hub.requests[before:])
-
-
-@pytest.fixture(scope="module")
-def shared(hub, make_folder) -> str:
-    """A repository made by the command, with other weights on the branch `other`."""
-    command("--model", make_folder(), "me/shared")
-    command("--model", make_folder(factor=-1.0), "me/shared", "--revision", "other")
-    return "me/shared"
 
 
 def command(*arguments: object) -> str:
@@ -241,91 +142,146 @@ def command(*arguments: object) -> str:
     return out.getvalue()
 
 
-# Loading
+@pytest.fixture(scope="module")
+def latin_to_greek(hub, tmp_path_factory) -> str:
+    """Folder of a model with two tokenizers, which is shared as `me/greek`."""
+    folder = save_latin_to_greek(tmp_path_factory.mktemp("greek") / "run")
+    search = GenerationConfig.from_pretrained(folder)
+    search.max_length = 9
+    search.save_pretrained(folder)
+    command("--model", folder, "me/greek")
+    return folder
+
+
+def card_of(hub: Hub, repository: str) -> str:
+    return hub.repositories[repository].files()["README.md"].decode()
+
+
+# Loading where the package is not installed
 
 
 @pytest.fixture(scope="module")
-def with_package(hub, make_folder, tmp_path_factory) -> Report:
-    """Of a process that publishes to `me/published` and loads from there."""
-    home = tmp_path_factory.mktemp("publisher")
-    return load_in_a_process(hub, home, PUBLISH, [("me/published", "main")], make_folder())
+def published(hub, make_folder) -> str:
+    """How users of Transformers publish: with the package, without our command."""
+    make_model().push_to_hub("me/published")
+    learn(LATIN).push_to_hub("me/published")
+    return "me/published"
 
 
 @pytest.fixture(scope="module")
-def without_package(hub, with_package, shared, tmp_path_factory) -> Report:
-    """Of a process that loads `me/published`, then `me/shared` by a branch and by a commit."""
-    published = hub.repositories["me/published"]
+def branches(hub, make_folder) -> str:
+    """A repository made by the command, with other weights on the branch `other`."""
+    command("--model", make_folder(), "me/branches")
+    command("--model", make_folder(factor=-1.0), "me/branches", "--revision", "other")
+    return "me/branches"
+
+
+@pytest.fixture(scope="module")
+def client(hub, published, branches, latin_to_greek, tmp_path_factory):
+    """Lines of a process that loads from three places, then runs the code of a card."""
+    repository = hub.repositories[published]
     # To be left alone: unpickling it would fail.
-    poisoned = {**published.files(), "pytorch_model.bin": b"not a pickle"}
-    published.commit("main", "poison", poisoned)
-    places = [
-        ("me/published", "main"),
-        (shared, "other"),
-        (shared, hub.repositories[shared].branches["main"]),
-    ]
-    return load_in_a_process(hub, tmp_path_factory.mktemp("client"), FORGET, places)
+    repository.commit("main", "poison", repository.files() | {"pytorch_model.bin": b"no pickle"})
+    first, _, code = re.search("```python\n(.*?)```", card_of(hub, "me/greek"), re.DOTALL)[
+        1
+    ].partition("\n")
+    assert "trust_remote_code=True in the calls below" in first
+    called = 'from_pretrained("me/greek"'
+    assert code.count(called) == 3
+    code = code.replace(called, f"{called}, **trust").replace("...", TEXTS[0])
+    places = [(published, "main"), (branches, "other"), (branches, main_commit(hub, branches))]
+    hub.requests.clear()
+    finished = subprocess.run(
+        [sys.executable, "-c", CLIENT + code, json.dumps(places), json.dumps(TEXTS)],
+        env={
+            **os.environ,
+            "HF_ENDPOINT": hub.url,
+            "HF_HOME": str(tmp_path_factory.mktemp("client")),
+            "HF_HUB_OFFLINE": "0",
+            "HF_HUB_DISABLE_XET": "1",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    *loaded, printed = finished.stdout.splitlines()
+    return [json.loads(line) for line in loaded], printed, list(hub.requests)
 
 
-@pytest.fixture(scope="module", params=["with_package", "without_package"])
-def report(request) -> Report:
-    return request.getfixturevalue(request.param)
+def main_commit(hub: Hub, repository: str) -> str:
+    return hub.repositories[repository].branches["main"]
 
 
-def test_published_model_generates_the_same(report, translate):
-    assert report.generated[0] == translate(make_model())
+def test_model_of_the_hub_generates_the_same_where_the_package_is_not_installed(client):
+    (module, generated), *_ = client[0]
+
+    assert module.startswith("transformers_modules.")
+    assert generated == generate(make_model())
 
 
-def test_code_comes_from_the_hub_only_without_the_package(with_package, without_package):
-    assert with_package.module == "vanilla_transformer.modeling.modeling_vanilla_transformer"
-    assert without_package.module.startswith("transformers_modules.")
-
-
-def test_revision_is_a_branch_or_a_commit(without_package, translate):
-    main_branch, other = translate(make_model()), translate(make_model(factor=-1.0))
+def test_revision_is_a_branch_or_a_commit(client):
+    main_branch, other = generate(make_model()), generate(make_model(factor=-1.0))
 
     assert main_branch != other
-    assert without_package.generated[1:] == [other, main_branch]
+    assert [generated for _, generated in client[0][1:]] == [other, main_branch]
 
 
-def test_readers_ask_for_nothing_pickled(report):
-    names = {path.rpartition("/")[2] for _, path in report.requests if "/resolve/" in path}
+def test_readers_ask_for_nothing_pickled(client):
+    names = {path.rpartition("/")[2] for path in client[2] if "/resolve/" in path}
 
     assert "model.safetensors" in names
     assert not {name for name in names if name.endswith((".bin", ".pt", ".pkl"))}
 
 
-def test_resaved_model_from_the_hub_has_its_own_code_and_auto_map(report, tmp_path):
-    make_model().save_pretrained(tmp_path)
+def test_code_of_the_card_translates_where_the_package_is_not_installed(
+    hub, client, latin_to_greek
+):
+    pair = TokenizerPair.from_pretrained(latin_to_greek)
+    model = VanillaTransformerForConditionalGeneration.from_pretrained(latin_to_greek)
+    outputs = model.generate(**pair.source(TEXTS[:1], return_tensors="pt"))
 
-    assert code_and_auto_map(report.resaved) == code_and_auto_map(tmp_path)
+    assert client[1] == str(pair.target.batch_decode(outputs, skip_special_tokens=True))
+    assert "vocabularies 37 and 40" in card_of(hub, "me/greek")
+
+
+def test_translator_loads_both_tokenizers_from_the_hub(latin_to_greek):
+    expected, found = (
+        [one.text for one in Translator.from_pretrained(place).translate(TEXTS)]
+        for place in (latin_to_greek, "me/greek")
+    )
+
+    assert found == expected
+    assert "".join(found).strip(GREEK) == ""
 
 
 # What goes up
 
 
-def test_push_to_hub_uploads_what_a_saved_folder_promises(hub, with_package):
-    files = hub.repositories["me/published"].files()
+def test_push_to_hub_uploads_what_a_saved_folder_promises(hub, published):
+    files = hub.repositories[published].files()
 
-    # Another test's poison aside.
-    assert files.keys() - {".gitattributes", "pytorch_model.bin"} == MODEL_FILES
+    # The poison of the client aside; the card is Transformers' own.
+    assert files.keys() - {"pytorch_model.bin", ".gitattributes"} == MODEL_FILES
 
 
-def test_push_uploads_the_model_and_its_record_only(hub, shared):
-    files = hub.repositories[shared].files()
+def test_push_uploads_the_model_and_its_record_only(hub, make_folder):
+    folder = make_folder()
 
+    command("--model", folder, "me/only")
+
+    files = hub.repositories["me/only"].files()
     assert files.keys() - {".gitattributes"} == MODEL_FILES | {"run.json"}
+    for name in files.keys() - {".gitattributes", "README.md"}:
+        assert files[name] == (folder / name).read_bytes()
 
 
-def test_push_makes_one_commit(hub, make_folder):
-    command("--model", make_folder(), "me/once", "--commit_message", "Zahlen")
+def test_push_uploads_the_tokenizers_of_both_sides(hub, latin_to_greek):
+    files = hub.repositories["me/greek"].files()
 
-    assert hub.repositories["me/once"].messages == ["initial commit", "Zahlen"]
-
-
-def test_pushed_weights_are_safetensors(hub, shared):
-    weights = load_weights(hub.repositories[shared].files()["model.safetensors"])
-
-    assert weights.keys() == {name for name, _ in make_model().named_parameters()}
+    added = {f"target_tokenizer/{name}" for name in ("tokenizer.json", "tokenizer_config.json")}
+    assert files.keys() - {".gitattributes"} == MODEL_FILES | added
+    assert all(files[name] == Path(latin_to_greek, name).read_bytes() for name in added)
 
 
 def test_push_uploads_every_shard(hub, make_folder):
@@ -341,10 +297,11 @@ def test_push_uploads_every_shard(hub, make_folder):
     assert set(index["weight_map"].values()) <= files.keys()
 
 
-def test_push_prints_where_the_model_is(hub, make_folder):
-    assert command("--model", make_folder(), "me/printed") == (
-        f"The model is at {hub.url}/me/printed\n"
-    )
+def test_push_makes_one_commit(hub, make_folder):
+    told = command("--model", make_folder(), "me/once", "--commit_message", "Zahlen")
+
+    assert hub.repositories["me/once"].messages == ["initial commit", "Zahlen"]
+    assert told == f"The model is at {hub.url}/me/once\n"
 
 
 @pytest.mark.parametrize("options", [[], ["--private"]])
@@ -356,28 +313,32 @@ def test_push_makes_a_private_repository_when_asked(hub, make_folder, options):
     assert hub.repositories[name].private == bool(options)
 
 
+def norm_on(hub: Hub, repository: str, branch: str = "main"):
+    return load_weights(hub.repositories[repository].files(branch)["model.safetensors"])[NORM]
+
+
 def test_push_again_replaces_the_model(hub, make_folder):
     command("--model", make_folder(), "me/twice")
     command("--model", make_folder(factor=2.0), "me/twice")
 
-    weights = load_weights(hub.repositories["me/twice"].files()["model.safetensors"])
-    expected = make_model(factor=2.0).model.encoder.layer_norm.weight
-    assert weights["model.encoder.layer_norm.weight"].equal(expected)
+    assert norm_on(hub, "me/twice").equal(make_model(2.0).model.encoder.layer_norm.weight)
+
+
+def test_push_to_a_branch_leaves_the_main_one(hub, branches):
+    norm = make_model().model.encoder.layer_norm.weight
+
+    assert norm_on(hub, branches).equal(norm)
+    assert norm_on(hub, branches, "other").equal(-norm)
 
 
 # The card
 
 
-def card_of(hub: Hub, repository: str) -> ModelCard:
-    return ModelCard(hub.repositories[repository].files()["README.md"].decode())
-
-
 def test_pushed_card_loads_the_repository(hub, make_folder):
     command("--model", make_folder("my folder"), "me/named")
 
-    text = card_of(hub, "me/named").text
-    assert text.count('from_pretrained("me/named")') == 2
-    assert 'from_pretrained("my folder")' not in text
+    assert card_of(hub, "me/named").count('from_pretrained("me/named")') == 2
+    assert 'from_pretrained("my folder")' not in card_of(hub, "me/named")
 
 
 def test_missing_card_is_written_and_pushed(hub, make_folder):
@@ -386,21 +347,17 @@ def test_missing_card_is_written_and_pushed(hub, make_folder):
 
     command("--model", folder, "me/without-card")
 
-    assert card_of(hub, "me/without-card").data.language == ["de", "en"]
+    assert ModelCard(card_of(hub, "me/without-card")).data.language == ["de", "en"]
 
 
 def test_pushed_card_keeps_what_was_edited(hub, make_folder):
     folder = make_folder()
-    (folder / "README.md").write_text(
-        "---\nlicense: mit  # mine\n---\n\nEigene Worte: ä\n\n"
-        '`AutoTokenizer.from_pretrained("run")`\n',
-        "utf-8",
-    )
+    edited = '---\nlicense: mit  # mine\n---\n\nEigene Worte: ä `Auto.from_pretrained("run")`\n'
+    (folder / "README.md").write_text(edited, "utf-8")
 
     command("--model", folder, "me/edited")
 
-    pushed = hub.repositories["me/edited"].files()["README.md"]
-    assert pushed == (folder / "README.md").read_bytes()
+    assert card_of(hub, "me/edited") == edited
 
 
 def test_card_of_an_earlier_release_loads_the_repository_too(hub, make_folder):
@@ -411,101 +368,25 @@ def test_card_of_an_earlier_release_loads_the_repository_too(hub, make_folder):
 
     command("--model", folder, "me/earlier")
 
-    pushed = hub.repositories["me/earlier"].files()["README.md"].decode()
+    expected = card.replace('from_pretrained("my folder"', 'from_pretrained("me/earlier"')
     assert unmarked != card
-    assert pushed == card.replace('from_pretrained("my folder"', 'from_pretrained("me/earlier"')
+    assert card_of(hub, "me/earlier") == expected
 
 
-@pytest.mark.parametrize(
-    ("metadata", "value"),
-    [({"language": ["German", "en"]}, "German"), ({"dataset_tags": ["my data"]}, "my data")],
-)
-def test_model_is_not_uploaded_when_the_hub_refuses_its_metadata(hub, make_folder, metadata, value):
-    name = f"me/{next(iter(metadata))}"
+def test_model_is_not_uploaded_when_the_hub_refuses_its_metadata(hub, make_folder):
+    folder = make_folder(language=["German", "en"])
+    hub.requests.clear()
 
-    message = command("--model", make_folder(**metadata), name)
+    message = command("--model", folder, "me/german")
 
     assert message.startswith("vanilla-transformer: Invalid metadata in README.md")
-    assert f"'{value}' is not valid" in message
+    assert "'German' is not valid" in message
     assert "Traceback" not in message
-    assert hub.repositories[name].files().keys() == {".gitattributes"}
-    assert not any(path == f"/{name}.git/info/lfs/objects/batch" for _, path in hub.requests)
-
-
-# Two vocabularies
-
-
-@pytest.fixture(scope="module")
-def latin_to_greek(hub, tmp_path_factory) -> tuple[str, str]:
-    """Repository and folder of a model with two tokenizers."""
-    folder = save_latin_to_greek(tmp_path_factory.mktemp("greek") / "run")
-    search = GenerationConfig.from_pretrained(folder)
-    search.max_length = 9
-    search.save_pretrained(folder)
-    command("--model", folder, "me/greek")
-    return "me/greek", folder
-
-
-def test_push_uploads_the_tokenizers_of_both_sides(hub, latin_to_greek):
-    repository, folder = latin_to_greek
-    files = hub.repositories[repository].files()
-
-    added = {f"target_tokenizer/{name}" for name in ("tokenizer.json", "tokenizer_config.json")}
-    assert files.keys() - {".gitattributes"} == MODEL_FILES | added
-    assert all(files[name] == Path(folder, name).read_bytes() for name in added)
-
-
-def test_translator_loads_both_tokenizers_from_the_hub(hub, latin_to_greek, tmp_path):
-    repository, folder = latin_to_greek
-    code = (
-        "from vanilla_transformer.translation import Translator\n"
-        f"translator = Translator.from_pretrained({repository!r}, max_extra_tokens=4)\n"
-        "print([one.text for one in translator.translate(['ein hund'])])\n"
-    )
-
-    (text,) = run_with_the_hub(hub, tmp_path, code)
-
-    expected = Translator.from_pretrained(folder, max_extra_tokens=4).translate(["ein hund"])
-    assert text == next(expected).text
-    assert text.strip(GREEK) == ""
-
-
-def test_code_of_the_card_translates_where_the_package_is_not_installed(
-    hub, latin_to_greek, tmp_path
-):
-    repository, folder = latin_to_greek
-    card = card_of(hub, repository).text
-    first, _, code = re.search("```python\n(.*?)```", card, re.DOTALL)[1].partition("\n")
-    assert "trust_remote_code=True in the calls below" in first
-    called = f'from_pretrained("{repository}"'
-    assert code.count(called) == 3
-    code = code.replace(called, f"{called}, **trust").replace("...", "ein hund")
-
-    texts = run_with_the_hub(hub, tmp_path, FORGET + code)
-
-    pair = TokenizerPair.from_pretrained(folder)
-    model = VanillaTransformerForConditionalGeneration.from_pretrained(folder)
-    outputs = model.generate(**pair.source(["ein hund"], return_tensors="pt"))
-    assert texts == pair.target.batch_decode(outputs, skip_special_tokens=True)
-    assert "vocabularies 37 and 40" in card
-
-
-def run_with_the_hub(hub: Hub, home: Path, code: str) -> list[str]:
-    """Runs a process that prints a list."""
-    finished = subprocess.run(
-        [sys.executable, "-c", code],
-        env=environment(hub, home),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stderr
-    return ast.literal_eval(finished.stdout)
+    assert hub.repositories["me/german"].messages == ["initial commit"]
+    assert hub.requests == ["/api/repos/create", "/api/validate-yaml"]
 
 
 # What stays on the machine
-
-SECRET = "hf_" + "aB3" * 11
 
 
 def write_json(file: Path, **values: object) -> None:
@@ -565,8 +446,7 @@ def test_push_refuses_a_secret_in_the_header_of_weights(hub, make_folder):
 def test_vocabulary_of_words_about_paths_is_shared(hub, make_folder):
     folder = make_folder("words")
     words = "/home/jo/file.txt C:\\Users\\jo /root/x hf_hub_download sk-learn Bearer AKIA"
-    tokenizer = VanillaTransformerTokenizer.train([words], vocab_size=37, kind="word")
-    tokenizer.save_pretrained(folder)
+    learn(words, kind="word").save_pretrained(folder)
     assert '"/home/jo/file.txt"' in (folder / "tokenizer.json").read_text("utf-8")
 
     assert command("--model", folder, "me/words").startswith("The model is at ")
@@ -599,19 +479,19 @@ def test_push_of_what_was_trained_here_is_not_refused(hub, make_folder, tmp_path
 def test_push_refuses_weights_that_are_not_finite(hub, make_folder, factor):
     message = command("--model", make_folder(factor=factor), "me/nan")
 
-    assert "all finite, got 1 not finite (model.encoder.layer_norm.weight)" in message
+    assert f"all finite, got 1 not finite ({NORM})" in message
     assert "me/nan" not in hub.repositories
 
 
 def test_push_refuses_weights_that_are_not_complete(hub, make_folder):
     folder = make_folder()
     weights = load_file(folder / "model.safetensors")
-    del weights["model.encoder.layer_norm.weight"]
+    del weights[NORM]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
     message = command("--model", folder, "me/part")
 
-    assert "got 1 missing (model.encoder.layer_norm.weight)" in message
+    assert f"got 1 missing ({NORM})" in message
     assert "me/part" not in hub.repositories
 
 

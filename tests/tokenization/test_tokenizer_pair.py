@@ -9,6 +9,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.tokenization import tokenizer_pair
+from vanilla_transformer.tokenization.tokenization_vanilla_transformer import TokenizerKind
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 
 from ..conftest import TWO_TABLES, Model, build_variant
@@ -18,9 +19,9 @@ LATIN = "abcdefghijklmnopqrstuvwxyz .,!?-'"
 GREEK = "αβγδεζηθικλμνξοπρσςτυφχψωάέήίόύώ;·«»"
 
 
-def learn(text: str) -> VanillaTransformerTokenizer:
-    """One character, one token."""
-    return VanillaTransformerTokenizer.train([text], vocab_size=99, kind="char")
+def learn(text: str, kind: TokenizerKind = "char") -> VanillaTransformerTokenizer:
+    """One character, or one word, one token."""
+    return VanillaTransformerTokenizer.train([text], vocab_size=99, kind=kind)
 
 
 def build_latin_to_greek() -> tuple[Model, TokenizerPair]:
