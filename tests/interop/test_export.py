@@ -2,24 +2,29 @@
 
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import torch
 from transformers import AutoTokenizer, GenerationConfig
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.interop import ctranslate2 as loader
 from vanilla_transformer.interop import onnx as onnx_export
-from vanilla_transformer.interop.export import Agreement, export_to_ctranslate2, export_to_onnx
+from vanilla_transformer.interop.export import (
+    Agreement,
+    _compare_logits,
+    export_to_ctranslate2,
+    export_to_onnx,
+)
+from vanilla_transformer.model_folder import load_model
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 from vanilla_transformer.translation import Translator
 from vanilla_transformer_cli import main
 
 from ..support.full_disk import small_files
 from ..tokenization.test_tokenizer_pair import GREEK, save_latin_to_greek
+from .test_onnx import draw_rows, read_in_torch
 
 LINES = ["ein hund rennt.", "", "ja", "der alte mann"]
 
@@ -69,6 +74,8 @@ def test_settings_and_tokenizer_are_carried_over(source, tmp_path):
         for folder in (source, tmp_path / "out")
     ]
     assert ids[0] == ids[1]
+    run = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert run["settings"] == {"max_length": 17}
 
 
 @pytest.mark.parametrize("quantization", ["int8", "bfloat16"])
@@ -93,7 +100,9 @@ def test_sample_without_text_is_refused(source, tmp_path):
 
 
 @pytest.mark.slow
-def test_onnx_folder_is_complete(source, tmp_path):
+def test_onnx_folder_is_complete(tmp_path):
+    source = save_latin_to_greek(tmp_path / "model")
+
     agreement = export_to_onnx(source, tmp_path / "out")
 
     assert files(tmp_path / "out") == {
@@ -103,8 +112,13 @@ def test_onnx_folder_is_complete(source, tmp_path):
         "decoder_model.onnx.data",
         "tokenizer.json",
         "tokenizer_config.json",
+        "target_tokenizer",
         "generation_config.json",
         "run.json",
+    }
+    assert files(tmp_path / "out" / "target_tokenizer") == {
+        "tokenizer.json",
+        "tokenizer_config.json",
     }
     assert agreement.lines == agreement.identical == 100
     assert 0 < agreement.gap < 1e-4
@@ -126,23 +140,44 @@ def test_export_that_translates_otherwise_is_not_kept(source, tmp_path, monkeypa
     assert files(tmp_path) == {"model"}
 
 
-@pytest.mark.slow
 def test_onnx_export_that_computes_otherwise_is_not_kept(source, tmp_path, monkeypatch):
-    export = onnx_export.export_onnx
-
-    def export_another_model(model, folder):
-        weight = model.model.decoder.layers[1].fc2.bias
-        with torch.no_grad():
-            weight[3] += 0.01
-            export(model, folder)
-            weight[3] -= 0.01
-
-    monkeypatch.setattr(onnx_export, "export_onnx", export_another_model)
+    other = load_model(source, attn_implementation="eager")
+    other.model.decoder.layers[1].fc2.bias.data[3] += 0.01
+    monkeypatch.setattr(onnx_export, "export_onnx", lambda *_: None)
+    monkeypatch.setattr(onnx_export, "OnnxModel", lambda _: read_in_torch(other))
 
     with pytest.raises(ValueError, match=r"logits that differ by at most 0\.0001, got"):
         export_to_onnx(source, tmp_path / "out")
 
     assert files(tmp_path) == {"model"}
+
+
+def test_logits_are_compared_at_every_target_of_every_line(tiny_model):
+    sources = draw_rows(5, 9)
+    reader = read_in_torch(tiny_model)
+    force = reader.force
+
+    def force_otherwise(sources, targets):
+        logits = force(sources, targets)
+        logits[0, 0, 3] += 0.5
+        for row, target in zip(logits, targets, strict=True):
+            row[len(target) :] += 9
+        return logits
+
+    reader.force = force_otherwise
+
+    agreement = _compare_logits(tiny_model, reader, sources)
+
+    assert (agreement.lines, agreement.identical) == (5, 5)
+    assert agreement.gap == pytest.approx(0.5, abs=1e-4)
+
+
+def test_bfloat16_model_is_compared_in_float32(source, tmp_path):
+    load_model(source).bfloat16().save_pretrained(source)
+
+    agreement = export_to_ctranslate2(source, tmp_path / "out", sample=LINES)
+
+    assert agreement.gap < 1e-4
 
 
 @pytest.mark.parametrize(
@@ -177,33 +212,33 @@ def test_existing_folder_is_refused(source, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "model.safetensors", "target_tokenizer/run.json"])
-def test_export_with_files_of_somebody_is_never_replaced(tmp_path, name):
+def test_export_with_files_of_somebody_is_never_replaced(source, tmp_path, name):
     for file in ("model.bin", "config.json", "run.json", name):
         (tmp_path / "out" / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "out" / file).write_text("mine")
 
     with pytest.raises(FileExistsError, match=rf"and nothing else; this holds {name}, too\."):
-        export_to_ctranslate2("none", tmp_path / "out", force=True)
+        export_to_ctranslate2(source, tmp_path / "out", force=True)
 
     assert (tmp_path / "out" / name).read_text() == "mine"
-    assert files(tmp_path) == {"out"}
+    assert files(tmp_path) == {"model", "out"}
 
 
-def test_folder_without_weights_is_never_replaced(tmp_path):
+def test_folder_without_weights_is_never_replaced(source, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "config.json").write_text("mine")
 
     with pytest.raises(FileExistsError, match=r"holds neither decoder_model\.onnx nor model\.bin"):
-        export_to_ctranslate2("none", tmp_path / "out", force=True)
+        export_to_ctranslate2(source, tmp_path / "out", force=True)
 
     assert (tmp_path / "out" / "config.json").read_text() == "mine"
 
 
-def test_file_is_never_replaced(tmp_path):
+def test_file_is_never_replaced(source, tmp_path):
     (tmp_path / "model.bin").write_text("mine")
 
     with pytest.raises(FileExistsError, match=r"and nothing else; this is a file\."):
-        export_to_ctranslate2("none", tmp_path / "model.bin", force=True)
+        export_to_ctranslate2(source, tmp_path / "model.bin", force=True)
 
     assert (tmp_path / "model.bin").read_text() == "mine"
 
@@ -330,22 +365,14 @@ def test_earlier_export_stays_when_a_new_one_fails(source, tmp_path, monkeypatch
     assert files(tmp_path) == {"model", "out"}
 
 
-@pytest.mark.slow
-def test_command_exports_and_reports_the_agreement(source, tmp_path):
-    sample = tmp_path / "sample.txt"
-    sample.write_text("\n".join(LINES) + "\n", encoding="utf-8")
-    argv = ["--quantization", "float32", "--sample", str(sample), source, str(tmp_path / "a" / "b")]
+def test_command_exports_and_reports_the_agreement(source, tmp_path, write, capsys):
+    sample, output = write("sample.txt", *LINES), tmp_path / "a" / "b"
 
-    done = subprocess.run(
-        [sys.executable, "-m", "vanilla_transformer_cli", "export", *argv],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    main(["export", "--quantization", "float32", "--sample", sample, source, str(output)])
 
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"{tmp_path / 'a' / 'b'}: 3 of 3 lines translated as by torch")
-    assert json.loads((tmp_path / "a" / "b" / "config.json").read_text())["add_source_eos"] is False
+    told = capsys.readouterr().out
+    assert told.startswith(f"{output}: 3 of 3 lines translated as by torch")
+    assert json.loads((output / "config.json").read_text())["add_source_eos"] is False
 
 
 @pytest.mark.parametrize(
@@ -426,19 +453,6 @@ def test_ctranslate2_translates_from_one_vocabulary_into_another(tmp_path):
     shutil.rmtree(tmp_path / "out" / "target_tokenizer")
     with pytest.raises(ValueError, match=r"got no target_tokenizer/tokenizer\.json"):
         Translator.from_pretrained(str(tmp_path / "out"), engine="ctranslate2")
-
-
-@pytest.mark.slow
-def test_onnx_folder_holds_the_tokenizers_of_both_vocabularies(tmp_path):
-    source = save_latin_to_greek(tmp_path / "model")
-
-    agreement = export_to_onnx(source, tmp_path / "out")
-
-    assert agreement.lines == agreement.identical == 100
-    assert files(tmp_path / "out" / "target_tokenizer") == {
-        "tokenizer.json",
-        "tokenizer_config.json",
-    }
 
 
 @pytest.mark.parametrize("name", ["model.bin", "tokenizer.json"])

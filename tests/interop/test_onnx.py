@@ -2,49 +2,79 @@
 
 import random
 import shutil
+from copy import copy, deepcopy
+from types import SimpleNamespace
 
 import numpy as np
 import onnxruntime
 import pytest
 import torch
+from torch import nn
 
-from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from vanilla_transformer.interop.onnx import OPSET, OnnxModel, export_onnx
+from vanilla_transformer.interop.onnx import (
+    OPSET,
+    OnnxModel,
+    _DecoderGraph,
+    _EncoderGraph,
+    export_onnx,
+)
 from vanilla_transformer.translation import Search
 from vanilla_transformer.translation.engines import TorchEngine
 
-from ..conftest import VARIANTS, build_variant, redraw_parameters
+from ..conftest import VARIANTS, Model, build_variant, each_variant
 
 EOS = 2
 
-# The export takes seconds.
-pytestmark = pytest.mark.slow
+
+class TorchSession:
+    """Answers as onnxruntime does, with a graph that torch runs: an export takes ten seconds."""
+
+    def __init__(self, graph: nn.Module) -> None:
+        self.graph = graph
+        one = torch.ones(1, 1, dtype=torch.long)
+        self.caches = {
+            f"{index // 2}.{('key', 'value')[index % 2]}": cache.shape
+            for index, cache in enumerate(_EncoderGraph(graph.model)(one, one))
+        }
+
+    def get_inputs(self):
+        return [
+            SimpleNamespace(name=f"past.{name}", shape=self.caches[name]) for name in self.caches
+        ]
+
+    def get_outputs(self):
+        return [SimpleNamespace(name=f"source.{name}") for name in self.caches]
+
+    @torch.no_grad()
+    def run(self, _, inputs):
+        ids, mask, *_ = tensors = [torch.from_numpy(array) for array in inputs.values()]
+        caches = [
+            [tensor for name, tensor in zip(inputs, tensors, strict=True) if name.startswith(kind)]
+            for kind in ("source.", "past.")
+        ]
+        return [tensor.numpy() for tensor in self.graph(ids, mask, *filter(None, caches))]
 
 
-def draw_rows(count, longest, seed=1):
+def read_in_torch(model: Model) -> OnnxModel:
+    """The reader, on graphs that have not been exported."""
+    reader = object.__new__(OnnxModel)
+    reader.encoder = TorchSession(_EncoderGraph(model))
+    reader.decoder = TorchSession(_DecoderGraph(model))
+    reader.generation_config = model.generation_config
+    return reader
+
+
+def draw_rows(count, longest, seed=1, vocab_size=37):
     draw = random.Random(seed)
     return [
-        [*draw.choices(range(3, 37), k=draw.randint(0, longest - 1)), EOS] for _ in range(count)
+        [*draw.choices(range(3, vocab_size), k=draw.randint(0, longest - 1)), EOS]
+        for _ in range(count)
     ]
 
 
 @pytest.fixture(scope="module")
 def model():
-    # As tiny_model, but made once: an export takes seconds.
-    config = VanillaTransformerConfig(
-        vocab_size=37,
-        d_model=24,
-        encoder_layers=2,
-        decoder_layers=3,
-        encoder_attention_heads=2,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=28,
-        decoder_ffn_dim=36,
-        attn_implementation="eager",
-    )
-    model = VanillaTransformerForConditionalGeneration(config).eval()
-    redraw_parameters(model)
-    return model
+    return build_variant(attn_implementation="eager")
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +85,16 @@ def folder(model, tmp_path_factory):
     return folder
 
 
+@pytest.fixture(
+    scope="module", params=["torch", pytest.param("onnxruntime", marks=pytest.mark.slow)]
+)
+def exported(request, model):
+    if request.param == "torch":
+        return read_in_torch(model)
+    return OnnxModel(request.getfixturevalue("folder"))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "content"),
     [
@@ -73,11 +113,6 @@ def test_damaged_folder_is_told_in_one_line(folder, tmp_path, name, content):
 
     with pytest.raises(ValueError, match=r"^onnxruntime .* cannot load '.*damaged': .* again\.$"):
         OnnxModel(damaged)
-
-
-@pytest.fixture(scope="module")
-def exported(folder):
-    return OnnxModel(folder)
 
 
 def torch_logits(model, source, target):
@@ -137,11 +172,12 @@ def test_translation_does_not_depend_on_the_batch(exported):
     assert exported.generate(sources, limits) == alone
 
 
-def test_several_end_tokens_end_a_translation(folder, exported):
+def test_several_end_tokens_end_a_translation(exported):
     sources = draw_rows(6, 9)
     before = exported.generate(sources, [9] * 6)
     other_end = max(before, key=len)[0]
-    reader = OnnxModel(folder)
+    reader = copy(exported)
+    reader.generation_config = deepcopy(exported.generation_config)
     reader.generation_config.eos_token_id = [EOS, other_end]
 
     after = reader.generate(sources, [9] * 6)
@@ -150,6 +186,7 @@ def test_several_end_tokens_end_a_translation(folder, exported):
     assert after != before
 
 
+@pytest.mark.slow
 def test_graphs_name_their_axes_and_have_the_documented_opset(folder):
     onnx = pytest.importorskip("onnx")
     decoder = onnxruntime.InferenceSession(str(folder / "decoder_model.onnx"))
@@ -163,34 +200,65 @@ def test_graphs_name_their_axes_and_have_the_documented_opset(folder):
     assert [entry.version for entry in graph.opset_import if not entry.domain] == [OPSET]
 
 
-def test_weights_lie_in_files_that_move_with_the_graphs(folder, tmp_path, exported):
+@pytest.mark.slow
+def test_weights_lie_in_files_that_move_with_the_graphs(folder, tmp_path, model):
     assert (folder / "decoder_model.onnx.data").is_file()
 
     moved = folder.rename(tmp_path / "moved")
     try:
         sources = draw_rows(2, 5)
-        assert OnnxModel(moved).generate(sources, [4, 4]) == exported.generate(sources, [4, 4])
+        expected = read_in_torch(model).generate(sources, [4, 4])
+        assert OnnxModel(moved).generate(sources, [4, 4]) == expected
     finally:
         moved.rename(folder)
 
 
-@pytest.mark.parametrize("name", ["d_k_and_d_v", "talking_post_norm", "everything"])
-def test_variants_compute_what_torch_computes(tmp_path, name):
-    model = build_variant(**VARIANTS[name], attn_implementation="eager")
-    export_onnx(model, tmp_path)
-    model.generation_config.save_pretrained(tmp_path)
-    exported = OnnxModel(tmp_path)
+def assert_computes_alike(reader, model):
     sources = draw_rows(4, 9)
     limits = [9] * len(sources)
 
-    actual = exported.generate(sources, limits)
+    actual = reader.generate(sources, limits)
 
     found = TorchEngine(model).translate_batch(sources, [[] for _ in sources], limits, Search())
     assert actual == [best.tokens for best, *_ in found]
-    for source, target in zip(sources, draw_rows(4, 7, seed=2), strict=True):
-        (logits,) = exported.force([source], [target])
+    targets = draw_rows(4, 7, seed=2, vocab_size=model.config.target_vocab_size)
+    for source, target in zip(sources, targets, strict=True):
+        (logits,) = reader.force([source], [target])
         expected = torch_logits(model, source, target)
         torch.testing.assert_close(torch.from_numpy(logits), expected, rtol=1e-4, atol=1e-4)
+
+
+@each_variant
+def test_graphs_of_variants_compute_what_the_model_computes(changes):
+    model = build_variant(**changes, attn_implementation="eager")
+
+    assert_computes_alike(read_in_torch(model), model)
+
+
+@pytest.mark.slow
+def test_exported_variant_computes_what_torch_computes(tmp_path):
+    model = build_variant(**VARIANTS["everything"], pre_norm=False, attn_implementation="eager")
+    export_onnx(model, tmp_path)
+    model.generation_config.save_pretrained(tmp_path)
+
+    assert_computes_alike(OnnxModel(tmp_path), model)
+
+
+def test_options_reach_onnxruntime(model, tmp_path, monkeypatch):
+    model.generation_config.save_pretrained(tmp_path)
+    sessions = []
+
+    def open_session(file, options, providers):
+        sessions.append((file, options.intra_op_num_threads, providers))
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", open_session)
+
+    OnnxModel(tmp_path, providers=("CUDAExecutionProvider",), num_threads=3)
+
+    assert sessions == [
+        (str(tmp_path / f"{side}_model.onnx"), 3, ["CUDAExecutionProvider"])
+        for side in ("encoder", "decoder")
+    ]
 
 
 def test_other_attention_is_refused(tiny_model, tmp_path):
