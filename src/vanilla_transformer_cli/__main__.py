@@ -27,13 +27,18 @@ def main(argv: list[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
     name = argv[0] if argv else "--help"
     if name in ("-h", "--help"):
-        print("usage: vanilla-transformer COMMAND [--help] [options]\n\ncommands:")
-        for command, function in COMMANDS.items():
-            print(f"  {command:<10} {(function.__doc__ or '').splitlines()[0]}")
+        run(print_commands, argv[1:])
     elif name not in COMMANDS:
         fail(f"unknown command {name!r}; choose from: {', '.join(COMMANDS)}")
     else:
         run(COMMANDS[name], argv[1:])
+
+
+def print_commands(_: list[str]) -> None:
+    """Prints the usage and what each command does."""
+    print("usage: vanilla-transformer COMMAND [--help] [options]\n\ncommands:")
+    for command, function in COMMANDS.items():
+        print(f"  {command:<10} {(function.__doc__ or '').splitlines()[0]}")
 
 
 if __name__ == "__main__":

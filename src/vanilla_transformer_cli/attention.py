@@ -1,6 +1,7 @@
 """The `attention` command: what a model attends to, as a page, a picture or word alignments."""
 
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -16,6 +17,7 @@ from vanilla_transformer_cli.outputs import check_output
 from vanilla_transformer_cli.settings import AttentionSettings
 
 if TYPE_CHECKING:
+    from vanilla_transformer.inspection.alignments import GoldAlignment
     from vanilla_transformer.translation import Translator
 
 _PICTURES = (".png", ".svg")
@@ -29,6 +31,15 @@ example:
   vanilla-transformer attention --model runs/de-en --alignments test.de test.en --gold test.links
   vanilla-transformer attention --model runs/de-en --positions 128
 """
+
+
+@dataclass(frozen=True)
+class _TextsToAlign:
+    """Lines of the files of --alignments and --units, and the links of --gold."""
+
+    sides: list[list[str]]
+    units: list[list[str]]
+    gold: "list[GoldAlignment]"
 
 
 def attention(argv: list[str]) -> None:
@@ -48,11 +59,12 @@ def attention(argv: list[str]) -> None:
     check_model(parser, [settings.model] if settings.model else None)
     output = _check(parser, settings, texts)
     try:
+        texts_to_align = _read_files(settings) if settings.alignments else None
         translator = load_translator(settings)
         # It reports font weights that are not installed.
         logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
-        if settings.alignments:
-            _align(translator, settings)
+        if texts_to_align:
+            _align(translator, settings, texts_to_align)
         elif settings.positions is not None:
             _draw_positions(translator, settings.positions, output)
         else:
@@ -123,13 +135,36 @@ def _draw_positions(translator: "Translator", positions: int, output: Path) -> N
     print(plot_positions(model, output, positions))
 
 
-def _align(translator: "Translator", settings: AttentionSettings) -> None:
-    from vanilla_transformer.files import read_lines, write_lines
-    from vanilla_transformer.inspection.alignments import align_words, read_gold, score_alignments
+def _read_files(settings: AttentionSettings) -> _TextsToAlign:
+    """Reads the files of --alignments, --units and --gold.
 
-    sources, *others = [list(read_lines(file)) for file in settings.alignments or []]
+    Raises:
+        ValueError: If one is not what it should be, or they have different numbers of lines.
+    """
+    from vanilla_transformer.files import read_lines
+    from vanilla_transformer.inspection.alignments import read_gold
+
+    sides = [list(read_lines(file)) for file in settings.alignments or []]
     units = [list(read_lines(file)) for file in settings.units or []]
     gold = read_gold(settings.gold) if settings.gold else []
+    counts = [*map(len, sides), *map(len, units), *([len(gold)] if gold else [])]
+    if len(set(counts)) > 1:
+        files = filter(None, (*(settings.alignments or []), *(settings.units or []), settings.gold))
+        read = ", ".join(
+            f"{count:,} in {file!r}" for count, file in zip(counts, files, strict=True)
+        )
+        raise ValueError(
+            "The files of --alignments, --units and --gold must have the same number of lines, "
+            f"got {read}. Check that they belong together."
+        )
+    return _TextsToAlign(sides, units, gold)
+
+
+def _align(translator: "Translator", settings: AttentionSettings, texts: _TextsToAlign) -> None:
+    from vanilla_transformer.files import write_lines
+    from vanilla_transformer.inspection.alignments import align_words, score_alignments
+
+    (sources, *others), units, gold = texts.sides, texts.units, texts.gold
     targets = others[0] if others else [found.text for found in translator.translate(sources)]
     alignments = list(
         align_words(translator, sources, targets, (units[0], units[1]) if units else None)

@@ -73,6 +73,10 @@ class Parser(HfArgumentParser):
         """Ends the program with status 2."""
         fail(message)
 
+    def print_help(self, file: Any = None) -> None:
+        """Prints the help, and raises an error if that fails: argparse would ignore it."""
+        print(self.format_help(), end="", file=file, flush=True)
+
 
 class _SettingsParser(Parser):
     """Our own switches take no value, which might be the text that follows them."""

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, replace
+from io import FileIO
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,9 @@ from typing import TYPE_CHECKING
 from vanilla_transformer_cli.job_record import CountedLines, JobRecord, record_path
 from vanilla_transformer_cli.outputs import check_output, check_room
 from vanilla_transformer_cli.settings import TranslateSettings
+
+if sys.platform != "win32":
+    import fcntl
 
 if TYPE_CHECKING:
     from vanilla_transformer.translation import Translation, Translator
@@ -44,6 +48,7 @@ class TranslationJob:
         record: Of the job, to be kept beside the output; None: the output is no regular file.
         done: Lines that the output already holds.
         size: Bytes that these take there.
+        found: Bytes that the output had when it was read, an unfinished line included.
         total: Lines of the input, where that is known.
         scores: See `format_rows`.
         details: See `format_rows`.
@@ -56,6 +61,7 @@ class TranslationJob:
     record: JobRecord | None
     done: int
     size: int
+    found: int
     total: int | None
     scores: bool
     details: bool
@@ -64,6 +70,8 @@ class TranslationJob:
         """Translates, and writes line after line.
 
         Raises:
+            ValueError: If another translation writes to the output, or has done so since this one
+                was planned.
             OSError: If the output can no longer be written; a file then ends in a complete line.
         """
         from tqdm import tqdm
@@ -73,7 +81,7 @@ class TranslationJob:
         destination = (
             nullcontext(StandardOutput())
             if self.output is None
-            else closing(OutputFile(self.output, self.size))
+            else closing(OutputFile(self.output, self.size, self.found))
         )
         shows_progress = sys.stderr.isatty() and (self.output or not sys.stdout.isatty())
         with destination as file:
@@ -143,10 +151,11 @@ def plan_translation(settings: TranslateSettings, texts: list[str]) -> Translati
             )
         prefixes = CountedLines(file_lines(Path(settings.prefix_file)))
     record = None
-    done = size = 0
+    done = size = found = 0
     # Devices and pipes keep nothing that a job could continue.
     if output and (output.is_file() or not output.exists()):
         record = JobRecord.of(settings)
+        found = output.stat().st_size if output.exists() else 0
         done, size = _find_done(settings, output, record, lines, prefixes)
     return TranslationJob(
         lines,
@@ -156,6 +165,7 @@ def plan_translation(settings: TranslateSettings, texts: list[str]) -> Translati
         record,
         done,
         size,
+        found,
         total,
         settings.scores or settings.n_best > 1,
         settings.details,
@@ -183,6 +193,8 @@ def _check(settings: TranslateSettings, texts: list[str]) -> None:
         return
     output = Path(settings.output)
     check_output(output, inputs=[settings.input, settings.prefix_file], models=settings.model or [])
+    if output.is_file():
+        open_alone(output).close()
     if output.is_file() and output.stat().st_size and not settings.resume:
         raise ValueError(
             f"--output {settings.output} already holds {output.stat().st_size:,} bytes. Pass "
@@ -307,23 +319,56 @@ def written_lines(path: Path, rows_per_line: int) -> tuple[int, int, bool]:
     return lines, size, path.stat().st_size > size
 
 
+def open_alone(path: Path) -> FileIO:
+    """Opens a file for writing, which no other translation does before it is closed.
+
+    Raises:
+        ValueError: If another translation writes to it.
+    """
+    # Without a buffer, which would try again to write what a full disk has refused.
+    file = path.open("r+b", buffering=0)
+    if sys.platform != "win32":
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.close()
+            raise ValueError(
+                f"--output {path} is in use by another translation that has not ended. Wait for "
+                "it, or choose another file."
+            ) from error
+        except OSError:
+            # A file system without locks.
+            pass
+    return file
+
+
 class OutputFile:
-    """A file that holds complete lines at any moment.
+    """A file that holds complete lines at any moment, and that no other translation writes to.
 
     Args:
         path: Of the file; it need not exist.
         size: Bytes to keep; what follows them is cut off.
+        found: Bytes that it must have.
+
+    Raises:
+        ValueError: If another translation writes to it or has done so.
+        OSError: If it cannot be opened.
     """
 
-    def __init__(self, path: Path, size: int) -> None:
+    def __init__(self, path: Path, size: int, found: int) -> None:
         is_file = path.is_file() or not path.exists()
         if is_file:
             path.touch()
-        # Without a buffer, which would try again to write what a full disk has refused.
-        self._file = path.open("r+b" if is_file else "wb", buffering=0)
+        self._file = open_alone(path) if is_file else path.open("wb", buffering=0)
         self._path, self._size = path, size
         self._hint = " Its lines are complete; --resume continues after them." if is_file else ""
         if is_file:
+            if (now := path.stat().st_size) != found:
+                self._file.close()
+                raise ValueError(
+                    f"--output {path} was changed while the model was loaded: expected {found:,} "
+                    f"bytes, got {now:,}. Pass --resume to continue it, or choose another file."
+                )
             self._file.truncate(size)
             self._file.seek(size)
 

@@ -1,13 +1,12 @@
 """The command `attention`: which file it writes, what it prints, and what it refuses."""
 
-import io
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer_cli import main
 
 from ..conftest import save_small_model
 
@@ -21,22 +20,12 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def run(folder, tmp_path, monkeypatch, capsys):
-    """Runs `attention` in an empty folder; gives status, standard output and standard error."""
+def run(run, folder, tmp_path, monkeypatch):
+    """Runs `attention` in an empty folder."""
     empty = tmp_path / "empty"
     empty.mkdir()
     monkeypatch.chdir(empty)
-    monkeypatch.setattr(sys, "stdin", io.StringIO())
-
-    def run_command(*argv):
-        status = 0
-        try:
-            main(["attention", "--model", str(folder), *map(str, argv)])
-        except SystemExit as error:
-            status = error.code
-        return status, *capsys.readouterr()
-
-    return run_command
+    return partial(run, "attention", "--model", folder)
 
 
 def test_page_is_the_default(run):
@@ -136,6 +125,27 @@ def test_mistakes_are_told_and_nothing_is_written(run, argv, message):
     assert (status, out) == (2, "")
     assert message in err
     assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (["a", "absent"], "No such file or directory: 'absent'"),
+        (["a", "a", "--units", "a", "absent"], "No such file or directory: 'absent'"),
+        (["a", "a", "--gold", "a"], "'a', line 1: A gold link must be source-target"),
+        (["a", "b"], "same number of lines, got 1 in 'a', 2 in 'b'"),
+        (["a", "a", "--units", "a", "b"], "got 1 in 'a', 1 in 'a', 1 in 'a', 2 in 'b'"),
+        (["a", "a", "--gold", "g"], "got 1 in 'a', 1 in 'a', 2 in 'g'"),
+    ],
+)
+def test_bad_files_of_pairs_are_told_before_the_model_is_loaded(run, files, message, no_model):
+    for name, text in {"a": "ein\n", "b": "a\ndog\n", "g": "0-0\n0?0\n"}.items():
+        Path(name).write_text(text)
+
+    status, _, err = run("--alignments", *files)
+
+    assert status == 2
+    assert message in err
 
 
 def test_missing_matplotlib_is_told_with_the_extra(run, monkeypatch):

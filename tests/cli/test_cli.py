@@ -1,13 +1,13 @@
 """The command line: what goes in and out, and how mistakes are told."""
 
-import io
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -16,43 +16,15 @@ from transformers import GenerationConfig
 from vanilla_transformer.data.number_words import write_corpus
 from vanilla_transformer.evaluation.metrics import METRICS
 from vanilla_transformer.files import read_lines
-from vanilla_transformer.translation import Translator
 from vanilla_transformer_cli import main
 from vanilla_transformer_cli.__main__ import COMMANDS
 from vanilla_transformer_cli.settings import METRIC_TITLES
 
+from .conftest import Outcome
+
 COMMAND = Path(sys.executable).with_name("vanilla-transformer")
 
 SIZES = ["d_model=32", "encoder_layers=1", "decoder_layers=1", "dropout=0"]
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a command left behind."""
-
-    status: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Outcome]
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]) -> Run:
-    """Runs a command in this process, with bytes as its standard input."""
-
-    def run_command(*argv: object, stdin: bytes = b"") -> Outcome:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        status = 0
-        try:
-            main([str(argument) for argument in argv])
-        except SystemExit as error:
-            status = error.code
-        out, err = capsysbinary.readouterr()
-        return Outcome(status, out.decode(), err.decode())
-
-    return run_command
 
 
 @pytest.fixture(scope="module")
@@ -493,13 +465,8 @@ def test_evaluate_refuses_a_file_that_cannot_be_of_the_test_set(
     ],
 )
 def test_evaluate_tells_a_mistake_before_it_loads_a_model(
-    run, tmp_path, corpus, monkeypatch, options, pattern
+    run, tmp_path, corpus, options, pattern, no_model
 ):
-    def load(*_, **__):
-        raise AssertionError("a model was loaded")
-
-    monkeypatch.setattr(Translator, "from_pretrained", load)
-
     outcome = run("evaluate", "--model", tmp_path, "--test", *pair(corpus, "test"), *options)
 
     assert_refused(outcome, pattern)
@@ -510,7 +477,7 @@ def test_translate_names_the_line_that_is_not_utf_8(run, model):
 
     assert outcome.out == run("translate", "--model", model, "drei").out
     message = "'standard input' must be UTF-8, got byte 0xFC at byte 2 of line 2"
-    assert_refused(replace(outcome, out=""), message)
+    assert_refused(outcome._replace(out=""), message)
 
 
 # Help
@@ -546,6 +513,42 @@ def test_help_all_lists_trainers_options_with_our_defaults(run):
 
     assert "--max_tokens_per_batch" in text
     assert re.search(r"--learning_rate .*?\(default: 0\.0007\)", text)
+
+
+@pytest.fixture
+def stdout_to(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
+    """Sends standard output to a file descriptor."""
+    with ExitStack() as stack:
+
+        def send(descriptor: int) -> None:
+            stream = stack.enter_context(open(descriptor, "w", encoding="utf-8"))
+            monkeypatch.setattr(sys, "stdout", stream)
+
+        yield send
+
+
+every_help = pytest.mark.parametrize(
+    "argv", [["--help"], ["push", "--help"], ["train", "--help-all"]], ids=" ".join
+)
+
+
+@every_help
+def test_reader_of_the_help_may_stop_early(run, stdout_to, argv):
+    reading, writing = os.pipe()
+    os.close(reading)
+    stdout_to(writing)
+
+    assert run(*argv) == Outcome(141, "", "")
+
+
+@every_help
+def test_help_that_cannot_be_written_is_told_in_one_line(run, stdout_to, argv):
+    stdout_to(os.open("/dev/full", os.O_WRONLY))
+
+    outcome = run(*argv)
+
+    assert outcome.status == 2
+    assert outcome.err == "vanilla-transformer: [Errno 28] No space left on device\n"
 
 
 def test_reader_that_stops_early_is_no_mistake():

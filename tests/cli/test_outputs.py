@@ -13,7 +13,7 @@ import pytest
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.files import write_lines
-from vanilla_transformer.translation import Translator, translator
+from vanilla_transformer.translation import translator
 from vanilla_transformer.translation.engines import TorchEngine
 from vanilla_transformer_cli import main
 
@@ -27,33 +27,6 @@ BEFORE = "".join(f"{line}\n" for line in LINES)
 def model(tmp_path_factory):
     tokenizer = VanillaTransformerTokenizer.train(LINES * 3, vocab_size=300)
     return save_small_model(tmp_path_factory.mktemp("model"), tokenizer)
-
-
-@pytest.fixture
-def run(monkeypatch, capsysbinary):
-    """Runs a command; gives status, standard output and standard error."""
-
-    def run_command(*argv, stdin=b""):
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        status = 0
-        try:
-            main([str(argument) for argument in argv])
-        except SystemExit as error:
-            status = error.code
-        out, err = capsysbinary.readouterr()
-        return status, out.decode(), err.decode()
-
-    return run_command
-
-
-@pytest.fixture
-def no_model(monkeypatch):
-    """Loading a model is a mistake here."""
-
-    def load(*_, **__):
-        raise AssertionError("the model was loaded")
-
-    monkeypatch.setattr(Translator, "from_pretrained", load)
 
 
 @pytest.fixture

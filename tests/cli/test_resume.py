@@ -1,9 +1,8 @@
 """The command `translate --resume`: it continues the same job, and no other."""
 
-import io
 import json
 import shutil
-import sys
+from contextlib import ExitStack
 
 import pytest
 import torch
@@ -12,9 +11,10 @@ from vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerTokenizer,
 )
-from vanilla_transformer.translation import translator
-from vanilla_transformer_cli import job_record, main
+from vanilla_transformer.translation import Translator, translator
+from vanilla_transformer_cli import job_record
 from vanilla_transformer_cli.job_record import CountedLines
+from vanilla_transformer_cli.lines import open_alone
 
 from ..conftest import interrupted_after, save_small_model
 
@@ -28,20 +28,14 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def run(monkeypatch, capsysbinary):
-    """Runs `translate`; gives status, standard output and standard error."""
+def run(run):
+    """Runs `translate`; gives status, standard output in bytes and standard error."""
 
-    def run_command(*argv, stdin=b""):
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        status = 0
-        try:
-            main(["translate", *map(str, argv)])
-        except SystemExit as error:
-            status = error.code
-        out, err = capsysbinary.readouterr()
-        return status, out, err.decode()
+    def translate(*argv, stdin=b""):
+        status, out, err = run("translate", *argv, stdin=stdin)
+        return status, out.encode(), err
 
-    return run_command
+    return translate
 
 
 @pytest.fixture
@@ -73,6 +67,41 @@ def assert_refused(outcome, out, before, *messages):
     assert err.count("\n") == 1
     for message in messages:
         assert message in err
+
+
+@pytest.mark.parametrize("options", [[], ["--resume"]])
+def test_second_translation_into_an_output_is_refused_while_the_first_one_runs(
+    run, job, options, monkeypatch
+):
+    argv, out = job()
+    before = out.read_bytes()
+    monkeypatch.setattr(Translator, "from_pretrained", None)
+
+    with open_alone(out):
+        status, _, err = run(*argv, *options)
+
+    assert (status, out.read_bytes()) == (2, before)
+    assert f"--output {out} is in use by another translation that has not ended. Wait" in err
+
+
+@pytest.mark.parametrize("has_ended", [True, False])
+def test_translation_that_began_meanwhile_is_not_overwritten(
+    run, folder, tmp_path, monkeypatch, has_ended
+):
+    out = tmp_path / "out"
+    with ExitStack() as other:
+
+        def load(*_, **__):
+            out.write_text("theirs\n")
+            if not has_ended:
+                other.enter_context(open_alone(out))
+
+        monkeypatch.setattr(Translator, "from_pretrained", load)
+        status, _, err = run("--model", folder, "--output", out, "ja")
+
+    assert (status, out.read_text()) == (2, "theirs\n")
+    expected = "was changed while the model was loaded: expected 0 bytes, got 7"
+    assert (expected if has_ended else "is in use by another translation") in err
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """The command `translate` with files: what is written, when, and how an interrupted run goes on."""
 
 import gzip
-import io
 import json
 import random
 import signal
@@ -16,7 +15,6 @@ from vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerTokenizer,
 )
-from vanilla_transformer_cli import main
 
 from ..conftest import interrupted_after, save_small_model
 
@@ -38,21 +36,15 @@ def folder(tokenizer, tmp_path_factory):
 
 
 @pytest.fixture
-def run(folder, monkeypatch, capsysbinary):
-    """Runs `translate`; gives status, standard output and standard error."""
+def run(run, folder):
+    """Runs `translate`; gives status, standard output in bytes and standard error."""
 
-    def run_command(*argv, stdin=b""):
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        status = 0
-        arguments = ["translate", "--model", folder, "--max_extra_tokens", 5, *argv]
-        try:
-            main([str(argument) for argument in arguments])
-        except SystemExit as error:
-            status = error.code
-        out, err = capsysbinary.readouterr()
-        return status, out, err.decode()
+    def translate(*argv, stdin=b""):
+        argv = ["--model", folder, "--max_extra_tokens", 5, *argv]
+        status, out, err = run("translate", *argv, stdin=stdin)
+        return status, out.encode(), err
 
-    return run_command
+    return translate
 
 
 def as_bytes(lines):
