@@ -1,8 +1,8 @@
 """The `vanilla-transformer` command: parse, call one function, print.
 
-It stands outside the package `vanilla_transformer`, whose import registers the model with torch
-and Transformers and takes seconds: `--help` and a mistyped option must answer at once. That package
-reads `settings` too, so nothing is imported here.
+It is a package of its own because importing `vanilla_transformer` takes seconds, and `--help` or a
+mistyped option must be answered at once. `vanilla_transformer` itself imports `settings` from here,
+so this file imports nothing.
 """
 
 

@@ -1,4 +1,4 @@
-"""`vanilla-transformer`, which `python -m vanilla_transformer_cli` runs too."""
+"""`vanilla-transformer`, also run by `python -m vanilla_transformer_cli`."""
 
 import sys
 

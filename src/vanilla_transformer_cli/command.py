@@ -1,4 +1,4 @@
-"""What the commands share: their parser, how a mistake ends them, and loading a translator."""
+"""What all commands share: the parser, exit statuses and messages, and loading a translator."""
 
 import argparse
 import difflib
@@ -19,17 +19,17 @@ from vanilla_transformer_cli.settings import AttentionSettings, SearchSettings
 if TYPE_CHECKING:
     from vanilla_transformer.translation import Translator
 
-# A command parses its arguments, those after its name.
+# A command parses the arguments after its name.
 Command = Callable[[list[str]], None]
 
 
 def run(command: Command, argv: list[str] | None = None) -> None:
-    """Runs one command; a user's mistake ends it with the message alone and status 2."""
+    """Runs one command; a user's mistake prints one message and ends with status 2."""
     try:
         command(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()
     except BrokenPipeError:
-        # Who reads our output has seen enough, as in `| head`.
+        # The reader of our output has stopped, as in `| head`.
         _drop_output()
         sys.exit(141)
     except (ValueError, OSError, ArithmeticError) as error:
@@ -39,35 +39,35 @@ def run(command: Command, argv: list[str] | None = None) -> None:
             _drop_output()
         fail(str(error))
     except KeyboardInterrupt as error:
-        # As shells report a program that a signal has ended.
+        # The status with which shells report a signal.
         sys.exit(128 + getattr(error, "signum", signal.SIGINT))
     except Exception as error:
-        # Raised by a config; its module is as slow to import as torch.
+        # From a config. Importing its class would take as long as importing torch.
         if type(error).__name__.startswith("StrictDataclass"):
             fail(str(error.__cause__ or error))
-        # The Hub's client lets errors of its connection through, httpx or httpx2.
+        # The Hub's client passes on connection errors of httpx or httpx2.
         if type(error).__module__.startswith("httpx"):
             fail(f"the Hub cannot be reached: {error}")
-        # Python's own error, or that of torch or CTranslate2.
+        # Out of memory: an error of Python, torch or CTranslate2.
         said = str(error)
         if isinstance(error, MemoryError) or re.search("out of memory|allocate memory", said):
-            fail(f"there is not enough memory; smaller batches take less: {' '.join(said.split())}")
+            fail(f"there is not enough memory; try smaller batches: {' '.join(said.split())}")
         raise
 
 
 def _drop_output() -> None:
-    """Sends standard output, which can no longer be written, to nowhere: Python flushes at exit."""
+    """Discards standard output, which Python would otherwise flush at exit, and fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def fail(message: str) -> NoReturn:
-    """Prints the message alone and ends the program with status 2."""
+    """Prints a message and ends the program with status 2."""
     print(f"vanilla-transformer: {message}", file=sys.stderr)
     sys.exit(2)
 
 
 class Parser(HfArgumentParser):
-    """Tells a mistake alone, without a usage of a hundred options in front of it."""
+    """Reports a mistake without printing the usage, which has a hundred options."""
 
     def error(self, message: str) -> NoReturn:
         """Ends the program with status 2."""
@@ -79,7 +79,7 @@ class Parser(HfArgumentParser):
 
 
 class _SettingsParser(Parser):
-    """Our own switches take no value, which might be the text that follows them."""
+    """Our own switches take no value: the next argument may be text to translate."""
 
     @staticmethod
     def _parse_dataclass_field(parser: argparse.ArgumentParser, field: Field[Any]) -> None:
@@ -102,11 +102,11 @@ def refuse(unknown: list[str], *parsers: Parser) -> None:
             hint = f"did you mean --{nearest[0]}?" if nearest else "--help lists the options"
             faults.append(f"unknown option {name}; {hint}")
     if unknown:
-        fail("\n".join(faults) or f"unexpected argument {unknown[0]!r}; --help tells the usage")
+        fail("\n".join(faults) or f"unexpected argument {unknown[0]!r}; --help shows the usage")
 
 
 def build_parser(command: Command, settings: type, epilog: str) -> Parser:
-    """Parser of a command, described by its docstring; the fields of the settings are options."""
+    """Parser of a command: its docstring is the description, fields of its settings the options."""
     return _SettingsParser(
         settings,
         # Python's keywords have an underscore after their names.
@@ -119,7 +119,7 @@ def build_parser(command: Command, settings: type, epilog: str) -> Parser:
 
 
 class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Keeps the lines of the example, and tells the default where there is one."""
+    """Keeps the line breaks of the example, and adds defaults that are not empty."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         if action.default in (None, [], False, argparse.SUPPRESS):
@@ -137,7 +137,7 @@ def check_model(parser: Parser, models: list[str] | None) -> None:
 
 
 def looks_like_a_path(name: str) -> bool:
-    """Whether a name is none of the Hub, which would only complain about its form."""
+    """Whether a name cannot be one on the Hub, whose error would only mention its form."""
     return name.startswith((".", "/", "~")) or name.count("/") > 1
 
 
@@ -145,10 +145,10 @@ def load_translator(settings: SearchSettings | AttentionSettings, **others: Any)
     """Translator of the models that the settings name.
 
     Args:
-        settings: Those that `SearchSettings` has become arguments of the same names.
+        settings: Fields that `SearchSettings` has become arguments of the same names.
         others: Further arguments.
     """
-    # Thousands of modules load half a second faster if nobody looks for garbage among them.
+    # Without garbage collection, imports are half a second faster.
     gc.disable()
     try:
         from transformers.utils.logging import disable_progress_bar
@@ -156,7 +156,7 @@ def load_translator(settings: SearchSettings | AttentionSettings, **others: Any)
         from vanilla_transformer.translation import Translator
     finally:
         gc.enable()
-    # Bars for loading and saving weights would stand between our own lines.
+    # Progress bars of loading and saving would mix with our own output.
     disable_progress_bar()
     values = {
         item.name: getattr(settings, item.name)
@@ -171,10 +171,9 @@ def load_translator(settings: SearchSettings | AttentionSettings, **others: Any)
 
 
 def report_limited(lines: int) -> None:
-    """Says on standard error how many translations were cut off, if any."""
+    """Reports on standard error how many translations were cut off, if any."""
     if lines:
         print(
-            f"{lines} translations were cut off at the longest output allowed; "
-            "--max_extra_tokens allows more.",
+            f"{lines:,} translations were cut off at the length limit; see --max_extra_tokens.",
             file=sys.stderr,
         )

@@ -1,4 +1,4 @@
-"""The `export` command: a saved model for other runtimes, checked before it is kept."""
+"""The `export` command: converts a saved model for other runtimes, and checks the result."""
 
 import logging
 import sys
@@ -7,11 +7,11 @@ from pathlib import Path
 from vanilla_transformer_cli.command import Parser, build_parser, fail, looks_like_a_path, refuse
 from vanilla_transformer_cli.settings import ExportSettings
 
-_EXAMPLE = """The export translates a sample; unless it does so as the model does, nothing is kept.
-Greedy translations and the numbers behind them are compared: in float32, whatever the
---quantization, at least 99 % of the lines must be the same and log-probabilities per
-token within 0.001 in the mean (ONNX: all logits within 0.0001). Then 16-bit weights
-must have log-probabilities within 0.1, integers within 1.
+_EXAMPLE = """The export is kept only if it translates a sample greedily as the model does. In
+float32, whatever the --quantization, at least 99 % of the lines must be equal, and
+log-probabilities per token must differ by at most 0.001 on average (ONNX: each logit by
+at most 0.0001). With quantised weights, they may differ by 0.1 for 16-bit types and by 1
+for integers.
 
 example:
   vanilla-transformer export --format ctranslate2 --quantization int8 runs/de-en runs/de-en-int8
@@ -22,7 +22,7 @@ def export(argv: list[str]) -> None:
     """Convert a model for CTranslate2 or ONNX Runtime."""
     parser = build_parser(export, ExportSettings, _EXAMPLE)
     parser.add_argument("model", metavar="MODEL", help="Folder or Hub name of a model.")
-    parser.add_argument("output", metavar="OUT", help="Folder to make.")
+    parser.add_argument("output", metavar="OUT", help="Folder to create.")
     namespace, unknown = parser.parse_known_args(argv)
     refuse(unknown, parser)
     values = vars(namespace)
@@ -45,7 +45,7 @@ def _check(parser: Parser, model: str, output: Path, settings: ExportSettings) -
         parser.error(f"MODEL: there is no folder {model!r}")
     for name, path in (("MODEL", model), ("--sample", settings.sample)):
         if path and Path(path).exists() and Path(path).resolve().is_relative_to(output.resolve()):
-            # It would be deleted together with the earlier export that --force replaces.
+            # --force deletes OUT before it exports.
             parser.error(f"{name} {path!r} must not be at OUT or inside it, got {str(output)!r}")
 
 
@@ -56,7 +56,7 @@ def _export(model: str, output: Path, settings: ExportSettings) -> None:
     from vanilla_transformer.interop.export import export_to_ctranslate2, export_to_onnx
 
     disable_progress_bar()
-    # torch's exporter tells of torchvision, which we do not need.
+    # torch's exporter warns about missing torchvision, which we do not need.
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     sample = list(read_lines(settings.sample)) if settings.sample else None
     print(f"exporting {model} and comparing translations ...", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The record of a translation job, kept beside its output until it is done, for `--resume`."""
+"""The record of an unfinished translation, kept beside its output for `--resume`."""
 
 import hashlib
 import json
@@ -12,15 +12,15 @@ from typing import Any, Self
 
 from vanilla_transformer_cli.settings import TranslateSettings
 
-# Paths, whose content is recorded instead, and what changes only speed and memory.
+# Paths, whose content is recorded instead, and settings that change only speed and memory.
 _FREE_SETTINGS = {"model", "input", "prefix_file", "output", "resume", "max_tokens_per_batch"}
 
-# Files of a model's folder that translations depend on; not its card, its results or its log.
+# Suffixes of the files that translations depend on: not those of the card and the log.
 _MODEL_SUFFIXES = (".json", ".safetensors", ".bin", ".py")
 
 
 class CountedLines(Iterator[str]):
-    """Passes lines on, and remembers how many were read and what they were.
+    """Iterates over lines, and keeps their number and checksum.
 
     Attributes:
         count: Lines read so far.
@@ -39,15 +39,15 @@ class CountedLines(Iterator[str]):
         return self._ready.popleft() if self._ready else self._read()
 
     def skip(self, done: int, known: int) -> None:
-        """Reads the first `known` lines, or as many as there are, and drops `done` of them."""
+        """Reads the first `known` lines, if there are so many, and drops the first `done`."""
         for _ in range(done):
             next(self, None)
-        # A list first, since reading begins with what is ready.
+        # The list is built first, because iterating takes ready lines before new ones.
         self._ready = deque(list(islice(self, known - done)))
 
     def _read(self) -> str:
         line = next(self._lines)
-        # Text of an argument may hold bytes that are no UTF-8.
+        # Text from an argument may contain bytes that are not UTF-8.
         self._digest.update(line.encode(errors="surrogatepass") + b"\n")
         self.count += 1
         return line
@@ -66,7 +66,7 @@ class JobRecord:
         version: Of this package.
         settings: Options that may change results.
         models: For each model the checksums of its files, or its commit on the Hub.
-        lines: Number of input lines that were read; the output has no more.
+        lines: Number of input lines that were read; the output has at most as many.
         input: Checksum of these lines.
         prefixes: Checksum of the same number of lines of --prefix_file.
     """
@@ -80,7 +80,7 @@ class JobRecord:
 
     @classmethod
     def of(cls, settings: TranslateSettings) -> Self:
-        """The record of a job that has not begun.
+        """The record of a new job.
 
         Raises:
             OSError: If a file of a model cannot be read.
@@ -94,10 +94,10 @@ class JobRecord:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """The record that a job has left.
+        """The record of an interrupted job.
 
         Raises:
-            ValueError: If the file is no such record.
+            ValueError: If the file is not a record.
             OSError: If it cannot be read.
         """
         from vanilla_transformer.model_folder import read_object
@@ -113,13 +113,13 @@ class JobRecord:
         return record
 
     def write(self, path: Path) -> None:
-        """Writes the record; a reader sees the old one or all of the new one."""
+        """Writes the record, replacing an earlier one as a whole."""
         from vanilla_transformer.files import write_lines
 
         write_lines(path, [json.dumps(asdict(self), indent=2)])
 
     def differences(self, other: Self) -> list[str]:
-        """What another run would change, its input aside: each with the new and the old value."""
+        """Differences from another job, apart from the input, each with both values."""
         faults = []
         if self.version != other.version:
             faults.append(f"vanilla-transformer {other.version} instead of {self.version}")
@@ -161,7 +161,7 @@ def _checksums(model: str) -> dict[str, str]:
 
 
 def _commit(model: str) -> dict[str, str]:
-    """Commit of a model on the Hub; nothing if the Hub cannot be reached."""
+    """Commit of a model on the Hub; empty if the Hub cannot be reached."""
     from transformers.utils import CONFIG_NAME, cached_file
 
     config = cached_file(
@@ -170,5 +170,5 @@ def _commit(model: str) -> dict[str, str]:
         _raise_exceptions_for_missing_entries=False,
         _raise_exceptions_for_connection_errors=False,
     )
-    # The cache keeps a folder for each commit.
+    # The cache has a folder for each commit.
     return {} if config is None else {"commit": Path(config).parent.name}

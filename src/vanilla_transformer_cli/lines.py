@@ -1,4 +1,4 @@
-"""Lines in and rows out of `vanilla-transformer translate`."""
+"""Input lines and output rows of `vanilla-transformer translate`."""
 
 import codecs
 import json
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class Report:
-    """What users are told at the end.
+    """Counts that are reported at the end.
 
     Attributes:
-        limited: Translations that were cut off at the longest output allowed.
-        separators: Line separators in translations that became blanks.
+        limited: Translations that were cut off at the length limit.
+        separators: Line separators in translations that were replaced by blanks.
     """
 
     limited: int = 0
@@ -37,19 +37,18 @@ class Report:
 
 @dataclass(frozen=True)
 class TranslationJob:
-    """Lines to translate, and where their translations go.
+    """Lines to translate, and the destination of their translations.
 
     Attributes:
-        lines: Those that are still to be translated; they count from the first of the input.
-        prefixes: What their translations begin with.
-        is_typed: Somebody types the lines and waits for each translation; otherwise they are
-            sorted and batched.
+        lines: Lines that are still to be translated.
+        prefixes: Beginnings of their translations.
+        is_typed: Lines are typed and translated one by one; otherwise they are sorted and batched.
         output: File for the translations; None: standard output.
-        record: Of the job, to be kept beside the output; None: the output is no regular file.
-        done: Lines that the output already holds.
-        size: Bytes that these take there.
-        found: Bytes that the output had when it was read, an unfinished line included.
-        total: Lines of the input, where that is known.
+        record: Record to keep beside the output; None: the output is not a regular file.
+        done: Number of lines that the output already has.
+        size: Size of these lines in bytes.
+        found: Size of the output in bytes at planning, with an unfinished last line.
+        total: Number of lines of the input, if known.
         scores: See `format_rows`.
         details: See `format_rows`.
     """
@@ -67,11 +66,11 @@ class TranslationJob:
     details: bool
 
     def run(self, translator: "Translator") -> Report:
-        """Translates, and writes line after line.
+        """Translates, and writes each line as soon as it is done.
 
         Raises:
-            ValueError: If another translation writes to the output, or has done so since this one
-                was planned.
+            ValueError: If another translation is writing to the output, or it has changed since
+                this job was planned.
             OSError: If the output can no longer be written; a file then ends in a complete line.
         """
         from tqdm import tqdm
@@ -95,7 +94,7 @@ class TranslationJob:
             )
             for number, translation in enumerate(translations, start=self.done + 1):
                 if recorded != self.lines.count:
-                    # Before any of them is in the output.
+                    # The record must cover a line before the output has it.
                     recorded = self.lines.count
                     self._keep_record()
                 rows = format_rows(translation, number, scores=self.scores, details=self.details)
@@ -127,15 +126,15 @@ class TranslationJob:
 
 
 def plan_translation(settings: TranslateSettings, texts: list[str]) -> TranslationJob:
-    """Opens what is to be read, and finds out how much of it is done; writes nothing yet.
+    """Opens the input and finds out how much of it is done; writes nothing yet.
 
     Args:
-        settings: Where lines come from and go to.
-        texts: Lines given as arguments, which take the place of standard input.
+        settings: Options of the command.
+        texts: Lines given as arguments instead of standard input.
 
     Raises:
-        ValueError: If settings do not go together, a file is not UTF-8, or the output holds what
-            must not be lost or what another job has begun.
+        ValueError: If settings exclude each other, a file is not UTF-8, or the output has text
+            that is not of this job.
         OSError: If a file cannot be read, or the output cannot be written.
     """
     _check(settings, texts)
@@ -152,7 +151,7 @@ def plan_translation(settings: TranslateSettings, texts: list[str]) -> Translati
         prefixes = CountedLines(file_lines(Path(settings.prefix_file)))
     record = None
     done = size = found = 0
-    # Devices and pipes keep nothing that a job could continue.
+    # A job cannot continue in a device or a pipe.
     if output and (output.is_file() or not output.exists()):
         record = JobRecord.of(settings)
         found = output.stat().st_size if output.exists() else 0
@@ -175,7 +174,9 @@ def plan_translation(settings: TranslateSettings, texts: list[str]) -> Translati
 def _check(settings: TranslateSettings, texts: list[str]) -> None:
     faults = []
     if settings.input and texts:
-        faults.append(f"--input takes the place of text in the arguments, got {texts[0]!r} too.")
+        faults.append(
+            f"--input and text in the arguments exclude each other, got the text {texts[0]!r} too."
+        )
     if settings.prefix and settings.prefix_file:
         faults.append("--prefix and --prefix_file exclude each other; give one of them.")
     if settings.resume and not settings.output:
@@ -204,9 +205,9 @@ def _check(settings: TranslateSettings, texts: list[str]) -> None:
 
 
 def _open_lines(settings: TranslateSettings, texts: list[str]) -> tuple[int | None, CountedLines]:
-    """How many lines there are, where that is known, and the lines."""
+    """Number of lines, if known, and the lines."""
     if settings.input:
-        # Read to its end before anything is translated: a bad line is told now.
+        # Read once before translating, so that bad bytes are reported now.
         total = sum(1 for _ in file_lines(Path(settings.input)))
         return total, CountedLines(file_lines(Path(settings.input)))
     if texts:
@@ -221,13 +222,13 @@ def _find_done(
     lines: CountedLines,
     prefixes: str | CountedLines,
 ) -> tuple[int, int]:
-    """Finds out what an interrupted run of this job has left, and skips its lines.
+    """Finds the lines that an interrupted run of this job has written, and skips them.
 
     Returns:
-        Lines that are done, and the bytes that they take in the output.
+        Number of these lines, and their size in bytes.
 
     Raises:
-        ValueError: If the output is not of this job.
+        ValueError: If another job wrote the output.
     """
     path = record_path(output)
     earlier = JobRecord.read(path) if path.exists() else None
@@ -270,7 +271,7 @@ def _sha256(prefixes: str | CountedLines) -> str:
 
 
 def typed_lines() -> Iterator[str]:
-    """What somebody types, line by line."""
+    """Lines typed at a terminal."""
     while True:
         try:
             yield input("> ")
@@ -279,7 +280,7 @@ def typed_lines() -> Iterator[str]:
 
 
 def piped_lines() -> Iterator[str]:
-    """Lines of standard input; a byte order mark is dropped."""
+    """Lines of standard input, without a byte order mark."""
     from vanilla_transformer.files import decode_line
 
     for number, line in enumerate(sys.stdin.buffer, start=1):
@@ -288,22 +289,21 @@ def piped_lines() -> Iterator[str]:
 
 
 def file_lines(path: Path) -> Iterator[str]:
-    """Lines of a plain or gzipped file, of which there may be none."""
+    """Lines of a plain or gzipped file, which may be empty."""
     from vanilla_transformer.files import read_lines
 
     return read_lines(path) if path.stat().st_size else iter(())
 
 
 def written_lines(path: Path, rows_per_line: int) -> tuple[int, int, bool]:
-    """What an interrupted run has left in its output.
+    """Measures the complete lines of an output.
 
     Args:
         path: The output; it need not exist.
-        rows_per_line: Rows that each line of the input has there.
+        rows_per_line: Number of rows for each line of the input.
 
     Returns:
-        Lines that are there with all their rows, the bytes that these take, and whether more bytes
-        follow.
+        Number of lines with all their rows, their size in bytes, and whether more bytes follow.
     """
     if not path.exists():
         return 0, 0, False
@@ -320,12 +320,12 @@ def written_lines(path: Path, rows_per_line: int) -> tuple[int, int, bool]:
 
 
 def open_alone(path: Path) -> FileIO:
-    """Opens a file for writing, which no other translation does before it is closed.
+    """Opens a file for writing and locks it until it is closed.
 
     Raises:
-        ValueError: If another translation writes to it.
+        ValueError: If another translation has locked it.
     """
-    # Without a buffer, which would try again to write what a full disk has refused.
+    # Unbuffered: on a full disk, a buffer would be written again when the file is closed.
     file = path.open("r+b", buffering=0)
     if sys.platform != "win32":
         try:
@@ -343,15 +343,15 @@ def open_alone(path: Path) -> FileIO:
 
 
 class OutputFile:
-    """A file that holds complete lines at any moment, and that no other translation writes to.
+    """A locked file that has complete lines at any moment.
 
     Args:
-        path: Of the file; it need not exist.
-        size: Bytes to keep; what follows them is cut off.
-        found: Bytes that it must have.
+        path: Path of the file; it need not exist.
+        size: Bytes to keep; the rest is cut off.
+        found: Bytes that the file must have now.
 
     Raises:
-        ValueError: If another translation writes to it or has done so.
+        ValueError: If another translation has locked or changed it.
         OSError: If it cannot be opened.
     """
 
@@ -393,12 +393,12 @@ class OutputFile:
         self._size += len(rows)
 
     def close(self) -> None:
-        """Ends the writing."""
+        """Closes and unlocks the file."""
         self._file.close()
 
 
 class StandardOutput:
-    """Standard output, each line of which is there as soon as it is written."""
+    """Standard output, flushed after each line."""
 
     def write(self, rows: bytes) -> None:
         """Writes all rows.
@@ -418,13 +418,13 @@ class StandardOutput:
 def format_rows(
     translation: "Translation", number: int, *, scores: bool, details: bool
 ) -> Iterator[str]:
-    """Rows of one line of the input, without their line ends.
+    """Output rows for one line of the input, without line ends.
 
     Args:
         translation: The best one, with its alternatives.
-        number: Of the line in the input, from 1.
-        scores: One row for each translation: number, score, text, with tabs between them.
-        details: One row, a JSON object with everything that is known.
+        number: Number of the line in the input, counted from 1.
+        scores: Give number, score and text of each translation, separated by tabs.
+        details: Give one JSON object with all translations instead.
     """
     hypotheses = [translation, *translation.alternatives]
     if details:
@@ -444,6 +444,6 @@ def _describe(hypothesis: "Translation") -> dict[str, object]:
         "source_tokens": hypothesis.source_tokens,
         "tokens": hypothesis.tokens,
         "token_scores": [round(score, 4) for score in hypothesis.token_scores],
-        # As Pharaoh and fast_align write it.
+        # The format of Pharaoh and fast_align.
         "alignment": " ".join(f"{source}-{target}" for source, target in hypothesis.alignment),
     }

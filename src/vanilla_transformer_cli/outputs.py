@@ -1,10 +1,10 @@
-"""Checks of what a command is going to write, before it does the work."""
+"""Checks of output files before the work begins."""
 
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-# Of the files that a model is made of or described by.
+# Suffixes of the files in the folder of a model.
 _MODEL_SUFFIXES = (".json", ".jsonl", ".safetensors", ".bin", ".onnx", ".py", ".md")
 
 
@@ -18,10 +18,10 @@ def check_output(
     """Refuses an output that cannot be written or would overwrite what the command reads.
 
     Args:
-        path: Of the output, which is not changed.
+        path: The output; it is not changed.
         option: Its name on the command line.
-        inputs: Files that the command reads; None and what is no file are ignored.
-        models: Folders or Hub names of the models that it uses.
+        inputs: Files that the command reads; None and missing files are ignored.
+        models: Folders or Hub names of the models that the command loads.
 
     Raises:
         ValueError: If it is an input, a file of a model, or a folder.
@@ -30,8 +30,7 @@ def check_output(
     for name in inputs:
         if name and path.exists() and Path(name).exists() and path.samefile(name):
             raise ValueError(
-                f"{option} {path} is the file {name!r}, which is read, and would overwrite it. "
-                "Choose another file."
+                f"{option} {path} would overwrite {name!r}, which is an input. Choose another file."
             )
     for model in models:
         is_inside = Path(model).is_dir() and path.resolve().is_relative_to(Path(model).resolve())
@@ -42,22 +41,22 @@ def check_output(
     if path.is_dir():
         raise ValueError(f"{option} must be a file, got the folder {str(path)!r}.")
     if path.exists() and not path.is_file():
-        # A device or a pipe; no other file is written beside it.
+        # A device or a pipe.
         return
     check_room(path, option)
 
 
 def check_room(path: Path, option: str) -> None:
-    """Refuses a file that cannot be created or replaced in its folder.
+    """Refuses a file that cannot be created or replaced.
 
     Args:
-        path: Of the file, which is not changed.
-        option: Who asks for it, for the error.
+        path: The file; it is not changed.
+        option: What needs the file, for the error.
 
     Raises:
         OSError: If it cannot.
     """
-    # Named like a file that is written aside, so that too long a name fails here too.
+    # As long as the name of a temporary file, so that a name that is too long fails here.
     probe = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         probe.touch()

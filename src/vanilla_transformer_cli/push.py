@@ -1,12 +1,12 @@
-"""The `push` command: a saved model to the Hub."""
+"""The `push` command: uploads a saved model to the Hub."""
 
 from pathlib import Path
 
 from vanilla_transformer_cli.command import build_parser, refuse
 from vanilla_transformer_cli.settings import PushSettings
 
-_EXAMPLE = """Only weights, tokenizer, code, card, run.json and results.json are uploaded, and none
-of them if one holds a token, a key or a home directory.
+_EXAMPLE = """Uploads only weights, tokenizer, code, card, run.json and results.json, and nothing at
+all if one of them contains a token, a key or a home directory.
 
 example:
   vanilla-transformer push --model runs/de-en user/de-en
@@ -16,7 +16,7 @@ example:
 def push(argv: list[str]) -> None:
     """Share a model on the Hugging Face Hub."""
     parser = build_parser(push, PushSettings, _EXAMPLE)
-    parser.add_argument("repo_id", metavar="USER/NAME", help="Repository; made if there is none.")
+    parser.add_argument("repo_id", metavar="USER/NAME", help="Repository; created if missing.")
     namespace, unknown = parser.parse_known_args(argv)
     refuse(unknown, parser)
     values = vars(namespace)

@@ -1,6 +1,6 @@
-"""Recipes: files with the options of a training run that is worth repeating.
+"""Recipes: YAML files with the options of a training run.
 
-A recipe is YAML: one option a line without its dashes, `config` as a mapping of its fields.
+Each line is one option without its dashes; `config` is a mapping.
 """
 
 from dataclasses import fields
@@ -14,13 +14,13 @@ _SWITCHES = {field.name for field in fields(TrainSettings) if field.type is bool
 
 
 def insert_recipe(argv: list[str]) -> list[str]:
-    """Puts the options of a recipe in the place of its name, the first argument if any.
+    """Replaces a recipe, which may be the first argument, by its options.
 
-    What follows on the command line comes later, and so wins.
+    The arguments after it take precedence.
 
     Raises:
         OSError: If the file cannot be read.
-        ValueError: If it is no YAML mapping of options to values.
+        ValueError: If it is not a YAML mapping of options to values.
     """
     if not argv or not argv[0].endswith(_SUFFIXES):
         return argv
@@ -40,7 +40,7 @@ def insert_recipe(argv: list[str]) -> list[str]:
 
 
 def _words(path: Path, name: object, value: Any) -> list[str]:
-    """An option as it stands on the command line."""
+    """An option as on the command line."""
     if isinstance(value, dict) and name == "config":
         value = [f"{field}={setting}" for field, setting in value.items()]
     if name in _SWITCHES and isinstance(value, bool):

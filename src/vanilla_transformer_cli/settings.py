@@ -1,4 +1,4 @@
-"""What a user can set on the command line; the documentation of each field feeds `--help`.
+"""Options of the command line; the help text of each field feeds `--help`.
 
 Nothing here imports torch, so that `--help` answers at once.
 """
@@ -18,7 +18,7 @@ def option(help_text: str, default: Any = None, **metadata: Any) -> Any:
 
 @dataclass(frozen=True)
 class Preset:
-    """Sizes that go together, with the dropout and learning rate that suit them."""
+    """Sizes of a model, with the dropout and learning rate that suit them."""
 
     layers: int
     d_model: int
@@ -29,7 +29,7 @@ class Preset:
     warmup_steps: int
 
     def config(self) -> dict[str, int | float]:
-        """Fields of `VanillaTransformerConfig`; encoder and decoder alike."""
+        """Fields of `VanillaTransformerConfig`, the same for encoder and decoder."""
         return {
             "d_model": self.d_model,
             "dropout": self.dropout,
@@ -42,8 +42,8 @@ class Preset:
         }
 
 
-# tiny: Wu et al. 2021 (arXiv 2105.14462). small: the width and depth that fairseq made usual for
-# IWSLT14. base and big: table 3 of the paper, whose schedule peaks at (d_model * warmup)^-0.5.
+# tiny: Wu et al. 2021 (arXiv 2105.14462). small: the sizes that fairseq uses for IWSLT14. base and
+# big: table 3 of the paper, whose schedule peaks at (d_model * warmup)^-0.5.
 PRESETS = {
     "tiny": Preset(4, 128, 256, 4, dropout=0.3, learning_rate=5e-3, warmup_steps=2000),
     "small": Preset(6, 512, 1024, 4, dropout=0.3, learning_rate=5e-4, warmup_steps=4000),
@@ -64,173 +64,177 @@ METRIC_TITLES = {
 DEFAULT_METRICS = ["bleu", "chrf", "exact_match"]
 
 _TRUST_REMOTE_CODE = (
-    "Runs the code that lies in the folder of a model of another kind. A vanilla_transformer model "
-    "runs with the code of the installed package, whatever lies in its folder."
+    "Runs the code in the folder of a model of another kind. A vanilla_transformer model always "
+    "runs with the installed package."
 )
 
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """Settings of a training run beyond those of Transformers' `Seq2SeqTrainingArguments`."""
+    """Settings of a training run that Transformers' `Seq2SeqTrainingArguments` do not have."""
 
     train: list[str] = option(
-        "Training pairs: two files, source and target line by line (plain or .gz), or one .tsv, "
+        "Training pairs: two parallel text files, source and target (plain or .gz), or one .tsv, "
         ".jsonl or .parquet file, or the folder or Hub name of a dataset.",
         [],
     )
     validation: list[str] = option(
-        "Validation pairs, given like --train; the best checkpoint is chosen on them. Without "
-        "them the last one is kept.",
+        "Validation pairs, in the form of --train. They decide which checkpoint is best; without "
+        "them, the last one is kept.",
         [],
     )
     data: str | None = option(
-        "Folder in which the files of --train and --validation lie, unless their paths say so."
+        "Folder of the files of --train and --validation. Default: the current folder."
     )
     max_validation_pairs: int | None = option(
-        "Pairs of --validation that are scored, from its beginning. Default: all."
+        "Scores only the first N pairs of --validation. Default: all."
     )
     source_column: str = option(
-        "Column of the source text, for .jsonl, .parquet and datasets; dots reach into nested "
-        "columns, as in translation.de.",
+        "Column of the source text in .jsonl, .parquet and datasets; dots lead to nested columns, "
+        "as in translation.de.",
         "source",
     )
     target_column: str = option("Column of the target text.", "target")
     tag_column: str | None = option(
-        "Column with the target language of each pair, such as de, for one model of several "
-        "directions: the source begins with a token that names it (Johnson et al. 2017). For "
-        ".tsv any name means the third column."
+        "Column with the target language of each pair, such as de, for a multilingual model: each "
+        "source then begins with a token for that language (Johnson et al. 2017). In .tsv files, "
+        "any name means the third column."
     )
     dataset_config: str | None = option("Configuration of a Hub dataset, such as de-en.")
     train_split: str = option("Split of a dataset that --train reads.", "train")
     validation_split: str = option("Split of a dataset that --validation reads.", "validation")
     streaming: bool = option(
-        "Reads --train while it trains, pass after pass, and stores none of it: for corpora larger "
-        "than the disk. Needs --max_steps; saves and evaluates every --save_steps and --eval_steps "
-        "updates, 1,000 by default. Pairs are shuffled in a buffer only: shuffle a sorted corpus.",
+        "Reads --train during training and stores none of it: for corpora larger than the disk. "
+        "Needs --max_steps; saves and evaluates every --save_steps and --eval_steps updates, 1,000 "
+        "by default. Pairs are shuffled in a buffer only, so shuffle a sorted corpus first.",
         False,
     )
     shuffle_buffer: int = option(
-        "Pairs of a --streaming run that are shuffled, and sorted into batches, together. A "
-        "larger buffer has less padding; two of them are in memory.",
+        "Number of pairs that a --streaming run shuffles and batches together. A larger buffer "
+        "needs less padding; two buffers are in memory.",
         50_000,
     )
     tokenizer_pairs: int = option(
-        "Pairs from the beginning of a --streaming run on which the vocabulary is trained; they "
-        "alone are counted by the filters, which all pairs pass through.",
+        "Number of pairs, from the beginning, that a --streaming run trains the vocabulary on. "
+        "Filters apply to all pairs, but report only these.",
         200_000,
     )
     filter_empty: bool = option(
-        "Drops training pairs with a side of nothing but white space. Like all filters, it tells "
-        "how many it dropped, and dropped.jsonl in --output_dir holds them.",
+        "Drops training pairs with a blank side. Each filter reports how many pairs it dropped, "
+        "and dropped.jsonl in --output_dir lists them.",
         False,
     )
-    filter_identical: bool = option("Drops pairs whose source is their target.", False)
+    filter_identical: bool = option("Drops pairs with equal source and target.", False)
     filter_max_characters: int | None = option(
-        "Drops pairs with a longer side than so many characters; --max_length would cut it."
+        "Drops pairs with a side of more than N characters, which --max_length would cut."
     )
     filter_max_ratio: float | None = option(
-        "Drops pairs of which a side has more than so many times the characters of the other."
+        "Drops pairs where one side has more than X times as many characters as the other."
     )
     filter_script: list[str] | None = option(
-        "Drops pairs of which a side has most of its letters in another script than this; codes "
-        "of ISO 15924, such as Latn Cyrl, with + between several of a side.",
+        "Drops pairs where one side is mostly in another script. Scripts are ISO 15924 codes, such "
+        "as Latn Cyrl; + joins several of one side, as in Hira+Kana+Hani.",
         action="store",
         nargs=2,
         metavar=("SOURCE", "TARGET"),
     )
     filter_overlap: list[str] | None = option(
-        "Drops pairs of which a side stands in --validation or in these files, on whichever side; "
-        "text, .tsv, .jsonl or .parquet. Case, white space and compatibility forms (NFKC) make no "
-        "difference.",
+        "Drops pairs where either side also occurs, on either side, in --validation or in these "
+        "files (text, .tsv, .jsonl or .parquet). Case, white space and compatibility forms (NFKC) "
+        "are ignored.",
         action="store",
         nargs="*",
         metavar="FILE",
     )
-    filter_duplicates: bool = option("Drops pairs equal to an earlier one.", False)
+    filter_duplicates: bool = option("Drops pairs that repeat an earlier pair.", False)
     preset: Literal["tiny", "small", "base", "big"] = option(
         "Sizes, dropout, learning rate and warm-up: tiny (4+4 layers, d_model 128), small (6+6, "
         "512), base and big (the paper's).",
         "tiny",
     )
     config: list[str] = option(
-        "Fields of VanillaTransformerConfig that differ from the preset, each KEY=VALUE, such as "
-        "d_model=256 encoder_layers=2.",
+        "Fields of VanillaTransformerConfig that differ from the preset, each as KEY=VALUE, such "
+        "as d_model=256 encoder_layers=2.",
         [],
     )
     init_from: str | None = option(
-        "Saved model to fine-tune, with its own tokenizer and sizes; --preset, --config and the "
-        "tokenizer's options then do not apply."
+        "Saved model to fine-tune. It keeps its tokenizer and sizes; --preset, --config and the "
+        "tokenizer options are ignored."
     )
     tokenizer_kind: Literal["bpe", "unigram", "char", "word"] = option(
-        "Kind of the vocabulary that is trained on both sides of --train.", "bpe"
+        "Kind of vocabulary to train on both sides of --train.", "bpe"
     )
     vocab_size: int = option(
-        "Entries of the vocabulary, the 4 special and (bpe, unigram) 256 byte tokens included.",
+        "Size of the vocabulary, including 4 special tokens and, for bpe and unigram, 256 bytes.",
         10_000,
     )
     separate_vocabularies: bool = option(
-        "Trains a vocabulary of each side and keeps two tokenizers: for sides that have nothing in "
-        "common, such as two scripts, or that need different sizes. Default: a joint one.",
+        "Trains one vocabulary for each side instead of a joint one: for languages in different "
+        "scripts, or sides that need vocabularies of different sizes.",
         False,
     )
     target_vocab_size: int | None = option(
-        "Entries of the target's vocabulary with --separate_vocabularies. Default: --vocab_size."
+        "Size of the target vocabulary with --separate_vocabularies. Default: --vocab_size."
     )
     pretokenized: bool = option(
-        "The text is already tokenised: blanks are its only token boundaries.", False
+        "The text is already tokenised; only blanks separate tokens.", False
     )
     bpe_dropout: float = option(
-        "Share of merges left out when training text is cut into pieces, anew in each epoch "
-        "(Provilkov et al. 2020, who use 0.1); for small corpora, with --tokenizer_kind bpe.",
+        "Probability of skipping a merge when training text is segmented, anew in each epoch "
+        "(BPE-dropout, Provilkov et al. 2020, who use 0.1). Helps on small corpora; needs "
+        "--tokenizer_kind bpe.",
         0.0,
     )
     max_length: int = option(
-        "Longest side of a training pair, in tokens, </s> included; longer ones are cut off "
-        "there, and counted.",
+        "Longest side of a training pair, in tokens with </s>. Longer sides are truncated, and "
+        "their number is reported.",
         256,
     )
     max_tokens_per_batch: int = option(
-        "Source plus target tokens of a batch, padding counted, over all processes together.",
+        "Source plus target tokens of a batch, padding included, over all processes together.",
         8192,
     )
     bleu_tokenize: str = option(
         "sacreBLEU's tokenizer for the validation score: 13a, intl, char, zh, ja-mecab, or none "
-        "for text that is already tokenised.",
+        "for tokenised text.",
         "13a",
     )
     metrics: list[str] = option(
-        "Scores of the validation pairs, as in the command evaluate. The first chooses the best "
-        "checkpoint, unless --metric_for_best_model names another one.",
+        "Scores of the validation pairs; see evaluate --help. The first decides which checkpoint "
+        "is best, unless --metric_for_best_model names another one.",
         DEFAULT_METRICS,
         choices=tuple(METRIC_TITLES),
     )
     max_minutes: float | None = option(
-        "Ends training after so many minutes, evaluates, and keeps the best checkpoint."
+        "Minutes after which training ends, evaluates, and keeps the best checkpoint. Default: no "
+        "limit."
     )
     average_last: int = option(
-        "Checkpoints whose mean is saved (section 6.1 of the paper) unless both its score "
-        "and its loss on --validation are worse than those of the best one alone. So many are kept "
-        "beside the best; 1: no averaging.",
+        "Number of last checkpoints to average (section 6.1 of the paper) and to keep beside the "
+        "best one. The average is saved unless both its score and its loss on --validation are "
+        "worse than those of the best checkpoint; 1: no averaging.",
         5,
     )
     moving_average: float | None = option(
-        "Decay of an exponential moving average of the weights, such as 0.999. At the end it is "
-        "tried like the mean of --average_last. Default: none."
+        "Decay of an exponential moving average of the weights, such as 0.999, which competes at "
+        "the end like the average of --average_last. Default: no moving average."
     )
     attn_implementation: Literal["eager", "sdpa", "varlen", "flash_attention_2"] | None = option(
-        "Attention kernel. varlen leaves all padding out, of attention by torch's kernel for "
-        "sequences of various lengths (a GPU in half precision, else sdpa) and of all layers; it "
-        "pays where a batch has much of it. Default: sdpa; eager for talking heads."
+        "Attention kernel. varlen removes all padding, from attention (with torch's kernel for "
+        "sequences of varying length on a GPU in half precision, else with sdpa) and from all "
+        "other layers; it pays off in batches with much padding. Default: sdpa; eager for talking "
+        "heads."
     )
     r_drop: float = option(
-        "Weight of R-Drop (Wu et al. 2021, who use 5): each pair is trained twice in a batch, and "
-        "both passes should agree in spite of dropout. An update takes twice the time.",
+        "Weight of R-Drop (Wu et al. 2021, who use 5): each pair passes twice, and the two outputs "
+        "should agree in spite of dropout. An update takes twice as long.",
         0.0,
     )
     early_stopping_patience: int | None = option(
-        "Evaluations without a better --metric_for_best_model after which training ends."
+        "Number of evaluations without a better --metric_for_best_model after which training ends. "
+        "Default: never."
     )
-    resume: bool = option("Goes on from the last checkpoint in --output_dir.", False)
+    resume: bool = option("Continues from the last checkpoint in --output_dir.", False)
     language: list[str] = option(
         "Languages of the pairs for the model card, as ISO 639 codes, such as de en.", []
     )
@@ -240,7 +244,7 @@ class TrainSettings:
     license: str | None = option("Licence of the model for its card, such as apache-2.0.")
 
     def __post_init__(self) -> None:
-        """A single name that is neither file nor folder is a dataset on the Hub."""
+        """Joins paths with `data`; a single name that does not exist is a dataset on the Hub."""
         if self.data is not None:
             for name in ("train", "validation"):
                 paths = [str(Path(self.data, path)) for path in getattr(self, name)]
@@ -255,57 +259,58 @@ class SearchSettings:
     """Settings of a search, those of `Translator`."""
 
     model: list[str] | None = option(
-        "Folder or Hub name of a model. Several, each with a --model of its own, translate "
-        "together (an ensemble: the mean of their probabilities).",
+        "Folder or Hub name of a model. Given several times, the models translate as an ensemble, "
+        "by the mean of their probabilities.",
         action="append",
     )
     engine: Literal["torch", "ctranslate2"] = option(
-        "What searches; ctranslate2 takes a folder that the command export made.", "torch"
+        "Library that translates; ctranslate2 needs a folder made by the command export.", "torch"
     )
     target_language: str | None = option(
         "Language to translate into, of a model that was trained with --tag_column."
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
-        "Of the weights while they are used; auto: as they were saved.", "auto"
+        "Type of the weights in memory; auto: as they were saved.", "auto"
     )
     num_beams: int | None = option(
-        "Width of the beam; 1 is greedy. Default: the model's, 4; for --do_sample 1."
+        "Beam width; 1: greedy. Default: the model's, usually 4; with --do_sample 1."
     )
     length_penalty: float | None = option(
-        "Exponent a in the rank of a finished hypothesis, log-probability / length^a, </s> "
-        "counted (Transformers' definition): above 0 favours long output. Default: the model's, "
-        "0.6; without a beam 1."
+        "Exponent a in log-probability / length^a, by which finished hypotheses are ranked (as in "
+        "Transformers; the length includes </s>); larger values favour longer output. Default: the "
+        "model's, usually 0.6; without a beam 1."
     )
     max_extra_tokens: int = option(
-        "Longest output in tokens beyond the tokens of its own source (section 6.1 of the paper).",
+        "Tokens that an output may have more than its source (section 6.1 of the paper).",
         50,
     )
     max_tokens_per_batch: int = option(
-        "Source tokens of a batch; padding, beams and samples counted, and a shorter source as "
-        "one of 16. Changes speed and memory, never results; a GPU has room for more.",
+        "Source tokens of a batch, counted with padding once for each beam or sample; sources of "
+        "fewer than 16 tokens count as 16. Changes speed and memory, never results; a GPU has room "
+        "for more.",
         4096,
     )
     max_source_length: int | None = option(
-        "Longest source in tokens, </s> counted; a longer line is cut at sentence ends, else at "
-        "blanks, else between tokens, and its translation is that of its pieces with blanks "
-        "between them. Default: --max_length of the model's training, else its "
-        "max_position_embeddings."
+        "Longest source, in tokens with </s>. A longer line is cut at sentence ends, else at "
+        "blanks, else between tokens; the translations of its pieces are joined with blanks. "
+        "Default: --max_length of the model's training, else its max_position_embeddings."
     )
     do_sample: bool = option(
-        "Draws translations at random instead of searching likely ones.", False
+        "Samples translations at random instead of searching for likely ones.", False
     )
-    temperature: float = option("Of --do_sample: below 1 draws likelier tokens.", 1.0)
-    top_k: int = option("Of --do_sample: only the k likeliest tokens are drawn; 0: all.", 0)
+    temperature: float = option("For --do_sample: below 1, likely tokens get likelier.", 1.0)
+    top_k: int = option("For --do_sample: draws only from the k likeliest tokens; 0: from all.", 0)
     top_p: float = option(
-        "Of --do_sample: only the likeliest tokens that together have this probability are drawn.",
+        "For --do_sample: draws only from the likeliest tokens that together have this "
+        "probability.",
         1.0,
     )
     seed: int = option(
-        "Of --do_sample, engine torch: what is drawn depends on this and the line alone.", 0
+        "For --do_sample with engine torch: seed; a sample depends only on it and on its line.", 0
     )
     mbr_candidates: int = option(
-        "Minimum Bayes risk: of so many samples (with --do_sample) or best hypotheses, the one "
-        "most like the others (chrF). 0: the likeliest.",
+        "Minimum Bayes risk: among N samples (with --do_sample) or N best hypotheses, chooses the "
+        "one most like the others (chrF). 0: chooses the likeliest.",
         0,
     )
     trust_remote_code: bool = option(_TRUST_REMOTE_CODE, False)
@@ -316,66 +321,68 @@ class TranslateSettings(SearchSettings):
     """Settings of a translation."""
 
     input: str | None = option(
-        "File to translate, one line each, plain or .gz. Default: standard input."
+        "File to translate line by line, plain or .gz. Default: standard input."
     )
     output: str | None = option(
-        "File for the translations; one that already holds text is an error, unless --resume is "
-        "given. At any moment it holds whole lines in order. Default: standard output."
+        "File for the translations; it must not hold text already, except with --resume. It holds "
+        "complete lines in order at any moment. Default: standard output."
     )
     resume: bool = option(
-        "Continues after the complete lines that an interrupted run has left in --output. The run "
-        "is recorded in OUTPUT.job.json; another model, input or setting is refused.",
+        "Continues after the last complete line of an interrupted --output. OUTPUT.job.json "
+        "records what the translation depends on; another model, input or setting is refused.",
         False,
     )
-    prefix: str = option("What every translation begins with.", "")
+    prefix: str = option("Text that every translation begins with.", "")
     prefix_file: str | None = option("File with the beginning of each translation, one a line.")
     n_best: int = option(
-        "Translations of each line, each on a row of its own: number of the line, score, text, "
-        "with tabs between them.",
+        "Number of translations of each line, one a row: line number, score and text, separated by "
+        "tabs.",
         1,
     )
     scores: bool = option(
-        "Writes number of the line, score and text, with tabs between them. The score is the "
-        "log-probability / length^length_penalty, or with --mbr_candidates the expected chrF.",
+        "Writes line number, score and text, separated by tabs. The score is log-probability / "
+        "length^length_penalty, or with --mbr_candidates the expected chrF.",
         False,
     )
     details: bool = option(
-        "Writes one JSON object a line: all hypotheses with their scores, tokens, log-probability "
-        "of each token, and alignment as pairs source-target of positions. Engine torch only.",
+        "Writes one JSON object a line: all hypotheses with their scores, tokens, the "
+        "log-probability of each token, and the alignment as pairs source-target of token "
+        "positions. Engine torch only.",
         False,
     )
 
 
 @dataclass(frozen=True)
 class EvaluateSettings(SearchSettings):
-    """Settings of an evaluation: translations that are scored."""
+    """Settings of an evaluation."""
 
     test: list[str] = option(
-        "Test pairs: two files, or one .tsv, .jsonl or .parquet file, or a dataset.", []
+        "Test pairs: two parallel text files, or one .tsv, .jsonl or .parquet file, or a dataset.",
+        [],
     )
     source_column: str = option("Column of the source text.", "source")
     target_column: str = option("Column of the target text.", "target")
     dataset_config: str | None = option("Configuration of a Hub dataset, such as de-en.")
     test_split: str = option("Split of a dataset that --test reads.", "test")
     hypotheses: str | None = option(
-        "File of translations to score, one a line, instead of those of a --model."
+        "File of translations to score, one a line, instead of a --model."
     )
     against: str | None = option(
-        "Other system to compare with on the same lines by paired bootstrap: a file of its "
-        "translations, one a line, or a folder or Hub name of a model, searched alike."
+        "Other system to compare with on the same lines, by paired bootstrap: a file of its "
+        "translations, one a line, or the folder or Hub name of a model, which translates with the "
+        "same settings."
     )
     metrics: list[str] = option(
-        "Scores to compute. wer and per: word and phoneme error rate of spelling to phonemes, "
-        "lines whose tokens are not all right, and edits per token of the references; "
-        "codexglue_bleu: the smoothed BLEU of CodeXGLUE's code to code. Tokens of these three "
-        "stand between blanks.",
+        "Scores to compute. For spelling to phonemes: wer, the percentage of lines with a wrong "
+        "token, and per, edits per 100 reference tokens. For code: codexglue_bleu, the smoothed "
+        "BLEU of CodeXGLUE. These three separate tokens at blanks.",
         DEFAULT_METRICS,
         choices=tuple(METRIC_TITLES),
     )
     bleu_tokenize: str = option("sacreBLEU's tokenizer; none for tokenised text.", "13a")
     bootstrap: int = option(
-        "Resamples of the lines for the confidence intervals and --against; 0: none. 1,000 take "
-        "about 70 MB of memory for each 1,000 lines.",
+        "Number of bootstrap resamples for confidence intervals and --against; 0: no intervals. "
+        "1,000 resamples of 1,000 lines take about 70 MB of memory.",
         1000,
     )
     output: str | None = option("File for the translations, one a line.")
@@ -387,8 +394,8 @@ class PushSettings:
     """Settings of an upload to the Hub."""
 
     model: str = option("Folder of a model, the --output_dir of its training.")
-    private: bool = option("Makes a new repository private.", False)
-    revision: str | None = option("Branch to commit to, made where there is none. Default: main.")
+    private: bool = option("Makes the repository private if it is new.", False)
+    revision: str | None = option("Branch to commit to, created if missing. Default: main.")
     commit_message: str = option("First line of the commit.", "Upload model")
 
 
@@ -397,8 +404,8 @@ class ExportSettings:
     """Settings of an export to another runtime."""
 
     format: Literal["ctranslate2", "onnx"] = option(
-        "Runtime to export for: CTranslate2, which `translate --engine ctranslate2` uses too, or "
-        "ONNX Runtime.",
+        "Runtime to export for: CTranslate2, which `translate --engine ctranslate2` uses, or ONNX "
+        "Runtime.",
         "ctranslate2",
     )
     quantization: Literal[
@@ -411,13 +418,13 @@ class ExportSettings:
         "int8_bfloat16",
         "int16",
     ] = option(
-        "Type of the weights, for --format ctranslate2; behind int8_ stands the type of all that "
-        "is not quantised. On a device that lacks the type CTranslate2 takes another one.",
+        "Type of the weights with --format ctranslate2; int8_X: 8-bit integers, and type X for "
+        "what is not quantised. CTranslate2 replaces a type that the device does not support.",
         "float32",
     )
     sample: str | None = option(
-        "File of source lines on which the export is compared with the model. Default: 100 "
-        "random sequences of tokens."
+        "File of source lines for comparing the export with the model. Default: 100 random "
+        "sequences of tokens."
     )
     force: bool = option("Replaces an earlier export at OUT.", False)
     trust_remote_code: bool = option(_TRUST_REMOTE_CODE, False)
@@ -425,56 +432,56 @@ class ExportSettings:
 
 @dataclass(frozen=True)
 class AttentionSettings:
-    """Settings of a look inside."""
+    """Settings of the command `attention`."""
 
     model: str | None = option("Folder or Hub name of a model.")
     output: str | None = option(
-        "File to write: .html, a page on which one chooses kind, layer and head; .png or .svg, a "
-        "picture of one of them. Default: attention.html; with --positions positions.svg. With "
-        "--alignments the file of the links. Default: standard output."
+        "File to write: .html, a page with all kinds, layers and heads; .png or .svg, a picture of "
+        "one. Default: attention.html; with --positions positions.svg. With --alignments, the file "
+        "for the links; default: standard output."
     )
     kind: Literal["cross", "encoder", "decoder"] = option(
-        "Attention to draw, or that the page shows first: the decoder's to the source, or the "
-        "self-attention of encoder or decoder.",
+        "Attention to draw, or to show first on the page: cross-attention, or self-attention of "
+        "encoder or decoder.",
         "cross",
     )
     layer: int | None = option(
-        "Layer to draw, or that the page shows first, counted from 1. Default: the last but one, "
+        "Layer to draw, or to show first on the page, counted from 1. Default: the last but one, "
         "from which alignments are read."
     )
     head: int | None = option(
-        "Head to draw, or that the page shows first, counted from 1. Default: mean of all."
+        "Head to draw, or to show first on the page, counted from 1. Default: mean of all."
     )
     positions: int | None = option(
-        "Draws the encodings of so many positions, and nothing else.",
+        "Draws the encodings of the first N positions, and nothing else.",
     )
     alignments: list[str] | None = option(
-        "Aligns the words of these files, source and target line by line, by the model's "
-        "cross-attention, and nothing else; without a target file, of the model's translations. "
-        "One line of links for each pair, such as 0-0 1-2: source and target, counted from 0.",
+        "Aligns the words of two parallel files, source and target, by cross-attention, and does "
+        "nothing else; without a target file, aligns the model's translations. Writes one line of "
+        "links for each pair, such as 0-0 1-2: source-target, counted from 0.",
         action="store",
         nargs="+",
         metavar="FILE",
     )
     units: list[str] | None = option(
-        "The files of --alignments once more, with blanks between what shall count as a word, "
-        "such as the words of a Chinese text.",
+        "The files of --alignments with blanks between the words, for text that has none, such as "
+        "Chinese.",
         action="store",
         nargs=2,
         metavar=("SOURCE", "TARGET"),
     )
     gold: str | None = option(
-        "File with the right links of --alignments, sure ones as 0-0 and possible ones as 0?0. "
-        "Prints the alignment error rate, and the links only to --output."
+        "File of gold links for --alignments: 0-0 for a sure link, 0?0 for a possible one. Prints "
+        "the alignment error rate instead of the links, which go to --output only."
     )
     target_language: str | None = option(
         "Language to translate into, of a model that was trained with --tag_column."
     )
     num_beams: int | None = option(
-        "Width of the beam of the model's own translation; 1 is greedy. Default: the model's, 4."
+        "Beam width of the model's own translation; 1: greedy. Default: the model's, usually 4."
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
-        "Of the weights while they are used; auto: as they were saved.", "auto"
+        "Type of the weights in memory; auto: as they were saved.", "auto"
     )
     trust_remote_code: bool = option(_TRUST_REMOTE_CODE, False)
 

@@ -1,4 +1,4 @@
-"""The `train` command: a model from pairs of lines."""
+"""The `train` command: trains a model on parallel text."""
 
 from vanilla_transformer_cli.command import Parser, build_parser, refuse
 from vanilla_transformer_cli.recipes import insert_recipe
@@ -7,9 +7,9 @@ from vanilla_transformer_cli.settings import TrainSettings
 _EXAMPLE = """Every field of Transformers' Seq2SeqTrainingArguments is an option too:
 --output_dir, --num_train_epochs, --max_steps, --learning_rate, --warmup_steps,
 --label_smoothing_factor, --gradient_accumulation_steps, --eval_strategy, --eval_steps, --seed,
---bf16, --report_to tensorboard and so on; --help-all lists them with their defaults here.
+--bf16, --report_to tensorboard and so on; --help-all lists them with our defaults.
 
-A recipe is a YAML file with such options; those on the command line win over it.
+A recipe is a YAML file with such options; options on the command line override it.
 
 example:
   vanilla-transformer train --train train.de train.en --validation valid.de valid.en \\
@@ -19,7 +19,7 @@ example:
 
 
 def train(argv: list[str]) -> None:
-    """Train a model, tokenizer included, on pairs of lines."""
+    """Train a model and its tokenizer on parallel text."""
     parser = build_parser(train, TrainSettings, _EXAMPLE)
     parser.usage = "vanilla-transformer train [RECIPE.yaml] [options]"
     parser.add_argument("--help-all", action="store_true", help="Also list Trainer's options.")

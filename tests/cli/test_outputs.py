@@ -71,7 +71,7 @@ def test_output_that_is_read_is_refused(run, model, read, tmp_path, command, sid
     status, _, err = run(*argv, "--output", out, *["--resume"] * (command == "translate"))
 
     assert status == 2
-    assert f"--output {out} is the file '{read[side]}', which is read" in err
+    assert f"--output {out} would overwrite '{read[side]}', which is an input" in err
     assert [file.read_text() for file in read] == [BEFORE, BEFORE]
 
 
@@ -87,7 +87,7 @@ def test_output_that_is_read_beside_the_pairs_is_refused(
     status, _, err = run(*writers(model, read)["alignments"], *option, "--output", "./c")
 
     assert (status, Path("c").read_text()) == (2, BEFORE)
-    assert "--output c is the file 'c', which is read" in err
+    assert "--output c would overwrite 'c', which is an input" in err
 
 
 def test_output_that_is_the_other_translation_is_refused(run, model, read, tmp_path, no_model):
@@ -97,7 +97,7 @@ def test_output_that_is_the_other_translation_is_refused(run, model, read, tmp_p
     status, _, err = run(*argv, "--output", other)
 
     assert (status, other.read_text()) == (2, BEFORE)
-    assert f"is the file '{other}', which is read" in err
+    assert f"would overwrite '{other}', which is an input" in err
 
 
 @pytest.mark.parametrize("name", ["config.json", "new.safetensors", "sub/x.py"])

@@ -111,7 +111,10 @@ def test_output_that_is_no_regular_file_is_written_to(run):
     ("argv", "message"),
     [
         (["--resume"], "--resume needs the --output to continue"),
-        (["--input", "in", "text"], "--input takes the place of text in the arguments, got 'text'"),
+        (
+            ["--input", "in", "text"],
+            "--input and text in the arguments exclude .*, got the text 'text'",
+        ),
         (["--prefix", "a", "--prefix_file", "b"], "--prefix and --prefix_file exclude each other"),
         (["--input", "/no/such"], "No such file or directory: '/no/such'"),
         (["--n_best", "9", "ja"], "at most `num_beams`, got 9 and 1"),

@@ -28,6 +28,8 @@ def run_script(script: Path, *argv: Any, cwd: Path | None = None) -> Finished:
     """
     out, err = io.StringIO(), io.StringIO()
     before, sys.argv = sys.argv, [str(script), *map(str, argv)]
+    # As Python does: a script imports what lies beside it.
+    sys.path.insert(0, str(script.parent))
     status: Any = 0
     try:
         with (
@@ -43,4 +45,5 @@ def run_script(script: Path, *argv: Any, cwd: Path | None = None) -> Finished:
             status = 1
     finally:
         sys.argv = before
+        sys.path.remove(str(script.parent))
     return Finished(status or 0, out.getvalue(), err.getvalue())
