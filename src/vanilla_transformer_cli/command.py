@@ -122,7 +122,8 @@ class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescrip
     """Keeps the line breaks of the example, and adds defaults that are not empty."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        if action.default in (None, [], False, argparse.SUPPRESS):
+        # 0, which equals False, is a value.
+        if action.default is False or action.default in (None, "", [], argparse.SUPPRESS):
             return action.help
         return super()._get_help_string(action)
 

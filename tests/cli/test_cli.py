@@ -355,6 +355,7 @@ def assert_refused(outcome: Outcome, pattern: str) -> None:
         (["train", "--epochs", "3"], "--train needs the training pairs"),
         (["translate", "drei"], "--model needs the folder"),
         (["translate", "--model", "a", "--beams=3"], "option --beams; did you mean --num_beams"),
+        (["translate", "--model", "a", "--num_beam", "3"], "--num_beam; did you mean --num_beams"),
         (["translate", "--model", "/no/such"], "--model: there is no folder '/no/such'"),
         (["translate", "--num_beams", "x"], "--num_beams.* invalid int value: 'x'"),
         (["evaluate", "--model", "a"], "--test needs the test pairs"),

@@ -392,6 +392,10 @@ def test_evaluate_passes_each_option_on(field, evaluate):
         assert calls["compute"][0][1][OF_THE_SCORES[field.name]] == value
 
 
+def test_evaluate_does_not_record_the_scores_of_an_ensemble(evaluate, tmp_path):
+    assert evaluate("--model", str(tmp_path), model=True)["record"] == []
+
+
 def test_evaluate_compares_with_the_same_options(evaluate, tmp_path):
     other = tmp_path / "other.en"
     other.write_text("c\n", encoding="utf-8")

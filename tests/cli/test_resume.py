@@ -298,6 +298,16 @@ def test_record_covers_each_line_before_it_is_in_the_output(run, folder, tmp_pat
         out.unlink()
 
 
+def test_checksum_depends_on_where_lines_end():
+    sums = set()
+    for lines in (["ab", "c"], ["a", "bc"], ["abc"]):
+        read = CountedLines(iter(lines))
+        assert list(read) == lines
+        sums.add(read.sha256)
+
+    assert len(sums) == 3
+
+
 def test_devices_have_no_record(run, folder, tmp_path):
     device = tmp_path / "out"
     device.symlink_to("/dev/null")

@@ -1,0 +1,30 @@
+"""What all commands share."""
+
+import pytest
+
+from vanilla_transformer_cli.command import looks_like_a_path
+
+
+@pytest.mark.parametrize(
+    ("name", "is_path"),
+    [
+        ("user/model", False),
+        ("model", False),
+        ("runs/de-en/checkpoint-5", True),
+        ("./model", True),
+        ("../model", True),
+        ("/model", True),
+        ("~/model", True),
+    ],
+)
+def test_path_is_distinguished_from_a_name_on_the_hub(name, is_path):
+    assert looks_like_a_path(name) == is_path
+
+
+def test_help_shows_defaults_that_are_values(run):
+    text = " ".join(run("translate", "--help").out.split())
+
+    assert "from all. (default: 0)" in text
+    assert "(default: 1.0)" in text
+    for nothing in ("", "None", "False", "[]"):
+        assert f"(default: {nothing})" not in text
