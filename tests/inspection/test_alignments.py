@@ -167,10 +167,10 @@ def test_gold_must_be_as_long_as_the_alignments():
         score_alignments([aligned(), aligned()], [GoldAlignment.parse("")])
 
 
-@pytest.mark.parametrize(("line", "got"), [("0-0 2-1", "2-1"), ("1?2", "1-2")])
+@pytest.mark.parametrize(("line", "got"), [("0-0 3-1", "3-1"), ("1?2", "1-2")])
 def test_gold_must_link_words_that_there_are(line, got):
-    with pytest.raises(ValueError, match=rf"pair 1 .* 2 source and 2 target words.* got {got}"):
-        score_alignments([aligned(sizes=(2, 2))], [GoldAlignment.parse(line)])
+    with pytest.raises(ValueError, match=rf"pair 1 .* 3 source and 2 target words.* got {got}"):
+        score_alignments([aligned(sizes=(3, 2))], [GoldAlignment.parse(line)])
 
 
 def test_gold_file_tells_the_line_of_a_mistake(write):

@@ -238,7 +238,24 @@ def test_page_is_written_whole_without_a_browser(tmp_path):
     assert not re.search(r"https?:|//[a-z]|src=|@import|url\(", text)
     data = json.loads(re.search(r'id="data">(.*?)</script>', text)[1])
     assert [one["kind"] for one in data["maps"]] == ["encoder", "decoder", "cross"]
+    assert data["maps"][2]["rows"] == list(WRITTEN)
+    assert data["maps"][2]["columns"] == list(HEARD)
     close(torch.tensor(data["maps"][2]["weights"]), maps().cross.weights)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "first"),
+    [
+        ({}, {"kind": "cross", "layer": 2, "head": "mean"}),
+        ({"kind": "encoder"}, {"kind": "encoder", "layer": 1, "head": "mean"}),
+        ({"layer": 3, "head": 4}, {"kind": "cross", "layer": 3, "head": 4}),
+    ],
+)
+def test_page_opens_with_the_chosen_view(tmp_path, chosen, first):
+    path = write_attention_page(maps(), tmp_path / "page.html", **chosen)
+
+    data = re.search(r'id="data">(.*?)</script>', path.read_text(encoding="utf-8"))[1]
+    assert json.loads(data)["view"] == first
 
 
 @pytest.mark.parametrize(

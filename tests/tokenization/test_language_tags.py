@@ -379,7 +379,7 @@ def test_longest_output_counts_the_tag(model_folder, monkeypatch):
 
 
 def test_limit_that_leaves_no_room_beside_the_tag_is_refused(model_folder):
-    with pytest.raises(ValueError, match=r"at least 3, .* behind a tag, got 2"):
+    with pytest.raises(ValueError, match=r"at least 3, .* after a tag, got 2"):
         Translator.from_pretrained(str(model_folder), target_language="en", max_source_length=2)
 
 

@@ -11,7 +11,7 @@ from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.translation import Search, engines
 from vanilla_transformer.translation.engines import GumbelNoise, TorchEngine
 
-from ..conftest import redraw_parameters
+from ..conftest import build_variant, redraw_parameters
 
 SOURCES = [[17, 5, 9, 30, 2], [8, 21, 36, 4, 11, 26, 2], [13, 2]]
 LIMITS = [9, 11, 6]
@@ -272,10 +272,14 @@ def test_ensemble_is_greedy_over_the_mean_of_the_probabilities(tiny_model, other
     for source, limit, (best,) in zip(SOURCES, LIMITS, found, strict=True):
         tokens = []
         while len(tokens) < limit:
-            allowed = [
-                (float(log_probs(models, source, [*tokens, t])[-1]), t) for t in range(2, 37)
-            ]
-            tokens.append(max(allowed)[1])
+            inputs = {
+                "input_ids": torch.tensor([source]),
+                "decoder_input_ids": torch.tensor([[START, *tokens]]),
+            }
+            with torch.no_grad():
+                probabilities = sum(model(**inputs).logits[0, -1].softmax(-1) for model in models)
+            # `<pad>` and `<s>` are forbidden.
+            tokens.append(2 + int(probabilities[2:].argmax()))
             if tokens[-1] == END:
                 break
         assert best.tokens == [token for token in tokens if token != END]
@@ -300,6 +304,35 @@ def test_ensemble_ranks_by_the_mean_of_the_probabilities(tiny_model, other_model
             [rank(models, source, one, length_penalty) for one in hypotheses], abs=1e-4
         )
         assert scores == sorted(scores, reverse=True)
+
+
+def test_ensemble_aligns_by_the_mean_attention_of_its_models(tiny_model, other_model):
+    target = [7, 19, 30, 4, 2]
+    inputs = {
+        "input_ids": torch.tensor(SOURCES[1:2]),
+        "decoder_input_ids": torch.tensor([[START, *target[:-1]]]),
+        "output_attentions": True,
+    }
+    with torch.no_grad():
+        # The last layer but one of three, and the only layer; the last position is `</s>`.
+        first = tiny_model(**inputs).cross_attentions[1][0].mean(0)[:, :-1]
+        second = other_model(**inputs).cross_attentions[0][0].mean(0)[:, :-1]
+
+    (forced,) = TorchEngine(tiny_model, other_model).force(SOURCES[1:2], [target], align=True)
+
+    assert forced.alignment == (first + second).argmax(-1).tolist()
+    assert forced.alignment != first.argmax(-1).tolist()
+
+
+def test_ensemble_is_as_long_as_its_shortest_model(tiny_model):
+    changes = {"position_embedding_type": "learned", "max_position_embeddings": 9}
+    learned = build_variant(**changes)
+
+    together = TorchEngine(tiny_model, learned)
+
+    alone = TorchEngine(learned)
+    assert together.max_positions == alone.max_positions == 9
+    assert together.last_position == alone.last_position < TorchEngine(tiny_model).last_position
 
 
 def test_ensemble_refuses_vocabularies_of_unlike_size(tiny_model):

@@ -157,6 +157,15 @@ def test_prefix_goes_with_the_first_piece_only(letters):
     assert [piece.prefix for piece in pieces] == ids
 
 
+def test_tag_counts_towards_each_piece(letters):
+    pieces = cut_into_pieces(
+        [("ab cd ef", "")], TokenizerPair.joint(letters), 6, first_line=1, source_prefix=[9, 8]
+    )
+
+    ids = letters(["ab", "cd", "ef"])["input_ids"]
+    assert [piece.source for piece in pieces] == [[9, 8, *part] for part in ids]
+
+
 def test_lone_surrogate_becomes_a_replacement_character(subwords):
     pieces = cut_into_pieces(
         [("a\udc80b\ud800", "")], TokenizerPair.joint(subwords), 40, first_line=1
