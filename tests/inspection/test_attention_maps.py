@@ -249,18 +249,6 @@ def test_picture_is_written_whole_and_the_same_twice(tmp_path, suffix):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_picture_differs_between_layers_and_heads(tmp_path):
-    attention = attention_map("ab", "cd", layers=2)
-
-    pictures = {
-        plot_attention(attention, tmp_path / "map.png", layer=layer, head=head).read_bytes()
-        for layer in (1, 2)
-        for head in (None, 1, 2)
-    }
-
-    assert len(pictures) == 6
-
-
 def test_picture_says_every_token_as_text(tmp_path):
     rows, columns = ["$x_1$", "$", "<b>", "&amp;", "中文", "\\alpha"], ["أنا", "␣ein", "</s>"]
     attention = attention_map(rows, columns, sums_to_one=False)

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.translation import Translator
 from vanilla_transformer.translation.bayes_risk import expected_utilities
 from vanilla_transformer.translation.engines import Hypothesis
@@ -19,21 +18,6 @@ LINES = [
     "x",
     "-",
 ]
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return VanillaTransformerTokenizer.train(
-        ["abcdefghijklmnopqrstuvwxyz .,!?-'"], vocab_size=37, kind="char"
-    )
-
-
-@pytest.fixture
-def build(tiny_model, tokenizer):
-    """Makes a Translator of the tiny model with short limits."""
-    return lambda **settings: Translator(
-        tiny_model, tokenizer, **{"max_extra_tokens": 4, **settings}
-    )
 
 
 def test_alternatives_are_the_next_best(tiny_model, tokenizer, build):

@@ -3,7 +3,6 @@
 import pytest
 from transformers import pipeline
 
-from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.translation import Search, Translator
 
 from ..tokenization.test_tokenizer_pair import GREEK, save_latin_to_greek
@@ -12,11 +11,8 @@ LINES = ["ein hund rennt.", "", "ja"]
 
 
 @pytest.fixture
-def folder(tiny_model, tmp_path):
+def folder(tiny_model, tokenizer, tmp_path):
     """The tiny model, saved with a tokenizer of letters."""
-    tokenizer = VanillaTransformerTokenizer.train(
-        ["abcdefghijklmnopqrstuvwxyz .,!?-'"], vocab_size=37, kind="char"
-    )
     tiny_model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     return str(tmp_path)

@@ -1,0 +1,22 @@
+"""Fixtures of the tests of translation."""
+
+import pytest
+
+from vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer.translation import Translator
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    """Letters, as many as the tiny model has entries."""
+    return VanillaTransformerTokenizer.train(
+        ["abcdefghijklmnopqrstuvwxyz .,!?-'"], vocab_size=37, kind="char"
+    )
+
+
+@pytest.fixture
+def build(tiny_model, tokenizer):
+    """Makes a Translator of the tiny model with short limits."""
+    return lambda **settings: Translator(
+        tiny_model, tokenizer, **{"max_extra_tokens": 4, **settings}
+    )
