@@ -73,14 +73,14 @@ def test_moving_average_is_taken_up_by_name(tmp_path):
     arguments = arguments_of(output_dir=tmp_path)
 
     average.on_train_begin(arguments, state, TrainerControl(), model=model)
-    for weight in model.parameters():
-        nn.init.zeros_(weight)
+    for name, weight in (("a", 0.0), ("b", 4.0)):
+        nn.init.constant_(model[name].weight, weight)
     average.on_step_end(model=model)
 
     (tmp_path / "new").mkdir()
     average.save(tmp_path / "new")
-    halves = {name: weight / 2 for name, weight in saved.items()}
-    torch.testing.assert_close(load_file(tmp_path / "new" / MOVING_AVERAGE_FILE), halves)
+    expected = {"a.weight": torch.full((1, 1), 0.5), "b.weight": torch.full((1, 1), 3.0)}
+    torch.testing.assert_close(load_file(tmp_path / "new" / MOVING_AVERAGE_FILE), expected)
 
 
 # Divergence

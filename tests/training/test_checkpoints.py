@@ -8,9 +8,17 @@ import sys
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from vanilla_transformer.model_folder import FILES_FILE, load_model
-from vanilla_transformer.training.checkpoints import close_checkpoint, closed_checkpoints
+from vanilla_transformer.training.checkpoints import (
+    close_checkpoint,
+    closed_checkpoints,
+    delete_unclosed,
+    failed_writes_named,
+    reopen_checkpoint,
+    resumable_checkpoint,
+)
 from vanilla_transformer.training.run import train
 from vanilla_transformer.training.run_record import read_log
 from vanilla_transformer.training.trainer import TokenBatchTrainer
@@ -212,6 +220,79 @@ def test_moving_average_is_among_the_listed_files(corpus, tmp_path, decay):
 
     (checkpoint,) = closed_checkpoints(tmp_path)
     assert "moving_average.safetensors" in read_json(checkpoint / FILES_FILE)
+
+
+# Without a run
+
+
+@pytest.fixture
+def make(tmp_path):
+    """Writes a checkpoint of three files, closed or not."""
+
+    def make_checkpoint(update, *, closed=True):
+        folder = tmp_path / f"checkpoint-{update}"
+        (folder / "global_step").mkdir(parents=True)
+        for name in ("model.safetensors", "optimizer.pt", "global_step/part"):
+            (folder / name).write_text(name)
+        if closed:
+            close_checkpoint(folder)
+        return folder
+
+    return make_checkpoint
+
+
+def test_checkpoints_are_in_the_order_of_their_updates(make, tmp_path):
+    whole = [make(update) for update in (9, 10, 100)]
+    make(50, closed=False)
+    (tmp_path / "checkpoint-7").write_text("no folder")
+    (tmp_path / "checkpoint-best").mkdir()
+
+    assert closed_checkpoints(tmp_path) == whole
+
+
+def test_list_holds_files_of_folders_but_not_itself(make):
+    folder = make(9)
+    close_checkpoint(folder)
+
+    names = {"model.safetensors", "optimizer.pt", "global_step/part"}
+    assert read_json(folder / FILES_FILE).keys() == names
+
+
+def test_newest_whole_checkpoint_is_resumed_and_newer_ones_are_explained(make, tmp_path):
+    for update in (8, 9, 10, 11, 12):
+        make(update, closed=update != 12)
+    (tmp_path / "checkpoint-10" / "optimizer.pt").write_text("other bytes")
+    (tmp_path / "checkpoint-11" / "global_step" / "part").unlink()
+
+    checkpoint, skipped = resumable_checkpoint(tmp_path)
+
+    assert checkpoint == tmp_path / "checkpoint-9"
+    assert [(path.name, fault) for path, fault in skipped.items()] == [
+        ("checkpoint-12", "it has no files.json, so the run ended while saving it"),
+        ("checkpoint-11", "its global_step/part is missing"),
+        ("checkpoint-10", "its optimizer.pt has other bytes than were saved"),
+    ]
+
+
+def test_reopened_checkpoint_counts_no_longer_and_is_deleted_by_the_next_run(make, tmp_path):
+    whole, reopened = make(9), make(10)
+    reopen_checkpoint(reopened)
+    reopen_checkpoint(reopened)
+
+    delete_unclosed(tmp_path)
+
+    assert list(tmp_path.iterdir()) == [whole]
+
+
+def test_errors_of_writers_are_named_and_others_left(tmp_path):
+    for error in (SafetensorError("no space"), RuntimeError("no space")):
+        with (
+            pytest.raises(OSError, match=rf"Saving into {tmp_path} failed: no space\. Check"),
+            failed_writes_named(tmp_path),
+        ):
+            raise error
+    with pytest.raises(KeyError), failed_writes_named(tmp_path):
+        raise KeyError
 
 
 # Divergence

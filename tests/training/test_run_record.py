@@ -1,6 +1,8 @@
 """What a run needs to be repeated, and what it reports while it goes on."""
 
 import json
+import math
+import subprocess
 import sys
 
 import pytest
@@ -14,7 +16,7 @@ from transformers import (
 from vanilla_transformer.files import checksum
 from vanilla_transformer.sharing.privacy import find_disclosures
 from vanilla_transformer.training import run_record
-from vanilla_transformer.training.run_record import JsonLinesLog, describe_run
+from vanilla_transformer.training.run_record import JsonLinesLog, describe_run, read_log
 from vanilla_transformer_cli.settings import TrainSettings
 
 TOKEN = "hf_" + "aB3" * 11
@@ -28,9 +30,9 @@ def log(tmp_path, monkeypatch):
     callback = JsonLinesLog(tmp_path / "log.jsonl", first_update=0)
     given = TrainingArguments(use_cpu=True), TrainerState(), TrainerControl()
 
-    def pass_time(seconds, event, **options):
+    def pass_time(seconds, event, *, state=given[1], **options):
         clock[0] += seconds
-        getattr(callback, event)(*given, **options)
+        getattr(callback, event)(given[0], state, given[2], **options)
 
     return pass_time
 
@@ -69,7 +71,52 @@ def test_evaluation_is_no_part_of_the_time_outside_of_updates(log, reports):
     assert [report.get("outside_step") for report in reports()] == [0, None, 1 / 4]
 
 
+def test_only_the_main_process_writes(log, reports):
+    log(0, "on_log", logs={"loss": 2.0})
+    state = TrainerState(is_world_process_zero=False)
+    log(1, "on_log", state=state, logs={"loss": 1.0})
+
+    assert [report["loss"] for report in reports()] == [2]
+
+
+def test_numbers_that_are_not_finite_are_read_as_they_were(log, tmp_path):
+    log(0, "on_log", logs={"loss": float("nan"), "grad_norm": float("-inf"), "note": "nan?"})
+
+    (report,) = read_log(tmp_path / "log.jsonl")
+    assert math.isnan(report["loss"])
+    assert (report["grad_norm"], report["note"]) == (float("-inf"), "nan?")
+
+
+def test_log_of_a_resumed_run_keeps_its_reports_and_all_its_minutes(tmp_path, monkeypatch):
+    path = tmp_path / "log.jsonl"
+    path.write_text("".join(f'{{"step": {n}, "minutes": {n}.5}}\n' for n in (1, 2, 3)))
+    monkeypatch.setattr(run_record.time, "monotonic", lambda: 6000.0)
+
+    log = JsonLinesLog(path, first_update=2)
+
+    assert [report["step"] for report in read_log(path)] == [1, 2]
+    monkeypatch.setattr(run_record.time, "monotonic", lambda: 6090.0)
+    assert log.minutes == 5
+    assert JsonLinesLog(path, first_update=0).minutes == 0
+    assert not path.exists()
+
+
 # What a run is made from
+
+
+def test_commit_says_whether_the_tree_was_changed(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_record, "__file__", str(tmp_path / "run_record.py"))
+    assert run_record._commit() is None
+    (tmp_path / "run_record.py").write_text("1")
+    given = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "first"]):
+        subprocess.run([*given, *words], check=True)
+
+    clean = run_record._commit()
+    (tmp_path / "run_record.py").write_text("2")
+
+    assert clean
+    assert run_record._commit() == f"{clean}-dirty"
 
 
 @pytest.fixture

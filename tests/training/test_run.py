@@ -1,0 +1,77 @@
+"""The steps of `train`, one at a time."""
+
+import pytest
+from datasets import Dataset
+
+from vanilla_transformer.data.filters import has_empty_side
+from vanilla_transformer.data.parallel_text import ParallelText
+from vanilla_transformer.training import run as training
+from vanilla_transformer_cli.settings import TrainSettings
+
+from ..support.gradients_of_one_update import build_arguments
+from ..support.training_runs import SIZES
+
+PAIRS = Dataset.from_dict({"source": ["a b", "b a"], "target": ["x y z", "z y x w"]})
+SETTINGS = TrainSettings(
+    config=SIZES, tokenizer_kind="word", vocab_size=6, target_vocab_size=7, max_length=9
+)
+
+
+def build(tmp_path, **changes):
+    settings = TrainSettings(**vars(SETTINGS) | changes)
+    arguments = build_arguments(tmp_path, label_smoothing_factor=0.25)
+    tokenizers, model = training._build_model(settings, arguments, PAIRS, None)
+    return tokenizers, model, arguments
+
+
+def test_new_model_generates_with_the_search_of_the_paper(tmp_path):
+    _, model, _ = build(tmp_path)
+
+    search = model.generation_config
+    assert (search.num_beams, search.length_penalty) == (4, 0.6)
+    # A start token, and 50 tokens more than the longest source has.
+    assert search.max_length == 1 + 9 + 50
+
+
+def test_label_smoothing_is_left_to_the_model(tmp_path):
+    _, model, arguments = build(tmp_path)
+
+    assert model.config.label_smoothing == 0.25
+    assert arguments.label_smoothing_factor == 0.0
+
+
+@pytest.mark.parametrize(("separate", "sizes"), [(False, (6, 6)), (True, (6, 7))])
+def test_tables_have_the_sizes_of_their_vocabularies(tmp_path, separate, sizes):
+    tokenizers, model, _ = build(tmp_path, separate_vocabularies=separate)
+
+    assert tokenizers.is_joint != separate
+    assert (len(tokenizers.source), len(tokenizers.target)) == sizes
+    assert model.get_input_embeddings().num_embeddings == sizes[0]
+    assert model.get_output_embeddings().out_features == sizes[1]
+    letters = set("".join(tokenizers.target.get_vocab())) & set("ab")
+    assert not separate or letters <= set("<pad>")
+
+
+@pytest.mark.parametrize(
+    ("changes", "maker"),
+    [({}, "stored"), ({"bpe_dropout": 0.1}, "drawn_each_epoch"), ({"streaming": True}, "streamed")],
+)
+def test_training_data_are_of_the_kind_that_was_asked_for(tmp_path, monkeypatch, changes, maker):
+    for name in ("stored", "drawn_each_epoch", "streamed"):
+        monkeypatch.setattr(training, name, lambda *given, name=name: (name, given[0]))
+
+    data = training._build_data(
+        TrainSettings(**changes), build_arguments(tmp_path), None, "pairs", "read"
+    )
+
+    assert data == (maker, "read" if maker == "streamed" else "pairs")
+
+
+def test_pass_over_a_stream_leaves_out_what_a_filter_drops(tmp_path):
+    file = tmp_path / "pairs.tsv"
+    file.write_text("a\tb\n\tc\nd\te\n")
+    rules = {"never": lambda source, target: False, "empty": has_empty_side}
+
+    kept = training._read_kept(ParallelText((str(file),)), rules)
+
+    assert list(kept) == [("a", "b"), ("d", "e")]

@@ -1,0 +1,223 @@
+"""`TokenBatchTrainer` on sixteen pairs: batches, losses, the plan, and what it saves."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import Seq2SeqTrainer, TrainerState
+
+from vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer.data.batches import TokenBatchSampler
+from vanilla_transformer.data.parallel_text import pair_lengths
+from vanilla_transformer.data.training_data import in_epochs
+from vanilla_transformer.model_folder import TARGET_FOLDER
+from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
+from vanilla_transformer.training import trainer as module
+from vanilla_transformer.training.callbacks import DivergedError
+from vanilla_transformer.training.checkpoints import closed_checkpoints
+from vanilla_transformer.training.trainer import TokenBatchTrainer, plan
+
+from ..support.gradients_of_one_update import VOCAB_SIZE, build_arguments, build_model, ragged_pairs
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    words = " ".join(f"w{number}" for number in range(VOCAB_SIZE))
+    return VanillaTransformerTokenizer.train([words], kind="word", vocab_size=VOCAB_SIZE)
+
+
+@pytest.fixture
+def build(tmp_path, tokenizer):
+    def build_trainer(*, r_drop=0.0, tokenizers=None, **changes):
+        pairs = ragged_pairs()
+        sampler = TokenBatchSampler(pair_lengths(pairs), 120, seed=0)
+        return TokenBatchTrainer(
+            in_epochs(pairs, sampler, truncated_pairs=1),
+            tokenizers or TokenizerPair.joint(tokenizer),
+            r_drop,
+            model=build_model(label_smoothing=0.0),
+            args=build_arguments(tmp_path, **changes),
+            eval_dataset=pairs,
+        )
+
+    return build_trainer
+
+
+def test_batches_are_those_of_the_sampler_with_labels_padded_to_no_token(build):
+    trainer = build()
+    rows = [ragged_pairs().select(batch) for batch in trainer.data.batching["batch_sampler"]]
+
+    batches = list(trainer.get_train_dataloader())
+
+    assert [batch["input_ids"].shape[0] for batch in batches] == [len(batch) for batch in rows]
+    for batch, expected in zip(batches, rows, strict=True):
+        kept = [[token for token in row if token != -100] for row in batch["labels"].tolist()]
+        assert kept == expected["labels"][:]
+
+
+def test_validation_loss_is_that_of_a_token_however_batches_are_cut(build):
+    trainer = build(per_device_eval_batch_size=3)
+    model = trainer.model.eval()
+    total = tokens = 0
+    for pair in ragged_pairs():
+        loss = model(**{name: torch.tensor([ids]) for name, ids in pair.items()}).loss.item()
+        total += loss * len(pair["labels"])
+        tokens += len(pair["labels"])
+
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(total / tokens, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("r_drop", "is_training", "passes"), [(1.0, True, 2), (1.0, False, 1), (0.0, True, 1)]
+)
+def test_r_drop_makes_two_passes_in_training_only(build, r_drop, is_training, passes):
+    trainer = build(r_drop=r_drop)
+    rows = []
+    trainer.model.register_forward_pre_hook(
+        lambda model, args, inputs: rows.append(len(inputs["labels"])), with_kwargs=True
+    )
+    batch = next(iter(trainer.get_train_dataloader()))
+
+    trainer.compute_loss(trainer.model.train(is_training), batch)
+
+    assert rows == [passes * len(batch["labels"])]
+
+
+def test_loss_that_was_not_finite_is_remembered(build, monkeypatch):
+    trainer = build()
+    losses = iter([1.0, float("nan"), 2.0])
+    monkeypatch.setattr(
+        Seq2SeqTrainer, "training_step", lambda *_, **__: torch.tensor(next(losses))
+    )
+
+    seen = []
+    for _ in range(3):
+        trainer.training_step(trainer.model, {})
+        seen.append(trainer.loss_is_finite.item())
+
+    assert seen == [True, False, False]
+
+
+def test_mean_loss_is_not_logged_before_there_was_an_update(build):
+    trainer = build()
+
+    trainer.log({"train_loss": 0.0, "train_runtime": 1.0})
+    trainer.has_trained = True
+    trainer.log({"train_loss": 3.0})
+
+    logged = [entry.get("train_loss") for entry in trainer.state.log_history]
+    assert logged == [None, 3.0]
+
+
+# What it saves
+
+
+def test_checkpoint_is_closed_and_older_ones_are_deleted(build, tmp_path):
+    trainer = build(save_total_limit=1)
+    trainer.create_optimizer_and_scheduler(num_training_steps=9)
+
+    for update in (9, 10):
+        trainer.state.global_step = update
+        trainer._save_checkpoint(trainer.model, None)
+
+    assert [path.name for path in closed_checkpoints(tmp_path)] == ["checkpoint-10"]
+    assert trainer.args.save_total_limit == 1
+
+
+def test_checkpoint_of_weights_that_are_not_finite_is_refused(build, tmp_path):
+    trainer = build()
+    trainer.state.global_step = 7
+    with torch.no_grad():
+        trainer.model.model.encoder.layers[0].fc1.weight[0, 0] = torch.nan
+
+    with pytest.raises(DivergedError, match=r"1 weights, .*fc1\.weight .* after update 7"):
+        trainer._save_checkpoint(trainer.model, None)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("is_joint", [True, False])
+def test_tokenizer_of_the_target_is_saved_where_it_is_another(build, tokenizer, tmp_path, is_joint):
+    other = VanillaTransformerTokenizer.train(["x y z"], kind="word", vocab_size=9)
+    pair = TokenizerPair.joint(tokenizer) if is_joint else TokenizerPair(tokenizer, other)
+
+    build(tokenizers=pair).save_model(str(tmp_path))
+
+    assert (
+        VanillaTransformerTokenizer.from_pretrained(tmp_path).get_vocab() == tokenizer.get_vocab()
+    )
+    target = tmp_path / TARGET_FOLDER
+    assert target.exists() == (not is_joint)
+    if not is_joint:
+        saved = VanillaTransformerTokenizer.from_pretrained(target)
+        assert saved.get_vocab() == other.get_vocab()
+
+
+# The plan
+
+
+@pytest.fixture
+def planned(build, monkeypatch, tmp_path):
+    """Lines of the plan by their first word; an hour for each batch."""
+
+    def lines_of(*, update=None, **changes):
+        trainer = build(**changes)
+        monkeypatch.setattr(module, "_try_batches", lambda trainer: (3600.0, 1.25))
+        monkeypatch.setattr(module, "_moment", lambda seconds: f"in {seconds / 3600:.1f} h")
+        if update is not None:
+            TrainerState(global_step=update).save_to_json(str(tmp_path / "trainer_state.json"))
+        lines = plan(trainer, None if update is None else str(tmp_path))
+        return len(trainer.data.batching["batch_sampler"]), dict(
+            line.split(maxsplit=1) for line in lines
+        )
+
+    return lines_of
+
+
+def test_plan_describes_the_run(planned):
+    batches, lines = planned(num_train_epochs=3)
+
+    assert lines["pairs"] == "16, 1 of them cut to the maximal length"
+    assert lines["parameters"].endswith(", vocabulary 37")
+    assert lines["batches"].startswith(f"{batches} an epoch, ")
+    assert lines["memory"] == "about 1.2 GB"
+    hours = 3 * batches
+    assert lines["time"] == f"about {60 * batches}.0 minutes an epoch; 3 epochs end in {hours}.0 h"
+
+
+def test_plan_counts_the_batches_that_are_left(planned):
+    given = {"max_steps": 40, "gradient_accumulation_steps": 2}
+
+    assert planned(**given)[1]["time"].endswith("end in 80.0 h")
+    assert planned(update=30, **given)[1]["time"].endswith("end in 20.0 h")
+    assert planned(update=50, **given)[1]["time"].endswith("; 0 epochs end in 0.0 h")
+
+
+def test_trial_leaves_gradients_and_random_numbers_as_they_were(build):
+    trainer = build()
+    for dropout in trainer.model.modules():
+        if isinstance(dropout, torch.nn.Dropout):
+            dropout.p = 0.5
+    torch.manual_seed(5)
+    # The loader draws a seed for its workers.
+    iter(trainer.get_train_dataloader())
+    expected = torch.get_rng_state()
+    torch.manual_seed(5)
+
+    seconds, gigabytes = module._try_batches(trainer)
+
+    assert torch.equal(torch.get_rng_state(), expected)
+    assert all(weight.grad is None for weight in trainer.model.parameters())
+    assert 0 < seconds < 60
+    assert 0.01 < gigabytes < 100
+
+
+def test_memory_counts_what_adam_remembers(build, monkeypatch):
+    trainer = build()
+    process = SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=0))
+    monkeypatch.setattr(module.psutil, "Process", lambda: process)
+
+    _, gigabytes = module._try_batches(trainer)
+
+    # Two moments of four bytes for each weight.
+    assert gigabytes == pytest.approx(8 * trainer.model.num_parameters() / 1e9)
