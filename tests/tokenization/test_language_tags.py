@@ -244,7 +244,7 @@ def test_tag_counts_as_a_token_and_survives_truncation():
 
 
 def test_length_that_leaves_no_room_beside_the_tag_is_refused(tokenizer):
-    with pytest.raises(ValueError, match=r"at least 3, .* behind a tag, got 2"):
+    with pytest.raises(ValueError, match=r"at least 3, .* after a tag, got 2"):
         tokenize_pairs(tagged(("a", "b", "de")), TokenizerPair.joint(tokenizer), max_length=2)
 
 

@@ -10,7 +10,7 @@ from torch.utils.data import Sampler
 # Tokens of source and target of each pair, `[pairs, 2]`.
 Lengths = Sequence[tuple[int, int]] | npt.NDArray[np.int64]
 
-# Share of batches kept in reserve if lengths are drawn anew; their sum varies much less.
+# Share of batches in reserve if lengths are drawn anew; the sum of lengths varies much less.
 _SPARE_BATCHES = 0.02
 
 
@@ -18,10 +18,10 @@ class TokenBatchSampler(Sampler[list[int]]):
     """Batches of pairs of similar length that hold a budget of tokens, padding counted.
 
     A batch of n pairs costs n * (longest source + longest target) tokens. The pairs are sorted by
-    length, and the sorted row is cut wherever the next pair would exceed the budget. Each epoch
+    length, and the sorted list is cut wherever the next pair would exceed the budget. Each epoch
     shuffles the pairs whose lengths are equal on both sides, which exchanges pairs between batches,
-    and then shuffles the batches. The sorted lengths stay the same, so the cuts and the number of
-    batches do too.
+    and then shuffles the batches. The sorted lengths do not change, so neither do the cuts and the
+    number of batches.
 
     With several processes, all of them cut the same batches, and each yields its share of every
     batch. An epoch depends only on `seed` and `set_epoch`, so a run can be resumed by skipping
@@ -71,7 +71,7 @@ class TokenBatchSampler(Sampler[list[int]]):
             self._batches += math.ceil(_SPARE_BATCHES * self._batches)
 
     def _arrange(self, lengths: Lengths) -> None:
-        """Sorts the pairs and cuts the row."""
+        """Sorts the pairs and cuts them into batches."""
         if len(lengths) < self.num_processes:
             raise ValueError(
                 f"Each process needs a pair of its own, got {len(lengths)} pairs for "
@@ -80,7 +80,7 @@ class TokenBatchSampler(Sampler[list[int]]):
         source, target = np.asarray(lengths, dtype=np.int64).T
         _check_budget(source + target, self.max_tokens)
         # The shorter side grows for one length of the longer side and shrinks for the next, so
-        # that neighbours are similar on both sides everywhere in the row.
+        # that neighbours are always similar on both sides.
         longer_side, difference = np.maximum(source, target), source - target
         self._sort_keys = np.where(longer_side % 2, difference, -difference), longer_side
 
@@ -134,7 +134,7 @@ def _cut(
     max_tokens: int,
     num_processes: int,
 ) -> npt.NDArray[np.int64]:
-    """Where the batches start in the sorted row of lengths."""
+    """Indices of the sorted pairs at which batches start."""
     starts = [0]
     longest_source = longest_target = 0
     for index, (source_tokens, target_tokens) in enumerate(

@@ -20,7 +20,7 @@ from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 # Segmentations of a word to choose from in an epoch; a rare word has one for each occurrence.
 POOL_SIZE = 8
 
-# The time for a word grows with the square of its characters: a longer one is cut first.
+# Time grows with the square of a word's characters, so longer words are cut first.
 LONGEST_WORD = 100
 
 _LINES_AT_A_TIME = 10_000
@@ -33,9 +33,9 @@ def segment(symbols: list[int], merges: Merges, rate: float, draw: Callable[[], 
     """Merges the ids of a word's characters in place, algorithm 1 of the paper.
 
     Args:
-        symbols: At first one id for each character, in the end one for each piece.
+        symbols: At first one id for each character, at the end one for each piece.
         merges: Of the vocabulary.
-        rate: Share of the possible merges to leave out, drawn anew after each merge.
+        rate: Share of the possible merges to skip, drawn anew after each merge.
         draw: Returns a random number between 0 and 1.
     """
     while True:
@@ -54,7 +54,7 @@ class SegmentedLines:
     """Lines of text whose words are split into different pieces in each epoch.
 
     Args:
-        tokenizer: With a BPE model, as `VanillaTransformerTokenizer.train` makes it.
+        tokenizer: With a BPE model, as `VanillaTransformerTokenizer.train` returns it.
         texts: The lines.
         rate: Of the dropout, 0 to 1; the paper uses 0.1.
         seed: Any text; determines, together with the epoch, all segmentations.
@@ -82,9 +82,9 @@ class SegmentedLines:
         self._read(tokenizer, texts)
 
     def _read(self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> None:
-        """Numbers the words, identified by their pieces without dropout; finds their characters.
+        """Numbers the words by their pieces without dropout, and finds their characters.
 
-        Of each line only these numbers are kept. Other tokens, such as `</s>`, count as words.
+        Only these numbers are stored for each line. Other tokens, such as `</s>`, count as words.
         """
         halves = {merged: pair for pair, (_, merged) in self._merges.items()}
 

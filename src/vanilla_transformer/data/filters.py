@@ -1,7 +1,7 @@
-"""Filters that drop training pairs, each for a reason that a file records.
+"""Filters that drop training pairs, each for a reason that is recorded in a file.
 
-All work on raw text, before there is a vocabulary. Lengths are in characters, which every script
-has; in many there are no blanks that would tell words apart.
+All work on raw text, before there is a vocabulary. Lengths are in characters, because many scripts
+do not separate words by blanks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_FOREIGN_SHARE = 0.5
 
 _ROWS_AT_A_TIME = 10_000
 
-# Whether a pair, source and target, is to be dropped. It is asked for each pair once, in order.
+# Whether a pair, source and target, is dropped. It is called once for each pair, in order.
 Rule = Callable[[str, str], bool]
 
 # Codes of ISO 15924 that stand for several scripts of Unicode, or for a part of one.
@@ -46,12 +46,12 @@ _SCRIPTS_OF_CODE = {
 
 @dataclass(frozen=True)
 class FilteredPairs:
-    """What filters made of a dataset: a pair is kept, or dropped by one of them.
+    """A dataset after filtering: each pair is kept, or dropped by one filter.
 
     Attributes:
         read: All pairs.
-        filters: Names of the filters, in the order in which they were asked.
-        verdicts: For each pair 0 if it is kept, else the place of its filter, from 1.
+        filters: Names of the filters, in the order in which they were applied.
+        verdicts: For each pair 0 if it is kept, else the number of its filter, from 1.
     """
 
     read: Dataset
@@ -65,12 +65,12 @@ class FilteredPairs:
 
     @property
     def dropped(self) -> dict[str, int]:
-        """How many pairs each filter dropped; one that several would drop counts for the first."""
+        """Number of pairs that each filter dropped; a pair counts for its first filter only."""
         counts = np.bincount(self.verdicts, minlength=1 + len(self.filters))
         return dict(zip(self.filters, counts[1:].tolist(), strict=True))
 
     def summary(self) -> Iterator[str]:
-        """A table for people, a line for each filter; nothing where there was none."""
+        """Human-readable table with a line for each filter; empty without filters."""
         if self.filters:
             dropped = sum(self.dropped.values())
             yield f"dropped     {dropped:,} of {len(self.read):,} pairs, see {DROPPED_FILE}"
@@ -78,7 +78,7 @@ class FilteredPairs:
             yield f"            {count:>11,} {name}"
 
     def write_dropped(self, folder: Path) -> None:
-        """Writes the pairs that were dropped to `dropped.jsonl`, unless there was no filter.
+        """Writes the dropped pairs to `dropped.jsonl`, unless there are no filters.
 
         Each line is an object: `line` (of the file that was read, from 1), `filter`, `source`,
         `target`.
@@ -100,13 +100,13 @@ class FilteredPairs:
 
 
 def filter_pairs(pairs: Dataset, rules: Mapping[str, Rule]) -> FilteredPairs:
-    """Asks the rules about each pair; the first that drops it is its filter.
+    """Applies the rules to each pair; the first one that drops it is its filter.
 
-    The pairs are read in batches: beside what the rules remember, a byte for each is in memory.
+    The pairs are read in batches: besides what the rules store, one byte per pair is in memory.
 
     Args:
-        pairs: As `load_pairs` gives them.
-        rules: By the names of their filters, as `drop_rules` gives them.
+        pairs: As `load_pairs` returns them.
+        rules: By the names of their filters, as `drop_rules` returns them.
 
     Raises:
         ValueError: If no pair is left.
@@ -135,12 +135,12 @@ def _pairs_of(pairs: Dataset) -> Iterator[tuple[str, str]]:
 def drop_rules(settings: TrainSettings, validation: Dataset | None) -> dict[str, Rule]:
     """The filters that `settings` ask for, by the names of their options without `filter_`.
 
-    All but `duplicates` judge a pair by itself, and `duplicates` comes last: what is kept does not
-    depend on their order, which only decides whose a pair is that several would drop.
+    All but `duplicates` judge a pair by itself, and `duplicates` comes last. So the kept pairs do
+    not depend on the order, which only decides which filter a pair counts for.
 
     Args:
         settings: Of the run.
-        validation: Its validation pairs, which belong to what `filter_overlap` compares with.
+        validation: Its validation pairs, which `filter_overlap` also compares with.
 
     Raises:
         ValueError: If a limit is out of range, a script is unknown, or there is nothing to
@@ -184,14 +184,14 @@ def _check(settings: TrainSettings, validation: Dataset | None) -> None:
     if settings.filter_overlap == [] and validation is None:
         faults.append(
             "--filter_overlap needs evaluation pairs to compare with, got none. Give --validation, "
-            "or files behind it."
+            "or files after it."
         )
     if faults:
         raise ValueError("\n".join(faults))
 
 
 def has_empty_side(source: str, target: str) -> bool:
-    """Whether a side holds nothing but white space."""
+    """Whether a side is empty or only white space."""
     return not (source.strip() and target.strip())
 
 
@@ -211,10 +211,10 @@ def more_unequal_than(max_ratio: float) -> Rule:
 
 
 def in_other_script_than(source_scripts: str, target_scripts: str) -> Rule:
-    """Drops pairs of which a side has most of its letters in other scripts than the expected.
+    """Drops pairs where one side is mostly in another script.
 
-    Letters that belong to no script or to several, such as the length mark of Japanese, count for
-    none, and so do digits and signs; a side without letters passes.
+    Letters of no script or of several, such as the length mark of Japanese, are not counted, and
+    neither are digits and signs; a side without letters is kept.
 
     Args:
         source_scripts: Codes of ISO 15924, such as `Latn`, with `+` between several.
@@ -229,7 +229,7 @@ def in_other_script_than(source_scripts: str, target_scripts: str) -> Rule:
 
     def is_foreign(text: str, foreign: regex.Pattern[str]) -> bool:
         found = _count(foreign, text)
-        # Most text has none, and needs no second count.
+        # Most text has none; then all letters need not be counted.
         return found > 0 and found > MAX_FOREIGN_SHARE * _count(letters, text)
 
     return lambda source, target: (
@@ -270,14 +270,14 @@ def _count(pattern: regex.Pattern[str], text: str) -> int:
 
 
 def overlapping(texts: Iterable[str]) -> Rule:
-    """Drops pairs of which a side, whichever, is one of the texts.
+    """Drops pairs with a side that is one of the texts.
 
-    Either side, because both give the score away: a model that saw the source has been told its
-    translation, and one that saw the reference may recite it for any source like it. And whichever
-    side, because the pairs of several directions may stand in one file.
+    Both sides are compared, because either one spoils a score: a model trained on the source has
+    also seen its translation, and one trained on the reference may repeat it for similar sources.
+    Each side is compared with all texts, because one file may hold pairs of several directions.
 
-    Compared is what is left without differences of case, white space and compatibility forms
-    (NFKC), so that retyped quotations of a test set are found too. Empty texts are left out.
+    Case, white space and compatibility forms (NFKC) are ignored, so that retyped quotations of a
+    test set are found too. Empty texts are left out.
 
     Args:
         texts: Sources and targets of all evaluation sets.
@@ -287,10 +287,10 @@ def overlapping(texts: Iterable[str]) -> Rule:
 
 
 def _comparable(text: str) -> str:
-    """Folds as Unicode's compatibility caseless matching does (definition D146).
+    """Folds as in Unicode's compatibility caseless matching (definition D146).
 
-    A compatibility form may be replaced by letters that still have to be folded (`№` by `No`), and
-    folding may leave what still has to be normalised: each is done twice.
+    Normalising may yield letters that must still be folded (`№` yields `No`), and folding may yield
+    text that must still be normalised, so each is done twice.
     """
     folded = unicodedata.normalize("NFD", text).casefold()
     folded = unicodedata.normalize("NFKC", folded).casefold()
@@ -314,15 +314,15 @@ def _evaluation_texts(settings: TrainSettings, validation: Dataset | None) -> It
 
 
 def seen_before() -> Rule:
-    """Drops pairs whose two sides are, character for character, those of an earlier pair.
+    """Drops pairs whose sides both equal those of an earlier pair, character by character.
 
-    Remembered is a hash of 128 bits, about 100 bytes of memory for each pair; that two of a
-    billion different pairs share one has a chance of about 1 to 10^21.
+    A hash of 128 bits is stored for each pair, which takes about 100 bytes of memory. Among a
+    billion different pairs, two share a hash with a probability of about 10^-21.
     """
     seen: set[int] = set()
 
     def drops(source: str, target: str) -> bool:
-        # A byte that is not in UTF-8 stands between the sides.
+        # The separator is a byte that does not occur in UTF-8.
         content = b"\xff".join((source.encode(), target.encode()))
         digest = int.from_bytes(blake2b(content, digest_size=16).digest())
         is_new = digest not in seen

@@ -1,4 +1,4 @@
-"""Parallel text: pairs from files or `datasets`, their token ids, and batches of a token budget."""
+"""Parallel text: pairs from files or `datasets`, and their token ids."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from vanilla_transformer.files import naming_full_disk, parse_json, read_lines, 
 from vanilla_transformer.tokenization.tokenization_vanilla_transformer import language_prefix
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 
-# What `ParallelText.columns` are called once they are read.
+# Names of `ParallelText.columns` after reading.
 _COLUMNS = ("source", "target", "tag")
 _ROWS_AT_A_TIME = 10_000
 _SIGNS_OF_DAMAGE = (
@@ -41,7 +41,7 @@ _SIGNS_OF_DAMAGE = (
     TypeError,
     UnicodeDecodeError,
 )
-# JSON can spell half of a surrogate pair, which is no character.
+# JSON can hold half of a surrogate pair, which is no character.
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -65,7 +65,8 @@ class ParallelText:
         streaming: Whether a dataset on the Hub is read piece by piece instead of downloaded.
 
     Raises:
-        ValueError: If there are neither one nor two paths, or `tag_column` does not go with them.
+        ValueError: If there are neither one nor two paths, or `tag_column` is not possible with
+            them.
     """
 
     paths: tuple[str, ...]
@@ -98,7 +99,7 @@ class ParallelText:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of the source and the target column, and of the one with the tags if asked for."""
+        """Names of the source and target columns, and of the column of tags if there is one."""
         if self.tag_column is None:
             return self.source_column, self.target_column
         return self.source_column, self.target_column, self.tag_column
@@ -113,19 +114,19 @@ def load_pairs(text: ParallelText, first: int | None = None) -> Dataset:
 
     With a `tag_column`, its text is the column `tag`.
 
-    The pairs are copied to a temporary Arrow file, which is memory-mapped and is deleted when the
-    process ends, or after a kill when the next process loads pairs. A corpus may thus be larger
-    than the memory, no later change of its files can meet an old cache, and what `Dataset.map`
-    writes beside its input is deleted with it.
+    The pairs are copied to a temporary Arrow file, which is memory-mapped. It is deleted when the
+    process ends or, if that was killed, when the next process loads pairs. So a corpus may be
+    larger than the memory, changed files are always read again, and what `Dataset.map` writes
+    beside its input is deleted with it.
 
     Args:
         text: Where they are.
-        first: Only so many, from the beginning. Default: all.
+        first: Number of pairs to load, from the beginning. Default: all.
 
     Raises:
         FileNotFoundError: If a file or dataset does not exist.
         ValueError: If the files have different numbers of lines, the kind of file is unknown, a
-            column is missing, a cell holds no text, or there are no pairs at all.
+            column is missing, a cell holds no text, or there are no pairs.
         OSError: If there is no room for the copy.
     """
     files = [path for path in text.paths if os.path.isfile(path)]
@@ -136,11 +137,11 @@ def load_pairs(text: ParallelText, first: int | None = None) -> Dataset:
 
 
 def read_pairs(text: ParallelText) -> Iterator[tuple[str, ...]]:
-    """The pairs of `load_pairs` one after the other; none is stored.
+    """Yields the pairs of `load_pairs` one by one and stores none.
 
     Raises:
-        FileNotFoundError: As `load_pairs` does, when the first pair is asked for.
-        ValueError: As `load_pairs` does, when the reading comes to the place.
+        FileNotFoundError: As `load_pairs`, with the first pair.
+        ValueError: As `load_pairs`, when the fault is reached.
     """
     pairs = _read_two_files(text) if len(text.paths) == 2 else _read_one_path(text)
     pair = None
@@ -247,7 +248,7 @@ def _read_json_lines(text: ParallelText) -> Iterator[tuple[str, ...]]:
 
 
 def _flatten(record: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Gives nested columns the dotted names that Arrow gives them."""
+    """Yields nested columns by the dotted names that Arrow uses."""
     for name, value in record.items():
         if isinstance(value, dict):
             yield from _flatten(value, f"{prefix}{name}.")
@@ -277,10 +278,10 @@ def _damage_is_named(text: ParallelText) -> Iterator[None]:
     """
     try:
         yield
-    # Metadata may be JSON of another form, and text other than UTF-8.
+    # Damaged metadata may be JSON of another form, and damaged text may not be UTF-8.
     except (OSError, *_SIGNS_OF_DAMAGE) as error:
         says_it_itself = isinstance(error, FileNotFoundError | ConnectionError)
-        # Those of the system, such as a full disk, have a number.
+        # Errors of the system, such as a full disk, have a number.
         if says_it_itself or (isinstance(error, OSError) and error.errno is not None):
             raise
         cause = error.__cause__ or error
@@ -351,7 +352,7 @@ _READERS: dict[str, Callable[[ParallelText], Iterator[tuple[str, ...]]]] = {
 
 
 def holds_both_sides(path: str) -> bool:
-    """Whether a file is of a kind that holds pairs, such as `.tsv`; of plain text it is not."""
+    """Whether the kind of a file, such as `.tsv`, holds pairs; plain text does not."""
     return _suffix(path) in _READERS
 
 
@@ -394,16 +395,16 @@ def _progress_bars_only_on_terminals() -> Iterator[None]:
 def tokenize_pairs(
     dataset: Dataset, tokenizers: TokenizerPair, *, max_length: int
 ) -> tuple[Dataset, int]:
-    """Adds the token ids as columns `input_ids` and `labels`, and counts what did not fit.
+    """Adds the token ids as columns `input_ids` and `labels`, and counts truncated pairs.
 
     Args:
-        dataset: Pairs as `load_pairs` gives them.
-        tokenizers: The last token that they give a sentence, `</s>`, survives truncation, and so
-            does the tag of the target language in front of the source.
+        dataset: Pairs as `load_pairs` returns them.
+        tokenizers: Of source and target. Truncation keeps their last token, `</s>`, and the tag of
+            the target language before the source.
         max_length: Most tokens that a side keeps, `</s>` counted.
 
     Returns:
-        The dataset, and the number of pairs of which at least one side was truncated.
+        The dataset, and the number of pairs with a truncated side.
 
     Raises:
         ValueError: If `max_length` leaves no room for text, or a tag is none of the tokenizer's.
@@ -419,10 +420,10 @@ def tokenize_pairs(
 def encode_pairs(
     pairs: dict[str, list[str]], tokenizers: TokenizerPair, max_length: int
 ) -> dict[str, list[Any]]:
-    """Token ids of pairs in memory, and which of these were truncated.
+    """Token ids of pairs in memory, and which pairs were truncated.
 
     Args:
-        pairs: Columns `source`, `target` and, where there are several directions, `tag`.
+        pairs: Columns `source`, `target` and, for several directions, `tag`.
         tokenizers: As for `tokenize_pairs`.
         max_length: As for `tokenize_pairs`.
 
@@ -437,13 +438,13 @@ def encode_pairs(
     if max_length < shortest:
         raise ValueError(
             f"`max_length` must be at least {shortest}, one token of text and `</s>`"
-            f"{' behind a tag' * len(prefixes[0])}, got {max_length}."
+            f"{' after a tag' * len(prefixes[0])}, got {max_length}."
         )
     options = {"return_attention_mask": False, "verbose": False}
     encoded = tokenizers.source(pairs["source"], **options)["input_ids"]
     targets = tokenizers.target(text_target=pairs["target"], **options)["input_ids"]
     sources = [[*prefix, *ids] for prefix, ids in zip(prefixes, encoded, strict=True)]
-    # Not left to the tokenizer: it truncates without a count, and remembers that it should.
+    # The tokenizer would not count what it truncates, and would keep truncating later texts.
     return {
         "input_ids": [truncate(ids, max_length) for ids in sources],
         "labels": [truncate(ids, max_length) for ids in targets],
@@ -457,15 +458,15 @@ def encode_pairs(
 def source_prefixes(
     languages: Sequence[str] | None, num_pairs: int, tokenizer: PreTrainedTokenizerBase
 ) -> list[list[int]]:
-    """What stands in front of each source: the tag of its target language, or nothing.
+    """Prefix of each source: the tag of its target language, or nothing.
 
     Args:
-        languages: One for each pair; None where there is one direction.
-        num_pairs: How many pairs there are.
+        languages: One for each pair; None for a single direction.
+        num_pairs: Number of pairs.
         tokenizer: Of the sources.
 
     Raises:
-        ValueError: If a language is none of the tokenizer's, or it has some and none is given.
+        ValueError: If the tokenizer lacks a language, or has languages and none is given.
     """
     named: Sequence[str | None] = [None] * num_pairs if languages is None else languages
     prefixes = {language: language_prefix(tokenizer, language) for language in set(named)}
@@ -473,7 +474,7 @@ def source_prefixes(
 
 
 def truncate(ids: list[int], max_length: int) -> list[int]:
-    """Keeps `max_length` tokens at most, the last one, `</s>`, among them."""
+    """Keeps at most `max_length` tokens, including the last one, `</s>`."""
     return ids if len(ids) <= max_length else ids[: max_length - 1] + ids[-1:]
 
 

@@ -1,4 +1,4 @@
-"""Batches of a token budget from a corpus that is read during training and never stored."""
+"""Batches of a token budget from a corpus that is read during training and not stored."""
 
 from collections.abc import Callable, Iterator
 from itertools import count, islice
@@ -51,11 +51,11 @@ EncodedPair = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]
 
 
 class TokenBatchStream(IterableDataset[list[dict[str, list[int]]]]):
-    """This process's share of each batch, pass after pass over a corpus, without end.
+    """Endless stream of this process's share of each batch, over repeated passes over a corpus.
 
     A buffer of pairs is sorted, cut and shuffled as `TokenBatchSampler` does with a whole corpus.
     While its batches are used, the next buffer is filled, a few pairs after each batch. So two
-    buffers are in memory, and no batch waits for a whole one. At the end of a pass, a buffer
+    buffers are in memory, and no batch waits for a whole buffer. At the end of a pass, a buffer
     continues with the next pass.
 
     With several processes, or several workers of a `DataLoader`, each reads the whole corpus and
@@ -95,8 +95,8 @@ class TokenBatchStream(IterableDataset[list[dict[str, list[int]]]]):
         num_processes: int = 1,
         process_index: int = 0,
     ) -> None:
-        # Refused now, not at the first unlucky buffer. With two pairs for each process, enough are
-        # left for the last batch of a buffer, see `TokenBatchSampler`.
+        # Checked now, because otherwise some later buffer might fail. If each batch has room for
+        # two pairs per process, enough are left for the last one, see `TokenBatchSampler`.
         enough = 2 * max_length * (1 if num_processes == 1 else 2 * num_processes)
         if max_tokens < enough:
             raise ValueError(

@@ -1,1 +1,1 @@
-"""From pairs to a saved model, and the record of how."""
+"""From pairs to a saved model and the record of its run."""

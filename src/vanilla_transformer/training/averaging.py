@@ -28,7 +28,7 @@ class Outcome:
 
 
 def best_weights(trainer: Trainer) -> Outcome:
-    """The outcome with the weights that Trainer has left in the model."""
+    """The outcome of the weights that Trainer left in the model."""
     is_best = trainer.args.load_best_model_at_end and trainer.state.best_global_step is not None
     if is_best:
         return Outcome("best checkpoint", scores_of_update(trainer, trainer.state.best_global_step))
@@ -74,9 +74,9 @@ def try_weights(
 ) -> Outcome:
     """Puts averaged weights into the model, if they are no worse on the validation pairs.
 
-    Early in training, while the weights still change much, averages are worse, so they are always
-    tried. Worse means a worse score and a higher loss, or a loss that is not finite. The score
-    alone would favour the best checkpoint, which was chosen, partly by luck, on these very pairs;
+    Averages are worse early in training, while the weights still change much, so they are always
+    evaluated. Worse means a worse score and a higher loss, or a loss that is not finite. The score
+    alone would favour the best checkpoint, which was chosen, partly by luck, on the same pairs;
     the loss varies much less.
 
     Args:
@@ -92,7 +92,7 @@ def try_weights(
         return outcome
     model = trainer.accelerator.unwrap_model(trainer.model)
     before = copy.deepcopy(model.state_dict())
-    # Tied tensors have only one name in them.
+    # Not strict, because tied tensors occur under one of their names.
     model.load_state_dict(weights, strict=False)
     scores = trainer.evaluate(metric_key_prefix="mean")
     scores = {key.removeprefix("mean_"): value for key, value in scores.items()}
@@ -103,7 +103,7 @@ def try_weights(
     )
     gain = scores[metric] - outcome.scores[metric]
     is_better = (gain if trainer.args.greater_is_better else -gain) >= 0
-    # Written so that NaN loses: every comparison with it is false.
+    # Every comparison with NaN is false, so a score that is NaN is no better.
     if math.isfinite(scores["loss"]) and (is_better or scores["loss"] < outcome.scores["loss"]):
         return Outcome(name, scores)
     model.load_state_dict(before)

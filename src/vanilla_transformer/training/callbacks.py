@@ -1,4 +1,4 @@
-"""What a run does between its updates: seeds epochs, averages weights, stops in time."""
+"""What happens between updates: epochs are seeded, weights averaged, and runs stopped early."""
 
 import math
 import signal
@@ -24,12 +24,12 @@ from transformers import (
 )
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-# Beside the weights of a checkpoint.
+# A file of each checkpoint.
 MOVING_AVERAGE_FILE = "moving_average.safetensors"
 
 _STOPPING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
-# Of losses on a GPU or of several processes.
+# Losses on a GPU or of several processes are checked this seldom, because reading them waits.
 UPDATES_BETWEEN_LOOKS = 8
 
 
@@ -46,20 +46,20 @@ class SeedEpochs(TrainerCallback):
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Sets the epoch, also in the middle of one that is resumed."""
+        """Sets the epoch, also if a run is resumed in the middle of one."""
         self.set_epoch(int(state.epoch or 0))
 
 
 class FindBestCheckpoint(TrainerCallback):
-    """Finds the best checkpoint of a resumed run beside its others.
+    """Finds the best checkpoint of a resumed run in the folder of the run.
 
-    Trainer looks where it was saved, and forgets it if the folder of the run has moved.
+    Trainer looks at the path where it was saved, and does not find it if the folder has moved.
     """
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Sets its path, which is loaded at the end and kept till then."""
+        """Sets its path; Trainer keeps this checkpoint and loads it at the end."""
         best = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}"
         if best.is_dir():
             state.best_model_checkpoint = str(best)
@@ -68,7 +68,7 @@ class FindBestCheckpoint(TrainerCallback):
 class MovingAverage(TrainerCallback):
     """Exponential moving average of the weights: decay * old + (1 - decay) * new at each update.
 
-    It begins with the weights of the first update, of which decay^n is left after n more.
+    It begins with the weights of the first update, whose share after n more is decay^n.
 
     Args:
         decay: Share of the old average that stays; 0.999 looks back on about 1,000 updates.
@@ -89,12 +89,12 @@ class MovingAverage(TrainerCallback):
         model: nn.Module,
         **kwargs: Any,
     ) -> None:
-        """Takes up the average of the checkpoint from which a run goes on."""
+        """Loads the average from the checkpoint of a resumed run."""
         if state.global_step:
             checkpoint = f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
             file = Path(args.output_dir) / checkpoint / MOVING_AVERAGE_FILE
             saved = load_file(file, device=str(args.device))
-            # The file has an order of its own.
+            # Updates pair tensors by position, and the file has another order than the model.
             self.weights = {name: saved[name] for name, _ in model.named_parameters()}
 
     def on_step_end(self, *args: Any, model: nn.Module, **kwargs: Any) -> None:
@@ -116,7 +116,7 @@ class DivergedError(ArithmeticError):
 class StopOnDivergence(TrainerCallback):
     """Raises `DivergedError` within a few updates after a loss that is not finite.
 
-    On a GPU the losses of several updates are looked at together, because looking waits for the
+    On a GPU the losses of several updates are checked together, because reading them waits for the
     device; so are those of several processes, which must all stop at the same update.
 
     Args:
@@ -131,7 +131,7 @@ class StopOnDivergence(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Looks at the losses since the last look."""
+        """Checks the losses since the last check."""
         if state.global_step % self.interval:
             return
         is_finite = self.trainer.loss_is_finite
@@ -149,7 +149,7 @@ class StopOnDivergence(TrainerCallback):
         metrics: dict[str, float],
         **kwargs: Any,
     ) -> None:
-        """Looks at the validation loss."""
+        """Checks the validation loss."""
         losses = [value for name, value in metrics.items() if name.endswith("_loss")]
         if not all(map(math.isfinite, losses)):
             raise DivergedError(
@@ -158,7 +158,7 @@ class StopOnDivergence(TrainerCallback):
 
 
 class StoppedBySignalError(KeyboardInterrupt):
-    """A signal ended training before its time; the model has been saved.
+    """A signal ended training early; the model has been saved.
 
     Attributes:
         signum: Number of the signal.
@@ -170,14 +170,14 @@ class StoppedBySignalError(KeyboardInterrupt):
 
 
 class StopOnRequest(TrainerCallback):
-    """Ends training after the update at hand: at a deadline, or when it is told to.
+    """Ends training after the current update: at a deadline, or after a signal.
 
     Attributes:
-        interrupted: Whether it was told to; of several processes, whether one was.
-        signum: Number of the signal that told this process; SIGTERM if another one was told.
+        interrupted: Whether a signal arrived, in this process or in another one.
+        signum: Number of the signal in this process; SIGTERM if another process received one.
 
     Args:
-        max_minutes: Until the deadline; None for none.
+        max_minutes: Minutes until the deadline; None: there is none.
     """
 
     def __init__(self, max_minutes: float | None) -> None:
@@ -198,10 +198,10 @@ class StopOnRequest(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Stops the loop where it is time, for all processes at the same update."""
+        """Stops training in all processes at the same update."""
         interrupted, late = self.interrupted, time.monotonic() > self.deadline
         if args.world_size > 1:
-            # A signal may reach one process only; the others would then wait for it for ever.
+            # If only one process stopped after a signal, the others would wait for it forever.
             votes = torch.tensor([interrupted, late], dtype=torch.int32, device=args.device)
             interrupted, late = reduce(votes, "sum").bool().tolist()
             self.interrupted = interrupted
@@ -212,19 +212,19 @@ class StopOnRequest(TrainerCallback):
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, *others: Any, **kwargs: Any
     ) -> None:
-        """Remembers the update, whose weights need no second score."""
+        """Remembers the update, so that its weights are not evaluated twice."""
         self.scored_step = state.global_step
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, *others: Any, **kwargs: Any
     ) -> None:
-        """Remembers the update, whose checkpoint is not opened again."""
+        """Remembers the update, so that its checkpoint is not saved twice."""
         self.saved_step = state.global_step
 
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Keeps what an early stop has reached, and scores it unless somebody waits for Ctrl-C."""
+        """Saves the state of an early stop, and evaluates it unless a signal asked for the stop."""
         if control.should_training_stop:
             is_saved = self.saved_step == state.global_step
             control.should_save = args.save_strategy != "no" and not is_saved
@@ -236,16 +236,16 @@ class StopOnRequest(TrainerCallback):
 
 @contextmanager
 def interrupts_stop(stop: StopOnRequest) -> Iterator[None]:
-    """The first Ctrl-C ends training after the update at hand, a second one at once.
+    """The first Ctrl-C ends training after the current update, a second one at once.
 
-    So does SIGTERM, which batch systems send some time before they kill.
+    So does SIGTERM, which batch systems send some time before SIGKILL.
     """
 
     def request(signum: int, frame: FrameType | None) -> None:
         if stop.interrupted:
             raise StoppedBySignalError(signum)
         stop.interrupted, stop.signum = True, signum
-        PartialState().print("\nStopping after this update; once more to stop at once.")
+        PartialState().print("\nStopping after this update. Repeat the signal to stop at once.")
 
     previous = {number: signal.signal(number, request) for number in _STOPPING_SIGNALS}
     try:

@@ -1,4 +1,4 @@
-"""Checkpoints count only when they are whole: closed by a list of their files, all as listed."""
+"""Whole checkpoints: each is closed by a list of its files, and all files are as listed."""
 
 import json
 import shutil
@@ -13,15 +13,15 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from vanilla_transformer.files import write_lines
 from vanilla_transformer.model_folder import FILES_FILE, describe_files, differs, read_object
 
-# Names of the optimizer's state begin so: Trainer's own, sharded ones, DeepSpeed's.
+# Beginnings of the names of the optimizer's state: Trainer's own, sharded ones, DeepSpeed's.
 _OPTIMIZER_STATES = ("optimizer", "global_step")
 
-# Names of the weights begin so: whole, shards and their index.
+# Beginning of the names of the weights: one file, or shards and their index.
 _WEIGHTS = "model"
 
 
 def close_checkpoint(folder: Path) -> None:
-    """Lists the files of a checkpoint with sizes and checksums; from now on it counts.
+    """Lists the files of a checkpoint with sizes and checksums, which declares it whole.
 
     Args:
         folder: Of the checkpoint, with all its other files.
@@ -35,7 +35,7 @@ def close_checkpoint(folder: Path) -> None:
 
 @contextmanager
 def failed_writes_named(folder: Path) -> Iterator[None]:
-    """Raises an `OSError` for whatever torch and safetensors raise when a file cannot be written.
+    """Raises an `OSError` where torch or safetensors raise another error for a failed write.
 
     Args:
         folder: Where they write.
@@ -50,12 +50,12 @@ def failed_writes_named(folder: Path) -> Iterator[None]:
 
 
 def reopen_checkpoint(folder: Path) -> None:
-    """Makes a checkpoint that is about to be written anew count no longer."""
+    """Removes the list of files of a checkpoint that is about to be overwritten."""
     (folder / FILES_FILE).unlink(missing_ok=True)
 
 
 def closed_checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints of a run that were saved to their end, oldest first."""
+    """The checkpoints of a run that were saved completely, oldest first."""
     return [path for path in _checkpoints(folder) if (path / FILES_FILE).is_file()]
 
 
@@ -77,7 +77,7 @@ def resumable_checkpoint(folder: Path) -> tuple[Path | None, dict[Path, str]]:
         folder: Of the run.
 
     Returns:
-        The checkpoint, None where there is none; and why each newer one does not count.
+        The checkpoint, or None; and why each newer one is skipped.
     """
     skipped: dict[Path, str] = {}
     for checkpoint in reversed(_checkpoints(folder)):
@@ -89,14 +89,14 @@ def resumable_checkpoint(folder: Path) -> tuple[Path | None, dict[Path, str]]:
 
 
 def delete_unclosed(folder: Path) -> None:
-    """Removes what is left of checkpoints whose saving was interrupted."""
+    """Removes checkpoints whose saving was interrupted."""
     for checkpoint in _checkpoints(folder):
         if not (checkpoint / FILES_FILE).is_file():
             shutil.rmtree(checkpoint)
 
 
 def _checkpoints(folder: Path) -> list[Path]:
-    """Folders with the name of a checkpoint, by their update."""
+    """Folders with the name of a checkpoint, in the order of their updates."""
     numbered = {
         int(number): path
         for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*")

@@ -1,4 +1,4 @@
-"""One run in several legs: what `--resume` may change, and a folder that one run has to itself."""
+"""One run in several legs: what `--resume` may change, and a folder for one run alone."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -23,7 +23,7 @@ from vanilla_transformer.model_folder import (
 from vanilla_transformer.training.checkpoints import closed_checkpoints
 from vanilla_transformer.training.curves import CURVES_FILE
 
-# What a leg is recorded by, so that none is taken for another.
+# What is recorded of each leg.
 _FIELDS_OF_A_LEG = (
     "first_update",
     "command",
@@ -36,7 +36,7 @@ _FIELDS_OF_A_LEG = (
     "arguments",
 )
 
-# How long a run takes, what it reports and saves, and where: none of it changes an update.
+# Length of a run, its reports, what it saves and where: none of these changes an update.
 _SETTINGS_THAT_MAY_CHANGE = {
     "resume",
     "data",
@@ -88,7 +88,7 @@ _PREFIXES_THAT_MAY_CHANGE = (
     "trackio_",
 )
 
-# What training writes into its folder, as patterns; the first ones before the first checkpoint.
+# Patterns of the files that training writes: before its first checkpoint, and after it.
 _EARLY_FILES = (RUN_FILE, LOG_FILE, DROPPED_FILE)
 _LATE_FILES = (
     CARD_FILE,
@@ -105,14 +105,14 @@ _LOCK_FILE = ".lock"
 
 
 def continue_run(folder: Path, run: Mapping[str, Any]) -> dict[str, Any]:
-    """The record of a resumed run, with each of its legs as it was.
+    """The record of a resumed run, with that of each earlier leg.
 
     Args:
         folder: Of the run.
         run: Record of the leg that is about to begin.
 
     Raises:
-        ValueError: If there is no record of the run, or the leg has other settings or data.
+        ValueError: If the run has no record, or the leg has other settings or data.
     """
     if not (folder / RUN_FILE).is_file():
         raise ValueError(
@@ -126,14 +126,14 @@ def continue_run(folder: Path, run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_continuation(earlier: Mapping[str, Any], run: Mapping[str, Any]) -> None:
-    """Refuses to resume a run with other settings or data, which would no longer be that run.
+    """Refuses to resume a run with other settings or data.
 
     Args:
         earlier: Record of the run so far.
         run: Record of the leg that is about to begin.
 
     Raises:
-        ValueError: If anything differs that changes what is learned; names all.
+        ValueError: If anything differs that changes an update; the message names all.
     """
     faults = [
         f"--{name} was {before!r}, got {now!r}"
@@ -160,7 +160,7 @@ def check_continuation(earlier: Mapping[str, Any], run: Mapping[str, Any]) -> No
 def _differences(
     before: Mapping[str, Any], now: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Fields that both have with different values; a release may add some or drop some."""
+    """Fields of both records whose values differ; fields that one release lacks are ignored."""
     for name in before.keys() & now.keys():
         if before[name] != now[name]:
             yield name, before[name], now[name]
@@ -169,7 +169,7 @@ def _differences(
 def check_free(folder: Path) -> None:
     """Refuses a folder that holds a run, or files that training would overwrite.
 
-    What a run leaves that ended before its first checkpoint was whole may be overwritten.
+    The files of a run that ended before its first whole checkpoint may be overwritten.
 
     Raises:
         ValueError: If there are any.
@@ -195,7 +195,7 @@ def check_free(folder: Path) -> None:
 
 
 def _is_abandoned(folder: Path) -> bool:
-    """Whether a folder has the record of a run that did not get to its end."""
+    """Whether a folder has the record of a run that did not finish."""
     file = folder / RUN_FILE
     try:
         run = read_object(file) if file.is_file() else {}
@@ -211,10 +211,10 @@ def write_run(folder: Path, run: Mapping[str, Any]) -> None:
 
 @contextmanager
 def claimed(folder: Path) -> Iterator[None]:
-    """Keeps a folder, made if need be, to this process; a killed one no longer keeps it.
+    """Locks a folder, created if absent, for this process; killing the process frees it.
 
     Raises:
-        ValueError: If another process keeps it.
+        ValueError: If another process holds the lock.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / _LOCK_FILE)
@@ -228,6 +228,6 @@ def claimed(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        # While it is held, so that nobody else's is deleted.
+        # Deleted while it is held, so that it is never the lock of another process.
         (folder / _LOCK_FILE).unlink(missing_ok=True)
         lock.release()

@@ -1,4 +1,4 @@
-"""The recipe: defaults of a run, and what is refused before anything is read or trained."""
+"""The recipe: defaults of a run, and checks before anything is read or trained."""
 
 import difflib
 import json
@@ -75,14 +75,14 @@ def recipe(settings: TrainSettings) -> dict[str, Any]:
         "weight_decay": 0.0,
         "label_smoothing_factor": 0.1,
         "logging_steps": 50,
-        # The filter would report the mean of earlier losses in the place of one that is not finite.
+        # The filter would hide a loss that is not finite: it reports the mean of earlier ones.
         "logging_nan_inf_filter": False,
         "save_strategy": "epoch",
         # Trainer counts the best checkpoint too.
         "save_total_limit": settings.average_last + bool(settings.validation),
         "report_to": "none",
         "dataloader_pin_memory": torch.cuda.is_available(),
-        # Transformers takes bf16 on a CPU only from those who ask for the CPU.
+        # Transformers accepts bf16 on a CPU only with `use_cpu`.
         "use_cpu": not torch.accelerator.is_available(),
         "bf16": _bf16_pays(),
     }
@@ -104,7 +104,7 @@ def recipe(settings: TrainSettings) -> dict[str, Any]:
 
 
 def _bf16_pays() -> bool:
-    """Whether matrix products are faster in bfloat16 here; some CPUs only emulate them."""
+    """Whether matrix products are faster in bfloat16 on this machine; some CPUs emulate them."""
     if torch.cuda.is_available():
         return torch.cuda.is_bf16_supported()
     if torch.accelerator.is_available():
@@ -127,8 +127,8 @@ def config_overrides(settings: TrainSettings) -> dict[str, Any]:
     """Config fields given as KEY=VALUE, with values as in JSON and plain strings.
 
     Raises:
-        ValueError: If one is no assignment, no field of the config, or set elsewhere, or if
-            there is a saved model to start from.
+        ValueError: If one is no assignment, no field of the config, or set by another option, or
+            if training starts from a saved model.
     """
     fields = VanillaTransformerConfig.__dataclass_fields__
     overrides, faults = {}, []
@@ -166,7 +166,7 @@ def check_settings(settings: TrainSettings, arguments: Seq2SeqTrainingArguments)
     """Refuses settings that no run can follow.
 
     Raises:
-        ValueError: If there are any; tells all.
+        ValueError: If there are any; the message names all.
     """
     config_overrides(settings)
     faults = [
@@ -175,7 +175,7 @@ def check_settings(settings: TrainSettings, arguments: Seq2SeqTrainingArguments)
         for name, (least, limit) in _RANGES.items()
         for value in [getattr(given, name, None)]
         for bound in [f"below {limit:g}" if limit < math.inf else "finite"]
-        # Written so that NaN fails.
+        # Every comparison with NaN is false, so NaN is refused.
         if value is not None and not least <= value < limit
     ]
     if not (arguments.max_steps > 0 or arguments.num_train_epochs > 0):
@@ -204,7 +204,7 @@ def check_settings(settings: TrainSettings, arguments: Seq2SeqTrainingArguments)
     if metric in METRICS and not arguments.predict_with_generate:
         faults.append(
             "--metric_for_best_model must be loss with --predict_with_generate false, got "
-            f"{metric}, which is about generated text. Change either one."
+            f"{metric}, which scores generated text. Change either one."
         )
     if faults:
         raise ValueError("\n".join(faults))
@@ -221,7 +221,7 @@ def check_vocabularies(settings: TrainSettings, start: str, tokenizers: Tokenize
         tokenizers: Of the model.
 
     Raises:
-        ValueError: If two vocabularies are wanted and it has one.
+        ValueError: If the run needs two vocabularies and the model has one.
     """
     if settings.separate_vocabularies and tokenizers.is_joint:
         raise ValueError(
@@ -232,13 +232,13 @@ def check_vocabularies(settings: TrainSettings, start: str, tokenizers: Tokenize
 
 
 def prefer_better_scores(arguments: TrainingArguments) -> None:
-    """Tells Trainer that lower error rates are better; it knows so of losses only."""
+    """Makes Trainer prefer lower error rates; by default it prefers lower values of losses only."""
     if kind := METRICS.get(metric_of(arguments)):
         arguments.greater_is_better = not kind.is_error_rate
 
 
 def find_checkpoint(settings: TrainSettings, arguments: TrainingArguments) -> str | None:
-    """The checkpoint to resume from, None without --resume; the folder must be free then.
+    """The checkpoint to resume from; None without --resume, which needs a free folder.
 
     Raises:
         ValueError: If a run would overwrite another, or has no whole checkpoint to resume from.

@@ -1,9 +1,10 @@
 """Training from parallel text to a saved model: the recipe of section 5 of the paper.
 
 Differs from the paper:
-    A run is measured in epochs, and its checkpoints are taken at their ends; the paper fixes the
-    number of updates, and takes one every ten minutes. The mean of the last ones is saved, as in
-    the paper, unless it does worse on the validation pairs than the best one alone.
+    The length of a run is a number of epochs, and each epoch ends with a checkpoint; the paper
+    fixes the number of updates and saves a checkpoint every ten minutes. As in the paper, the mean
+    of the last checkpoints is saved, unless it does worse on the validation pairs than the best
+    checkpoint alone.
 """
 
 import copy
@@ -227,7 +228,7 @@ def _initialise_model(
 
 
 def _train_tokenizers(settings: TrainSettings, pairs: Dataset) -> TokenizerPair:
-    """Learns a joint vocabulary, or one of each side; every process learns the same."""
+    """Learns one vocabulary, or one for each side; all processes learn the same."""
 
     def learn(
         columns: Sequence[str], vocab_size: int, languages: Sequence[str]
@@ -257,7 +258,15 @@ def _build_data(
     pairs: Dataset,
     read: Callable[[], Iterator[tuple[str, str]]],
 ) -> TrainingData:
-    """Chooses how the training pairs become token ids: while they are read, or from a store."""
+    """Training data of the kind that the settings ask for.
+
+    Args:
+        settings: Of the run.
+        arguments: Trainer's.
+        tokenizers: Of source and target.
+        pairs: All pairs; of a stream only the first ones.
+        read: Begins a pass over a stream.
+    """
     if settings.streaming:
         return streamed(read, tokenizers, settings, arguments)
     if settings.bpe_dropout:

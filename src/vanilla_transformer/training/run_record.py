@@ -1,4 +1,4 @@
-"""What a run needs to be repeated, and what it reported while it ran."""
+"""The record that repeats a run, and the log of its reports."""
 
 import dataclasses
 import hashlib
@@ -37,7 +37,7 @@ _PACKAGES = (
 
 
 def hardware() -> str:
-    """The devices of this process in words."""
+    """Human-readable name of the devices of this process."""
     if torch.cuda.is_available():
         return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
     if torch.backends.mps.is_available():
@@ -48,14 +48,14 @@ def hardware() -> str:
 def describe_run(
     settings: TrainSettings, arguments: TrainingArguments, first_update: int
 ) -> dict[str, Any]:
-    """Everything that a run is made from, ready for JSON and for others to read.
+    """Settings, data, versions and hardware of a run, as JSON that may be published.
 
-    It holds no secrets, and of paths the names alone; `sha256` tells data of one name apart.
+    It holds no secrets, and only the last part of each path; `sha256` identifies the data.
 
     Args:
         settings: Our settings.
         arguments: Trainer's.
-        first_update: Updates before this leg of the run.
+        first_update: Number of updates before this leg of the run.
     """
     return clean_record(
         {
@@ -73,11 +73,11 @@ def describe_run(
 
 
 def _checksums(settings: TrainSettings) -> dict[str, str]:
-    """SHA-256 by path of what a run learns from, as far as it lies on this machine."""
+    """SHA-256 by path of the files and folders that a run learns from; the Hub's are left out."""
     paths = [*settings.train, *settings.validation, *(settings.filter_overlap or ())]
     checksums = {path: checksum(path) for path in paths if Path(path).is_file()}
     for path in filter(os.path.isdir, paths):
-        # `datasets` keeps there what it has computed from a dataset.
+        # Those are copies that `datasets` computed from the dataset.
         files = [file for file in Path(path).rglob("*") if not file.name.startswith("cache-")]
         checksums[path] = _checksum_of_folder(files)
     if settings.init_from and os.path.isdir(settings.init_from):
@@ -103,10 +103,10 @@ def _commit() -> str | None:
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The reports that `JsonLinesLog` wrote; none without a file.
+    """The reports that `JsonLinesLog` wrote; an empty list if there is no file.
 
     Raises:
-        ValueError: If a line other than the last, which a kill may have cut, is no report.
+        ValueError: If a line is no report. The last line may be one that a kill has cut.
     """
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     *lines, _ = text.split("\n")
@@ -123,27 +123,27 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 
 
 def _jsonable(value: Any) -> Any:
-    """The value, or the name of a number that is not finite and so not JSON."""
+    """The value, or the name of a number that is not finite, which JSON does not have."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _number(value: Any) -> Any:
-    """The value that `_jsonable` was given."""
+    """The inverse of `_jsonable`."""
     return float(value) if isinstance(value, str) and value in _NOT_FINITE else value
 
 
 class JsonLinesLog(TrainerCallback):
     """Appends every report of Trainer to a file, one JSON object a line.
 
-    Reports of the loss also tell `outside_step`: the share, 0 to 1, of the time since the report
-    before that went by outside of forward and backward passes and optimizer, waiting for batches
-    above all. Evaluation ends in a report of its own, and so is no part of that time.
+    Reports of the loss also have `outside_step`: the share, 0 to 1, of the time since the previous
+    report that was spent outside of forward and backward passes and optimizer, mostly on waiting
+    for batches. Evaluation has a report of its own, so its time is not included.
 
     Args:
         path: Of the file.
-        first_update: Updates of the checkpoint from which a run is resumed. Its reports stay, later
-            ones will be made again, and the minutes of all count. 0: the file, if there is one, is
-            of a run that ended before its first checkpoint.
+        first_update: Update of the checkpoint that a run is resumed from. Later reports are
+            removed, because they will be written again, but their minutes count. 0: an existing
+            file is replaced; its run ended before its first checkpoint.
     """
 
     def __init__(self, path: Path, first_update: int) -> None:
@@ -155,17 +155,17 @@ class JsonLinesLog(TrainerCallback):
             for report in reports:
                 if report["step"] <= first_update:
                     self._write(report)
-        # Seconds inside of updates since a moment, the last report.
+        # Seconds inside of updates since the last report, and the time of that report.
         self.inside = 0.0
         self.since: float | None = None
 
     @property
     def minutes(self) -> float:
-        """Since training began."""
+        """Minutes of training, those of earlier legs included."""
         return (time.monotonic() - self.started) / 60
 
     def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
-        """Starts the clock of an update; its batches are there."""
+        """Starts the clock of an update, whose batches have been loaded."""
         self.step_began = time.monotonic()
         self.since = self.since or self.step_began
 

@@ -1,4 +1,4 @@
-"""`Seq2SeqTrainer` on batches of a token budget: what it scores, and what it says beforehand."""
+"""`Seq2SeqTrainer` on batches of a token budget, its scores, and the plan of a run."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -60,7 +60,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         **settings: Any,
     ) -> None:
         super().__init__(
-            # Labels are padded with an id of no vocabulary.
+            # It pads labels with -100, so it needs the padding id of the sources only.
             data_collator=DataCollatorForSeq2Seq(tokenizers.source),
             processing_class=tokenizers.source,
             train_dataset=data.dataset,
@@ -76,7 +76,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         self.add_callback(SeedEpochs(data.set_epoch))
 
     def compute_loss(self, model: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """Trainer's, of two passes where the model trains under R-Drop."""
+        """Trainer's, with two passes if the model trains with R-Drop."""
         takes_two = self.r_drop_alpha and model.training
         called = partial(r_drop, model, self.r_drop_alpha) if takes_two else model
         return super().compute_loss(called, *args, **kwargs)
@@ -91,9 +91,9 @@ class TokenBatchTrainer(Seq2SeqTrainer):
     def evaluation_loop(
         self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any
     ) -> EvalLoopOutput:
-        """Trainer's, with the loss of a token; its own is a mean over batches, whatever is in them.
+        """Trainer's, with the loss per token; Trainer's own is the mean over batches of any size.
 
-        A pair that fills up the last batch of several processes counts twice.
+        With several processes, pairs that fill up the last batch count twice.
         """
         self.evaluated = torch.zeros(2, device=self.args.device)
         output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
@@ -102,32 +102,32 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         return output
 
     def prediction_step(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Trainer's, which counts for `evaluation_loop`."""
+        """Trainer's; sums up losses and tokens for `evaluation_loop`."""
         loss, *others = super().prediction_step(model, inputs, *args, **kwargs)
         tokens = (inputs["labels"] != self.data_collator.label_pad_token_id).sum()
         self.evaluated += torch.stack([loss * tokens, tokens]).to(self.evaluated)
         return loss, *others
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Trainer's, which knows one tokenizer, and the target's if there is another."""
+        """Trainer's, and the target's tokenizer if it is not the source's."""
         super().save_model(output_dir, _internal_call)
         if self.args.should_save:
             self.tokenizers.save_target(Path(output_dir or self.args.output_dir))
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        """Trainer's, of finite weights only, and closed before older ones are deleted."""
+        """Trainer's, for finite weights only; older ones are deleted after this one is closed."""
         folder = Path(self.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         self.check_weights()
         if self.args.should_save:
             reopen_checkpoint(folder)
-        # Trainer would delete older ones while this one is still open.
+        # Trainer would delete older ones before this one is closed.
         limit, self.args.save_total_limit = self.args.save_total_limit, None
         try:
             with failed_writes_named(folder):
                 super()._save_checkpoint(*args, **kwargs)
         finally:
             self.args.save_total_limit = limit
-        # Each process has saved the state of its random numbers.
+        # Each process saves the state of its random numbers.
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             for callback in self.callback_handler.callbacks:
@@ -140,20 +140,20 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             )
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        """Trainer's; a resumed run that has made all its updates makes no more."""
+        """Trainer's; does nothing in a resumed run that has already made all its updates."""
         if self.state.global_step < self.state.max_steps:
             super()._run_epoch(*args, **kwargs)
         else:
             self.control.should_training_stop = True
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Trainer's; without updates there is no mean of their losses."""
+        """Trainer's, without a mean loss if there was no update."""
         if not self.has_trained:
             logs.pop("train_loss", None)
         super().log(logs, *args, **kwargs)
 
     def _load_from_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        """Trainer's, into memory where products are those of the uninterrupted run."""
+        """Trainer's; aligns the weights in memory, so that products equal those of one long run."""
         super()._load_from_checkpoint(*args, **kwargs)
         align_weights(self.model)
 
@@ -172,7 +172,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             )
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """Batches as they were cut; their shares need no further split by accelerate."""
+        """Batches of the training data; accelerate must not split their shares further."""
         return DataLoader(
             self.data.dataset,
             **self.data.batching,
@@ -189,10 +189,10 @@ def scorer(
     bleu_tokenize: str,
     metrics: list[str],
 ) -> Callable[[EvalPrediction], dict[str, Any]]:
-    """Scores what Trainer generated against the references as they were, not as tokenised.
+    """Scores the translations that Trainer generates against references in their original text.
 
     Args:
-        tokenizer: Of the target; turns generated ids into text.
+        tokenizer: Of the target; converts generated ids to text.
         references: One for each pair, in the order of the evaluation set.
         bleu_tokenize: sacreBLEU's tokenizer.
         metrics: Names of the scores.
@@ -200,9 +200,9 @@ def scorer(
     metric = TranslationScores()
 
     def score(prediction: EvalPrediction) -> dict[str, Any]:
-        # Several processes fill up the last batch with pairs from the beginning.
+        # With several processes, the first pairs fill up the last batch.
         ids = np.asarray(prediction.predictions)[: len(references)]
-        # Batches of unlike length are joined with -100.
+        # Trainer pads batches of different length with -100.
         ids = np.where(ids < 0, tokenizer.pad_token_id, ids)
         texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
         return metric.compute(
@@ -247,7 +247,7 @@ def plan(trainer: TokenBatchTrainer, checkpoint: str | None) -> Iterator[str]:
 
 
 def _moment(seconds: float) -> str:
-    """A time from now, with its day unless that is today."""
+    """The time so many seconds from now, with its day unless that is today."""
     now = time.time()
     then = time.localtime(now + seconds)
     is_today = then[:3] == time.localtime(now)[:3]
@@ -255,9 +255,9 @@ def _moment(seconds: float) -> str:
 
 
 def _try_batches(trainer: TokenBatchTrainer) -> tuple[float, float]:
-    """Seconds for a batch and gigabytes for the run, from forward and backward passes."""
+    """Seconds per batch and gigabytes for the run, measured with forward and backward passes."""
     model, arguments = trainer.model.train(), trainer.args
-    # The only batch of a small corpus is tried twice.
+    # A small corpus may have a single batch, which is then tried twice.
     batches = islice(cycle(trainer.get_train_dataloader()), 2)
     with torch.random.fork_rng():
         for timed, batch in enumerate(batches):
