@@ -4,7 +4,12 @@ import math
 
 import pytest
 
-from vanilla_transformer.training.recipe import check_settings, prefer_better_scores, recipe
+from vanilla_transformer.training.recipe import (
+    check_settings,
+    config_overrides,
+    prefer_better_scores,
+    recipe,
+)
 from vanilla_transformer_cli.settings import TrainSettings
 
 from ..support.gradients_of_one_update import build_arguments
@@ -62,6 +67,21 @@ def test_numbers_at_the_ends_of_their_ranges_are_allowed(tmp_path, settings, giv
     ("settings", "given", "message"),
     [
         ({"bpe_dropout": 1.0}, {}, "--bpe_dropout must be at least 0 and below 1, got 1.0"),
+        ({"moving_average": 1.0}, {}, "--moving_average must be at least 0 and below 1, got 1.0"),
+        ({"max_validation_pairs": 0}, {}, "--max_validation_pairs must be at least 1 and finite"),
+        ({"max_tokens_per_batch": 0}, {}, "--max_tokens_per_batch must be at least 1"),
+        ({"max_length": 1}, {}, "--max_length must be at least 2 and finite, got 1"),
+        ({"max_minutes": -1.0}, {}, "--max_minutes must be at least 0 and finite, got -1.0"),
+        ({"average_last": -3}, {}, "--average_last must be at least 0 and finite, got -3"),
+        ({"r_drop": math.inf}, {}, "--r_drop must be at least 0 and finite, got inf"),
+        ({"filter_max_ratio": -2.0}, {}, "--filter_max_ratio must be at least 1"),
+        ({"early_stopping_patience": 0}, {}, "--early_stopping_patience must be at least 1"),
+        ({"validation": [], "early_stopping_patience": 3}, {}, "patience needs --validation"),
+        ({"validation": [], "moving_average": 0.9}, {}, "--moving_average needs --validation"),
+        ({"target_vocab_size": 300}, {}, "needs --separate_vocabularies, got 300 alone"),
+        ({}, {"learning_rate": math.nan}, "--learning_rate must be at least 0 and finite, got nan"),
+        ({}, {"learning_rate": -1.0}, "--learning_rate must be at least 0 and finite, got -1.0"),
+        ({}, {"label_smoothing_factor": 1.0}, "--label_smoothing_factor must .* below 1, got 1.0"),
         ({"max_minutes": math.nan}, {}, "--max_minutes must be at least 0 and finite, got nan"),
         ({}, {"adam_beta1": 1.0}, "--adam_beta1 must be at least 0 and below 1, got 1.0"),
         ({}, {"num_train_epochs": 0}, "--max_steps must be above 0, got 0 and -1"),
@@ -81,7 +101,7 @@ def test_numbers_at_the_ends_of_their_ranges_are_allowed(tmp_path, settings, giv
 )
 def test_setting_is_refused_when_no_run_can_follow_it(tmp_path, settings, given, message):
     with pytest.raises(ValueError, match=message):
-        check_settings(TrainSettings(**VALIDATED, **settings), build_arguments(tmp_path, **given))
+        check_settings(TrainSettings(**VALIDATED | settings), build_arguments(tmp_path, **given))
 
 
 def test_all_mistakes_are_reported_at_once(tmp_path):
@@ -91,3 +111,55 @@ def test_all_mistakes_are_reported_at_once(tmp_path):
         check_settings(settings, build_arguments(tmp_path, learning_rate=-1.0))
 
     assert len(str(caught.value).splitlines()) == 4
+
+
+# Config fields
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("d_model", "takes KEY=VALUE, got 'd_model'"),
+        ("d_modle=64", "no field 'd_modle'. Did you mean d_model?"),
+        ("qqq=64", "no field 'qqq'.$"),
+        ("vocab_size=64", "--config vocab_size: use --vocab_size instead"),
+        ("decoder_vocab_size=64", "use --separate_vocabularies with --target_vocab_size instead"),
+        ("label_smoothing=0.2", "--config label_smoothing: use --label_smoothing_factor instead"),
+    ],
+)
+def test_config_override_is_refused_when_it_sets_no_field(assignment, message):
+    with pytest.raises(ValueError, match=message):
+        config_overrides(TrainSettings(config=[assignment]))
+
+
+def test_shared_table_is_refused_for_separate_vocabularies():
+    table = "share_encoder_decoder_embeddings"
+    assert config_overrides(TrainSettings(config=[f"{table}=true"])) == {table: True}
+
+    with pytest.raises(ValueError, match=f"--config {table} must be false .* got true"):
+        config_overrides(TrainSettings(config=[f"{table}=true"], separate_vocabularies=True))
+
+
+def test_config_override_is_refused_beside_a_saved_model():
+    with pytest.raises(ValueError, match="--config does not apply to the saved model 'runs/old'"):
+        config_overrides(TrainSettings(config=["d_model=64"], init_from="runs/old"))
+
+
+def test_config_overrides_report_all_mistakes_at_once():
+    with pytest.raises(ValueError, match="'qqq'") as caught:
+        config_overrides(TrainSettings(config=["qqq=1", "vocab_size=1", "d_model"]))
+
+    assert len(str(caught.value).splitlines()) == 3
+
+
+def test_config_overrides_are_json_values_and_plain_strings():
+    settings = TrainSettings(
+        config=["d_model=64", "dropout=0.2", "scale_embedding=false", "activation_function=gelu"]
+    )
+
+    assert config_overrides(settings) == {
+        "d_model": 64,
+        "dropout": 0.2,
+        "scale_embedding": False,
+        "activation_function": "gelu",
+    }
