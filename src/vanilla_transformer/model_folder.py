@@ -33,7 +33,8 @@ TARGET_FILES = tuple(
     f"{TARGET_FOLDER}/{name}" for name in ("tokenizer.json", "tokenizer_config.json")
 )
 
-# Files that decide on what a saved model computes, as patterns.
+# Files that decide on what a saved model computes, as patterns; configs may be edited, so they are
+# left out.
 _RECORDED_FILES = (
     "model*.safetensors",
     "model.bin",
