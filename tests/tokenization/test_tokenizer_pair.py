@@ -144,7 +144,7 @@ def test_missing_tokenizer_of_the_target_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("content", "hint"),
     [
-        ("checkpoint-500", r" Its training has not ended; '.*checkpoint-500' is a model\."),
+        ("checkpoint-500", r" Its training has not finished; '.*checkpoint-500' is a model\."),
         ("a", ""),
     ],
 )

@@ -227,7 +227,7 @@ class TranslationScores(evaluate.Metric):
         )
 
     def add_batch(self, *, predictions: Sequence[str], references: Sequence[str]) -> None:
-        """Stores lines for the next `compute()`; `compute` stores its own lines with it too."""
+        """Stores lines for the next `compute()`, which also calls it."""
         if len(predictions) != len(references):
             raise ValueError(
                 "`predictions` and `references` must have the same number of lines, got "

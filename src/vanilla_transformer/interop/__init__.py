@@ -1,4 +1,4 @@
-"""Weights out: exports to other runtimes, each checked against the model before it counts."""
+"""Exports to other runtimes, each compared with the model before it is kept."""
 
 from transformers import GenerationConfig
 
@@ -6,7 +6,7 @@ from vanilla_transformer.modeling.search_vanilla_transformer import Constraints
 
 
 def never_generated(generation_config: GenerationConfig) -> list[int]:
-    """Ids that no search gives: `<pad>` and `<s>`, unless the model's owner chose others.
+    """Ids that are never generated: `<pad>` and `<s>`, unless the model's owner chose others.
 
     Raises:
         ValueError: If sequences of several tokens are forbidden, which an export cannot express.

@@ -63,7 +63,7 @@ _NEVER = -1e4
 
 
 def position_table_length(config: VanillaTransformerConfig) -> int:
-    """Rows of the position table: CTranslate2 stores one where ours has no end.
+    """Rows of the position table, which CTranslate2 stores and our sinusoids do not need.
 
     Twice the longest expected sequence leaves room for outputs longer than their sources.
     """
@@ -150,7 +150,7 @@ class VanillaTransformerLoader(ModelLoader):
         longest = model.config.max_position_embeddings
         config.add_attribute("max_position_embeddings", longest)
         config.add_attribute("position_table_length", position_table_length(model.config))
-        # These tell `TokenizerPair` of a tokenizer of the target.
+        # By these `TokenizerPair` knows whether the target has a tokenizer of its own.
         for name in ("share_encoder_decoder_embeddings", "decoder_vocab_size"):
             config.add_attribute(name, getattr(model.config, name))
 
@@ -206,7 +206,7 @@ class VanillaTransformerLoader(ModelLoader):
             )
 
     def _refuse_left_out_parameters(self, spec: TransformerSpec, model: nn.Module) -> None:
-        """A parameter that found no place belongs to a variant that CTranslate2 lacks.
+        """Refuses parameters without a place: they belong to variants that CTranslate2 lacks.
 
         Raises:
             ValueError: If there are any.
@@ -239,7 +239,7 @@ def convert(
 
 
 def _tokens(tokenizer: PreTrainedTokenizerBase, size: int, name: str) -> list[str]:
-    """The token of each of so many rows.
+    """The token of each row of an embedding table.
 
     Raises:
         ValueError: If the tokenizer has more.
@@ -251,7 +251,7 @@ def _tokens(tokenizer: PreTrainedTokenizerBase, size: int, name: str) -> list[st
             "`model.resize_token_embeddings(len(tokenizer))` and train on."
         )
     tokens: list[str] = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
-    # Rows that no token of the tokenizer has, of a vocabulary filled up to a round size.
+    # Rows without a token, if the vocabulary was padded to a round size.
     return tokens + [f"<unused {token_id}>" for token_id in range(len(tokens), size)]
 
 

@@ -33,8 +33,8 @@ from vanilla_transformer.translation.engines import TorchEngine
 if TYPE_CHECKING:
     from vanilla_transformer.interop.onnx import OnnxModel
 
-# By one of these an export is known, and `force` replaces a folder only if all its files are of an
-# export.
+# An export is recognised by one of these. `force` replaces a folder only if it holds nothing but
+# files of an export.
 _WEIGHTS = {"model.bin", "decoder_model.onnx"}
 _TOKENIZER_FILES = {
     "tokenizer.json",
@@ -60,11 +60,11 @@ _EXPORTED_FILES = {
 
 _SAMPLE_LINES, _LONGEST_LINE = 100, 30
 _MAX_EXTRA_TOKENS = 50
-# Logits of so many lines are held at once.
+# Lines whose logits are in memory at the same time.
 _BATCH_LINES = 16
 
-# Least share of identical lines and largest gap. Rounded weights turn many a near tie of random
-# tokens, so that they would hide a small mistake: a conversion is judged in float32 first.
+# Least share of identical lines and largest gap. Rounding decides many near ties of random
+# tokens otherwise, which would hide a small mistake, so float32 is compared first.
 _TOLERANCES = {"float32": (0.99, 1e-3), "float16": (0.0, 0.1), "bfloat16": (0.0, 0.1)}
 _INTEGER_TOLERANCE = (0.0, 1.0)
 _ONNX_TOLERANCE = (0.99, 1e-4)
@@ -77,9 +77,9 @@ class Agreement:
     Attributes:
         lines: Lines of the sample.
         identical: Lines with the same translation.
-        gap: Difference between the numbers behind them: of log-probabilities per token the mean
-            over the lines, of logits the largest.
-        numbers: What these are.
+        gap: Difference between their numbers: the mean over the lines for log-probabilities per
+            token, the largest for logits.
+        numbers: Which of the two.
     """
 
     lines: int
@@ -213,7 +213,7 @@ def _new_folder(output: Path, force: bool) -> Iterator[Path]:
     with ExitStack() as stack:
         try:
             output.parent.mkdir(parents=True, exist_ok=True)
-            # Found out now, not after minutes of conversion.
+            # Fails now rather than after minutes of conversion.
             scratch = stack.enter_context(scratch_folder(output.parent, prefix))
         except OSError as error:
             raise OSError(
@@ -265,7 +265,7 @@ def _load(
     model_name_or_path: str, trust_remote_code: bool
 ) -> tuple[PreTrainedModel, TokenizerPair]:
     """The model in float32 and its tokenizers."""
-    # First, because this explains what is wrong with a folder or a name.
+    # First, because its errors explain what is wrong with a folder or a name.
     tokenizers = TokenizerPair.from_pretrained(
         model_name_or_path, trust_remote_code=trust_remote_code
     )
@@ -280,7 +280,7 @@ def _load(
 
 
 def _save_settings(model: PreTrainedModel, tokenizers: TokenizerPair, folder: Path) -> None:
-    """What a Translator needs beside the weights; the record tells where training cut lines."""
+    """What a Translator needs besides the weights; the record has the longest line of training."""
     tokenizers.save_pretrained(folder)
     model.generation_config.save_pretrained(folder)
     run = read_run(model.name_or_path) | {"files": describe_model_files(folder)}
@@ -311,7 +311,7 @@ def _sample_sources(tokenizer: PreTrainedTokenizerBase, lines: list[str] | None)
 def _compare_scores(
     model: PreTrainedModel, engine: CTranslate2Engine, sources: list[list[int]]
 ) -> Agreement:
-    """Compares translations, and the score of each with what the model says of it."""
+    """Compares translations, and the score of each with the one that the model gives it."""
     identical, gaps = 0, []
     for batch in _batches(sources):
         limits, prefixes = _limits(batch), _no_prefixes(batch)
@@ -334,7 +334,7 @@ def _compare_scores(
 def _compare_logits(
     model: PreTrainedModel, exported: "OnnxModel", sources: list[list[int]]
 ) -> Agreement:
-    """Compares translations, and the logits of both along those of the model."""
+    """Compares translations, and the logits of both for those of the model."""
     identical, gap = 0, 0.0
     for batch in _batches(sources):
         limits, prefixes = _limits(batch), _no_prefixes(batch)
@@ -343,7 +343,7 @@ def _compare_logits(
         identical += sum(
             a == b for a, b in zip(targets, exported.generate(batch, limits), strict=True)
         )
-        # The last logits of each line are those of `</s>`, which stands behind it.
+        # The last logits of each line are those of `</s>`, which comes after it.
         targets = [[*target, 0] for target in targets]
         expected, actual = _logits(model, batch, targets), exported.force(batch, targets)
         for row, other, target in zip(expected, torch.from_numpy(actual), targets, strict=True):
@@ -366,10 +366,10 @@ def _no_prefixes(sources: list[list[int]]) -> list[list[int]]:
 
 @torch.no_grad()
 def _logits(model: PreTrainedModel, sources: list[list[int]], targets: list[list[int]]) -> Tensor:
-    """What the model gives to the next token all along the targets, `[B, T, V]`."""
+    """The model's logits of the next token at each position of the targets, `[B, T, V]`."""
     filler = model.config.pad_token_id
     input_ids, attention_mask = padded(sources, filler)
-    # The targets behind the start token, without their last one.
+    # The start token and the targets, without their last token.
     start = model.config.decoder_start_token_id
     decoder_input_ids, _ = padded([[start, *row[:-1]] for row in targets], filler)
     outputs = model(

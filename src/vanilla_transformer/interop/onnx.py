@@ -38,7 +38,7 @@ class _EncoderGraph(nn.Module):
 
 
 class _DecoderGraph(nn.Module):
-    """Target tokens behind a cache to logits and the longer cache."""
+    """Target tokens that follow a cache to logits and the longer cache."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class _DecoderGraph(nn.Module):
             cache.is_updated[index] = True
         hidden_states = self.model.model.decoder(
             decoder_input_ids,
-            # Of the encoder's output the decoder asks only how long it is.
+            # Of the encoder's output the decoder uses only the length.
             encoder_hidden_states=source_cache[0][:, 0],
             encoder_attention_mask=attention_mask,
             past_key_values=cache,
@@ -74,8 +74,8 @@ class _DecoderGraph(nn.Module):
 def export_onnx(model: PreTrainedModel, folder: Path) -> None:
     """Writes `encoder_model.onnx` and `decoder_model.onnx`, in opset 18, and their `*.onnx.data`.
 
-    The weights lie in the `.data` files, because a graph file holds at most 2 GiB; they travel
-    together. `OnnxModel` tells inputs and outputs.
+    The weights are in the `.data` files, because a graph file holds at most 2 GiB; keep the files
+    together. `OnnxModel` describes inputs and outputs.
 
     Args:
         model: In float32, in eval mode; its attention must be `eager`.
@@ -143,7 +143,7 @@ def _export(
     output_names: list[str],
 ) -> None:
     with torch.no_grad(), warnings.catch_warnings():
-        # Of torch's exporter about itself.
+        # Warnings of torch's exporter about its own code.
         warnings.simplefilter("ignore")
         torch.onnx.export(
             graph.eval(),
@@ -173,7 +173,7 @@ class OnnxModel:
       step's `past.*`. The first step has P = 0 and begins with the start token.
 
     B, S, T and P may change from call to call. The ids of the special tokens, and those that are
-    never generated, stand in `generation_config.json`.
+    never generated, are in `generation_config.json`.
 
     Args:
         folder: Of the exported model.
@@ -237,20 +237,20 @@ class OnnxModel:
         """Logits `[B, T, V]` of the next tokens, and the `past.*` of the next step.
 
         Args:
-            decoder_input_ids: Tokens behind those in `past`, int64 `[B, T]`.
-            encoded: As `encode` gave it.
-            past: As the step before gave it, or `empty_past`.
+            decoder_input_ids: Tokens after those in `past`, int64 `[B, T]`.
+            encoded: From `encode`.
+            past: From the previous step, or `empty_past`.
         """
         inputs = {"decoder_input_ids": decoder_input_ids, **encoded, **past}
         logits, *present = self.decoder.run(None, inputs)
         return logits, dict(zip(past, present, strict=True))
 
     def force(self, sources: list[list[int]], targets: list[list[int]]) -> Array:
-        """Logits of the next token all along targets that are given, `[B, T, V]`.
+        """Logits of the next token at each position of given targets, `[B, T, V]`.
 
         Args:
             sources: Ids with `</s>`.
-            targets: Ids behind the start token; the last one is not read.
+            targets: Ids after the start token; the last one is not read.
         """
         config = self.generation_config
         shifted = [[config.decoder_start_token_id, *target[:-1]] for target in targets]
@@ -266,7 +266,7 @@ class OnnxModel:
             limits: Longest output of each source in tokens.
 
         Returns:
-            Ids behind the start token, without `</s>`.
+            Ids after the start token, without `</s>`.
         """
         config = self.generation_config
         forbidden = never_generated(config)

@@ -25,7 +25,7 @@ from vanilla_transformer_cli.settings import METRIC_TITLES
 TEMPLATE = Path(__file__).with_name("model_card.md")
 
 
-# Between marks a card tells sizes, use, scores and training; all else in it is the user's.
+# Sections between marks hold sizes, use, scores and training; the rest of a card is the user's.
 _SECTION = re.compile(
     r"<!-- vanilla_transformer:begin (\w+) -->\r?\n.*?<!-- vanilla_transformer:end \1 -->",
     re.DOTALL,
@@ -70,8 +70,8 @@ def read_results(folder: Path) -> dict[str, Any]:
 def write_model_card(folder: Path) -> None:
     """Fills the template from `config.json`, `run.json` and `results.json` of a saved model.
 
-    Of a card that is there already only the marked sections are rewritten, and the scores in its
-    metadata. A card without marks is the user's own: it stays as it is, which a warning tells.
+    In a card that exists, only the marked sections and the scores in its metadata are rewritten. A
+    card without marks is the user's own: it stays as it is, with a warning.
     """
     file = folder / CARD_FILE
     mark_card(folder)
@@ -91,7 +91,7 @@ def mark_card(folder: Path) -> None:
 
 
 def _mark(folder: Path, results: dict[str, Any]) -> None:
-    """As `mark_card`, for a card that was written when these were the results."""
+    """As `mark_card`, for a card with these results."""
     file = folder / CARD_FILE
     if not file.exists():
         return
@@ -125,8 +125,8 @@ def _updated(card: str, fresh: str) -> str:
     """A card with the marked sections and the scores of a fresh one.
 
     Raises:
-        ValueError: If it has no marks, or its metadata are no metadata of a card.
-        yaml.YAMLError: If they are no YAML.
+        ValueError: If it has no marks, or its metadata are not those of a card.
+        yaml.YAMLError: If they are not YAML.
     """
     sections = {section[1]: section[0] for section in _SECTION.finditer(fresh)}
     line_end = "\r\n" if "\r\n" in card else "\n"
@@ -148,7 +148,7 @@ def _updated(card: str, fresh: str) -> str:
 
 
 def _with_scores(block: str, ours: dict[str, Any]) -> str:
-    """Metadata, a block of YAML, with our scores beside what else a person wrote there."""
+    """A YAML block of metadata with our scores, and everything else as a person wrote it."""
     wanted = yaml.safe_load(block) or {}
     theirs = wanted.get("metrics") or []
     theirs = theirs if isinstance(theirs, list) else [theirs]
@@ -158,7 +158,7 @@ def _with_scores(block: str, ours: dict[str, Any]) -> str:
         scores["model-index"] = _merged_index(wanted.get("model-index") or index, index)
     keeps_comments = True
     for key, value in scores.items():
-        # To the next line that is no part of the value.
+        # Up to the next line that is not part of the value.
         pattern = re.compile(rf"^{key}:.*\n(?:\n*[ \t-].*\n)*", re.MULTILINE)
         lines: str = _yaml({key: value})
         known = pattern.search(block)
@@ -176,7 +176,7 @@ def _yaml(values: dict[str, Any]) -> str:
 
 
 def _merged_index(theirs: list[dict[str, Any]], ours: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A card's `model-index` with our results, and then those that a person added."""
+    """A card's `model-index` with our results, followed by those that a person added."""
     first, *others = theirs
     results = list(ours[0]["results"])
     known = {
@@ -201,7 +201,7 @@ def _load(file: Path) -> dict[str, Any]:
 
 
 def _filled_template(folder: Path, name: str, results: dict[str, Any]) -> str:
-    """The card of a model of that name, as a folder without a card gets it."""
+    """The card that a model of this name gets in a folder without one."""
     config, run = (_load(folder / file) for file in ("config.json", RUN_FILE))
     settings = run.get("settings", {})
     # An earlier release gave exact match no signature.

@@ -1,4 +1,4 @@
-"""Secrets and paths that must not leave the machine: cut out of records, found in files."""
+"""Secrets and paths that must not leave the machine: removed from records, found in files."""
 
 import os
 import re
@@ -9,17 +9,17 @@ from typing import Any
 
 MASK = "<secret>"
 
-# What only a secret looks like, and what to call it.
+# Patterns that only secrets match, by their names in messages.
 _SECRETS = {
     "a token of the Hub": r"\bhf_[A-Za-z0-9]{20,}",
     "a token of GitHub": r"\b(?:gh[a-z]_[A-Za-z0-9]{36,}|github_pat_\w{20,})",
     "an access key of AWS": r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b",
     "an API key": r"(?<![\w-])sk-(?=[\w-]*\d)(?=[\w-]*[A-Z])[\w-]{20,}",
-    # A digit tells a token from a word, as in "bearer authentication/authorisation".
+    # A digit distinguishes a token from words, as in "bearer authentication/authorisation".
     "a bearer token": r"\bBearer\s+(?=[\w.~+/-]*\d)[\w.~+/-]{20,}=*",
     "a private key": r"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY-----",
 }
-# Examples in ordinary text look like these too.
+# Examples in ordinary text match these too.
 _SECRETS_IN_URLS = {
     "a password in a URL": r"(?<=://)[^\s/:@\"'<>]*:[^\s/:@\"'<>]+(?=@)",
     "a token in a URL": r"(?<=[?&])(?:[\w-]*token|api_?key|sig|[\w-]*signature)=[\w.~%+/-]{16,}=*",
@@ -52,7 +52,7 @@ _HUB_FIELDS = {"dataset_tags", "hub_model_id"}
 
 @dataclass(frozen=True)
 class Disclosure:
-    """What a file would tell about its user.
+    """Something in a file that should not be shared.
 
     Attributes:
         line: Of the file, counted from 1.
@@ -90,7 +90,7 @@ def find_disclosures(text: str, *, is_vocabulary: bool = False) -> list[Disclosu
     Args:
         text: Of the file.
         is_vocabulary: Whether it holds pieces of the training text and no paths: then only what
-            cannot be an ordinary word is a disclosure.
+            cannot be an ordinary word counts.
     """
     patterns = dict(_SECRETS)
     if not is_vocabulary:
@@ -115,7 +115,7 @@ class _Cleaner:
     """Cleans the values of a record.
 
     Attributes:
-        names: What stands for the paths of data, by path.
+        names: Names that replace the paths of data, by path.
         secrets: Variables of the environment that hold a secret, with their values.
     """
 
@@ -135,7 +135,7 @@ class _Cleaner:
         return self._text(value, is_path=field not in _HUB_FIELDS)
 
     def _words(self, words: list[Any] | tuple[Any, ...], field: str) -> Iterator[Any]:
-        """Members of a list; in a command an option that names a secret is followed by it."""
+        """Members of a list, without the value after an option for a secret."""
         hides_next = False
         for word in words:
             yield MASK if hides_next else self.clean(word, field)
@@ -155,7 +155,7 @@ class _Cleaner:
         return f"{option}={self._path(argument)}"
 
     def _path(self, text: str) -> str:
-        """Text without the folders that it names."""
+        """Text without the folders of its paths."""
         if text in self.names:
             return self.names[text]
         is_path = re.match(r"[\\/]|[A-Za-z]:[\\/]|~[\w.-]*[\\/]|\.{1,2}[\\/]", text)
@@ -170,7 +170,7 @@ def _name(path: str) -> str:
 
 
 def _whole(value: str) -> str:
-    """Pattern of a secret that is no part of a longer word."""
+    """Pattern of a secret that is not part of a longer word."""
     return rf"(?<!\w){re.escape(value)}(?!\w)"
 
 

@@ -22,7 +22,7 @@ from vanilla_transformer.tokenization.tokenizer_pair import has_target_vocabular
 # Without these nobody can load the model.
 _NEEDED_FILES = ("config.json", "model*.safetensors", "tokenizer.json")
 
-# Named one by one: checkpoints, optimizer states and everything pickled stay at home.
+# Named one by one: checkpoints, optimizer states and pickled files are never uploaded.
 _SHARED_FILES = (
     *_NEEDED_FILES,
     "generation_config.json",
@@ -45,13 +45,13 @@ def push(
 ) -> str:
     """Uploads a saved model with its tokenizer, code, card and record, in one commit.
 
-    The card goes up as it lies in the folder, so that it may be edited before; only the example in
-    its section on use then loads the repository instead of the folder.
+    The card is uploaded as it is in the folder, with your edits; only the example in its section on
+    use is changed, to load the repository instead of the folder.
 
     Args:
         folder: Of a training run, or of a model and a tokenizer saved by `save_pretrained`.
         repo_id: Repository, `user/name`; made where there is none.
-        private: Whether a new repository is; None: as the owner's account has it.
+        private: Whether a new repository is private; None: the default of the owner's account.
         revision: Branch to commit to, made where there is none; None: the main one.
         commit_message: First line of the commit.
 
@@ -70,7 +70,7 @@ def push(
         raise LocalTokenNotFoundError(
             "An upload needs a token of the Hub, got none. Run `hf auth login`, or set HF_TOKEN."
         )
-    # What nobody could use is not shared.
+    # A model that nobody could load is not uploaded.
     load_model(str(folder))
     if (folder / CARD_FILE).exists():
         mark_card(folder)
@@ -92,10 +92,10 @@ def push(
 
 
 def _shared_files(folder: Path) -> list[Path]:
-    """What goes up beside the card.
+    """Files to upload besides the card.
 
     Raises:
-        ValueError: If something is missing that loading needs.
+        ValueError: If a file that loading needs is missing.
     """
     needed = list(_NEEDED_FILES)
     config = folder / "config.json"
@@ -111,7 +111,7 @@ def _shared_files(folder: Path) -> list[Path]:
 
 
 def _refuse_disclosures(folder: Path, files: list[Path]) -> None:
-    """Refuses to share what would tell more of its user than the model.
+    """Refuses files that would reveal something about their user.
 
     Raises:
         ValueError: If a file holds a secret or a home directory; names all, by file and line.
@@ -138,7 +138,7 @@ def _disclosures(file: Path) -> Iterator[tuple[str, Disclosure]]:
             text = json.dumps([weights.metadata(), *weights.keys()])
     else:
         text = file.read_text(encoding="utf-8", errors="replace")
-    # Pieces of the training text, and nothing else that a user wrote.
+    # It holds pieces of the training text, and nothing else that a user wrote.
     is_vocabulary = file.name == "tokenizer.json"
     for disclosure in find_disclosures(text, is_vocabulary=is_vocabulary):
         yield "header" if is_weights else f"line {disclosure.line}", disclosure

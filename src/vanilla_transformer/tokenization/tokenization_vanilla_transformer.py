@@ -1,13 +1,13 @@
-"""Text to token ids and back: training a tokenizer, reporting unknowns.
+"""Text to token ids and back: training a tokenizer, counting unknown tokens.
 
 How `bpe` and `unigram` keep every string exactly:
 
 - A piece that begins a word holds the blank in front of it (`" Hund"`), so no character of the text
   is taken over as a marker. One blank is put in front of the text and taken off after decoding, so
   that a word has the same pieces at the beginning of a line as anywhere else.
-- A character without a piece becomes its UTF-8 bytes, for which 256 tokens `<0x00>` to `<0xFF>` are
-  always there.
-- No piece spells a special token or a byte token, because `<` is cut off where one would begin.
+- A character without a piece becomes its UTF-8 bytes, for which every vocabulary has 256 tokens,
+  `<0x00>` to `<0xFF>`.
+- No piece spells a special token or a byte token: `<` is split off where one would begin.
 """
 
 from __future__ import annotations
@@ -98,10 +98,10 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
             vocab_size: Upper limit of the number of tokens, everything counted: the 4 special
                 tokens, those of `target_languages`, for `bpe` and `unigram` the 256 byte tokens,
                 and what is learned.
-            kind: `bpe` and `unigram` learn pieces of words and bring back every string exactly.
-                `char` takes each character as a token, `word` whatever stands between blanks, and
-                decoding puts one blank between words; in both, what is not in the vocabulary
-                becomes `<unk>`, and so does a word that spells a special token.
+            kind: `bpe` and `unigram` learn pieces of words and decode every string exactly. With
+                `char` a token is a character, with `word` a string between blanks, and decoding
+                puts one blank between words; in both, what is not in the vocabulary becomes
+                `<unk>`, and so does a word that spells a special token.
             pretokenized: The text consists of tokens separated by blanks, and these are the only
                 boundaries that pieces of `bpe` and `unigram` respect; otherwise letters, digits and
                 signs are kept apart too. `char` and `word` are the same either way.
@@ -163,14 +163,14 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
         return sum(n for (_, unknown), n in counts.items() if unknown), counts.total()
 
     def unknown_strings(self, texts: Iterable[str]) -> Counter[str]:
-        """What stands in `texts` where the tokenizer gives `<unk>`, with how often it does."""
+        """Strings in `texts` that become `<unk>`, with the number of times each occurs."""
         counts = self._surface_counts(texts)
         return Counter({surface: n for (surface, unknown), n in counts.items() if unknown})
 
     def save_pretrained(
         self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any
     ) -> tuple[str, ...]:
-        """Saves the tokenizer as trained: without dropout, truncation or padding of a last call.
+        """Saves the tokenizer as trained, without dropout, truncation or padding of the last call.
 
         Raises:
             OSError: If the disk is full.
@@ -178,7 +178,7 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
         backend = self.backend_tokenizer
         backend.no_truncation()
         backend.no_padding()
-        # Only BPE has dropout; a training run that saves a checkpoint goes on with its own.
+        # Only BPE has dropout; a training run that saves a checkpoint continues with its own.
         dropout = getattr(backend.model, "dropout", None)
         if dropout is not None:
             backend.model.dropout = None
@@ -190,7 +190,7 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
                 backend.model.dropout = dropout
 
     def _surface_counts(self, texts: Iterable[str]) -> Counter[tuple[str, bool]]:
-        """Counts the strings behind the tokens of `texts`, each with whether it is unknown."""
+        """Counts the strings that the tokens of `texts` cover, each with whether it is unknown."""
         counts: Counter[tuple[str, bool]] = Counter()
         remaining = iter(texts)
         while chunk := list(islice(remaining, 1000)):
@@ -217,13 +217,13 @@ def language_tags(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
 
 
 def language_prefix(tokenizer: PreTrainedTokenizerBase, language: str | None) -> list[int]:
-    """What stands in front of the ids of a source: the tag of its target language.
+    """Ids that come before those of a source: the tag of its target language, if there is one.
 
-    A tag is a token of the source, and counts wherever the tokens of a source do.
+    A tag is a token of the source and counts towards its length.
 
     Args:
         tokenizer: Of the model.
-        language: None for a model of one direction, whose sources begin with their text.
+        language: Name of the target language; None for a model of one direction.
 
     Raises:
         ValueError: If the model does not know the language, or knows several and none is given.
@@ -286,7 +286,7 @@ def _subword_backend(
     pretokenized: bool,
     show_progress: bool,
 ) -> Tokenizer:
-    """Learns pieces of words, and puts them behind the special and the byte tokens."""
+    """Learns pieces of words, and numbers them after the special and the byte tokens."""
     budget = vocab_size - len(SPECIAL_TOKENS) - len(BYTE_TOKENS)
     # Every text gets exactly one more blank in front: Metaspace adds it where there is none yet,
     # the normalizer where there is. (The normalizer Prepend would do for both, but Transformers'
@@ -332,8 +332,8 @@ def _rare_characters(lines: list[str], budget: int) -> list[pre_tokenizers.PreTo
     """Cuts the rarest characters out of the training text where they would take too many tokens.
 
     The most frequent ones may take half of `budget`; the others are left to the byte tokens. BPE's
-    trainer would draw lots among equally frequent ones, and unigram's would exceed `budget` or not
-    end at all.
+    trainer would choose at random among equally frequent ones, and unigram's would exceed `budget`
+    or never finish.
     """
     counts = Counter(" " * len(lines))
     for line in lines:
@@ -354,7 +354,7 @@ def _rare_characters(lines: list[str], budget: int) -> list[pre_tokenizers.PreTo
 
 
 def _overlong_words(lines: list[str]) -> list[pre_tokenizers.PreTokenizer]:
-    """Cuts words of more than 500 characters, such as binary data, for the trainer alone."""
+    """Cuts words of more than 500 characters, such as binary data, in training only."""
     # The first word of a line has one more blank in front.
     if max(map(len, lines)) < _LONGEST_TRAINED_WORD:
         return []
@@ -374,8 +374,8 @@ def _bpe_model(learned: dict[str, Any]) -> models.BPE:
 def _unigram_model(learned: dict[str, Any]) -> models.Unigram:
     """Builds the model from learned pieces whose scores no longer depend on chance.
 
-    The trainer walks hash tables: sums differ in their last digits from run to run, and characters
-    that lost their score get the lowest one plus 0.0001 for each such character met before.
+    The trainer iterates over hash tables: sums differ in their last digits from run to run, and a
+    character that lost its score gets the lowest one plus 0.0001 for each earlier such character.
     """
     scores: dict[str, float] = dict(learned["vocab"])
     lowest = min(scores.values())
@@ -418,7 +418,7 @@ def _word_backend(lines: list[str], vocab_size: int, tags: list[str]) -> Tokeniz
 
 
 def _special_names(tags: list[str]) -> str:
-    """Matches what stands between the brackets of a special token."""
+    """Pattern of what is between the brackets of a special token."""
     return "|".join([_NAMES_OF_SPECIAL_TOKENS, *(re.escape(tag[1:-1]) for tag in tags)])
 
 

@@ -25,11 +25,11 @@ _COMMON_TOKENS = ("pad_token", "bos_token", "eos_token")
 
 @dataclass(frozen=True)
 class TokenizerPair:
-    """Tokenizers of what a model reads and of what it writes; of one vocabulary, the same one.
+    """Tokenizers of source and target; one tokenizer twice if both share a vocabulary.
 
     Attributes:
-        source: Knows the tags of target languages too.
-        target: Also of prefixes that an output is forced to begin with.
+        source: Of what the model reads; has the tags of target languages.
+        target: Of what it writes, and of prefixes that an output must begin with.
 
     Raises:
         ValueError: If `<pad>`, `<s>` or `</s>` have another id on the other side.
@@ -72,7 +72,7 @@ class TokenizerPair:
         folder = Path(model_name_or_path)
         if folder.is_dir() and not (folder / TOKENIZER_CONFIG_FILE).exists():
             last = get_last_checkpoint(folder)
-            hint = f" Its training has not ended; {last!r} is a model." if last else ""
+            hint = f" Its training has not finished; {last!r} is a model." if last else ""
             raise ValueError(
                 f"{model_name_or_path!r} must be the folder of a saved model, got no "
                 f"{TOKENIZER_CONFIG_FILE} in it.{hint}"
@@ -120,7 +120,7 @@ class TokenizerPair:
         return cls.joint(source)
 
     def _check_config(self, config: dict[str, Any], name: str) -> None:
-        """Refuses tokenizers that are not those of the model; a config of another kind passes.
+        """Refuses tokenizers that are not the model's; fields that a config lacks are not compared.
 
         Raises:
             ValueError: If sizes or special ids differ.
@@ -154,7 +154,7 @@ class TokenizerPair:
 
     @property
     def contents(self) -> tuple[str, ...]:
-        """Everything that decides on ids, to tell tokenizers apart."""
+        """Everything that determines ids, for comparing pairs."""
         sides = [self.source] if self.is_joint else [self.source, self.target]
         return tuple(side.backend_tokenizer.to_str() for side in sides)
 
@@ -170,9 +170,9 @@ class TokenizerPair:
 
 
 def has_target_vocabulary(config: dict[str, Any]) -> bool:
-    """Whether a config tells of a vocabulary of the target's own.
+    """Whether a config gives the target a vocabulary of its own.
 
-    Tables of their own alone do not: they may hold one vocabulary twice.
+    Separate tables alone do not: both may have the same vocabulary.
     """
     is_shared = config.get("share_encoder_decoder_embeddings", True)
     return not is_shared and config.get("decoder_vocab_size") is not None
@@ -185,7 +185,7 @@ def _load(model_name_or_path: str, **loading: Any) -> PreTrainedTokenizerBase:
         )
     except ImportError:
         raise
-    # Tokenizers raises bare exceptions, and the Hub's client those of its connection.
+    # tokenizers raises bare exceptions, and the client of the Hub those of its connection.
     except Exception as error:
         if not Path(model_name_or_path).is_dir():
             if isinstance(error, ValueError):
