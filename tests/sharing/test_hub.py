@@ -31,6 +31,7 @@ from ..conftest import Model, build_variant
 from ..modeling.test_remote_code import HUB_FILES
 from ..support.hub_server import TOKEN, Hub, serve_hub
 from ..tokenization.test_tokenizer_pair import GREEK, LATIN, learn, save_latin_to_greek
+from .test_model_card import written_earlier
 
 MODEL_FILES = HUB_FILES.keys() | {
     "README.md",
@@ -363,7 +364,7 @@ def test_pushed_card_keeps_what_was_edited(hub, make_folder):
 def test_card_of_an_earlier_release_loads_the_repository_too(hub, make_folder):
     folder = make_folder("my folder")
     card = (folder / "README.md").read_text("utf-8")
-    unmarked = re.sub("<!-- vanilla_transformer.*-->\n", "", card)
+    unmarked = written_earlier(card)
     (folder / "README.md").write_text(unmarked, "utf-8")
 
     command("--model", folder, "me/earlier")
