@@ -86,6 +86,10 @@ def test_byte_order_mark_is_dropped_from_the_first_line_only(run, tmp_path):
     assert first != second
 
 
+def test_last_line_needs_no_newline(run):
+    assert run(stdin=b"ja\nnein")[1] == run(stdin=b"ja\nnein\n")[1]
+
+
 def test_empty_file_gives_an_empty_file(run, tmp_path):
     write(tmp_path / "in", [])
 
