@@ -2,7 +2,8 @@
 
 import io
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import NamedTuple
 
 import pytest
@@ -37,6 +38,18 @@ def run(monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[byt
         return Outcome(status, out.decode(), err.decode())
 
     return run_command
+
+
+@pytest.fixture
+def stdout_to(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
+    """Sends standard output to a file descriptor."""
+    with ExitStack() as stack:
+
+        def send(descriptor: int) -> None:
+            stream = stack.enter_context(open(descriptor, "w", encoding="utf-8"))
+            monkeypatch.setattr(sys, "stdout", stream)
+
+        yield send
 
 
 @pytest.fixture

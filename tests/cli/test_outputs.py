@@ -246,27 +246,32 @@ def test_full_disk_leaves_whole_lines_and_a_job_to_continue(run, model, tmp_path
     assert out.read_bytes() == whole
 
 
-@pytest.mark.parametrize("command", ["translate", "evaluate", "alignments"])
-def test_full_standard_output_is_told_in_one_line(model, read, command):
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+@every_writer
+def test_full_standard_output_is_told_in_one_line(run, stdout_to, model, read, command):
     argv = writers(model, read)[command]
     if command == "evaluate":
-        argv = ["evaluate", "--hypotheses", str(read[0]), "--test", *map(str, read)]
+        argv = ["evaluate", "--hypotheses", read[0], "--test", *read]
+    stdout_to(os.open("/dev/full", os.O_WRONLY))
 
-    with open("/dev/full", "wb") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "vanilla_transformer_cli", *map(str, argv)],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            env=environment,
-            check=False,
-        )
+    status, _, err = run(*argv)
 
-    lines = [line for line in done.stderr.decode().split("\n") if "cut off" not in line]
-    assert done.returncode == 2
+    lines = [line for line in err.split("\n") if "cut off" not in line]
+    assert status == 2
     assert lines[0].startswith("vanilla-transformer: ")
     assert "No space left on device" in lines[0]
     assert lines[1:] == [""]
+
+
+def test_full_standard_output_is_not_told_again_at_exit():
+    code = "from vanilla_transformer_cli.command import run\nrun(lambda argv: print('line'), [])\n"
+
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, check=False
+        )
+
+    assert done.returncode == 2
+    assert done.stderr.count(b"\n") == 1
 
 
 # Lines that are done before something goes wrong
