@@ -81,7 +81,7 @@ def another(field: dataclasses.Field) -> tuple[list[str], Any]:
     elif "list" in str(kind):
         value = ["one"] * (field.metadata.get("nargs") if field.metadata.get("nargs") == 2 else 1)
     else:
-        value = "other"
+        value = f"other_{field.name}"
     given = value if isinstance(value, list) else [value]
     return [f"--{field.name}", *map(str, given)], value
 
@@ -93,25 +93,34 @@ def literals(kind: Any) -> tuple[str, ...]:
     return next((get_args(one) for one in get_args(kind) if get_origin(one) is Literal), ())
 
 
-def each(settings: type, *, without: type | None = None) -> Any:
-    """A test for each field of the settings that another class does not have."""
-    others = {field.name for field in fields(without)} if without else set()
-    chosen = [field for field in fields(settings) if field.name not in others]
+def each(settings: type) -> Any:
+    """A test for each field of the settings."""
+    chosen = fields(settings)
     return pytest.mark.parametrize("field", chosen, ids=[field.name for field in chosen])
 
 
 # Training
 
 
-@each(TrainSettings)
-def test_train_passes_each_option_on(field, watch):
-    calls = watch(training, "train")
-    option, value = another(field)
+# `__post_init__` puts it in front of the paths.
+OF_THE_PATHS = {"data"}
 
-    main(["train", "--train", "a.de", "a.en", "--use_cpu", *option])
+
+@pytest.mark.parametrize("of_the_paths", [True, False])
+def test_train_passes_each_option_on(of_the_paths, watch):
+    calls = watch(training, "train")
+    chosen = [
+        field for field in fields(TrainSettings) if (field.name in OF_THE_PATHS) == of_the_paths
+    ]
+    options = [another(field) for field in chosen]
+
+    words = [word for option, _ in options for word in option]
+    main(["train", "--train", "a.de", "a.en", "--use_cpu", *words])
 
     ((settings, _), _) = calls[0]
-    assert getattr(settings, field.name) == value != getattr(TrainSettings(), field.name)
+    default = TrainSettings()
+    for field, (_, value) in zip(chosen, options, strict=True):
+        assert getattr(settings, field.name) == value != getattr(default, field.name), field.name
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -127,8 +136,6 @@ def test_train_takes_learning_rate_and_warm_up_of_the_preset(preset, watch):
 
 # Read from `run.json`: the card's test sees them there.
 OF_THE_CARD = {"language", "license", "dataset_tags"}
-# `__post_init__` puts it in front of the paths.
-OF_THE_PATHS = {"data"}
 
 
 @pytest.fixture(scope="module")
@@ -368,28 +375,33 @@ OF_THE_TEST_PAIRS = {
     "dataset_config": "config_name",
     "test_split": "split",
 }
-OF_THE_SCORES = {"metrics": "metrics", "bleu_tokenize": "tokenize", "bootstrap": "bootstrap"}
-# Each has a test of its own below.
-OF_THE_SYSTEMS = {"test", "hypotheses", "against", "output", "name"}
 
 
-@each(EvaluateSettings, without=SearchSettings)
-def test_evaluate_passes_each_option_on(field, evaluate):
-    option, value = another(field)
-    if field.name in OF_THE_SYSTEMS:
-        return
-    if field.name == "bleu_tokenize":
-        option, value = ["--bleu_tokenize", "char"], "char"
-    if field.name == "bootstrap":
-        option, value = ["--bootstrap", "50"], 50
+@pytest.mark.parametrize("option", OF_THE_TEST_PAIRS)
+def test_evaluate_reads_the_test_pairs_as_told(option, evaluate):
+    calls = evaluate(f"--{option}", "other")
 
-    calls = evaluate(*option)
+    ((text,), _) = calls["load"][0]
+    assert getattr(text, OF_THE_TEST_PAIRS[option]) == "other"
 
-    if field.name in OF_THE_TEST_PAIRS:
-        ((text,), _) = calls["load"][0]
-        assert getattr(text, OF_THE_TEST_PAIRS[field.name]) == value
-    else:
-        assert calls["compute"][0][1][OF_THE_SCORES[field.name]] == value
+
+def test_evaluate_scores_as_told(evaluate):
+    options = ["--metrics", "wer", "--bleu_tokenize", "char", "--bootstrap", "50"]
+
+    ((_, named),) = evaluate(*options)["compute"]
+
+    expected = {"metrics": ["wer"], "tokenize": "char", "bootstrap": 50}
+    assert {name: named[name] for name in expected} == expected
+
+
+def test_each_option_of_evaluate_has_its_test():
+    own = {field.name for field in fields(EvaluateSettings)}
+
+    assert own - {field.name for field in fields(SearchSettings)} == {
+        *OF_THE_TEST_PAIRS,
+        *("metrics", "bleu_tokenize", "bootstrap"),
+        *("test", "hypotheses", "against", "output", "name"),
+    }
 
 
 def test_evaluate_does_not_record_the_scores_of_an_ensemble(evaluate, tmp_path):
@@ -431,7 +443,7 @@ def test_push_passes_each_option_on(field, watch):
     if field.name == "model":
         option = []
 
-    main(["push", "--model", "other", *option, "user/name"])
+    main(["push", "--model", "other_model", *option, "user/name"])
 
     ((folder, repo_id), named) = calls[0]
     assert repo_id == "user/name"
