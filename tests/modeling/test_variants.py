@@ -168,7 +168,7 @@ def test_replaced_table_of_the_source_leaves_that_of_the_target():
 def test_resizing_one_of_two_tables_is_refused():
     model = build_variant(**TWO_TABLES)
 
-    with pytest.raises(ValueError, match=r"source and target share, got .* one for each and 43"):
+    with pytest.raises(ValueError, match=r"source and target share, got .* two tables and 43"):
         model.resize_token_embeddings(43)
 
 

@@ -1,4 +1,4 @@
-"""Multi-head attention, section 3.2, and the heads that talk to each other.
+"""Multi-head attention, section 3.2, and talking heads.
 
 Shapes: B batch · S source · T target · Q, K query and key positions · D `d_model` · H heads ·
 E head size (d_k or d_v).
@@ -20,7 +20,7 @@ from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .cpu_vanilla_transformer import Linear
 from .kernels_vanilla_transformer import drop_padding
 
-# Which of query, key and value a projection makes.
+# Which of query, key and value a projection yields.
 ALL, QUERY, KEY_VALUE = slice(None), slice(1), slice(1, None)
 
 
@@ -37,17 +37,17 @@ def eager_attention_forward(
     """Scaled dot-product attention, equation (1), with the softmax in float32 or wider.
 
     Talking heads mix the score maps before the mask, since a masked score times a negative weight
-    would be the largest of all, and the weights behind the softmax (arXiv 2003.02436, figure 1).
+    would become the largest, and the weights after the softmax (arXiv 2003.02436, figure 1).
 
     Args:
-        module: The attention module; mixes the heads, and tells whether dropout is on.
+        module: The attention module: its head mixing, and whether it is training.
         query: `[B, H, Q, E]`.
         key: `[B, H, K, E]`.
         value: `[B, H, K, E]`.
         attention_mask: Added to the scores, `[B, 1, Q, K]`.
         scaling: 1 / sqrt(d_k).
         dropout: Rate on the attention weights.
-        kwargs: What other kernels of Transformers' registry take.
+        kwargs: For other kernels of Transformers' registry; unused.
 
     Returns:
         The heads' outputs `[B, Q, H, E]` and the weights applied to the values, `[B, H, Q, K]`.
@@ -67,7 +67,7 @@ class FusedLinear(Linear):
 
     Args:
         in_features: Width of the input.
-        row_counts: Output width of each logical matrix; its rows follow one another.
+        row_counts: Output width of each logical matrix; matrices are stacked.
         bias: Whether each output has one.
     """
 
@@ -77,11 +77,11 @@ class FusedLinear(Linear):
 
 
 class HeadMixing(nn.Module):
-    """Learned linear map from the maps of some heads to those of others ("talking heads").
+    """Learned linear combinations of the maps of all heads ("talking heads").
 
     Args:
-        heads: Number of maps that come in.
-        mixed_heads: Number of maps that go out.
+        heads: Number of input maps.
+        mixed_heads: Number of output maps.
     """
 
     def __init__(self, heads: int, mixed_heads: int) -> None:
@@ -106,7 +106,7 @@ def _at_least_float32(x: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """What self- and cross-attention share, section 3.2.2: all but the projections into heads."""
+    """Common to self- and cross-attention, section 3.2.2: all but the input projections."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class Attention(nn.Module):
         super().__init__()
         self.config = config
         shapes = config.head_shapes(num_heads)
-        # A plain tuple, which can be sliced in a compiled forward too.
+        # A plain tuple: torch.compile cannot slice a named one.
         self.head_shapes = tuple(shapes)
         self.row_counts = tuple(shape.heads * shape.size for shape in shapes)
         self.scaling = shapes.key.size**-0.5
@@ -130,14 +130,14 @@ class Attention(nn.Module):
             self.weights_mixing = HeadMixing(num_heads, shapes.value.heads)
         self.attention_dropout = config.attention_dropout
         self.layer_idx = layer_idx
-        # Transformers' kernels read it when they get no mask.
+        # Transformers' kernels read it if they get no mask.
         self.is_causal = is_causal
         self.out_proj = Linear(self.row_counts[-1], config.d_model, config.attention_bias)
 
     def split_heads(self, projected: Tensor, wanted: slice = ALL) -> list[Tensor]:
         """Cuts a fused projection into queries, keys and values, in that order, and into heads.
 
-        The only code that knows how rows are ordered: query, key, value; each head contiguous.
+        Only this method knows the order of rows: query, key, value; each head contiguous.
 
         Args:
             projected: Matrices side by side, `[B, Q, n * H * E]`.
@@ -223,7 +223,7 @@ class SelfAttention(Attention):
         past_key_values: EncoderDecoderCache | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """Attends within `hidden_states` `[B, Q, D]`, behind what the cache holds.
+        """Attends within `hidden_states` `[B, Q, D]`, and to earlier positions in the cache.
 
         Returns:
             As `attend`.
@@ -267,14 +267,14 @@ class CrossAttention(Attention):
     def source_keys_and_values(
         self, encoder_hidden_states: Tensor, past_key_values: EncoderDecoderCache | None
     ) -> tuple[Tensor, Tensor]:
-        """Projects the source once per sentence: later steps find the result in the cache.
+        """Projects the source once per sentence: later steps read the result from the cache.
 
         Returns:
             Keys and values, each `[B, H, S, E]`.
         """
         if past_key_values is not None and past_key_values.is_updated.get(self.layer_idx):
             layer = past_key_values.cross_attention_cache.layers[self.layer_idx]
-            # An offloading cache brings back what is updated; these rest in the CPU's memory.
+            # Offloading fetches entries only on update; these are never updated again.
             device = encoder_hidden_states.device
             return layer.keys.to(device), layer.values.to(device)
         key, value = self.split_heads(self.kv_proj(encoder_hidden_states), KEY_VALUE)

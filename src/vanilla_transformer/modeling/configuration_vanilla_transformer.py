@@ -12,7 +12,7 @@ from transformers.utils import logging
 
 logger = logging.get_logger(__name__)
 
-# What `PreTrainedConfig` and the Auto classes accept beside the declared fields.
+# Keywords that `PreTrainedConfig` and the Auto classes accept besides the declared fields.
 _INHERITED_KEYWORDS = {
     "_attn_implementation_internal",
     "_commit_hash",
@@ -73,23 +73,23 @@ class VanillaTransformerConfig(PreTrainedConfig):
 
     Args:
         vocab_size: Entries V of the table that embeds source and target and projects the output;
-            of the source's alone where the two have tables of their own.
+            of the source's only, if each has its own table.
         decoder_vocab_size: Entries of the target's table; None: as many as `vocab_size`.
         share_encoder_decoder_embeddings: One table for source and target, section 3.4. False gives
-            each a table of its own, for vocabularies that have nothing in common.
-        d_model: Width D of the residual stream; even where sinusoids come in pairs.
+            each its own table, for vocabularies that have nothing in common.
+        d_model: Width D of the residual stream; even, unless positions are learned.
         encoder_layers: Layers of the encoder, N in the paper.
         decoder_layers: Layers of the decoder.
         encoder_attention_heads: Heads H of the encoder's self-attention.
         decoder_attention_heads: Heads H of the decoder's self- and cross-attention.
         encoder_ffn_dim: Inner width F of the encoder's feed-forward networks.
         decoder_ffn_dim: Inner width F of the decoder's feed-forward networks.
-        d_k: Size of a head's queries and keys; None: d_model / heads. Larger ones lift the rank of
+        d_k: Size of a head's queries and keys; None: d_model / heads. Larger ones raise the rank of
             the score matrix (Bhojanapalli et al. 2020, arXiv 2002.07028).
         d_v: Size of a head's values; None: d_model / heads.
-        attention_bias: Adds biases to the projections of attention, which the paper's have not.
+        attention_bias: Adds biases to the projections of attention; the paper has none.
         talking_heads: Mixes the heads' score maps by a learned matrix before the softmax
-            ("logits"), their attention weights behind it ("weights"), or "both" (Shazeer et al.
+            ("logits"), their attention weights after it ("weights"), or "both" (Shazeer et al.
             2020, arXiv 2003.02436). Runs with eager attention only.
         key_heads: Heads h_k of queries and keys, which "logits" mixes into as many score maps as
             there are attention heads; None: as many as those.
@@ -99,12 +99,12 @@ class VanillaTransformerConfig(PreTrainedConfig):
         dropout: Rate on the sum of embedding and position and on each sublayer's output.
         attention_dropout: Rate on the attention weights; the paper has none.
         activation_dropout: Rate on the feed-forward activation; the paper has none.
-        pre_norm: The layer norm stands before each sublayer; False: behind the residual sum, as
-            in the paper (section 3.1), where deep stacks need a warm-up and more care.
-        add_final_layer_norm: Closes each stack with a layer norm; None: if `pre_norm`. Post-norm
+        pre_norm: The layer norm comes before each sublayer; False: after the residual sum, as in
+            the paper (section 3.1); deep stacks then need a longer warm-up.
+        add_final_layer_norm: Ends each stack in a layer norm; None: if `pre_norm`. Post-norm
             layers end in one anyway.
         layer_norm_eps: Added to the variance inside each layer norm.
-        position_embedding_type: "sinusoidal", with sine and cosine in turns (section 3.5),
+        position_embedding_type: "sinusoidal", with alternating sines and cosines (section 3.5),
             "sinusoidal_concatenated", all sines before all cosines, or "learned".
         position_base: Of the sinusoids' wavelengths, 10000 in the paper.
         position_offset: Position of the first token. Concatenated sinusoids with an offset of 2
@@ -117,14 +117,14 @@ class VanillaTransformerConfig(PreTrainedConfig):
         scale_embedding: Multiplies embedding lookups by sqrt(d_model), section 3.4.
         label_smoothing: Mass that training spreads evenly over all V entries, section 5.4; the
             loss of an evaluation is never smoothed. Trainer's `label_smoothing_factor` replaces it.
-        max_position_embeddings: Longest sequence, in tokens, that is expected. Learned positions
+        max_position_embeddings: Longest expected sequence, in tokens. Learned positions
             end there. Sinusoids have no end, so this only sets the length at which an unconfigured
             `generate` stops.
         tie_word_embeddings: The output projection is the target's table, section 3.4; False gives
-            it a matrix of its own.
+            it its own matrix.
         lm_head_bias: Adds a bias to the output projection.
         use_cache: Decoding keeps keys and values of earlier steps.
-        pad_token_id: Fills batches up; never generated.
+        pad_token_id: Pads batches; never generated.
         bos_token_id: First decoder input; never generated.
         eos_token_id: Ends every source and target.
         decoder_start_token_id: What decoding starts from.
@@ -184,7 +184,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
     is_encoder_decoder: bool = True
 
     def __post_init__(self, **kwargs: Any) -> None:
-        """Warns about keywords that are no field; keys of newer releases stay loadable."""
+        """Warns about unknown keywords; keys of newer releases stay loadable."""
         known = (
             self.__dataclass_fields__.keys()
             | self.attribute_map.keys()
@@ -201,21 +201,21 @@ class VanillaTransformerConfig(PreTrainedConfig):
 
     @property
     def target_vocab_size(self) -> int:
-        """Entries of the target's vocabulary, which the output projection has a row for each."""
+        """Size of the target's vocabulary, and so of the output projection."""
         return self.decoder_vocab_size or self.vocab_size
 
     @property
     def last_position(self) -> float:
-        """Number of the last position that can be encoded, from 1; sinusoids have no end."""
+        """Last position that can be encoded, counted from 1; sinusoids have no end."""
         return self.max_position_embeddings if self.position_embedding_type == "learned" else inf
 
     def get_text_config(
         self, decoder: bool | None = None, encoder: bool | None = None
     ) -> "VanillaTransformerConfig":
-        """As in Transformers, whose view of a decoder alone wants a number of its vocabulary.
+        """As in Transformers, whose config of a decoder alone needs the size of its vocabulary.
 
         Args:
-            decoder: Names the decoder's sizes as if there were no other.
+            decoder: Returns the decoder's sizes under their general names.
             encoder: The same for the encoder.
         """
         if decoder and not encoder and self.decoder_vocab_size is None:
@@ -236,7 +236,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
         return HeadShapes(keys, keys, values)
 
     def validate_architecture(self) -> None:
-        """Checks the rules that span fields and reports all that are broken at once.
+        """Checks the rules between fields and reports all faults at once.
 
         Raises:
             ValueError: If any rule is broken (`@strict` re-raises it as StrictDataclassError).
@@ -298,7 +298,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
 
     def _head_faults(self) -> list[str]:
         stacks = ("encoder_attention_heads", "decoder_attention_heads")
-        # Per kind of head: its number, its size, and where it may differ from the softmax maps.
+        # Per kind of head: number, size, and the mixing that lets the number differ from the maps'.
         kinds = (("key_heads", "d_k", "logits"), ("value_heads", "d_v", "weights"))
         faults = []
         undivided: dict[tuple[str, int], list[str]] = {}

@@ -21,8 +21,8 @@ FEWEST_ENTRIES = 2**19
 class Dropout(nn.Dropout):
     """Dropout with a mask that is cheap on a CPU.
 
-    torch draws a float per entry there, a tenth of the time of a small model's training step. Here
-    16 random bits decide on an entry, so that the rate is exact to 1 / 65536.
+    torch draws a float per entry, which takes a tenth of a small model's training step. Here 16
+    random bits decide on each entry, so the rate is exact to 1 / 65536.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -39,7 +39,7 @@ class Dropout(nn.Dropout):
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
-    """What a product of `x` is computed in: autocast's dtype, or its own."""
+    """The dtype of products of `x`: autocast's, or that of `x`."""
     if torch.is_autocast_enabled(x.device.type):
         return torch.get_autocast_dtype(x.device.type)
     return x.dtype
@@ -48,15 +48,15 @@ def product_dtype(x: Tensor) -> torch.dtype:
 def fill_rows(x: Tensor) -> Tensor:
     """Adds rows of zeros to `[rows, D]` up to a multiple of `ROW_BLOCK`.
 
-    For products in bfloat16 on a CPU: oneDNN compiles each anew for every number of rows that it
-    has not seen lately, which takes as long as the product and megabytes of memory that it keeps.
+    For products in bfloat16 on a CPU. oneDNN compiles a product for each new number of rows, which
+    takes as long as the product and permanently occupies megabytes of memory.
     """
     missing = -len(x) % ROW_BLOCK
     return F.pad(x, (0, 0, 0, missing)) if missing else x
 
 
 class Linear(nn.Linear):
-    """A linear map whose products in bfloat16 come in few shapes while a CPU trains it."""
+    """A linear map; in bfloat16 training on a CPU its products have few different shapes."""
 
     def forward(self, x: Tensor) -> Tensor:
         """`[..., in]` -> `[..., out]`."""

@@ -18,7 +18,7 @@ from .attention_vanilla_transformer import Attention
 from .cpu_vanilla_transformer import WeightLayouts
 from .shortcuts_vanilla_transformer import holds_only_known_code
 
-# Positions for which memory is taken ahead, at first; it doubles as it fills.
+# Number of positions that memory is first allocated for; it doubles when it is full.
 POSITIONS_AHEAD = 16
 
 
@@ -56,7 +56,7 @@ class History(Cache):
 
 
 def _widened(buffer: Tensor, filled: int, room: int) -> Tensor:
-    """A copy `[B, H, room, E]` of what stands in the first places of a buffer."""
+    """A copy `[B, H, room, E]` of a buffer, filled in the first positions."""
     batch, heads, _, size = buffer.shape
     wider = buffer.new_empty(batch, heads, room, size)
     wider[:, :, :filled] = buffer[:, :, :filled]
@@ -121,9 +121,9 @@ def _run_torch_kernel(
 class IncrementalDecoder:
     """The decoder of one model, fed position by position.
 
-    The hypotheses of a sentence stand where a target's positions stand otherwise, so that all of
-    them read the one copy of their source's keys and values. Nor are their own keys ever moved:
-    those of all hypotheses lie side by side, and a mask shows each hypothesis its own past.
+    The hypotheses of a sentence take the axis of target positions, so all of them read one copy of
+    their source's keys and values. Their own keys are never moved: those of all hypotheses are
+    side by side, and a mask shows each hypothesis its own past.
 
     Args:
         model: A `VanillaTransformerForConditionalGeneration`.
@@ -154,21 +154,21 @@ class IncrementalDecoder:
         self.past = self.source.new_empty(0, 0, 0)
 
     def first_logits(self, prompt: Tensor) -> Tensor:
-        """Logits `[B, V]` of what follows the prompts `[B, P]`, of which no token is padding."""
+        """Logits `[B, V]` of the token after the prompts `[B, P]`, which have no padding."""
         length = prompt.shape[1]
         seen = torch.ones(length, length, dtype=torch.bool, device=prompt.device).tril()
         mask = _as_bias(seen[None, None], self.source.dtype) if length > 1 else None
-        # What of the past each hypothesis sees, `[B, N, K]`: the prompt is common to all.
+        # Which earlier keys each hypothesis sees, `[B, N, K]`: all share the prompt.
         self.past = self.source.new_zeros(len(prompt), 1, length)
         hidden_states = self._run(prompt, self._encoding(length), mask)
         return self.lm_head(hidden_states[:, -1])
 
     def next_logits(self, tokens: Tensor, parents: Tensor | None = None) -> Tensor:
-        """Logits `[B, N, V]` of what follows each hypothesis.
+        """Logits `[B, N, V]` of the token after each hypothesis.
 
         Args:
             tokens: The newest of each hypothesis, `[B, N]`.
-            parents: Which of the hypotheses of the step before each goes on from, `[B, N]`; None: N
+            parents: Index of the previous step's hypothesis that each continues, `[B, N]`; None: N
                 is 1 throughout.
         """
         if parents is not None:
@@ -198,11 +198,11 @@ class IncrementalDecoder:
         return x
 
     def _encoding(self, length: int) -> Tensor:
-        """Encoding `[1, length, D]` of the next positions, made for many positions at a time."""
+        """Encoding `[1, length, D]` of the next positions, computed for many positions at once."""
         start, self.position = self.position, self.position + length
         if self.position > self.positions.shape[1]:
             ahead = min(2 * self.position + 64, self.decoder.config.last_position)
-            # Past the end of a table, it is the table that tells.
+            # Beyond the end of a table, the table reports the error.
             end = max(self.position, ahead)
             position_ids = torch.arange(end, device=self.source.device)[None]
             self.positions = self.decoder.embed_positions(position_ids, self.source.dtype)
@@ -210,6 +210,6 @@ class IncrementalDecoder:
 
 
 def _as_bias(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 where a key is visible, the least number elsewhere."""
+    """0 for visible keys, the smallest number for others."""
     bias = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
     return bias.masked_fill_(~visible, torch.finfo(dtype).min)

@@ -1,4 +1,4 @@
-"""What `generate` does otherwise than Transformers' own: its caches, its masks and its searches."""
+"""How `generate` differs from Transformers' own: its caches, masks and searches."""
 
 import copy
 from collections.abc import Iterator
@@ -44,9 +44,9 @@ from .shortcuts_vanilla_transformer import is_untouched
 
 logger = logging.get_logger(__name__)
 
-# Releases whose searches ours were compared with, the second excluded.
+# Our searches were compared with those of these releases, the second excluded.
 TESTED_RELEASES = ((5, 17), (5, 24))
-# Those that look at nothing but the row that they are given, so that rows may leave the batch.
+# These look at single rows only, so rows may leave the batch.
 ROWWISE_PROCESSORS = (
     ForcedBOSTokenLogitsProcessor,
     MinLengthLogitsProcessor,
@@ -62,7 +62,7 @@ ROWWISE_PROCESSORS = (
 
 
 class SourceLengthLimit(StoppingCriteria):
-    """Ends each sentence at a limit of its own, whatever batch it is in.
+    """Ends each sentence at its own limit, whatever batch it is in.
 
     Args:
         limits: Longest output of each sentence in tokens, start token not counted, `[B]`.
@@ -77,7 +77,7 @@ class SourceLengthLimit(StoppingCriteria):
         return input_ids.shape[1] - 1 >= self.limits.repeat_interleave(beams)
 
 
-# Criteria that a search of this package obeys without calling them.
+# Criteria that this package's searches apply without calling them.
 KNOWN_CRITERIA = (EosTokenCriteria, MaxLengthCriteria, SourceLengthLimit)
 
 
@@ -92,12 +92,12 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
     def _prepare_generation_config(
         self, *args: Any, use_transformers_search: bool | None = None, **kwargs: Any
     ) -> tuple[GenerationConfig, dict[str, Any]]:
-        """As in Transformers, which knows no `use_transformers_search`.
+        """As in Transformers, plus `use_transformers_search`.
 
         Args:
             args: Of Transformers' own.
-            use_transformers_search: Never runs the search of this package; None: as the generation
-                config says.
+            use_transformers_search: True: never runs this package's search; None: as in the
+                generation config.
             kwargs: Of Transformers' own.
         """
         config, model_kwargs = super()._prepare_generation_config(*args, **kwargs)
@@ -112,15 +112,15 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         past_key_values: Cache | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """As in Transformers, but no position goes twice into a cache that came filled.
+        """As in Transformers, but no position enters a filled cache twice.
 
-        Transformers' `_prefill` cuts what the cache holds off a target only if it has a mask, which
-        targets do without. An assistant would draft from a garbled cache after its first call.
+        Transformers' `_prefill` removes cached positions from a target only if it has a mask, but
+        targets have none here. An assistant's cache would be corrupt after its first call.
 
         Args:
             input_ids: Targets so far, `[B, T]`.
-            next_sequence_length: Positions to feed, the last ones; None: all that are new.
-            past_key_values: Holds positions of an earlier call, or none.
+            next_sequence_length: Number of last positions to feed; None: all new ones.
+            past_key_values: May hold positions of an earlier call.
             kwargs: As Transformers takes them.
         """
         has_mask = kwargs.get("decoder_attention_mask") is not None
@@ -136,17 +136,17 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
     def create_masks_for_generate(attention_mask: Tensor | None, **kwargs: Any) -> Tensor | None:
         """Leaves the mask for a static cache to the decoder.
 
-        The decoder knows which kernel will run, eager where attention weights are asked for, and
-        counts positions by the mask `[B, past + T]` that a ready one `[B, 1, T, K]` replaces.
+        The decoder knows which kernel will run (eager if attention weights are requested), and
+        counts positions by the mask `[B, past + T]`, which one of `[B, 1, T, K]` would replace.
 
         Args:
             attention_mask: 1 = real target token, `[B, past + T]`.
-            kwargs: What else Transformers makes such masks from.
+            kwargs: Of Transformers' own; unused.
         """
         return attention_mask
 
     def compute_transition_scores(self, *args: Any, **kwargs: Any) -> Tensor:
-        """As in Transformers, which takes the source's vocabulary for the one that is written.
+        """As in Transformers, with the target's vocabulary instead of the source's.
 
         Args:
             args: Of Transformers' own.
@@ -157,7 +157,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         return scores
 
     def _with_written_vocabulary(self) -> "VanillaTransformerGenerationMixin":
-        """This model, or a view of it whose `vocab_size` is that of what it writes."""
+        """This model, or a shallow copy whose `vocab_size` is the target's."""
         if self.config.target_vocab_size == self.config.vocab_size:
             return self
         writer = copy.copy(self)
@@ -168,12 +168,12 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
     def _prepare_cache_for_generation(
         self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *args: Any
     ) -> None:
-        """As in Transformers, which copies the config twice for the one cache that needs nothing.
+        """As in Transformers, which copies the config twice for a plain dynamic cache.
 
         Args:
             generation_config: Of `generate`.
-            model_kwargs: Inputs of the model; the cache goes in here.
-            args: What Transformers makes other caches from.
+            model_kwargs: Inputs of the model; the cache is added.
+            args: Of Transformers' own, for other caches.
         """
         if (
             generation_config.cache_implementation is None
@@ -188,10 +188,10 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
             super()._prepare_cache_for_generation(generation_config, model_kwargs, *args)
 
     def _refuse_cache(self, implementation: str | None) -> None:
-        """Transformers' static caches have as many heads of values as of keys.
+        """Refuses static caches for models with more or fewer heads of values than of keys.
 
         Raises:
-            ValueError: If the model has not.
+            ValueError: If the model is one.
         """
         shapes = self.config.head_shapes(self.config.decoder_attention_heads)
         keys, values = shapes.key.heads, shapes.value.heads
@@ -205,13 +205,13 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
     def _reorder_cache(
         self, past_key_values: EncoderDecoderCache, beam_idx: Tensor
     ) -> EncoderDecoderCache:
-        """Moves the targets' keys and values with their beams, and copies no source.
+        """Reorders the targets' keys and values with their beams; sources are not copied.
 
-        Beam search calls it after each step, and beams change places within their sentence only.
+        Beam search calls it after each step. Beams move within their sentence only.
 
         Args:
             past_key_values: Of all beams.
-            beam_idx: Row that each row goes on from, `[B]`.
+            beam_idx: Row that each row continues, `[B]`.
         """
         past_key_values.self_attention_cache.reorder_cache(beam_idx)
         return past_key_values
@@ -224,7 +224,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         generation_config: GenerationConfig,
         **kwargs: Any,
     ) -> Any:
-        """Greedy search and sampling, by the search of this package where it knows the settings."""
+        """Greedy search and sampling, by this package's search if it supports the settings."""
         given = (input_ids, logits_processor, stopping_criteria, generation_config)
         arguments = self._search_arguments(*given, **kwargs)
         if arguments is None:
@@ -240,7 +240,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         generation_config: GenerationConfig,
         **kwargs: Any,
     ) -> Any:
-        """Beam search, by the search of this package where it knows the settings."""
+        """Beam search, by this package's search if it supports the settings."""
         given = (input_ids, logits_processor, stopping_criteria, generation_config)
         settings = BeamSettings(
             generation_config.num_beams,
@@ -255,7 +255,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         wanted = generation_config.num_return_sequences
         found = beam_search(*arguments, settings)
         outputs = [tokens for hypotheses in found for _, tokens in hypotheses[:wanted]]
-        # Transformers fills up with padding only if its id is not 0.
+        # Transformers pads with the padding token only if its id is not 0.
         fill = generation_config._pad_token_tensor or generation_config._eos_token_tensor[0]
         return _join(input_ids[:: settings.num_beams].repeat_interleave(wanted, 0), outputs, fill)
 
@@ -267,14 +267,14 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         generation_config: GenerationConfig,
         **kwargs: Any,
     ) -> tuple[IncrementalDecoder, Tensor, list[int], set[int], Constraints] | None:
-        """What the searches of this package take, None where Transformers' own has to run.
+        """Arguments of this package's searches, None if Transformers' own has to run.
 
         Args:
             input_ids: Prompts, one for each hypothesis, `[B * beams, P]`.
             logits_processor: Of `generate`.
             stopping_criteria: Of `generate`.
             generation_config: Of `generate`.
-            kwargs: Inputs of the model and what else `generate` gives to a search.
+            kwargs: Inputs of the model and other arguments of `generate`.
         """
         given = (logits_processor, stopping_criteria, generation_config)
         reason = next(self._reasons_for_transformers_search(*given, **kwargs), None)
@@ -304,20 +304,20 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         attention_mask: Tensor | None = None,
         **inputs: Any,
     ) -> Iterator[str]:
-        """Why this call of `generate` is none that this package's searches were made for.
+        """Why this package's searches do not support this call of `generate`.
 
-        The first reason decides; without any, this package's search runs.
+        The first reason is logged; without any, this package's search runs.
 
         Args:
             logits_processor: Of `generate`.
             stopping_criteria: Of `generate`.
             config: Of `generate`.
             synced_gpus: Other processes wait for the same number of forward passes.
-            streamer: Wants each token as it comes.
-            past_key_values: The cache that the model would be given.
+            streamer: Receives each token at once.
+            past_key_values: The model's cache.
             encoder_outputs: Of the sources.
             attention_mask: Of the sources.
-            inputs: What else the model would be given.
+            inputs: Other inputs of the model.
         """
         if getattr(config, "use_transformers_search", False):
             yield "`use_transformers_search` is set"
@@ -342,7 +342,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
                 yield f"{type(part).__name__} is not known to look at single rows only"
         ends = _end_tokens(stopping_criteria)
         if not ends:
-            # Transformers then goes on past the limits of single sentences.
+            # Transformers then continues beyond the limits of single sentences.
             yield "there is no end token"
         banned = Constraints(logits_processor).banned
         if self.config.target_vocab_size < len(banned) + BeamSettings(config.num_beams).candidates(
@@ -353,7 +353,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         yield from self._reasons_to_call_forward()
 
     def _reasons_to_call_forward(self) -> Iterator[str]:
-        """Why a search has to call this model, not the tensor operations of its layers."""
+        """Why a search has to call this model's `forward`."""
         if self.training:
             yield "the model is in training mode"
         owner = next(kind for kind in type(self).__mro__ if "forward" in vars(kind))
@@ -367,7 +367,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         release = tuple(int(part) for part in transformers_version.split(".")[:2])
         if not TESTED_RELEASES[0] <= release < TESTED_RELEASES[1]:
             yield f"ours was not compared with that of Transformers {transformers_version}"
-        # Last: the device of weights that rest on a disk is unknown, but those are hooked.
+        # Last: the device of weights on a disk is unknown, but their modules are hooked.
         if torch.is_autocast_enabled(self.device.type):
             yield "autocast is enabled"
 
@@ -412,6 +412,6 @@ def _draw(scores: Tensor) -> Tensor:
 
 
 def _join(prompt: Tensor, outputs: list[list[int]], fill: Tensor) -> Tensor:
-    """Outputs behind their prompts, filled up to one length, `[B, T]`."""
+    """Outputs after their prompts, padded to one length, `[B, T]`."""
     rows, _ = padded(outputs, int(fill))
     return torch.cat((prompt, rows.to(prompt.device)), dim=-1)

@@ -18,20 +18,20 @@ from .configuration_vanilla_transformer import VanillaTransformerConfig
 def drop_padding(
     key: Tensor, value: Tensor, attention_mask: Tensor, query_length: int
 ) -> tuple[Tensor, Tensor, dict[str, Any]]:
-    """Lays the keys and values of real source tokens end to end, as flash kernels want them.
+    """Joins the keys and values of real source tokens end to end, as flash kernels need them.
 
-    Left to itself, Transformers' `_upad_input` takes the source's mask for one of the target
-    too, and drops or mixes up queries.
+    Transformers' `_upad_input` would apply the source's mask to the target too, and drop or
+    misplace queries.
 
     Args:
         key: `[B, H, S, E]`.
         value: `[B, H, S, E]`.
         attention_mask: 1 = real source token, `[B, S]`.
-        query_length: Target positions T of each sentence; all are kept.
+        query_length: Number of target positions T in each sentence; all are kept.
 
     Returns:
-        Keys and values, each `[1, H, K, E]` with the real tokens K of the batch, and where
-        each sentence begins, by the names of `FlashAttentionKwargs`.
+        Keys and values, each `[1, H, K, E]` with all K real tokens of the batch, and the start of
+        each sentence, named as in `FlashAttentionKwargs`.
     """
     is_real = attention_mask.bool()
     key, value = (x.transpose(1, 2)[is_real].transpose(0, 1)[None] for x in (key, value))
@@ -55,12 +55,12 @@ def causal_mask(
     attention_mask: Tensor | None,
     cache: Cache | None,
 ) -> Any:
-    """Mask of the self-attention in the form that the kernel of `config` takes.
+    """Mask of the decoder's self-attention, in the form of the config's kernel.
 
-    Two kernels would otherwise attend to the empty end of a static cache.
+    Without it, flash and flex attention would attend to the unused end of a static cache.
 
     Args:
-        config: As `attention_config` gives it.
+        config: From `attention_config`.
         inputs_embeds: `[B, T, D]`.
         attention_mask: 1 = real token, `[B, past + T]`; None: all are.
         cache: Of the self-attention.
@@ -69,12 +69,12 @@ def causal_mask(
         return create_causal_mask(config, inputs_embeds, attention_mask, cache)
     past_length = cache.get_seq_length()
     if attention_mask is None and is_flash_attention_requested(config):
-        # Flash kernels take no mask for leave to attend to all keys.
+        # Without a mask, flash kernels also attend to the unused end of the cache.
         size = (len(inputs_embeds), int(past_length) + inputs_embeds.shape[1])
         attention_mask = inputs_embeds.new_ones(size)
     mask = create_causal_mask(config, inputs_embeds, attention_mask, cache)
     if config._attn_implementation == "flex_attention" and isinstance(past_length, Tensor):
-        # A flex mask reads the past length as late as the kernels run: the cache, which counts
-        # on in place, gets a tensor of its own.
+        # A flex mask reads the past length when kernels run, and the cache increments its length in
+        # place. So the cache gets a copy.
         cache.layers[0].cumulative_length = past_length.clone()
     return mask

@@ -1,4 +1,4 @@
-"""Cross-entropy of the vanilla Transformer, with logits that never all exist at once.
+"""Cross-entropy of the vanilla Transformer, computed in chunks of logits.
 
 Shapes: B batch · T target · D `d_model` · V vocabulary · N real target positions of a batch.
 """
@@ -14,20 +14,20 @@ from torch.utils.checkpoint import checkpoint
 from .cpu_vanilla_transformer import fill_rows, product_dtype
 from .shortcuts_vanilla_transformer import is_untouched
 
-# Label of a target position that does not count.
+# Label of a position without a target.
 IGNORED = -100
 
 # Target positions whose logits [rows, V] exist at the same time.
 CHUNK_ROWS = 256
-# Chunks of a compiled loss; a number that depended on the batch would compile anew for each.
+# Chunks of a compiled loss; if it depended on the batch, each size would be compiled.
 COMPILED_CHUNKS = 8
 
 
 class LossTerms(NamedTuple):
-    """What a training loss consists of beside the likelihood of the targets.
+    """Terms of a training loss besides the likelihood of the targets.
 
     Attributes:
-        label_smoothing: Share of a target's mass that is spread, section 5.4.
+        label_smoothing: Probability mass spread over all ids, section 5.4.
         r_drop_alpha: Weight of R-Drop's `divergence_sum`; 0 for a single pass.
     """
 
@@ -45,8 +45,8 @@ def cross_entropy_sum(logits: Tensor, labels: Tensor, label_smoothing: float) ->
 
     Args:
         logits: `[..., V]`.
-        labels: `[...]`, -100 where no target is.
-        label_smoothing: Share of a target's mass that is spread.
+        labels: `[...]`, -100 at positions without a target.
+        label_smoothing: Probability mass spread over all ids.
     """
     return F.cross_entropy(
         logits.flatten(0, -2).to(torch.promote_types(logits.dtype, torch.float32)),
@@ -58,14 +58,14 @@ def cross_entropy_sum(logits: Tensor, labels: Tensor, label_smoothing: float) ->
 
 
 def divergence_sum(logits: Tensor, labels: Tensor) -> Tensor:
-    """What R-Drop adds: how much two passes under dropout disagree, summed over the real targets.
+    """R-Drop's divergence of two passes with dropout, summed over the real targets.
 
     (KL(p, q) + KL(q, p)) / 2 (Wu et al. 2021, arXiv 2106.14448, equation 2), where p and q are the
     softmaxes of the two halves, in float32 or wider.
 
     Args:
-        logits: `[2 B, ..., V]`, those of the second pass behind those of the first.
-        labels: `[2 B, ...]`, the same twice; -100 where no target is.
+        logits: `[2 B, ..., V]`, the first pass before the second.
+        labels: `[2 B, ...]`, the same twice; -100 at positions without a target.
     """
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     log_p, log_q = wide.log_softmax(-1).chunk(2)
@@ -93,9 +93,9 @@ def projected_loss_sum(
 
     Args:
         lm_head: Output projection; anything but a plain matrix (LoRA, quantised, offloaded) is
-            called as it is.
-        hidden_states: `[B, T, D]`; with R-Drop B is even, the second passes behind the first.
-        labels: `[B, T]`, -100 where no target is.
+            called.
+        hidden_states: `[B, T, D]`; with R-Drop B is even, the first passes before the second.
+        labels: `[B, T]`, -100 at positions without a target.
         terms: Of the loss.
     """
     # [passes, positions, ...]: a chunk takes the same positions of each pass.
@@ -103,12 +103,12 @@ def projected_loss_sum(
     hidden_states = hidden_states.flatten(0, 1).unflatten(0, (passes, -1))
     labels = labels.flatten().unflatten(0, (passes, -1))
     if torch.compiler.is_compiling():
-        # Shapes must not depend on the data: every position goes along, masked by its label.
+        # Shapes must not depend on the data, so every position is projected.
         return _sum_by_module(lm_head, hidden_states, labels, terms)
     is_target = labels[0] != IGNORED
     hidden_states, labels = hidden_states[:, is_target], labels[:, is_target]
     if _is_sharded(lm_head):
-        # Each call would wait for all processes, and theirs need not be as many.
+        # Each call waits for all processes, and their numbers of calls may differ.
         lm_head.unshard()  # type: ignore[operator]
     if _is_plain_linear(lm_head):
         args = (hidden_states, lm_head.weight, lm_head.bias, labels, terms)
@@ -118,7 +118,7 @@ def projected_loss_sum(
 
 
 def _is_sharded(module: nn.Module) -> bool:
-    """FSDP2 gives a module a class of its own with this method; not every torch can import it."""
+    """Whether FSDP2 changed the module's class. Not every torch can import that class."""
     return hasattr(type(module), "unshard")
 
 
@@ -147,8 +147,8 @@ def _sum_by_module(
 class ProjectedLoss(torch.autograd.Function):
     """Output projection and loss in one, a chunk of rows at a time.
 
-    The gradient of a chunk's logits is known as soon as the logits are, so the two products of
-    the backward pass run right away and no logits outlive their chunk.
+    The gradient of a chunk's logits follows from the logits, so the two products of the backward
+    pass run at once and each chunk's logits are freed.
     """
 
     @staticmethod
@@ -225,7 +225,7 @@ class ProjectedLoss(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        """Scales the gradients that `forward` left."""
+        """Scales the gradients that `forward` saved."""
         gradients = (
             None if grad is None else grad * grad_output.to(grad.dtype)
             for grad in ctx.saved_tensors
@@ -262,7 +262,7 @@ def _add_divergence(probabilities: Tensor, difference: Tensor, alpha: float) -> 
 
     With r = log p - log q the divergence is (p - q) · r / 2, and its gradient for the logits of p
     is (p * (1 + r - p · r) - q) / 2, likewise for those of q. The `difference` of the logits,
-    whose memory is used again, stands for r: a constant that is added to r cancels out.
+    whose memory is reused, replaces r: a constant added to r cancels out.
     """
     p, q = probabilities.chunk(2)
     p_mean, q_mean = (torch.linalg.vecdot(half, difference).unsqueeze(-1) for half in (p, q))

@@ -7,9 +7,9 @@ Attention itself, section 3.2, is in `attention_vanilla_transformer.py`, positio
 `positions_vanilla_transformer.py`, batches without padding in `packing_vanilla_transformer.py`.
 
 Differs from the paper:
-    The layer norm stands before each sublayer (pre-norm, Xiong et al. 2020), not behind the
-    residual sum, and a final one closes each stack: deep stacks then train without care.
-    `pre_norm=False` has the paper's, without the final norms.
+    The layer norm comes before each sublayer (pre-norm, Xiong et al. 2020), not after the
+    residual sum, and each stack ends in a final one: deep stacks then train without long
+    warm-up. `pre_norm=False` selects the paper's order, without the final norms.
 """
 
 import copy
@@ -56,7 +56,7 @@ logger = logging.get_logger(__name__)
 
 
 class Layer(GradientCheckpointingLayer):
-    """What encoder and decoder layers share: residual connections and the feed-forward network.
+    """Common to encoder and decoder layers: residual connections and the feed-forward network.
 
     Args:
         config: Of the model.
@@ -76,7 +76,7 @@ class Layer(GradientCheckpointingLayer):
     def residual(
         self, x: Tensor, norm: nn.LayerNorm, sublayer: Callable[[Tensor], Tensor]
     ) -> Tensor:
-        """Residual connection of section 3.1; the one place that knows where the norm goes."""
+        """Residual connection of section 3.1; only this method knows where the norm goes."""
         if self.pre_norm:
             return x + self.dropout(sublayer(norm(x)))
         return norm(x + self.dropout(sublayer(x)))
@@ -156,17 +156,17 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
     _can_compile_fullgraph = True
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """A subclass elsewhere, such as FSDP makes, registers itself if its code shall travel."""
+        """Subclasses, such as those of FSDP, must register themselves to save their code."""
         super().__init_subclass__(**kwargs)
         cls._auto_class = None
 
     def post_init(self) -> None:
-        """Trainer takes tied copies, which no file holds, for lost unless they stand here."""
+        """Without this, Trainer reports tied weights as missing: files store them once."""
         super().post_init()
         self._keys_to_ignore_on_save |= self.all_tied_weights_keys.keys()
 
     def mark_tied_weights_as_initialized(self, loading_info: Any) -> None:
-        """Transformers takes a table that stands in three places for loaded, held or not."""
+        """Reports a shared table that no file held; Transformers takes it for loaded."""
         tables = loading_info.missing_keys & set(self.all_tied_weights_keys.values())
         missing = {
             name
@@ -179,16 +179,16 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
     def _check_and_adjust_attn_implementation(
         self, attn_implementation: str | None, *args: Any, **kwargs: Any
     ) -> str:
-        """As in Transformers, but talking heads have eager attention, by default and only.
+        """As in Transformers, but talking heads run with eager attention only.
 
         Raises:
-            ValueError: If another kernel is asked for.
+            ValueError: If another kernel is requested.
         """
         if self.config.talking_heads is not None:
             if attn_implementation not in (None, "eager"):
                 raise ValueError(
-                    "`talking_heads` mix the score maps of all heads, which only eager attention "
-                    "forms: the other kernels compute each head for itself. `attn_implementation` "
+                    "`talking_heads` mix the score maps of all heads, and only eager attention "
+                    "forms these: other kernels compute each head alone. `attn_implementation` "
                     f"must be 'eager', got {attn_implementation!r}. Leave it out."
                 )
             attn_implementation = "eager"
@@ -198,8 +198,8 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         """Xavier-uniform for each logical matrix, N(0, 1/D) for tables, zero biases.
 
-        A table's lookups are scaled by sqrt(D) and so start with unit variance. Matrices that know
-        their depth start smaller the deeper they are (`depth_scaled_init`).
+        Lookups are scaled by sqrt(D), so they start with unit variance. With `depth_scaled_init`,
+        matrices of deeper layers start smaller.
         """
         if isinstance(module, nn.Embedding):
             self._init_table(module.weight, module.padding_idx)
@@ -235,21 +235,21 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, *args: Any, **kwargs: Any
     ) -> nn.Embedding:
-        """As in Transformers, for the one table that source and target share.
+        """As in Transformers, if source and target share one table.
 
         Raises:
-            ValueError: If they have a table each.
+            ValueError: If each has its own table.
         """
         if new_num_tokens is not None and not self.config.share_encoder_decoder_embeddings:
             raise ValueError(
-                "`resize_token_embeddings` is about a table that source and target share, got a "
-                f"model with one for each and {new_num_tokens} tokens. Make a new model and copy "
-                "the rows that you want to keep."
+                "`resize_token_embeddings` needs a table that source and target share, got a model "
+                f"with two tables and {new_num_tokens} tokens. Make a new model and copy the rows "
+                "that you want to keep."
             )
         return super().resize_token_embeddings(new_num_tokens, *args, **kwargs)
 
     def save_pretrained(self, save_directory: Any, **kwargs: Any) -> None:
-        """Saves as Transformers does, with a config that leads every Auto class to its code."""
+        """Saves as Transformers does; the config names the code for each Auto class."""
         modeling = "modeling_vanilla_transformer.VanillaTransformer"
         self.config.auto_map = {
             "AutoConfig": "configuration_vanilla_transformer.VanillaTransformerConfig",
@@ -257,12 +257,12 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
             "AutoModelForSeq2SeqLM": f"{modeling}ForConditionalGeneration",
         }
         super().save_pretrained(save_directory, **kwargs)
-        # Of a subclass, Transformers copies no file, or the file of the subclass.
+        # For a subclass, Transformers copies no file, or only the file of the subclass.
         custom_object_save(VanillaTransformerModel, save_directory)
 
 
 class Stack(VanillaTransformerPreTrainedModel):
-    """What encoder and decoder share: embedding, positions, dropout, final norm."""
+    """Common to encoder and decoder: embedding, positions, dropout, final norm."""
 
     def __init__(self, config: VanillaTransformerConfig, vocab_size: int) -> None:
         super().__init__(config)
@@ -277,7 +277,7 @@ class Stack(VanillaTransformerPreTrainedModel):
         self.gradient_checkpointing = False
 
     def number_matrices(self) -> None:
-        """Tells the modules of each layer its depth, if their first values depend on it."""
+        """Sets the depth of each layer's modules, if their initial values depend on it."""
         for depth, layer in enumerate(self.layers if self.config.depth_scaled_init else (), 1):
             for module in layer.modules():
                 module.depth = depth
@@ -301,13 +301,13 @@ class Stack(VanillaTransformerPreTrainedModel):
     ) -> Tensor:
         """Sections 3.4 and 3.5: lookups times sqrt(D) plus positions, then dropout.
 
-        Positions count real tokens, so that padding on either side moves nothing.
+        Positions count real tokens, so padding on either side changes no position.
 
         Args:
             inputs_embeds: Rows of the table, `[B, Q, D]`.
-            attention_mask: 1 = real token, `[B, past_length + Q]`; None or a mask of more
-                dimensions counts every token.
-            past_length: Positions that the cache holds.
+            attention_mask: 1 = real token, `[B, past_length + Q]`; with None or a mask of more
+                dimensions every token counts.
+            past_length: Number of positions in the cache.
 
         Returns:
             `[B, Q, D]`.
@@ -327,8 +327,8 @@ class Stack(VanillaTransformerPreTrainedModel):
         """All layers and the final norm, `[B, Q, D]` -> `[B, Q, D]`.
 
         Args:
-            hidden_states: What the first layer takes.
-            inputs: What each layer takes beside it, with masks as the kernel takes them.
+            hidden_states: Input of the first layer.
+            inputs: Further inputs of each layer, with masks in the kernel's form.
             kwargs: Likewise, by name; `attn_implementation` is the kernel.
         """
         for layer in self.layers:
@@ -336,9 +336,9 @@ class Stack(VanillaTransformerPreTrainedModel):
         return self.layer_norm(hidden_states)
 
     def attention_config(self, **kwargs: Any) -> VanillaTransformerConfig:
-        """The config whose attention kernel this call uses; nothing is mutated.
+        """The config with the attention kernel of this call; a copy if it differs.
 
-        Only eager attention forms the weights that `output_attentions` asks for.
+        Only eager attention forms the weights that `output_attentions` returns.
         """
         if not kwargs.get("output_attentions", self.config.output_attentions):
             return self.config
@@ -427,7 +427,7 @@ class Decoder(Stack):
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPastAndCrossAttentions:
-        """Decodes targets, all positions at once or behind those in `past_key_values`.
+        """Decodes targets, all positions at once or those after `past_key_values`.
 
         Args:
             input_ids: Tokens `[B, T]`.
@@ -436,7 +436,7 @@ class Decoder(Stack):
             encoder_attention_mask: 1 = real source token, `[B, S]`; None: all are.
             past_key_values: Keys and values of earlier positions; extended in place.
             inputs_embeds: Instead of `input_ids`: rows of the table, unscaled, `[B, T, D]`.
-            use_cache: Starts a cache where `past_key_values` is None.
+            use_cache: Starts a cache if `past_key_values` is None.
             kwargs: `output_attentions`, `output_hidden_states`, `return_dict`.
 
         Returns:
@@ -490,7 +490,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
 
     def __init__(self, config: VanillaTransformerConfig) -> None:
         super().__init__(config)
-        # Keeps the first place, whose name counts, for a table that the stacks share.
+        # Registered first, because a shared table is saved under its first name.
         self.register_module("shared", None)
         self.encoder = Encoder(config)
         self.decoder = Decoder(config)
@@ -505,15 +505,15 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         self.post_init()
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
-        """A shared table is always one; `tie_word_embeddings` is about the projection alone."""
+        """`tie_word_embeddings` concerns the projection only; shared tables are always tied."""
         return dict(self._tied_weights_keys)
 
     def get_input_embeddings(self) -> nn.Embedding:
-        """The table of the source, which may be that of the target too."""
+        """The table of the source, which may also be the target's."""
         return self.encoder.embed_tokens
 
     def set_input_embeddings(self, value: nn.Embedding) -> None:
-        """Replaces the table of the source, and of the target if they share it."""
+        """Replaces the table of the source, also of the target if they share it."""
         self.encoder.embed_tokens = value
         if self.config.share_encoder_decoder_embeddings:
             self.shared = self.decoder.embed_tokens = value
@@ -540,16 +540,16 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
             attention_mask: 1 = real source token, `[B, S]`; None: all are.
             decoder_input_ids: Target tokens, shifted right, `[B, T]`.
             decoder_attention_mask: 1 = real target token, `[B, past + T]`; None: all are. Targets
-                padded on the right need none: no real token sees what follows it.
+                padded on the right need none: no token attends to later ones.
             encoder_outputs: What the encoder returned for these sources.
             past_key_values: Keys and values of earlier target positions; extended in place.
             inputs_embeds: Instead of `input_ids`: rows of the table, unscaled, `[B, S, D]`.
             decoder_inputs_embeds: Instead of `decoder_input_ids`, `[B, T, D]`.
-            use_cache: Returns `past_key_values` for decoding on.
+            use_cache: Returns `past_key_values`, to continue decoding.
             kwargs: `output_attentions`, `output_hidden_states`, `return_dict`.
 
         Returns:
-            `last_hidden_state` `[B, T, D]`, the cache and what was asked for of both stacks.
+            `last_hidden_state` `[B, T, D]`, the cache and the requested outputs of both stacks.
         """
         if encoder_outputs is None:
             encoded = self.encoder(input_ids, attention_mask, inputs_embeds, **kwargs)
@@ -598,7 +598,7 @@ class VanillaTransformerForConditionalGeneration(
         self.post_init()
 
     def _init_linear(self, module: nn.Linear) -> None:
-        """An output projection of its own starts like the table that it stands for."""
+        """An untied output projection starts like a table."""
         if module is self.lm_head:
             self._init_table(module.weight, self.config.pad_token_id)
         else:
@@ -611,7 +611,7 @@ class VanillaTransformerForConditionalGeneration(
         return super().train(mode)
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
-        """Shifts targets right behind the start token, `[B, T]` -> `[B, T]` (figure 1)."""
+        """Shifts targets right, after the start token, `[B, T]` -> `[B, T]` (figure 1)."""
         shifted = F.pad(labels[:, :-1], (1, 0), value=self.config.decoder_start_token_id)
         return shifted.masked_fill(shifted == IGNORED, self.config.pad_token_id)
 
@@ -637,14 +637,18 @@ class VanillaTransformerForConditionalGeneration(
     ) -> Seq2SeqLMOutput:
         """As `VanillaTransformerModel.forward`, then logits and, given `labels`, the loss.
 
-        Beyond the arguments of the bare model it takes `labels` `[B, T]`, -100 where no loss is
-        wanted, from which it also makes missing `decoder_input_ids`; `logits_to_keep`, the last n
-        positions, or a tensor of positions, whose logits are wanted (0: all; not together with
-        `labels`); `return_logits`, by which training with `labels` returns all logits too, at the
-        price of their memory (distillation); `num_items_in_batch`, which divides the summed loss:
-        Trainer gives the number of targets over all accumulated batches and processes, None stands
-        for the targets of this batch; and `r_drop_alpha`, the weight of R-Drop's divergence, for a
-        batch whose second half is its first half again (`vanilla_transformer.training.r_drop`).
+        Its arguments are those of the bare model and these:
+
+        - `labels` `[B, T]`, -100 at positions without a target. Missing `decoder_input_ids` are
+          made from them.
+        - `logits_to_keep`: number of last positions, or a tensor of positions, whose logits are
+          returned; 0: all. Not together with `labels`.
+        - `return_logits`: training with `labels` returns all logits too (distillation), which takes
+          their memory.
+        - `num_items_in_batch`: divisor of the summed loss. Trainer passes the number of targets in
+          all accumulated batches and processes; None: the targets of this batch.
+        - `r_drop_alpha`: weight of R-Drop's divergence, for a batch whose second half repeats its
+          first (`vanilla_transformer.training.r_drop`).
 
         Returns:
             `loss`, smoothed in training only, and `logits` `[B, T, V]`: None while training with
@@ -707,9 +711,9 @@ class VanillaTransformerForConditionalGeneration(
 
         Args:
             hidden_states: The decoder's output, `[B, T, D]`.
-            logits: `[B, T, V]`; None: they are computed in chunks, and never held at once.
-            labels: `[B, T]`, -100 where no target is.
-            num_items_in_batch: What the sum is divided by; None: the targets of this batch.
+            logits: `[B, T, V]`; None: they are computed in chunks.
+            labels: `[B, T]`, -100 at positions without a target.
+            num_items_in_batch: Divisor of the sum; None: the number of targets in this batch.
             r_drop_alpha: Weight of R-Drop's divergence.
         """
         labels = labels.to(hidden_states.device)
@@ -725,10 +729,10 @@ class VanillaTransformerForConditionalGeneration(
         return total / torch.as_tensor(num_items_in_batch).clamp(min=1)
 
     def _refuse_partial_logits(self, logits_to_keep: int | Tensor) -> None:
-        """The loss is about all targets.
+        """The loss needs the logits of all targets.
 
         Raises:
-            ValueError: If fewer logits than that are wanted.
+            ValueError: If only some are kept.
         """
         if isinstance(logits_to_keep, Tensor) or logits_to_keep != 0:
             raise ValueError(
@@ -738,10 +742,10 @@ class VanillaTransformerForConditionalGeneration(
             )
 
     def _warn_of_outer_loss(self) -> None:
-        """Says once that the config's label smoothing does not apply to a loss of the caller's.
+        """Warns once that the config's label smoothing does not apply to the caller's loss.
 
-        With `label_smoothing_factor`, or a loss function of the user's, Trainer keeps the labels
-        for itself and computes the loss from the logits: nothing is smoothed twice.
+        With `label_smoothing_factor`, or the user's own loss function, Trainer keeps the labels
+        and computes the loss from the logits, so nothing is smoothed twice.
         """
         if self.config.label_smoothing:
             logger.warning_once(

@@ -1,9 +1,9 @@
 """Layers without padding: the real tokens of a batch lie end to end.
 
-`attn_implementation="varlen"` asks for it. Behind the embeddings, all maps of single tokens, and
-dropout, then run over real tokens only, and attention takes torch's kernel for sequences of various
-lengths, which runs on a GPU in half precision, or torch's usual one, for which queries, keys and
-values alone are padded again. None of it changes a result.
+`attn_implementation="varlen"` selects it. After the embeddings, dropout and all maps of single
+tokens run over real tokens only. Attention runs torch's kernel for sequences of various lengths, on
+a GPU in half precision, or else torch's usual one, for which only queries, keys and values are
+padded again. No result changes.
 
 Shapes: B batch · Q, K query and key positions · N real tokens of a batch · H heads · E head size.
 """
@@ -26,15 +26,15 @@ VARLEN = "varlen"
 
 
 class Packing:
-    """Where the real tokens of a padded batch lie when they lie end to end.
+    """Where each real token of a padded batch is when all are joined end to end.
 
     Args:
         attention_mask: 1 = real token, `[B, Q]`.
 
     Attributes:
         is_real: Whether a token is real, `[B, Q]`.
-        starts: Where each sentence begins among the real tokens, and their number, `[B + 1]`.
-        longest: Real tokens of the longest sentence.
+        starts: Index of each sentence's first token, and the number of all tokens, `[B + 1]`.
+        longest: Number of real tokens in the longest sentence.
     """
 
     def __init__(self, attention_mask: Tensor) -> None:
@@ -61,7 +61,7 @@ class Packing:
 
 
 class PackedMask(NamedTuple):
-    """In place of a mask: which queries and keys are of one sentence, or of one pair."""
+    """Replaces a mask: which queries and keys belong to one sentence, or to one pair."""
 
     queries: Packing
     keys: Packing
@@ -78,7 +78,7 @@ class PackedMask(NamedTuple):
         """Attention within each sentence or pair, equation (1).
 
         Args:
-            module: The attention module; tells whether attention is causal.
+            module: The attention module, which has `is_causal`.
             query: `[1, H, N, E]`.
             key: `[1, H, N, E]`, with the N of the keys.
             value: `[1, H, N, E]`, likewise.
@@ -99,7 +99,7 @@ class PackedMask(NamedTuple):
                 self.queries.longest,
                 self.keys.longest,
                 scale=scaling,
-                # To the left and to the right of a token's own position; -1: everything.
+                # Number of keys to the left and to the right of a token's own position; -1: all.
                 window_size=(-1, 0) if module.is_causal else (-1, -1),
             )
             return heads[None]
@@ -108,14 +108,14 @@ class PackedMask(NamedTuple):
             packing.unpack(x).transpose(1, 2)
             for packing, x in ((queries, query), (keys, key), (keys, value))
         ]
-        # Behind a causal mask no query sees the padding on its right.
+        # With a causal mask no query sees the padding on its right.
         mask = None if module.is_causal else keys.is_real[:, None, None]
         heads, _ = sdpa_attention_forward(module, *padded, mask, dropout, scaling)
         return queries.pack(heads)
 
 
 def _fits_kernel(query: Tensor, value: Tensor, dropout: float) -> bool:
-    """Whether torch's kernel for various lengths, which has no dropout, takes these heads."""
+    """Whether torch's kernel for various lengths supports these heads; it has no dropout."""
     width = query.shape[-1]
     return (
         query.is_cuda
@@ -131,16 +131,16 @@ def _fits_kernel(query: Tensor, value: Tensor, dropout: float) -> bool:
 def packings(
     config: VanillaTransformerConfig, *attention_masks: Tensor | None, **kwargs: Any
 ) -> list[Packing]:
-    """How a stack lays out its tokens, and those that it attends to; empty if padding stays.
+    """The packing of each mask; an empty list if batches keep their padding.
 
-    It stays where another kernel runs, where none is known of or nothing else is there, where
-    hidden states are asked for, whose shape would be another, and under `torch.compile`, for which
-    shapes must not depend on the data.
+    They keep it if another kernel runs, if a mask is missing or has no real token, if hidden states
+    are requested, whose shape would change, and under `torch.compile`, where shapes must not depend
+    on the data.
 
     Args:
-        config: As `attention_config` gives it.
+        config: From `attention_config`.
         attention_masks: 1 = real token, `[B, Q]` each; None: all are.
-        kwargs: Those of the stack's call.
+        kwargs: Of the stack's call.
     """
     known = [mask for mask in attention_masks if mask is not None and mask.dim() == 2]
     if (
@@ -169,12 +169,12 @@ def varlen_attention_forward(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """The kernel in Transformers' registry: what a `PackedMask` says, or `sdpa` for padded batches.
+    """The kernel in Transformers' registry: attends by a `PackedMask`, or as `sdpa` if padded.
 
     Returns:
         The heads' outputs `[B, Q, H, E]`, and no weights.
     """
-    # By the code of the mask itself: that of a model from the Hub has classes of its own.
+    # The mask's own method, because the code of a model from the Hub has its own classes.
     if isinstance(attention_mask, tuple):
         return attention_mask.attend(module, query, key, value, scaling, dropout), None
     arguments = (module, query, key, value, attention_mask, dropout, scaling)

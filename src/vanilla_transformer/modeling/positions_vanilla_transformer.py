@@ -1,4 +1,4 @@
-"""Positional encodings, section 3.5: what tells the model where a token stands.
+"""Positional encodings, section 3.5.
 
 Shapes: B batch · Q positions of a query · D `d_model`.
 """
@@ -10,9 +10,9 @@ from .configuration_vanilla_transformer import VanillaTransformerConfig
 
 
 class SinusoidalPositions(nn.Module):
-    """Sines and cosines of wavelengths that grow from 2 pi to 2 pi times the base.
+    """Sines and cosines with wavelengths from 2 pi to 2 pi times the base.
 
-    Nothing is stored, so nothing can be lost in loading and no position is too far.
+    Nothing is stored, so nothing can be lost in loading, and sequences may have any length.
     """
 
     def __init__(self, config: VanillaTransformerConfig) -> None:
@@ -26,7 +26,7 @@ class SinusoidalPositions(nn.Module):
         ]
 
     def forward(self, position_ids: Tensor, dtype: torch.dtype) -> Tensor:
-        """Encodes positions; the angles are taken in float32, or float64 for a float64 model.
+        """Encodes positions, with angles in float32, or in float64 for a float64 model.
 
         Args:
             position_ids: Counted from 0, `[B, Q]` or `[1, Q]`.
@@ -44,7 +44,7 @@ class SinusoidalPositions(nn.Module):
 
 
 class LearnedPositions(nn.Embedding):
-    """A row for each position, learned like the words' (section 3.5, table 3 row E)."""
+    """A learned row for each position (section 3.5, table 3 row E)."""
 
     def __init__(self, config: VanillaTransformerConfig) -> None:
         super().__init__(config.max_position_embeddings + config.position_offset, config.d_model)
@@ -54,7 +54,7 @@ class LearnedPositions(nn.Embedding):
         """Looks positions up, `[B, Q]` or `[1, Q]` -> the same with a last axis D.
 
         Raises:
-            ValueError: If a position lies past the end of the table.
+            ValueError: If a position is beyond the end of the table.
         """
         # Compiled code checks indices itself; on the meta device there are none.
         if not (torch.compiler.is_compiling() or position_ids.is_meta):

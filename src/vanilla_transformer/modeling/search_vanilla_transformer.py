@@ -1,6 +1,6 @@
-"""Greedy and beam search, with the results of Transformers' own.
+"""Greedy and beam search, with the same results as Transformers'.
 
-Sentences leave the batch as they finish, and their hypotheses are kept in plain Python.
+Finished sentences leave the batch, and hypotheses are plain Python lists.
 
 Shapes: B sentences · P prompt · N hypotheses of a sentence · V vocabulary · C candidates.
 """
@@ -19,12 +19,12 @@ from transformers.generation import (
     SuppressTokensLogitsProcessor,
 )
 
-# Copying what stays pays once an eighth of the sentences has finished.
+# Finished sentences are removed once they are an eighth of the batch: removal copies the rest.
 LARGEST_FULL_SHARE = 7 / 8
 
 
 def padded(rows: list[list[int]], filler: int) -> tuple[Tensor, Tensor]:
-    """Rows of unequal length, filled up on the right, and their mask (1 = real), `[B, longest]`."""
+    """Rows of unequal length, padded on the right, and their mask (1 = real), `[B, longest]`."""
     ids = pad_sequence(
         [torch.tensor(row, dtype=torch.long) for row in rows],
         batch_first=True,
@@ -35,7 +35,7 @@ def padded(rows: list[list[int]], filler: int) -> tuple[Tensor, Tensor]:
 
 
 class Decoding(Protocol):
-    """What a search needs of a model, or of several; see `IncrementalDecoder`."""
+    """What a search needs from one model or several; see `IncrementalDecoder`."""
 
     def first_logits(self, prompt: Tensor) -> Tensor:
         """`[B, P]` -> `[B, V]`."""
@@ -51,7 +51,7 @@ class Constraints:
     """Logits processors, those that ban single tokens merged into one.
 
     Args:
-        processors: Of which none looks beyond the row that it is given.
+        processors: Each looks at single rows only.
     """
 
     def __init__(self, processors: Iterable[LogitsProcessor] = ()) -> None:
@@ -63,17 +63,17 @@ class Constraints:
             elif isinstance(processor, NoBadWordsLogitsProcessor) and all(
                 len(words) == 1 for words in processor.sequence_bias
             ):
-                # Not `bad_word_ids`, which still hold an end token that may not be banned.
+                # Not `bad_word_ids`, which may hold an end token that must not be banned.
                 self.banned.update(token for (token,) in processor.sequence_bias)
             else:
                 self.others.append(processor)
 
     @classmethod
     def of(cls, config: GenerationConfig, device: torch.device | str = "cpu") -> "Constraints":
-        """What a generation config forbids: its `suppress_tokens` and `bad_words_ids`.
+        """The `suppress_tokens` and `bad_words_ids` of a generation config.
 
         Args:
-            config: Its other settings are not read.
+            config: Other settings are ignored.
             device: Of the scores.
         """
         processors: list[LogitsProcessor] = []
@@ -84,7 +84,7 @@ class Constraints:
         return cls(processors)
 
     def __call__(self, scores: Tensor, sequences: Iterable[list[int]]) -> Tensor:
-        """Scores `[rows, V]` of what may follow, in float32; changes them in place.
+        """Scores `[rows, V]` of the next token, in float32, changed in place.
 
         Args:
             scores: Of all tokens.
@@ -107,19 +107,19 @@ def greedy_search(
     constraints: Constraints,
     draw: Callable[[Tensor], Tensor] | None = None,
 ) -> list[list[int]]:
-    """The likeliest next token again and again, or one that is drawn.
+    """Continues with the likeliest token at each step, or with a drawn one.
 
     Args:
         decoding: Fresh, of the B sources.
-        prompt: What each output begins with, `[B, P]`.
+        prompt: Beginning of each output, `[B, P]`.
         limits: Longest output of each sentence in tokens, prompt not counted.
-        end_tokens: Tokens behind which an output ends.
+        end_tokens: Tokens that end an output.
         constraints: Which tokens may follow.
-        draw: Chooses from scores `[B, V]` a token of each row `[B]`. Sentences stay in the batch
-            then, so that what is drawn for one does not depend on the others.
+        draw: Chooses a token of each row `[B]` from scores `[B, V]`. All sentences then stay in
+            the batch, so that the draws for one do not depend on the others.
 
     Returns:
-        Outputs behind the prompt, with the end token of those that ended.
+        Outputs after the prompt, with the end token of those that ended.
     """
     prompts = prompt.tolist()
     outputs: list[list[int]] = [[] for _ in prompts]
@@ -136,7 +136,7 @@ def greedy_search(
         for row, token in zip(rows, chosen.tolist(), strict=True):
             outputs[row].append(token)
             if token in end_tokens or len(outputs[row]) >= limits[row]:
-                # The first end counts; a row may stay in the batch behind it.
+                # The first end counts; a row may stay in the batch after it.
                 lengths.setdefault(row, len(outputs[row]))
         if len(lengths) == len(prompts):
             return [output[: lengths[row]] for row, output in enumerate(outputs)]
@@ -149,7 +149,7 @@ def greedy_search(
 
 
 def _kept(is_open: list[bool], device: torch.device) -> Tensor | None:
-    """Indices of the rows that stay, None as long as it does not pay to part them."""
+    """Indices of the rows that stay, None if too few have finished."""
     if sum(is_open) > LARGEST_FULL_SHARE * len(is_open):
         return None
     return torch.tensor([index for index, stays in enumerate(is_open) if stays], device=device)
@@ -157,14 +157,15 @@ def _kept(is_open: list[bool], device: torch.device) -> Tensor | None:
 
 @dataclass
 class BeamSettings:
-    """How a beam search ranks and ends; the names are those of Transformers' `GenerationConfig`.
+    """How a beam search ranks and ends; names as in Transformers' `GenerationConfig`.
 
     Attributes:
-        num_beams: Hypotheses N that go on at each step.
+        num_beams: Number of hypotheses N that continue at each step.
         length_penalty: Exponent a in the rank of a finished one, log-probability / length^a.
-        early_stopping: True: N finished ones are enough. False: unless the best that goes on, were
-            it to end now, ranks higher. "never": were it to end at the limit, for a > 0.
-        max_length: The limit that "never" reckons with, prompt not counted.
+        early_stopping: True: ends with N finished ones. False: ends once the best open hypothesis,
+            if it ended now, would not rank among them. "never": the same, if it ended at the limit,
+            for a > 0.
+        max_length: The limit for "never", prompt not counted.
     """
 
     num_beams: int
@@ -173,7 +174,7 @@ class BeamSettings:
     max_length: int = 0
 
     def candidates(self, end_tokens: set[int]) -> int:
-        """Candidates C at each step: enough that N go on, even if each of them may end."""
+        """Number of candidates C at each step: enough for N to continue, even if others end."""
         return self.num_beams * max(2, 1 + len(end_tokens))
 
 
@@ -184,11 +185,11 @@ class Beam:
     Attributes:
         settings: Of the search.
         limit: Longest output in tokens, prompt not counted.
-        tokens: Outputs so far of those that go on, best first.
+        tokens: Outputs so far of the open hypotheses, best first.
         scores: Log-probability of each.
-        parents: Which of the hypotheses before the last step each goes on from.
-        finished: Rank and output of the N best that ended, best first.
-        done: None that goes on could still be among them.
+        parents: Index of the previous step's hypothesis that each continues.
+        finished: Rank and output of the N best finished ones, best first.
+        done: No open hypothesis can still be among them.
     """
 
     settings: BeamSettings
@@ -202,12 +203,12 @@ class Beam:
     def advance(
         self, scores: list[float], tokens: list[int], parents: list[int], end_tokens: set[int]
     ) -> None:
-        """Takes in one step.
+        """Adds one step.
 
         Args:
             scores: Log-probabilities of the C candidates, best first.
             tokens: Last token of each.
-            parents: Which of the hypotheses each goes on from.
+            parents: Index of the hypothesis that each continues.
             end_tokens: Tokens that finish a candidate.
         """
         length = len(self.tokens[0]) + 1
@@ -218,13 +219,13 @@ class Beam:
             if not (at_limit or token in end_tokens):
                 going_on.append(index)
             elif index < width and not self.done:
-                # Lower candidates only stand by, in case that many of the first end.
+                # Lower candidates are spare, for the case that many of the first end.
                 rank = scores[index] / length**self.settings.length_penalty
                 self.finished.append((rank, [*self.tokens[parents[index]], token]))
         self.finished.sort(key=lambda hypothesis: -hypothesis[0])
         del self.finished[width:]
         self.done |= at_limit or not self._may_improve(scores[going_on[0]], length)
-        # What has reached the limit is as good as anything while it stays in the batch.
+        # A beam that is done may stay in the batch: its tokens do not matter.
         going_on = (going_on or list(range(width)))[:width]
         self.tokens = [[*self.tokens[parents[index]], tokens[index]] for index in going_on]
         self.scores = [scores[index] for index in going_on]
@@ -249,18 +250,18 @@ def beam_search(
     constraints: Constraints,
     settings: BeamSettings,
 ) -> list[list[tuple[float, list[int]]]]:
-    """The likeliest outputs that a beam of hypotheses finds.
+    """The likeliest outputs found with a beam of hypotheses.
 
     Args:
         decoding: Fresh, of the B sources.
-        prompt: What each output begins with, `[B, P]`.
+        prompt: Beginning of each output, `[B, P]`.
         limits: Longest output of each sentence in tokens, prompt not counted.
-        end_tokens: Tokens behind which an output ends.
+        end_tokens: Tokens that end an output.
         constraints: Which tokens may follow.
         settings: Width of the beam, ranks and end.
 
     Returns:
-        For each sentence N outputs behind the prompt with their ranks, best first.
+        For each sentence N outputs after the prompt with their ranks, best first.
     """
     candidates = settings.candidates(end_tokens)
     prompts = prompt.tolist()
@@ -273,7 +274,7 @@ def beam_search(
             (prompts[row] + ids for row in rows for ids in beams[row].tokens),
         ).view_as(logits)
         scores = torch.tensor([beams[row].scores for row in rows], device=prompt.device)
-        # Of each hypothesis' candidates, then of all of a sentence.
+        # The best of each hypothesis, then of all hypotheses of a sentence.
         best, tokens = log_probs.topk(candidates)
         best, indices = (best + scores[..., None]).flatten(1).topk(candidates)
         tokens, parents = tokens.flatten(1).gather(1, indices), indices // candidates

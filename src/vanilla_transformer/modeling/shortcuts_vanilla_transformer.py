@@ -6,7 +6,7 @@ from torch import nn
 def is_untouched(module: nn.Module) -> bool:
     """Whether a call of the module runs the `forward` of its class and nothing else.
 
-    A module that is hooked, patched or compiled has to be called: no shortcut may pass it by.
+    A module that is hooked, patched or compiled has to be called.
     """
     hooks = (
         module._forward_hooks,
@@ -14,7 +14,7 @@ def is_untouched(module: nn.Module) -> bool:
         module._backward_hooks,
         module._backward_pre_hooks,
     )
-    # Accelerate's hooks (offload) put a `forward` of their own on the instance.
+    # Accelerate's hooks (offload) set another `forward` on the instance.
     is_patched = "forward" in vars(module)
     return not (any(hooks) or is_patched or module._compiled_call_impl is not None)
 
