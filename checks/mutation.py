@@ -331,6 +331,8 @@ def run_tests(
     sys.path.insert(0, str(source))
     os.environ["PYTHONPATH"] = str(source)
     os.chdir(root)
+    # Its tests import the copy of this module, too.
+    sys.modules.pop("mutation", None)
     try:
         imported = import_module("vanilla_transformer").__file__
     except Exception as error:

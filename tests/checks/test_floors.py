@@ -86,3 +86,9 @@ def write(source: Path, name: str, text: str) -> None:
     file = source / "vanilla_transformer" / name
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text, encoding="utf-8")
+
+
+def test_rooms_of_one_floor_do_not_import_each_other():
+    data, translation = "vanilla_transformer.data", "vanilla_transformer.translation"
+
+    assert wrong_arrows({data: {translation}}) == [f"{data} imports {translation}"]

@@ -113,7 +113,7 @@ def test_line_that_is_no_pair_ends_the_script_with_its_number(tmp_path, kind, te
         (["pairs", "a.tsv", "--split", "train", "--unseen_in", "train.jsonl"], "is an input"),
         (["pairs", "validation.jsonl", "--split", "b", "--carve", "0.5"], "validation.jsonl is an"),
         (["pairs", "a.tsv", "--split", "validation", "--carve", "0.5"], "got --split validation"),
-        (["pairs", "a.tsv", "--split", "b", "--carve", "1.5"], "below 1, got 1.5"),
+        (["pairs", "a.tsv", "--split", "b", "--carve", "1"], "below 1, got 1.0"),
         (["pairs", "a.tsv", "--split", "b", "--carve", "nan"], "below 1, got nan"),
         (["scan", "a.tsv", "train.jsonl", "--split", "b"], "one file, got 2: a.tsv, train.jsonl"),
     ],
