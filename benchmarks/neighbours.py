@@ -82,6 +82,7 @@ def our_variants(preset: str) -> dict[str, tuple[str, dict[str, Any]]]:
         "eager attention": {"attn_implementation": "eager"},
         "no padding": {"attn_implementation": "varlen"},
         "post-norm": {"pre_norm": False},
+        "norm of embeddings": {"embedding_layer_norm": True},
         "learned positions": {"position_embedding_type": "learned"},
         "separate tables": {"share_encoder_decoder_embeddings": False},
         "untied projection": {"tie_word_embeddings": False},

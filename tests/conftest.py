@@ -50,6 +50,7 @@ RECTANGULAR: dict[str, Any] = {"talking_heads": "both", "key_heads": 3, "value_h
 VARIANTS: dict[str, dict[str, Any]] = {
     "post_norm": {"pre_norm": False},
     "no_final_norm": {"add_final_layer_norm": False},
+    "embedding_norm": {"embedding_layer_norm": True},
     "layer_norm_eps": {"layer_norm_eps": 0.01},
     "gelu": {"activation_function": "gelu"},
     "unscaled": {"scale_embedding": False},
@@ -77,6 +78,21 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "talking_rectangular": RECTANGULAR,
     "like_marian": {**CONCATENATED, "pre_norm": False, "lm_head_bias": True},
     "like_m2m100": {**CONCATENATED, "position_base": 10_000 ** (12 / 11), "position_offset": 2},
+    "like_bart": {
+        **LEARNED,
+        "position_offset": 2,
+        "pre_norm": False,
+        "embedding_layer_norm": True,
+        "scale_embedding": False,
+        "activation_function": "gelu",
+        "lm_head_bias": True,
+    },
+    "like_mbart": {
+        **LEARNED,
+        "position_offset": 2,
+        "embedding_layer_norm": True,
+        "lm_head_bias": True,
+    },
     "like_bert": {**LEARNED, "pre_norm": False, "scale_embedding": False, "d_k": 3},
     "talking_post_norm": {**RECTANGULAR, **LEARNED, "pre_norm": False, "d_v": 5},
     "everything": {

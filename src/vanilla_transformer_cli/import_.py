@@ -14,7 +14,7 @@ example:
 
 
 def import_(argv: list[str]) -> None:
-    """Bring in a pretrained model: M2M100, NLLB, Marian, Pegasus, FSMT, Blenderbot."""
+    """Bring in a pretrained model: M2M100, NLLB, Marian, BART, mBART, ...."""
     parser = build_parser(import_, ImportSettings, _EXAMPLE)
     parser.add_argument("source", metavar="SOURCE", help="Folder or Hub name of a model.")
     parser.add_argument("output", metavar="OUT", help="Folder to make.")

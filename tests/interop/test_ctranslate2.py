@@ -178,6 +178,7 @@ def test_greedy_translations_and_scores_equal_torchs(model, export):
     "name",
     [
         "post_norm",
+        "embedding_norm",
         "no_final_norm",
         "concatenated",
         "position_base",
@@ -185,6 +186,7 @@ def test_greedy_translations_and_scores_equal_torchs(model, export):
         "two_tables_untied",
         "no_attention_bias",
         "like_marian",
+        "like_bart",
     ],
 )
 def test_variants_are_translated_as_by_torch(export, name):

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from transformers import (
     AutoModelForSeq2SeqLM,
+    BartConfig,
+    BartForConditionalGeneration,
     BlenderbotConfig,
     BlenderbotForConditionalGeneration,
     FSMTConfig,
@@ -17,8 +19,12 @@ from transformers import (
     M2M100ForConditionalGeneration,
     MarianConfig,
     MarianMTModel,
+    MBartConfig,
+    MBartForConditionalGeneration,
     PegasusConfig,
     PegasusForConditionalGeneration,
+    PLBartConfig,
+    PLBartForConditionalGeneration,
     T5Config,
     T5ForConditionalGeneration,
 )
@@ -73,6 +79,13 @@ BUILD = {
     "pegasus": lambda: PegasusForConditionalGeneration(PegasusConfig(vocab_size=37, **SIZES)),
     "fsmt": fsmt,
     "fsmt_tied": lambda: fsmt(target=37, tie_word_embeddings=True),
+    "bart": lambda: BartForConditionalGeneration(BartConfig(vocab_size=37, **SIZES)),
+    "plbart": lambda: PLBartForConditionalGeneration(
+        PLBartConfig(vocab_size=37, decoder_start_token_id=2, **SIZES)
+    ),
+    "mbart": lambda: MBartForConditionalGeneration(
+        MBartConfig(vocab_size=37, decoder_start_token_id=2, scale_embedding=True, **SIZES)
+    ),
     "blenderbot": lambda: BlenderbotForConditionalGeneration(
         BlenderbotConfig(vocab_size=37, scale_embedding=True, **SIZES)
     ),
@@ -100,7 +113,7 @@ def source(request):
     model = BUILD[request.param]().eval()
     if not request.param.startswith("fsmt"):
         model = model.double()
-    has_sinusoids = request.param != "blenderbot"
+    has_sinusoids = request.param not in ("bart", "plbart", "mbart", "blenderbot")
     with torch.no_grad():
         for name, tensor in model.state_dict().items():
             if not (has_sinusoids and "embed_positions" in name):
@@ -273,7 +286,7 @@ def test_tensor_that_no_rule_uses_is_refused(source):
 def test_class_that_is_not_known_is_refused():
     config = T5Config(d_model=8, d_ff=8, d_kv=4, num_layers=1, num_heads=2, vocab_size=9)
 
-    with pytest.raises(ValueError, match=r"one of blenderbot, fsmt, .*, got 't5'"):
+    with pytest.raises(ValueError, match=r"one of bart, blenderbot, .*, got 't5'"):
         convert(T5ForConditionalGeneration(config))
 
 

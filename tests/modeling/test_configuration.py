@@ -38,6 +38,7 @@ CHANGED: dict[str, Any] = {
     "activation_dropout": 0.15,
     "pre_norm": False,
     "add_final_layer_norm": False,
+    "embedding_layer_norm": True,
     "layer_norm_eps": 0.001,
     "position_embedding_type": "learned",
     "position_base": 100,
@@ -84,7 +85,7 @@ def expected_parameters(config: VanillaTransformerConfig) -> int:
         table_parameters(config)
         + config.encoder_layers * encoder
         + config.decoder_layers * (decoder + 3 * norm)
-        + 2 * norm * has_final_norm
+        + 2 * norm * (has_final_norm + config.embedding_layer_norm)
     )
 
 
@@ -134,6 +135,7 @@ def random_config(seed: int) -> VanillaTransformerConfig:
         d_v=draw.choice([None, 5, 6]),
         talking_heads=draw.choice([None, "logits", "weights", "both"]),
         pre_norm=draw.random() < 0.5,
+        embedding_layer_norm=draw.random() < 0.5,
         position_embedding_type=draw.choice(["sinusoidal", "learned"]),
         position_offset=draw.randint(0, 3),
     )

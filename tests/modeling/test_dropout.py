@@ -115,8 +115,9 @@ def test_dropout_follows_the_embedding_sum_and_each_sublayer(tiny_model, batch):
     }
 
 
-def test_dropout_of_the_embedding_sum_drops_the_positions_too(tiny_config, batch):
-    tiny_config.dropout = 0.5
+@pytest.mark.parametrize("has_norm", [False, True])
+def test_dropout_of_the_embedding_sum_drops_the_positions_too(tiny_config, batch, has_norm):
+    tiny_config.dropout, tiny_config.embedding_layer_norm = 0.5, has_norm
     encoder = VanillaTransformerForConditionalGeneration(tiny_config).train().model.encoder
 
     hidden = encoder(batch["input_ids"], output_hidden_states=True).hidden_states[0]

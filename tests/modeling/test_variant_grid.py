@@ -1,6 +1,6 @@
 """Switches of the config against each other: the guarantees of the default hold where they meet.
 
-All 387,072 combinations of the choices below are too many to build. The quick run has a few models
+All 774,144 combinations of the choices below are too many to build. The quick run has a few models
 in which any choices of any two axes meet. The slow run has all combinations of the axes that shape
 the computation, with the others drawn such that any choices of any three axes meet.
 """
@@ -42,6 +42,7 @@ AXES: dict[str, dict[str, dict[str, Any]]] = {
         "bare": {"add_final_layer_norm": False},
         "post": {"pre_norm": False},
     },
+    "embedding_norm": {"unnormed": {}, "normed": {"embedding_layer_norm": True}},
     "positions": {
         "sinusoidal": {},
         "concatenated": {"position_embedding_type": "sinusoidal_concatenated"},

@@ -35,6 +35,7 @@ class Config(Protocol):
     activation_function: str
     pre_norm: bool
     add_final_layer_norm: bool | None
+    embedding_layer_norm: bool
     layer_norm_eps: float
     position_embedding_type: str
     position_base: float
@@ -302,6 +303,8 @@ def embed(weights: Weights, stack: str, config: Config, ids: list[int]) -> Vecto
         if token == config.pad_token_id:
             row = row.detach()
         states.append(row * scale + encode_position(weights, stack, config, index))
+    if config.embedding_layer_norm:
+        states = normalise(weights, f"{stack}.embed_layer_norm", config, states)
     return states
 
 

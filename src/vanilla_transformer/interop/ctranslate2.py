@@ -94,6 +94,7 @@ class VanillaTransformerLoader(ModelLoader):
             "activation": _ACTIVATIONS[config.activation_function],
             "pre_norm": config.pre_norm,
             "no_final_norm": config.add_final_layer_norm is False,
+            "layernorm_embedding": config.embedding_layer_norm,
         }
         spec = TransformerSpec(
             TransformerEncoderSpec(
@@ -179,6 +180,8 @@ class VanillaTransformerLoader(ModelLoader):
             self.set_linear(layer_spec.ffn.linear_1, layer.fc2)
         if hasattr(spec, "layer_norm"):
             self.set_layer_norm(spec.layer_norm, stack.layer_norm)
+        if hasattr(spec, "layernorm_embedding"):
+            self.set_layer_norm(spec.layernorm_embedding, stack.embed_layer_norm)
 
     def _refuse_settings(self, model: PreTrainedModel) -> None:
         """Settings of the model that have no counterpart.

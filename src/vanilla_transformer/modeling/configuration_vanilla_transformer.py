@@ -103,6 +103,8 @@ class VanillaTransformerConfig(PreTrainedConfig):
             the paper (section 3.1); deep stacks then need a longer warm-up.
         add_final_layer_norm: Ends each stack in a layer norm; None: if `pre_norm`. Post-norm
             layers end in one anyway.
+        embedding_layer_norm: Normalises the sum of embedding and position in each stack, as BART
+            and mBART do; the paper does not.
         layer_norm_eps: Added to the variance inside each layer norm.
         position_embedding_type: "sinusoidal", with alternating sines and cosines (section 3.5),
             "sinusoidal_concatenated", all sines before all cosines, or "learned".
@@ -165,6 +167,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
     activation_dropout: float | int = 0.0
     pre_norm: bool = True
     add_final_layer_norm: bool | None = None
+    embedding_layer_norm: bool = False
     layer_norm_eps: float = 1e-5
     position_embedding_type: str = "sinusoidal"
     position_base: float | int = 10_000

@@ -270,6 +270,9 @@ class Stack(VanillaTransformerPreTrainedModel):
         self.embed_positions = POSITIONS[config.position_embedding_type](config)
         self.embed_scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
         self.dropout = Dropout(config.dropout)
+        self.embed_layer_norm: nn.Module = nn.Identity()
+        if config.embedding_layer_norm:
+            self.embed_layer_norm = nn.LayerNorm(config.d_model, config.layer_norm_eps)
         self.layer_norm: nn.Module = nn.Identity()
         has_norm = config.add_final_layer_norm
         if config.pre_norm if has_norm is None else has_norm:
@@ -321,7 +324,8 @@ class Stack(VanillaTransformerPreTrainedModel):
 
     def embed(self, inputs_embeds: Tensor, positions: Tensor) -> Tensor:
         """Adds encoded positions to lookups times sqrt(D), then drops out, `[B, Q, D]`."""
-        return self.dropout(inputs_embeds * self.embed_scale + positions)
+        hidden_states = inputs_embeds * self.embed_scale + positions
+        return self.dropout(self.embed_layer_norm(hidden_states))
 
     def run_layers(self, hidden_states: Tensor, *inputs: Any, **kwargs: Any) -> Tensor:
         """All layers and the final norm, `[B, Q, D]` -> `[B, Q, D]`.
