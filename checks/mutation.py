@@ -62,6 +62,7 @@ TESTS = (
     "modeling/positions",
     "modeling/dropout",
     "modeling/search",
+    "modeling/decoding",
     "modeling/generation",
     "modeling/saving",
     "modeling/remote_code",

@@ -441,7 +441,7 @@ def test_help_ends_with_a_command_to_paste(run, command):
     outcome = run(command, "--help")
 
     assert outcome.status == 0
-    assert f"example:\n  vanilla-transformer {command} --" in outcome.out
+    assert f"example:\n  vanilla-transformer {command} " in outcome.out
 
 
 def test_help_all_lists_trainers_options_with_our_defaults(run):

@@ -447,3 +447,7 @@ def test_storm_leaves_nothing_false_and_loses_nothing(
     print(f"STORM_SEED={seed} STORM_ROUNDS=1: {event.__name__}")
 
     event(Round(server, calm, tmp_path, random.Random(seed)))
+
+    # Each event ends with an undisturbed command, which removes what killed ones left.
+    assert list((tmp_path / "tmp").iterdir()) == []
+    assert {path.name for path in tmp_path.rglob(".*")} <= {".lock"}
