@@ -12,6 +12,7 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
+import transformers.utils.hub
 from huggingface_hub import ModelCard
 from huggingface_hub.errors import HfHubHTTPError
 from safetensors.torch import load as load_weights
@@ -125,6 +126,8 @@ def hub(tmp_path_factory):
             "HF_HUB_DISABLE_XET": True,
         }.items():
             patch.setattr(huggingface_hub.constants, name, value)
+        # Earlier tests may have made Transformers' client, which keeps its endpoint.
+        patch.setattr(transformers.utils.hub, "_hf_api", None)
         patch.setenv("HF_TOKEN", TOKEN)
         patch.setenv("NO_PROXY", "127.0.0.1")
         huggingface_hub.close_session()
