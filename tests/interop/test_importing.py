@@ -346,6 +346,15 @@ def test_damaged_source_is_refused_and_leaves_no_folder(saved, tmp_path, damage,
     assert [path.name for path in tmp_path.iterdir()] == ["m2m"]
 
 
+def test_import_that_computes_something_else_is_not_kept(saved, tmp_path, monkeypatch):
+    monkeypatch.setitem(importing._COMPUTED, "first_position_after_padding", lambda _: 9)
+
+    with pytest.raises(ValueError, match="Nothing was written"):
+        import_model(str(saved), tmp_path / "ours")
+
+    assert [path.name for path in tmp_path.iterdir()] == ["m2m"]
+
+
 def change(folder, **fields):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | fields))

@@ -25,6 +25,7 @@ from safetensors.torch import load_file, save_file
 
 from vanilla_transformer.data.number_words import write_corpus
 from vanilla_transformer.model_folder import load_model
+from vanilla_transformer.training.checkpoints import closed_checkpoints
 
 from ..support.commands import ENVIRONMENT, CommandServer, RunningCommand, command_server
 from ..support.training_runs import SIZES, checkpoints_of, read_json
@@ -250,7 +251,8 @@ def weights_are_of_an_update(weights: dict[str, torch.Tensor], calm: Calm) -> bo
 def kill_training(event: Round) -> None:
     folder = event.home / "run"
     for leg in range(event.draw.randint(1, 3)):
-        resume = ["--resume"] * bool(leg and checkpoints_of(folder))
+        # Without a whole checkpoint there is nothing to resume from.
+        resume = ["--resume"] * bool(leg and closed_checkpoints(folder))
         event.disturb([*event.calm.training(folder), *resume], signal.SIGKILL)
     event.train_to_the_end(folder)
 

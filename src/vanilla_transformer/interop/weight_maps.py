@@ -111,9 +111,9 @@ class Plan:
             tensors: Those of the source.
         """
         return {
-            name: torch.cat([piece.cut(_unwrapped(tensors[piece.name])) for piece in pieces])
-            .reshape(targets[name])
-            .clone()
+            name: torch.cat(
+                [piece.cut(_unwrapped(tensors[piece.name])) for piece in pieces]
+            ).reshape(targets[name])
             for name, pieces in self.pieces.items()
         }
 
