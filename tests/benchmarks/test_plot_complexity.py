@@ -3,20 +3,27 @@
 import os
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
 from ..support.documents import ROOT
+from ..support.scripts import run_script
 
 SCRIPT = ROOT / "benchmarks" / "plot_complexity.py"
 
 
-def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+run = partial(run_script, SCRIPT)
+
+
+def run_alone(modules, *arguments):
+    """Runs the script in an interpreter that finds these modules first."""
     return subprocess.run(
-        [sys.executable, str(SCRIPT), *map(str, arguments)],
+        [sys.executable, SCRIPT, *arguments],
         capture_output=True,
         text=True,
-        env={**os.environ, **environment},
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(modules)},
     )
 
 
@@ -54,7 +61,7 @@ def test_sizes_that_heads_do_not_divide_are_refused():
 def test_missing_matplotlib_is_told_with_its_cure(tmp_path):
     (tmp_path / "matplotlib.py").write_text("raise ImportError", encoding="utf-8")
 
-    done = run(PYTHONPATH=str(tmp_path))
+    done = run_alone(tmp_path)
 
     assert done.returncode == 2
     assert "pip install 'vanilla-transformer[plot]'" in done.stderr
@@ -63,7 +70,7 @@ def test_missing_matplotlib_is_told_with_its_cure(tmp_path):
 def test_help_answers_without_torch(tmp_path):
     (tmp_path / "torch.py").write_text("raise ImportError", encoding="utf-8")
 
-    done = run("--help", PYTHONPATH=str(tmp_path))
+    done = run_alone(tmp_path, "--help")
 
     assert done.returncode == 0
     assert "Example:\n  python benchmarks/plot_complexity.py --" in done.stdout

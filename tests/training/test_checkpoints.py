@@ -2,9 +2,8 @@
 
 import json
 import math
+import re
 import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -23,6 +22,7 @@ from vanilla_transformer.training.run import train
 from vanilla_transformer.training.run_record import read_log
 from vanilla_transformer.training.trainer import TokenBatchTrainer
 
+from ..support.full_disk import small_files
 from ..support.training_runs import (
     assert_same_weights,
     build_arguments,
@@ -158,31 +158,20 @@ def test_checkpoint_that_is_written_anew_does_not_count_meanwhile(corpus, interr
     assert [path.name for path in closed_checkpoints(interrupted)][-1] == "checkpoint-4"
 
 
-LIMITED = """
-import resource, sys
-from vanilla_transformer_cli import main
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
-main(sys.argv[2:])
-"""
-
-
 @pytest.mark.parametrize(
     ("save_strategy", "saved"), [("steps", "checkpoint-2"), ("no", "")], ids=["checkpoint", "model"]
 )
 def test_full_disk_is_named_while_saving(corpus, tmp_path, save_strategy, saved):
-    settings = build_settings(corpus)
+    settings = build_settings(corpus, validated=False)
     folder = tmp_path / "run"
-    command = [sys.executable, "-c", LIMITED, "120000", "train", "--train", *settings.train]
-    command += ["--config", *settings.config, "--vocab_size", "320", "--max_steps", "2"]
-    command += ["--max_tokens_per_batch", "800", "--use_cpu", "--bf16", "false"]
-    command += ["--save_strategy", save_strategy, "--save_steps", "2", "--output_dir", folder]
+    arguments = build_arguments(
+        settings, folder, max_steps=2, save_strategy=save_strategy, save_steps=2
+    )
 
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    named = re.escape(f"Saving into {folder / saved} failed: ")
+    with small_files(120_000), pytest.raises(OSError, match=f"{named}.*File too large"):
+        train(settings, arguments)
 
-    assert done.returncode == 2, done.stderr
-    assert "Traceback" not in done.stderr
-    assert f"vanilla-transformer: Saving into {folder / saved} failed: " in done.stderr
-    assert "File too large" in done.stderr
     assert not closed_checkpoints(folder)
 
 
