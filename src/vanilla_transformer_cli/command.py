@@ -1,6 +1,7 @@
 """What all commands share: the parser, exit statuses and messages, and loading a translator."""
 
 import argparse
+import atexit
 import difflib
 import gc
 import os
@@ -53,6 +54,9 @@ def run(command: Command, argv: list[str] | None = None) -> None:
         if isinstance(error, MemoryError) or re.search("out of memory|allocate memory", said):
             fail(f"there is not enough memory; try smaller batches: {' '.join(said.split())}")
         raise
+    finally:
+        # The work is done: Ctrl-C while the interpreter shuts down only prints tracebacks.
+        atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
 
 
 def _drop_output() -> None:

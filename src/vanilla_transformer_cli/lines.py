@@ -2,6 +2,7 @@
 
 import codecs
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import closing, nullcontext, suppress
@@ -360,7 +361,7 @@ class OutputFile:
         if is_file:
             path.touch()
         self._file = open_alone(path) if is_file else path.open("wb", buffering=0)
-        self._path, self._size = path, size
+        self._path, self._size, self._is_file = path, size, is_file
         self._hint = " Its lines are complete; --resume continues after them." if is_file else ""
         if is_file:
             if (now := path.stat().st_size) != found:
@@ -393,8 +394,17 @@ class OutputFile:
         self._size += len(rows)
 
     def close(self) -> None:
-        """Closes and unlocks the file."""
-        self._file.close()
+        """Closes and unlocks the file.
+
+        Raises:
+            OSError: If its lines cannot be kept, as on a disk that fails.
+        """
+        try:
+            if self._is_file:
+                # On disk, before the record of the job is deleted.
+                os.fsync(self._file.fileno())
+        finally:
+            self._file.close()
 
 
 class StandardOutput:

@@ -1,5 +1,8 @@
 """What all commands share."""
 
+import subprocess
+import sys
+
 import pytest
 
 from vanilla_transformer_cli.command import looks_like_a_path
@@ -28,3 +31,17 @@ def test_help_shows_defaults_that_are_values(run):
     assert "(default: 1.0)" in text
     for nothing in ("", "None", "False", "[]"):
         assert f"(default: {nothing})" not in text
+
+
+def test_interrupt_after_the_work_changes_nothing():
+    code = """if True:
+        import atexit, os, signal
+        # What is registered first runs last.
+        atexit.register(os.kill, os.getpid(), signal.SIGINT)
+        from vanilla_transformer_cli.command import run
+        run(lambda argv: print("done"), [])
+    """
+
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"done\n", b"")

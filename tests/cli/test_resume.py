@@ -1,6 +1,7 @@
 """The command `translate --resume`: it continues the same job, and no other."""
 
 import json
+import os
 import shutil
 from contextlib import ExitStack
 
@@ -13,7 +14,7 @@ from vanilla_transformer import (
 )
 from vanilla_transformer.translation import Translator, translator
 from vanilla_transformer_cli import job_record
-from vanilla_transformer_cli.job_record import CountedLines
+from vanilla_transformer_cli.job_record import CountedLines, record_path
 from vanilla_transformer_cli.lines import open_alone
 
 from ..conftest import interrupted_after, save_small_model
@@ -282,6 +283,17 @@ def test_file_in_the_place_of_the_record_is_not_overwritten(
     assert (status, record.read_text()) == (2, content)
     assert f"'{record}' must be the record of an interrupted translation" in err
     assert err.count("\n") == 1
+
+
+def test_output_is_on_disk_before_its_record_is_deleted(run, job, monkeypatch):
+    argv, out = job()
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda _: synced.append(record_path(out).exists()))
+
+    assert run(*argv, "--resume")[0] == 0
+
+    assert synced == [True]
+    assert not record_path(out).exists()
 
 
 def test_record_covers_each_line_before_it_is_in_the_output(run, folder, tmp_path, monkeypatch):

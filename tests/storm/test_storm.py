@@ -26,6 +26,7 @@ from safetensors.torch import load_file, save_file
 from vanilla_transformer.data.number_words import write_corpus
 from vanilla_transformer.model_folder import load_model
 from vanilla_transformer.training.checkpoints import closed_checkpoints
+from vanilla_transformer_cli.job_record import record_path
 
 from ..support.commands import ENVIRONMENT, CommandServer, RunningCommand, command_server
 from ..support.training_runs import SIZES, checkpoints_of, read_json
@@ -363,8 +364,9 @@ def kill_translation(event: Round) -> None:
         command = event.disturb([*translating, *resume], event.draw.choice(signums))
         if command.status == 0:
             break
-        # A file system that was cut off may have kept less than was written.
-        if output.exists() and output.stat().st_size and event.draw.random() < 0.5:
+        # A disk that was cut off may have kept less than was written, unless the job was complete.
+        is_complete = not record_path(output).exists()
+        if not is_complete and output.stat().st_size and event.draw.random() < 0.5:
             with output.open("r+b") as file:
                 file.truncate(event.draw.randint(0, output.stat().st_size))
         assert event.calm.translation.startswith(output.read_bytes() if output.exists() else b"")
