@@ -7,6 +7,7 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from transformers import (
     AutoModelForSeq2SeqLM,
     BartConfig,
@@ -358,6 +359,29 @@ def test_import_that_computes_something_else_is_not_kept(saved, tmp_path, monkey
 def change(folder, **fields):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | fields))
+
+
+class RunsCode:
+    def __reduce__(self):
+        return print, ("This must never be printed.",)
+
+
+def test_pickled_weights_come_in_unless_they_hold_more_than_tensors(saved, tmp_path, capsys):
+    weights = load_file(saved / "model.safetensors")
+    (saved / "model.safetensors").unlink()
+    pickled = saved / "pytorch_model.bin"
+
+    torch.save(weights, pickled)
+    import_model(str(saved), tmp_path / "ours")
+    pickled.write_bytes(pickled.read_bytes()[:-999])
+    with pytest.raises(ValueError, match=r"m2m' are damaged: "):
+        import_model(str(saved), tmp_path / "cut")
+    torch.save({**weights, "extra": RunsCode()}, pickled)
+    with pytest.raises(ValueError, match="must hold tensors only, got objects whose loading may"):
+        import_model(str(saved), tmp_path / "evil")
+
+    assert "never" not in capsys.readouterr().out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m2m", "ours"]
 
 
 def test_folder_that_exists_is_not_touched(saved, tmp_path):

@@ -6,6 +6,7 @@ Each class is a declaration in `sources/`: names of config fields, constants, an
 
 import copy
 import json
+import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -277,4 +278,16 @@ def _load(name_or_path: str) -> PreTrainedModel:
         ) from error
     # Refused before gigabytes are read.
     Declaration.of(config.model_type)
-    return load_model(name_or_path, use_safetensors=None).eval()
+    try:
+        return load_model(name_or_path, use_safetensors=None).eval()
+    except pickle.UnpicklingError as error:
+        raise ValueError(
+            f"The weights of {name_or_path!r} must hold tensors only, got objects whose loading "
+            "may run code. If you trust their source, convert them to safetensors."
+        ) from error
+    # From torch's reader of a cut file.
+    except (RuntimeError, EOFError) as error:
+        raise ValueError(
+            f"The weights of {name_or_path!r} are damaged: {' '.join(str(error).split())}. Copy "
+            "the model again."
+        ) from error
