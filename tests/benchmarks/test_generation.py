@@ -329,3 +329,12 @@ def test_script_prints_a_row_for_each_contender(folder, tmp_path):
     assert {len(row) for row in rows} == {len(headers[0])} == {10}
     assert all(row[7] == "100.0%" for row in rows if row[2] == "vanilla")
     assert "From the shell to the first translation" in done.stdout
+
+
+def test_largest_batch_is_the_one_with_most_tokens_and_padding():
+    # Nine tokens without padding, and six that fill twelve places.
+    batches = [[[7] * 9], [[7] * 4, [7], [7]]]
+
+    largest = Task([], batches, [3, 5], is_forced=False, num_beams=1).largest_batch()
+
+    assert (largest.batches, largest.limits) == ([batches[1]], [5])

@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,6 +10,7 @@ from ..support.documents import ROOT
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
+import versions
 from versions import TASKS, Worker, table_row
 
 SCRIPT = ROOT / "benchmarks" / "versions.py"
@@ -30,14 +31,48 @@ def test_folder_that_is_no_checkout_is_refused(tmp_path):
     assert "must be a checkout with src/vanilla_transformer" in done.stderr
 
 
-@pytest.mark.slow
-def test_worker_runs_the_code_of_its_checkout(tmp_path):
+def test_checkouts_are_named_and_warmed_up(monkeypatch, tmp_path, capsys):
+    runs = []
+
+    class Clock:
+        """Two seconds for this checkout, one for another."""
+
+        process = SimpleNamespace(communicate=lambda: None)
+
+        def __init__(self, folder, preset):
+            self.seconds = 2.0 if folder == ROOT else 1.0
+
+        def run(self, task):
+            runs.append(task)
+            return self.seconds
+
+    (tmp_path / "src" / "vanilla_transformer").mkdir(parents=True)
+    monkeypatch.setattr(versions, "Worker", Clock)
+    argv = ["versions.py", str(tmp_path), "--presets", "tiny", "--rounds", "1"]
+    monkeypatch.setattr(sys, "argv", argv)
+
+    assert versions.main() == 0
+
+    _, _, *rows = capsys.readouterr().out.splitlines()
+    assert rows == [f"| tiny | {task} | 1.000 | 2.000 | 2.00 |" for task in TASKS]
+    # Two rounds of both come before the one that counts.
+    assert len(runs) == 2 * 3 * len(TASKS)
+
+
+def test_worker_imports_its_checkout(tmp_path):
     package = tmp_path / "src" / "vanilla_transformer"
     package.mkdir(parents=True)
-    (package / "__init__.py").write_text("raise SystemExit('of the other checkout')")
+    (package / "__init__.py").write_text("raise SystemExit(7)")
 
-    broken, whole = Worker(tmp_path, "tiny"), Worker(Path(ROOT), "tiny")
+    process = Worker(tmp_path, "tiny").process
+    process.communicate()
 
-    assert broken.process.wait() == 1
-    assert all(whole.run(task) > 0 for task in TASKS)
-    whole.process.communicate()
+    assert process.returncode == 7
+
+
+@pytest.mark.slow
+def test_worker_runs_every_task():
+    worker = Worker(ROOT, "tiny")
+
+    assert all(worker.run(task) > 0 for task in TASKS)
+    worker.process.communicate()
