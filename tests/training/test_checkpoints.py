@@ -10,6 +10,7 @@ import torch
 from safetensors import SafetensorError
 
 from vanilla_transformer.model_folder import FILES_FILE, load_model
+from vanilla_transformer.training.callbacks import StopOnRequest
 from vanilla_transformer.training.checkpoints import (
     close_checkpoint,
     closed_checkpoints,
@@ -173,6 +174,27 @@ def test_full_disk_is_named_while_saving(corpus, tmp_path, save_strategy, saved)
         train(settings, arguments)
 
     assert not closed_checkpoints(folder)
+
+
+def test_best_checkpoint_that_has_changed_is_not_loaded(corpus, tmp_path, monkeypatch, capsys):
+    def flip_a_bit(self, args, state, *others, **named):
+        if state.global_step == 3:
+            file = tmp_path / "checkpoint-2" / "model.safetensors"
+            content = bytearray(file.read_bytes())
+            content[-1] ^= 1
+            file.write_bytes(content)
+
+    monkeypatch.setattr(StopOnRequest, "on_step_end", flip_a_bit)
+    settings = build_settings(corpus, average_last=0)
+    by_steps = {"save_strategy": "steps", "eval_strategy": "steps", "save_steps": 2}
+    arguments = build_arguments(settings, tmp_path, max_steps=3, **by_steps, eval_steps=2)
+
+    train(settings, arguments)
+
+    assert "checkpoint-2 is skipped: its model.safetensors has other" in capsys.readouterr().out
+    assert read_json(tmp_path / "run.json")["weights"] == "last update"
+    with pytest.raises(AssertionError, match="not equal"):
+        assert_same_weights(tmp_path, tmp_path / "checkpoint-2")
 
 
 @pytest.mark.parametrize("decay", [0.5])

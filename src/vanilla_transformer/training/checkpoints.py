@@ -119,7 +119,7 @@ def _damage(checkpoint: Path, prefix: str = "") -> Iterator[str]:
     """How the files of a closed checkpoint whose names have a prefix differ from its list."""
     try:
         files = read_object(checkpoint / FILES_FILE)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         yield str(error)
         return
     for name, expected in files.items():

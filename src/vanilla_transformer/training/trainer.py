@@ -37,6 +37,7 @@ from vanilla_transformer.training.checkpoints import (
     close_checkpoint,
     failed_writes_named,
     reopen_checkpoint,
+    with_intact_weights,
 )
 from vanilla_transformer.training.r_drop import r_drop
 from vanilla_transformer.training.run_record import hardware
@@ -156,6 +157,13 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         """Trainer's; aligns the weights in memory, so that products equal those of one long run."""
         super()._load_from_checkpoint(*args, **kwargs)
         align_weights(self.model)
+
+    def _load_best_model(self) -> None:
+        """Trainer's, if the checkpoint is as it was saved; otherwise the last weights stay."""
+        if with_intact_weights([Path(self.state.best_model_checkpoint)]):
+            super()._load_best_model()
+        else:
+            self.state.best_global_step = None
 
     def check_weights(self) -> None:
         """Refuses weights that are not finite.
