@@ -1,4 +1,4 @@
-"""Exports to other runtimes, each compared with the model before it is kept."""
+"""Weights in and out; a model is kept only if it computes what its source does."""
 
 from transformers import GenerationConfig
 
