@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+from inspect import signature
 
 import pytest
 import torch
@@ -29,6 +30,7 @@ from transformers import (
     T5Config,
     T5ForConditionalGeneration,
 )
+from transformers.models.fsmt import modeling_fsmt
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.interop import importing
@@ -91,6 +93,10 @@ BUILD = {
         BlenderbotConfig(vocab_size=37, scale_embedding=True, **SIZES)
     ),
 }
+FSMT_COUNTS_STEPS = (
+    "past_key_values_length"
+    in signature(modeling_fsmt.SinusoidalPositionalEmbedding.forward).parameters
+)
 each_source = pytest.mark.parametrize("source", BUILD, indirect=True)
 
 
@@ -190,13 +196,16 @@ def test_gradients_are_those_of_the_source(source, batch):
 @pytest.mark.parametrize("search", [{"num_beams": 1}, {"num_beams": 4, "length_penalty": 0.6}])
 def test_searches_find_the_same_tokens(source, batch, search):
     model = convert(source)
+    if not FSMT_COUNTS_STEPS and isinstance(source, FSMTForConditionalGeneration):
+        pytest.skip("in this release of Transformers, FSMT's cached steps all read one position")
+    # In Transformers 5.17, beam search takes this size for the target's.
+    source.config.vocab_size = model.config.target_vocab_size
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    settings = {**inputs, **search, "max_new_tokens": 12}
 
-    expected, actual = (
-        one.generate(**inputs, max_new_tokens=12, **search) for one in (source, model)
-    )
+    expected, actual = (one.generate(**settings).tolist() for one in (source, model))
 
-    assert actual.tolist() == expected.tolist()
+    assert actual == expected
 
 
 @each_source
