@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from vanilla_transformer_cli.command import Parser, build_parser, looks_like_a_path, refuse
+from vanilla_transformer_cli.command import Parser, build_parser, fail, looks_like_a_path, refuse
 from vanilla_transformer_cli.settings import ImportSettings
 
 _EXAMPLE = """OUT gets the weights, the tokenizer and the generation settings of the source. Both
@@ -14,14 +14,18 @@ example:
 
 
 def import_(argv: list[str]) -> None:
-    """Bring in a pretrained model: M2M100, NLLB, Marian, BART, mBART, ...."""
+    """Bring in a pretrained model of Transformers, such as Marian, NLLB or BART."""
     parser = build_parser(import_, ImportSettings, _EXAMPLE)
     parser.add_argument("source", metavar="SOURCE", help="Folder or Hub name of a model.")
     parser.add_argument("output", metavar="OUT", help="Folder to make.")
     namespace, unknown = parser.parse_known_args(argv)
     refuse(unknown, parser)
     _check(parser, namespace.source)
-    _import(namespace.source, Path(namespace.output), namespace.dry_run)
+    try:
+        _import(namespace.source, Path(namespace.output), namespace.dry_run)
+    except ImportError as error:
+        # A tokenizer that needs another package; the message names it.
+        fail(" ".join(str(error).split()))
 
 
 def _check(parser: Parser, source: str) -> None:

@@ -8,6 +8,7 @@ from inspect import signature
 import pytest
 import torch
 import torch.nn.functional as F
+from huggingface_hub.errors import StrictDataclassError
 from safetensors.torch import load_file
 from transformers import (
     AutoModelForSeq2SeqLM,
@@ -345,12 +346,14 @@ def test_imported_folder_loads_and_generates_like_its_source(saved, tmp_path):
         (lambda folder: change(folder, decoder_layers=4), "missing"),
         (lambda folder: change(folder, decoder_ffn_dim=40), "another shape"),
         (lambda folder: change(folder, model_type="t5"), "got 't5'"),
+        (lambda folder: change(folder, decoder_start_token_id=None), "decoder_start_token_id"),
+        (lambda folder: (folder / "tokenizer.json").write_text("{}"), "tokenizer that can be"),
     ],
 )
 def test_damaged_source_is_refused_and_leaves_no_folder(saved, tmp_path, damage, message):
     damage(saved)
 
-    with pytest.raises((ValueError, OSError), match=message):
+    with pytest.raises((ValueError, OSError, StrictDataclassError), match=message):
         import_model(str(saved), tmp_path / "ours")
 
     assert [path.name for path in tmp_path.iterdir()] == ["m2m"]
@@ -404,6 +407,27 @@ def test_every_class_has_a_test():
     tested = {name.partition("_")[0] for name in BUILD}
 
     assert {name.partition("_")[0] for name in known_sources()} == tested
+
+
+def test_several_ends_come_in(saved, tmp_path):
+    change(saved, eos_token_id=[2, 3])
+
+    import_model(str(saved), tmp_path / "ours")
+
+    config = json.loads((tmp_path / "ours" / "config.json").read_text())
+    assert config["eos_token_id"] == [2, 3]
+
+
+def test_package_that_a_tokenizer_lacks_is_named_in_one_line(saved, tmp_path, capsys, monkeypatch):
+    def fail(*_):
+        raise ImportError("It needs sentencepiece.\nInstall it.")
+
+    monkeypatch.setattr(importing, "load_tokenizer", fail)
+    with pytest.raises(SystemExit) as ended:
+        main(["import", str(saved), str(tmp_path / "ours")])
+
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == ("vanilla-transformer: It needs sentencepiece. Install it.\n")
 
 
 def test_command_imports_and_says_how_well(saved, tmp_path, capsys):

@@ -120,7 +120,7 @@ def test_revision_reaches_every_file_of_the_pair(tmp_path, monkeypatch):
         return AutoTokenizer.from_pretrained(folder, subfolder=subfolder)
 
     monkeypatch.setattr(tokenizer_pair, "find_file", find)
-    monkeypatch.setattr(tokenizer_pair, "_load", load)
+    monkeypatch.setattr(tokenizer_pair, "load_tokenizer", load)
 
     TokenizerPair.from_pretrained("me/model", revision="v1")
 

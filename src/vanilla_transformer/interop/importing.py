@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import yaml
 from torch import Tensor
-from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 
 from vanilla_transformer.files import naming_full_disk, scratch_folder, write_lines
 from vanilla_transformer.interop.weight_maps import Plan, WeightMap, shapes_of
@@ -30,6 +30,7 @@ from vanilla_transformer.modeling.configuration_vanilla_transformer import Vanil
 from vanilla_transformer.modeling.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
+from vanilla_transformer.tokenization.tokenizer_pair import load_tokenizer
 
 SOURCES = Path(__file__).with_name("sources")
 # What others extend; it is no class of its own.
@@ -89,10 +90,9 @@ class Declaration:
         return cls(content["config"], content["constants"], content["computed"], weights)
 
     def fields(self, source: Fields) -> dict[str, Any]:
-        """Fields of our config, from those of the source; a None keeps our default."""
-        copied = {ours: source.get(theirs) for ours, theirs in self.config.items()}
+        """Fields of our config, from those of the source; one that is absent there is None."""
         return {
-            **{name: value for name, value in copied.items() if value is not None},
+            **{ours: source.get(theirs) for ours, theirs in self.config.items()},
             **self.constants,
             **{name: _COMPUTED[function](source) for name, function in self.computed.items()},
         }
@@ -191,11 +191,11 @@ def compare(source: PreTrainedModel, model: PreTrainedModel) -> Comparison:
     """
     config = model.config
     generator = torch.Generator().manual_seed(0)
-    special = {config.pad_token_id, config.bos_token_id, config.eos_token_id}
 
     def draw(vocab_size: int, length: int) -> Tensor:
-        ordinary = torch.tensor(sorted(set(range(vocab_size)) - special))
-        return ordinary[torch.randint(len(ordinary), (2, length), generator=generator)]
+        # Some classes give padding no position, wherever it occurs.
+        real = torch.tensor(sorted(set(range(vocab_size)) - {config.pad_token_id}))
+        return real[torch.randint(len(real), (2, length), generator=generator)]
 
     input_ids = draw(config.vocab_size, 9)
     attention_mask = torch.ones_like(input_ids)
@@ -224,11 +224,14 @@ def import_model(name_or_path: str, folder: Path) -> Comparison:
 
     Raises:
         FileExistsError: If there is something at `folder`.
+        ImportError: If the tokenizer needs a package that is not installed.
         ValueError: If the model is damaged, cannot be expressed, or computes something else here.
         OSError: If there is no such model, or no room for ours.
     """
     if folder.exists():
         raise FileExistsError(f"{str(folder)!r} must not exist yet. Give another folder.")
+    # First, because this explains what is wrong with a folder or a name.
+    tokenizer = load_tokenizer(name_or_path)
     source = _load(name_or_path)
     model = convert(source)
     comparison = compare(source, model)
@@ -240,7 +243,7 @@ def import_model(name_or_path: str, folder: Path) -> Comparison:
     ):
         new = scratch / "new"
         model.save_pretrained(new)
-        AutoTokenizer.from_pretrained(name_or_path).save_pretrained(new)
+        tokenizer.save_pretrained(new)
         run = {
             "imported_from": {
                 "name": Path(name_or_path).name,
@@ -264,20 +267,10 @@ def plan_import(name_or_path: str) -> Plan:
 
 
 def _load(name_or_path: str) -> PreTrainedModel:
-    is_folder = Path(name_or_path).is_dir()
-    if is_folder:
+    if Path(name_or_path).is_dir():
         check_objects(Path(name_or_path))
-    try:
-        config = AutoConfig.from_pretrained(name_or_path)
-    except OSError as error:
-        if is_folder:
-            raise
-        raise OSError(
-            f"There is no folder {name_or_path!r}, and no model of that name could be loaded from "
-            f"the Hub: {' '.join(str(error).split())}"
-        ) from error
     # Refused before gigabytes are read.
-    Declaration.of(config.model_type)
+    Declaration.of(AutoConfig.from_pretrained(name_or_path).model_type)
     try:
         return load_model(name_or_path, use_safetensors=None).eval()
     except pickle.UnpicklingError as error:

@@ -77,9 +77,7 @@ class TokenizerPair:
                 f"{model_name_or_path!r} must be the folder of a saved model, got no "
                 f"{TOKENIZER_CONFIG_FILE} in it.{hint}"
             )
-        if folder.is_dir():
-            check_objects(folder)
-        source = _load(model_name_or_path, **loading)
+        source = load_tokenizer(model_name_or_path, **loading)
         file = find_file(model_name_or_path, CONFIG_NAME, loading.get("revision"))
         config = read_object(file) if file else {}
         pair = cls._beside(source, config, model_name_or_path, **loading)
@@ -109,7 +107,7 @@ class TokenizerPair:
             return cls.joint(source)
         file, _ = TARGET_FILES
         if name and find_file(name, file, loading.get("revision")):
-            target = _load(name, subfolder=TARGET_FOLDER, **loading)
+            target = load_tokenizer(name, subfolder=TARGET_FOLDER, **loading)
             return cls(source, target)
         if has_target_vocabulary(config):
             raise ValueError(
@@ -178,7 +176,20 @@ def has_target_vocabulary(config: dict[str, Any]) -> bool:
     return not is_shared and config.get("decoder_vocab_size") is not None
 
 
-def _load(model_name_or_path: str, **loading: Any) -> PreTrainedTokenizerBase:
+def load_tokenizer(model_name_or_path: str, **loading: Any) -> PreTrainedTokenizerBase:
+    """One tokenizer from a folder or the Hub, whatever its class.
+
+    Args:
+        model_name_or_path: As for `AutoTokenizer`.
+        loading: Further arguments of it.
+
+    Raises:
+        ImportError: If it needs a package that is not installed.
+        ValueError: If a folder holds none that can be loaded, or a damaged file.
+        OSError: If there is neither a folder nor a model on the Hub of this name.
+    """
+    if Path(model_name_or_path).is_dir():
+        check_objects(Path(model_name_or_path))
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             model_name_or_path, **loading
