@@ -36,6 +36,7 @@ HUB_FILES = {
         "decoding",
         "generation",
         "kernels",
+        "layers",
         "loss",
         "modeling",
         "packing",

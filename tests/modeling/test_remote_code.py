@@ -42,6 +42,7 @@ HUB_FILES = {
         "decoding",
         "generation",
         "kernels",
+        "layers",
         "loss",
         "modeling",
         "packing",

@@ -13,7 +13,7 @@ from transformers.generation.streamers import BaseStreamer
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.modeling import generation_vanilla_transformer
 from vanilla_transformer.modeling.generation_vanilla_transformer import SourceLengthLimit
-from vanilla_transformer.modeling.modeling_vanilla_transformer import Layer
+from vanilla_transformer.modeling.layers_vanilla_transformer import Layer
 from vanilla_transformer.modeling.search_vanilla_transformer import (
     Beam,
     BeamSettings,

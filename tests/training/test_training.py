@@ -25,7 +25,7 @@ from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.data.batches import TokenBatchSampler
 from vanilla_transformer.evaluation.metrics import TranslationScores
 from vanilla_transformer.files import read_lines
-from vanilla_transformer.modeling.modeling_vanilla_transformer import EncoderLayer
+from vanilla_transformer.modeling.layers_vanilla_transformer import EncoderLayer
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 from vanilla_transformer.training import run as training
 from vanilla_transformer.training.averaging import average_checkpoints

@@ -3,8 +3,9 @@
 Shapes: B batch · S source · T target · Q, K query and key positions · D `d_model` · H heads ·
 E head size · F feed-forward · V vocabulary · N real target positions of a batch.
 
-Attention itself, section 3.2, is in `attention_vanilla_transformer.py`, positions, section 3.5, in
-`positions_vanilla_transformer.py`, batches without padding in `packing_vanilla_transformer.py`.
+Layers, section 3.1, are in `layers_vanilla_transformer.py`, attention itself, section 3.2, in
+`attention_vanilla_transformer.py`, positions, section 3.5, in `positions_vanilla_transformer.py`,
+batches without padding in `packing_vanilla_transformer.py`.
 
 Differs from the paper:
     The layer norm comes before each sublayer (pre-norm, Xiong et al. 2020), not after the
@@ -14,7 +15,6 @@ Differs from the paper:
 
 import copy
 import math
-from collections.abc import Callable
 from typing import Any, Unpack
 
 import torch
@@ -22,11 +22,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
-from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.dynamic_module_utils import custom_object_save
 from transformers.masking_utils import create_bidirectional_mask
-from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import (
     BaseModelOutput,
     BaseModelOutputWithPastAndCrossAttentions,
@@ -39,9 +37,10 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention_vanilla_transformer import CrossAttention, HeadMixing, SelfAttention
 from .configuration_vanilla_transformer import VanillaTransformerConfig
-from .cpu_vanilla_transformer import Dropout, Linear
+from .cpu_vanilla_transformer import Dropout
 from .generation_vanilla_transformer import VanillaTransformerGenerationMixin
 from .kernels_vanilla_transformer import causal_mask
+from .layers_vanilla_transformer import DecoderLayer, EncoderLayer
 from .loss_vanilla_transformer import IGNORED, LossTerms, loss_sum, projected_loss_sum
 from .packing_vanilla_transformer import (
     VARLEN,
@@ -53,93 +52,6 @@ from .packing_vanilla_transformer import (
 from .positions_vanilla_transformer import POSITIONS
 
 logger = logging.get_logger(__name__)
-
-
-class Layer(GradientCheckpointingLayer):
-    """Common to encoder and decoder layers: residual connections and the feed-forward network.
-
-    Args:
-        config: Of the model.
-        ffn_dim: Inner width F of the feed-forward network.
-    """
-
-    def __init__(self, config: VanillaTransformerConfig, ffn_dim: int) -> None:
-        super().__init__()
-        self.fc1 = Linear(config.d_model, ffn_dim)
-        self.fc2 = Linear(ffn_dim, config.d_model)
-        self.activation = ACT2FN[config.activation_function]
-        self.final_layer_norm = nn.LayerNorm(config.d_model, config.layer_norm_eps)
-        self.pre_norm = config.pre_norm
-        self.dropout = Dropout(config.dropout)
-        self.activation_dropout = Dropout(config.activation_dropout)
-
-    def residual(
-        self, x: Tensor, norm: nn.LayerNorm, sublayer: Callable[[Tensor], Tensor]
-    ) -> Tensor:
-        """Residual connection of section 3.1; only this method knows where the norm goes."""
-        if self.pre_norm:
-            return x + self.dropout(sublayer(norm(x)))
-        return norm(x + self.dropout(sublayer(x)))
-
-    def feed_forward(self, x: Tensor) -> Tensor:
-        """Position-wise feed-forward network, equation (2): `[B, Q, D]` -> `[B, Q, D]`."""
-        return self.fc2(self.activation_dropout(self.activation(self.fc1(x))))
-
-
-class EncoderLayer(Layer):
-    """Encoder layer of section 3.1: self-attention, then a feed-forward network."""
-
-    def __init__(self, config: VanillaTransformerConfig) -> None:
-        super().__init__(config, config.encoder_ffn_dim)
-        self.self_attn = SelfAttention(config, config.encoder_attention_heads)
-        self.self_attn_layer_norm = nn.LayerNorm(config.d_model, config.layer_norm_eps)
-
-    def forward(
-        self, hidden_states: Tensor, attention_mask: Tensor | None, **kwargs: Any
-    ) -> Tensor:
-        """`[B, S, D]` -> `[B, S, D]`."""
-        hidden_states = self.residual(
-            hidden_states,
-            self.self_attn_layer_norm,
-            lambda x: self.self_attn(x, attention_mask, **kwargs)[0],
-        )
-        return self.residual(hidden_states, self.final_layer_norm, self.feed_forward)
-
-
-class DecoderLayer(Layer):
-    """Decoder layer of section 3.1: causal self-attention, cross-attention, feed-forward."""
-
-    def __init__(self, config: VanillaTransformerConfig, layer_idx: int) -> None:
-        super().__init__(config, config.decoder_ffn_dim)
-        num_heads = config.decoder_attention_heads
-        self.self_attn = SelfAttention(config, num_heads, layer_idx, is_causal=True)
-        self.self_attn_layer_norm = nn.LayerNorm(config.d_model, config.layer_norm_eps)
-        self.encoder_attn = CrossAttention(config, num_heads, layer_idx)
-        self.encoder_attn_layer_norm = nn.LayerNorm(config.d_model, config.layer_norm_eps)
-
-    def forward(
-        self,
-        hidden_states: Tensor,
-        attention_mask: Tensor | None,
-        encoder_hidden_states: Tensor,
-        encoder_attention_mask: Tensor | None,
-        past_key_values: EncoderDecoderCache | None = None,
-        **kwargs: Any,
-    ) -> Tensor:
-        """`[B, T, D]` -> `[B, T, D]`."""
-        hidden_states = self.residual(
-            hidden_states,
-            self.self_attn_layer_norm,
-            lambda x: self.self_attn(x, attention_mask, past_key_values, **kwargs)[0],
-        )
-        hidden_states = self.residual(
-            hidden_states,
-            self.encoder_attn_layer_norm,
-            lambda x: self.encoder_attn(
-                x, encoder_hidden_states, encoder_attention_mask, past_key_values, **kwargs
-            )[0],
-        )
-        return self.residual(hidden_states, self.final_layer_norm, self.feed_forward)
 
 
 class VanillaTransformerPreTrainedModel(PreTrainedModel):
