@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import (
+    GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
     PreTrainedModel,
@@ -18,6 +19,7 @@ from transformers import (
     dynamic_module_utils,
 )
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCache
+from transformers.generation import utils
 from transformers.generation.streamers import BaseStreamer
 
 from vanilla_transformer import (
@@ -43,6 +45,24 @@ def log_probabilities(model: Model, batch: Batch, sequences: Tensor, source_rows
     chosen = logits.log_softmax(dim=-1).gather(-1, sequences[:, 1:, None])[..., 0]
     is_eos = (sequences[:, 1:] == EOS).long()
     return chosen.masked_fill(is_eos.cumsum(dim=-1) - is_eos > 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [
+        ({"max_new_tokens": 4}, 0),
+        ({"generation_config": GenerationConfig(max_new_tokens=4)}, 0),
+        ({"max_new_tokens": 4, "max_length": 9}, 1),
+    ],
+)
+def test_only_a_call_with_two_limits_is_warned(tiny_model, batch, options, count, monkeypatch):
+    warnings: list[str] = []
+    monkeypatch.setattr(utils.logger, "warning", warnings.append)
+
+    generated = tiny_model.generate(**source_of(batch), **options)
+
+    assert generated.shape[1] <= 5
+    assert len(warnings) == count
 
 
 def test_fresh_model_generates_greedily_up_to_max_position_embeddings(tiny_config, batch):

@@ -90,19 +90,28 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         return WeightLayouts()
 
     def _prepare_generation_config(
-        self, *args: Any, use_transformers_search: bool | None = None, **kwargs: Any
+        self,
+        generation_config: GenerationConfig | None,
+        use_transformers_search: bool | None = None,
+        **kwargs: Any,
     ) -> tuple[GenerationConfig, dict[str, Any]]:
         """As in Transformers, plus `use_transformers_search`.
 
+        A call with `max_new_tokens` replaces the model's own `max_length` without the warning that
+        is meant for calls with both.
+
         Args:
-            args: Of Transformers' own.
+            generation_config: As Transformers takes it.
             use_transformers_search: True: never runs this package's search; None: as in the
                 generation config.
-            kwargs: Of Transformers' own.
+            kwargs: As Transformers takes them.
         """
-        config, model_kwargs = super()._prepare_generation_config(*args, **kwargs)
+        config, model_kwargs = super()._prepare_generation_config(generation_config, **kwargs)
         if use_transformers_search is not None:
             config.use_transformers_search = use_transformers_search
+        max_length = kwargs.get("max_length", getattr(generation_config, "max_length", None))
+        if config.max_new_tokens is not None and max_length is None:
+            config.max_length = None
         return config, model_kwargs
 
     def prepare_inputs_for_generation(

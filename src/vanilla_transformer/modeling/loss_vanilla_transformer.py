@@ -105,8 +105,9 @@ def projected_loss_sum(
     if torch.compiler.is_compiling():
         # Shapes must not depend on the data, so every position is projected.
         return _sum_by_module(lm_head, hidden_states, labels, terms)
-    is_target = labels[0] != IGNORED
-    hidden_states, labels = hidden_states[:, is_target], labels[:, is_target]
+    # Once, because a GPU's queue must run empty to count them.
+    targets = (labels[0] != IGNORED).nonzero().squeeze(1)
+    hidden_states, labels = (x.index_select(1, targets) for x in (hidden_states, labels))
     if _is_sharded(lm_head):
         # Each call waits for all processes, and their numbers of calls may differ.
         lm_head.unshard()  # type: ignore[operator]
