@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import torch
 
 from vanilla_transformer.training.recipe import (
     check_settings,
@@ -163,3 +164,13 @@ def test_config_overrides_are_json_values_and_plain_strings():
         "scale_embedding": False,
         "activation_function": "gelu",
     }
+
+
+def test_emulated_bfloat16_is_not_the_default_of_a_gpu(monkeypatch):
+    def is_supported(including_emulation=True):
+        return including_emulation
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", is_supported)
+
+    assert recipe(TrainSettings(**TRAINED))["bf16"] is False

@@ -104,9 +104,9 @@ def recipe(settings: TrainSettings) -> dict[str, Any]:
 
 
 def _bf16_pays() -> bool:
-    """Whether matrix products are faster in bfloat16 on this machine; some CPUs emulate them."""
+    """Whether matrix products are faster in bfloat16 on this machine; some devices emulate them."""
     if torch.cuda.is_available():
-        return torch.cuda.is_bf16_supported()
+        return torch.cuda.is_bf16_supported(including_emulation=False)
     if torch.accelerator.is_available():
         return False
 
