@@ -4,8 +4,9 @@ A record of sizes and checksums (`run.json` of a finished run, `files.json` of a
 the files that results depend on. Nothing that differs from its record is loaded.
 """
 
+import json
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from torch import nn
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
 from transformers.utils import cached_file
 
-from vanilla_transformer.files import checksum, parse_json
+from vanilla_transformer.files import checksum, parse_json, write_lines
 
 # Written by training beside weights, tokenizer and code.
 RUN_FILE = "run.json"
@@ -109,6 +110,11 @@ def read_run(model_name_or_path: str, revision: str | None = None) -> dict[str, 
     """
     file = find_file(model_name_or_path, RUN_FILE, revision)
     return read_object(file) if file else {}
+
+
+def write_run(folder: Path, run: Mapping[str, Any]) -> None:
+    """Writes the record of the run that made a model."""
+    write_lines(folder / RUN_FILE, [json.dumps(run, indent=2)])
 
 
 def describe_files(

@@ -137,8 +137,13 @@ def check_model(parser: Parser, models: list[str] | None) -> None:
     if not models:
         parser.error("--model needs the folder or the Hub name of a model")
     for model in models:
-        if looks_like_a_path(model) and not Path(model).is_dir():
-            parser.error(f"--model: there is no folder {model!r}")
+        check_folder(parser, "--model", model)
+
+
+def check_folder(parser: Parser, option: str, name: str) -> None:
+    """Ends the program if a name is the path of a folder that does not exist."""
+    if looks_like_a_path(name) and not Path(name).is_dir():
+        parser.error(f"{option}: there is no folder {name!r}")
 
 
 def looks_like_a_path(name: str) -> bool:

@@ -4,7 +4,7 @@ import logging
 import sys
 from pathlib import Path
 
-from vanilla_transformer_cli.command import Parser, build_parser, fail, looks_like_a_path, refuse
+from vanilla_transformer_cli.command import Parser, build_parser, check_folder, fail, refuse
 from vanilla_transformer_cli.settings import ExportSettings
 
 _EXAMPLE = """The export is kept only if it translates a sample greedily as the model does. In
@@ -41,8 +41,7 @@ def export(argv: list[str]) -> None:
 
 
 def _check(parser: Parser, model: str, output: Path, settings: ExportSettings) -> None:
-    if looks_like_a_path(model) and not Path(model).is_dir():
-        parser.error(f"MODEL: there is no folder {model!r}")
+    check_folder(parser, "MODEL", model)
     for name, path in (("MODEL", model), ("--sample", settings.sample)):
         if path and Path(path).exists() and Path(path).resolve().is_relative_to(output.resolve()):
             # --force deletes OUT before it exports.

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from vanilla_transformer_cli.command import Parser, build_parser, fail, looks_like_a_path, refuse
+from vanilla_transformer_cli.command import build_parser, check_folder, fail, refuse
 from vanilla_transformer_cli.settings import ImportSettings
 
 _EXAMPLE = """OUT gets the weights, the tokenizer and the generation settings of the source. Both
@@ -20,17 +20,12 @@ def import_(argv: list[str]) -> None:
     parser.add_argument("output", metavar="OUT", help="Folder to make.")
     namespace, unknown = parser.parse_known_args(argv)
     refuse(unknown, parser)
-    _check(parser, namespace.source)
+    check_folder(parser, "SOURCE", namespace.source)
     try:
         _import(namespace.source, Path(namespace.output), namespace.dry_run)
     except ImportError as error:
         # A tokenizer that needs another package; the message names it.
         fail(" ".join(str(error).split()))
-
-
-def _check(parser: Parser, source: str) -> None:
-    if looks_like_a_path(source) and not Path(source).is_dir():
-        parser.error(f"SOURCE: there is no folder {source!r}")
 
 
 def _import(source: str, output: Path, dry_run: bool) -> None:

@@ -46,15 +46,10 @@ from vanilla_transformer.interop.importing import (
 from vanilla_transformer.interop.weight_maps import shapes_of
 from vanilla_transformer_cli import main
 
-SIZES = {
-    "d_model": 24,
+from ..conftest import TINY
+
+SIZES = {name: size for name, size in TINY.items() if name != "vocab_size"} | {
     "encoder_layers": 1,
-    "decoder_layers": 3,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 28,
-    "decoder_ffn_dim": 36,
-    "dropout": 0.0,
     "attention_dropout": 0.0,
     "max_position_embeddings": 40,
 }
@@ -184,10 +179,10 @@ def test_gradients_are_those_of_the_source(source, batch):
     targets = {
         name: parameter for name, parameter in model.named_parameters() if name != "lm_head.bias"
     }
-    shapes = shapes_of(targets)
-    plan = Declaration.of(source.config.model_type).weights.plan(shapes, shapes_of(gradients))
+    weights = Declaration.of(source.config.model_type).weights
+    plan = weights.plan(shapes_of(targets), shapes_of(gradients))
     assert plan.faults == []
-    expected = plan.carry_out(shapes, gradients)
+    expected = plan.carry_out(gradients)
     assert len(expected) == len(targets) >= 40
     for name, parameter in targets.items():
         torch.testing.assert_close(parameter.grad, expected[name], **tolerance(source))

@@ -10,7 +10,7 @@ def carry_out(rules, targets, **tensors):
     named = {name.replace("__", "."): tensor for name, tensor in tensors.items()}
     plan = WeightMap(rules).plan(targets, shapes_of(named))
     assert plan.faults == []
-    return plan.carry_out(targets, named)
+    return plan.carry_out(named)
 
 
 def faults(rules, targets, sources, ignored=()):
@@ -59,10 +59,12 @@ def test_tensor_is_transposed_before_it_is_cut():
     assert made["a"].tolist() == [[1, 3, 5]]
 
 
-def test_bias_of_one_row_is_a_vector():
-    made = carry_out({"bias": "final"}, {"bias": (4,)}, final=torch.arange(4.0)[None])
+@pytest.mark.parametrize("shape", [(4,), (1, 4)])
+def test_tensor_of_one_row_becomes_what_is_needed(shape):
+    made = carry_out({"bias": "final"}, {"bias": shape}, final=torch.arange(4.0)[None])
 
-    assert made["bias"].tolist() == [0, 1, 2, 3]
+    assert made["bias"].shape == shape
+    assert made["bias"].flatten().tolist() == [0, 1, 2, 3]
 
 
 def test_results_share_no_memory_with_the_source():

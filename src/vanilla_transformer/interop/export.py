@@ -1,6 +1,5 @@
 """A saved model to another runtime: converted, compared with the model, and only then in place."""
 
-import json
 import random
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,7 +14,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from vanilla_transformer.files import abandoned, naming_full_disk, scratch_folder, write_lines
+from vanilla_transformer.files import abandoned, naming_full_disk, scratch_folder
 from vanilla_transformer.interop import never_generated
 from vanilla_transformer.model_folder import (
     RUN_FILE,
@@ -23,6 +22,7 @@ from vanilla_transformer.model_folder import (
     describe_model_files,
     load_model,
     read_run,
+    write_run,
 )
 from vanilla_transformer.modeling.search_vanilla_transformer import padded
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
@@ -284,7 +284,7 @@ def _save_settings(model: PreTrainedModel, tokenizers: TokenizerPair, folder: Pa
     tokenizers.save_pretrained(folder)
     model.generation_config.save_pretrained(folder)
     run = read_run(model.name_or_path) | {"files": describe_model_files(folder)}
-    write_lines(folder / RUN_FILE, [json.dumps(run, indent=2)])
+    write_run(folder, run)
 
 
 def _sample_sources(tokenizer: PreTrainedTokenizerBase, lines: list[str] | None) -> list[list[int]]:

@@ -5,10 +5,9 @@ Each class is a declaration in `sources/`: names of config fields, constants, an
 """
 
 import copy
-import json
 import pickle
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,13 @@ import yaml
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
 
-from vanilla_transformer.files import naming_full_disk, scratch_folder, write_lines
+from vanilla_transformer.files import naming_full_disk, scratch_folder
 from vanilla_transformer.interop.weight_maps import Plan, WeightMap, shapes_of
 from vanilla_transformer.model_folder import (
-    RUN_FILE,
-    align_weights,
     check_objects,
     describe_model_files,
     load_model,
+    write_run,
 )
 from vanilla_transformer.modeling.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.modeling.modeling_vanilla_transformer import (
@@ -66,10 +64,10 @@ class Declaration:
         weights: Which tensors become which.
     """
 
-    config: dict[str, str] = field(default_factory=dict)
-    constants: dict[str, Any] = field(default_factory=dict)
-    computed: dict[str, str] = field(default_factory=dict)
-    weights: WeightMap = field(default_factory=lambda: WeightMap({}))
+    config: dict[str, str]
+    constants: dict[str, Any]
+    computed: dict[str, str]
+    weights: WeightMap
 
     @classmethod
     def of(cls, model_type: str) -> "Declaration":
@@ -128,10 +126,8 @@ def convert(source: PreTrainedModel) -> VanillaTransformerForConditionalGenerati
     """
     model, plan = _plan(source)
     plan.check()
-    weights = plan.carry_out(shapes_of(_untied(model)), _untied(source))
-    model.load_state_dict(weights, strict=False, assign=True)
+    model.load_state_dict(plan.carry_out(_untied(source)), strict=False, assign=True)
     model.tie_weights()
-    align_weights(model)
     model.generation_config = copy.deepcopy(source.generation_config)
     return model.train(source.training)
 
@@ -251,7 +247,7 @@ def import_model(name_or_path: str, folder: Path) -> Comparison:
             },
             "files": describe_model_files(new),
         }
-        write_lines(new / RUN_FILE, [json.dumps(run, indent=2)])
+        write_run(new, run)
         new.rename(folder)
     return comparison
 

@@ -22,7 +22,8 @@ from torch import Tensor
 
 Shape = tuple[int, ...]
 
-_ALTERNATIVES = re.compile(r"\{[^{}]*,[^{}]*\}")
+# In a group, so that `split` keeps them.
+_ALTERNATIVES = re.compile(r"(\{[^{}]*,[^{}]*\})")
 _NUMBER = re.compile(r"\{(\w+)\}")
 _PIECE = re.compile(r"(?P<name>.+?)(\[(?P<block>\d+)/(?P<blocks>\d+)\])?(?P<transposed>\^T)?")
 
@@ -77,10 +78,12 @@ class Plan:
     """What each target tensor is made of, and everything that is wrong with that.
 
     Attributes:
+        shapes: Of the target tensors.
         pieces: By the names of target tensors.
         faults: Human-readable; empty if the plan can be carried out.
     """
 
+    shapes: Mapping[str, Shape]
     pieces: dict[str, list[Piece]]
     faults: list[str]
 
@@ -101,19 +104,12 @@ class Plan:
                 + "\n".join(self.faults)
             )
 
-    def carry_out(
-        self, targets: Mapping[str, Shape], tensors: Mapping[str, Tensor]
-    ) -> dict[str, Tensor]:
-        """The target tensors, in memory of their own.
-
-        Args:
-            targets: Their shapes.
-            tensors: Those of the source.
-        """
+    def carry_out(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The target tensors, made of those of the source, in memory of their own."""
         return {
-            name: torch.cat(
-                [piece.cut(_unwrapped(tensors[piece.name])) for piece in pieces]
-            ).reshape(targets[name])
+            name: torch.cat([piece.cut(tensors[piece.name]) for piece in pieces]).reshape(
+                self.shapes[name]
+            )
             for name, pieces in self.pieces.items()
         }
 
@@ -152,7 +148,7 @@ class WeightMap:
             (pieces[target],) = found
             used.update((piece.name, piece.block, piece.blocks) for piece in pieces[target])
             faults += _shape_faults(target, shape, pieces[target], sources)
-        return Plan(pieces, faults + self._use_faults(used, sources))
+        return Plan(targets, pieces, faults + self._use_faults(used, sources))
 
     def _use_faults(
         self, used: Counter[tuple[str, int, int]], sources: Mapping[str, Shape]
@@ -172,12 +168,8 @@ class WeightMap:
 
 
 def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, Shape]:
-    """Shapes by name; a first axis of size 1 of two counts for nothing, as biases `[1, V]` have."""
-    return {name: tuple(_unwrapped(tensor).shape) for name, tensor in tensors.items()}
-
-
-def _unwrapped(tensor: Tensor) -> Tensor:
-    return tensor[0] if tensor.dim() == 2 and len(tensor) == 1 else tensor
+    """Shapes by name."""
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 def _expand(target: str, source: str | list[str]) -> Iterable[tuple[re.Pattern[str], list[str]]]:
@@ -199,12 +191,12 @@ def _fill(text: str, chosen: Mapping[str, str]) -> str:
 
 
 def _alternatives(text: str) -> list[str]:
-    parts = [part.split(",") for part in (brace[1:-1] for brace in _ALTERNATIVES.findall(text))]
-    between = _ALTERNATIVES.split(text)
-    return [
-        "".join(itertools.chain.from_iterable(itertools.zip_longest(between, choice, fillvalue="")))
-        for choice in itertools.product(*parts)
+    """A text for each choice among the words in its braces."""
+    choices = [
+        part[1:-1].split(",") if _ALTERNATIVES.fullmatch(part) else [part]
+        for part in _ALTERNATIVES.split(text)
     ]
+    return ["".join(choice) for choice in itertools.product(*choices)]
 
 
 def _numbered(match: re.Match[str]) -> Callable[[str], str]:
@@ -220,7 +212,8 @@ def _shape_faults(
     cut = [piece.shape(sources[piece.name]) for piece in pieces]
     if all(cut) and len({one[1:] for one in cut}) == 1:
         joined = (sum(one[0] for one in cut), *cut[0][1:])
-        if joined == shape:
+        # Some classes have biases of the logits in one row.
+        if joined in (shape, (1, *shape)):
             return []
     names = ", ".join(f"{piece.name} {list(sources[piece.name])}" for piece in pieces)
     return [f"{target} must be {list(shape)}, got {names}"]

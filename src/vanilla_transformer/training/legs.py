@@ -1,6 +1,5 @@
 """One run in several legs: what `--resume` may change, and a folder for one run alone."""
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +10,6 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import CONFIG_NAME
 
 from vanilla_transformer.data.filters import DROPPED_FILE
-from vanilla_transformer.files import write_lines
 from vanilla_transformer.model_folder import (
     CARD_FILE,
     LOG_FILE,
@@ -202,11 +200,6 @@ def _is_abandoned(folder: Path) -> bool:
     except ValueError:
         return False
     return "settings" in run and "weights" not in run
-
-
-def write_run(folder: Path, run: Mapping[str, Any]) -> None:
-    """Writes the record of a run."""
-    write_lines(folder / RUN_FILE, [json.dumps(run, indent=2)])
 
 
 @contextmanager

@@ -42,7 +42,7 @@ from vanilla_transformer.data.training_data import (
     streamed,
 )
 from vanilla_transformer.files import scratch_folder
-from vanilla_transformer.model_folder import LOG_FILE, describe_model_files, load_model
+from vanilla_transformer.model_folder import LOG_FILE, describe_model_files, load_model, write_run
 from vanilla_transformer.modeling.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.modeling.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
@@ -79,7 +79,6 @@ from vanilla_transformer.training.legs import (
     check_free,
     claimed,
     continue_run,
-    write_run,
 )
 from vanilla_transformer.training.recipe import (
     check_settings,
