@@ -4,6 +4,7 @@ import difflib
 import json
 import math
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,7 @@ def recipe(settings: TrainSettings) -> dict[str, Any]:
     return arguments
 
 
+@cache
 def _bf16_pays() -> bool:
     """Whether matrix products are faster in bfloat16 on this machine; some devices emulate them."""
     if torch.cuda.is_available():
