@@ -1,8 +1,7 @@
-"""What several processes do together; `torchrun` launches it, tests also import it.
+"""What several processes do together; `launch` starts it, tests also import it.
 
-Usage: torchrun --nproc_per_node 2 gradients_of_one_update.py FOLDER, which then holds
-`gradients.pt`, the trained `model` and, one for each process, `updates-RANK.pt`. FOLDER must
-hold what `write_corpus` writes.
+Its argument is a folder, which then holds `gradients.pt`, the trained `model` and, one for each
+process, `updates-RANK.pt`. The folder must hold what `write_corpus` writes.
 """
 
 import sys
@@ -34,6 +33,9 @@ SPLITS = [(16, 1), (4, 4), (2, 8)]
 
 # Smoothing that the config and Trainer's argument ask for; the argument wins.
 SMOOTHINGS = [(0.0, 0.0), (0.2, 0.0), (0.0, 0.2), (0.3, 0.2)]
+
+# What two processes try: each split and each smoothing.
+SHARED = list(zip([*SPLITS, SPLITS[1]], SMOOTHINGS, strict=True))
 
 VOCAB_SIZE = 37
 
@@ -183,8 +185,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     gradients = {
         (split, smoothing): gradients_of_one_update(folder, split, smoothing)
-        for split in SPLITS
-        for smoothing in SMOOTHINGS
+        for split, smoothing in SHARED
     }
     rank = torch.distributed.get_rank()
     if rank == 0:

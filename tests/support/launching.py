@@ -1,18 +1,27 @@
 """Starts a helper script of the tests in two processes."""
 
+import gc
 import os
+import runpy
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-TORCHRUN = ["torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
 
+def launch(script: str, *arguments: str | Path, launcher: Sequence[str] = ()) -> None:
+    """Runs a script to its end, one thread for each process.
 
-def launch(script: str, *arguments: str | Path, launcher: Sequence[str] = TORCHRUN) -> None:
-    """Runs a script to its end, one thread for each process."""
+    Args:
+        script: Its file.
+        arguments: Of the script.
+        launcher: Module that starts both processes, and its options; without it they are forks of
+            one process, which imports only once what takes seconds.
+    """
+    command = [sys.executable, "-m", *launcher] if launcher else [sys.executable, __file__]
     done = subprocess.run(
-        [sys.executable, "-m", *launcher, script, *arguments],
+        [*command, script, *arguments],
         env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
         capture_output=True,
         text=True,
@@ -20,3 +29,35 @@ def launch(script: str, *arguments: str | Path, launcher: Sequence[str] = TORCHR
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def free_port() -> int:
+    """A port on which nothing listens."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def fork(script: str, arguments: list[str]) -> int:
+    """Runs a script in two forks, as `torchrun` would; returns 0 if both end well."""
+    import transformers.trainer_seq2seq  # noqa: F401
+
+    import vanilla_transformer.training.run  # noqa: F401
+
+    # Each run collects garbage, and need not look for it in what is imported.
+    gc.freeze()
+    os.environ |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    sys.argv = [script, *arguments]
+    children = []
+    for rank in ("0", "1"):
+        child = os.fork()
+        if not child:
+            os.environ |= {"RANK": rank, "LOCAL_RANK": rank}
+            runpy.run_path(script, run_name="__main__")
+            return 0
+        children.append(child)
+    return max(abs(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])) for child in children)
+
+
+if __name__ == "__main__":
+    sys.exit(fork(sys.argv[1], sys.argv[2:]))

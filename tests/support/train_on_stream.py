@@ -1,6 +1,6 @@
-"""A run on a stream; `torchrun` launches it, tests also import it.
+"""A run on a stream; `launch` starts it, tests also import it.
 
-Usage: torchrun --nproc_per_node 2 train_on_stream.py CORPUS FOLDER, where CORPUS is from
+Its arguments are a corpus and the folder of the run; the corpus is from
 `gradients_of_one_update.write_corpus`.
 """
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-# The launcher starts this file by itself, outside the package of the tests.
+# `launch` starts this file by itself, outside the package of the tests.
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.support.gradients_of_one_update import PLAIN_DESCENT, build_arguments

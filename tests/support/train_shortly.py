@@ -1,6 +1,6 @@
-"""A short training run of several processes; `torchrun` or `accelerate launch` starts it.
+"""A short training run of several processes; `launch` starts it.
 
-Usage: torchrun --nproc_per_node 2 train_shortly.py FOLDER [--shard] [--untied]
+Usage: train_shortly.py FOLDER [--shard] [--untied]
 
 FOLDER then holds the saved model and, one for each process, `report-RANK.json`.
 """
@@ -15,7 +15,7 @@ from accelerate import DistributedType, PartialState
 from torch.distributed.tensor import DTensor
 from transformers import Seq2SeqTrainer
 
-# The launchers start this file by itself, outside the package of the tests.
+# `launch` starts this file by itself, outside the package of the tests.
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.support.gradients_of_one_update import (

@@ -54,6 +54,17 @@ def build_arguments(
     return Seq2SeqTrainingArguments(**recipe(settings) | given | changes)
 
 
+def run_training(
+    corpus: Path, folder: Path, settings: dict[str, Any] | None = None, **arguments: Any
+) -> Path:
+    """Trains into a folder, with changed settings and arguments."""
+    # Most tests that import this file do not train.
+    from vanilla_transformer.training.run import train
+
+    changed = build_settings(corpus, **settings or {})
+    return train(changed, build_arguments(changed, folder, **arguments))
+
+
 def read_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ..support import gradients_of_one_update as one_update
-from ..support.gradients_of_one_update import SMOOTHINGS, SPLITS, gradients_of_one_update
+from ..support.gradients_of_one_update import SHARED, SMOOTHINGS, SPLITS, gradients_of_one_update
 from ..support.launching import launch
 
 
@@ -47,7 +47,7 @@ def assert_same(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 @pytest.fixture(scope="module")
 def of_two_processes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder with the results of the helper script on two processes, launched by torchrun."""
+    """Folder with the results of the helper script on two processes."""
     folder = tmp_path_factory.mktemp("two_processes")
     one_update.write_corpus(folder)
     launch(one_update.__file__, folder)
@@ -62,8 +62,7 @@ def test_gradients_are_those_of_one_mean_when_batches_are_accumulated(tmp_path, 
     assert_same(gradients, expected_gradients(in_force(*smoothing)))
 
 
-@pytest.mark.parametrize("smoothing", SMOOTHINGS)
-@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize(("split", "smoothing"), SHARED)
 def test_gradients_are_those_of_one_mean_when_processes_share_batches(
     of_two_processes, split, smoothing
 ):
