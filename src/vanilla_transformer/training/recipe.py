@@ -104,14 +104,15 @@ def recipe(settings: TrainSettings) -> dict[str, Any]:
     return arguments
 
 
-@cache
 def _bf16_pays() -> bool:
     """Whether matrix products are faster in bfloat16 on this machine; some devices emulate them."""
     if torch.cuda.is_available():
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    if torch.accelerator.is_available():
-        return False
+    return not torch.accelerator.is_available() and _bf16_is_faster_on_cpu()
 
+
+@cache
+def _bf16_is_faster_on_cpu() -> bool:
     def seconds(dtype: torch.dtype) -> float:
         x = torch.ones(1024, 512, dtype=dtype)
         matrix = torch.ones(512, 512, dtype=dtype)
