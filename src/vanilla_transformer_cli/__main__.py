@@ -4,6 +4,7 @@ import sys
 
 from vanilla_transformer_cli.attention import attention
 from vanilla_transformer_cli.command import Command, fail, run
+from vanilla_transformer_cli.distil import distil
 from vanilla_transformer_cli.evaluate import evaluate
 from vanilla_transformer_cli.export import export
 from vanilla_transformer_cli.import_ import import_
@@ -19,6 +20,7 @@ COMMANDS: dict[str, Command] = {
     "export": export,
     "import": import_,
     "attention": attention,
+    "distil": distil,
 }
 
 

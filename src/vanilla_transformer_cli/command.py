@@ -180,10 +180,15 @@ def load_translator(settings: SearchSettings | AttentionSettings, **others: Any)
         fail(str(error))
 
 
-def report_limited(lines: int) -> None:
-    """Reports on standard error how many translations were cut off, if any."""
+def report_limited(lines: int, option: str = "--max_extra_tokens") -> None:
+    """Reports on standard error how many translations were cut off, if any.
+
+    Args:
+        lines: Number of them.
+        option: The option that sets the limit.
+    """
     if lines:
         print(
-            f"{lines:,} translations were cut off at the length limit; see --max_extra_tokens.",
+            f"{lines:,} translations were cut off at the length limit; see {option}.",
             file=sys.stderr,
         )

@@ -1,8 +1,15 @@
 """The `train` command: trains a model on parallel text."""
 
-from vanilla_transformer_cli.command import Parser, build_parser, refuse
+from typing import TYPE_CHECKING, TypeVar
+
+from vanilla_transformer_cli.command import Command, Parser, build_parser, refuse
 from vanilla_transformer_cli.recipes import insert_recipe
 from vanilla_transformer_cli.settings import TrainSettings
+
+if TYPE_CHECKING:
+    from transformers import Seq2SeqTrainingArguments
+
+Settings = TypeVar("Settings", bound=TrainSettings)
 
 _EXAMPLE = """Every field of Transformers' Seq2SeqTrainingArguments is an option too:
 --output_dir, --num_train_epochs, --max_steps, --learning_rate, --warmup_steps,
@@ -20,13 +27,31 @@ example:
 
 def train(argv: list[str]) -> None:
     """Train a model and its tokenizer on parallel text."""
-    parser = build_parser(train, TrainSettings, _EXAMPLE)
-    parser.usage = "vanilla-transformer train [RECIPE.yaml] [options]"
+    if options := read_options(train, TrainSettings, _EXAMPLE, argv):
+        from vanilla_transformer.training.run import train as train_model
+
+        settings, arguments = options
+        train_model(settings, arguments)
+
+
+def read_options(
+    command: Command, kind: type[Settings], epilog: str, argv: list[str]
+) -> "tuple[Settings, Seq2SeqTrainingArguments] | None":
+    """Options of a command that trains: ours and Trainer's; None after `--help-all`.
+
+    Args:
+        command: Its docstring is the description.
+        kind: Class of our settings.
+        epilog: Of the help.
+        argv: Arguments after the name of the command; the first may be a recipe.
+    """
+    parser = build_parser(command, kind, epilog)
+    parser.usage = f"{parser.prog} [RECIPE.yaml] [options]"
     parser.add_argument("--help-all", action="store_true", help="Also list Trainer's options.")
     namespace, others = parser.parse_known_args(insert_recipe(argv))
     values = vars(namespace)
     help_all = values.pop("help_all")
-    settings = TrainSettings(**values)
+    settings = kind(**values)
     if not settings.train and not help_all:
         parser.error("--train needs the training pairs")
 
@@ -34,7 +59,6 @@ def train(argv: list[str]) -> None:
     from transformers.utils.logging import disable_progress_bar
 
     from vanilla_transformer.training.recipe import recipe
-    from vanilla_transformer.training.run import train as train_model
 
     trainer_parser = Parser(
         Seq2SeqTrainingArguments, prog=parser.prog, add_help=False, allow_abbrev=False
@@ -42,10 +66,10 @@ def train(argv: list[str]) -> None:
     trainer_parser.set_defaults(**recipe(settings))
     if help_all:
         print(parser.format_help() + "\n" + trainer_parser.format_help())
-        return
+        return None
     arguments, unknown = trainer_parser.parse_args_into_dataclasses(
         others, return_remaining_strings=True
     )
     refuse(unknown, parser, trainer_parser)
     disable_progress_bar()
-    train_model(settings, arguments)
+    return settings, arguments

@@ -70,6 +70,32 @@ def test_card_of_an_older_run_has_no_such_settings(make_card):
     assert make_card().data.language is None
 
 
+SEARCHED = {"teacher": ["a", "b"], "teacher_num_beams": 5, "teacher_length_penalty": 0.6}
+
+
+@pytest.mark.parametrize(
+    ("options", "targets"),
+    [
+        ({"teacher_n_best": 1}, "its best output"),
+        ({"teacher_n_best": 5}, "one of its 5 best outputs"),
+        (
+            {"teacher_n_best": 5, "nearest": "chrf"},
+            "the one of its 5 best outputs that is nearest to the reference",
+        ),
+    ],
+)
+def test_card_tells_what_a_student_has_learnt_from(make_card, options, targets):
+    card = make_card(**SEARCHED, **options, targets="teacher").content
+
+    assert f" from a and b: each target is {targets}\n(beam 5, length penalty 0.6).\n<!--" in card
+
+
+def test_card_tells_that_a_student_has_seen_the_references(make_card):
+    card = make_card(**SEARCHED, teacher_n_best=1, targets="both").content
+
+    assert "(beam 5, length penalty 0.6), or the reference.\n<!--" in card
+
+
 @pytest.mark.parametrize("metric", ["bleu", "chrf"])
 def test_card_gives_each_metric_with_its_signature(make_card, metric):
     data = make_card().data

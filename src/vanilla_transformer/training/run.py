@@ -117,7 +117,7 @@ def train(settings: TrainSettings, arguments: Seq2SeqTrainingArguments) -> Path:
     # The caller's stay as they are.
     arguments = copy.copy(arguments)
     checkpoint, run = _begin(settings, arguments)
-    text = _text(settings, settings.train, settings.train_split)
+    text = parallel_text(settings, settings.train, settings.train_split)
     validation_pairs = _load_validation(settings)
     rules = drop_rules(settings, validation_pairs)
     # Of a stream only what the tokenizer learns from is stored.
@@ -161,7 +161,8 @@ def _begin(
     return checkpoint, run
 
 
-def _text(settings: TrainSettings, paths: list[str], split: str) -> ParallelText:
+def parallel_text(settings: TrainSettings, paths: list[str], split: str) -> ParallelText:
+    """Where the pairs of one split are found."""
     return ParallelText(
         tuple(paths),
         settings.source_column,
@@ -176,7 +177,7 @@ def _text(settings: TrainSettings, paths: list[str], split: str) -> ParallelText
 def _load_validation(settings: TrainSettings) -> Dataset | None:
     if not settings.validation:
         return None
-    return load_pairs(_text(settings, settings.validation, settings.validation_split))
+    return load_pairs(parallel_text(settings, settings.validation, settings.validation_split))
 
 
 def _read_kept(text: ParallelText, rules: Mapping[str, Rule]) -> Iterator[tuple[str, str]]:
