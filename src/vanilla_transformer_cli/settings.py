@@ -63,6 +63,9 @@ METRIC_TITLES = {
 }
 DEFAULT_METRICS = ["bleu", "chrf", "exact_match"]
 
+# All linear layers of attention and feed-forward networks.
+LORA_TARGET_MODULES = ("qkv_proj", "q_proj", "kv_proj", "out_proj", "fc1", "fc2")
+
 _TRUST_REMOTE_CODE = (
     "Runs the code in the folder of a model of another kind. A vanilla_transformer model always "
     "runs with the installed package."
@@ -160,6 +163,24 @@ class TrainSettings:
     init_from: str | None = option(
         "Saved model to fine-tune. It keeps its tokenizer and sizes; --preset, --config and the "
         "tokenizer options are ignored."
+    )
+    freeze: list[str] = option(
+        "Parts of the model of --init_from that stay as they are: encoder, decoder (layers and "
+        "norms), embeddings (tables, and an output projection that is tied to one), or patterns of "
+        "parameter names, such as 'model.encoder.layers.0.*'.",
+        [],
+    )
+    peft: Literal["lora"] | None = option(
+        "Trains an adapter instead of the model of --init_from: lora (Hu et al. 2021). The saved "
+        "model has it merged; adapter/ beside it has it alone, in PEFT's format."
+    )
+    lora_rank: int = option("Rank of LoRA's matrices.", 16)
+    lora_alpha: float = option("LoRA's output is scaled by this divided by the rank.", 32.0)
+    lora_dropout: float = option("Dropout of LoRA's inputs.", 0.0)
+    lora_target_modules: list[str] | None = option(
+        f"Linear layers that LoRA adapts. Default: {' '.join(LORA_TARGET_MODULES)}.",
+        nargs="+",
+        action="store",
     )
     tokenizer_kind: Literal["bpe", "unigram", "char", "word"] = option(
         "Kind of vocabulary to train on both sides of --train.", "bpe"

@@ -74,7 +74,7 @@ class MovingAverage(TrainerCallback):
         decay: Share of the old average that stays; 0.999 looks back on about 1,000 updates.
 
     Attributes:
-        weights: The average by name, in float32; tied tensors once.
+        weights: The average by name, in float32; tied tensors once, frozen ones not at all.
     """
 
     def __init__(self, decay: float) -> None:
@@ -95,11 +95,11 @@ class MovingAverage(TrainerCallback):
             file = Path(args.output_dir) / checkpoint / MOVING_AVERAGE_FILE
             saved = load_file(file, device=str(args.device))
             # Updates pair tensors by position, and the file has another order than the model.
-            self.weights = {name: saved[name] for name, _ in model.named_parameters()}
+            self.weights = {name: saved[name] for name in _trained(model)}
 
     def on_step_end(self, *args: Any, model: nn.Module, **kwargs: Any) -> None:
         """Adds the weights of an update."""
-        weights = {name: weight.detach().float() for name, weight in model.named_parameters()}
+        weights = {name: weight.detach().float() for name, weight in _trained(model).items()}
         if not self.weights:
             self.weights = {name: weight.clone() for name, weight in weights.items()}
         self._update(list(self.weights.values()), list(weights.values()), None)
@@ -107,6 +107,10 @@ class MovingAverage(TrainerCallback):
     def save(self, checkpoint: Path) -> None:
         """Puts the average into a new checkpoint."""
         save_file(self.weights, checkpoint / MOVING_AVERAGE_FILE)
+
+
+def _trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
 
 
 class DivergedError(ArithmeticError):

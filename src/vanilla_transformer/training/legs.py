@@ -20,6 +20,7 @@ from vanilla_transformer.model_folder import (
 )
 from vanilla_transformer.training.checkpoints import closed_checkpoints
 from vanilla_transformer.training.curves import CURVES_FILE
+from vanilla_transformer.training.fine_tuning import ADAPTER_FOLDER
 
 # What is recorded of each leg.
 _FIELDS_OF_A_LEG = (
@@ -93,6 +94,7 @@ _LATE_FILES = (
     RESULTS_FILE,
     CURVES_FILE,
     TARGET_FOLDER,
+    ADAPTER_FOLDER,
     "generation_config.json",
     "model*.safetensors",
     "tokenizer.json",

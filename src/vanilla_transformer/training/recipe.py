@@ -1,9 +1,11 @@
 """The recipe: defaults of a run, and checks before anything is read or trained."""
 
+import dataclasses
 import difflib
 import json
 import math
 import time
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from vanilla_transformer.modeling.configuration_vanilla_transformer import Vanil
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 from vanilla_transformer.training.averaging import metric_of
 from vanilla_transformer.training.checkpoints import resumable_checkpoint
+from vanilla_transformer.training.fine_tuning import check_peft
 from vanilla_transformer.training.legs import check_free
 from vanilla_transformer_cli.settings import PRESETS, TrainSettings
 
@@ -35,6 +38,9 @@ _RANGES = {
     "average_last": (0, math.inf),
     "moving_average": (0, 1),
     "r_drop": (0, math.inf),
+    "lora_rank": (1, math.inf),
+    "lora_alpha": (0, math.inf),
+    "lora_dropout": (0, 1),
     "early_stopping_patience": (1, math.inf),
     "learning_rate": (0, math.inf),
     "warmup_steps": (0, math.inf),
@@ -170,6 +176,7 @@ def check_settings(settings: TrainSettings, arguments: Seq2SeqTrainingArguments)
 
     Raises:
         ValueError: If there are any; the message names all.
+        ImportError: If they need a package that is not installed.
     """
     config_overrides(settings)
     faults = [
@@ -191,6 +198,7 @@ def check_settings(settings: TrainSettings, arguments: Seq2SeqTrainingArguments)
             "--target_vocab_size needs --separate_vocabularies, got "
             f"{settings.target_vocab_size} alone. Add that, or set --vocab_size."
         )
+    faults += _faults_of_fine_tuning(settings, arguments)
     for name in ("moving_average", "early_stopping_patience"):
         if getattr(settings, name) is not None and not settings.validation:
             faults.append(f"--{name} needs --validation pairs to score on, got none.")
@@ -211,8 +219,34 @@ def check_settings(settings: TrainSettings, arguments: Seq2SeqTrainingArguments)
         )
     if faults:
         raise ValueError("\n".join(faults))
+    if settings.peft:
+        check_peft()
     if settings.streaming:
         check_streaming(settings, arguments)
+
+
+def _faults_of_fine_tuning(
+    settings: TrainSettings, arguments: Seq2SeqTrainingArguments
+) -> Iterator[str]:
+    """Settings of fine-tuning that contradict each other or have no effect."""
+    for name in ("freeze", "peft"):
+        value = getattr(settings, name)
+        if value and not settings.init_from:
+            yield f"--{name} needs the model of --init_from, got {value} without it. Add it."
+    if settings.peft and settings.freeze:
+        yield (
+            "--freeze must be left out with --peft, which trains adapters and freezes everything "
+            f"else, got {' '.join(settings.freeze)}. Choose layers by --lora_target_modules."
+        )
+    if settings.peft and (arguments.fsdp or arguments.deepspeed):
+        yield (
+            f"--peft {settings.peft} needs whole weights in each process, to merge the adapter; "
+            "FSDP and DeepSpeed divide them. Leave one of the two out."
+        )
+    for field in dataclasses.fields(settings):
+        is_used = settings.peft or not field.name.startswith("lora_")
+        if not is_used and (value := getattr(settings, field.name)) != field.default:
+            yield f"--{field.name} needs --peft lora, got {value} without it. Add it."
 
 
 def check_vocabularies(settings: TrainSettings, start: str, tokenizers: TokenizerPair) -> None:

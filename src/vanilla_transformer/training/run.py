@@ -75,6 +75,7 @@ from vanilla_transformer.training.checkpoints import (
     with_intact_weights,
 )
 from vanilla_transformer.training.curves import plot_curves
+from vanilla_transformer.training.fine_tuning import choose_parameters, merge_adapter
 from vanilla_transformer.training.legs import (
     check_free,
     claimed,
@@ -139,7 +140,8 @@ def train(settings: TrainSettings, arguments: Seq2SeqTrainingArguments) -> Path:
         trainer.add_callback(log)
         outcome, interruption = _run(trainer, settings, checkpoint, stop)
         if is_main:
-            _save(trainer, run | _results(trainer, filtered, outcome, log), outcome)
+            run |= _results(trainer, filtered, outcome, log)
+            _save(trainer, settings.init_from, run, outcome)
     say(f"The model is in {folder}")
     if interruption:
         raise interruption
@@ -194,13 +196,15 @@ def _build_model(
     checkpoint: str | None,
 ) -> tuple[TokenizerPair, VanillaTransformerForConditionalGeneration]:
     """Loads tokenizers and model, or trains tokenizers and initialises a model for them."""
-    if start := checkpoint or settings.init_from:
+    # With an adapter a checkpoint is no model yet; Trainer loads it when there is one.
+    if start := settings.init_from if settings.peft else checkpoint or settings.init_from:
         model = load_model(start)
         tokenizers = TokenizerPair.from_pretrained(start)
         check_vocabularies(settings, start, tokenizers)
     else:
         tokenizers = _train_tokenizers(settings, pairs)
         model = _initialise_model(settings, tokenizers)
+    choose_parameters(model, settings)
     if settings.attn_implementation:
         model.set_attn_implementation(settings.attn_implementation)
     # The model smooths its own loss, without the full logits that Trainer's smoother needs.
@@ -399,20 +403,29 @@ def _results(
         **trainer.data.record(trainer.state.epoch or 0),
         "dropped_pairs": filtered.dropped,
         "target_languages": list(language_tags(trainer.tokenizers.source)),
-        "parameters": trainer.accelerator.unwrap_model(trainer.model).num_parameters(),
+        "trained_parameters": _model_of(trainer).num_parameters(only_trainable=True),
         "updates": trainer.state.global_step,
         "weights": outcome.weights,
         "minutes": round(log.minutes, 1),
     }
 
 
-def _save(trainer: TokenBatchTrainer, run: Mapping[str, Any], outcome: Outcome) -> None:
+def _model_of(trainer: TokenBatchTrainer) -> PreTrainedModel:
+    return trainer.accelerator.unwrap_model(trainer.model)
+
+
+def _save(
+    trainer: TokenBatchTrainer, base: str | None, run: Mapping[str, Any], outcome: Outcome
+) -> None:
     """Writes the model's folder; each file appears whole or not at all."""
     folder = Path(trainer.args.output_dir)
+    model = _model_of(trainer)
     with scratch_folder(folder, ".saving-") as unfinished:
         with failed_writes_named(folder):
-            trainer.accelerator.unwrap_model(trainer.model).save_pretrained(unfinished)
+            merge_adapter(model, unfinished, base)
+            model.save_pretrained(unfinished)
             trainer.tokenizers.save_pretrained(unfinished)
+        run = {**run, "parameters": model.num_parameters()}
         # Earlier checksums do not match the files that now replace the old ones.
         write_run(folder, {**run, "files": {}})
         files = describe_model_files(unfinished)

@@ -243,7 +243,9 @@ def plan(trainer: TokenBatchTrainer, checkpoint: str | None) -> Iterator[str]:
     minutes = seconds * data.batches / 60
     yield f"device      {hardware()}, {'bf16' if arguments.bf16 else 'float32'}"
     yield f"pairs       {data.describe_pairs()}"
-    yield f"parameters  {model.num_parameters():,}, {vocabulary}"
+    trained = model.num_parameters(only_trainable=True)
+    of_which = f", of which {trained:,} are trained" * (trained < model.num_parameters())
+    yield f"parameters  {model.num_parameters():,}{of_which}, {vocabulary}"
     yield f"batches     {data.describe_batches()}"
     yield f"memory      about {gigabytes:.1f} GB"
     end = _moment(60 * minutes * periods)
@@ -283,5 +285,5 @@ def _try_batches(trainer: TokenBatchTrainer) -> tuple[float, float]:
         memory = torch.cuda.max_memory_allocated()
     else:
         memory = psutil.Process().memory_info().rss
-    adam_moments = 8 * model.num_parameters()
+    adam_moments = 8 * model.num_parameters(only_trainable=True)
     return seconds, (memory + adam_moments) / 1e9

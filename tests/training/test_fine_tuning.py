@@ -1,0 +1,325 @@
+"""What a run trains: all but what is frozen, or an adapter."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForSeq2SeqLM, TrainerState
+
+from vanilla_transformer.modeling import cpu_vanilla_transformer as cpu
+from vanilla_transformer.training import fine_tuning
+from vanilla_transformer.training.callbacks import MOVING_AVERAGE_FILE, MovingAverage
+from vanilla_transformer.training.fine_tuning import choose_parameters, merge_adapter
+from vanilla_transformer.training.recipe import check_settings
+from vanilla_transformer.training.run import train
+from vanilla_transformer.translation import Translator
+from vanilla_transformer_cli.settings import TrainSettings
+
+from ..conftest import Model, source_of
+from ..support.training_runs import (
+    assert_same_weights,
+    build_arguments,
+    build_settings,
+    read_json,
+    weights_of,
+)
+
+# PEFT's wrapper asks Transformers by a name of which newer releases warn.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
+)
+
+LORA = {"peft": "lora", "lora_rank": 4, "lora_alpha": 16.0}
+
+
+def trained(model: Model) -> set[str]:
+    return {name for name, weight in model.named_parameters() if weight.requires_grad}
+
+
+@pytest.fixture
+def freeze(tiny_config):
+    """Freezes parts of a tiny model; returns the names of what it still trains."""
+
+    def freeze(*patterns: str, **changes: object) -> set[str]:
+        for name, value in changes.items():
+            setattr(tiny_config, name, value)
+        model = Model(tiny_config)
+        choose_parameters(model, TrainSettings(freeze=list(patterns)))
+        return trained(model)
+
+    return freeze
+
+
+def test_encoder_is_frozen_without_the_table_that_it_shares(freeze):
+    left = freeze("encoder")
+
+    assert "model.shared.weight" in left
+    assert "model.decoder.layers.0.fc1.weight" in left
+    assert not any(name.startswith("model.encoder.") for name in left)
+
+
+def test_decoder_is_frozen_without_its_table(freeze):
+    left = freeze("decoder", share_encoder_decoder_embeddings=False, tie_word_embeddings=False)
+
+    assert {"model.decoder.embed_tokens.weight", "lm_head.weight"} <= left
+    assert "model.encoder.layers.1.fc2.bias" in left
+    assert not any(name.startswith("model.decoder.layer") for name in left)
+
+
+def test_embeddings_are_all_tables(freeze):
+    left = freeze(
+        "embeddings",
+        share_encoder_decoder_embeddings=False,
+        tie_word_embeddings=False,
+        position_embedding_type="learned",
+    )
+
+    assert not any("embed" in name for name in left)
+    assert {"lm_head.weight", "model.decoder.layers.0.encoder_attn.q_proj.weight"} <= left
+
+
+def test_patterns_freeze_what_they_match(freeze):
+    left = freeze("model.encoder.layers.0.*", "*.bias")
+
+    assert "model.encoder.layers.0.fc1.weight" not in left
+    assert "model.encoder.layers.1.fc1.weight" in left
+    assert not any(name.endswith(".bias") for name in left)
+
+
+def test_tied_projection_is_frozen_with_the_table_and_named(freeze, capsys):
+    freeze("embeddings")
+
+    assert capsys.readouterr().out == (
+        "frozen      model.shared.weight, and with it lm_head.weight, the same matrix\n"
+    )
+
+
+def test_table_can_be_named_by_any_of_its_names(freeze, capsys):
+    assert "model.shared.weight" not in freeze("lm_head.weight")
+
+    assert "frozen      lm_head.weight, and with it model.shared.weight and " in (
+        capsys.readouterr().out
+    )
+
+
+def test_patterns_that_match_nothing_are_refused_all_at_once(freeze):
+    with pytest.raises(ValueError, match=r"'heads' matches no parameter") as caught:
+        freeze("heads", "encoder", "layers.9*")
+
+    faults = str(caught.value).splitlines()
+    assert len(faults) == 2
+    assert all("such as lm_head.weight, model." in fault for fault in faults)
+
+
+def test_freezing_everything_is_refused(freeze):
+    with pytest.raises(ValueError, match=r"leave something to train, got \*, which match all \d+"):
+        freeze("*")
+
+
+def with_lora(model: Model, **changes: object) -> Model:
+    torch.manual_seed(0)
+    choose_parameters(model, TrainSettings(**LORA | changes))
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "lora_B" in name:
+                # They start as zero.
+                weight.normal_(std=0.3)
+    return model
+
+
+def test_adapters_alone_are_trained(tiny_model):
+    left = trained(with_lora(tiny_model))
+
+    # Two encoder layers of four linear maps and three decoder layers of seven.
+    assert len(left) == 2 * (2 * 4 + 3 * 7)
+    assert all("lora_" in name for name in left)
+
+
+def test_adapters_have_rank_scale_dropout_and_places_of_their_own(tiny_model):
+    model = with_lora(tiny_model, lora_dropout=0.25, lora_target_modules=["fc1"])
+
+    layer = model.model.encoder.layers[0].fc1
+    assert layer.lora_A["default"].weight.shape[0] == 4
+    assert layer.scaling["default"] == 16 / 4
+    assert layer.lora_dropout["default"].p == 0.25
+    assert len(trained(model)) == 2 * (2 + 3)
+
+
+def test_unknown_modules_are_refused_with_those_that_there_are(tiny_model):
+    with pytest.raises(ValueError, match=r"fc1 fc2 kv_proj out_proj q_proj qkv_proj, got k_proj\."):
+        with_lora(tiny_model, lora_target_modules=["q_proj", "k_proj"])
+
+
+def test_merged_model_is_plain_and_computes_the_same(tiny_model, batch, tmp_path):
+    adapted = with_lora(tiny_model).eval()
+    expected = adapted(**batch).logits
+
+    merge_adapter(adapted, tmp_path, "org/base")
+
+    torch.testing.assert_close(adapted(**batch).logits, expected, rtol=1e-4, atol=1e-4)
+    adapted.save_pretrained(tmp_path)
+    names = load_file(tmp_path / "model.safetensors").keys()
+    assert not any("lora" in name or "base_layer" in name for name in names)
+
+
+def test_saved_adapter_loads_with_peft(tiny_model, batch, tmp_path):
+    tiny_model.save_pretrained(tmp_path / "base")
+    adapted = with_lora(tiny_model).eval()
+    expected = adapted(**batch).logits
+
+    merge_adapter(adapted, tmp_path, str(tmp_path / "base"))
+
+    base = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "base")
+    loaded = PeftModel.from_pretrained(base, tmp_path / "adapter")
+    assert torch.equal(loaded(**batch).logits, expected)
+    # A path may hold the name of a user.
+    config = read_json(tmp_path / "adapter" / "adapter_config.json")
+    assert config["base_model_name_or_path"] == "base"
+
+
+def test_model_without_adapter_is_left_alone(tiny_model, tmp_path):
+    merge_adapter(tiny_model, tmp_path, None)
+
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_adapted_model_generates_like_the_merged_one(
+    tiny_model, batch, tmp_path, monkeypatch, num_beams
+):
+    # Weights are laid out anew for generation however small they are.
+    monkeypatch.setattr(cpu, "FEWEST_ENTRIES", 1)
+    settings = {"num_beams": num_beams, "max_new_tokens": 8}
+    plain = tiny_model.generate(**source_of(batch), **settings)
+    adapted = with_lora(tiny_model).eval()
+
+    generated = adapted.generate(**source_of(batch), **settings)
+
+    merge_adapter(adapted, tmp_path, None)
+    assert torch.equal(adapted.generate(**source_of(batch), **settings), generated)
+    assert not torch.equal(generated, plain)
+
+
+FROM = {"init_from": "runs/base"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "given", "message"),
+    [
+        ({"freeze": ["encoder"]}, {}, r"--freeze needs .* of --init_from, got \['encoder'\]"),
+        (LORA, {}, "--peft needs the model of --init_from, got lora without it"),
+        (FROM | LORA | {"freeze": ["encoder"]}, {}, "--freeze must be left out with --peft"),
+        (FROM | {"lora_rank": 8}, {}, "--lora_rank needs --peft lora, got 8 without it"),
+        (FROM | LORA | {"lora_rank": 0}, {}, "--lora_rank must be at least 1 and finite, got 0"),
+        (FROM | LORA | {"lora_dropout": 1.0}, {}, "--lora_dropout must be at least 0 and below 1"),
+        (FROM | LORA, {"fsdp": True}, "--peft lora needs whole weights in each process"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(tmp_path, settings, given, message):
+    arguments = build_arguments(TrainSettings(), tmp_path)
+    for name, value in given.items():
+        setattr(arguments, name, value)
+
+    with pytest.raises(ValueError, match=message) as caught:
+        check_settings(TrainSettings(**settings), arguments)
+
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("settings", [{"freeze": ["encoder"]}, LORA])
+def test_settings_of_fine_tuning_are_accepted_with_a_model_to_tune(tmp_path, settings):
+    check_settings(TrainSettings(**FROM, **settings), build_arguments(TrainSettings(), tmp_path))
+
+
+def test_missing_package_is_named_with_its_cure(tmp_path, monkeypatch):
+    monkeypatch.setattr(fine_tuning, "is_peft_available", lambda: False)
+    arguments = build_arguments(TrainSettings(), tmp_path)
+
+    with pytest.raises(ImportError, match=r"pip install 'vanilla-transformer\[peft\]'"):
+        check_settings(TrainSettings(**FROM, **LORA), arguments)
+
+
+@pytest.fixture(scope="module")
+def base(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A saved model that was never trained."""
+    folder = tmp_path_factory.mktemp("base")
+    settings = build_settings(corpus, validated=False)
+    train(settings, build_arguments(settings, folder, max_steps=1, learning_rate=0.0))
+    return folder
+
+
+def fine_tune(
+    corpus: Path, base: Path, folder: Path, *, updates: int = 3, **changes: object
+) -> None:
+    given = {"validated": False, "config": [], "init_from": str(base)} | changes
+    settings = build_settings(corpus, **given)
+    train(settings, build_arguments(settings, folder, max_steps=updates))
+
+
+def test_frozen_weights_stay_the_same_to_the_last_bit(corpus, base, tmp_path, capsys):
+    fine_tune(
+        corpus,
+        base,
+        tmp_path,
+        validated=True,
+        freeze=["embeddings", "encoder"],
+        moving_average=0.5,
+    )
+
+    before, after = weights_of(base), weights_of(tmp_path)
+    frozen = {name for name in before if torch.equal(before[name], after[name])}
+    expected = {name for name in before if name.startswith(("model.encoder.", "model.shared."))}
+    assert frozen == expected
+    averaged = load_file(next(tmp_path.glob("checkpoint-*")) / MOVING_AVERAGE_FILE)
+    assert averaged.keys() == before.keys() - frozen
+    count = sum(before[name].numel() for name in averaged)
+    run = read_json(tmp_path / "run.json")
+    total = sum(weight.numel() for weight in before.values())
+    assert (run["parameters"], run["trained_parameters"]) == (total, count)
+    assert (
+        f"parameters  {total:,}, of which {count:,} are trained, vocab" in capsys.readouterr().out
+    )
+
+
+@pytest.mark.parametrize("changes", [{"freeze": ["encoder"]}, LORA | {"lora_dropout": 0.1}])
+def test_resumed_run_ends_with_the_weights_of_one_in_one_go(corpus, base, tmp_path, changes):
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    fine_tune(corpus, base, whole, updates=4, **changes)
+    fine_tune(corpus, base, resumed, updates=2, **changes)
+
+    fine_tune(corpus, base, resumed, updates=4, resume=True, **changes)
+
+    assert_same_weights(resumed, whole)
+
+
+def test_moving_average_of_a_resumed_run_is_that_of_the_trained_weights(tiny_model, tmp_path):
+    choose_parameters(tiny_model, TrainSettings(freeze=["encoder"]))
+    arguments, state = SimpleNamespace(output_dir=tmp_path, device="cpu"), TrainerState()
+    first, second = MovingAverage(0.5), MovingAverage(0.5)
+    first.on_step_end(model=tiny_model)
+    (tmp_path / "checkpoint-7").mkdir()
+    first.save(tmp_path / "checkpoint-7")
+    state.global_step = 7
+
+    second.on_train_begin(arguments, state, None, model=tiny_model)
+
+    assert list(second.weights) == [name for name in first.weights if name in trained(tiny_model)]
+    assert second.weights.keys() == trained(tiny_model)
+
+
+def test_adapter_is_saved_beside_the_model_that_it_makes(corpus, base, tmp_path):
+    fine_tune(corpus, base, tmp_path, **LORA)
+
+    run = read_json(tmp_path / "run.json")
+    assert run["parameters"] == read_json(base / "run.json")["parameters"]
+    adapter = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    assert run["trained_parameters"] == sum(weight.numel() for weight in adapter.values())
+    merged = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    model = AutoModelForSeq2SeqLM.from_pretrained(base)
+    adapted = PeftModel.from_pretrained(model, tmp_path / "adapter").merge_and_unload()
+    for name, weight in merged.state_dict().items():
+        torch.testing.assert_close(adapted.state_dict()[name], weight)
+    assert list(Translator.from_pretrained(str(tmp_path)).translate(["eins"]))
