@@ -1,4 +1,4 @@
-"""The `export` command: converts a saved model for other runtimes, and checks the result."""
+"""The `export` command: converts a saved model for other software, and checks the result."""
 
 import logging
 import sys
@@ -7,19 +7,22 @@ from pathlib import Path
 from vanilla_transformer_cli.command import Parser, build_parser, check_folder, fail, refuse
 from vanilla_transformer_cli.settings import ExportSettings
 
-_EXAMPLE = """The export is kept only if it translates a sample greedily as the model does. In
-float32, whatever the --quantization, at least 99 % of the lines must be equal, and
+_RUNTIMES = ("ctranslate2", "onnx")
+
+_EXAMPLE = """An export to a runtime is kept only if it translates a sample greedily as the model
+does. In float32, whatever the --quantization, at least 99 % of the lines must be equal, and
 log-probabilities per token must differ by at most 0.001 on average (ONNX: each logit by
 at most 0.0001). With quantised weights, they may differ by 0.1 for 16-bit types and by 1
-for integers.
+for integers. An export to a class of Transformers is kept only if the logits of both agree.
 
-example:
+examples:
   vanilla-transformer export --format ctranslate2 --quantization int8 runs/de-en runs/de-en-int8
+  vanilla-transformer export --format pegasus runs/de-en runs/de-en-pegasus
 """
 
 
 def export(argv: list[str]) -> None:
-    """Convert a model for CTranslate2 or ONNX Runtime."""
+    """Convert a model for CTranslate2, ONNX Runtime, or a class of Transformers."""
     parser = build_parser(export, ExportSettings, _EXAMPLE)
     parser.add_argument("model", metavar="MODEL", help="Folder or Hub name of a model.")
     parser.add_argument("output", metavar="OUT", help="Folder to create.")
@@ -28,10 +31,16 @@ def export(argv: list[str]) -> None:
     values = vars(namespace)
     model, output = values.pop("model"), Path(values.pop("output"))
     settings = ExportSettings(**values)
-    if settings.format == "onnx" and settings.quantization != "float32":
+    if settings.format != "ctranslate2" and settings.quantization != "float32":
         parser.error(
-            f"--quantization must be float32 with --format onnx, got {settings.quantization}"
+            f"--quantization must be float32 with --format {settings.format}, "
+            f"got {settings.quantization}"
         )
+    for name in ("sample", "force"):
+        if settings.format not in _RUNTIMES and getattr(settings, name):
+            parser.error(
+                f"--{name} needs one of --format {', '.join(_RUNTIMES)}, got {settings.format}"
+            )
     _check(parser, model, output, settings)
     try:
         _export(model, output, settings)
@@ -51,10 +60,17 @@ def _check(parser: Parser, model: str, output: Path, settings: ExportSettings) -
 def _export(model: str, output: Path, settings: ExportSettings) -> None:
     from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
+    if settings.format in _RUNTIMES:
+        _export_to_runtime(model, output, settings)
+    else:
+        _export_to_class(model, output, settings)
+
+
+def _export_to_runtime(model: str, output: Path, settings: ExportSettings) -> None:
     from vanilla_transformer.files import read_lines
     from vanilla_transformer.interop.export import export_to_ctranslate2, export_to_onnx
 
-    disable_progress_bar()
     # torch's exporter warns about missing torchvision, which we do not need.
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     sample = list(read_lines(settings.sample)) if settings.sample else None
@@ -78,3 +94,12 @@ def _export(model: str, output: Path, settings: ExportSettings) -> None:
         )
     lines = f"the lines of {settings.sample}" if settings.sample else "random tokens"
     print(f"{output}: {agreement} (on {lines})")
+
+
+def _export_to_class(model: str, output: Path, settings: ExportSettings) -> None:
+    from vanilla_transformer.interop.export import export_to_transformers
+
+    comparison = export_to_transformers(
+        model, output, settings.format, trust_remote_code=settings.trust_remote_code
+    )
+    print(f"{output}: {comparison} (on random tokens)")

@@ -422,11 +422,23 @@ class PushSettings:
 
 @dataclass(frozen=True)
 class ExportSettings:
-    """Settings of an export to another runtime."""
+    """Settings of an export to another runtime, or to another class."""
 
-    format: Literal["ctranslate2", "onnx"] = option(
+    format: Literal[
+        "ctranslate2",
+        "onnx",
+        "bart",
+        "blenderbot",
+        "fsmt",
+        "m2m100",
+        "marian",
+        "mbart",
+        "pegasus",
+        "plbart",
+    ] = option(
         "Runtime to export for: CTranslate2, which `translate --engine ctranslate2` uses, or ONNX "
-        "Runtime.",
+        "Runtime; or a class of Transformers, whose folders load without this package. Models with "
+        "the default switches fit pegasus, with --config pre_norm=false marian.",
         "ctranslate2",
     )
     quantization: Literal[
@@ -444,10 +456,10 @@ class ExportSettings:
         "float32",
     )
     sample: str | None = option(
-        "File of source lines for comparing the export with the model. Default: 100 random "
-        "sequences of tokens."
+        "File of source lines for comparing the export to a runtime with the model. Default: 100 "
+        "random sequences of tokens."
     )
-    force: bool = option("Replaces an earlier export at OUT.", False)
+    force: bool = option("Replaces an earlier export to a runtime at OUT.", False)
     trust_remote_code: bool = option(_TRUST_REMOTE_CODE, False)
 
 

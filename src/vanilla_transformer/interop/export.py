@@ -16,6 +16,8 @@ from transformers import (
 
 from vanilla_transformer.files import abandoned, naming_full_disk, scratch_folder
 from vanilla_transformer.interop import never_generated
+from vanilla_transformer.interop.importing import Comparison, compare
+from vanilla_transformer.interop.to_transformers import name_general_tokenizers, to_transformers
 from vanilla_transformer.model_folder import (
     RUN_FILE,
     TARGET_FOLDER,
@@ -197,6 +199,41 @@ def export_to_onnx(
     return agreement
 
 
+def export_to_transformers(
+    model_name_or_path: str, output: Path, class_name: str, *, trust_remote_code: bool = False
+) -> Comparison:
+    """Writes a folder that Transformers loads as a model of a class of its own.
+
+    It holds the weights in the dtype of the model, the tokenizer's files, with those of the target
+    in target_tokenizer/ if it has one of its own, generation_config.json and the record of the
+    training run.
+
+    Args:
+        model_name_or_path: Folder or Hub name of one of our models.
+        output: Folder to make; it appears once the two models have been compared.
+        class_name: One of `to_transformers.FORMATS`.
+        trust_remote_code: Runs the code of a tokenizer of another kind than ours.
+
+    Returns:
+        How the logits of the two models compare in float32.
+
+    Raises:
+        FileExistsError: If there is something at `output`.
+        ValueError: If the class cannot express the model, or computes something else.
+    """
+    if output.exists():
+        raise FileExistsError(f"{str(output)!r} must not exist yet. Give another folder.")
+    with _new_folder(output, force=False) as folder:
+        model, tokenizers = _load(model_name_or_path, trust_remote_code, dtype="auto")
+        to_transformers(model, class_name).save_pretrained(folder)
+        _save_settings(model, tokenizers, folder)
+        name_general_tokenizers(folder)
+        exported = load_model(str(folder), dtype=torch.float32).eval()
+        comparison = compare(exported, model.float())
+        comparison.check()
+    return comparison
+
+
 @contextmanager
 def _new_folder(output: Path, force: bool) -> Iterator[Path]:
     """Name of a folder beside `output` that takes its place if all goes well.
@@ -262,16 +299,16 @@ def _check_output(output: Path, force: bool) -> None:
 
 
 def _load(
-    model_name_or_path: str, trust_remote_code: bool
+    model_name_or_path: str, trust_remote_code: bool, dtype: torch.dtype | str = torch.float32
 ) -> tuple[PreTrainedModel, TokenizerPair]:
-    """The model in float32 and its tokenizers."""
+    """The model and its tokenizers."""
     # First, because its errors explain what is wrong with a folder or a name.
     tokenizers = TokenizerPair.from_pretrained(
         model_name_or_path, trust_remote_code=trust_remote_code
     )
     model = load_model(
         model_name_or_path,
-        dtype=torch.float32,
+        dtype=dtype,
         # What the ONNX exporter can trace.
         attn_implementation="eager",
         trust_remote_code=trust_remote_code,

@@ -150,7 +150,7 @@ def _untied(model: PreTrainedModel) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """How the logits of a source and of the imported model differ on random tokens.
+    """How the logits of a source and of the converted model differ on random tokens.
 
     Attributes:
         gap: Largest difference.
@@ -172,7 +172,7 @@ class Comparison:
         # Written so that NaN fails.
         if not self.gap <= _TOLERANCE * max(1.0, self.scale):
             raise ValueError(
-                f"The imported model must compute what its source does, but {self}. Nothing was "
+                f"The converted model must compute what its source does, but {self}. Nothing was "
                 "written; please report this with the source and the versions of your packages."
             )
 
