@@ -36,14 +36,6 @@ def test_lines_are_cut_as_by_the_tokenizer_when_nothing_is_left_out(tokenizer):
     assert ids_of(build(tokenizer, rate=0.0), 0) == tokenizer(LINES)["input_ids"]
 
 
-def test_text_survives_whatever_is_left_out(tokenizer):
-    lines = build(tokenizer, rate=0.5)
-
-    for epoch in range(5):
-        texts = tokenizer.batch_decode(ids_of(lines, epoch), skip_special_tokens=True)
-        assert texts == LINES
-
-
 def test_longest_word_takes_time_in_proportion_and_survives(tokenizer, monkeypatch):
     lengths = []
 
@@ -60,14 +52,6 @@ def test_longest_word_takes_time_in_proportion_and_survives(tokenizer, monkeypat
     assert tokenizer.decode(lines[0], skip_special_tokens=True) == text
     # Of the word, which begins with a blank, and of `</s>`.
     assert lengths == [*[bpe_dropout.LONGEST_WORD] * 15, 1, 1]
-
-
-def test_every_line_ends_in_eos_and_lengths_are_those_drawn(tokenizer):
-    lines = build(tokenizer)
-    lengths = lines.draw(2)
-
-    assert all(lines[index][-1] == tokenizer.eos_token_id for index in range(len(LINES)))
-    assert lengths.tolist() == [len(lines[index]) for index in range(len(LINES))]
 
 
 def test_higher_rates_leave_smaller_pieces(tokenizer):
