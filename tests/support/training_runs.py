@@ -84,3 +84,10 @@ def assert_same_weights(folder: Path, other: Path) -> None:
 
 def checkpoints_of(folder: Path) -> list[int]:
     return sorted(int(path.name.split("-")[1]) for path in folder.glob("checkpoint-*"))
+
+
+def flip_bit(file: Path) -> None:
+    """Changes the last number in a file of weights."""
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)

@@ -18,6 +18,8 @@ from vanilla_transformer.training.averaging import (
 )
 from vanilla_transformer.training.checkpoints import close_checkpoint
 
+from ..support.training_runs import flip_bit
+
 
 @pytest.fixture
 def saved(tiny_config, tmp_path):
@@ -159,10 +161,7 @@ def test_single_checkpoint_is_not_averaged(one_weight_run, count):
 
 
 def test_checkpoint_with_a_flipped_bit_is_left_out_of_the_mean(one_weight_run, tmp_path, capsys):
-    weights = tmp_path / "checkpoint-9" / "model.safetensors"
-    content = bytearray(weights.read_bytes())
-    content[-1] ^= 4
-    weights.write_bytes(content)
+    flip_bit(tmp_path / "checkpoint-9" / "model.safetensors")
     (tmp_path / "checkpoint-8" / "optimizer.pt").write_text("other")
 
     outcome = average_weights(one_weight_run, 3, BEST)

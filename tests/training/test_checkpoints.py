@@ -19,30 +19,30 @@ from vanilla_transformer.training.checkpoints import (
     reopen_checkpoint,
     resumable_checkpoint,
 )
-from vanilla_transformer.training.run import train
 from vanilla_transformer.training.run_record import read_log
 from vanilla_transformer.training.trainer import TokenBatchTrainer
 
 from ..support.full_disk import small_files
 from ..support.training_runs import (
     assert_same_weights,
-    build_arguments,
-    build_settings,
     checkpoints_of,
+    flip_bit,
     read_json,
+    run_training,
 )
+
+BY_UPDATES = {"save_strategy": "steps", "save_steps": 2, "save_total_limit": 5}
+
+
+def run_updates(corpus, folder, updates, *, resume=False, **changes):
+    """Trains to some update without validation, with a checkpoint after each second one."""
+    settings = {"validated": False, "average_last": 1, "resume": resume}
+    return run_training(corpus, folder, settings, max_steps=updates, **BY_UPDATES | changes)
 
 
 @pytest.fixture(scope="module")
 def run(corpus, tmp_path_factory):
-    """Six updates with a checkpoint after each second one."""
-    folder = tmp_path_factory.mktemp("run") / "whole"
-    settings = build_settings(corpus, validated=False, average_last=1)
-    arguments = build_arguments(
-        settings, folder, max_steps=6, save_strategy="steps", save_steps=2, save_total_limit=5
-    )
-    train(settings, arguments)
-    return folder
+    return run_updates(corpus, tmp_path_factory.mktemp("run") / "whole", 6)
 
 
 @pytest.fixture
@@ -54,17 +54,6 @@ def interrupted(run, tmp_path):
         shutil.copytree(checkpoint, folder / checkpoint.name)
     shutil.copy(run / "run.json", folder)
     return folder
-
-
-def resume(corpus, folder, **changes):
-    settings = build_settings(corpus, validated=False, average_last=1, resume=True)
-    arguments = build_arguments(
-        settings,
-        folder,
-        **{"max_steps": 6, "save_strategy": "steps", "save_steps": 2, "save_total_limit": 5}
-        | changes,
-    )
-    train(settings, arguments)
 
 
 def test_checkpoint_lists_all_its_files_with_sizes_and_checksums(run):
@@ -84,12 +73,9 @@ def test_checkpoint_lists_all_its_files_with_sizes_and_checksums(run):
 def test_resuming_passes_over_several_broken_checkpoints(corpus, run, interrupted, capsys):
     with open(interrupted / "checkpoint-6" / "optimizer.pt", "r+b") as file:
         file.truncate(1000)
-    weights = interrupted / "checkpoint-4" / "model.safetensors"
-    content = bytearray(weights.read_bytes())
-    content[-5] ^= 4
-    weights.write_bytes(content)
+    flip_bit(interrupted / "checkpoint-4" / "model.safetensors")
 
-    resume(corpus, interrupted)
+    run_updates(corpus, interrupted, 6, resume=True)
 
     said = capsys.readouterr().out
     assert "checkpoint-6 is skipped: its optimizer.pt has other bytes than were saved" in said
@@ -103,18 +89,17 @@ def test_resuming_is_refused_when_no_checkpoint_is_whole(corpus, interrupted):
     before = sorted(interrupted.rglob("*"))
 
     with pytest.raises(ValueError, match="needs a whole checkpoint") as error:
-        resume(corpus, interrupted)
+        run_updates(corpus, interrupted, 6, resume=True)
 
     assert str(error.value).count("its trainer_state.json is missing") == 3
     assert sorted(interrupted.rglob("*")) == before
 
 
 def test_resuming_is_refused_when_the_optimizer_was_never_saved(corpus, tmp_path):
-    settings = build_settings(corpus, validated=False)
-    train(settings, build_arguments(settings, tmp_path, max_steps=2, save_only_model=True))
+    run_updates(corpus, tmp_path, 2, save_only_model=True)
 
     with pytest.raises(ValueError, match=r"no state of the optimizer \(--save_only_model\)"):
-        resume(corpus, tmp_path)
+        run_updates(corpus, tmp_path, 6, resume=True)
 
 
 def test_unclosed_checkpoints_are_deleted_by_a_resumed_run_and_never_averaged(corpus, interrupted):
@@ -122,28 +107,9 @@ def test_unclosed_checkpoints_are_deleted_by_a_resumed_run_and_never_averaged(co
     (interrupted / "checkpoint-9" / FILES_FILE).unlink()
     assert [path.name for path in closed_checkpoints(interrupted)][-1] == "checkpoint-6"
 
-    resume(corpus, interrupted, max_steps=8)
+    run_updates(corpus, interrupted, 8, resume=True)
 
     assert checkpoints_of(interrupted) == [2, 4, 6, 8]
-
-
-def test_older_checkpoints_are_kept_until_a_new_one_is_closed(corpus, tmp_path, monkeypatch):
-    settings = build_settings(corpus, validated=False)
-    closed = []
-
-    def close(folder):
-        closed.append(checkpoints_of(folder.parent))
-        close_checkpoint(folder)
-
-    monkeypatch.setattr("vanilla_transformer.training.trainer.close_checkpoint", close)
-    arguments = build_arguments(
-        settings, tmp_path, max_steps=3, save_strategy="steps", save_steps=1, save_total_limit=1
-    )
-    train(settings, arguments)
-
-    assert closed == [[1], [1, 2], [2, 3]]
-    assert checkpoints_of(tmp_path) == [3]
-    assert arguments.save_total_limit == 1
 
 
 def test_checkpoint_that_is_written_anew_does_not_count_meanwhile(corpus, interrupted, monkeypatch):
@@ -154,7 +120,7 @@ def test_checkpoint_that_is_written_anew_does_not_count_meanwhile(corpus, interr
 
     monkeypatch.setattr(TokenBatchTrainer, "_save_optimizer_and_scheduler", fail)
     with pytest.raises(OSError, match="No space left"):
-        resume(corpus, interrupted)
+        run_updates(corpus, interrupted, 6, resume=True)
 
     assert [path.name for path in closed_checkpoints(interrupted)][-1] == "checkpoint-4"
 
@@ -163,47 +129,29 @@ def test_checkpoint_that_is_written_anew_does_not_count_meanwhile(corpus, interr
     ("save_strategy", "saved"), [("steps", "checkpoint-2"), ("no", "")], ids=["checkpoint", "model"]
 )
 def test_full_disk_is_named_while_saving(corpus, tmp_path, save_strategy, saved):
-    settings = build_settings(corpus, validated=False)
     folder = tmp_path / "run"
-    arguments = build_arguments(
-        settings, folder, max_steps=2, save_strategy=save_strategy, save_steps=2
-    )
 
     named = re.escape(f"Saving into {folder / saved} failed: ")
     with small_files(120_000), pytest.raises(OSError, match=f"{named}.*File too large"):
-        train(settings, arguments)
+        run_updates(corpus, folder, 2, save_strategy=save_strategy)
 
     assert not closed_checkpoints(folder)
 
 
 def test_best_checkpoint_that_has_changed_is_not_loaded(corpus, tmp_path, monkeypatch, capsys):
-    def flip_a_bit(self, args, state, *others, **named):
+    def damage(self, args, state, *others, **named):
         if state.global_step == 3:
-            file = tmp_path / "checkpoint-2" / "model.safetensors"
-            content = bytearray(file.read_bytes())
-            content[-1] ^= 1
-            file.write_bytes(content)
+            flip_bit(tmp_path / "checkpoint-2" / "model.safetensors")
 
-    monkeypatch.setattr(StopOnRequest, "on_step_end", flip_a_bit)
-    settings = build_settings(corpus, average_last=0)
-    by_steps = {"save_strategy": "steps", "eval_strategy": "steps", "save_steps": 2}
-    arguments = build_arguments(settings, tmp_path, max_steps=3, **by_steps, eval_steps=2)
+    monkeypatch.setattr(StopOnRequest, "on_step_end", damage)
+    scored = {"eval_strategy": "steps", "eval_steps": 2}
 
-    train(settings, arguments)
+    run_training(corpus, tmp_path, {"average_last": 0}, max_steps=3, **BY_UPDATES, **scored)
 
     assert "checkpoint-2 is skipped: its model.safetensors has other" in capsys.readouterr().out
     assert read_json(tmp_path / "run.json")["weights"] == "last update"
     with pytest.raises(AssertionError, match="not equal"):
         assert_same_weights(tmp_path, tmp_path / "checkpoint-2")
-
-
-@pytest.mark.parametrize("decay", [0.5])
-def test_moving_average_is_among_the_listed_files(corpus, tmp_path, decay):
-    settings = build_settings(corpus, moving_average=decay)
-    train(settings, build_arguments(settings, tmp_path, max_steps=2))
-
-    (checkpoint,) = closed_checkpoints(tmp_path)
-    assert "moving_average.safetensors" in read_json(checkpoint / FILES_FILE)
 
 
 # Without a run
@@ -258,19 +206,21 @@ def test_newest_whole_checkpoint_is_resumed_and_newer_ones_are_explained(make, t
     ]
 
 
-@pytest.mark.parametrize("field", ["bytes", "xxh3_128"])
-def test_checkpoint_whose_list_has_a_damaged_field_is_skipped(make, tmp_path, field):
+@pytest.mark.parametrize(
+    ("part", "damage"), [("bytes", "byves"), ("xxh3_128", "xxh3_129"), ("{", ""), ("}", "")]
+)
+def test_checkpoint_whose_list_is_damaged_is_skipped(make, tmp_path, part, damage):
     whole, record = make(9), make(10) / FILES_FILE
-    record.write_text(record.read_text().replace(field, field.replace("t", "v").replace("8", "9")))
-    assert field not in record.read_text()
+    text = record.read_text()
+    record.write_text(text.replace(part, damage))
+    assert record.read_text() != text
 
     assert resumable_checkpoint(tmp_path)[0] == whole
 
 
-@pytest.mark.parametrize("damage", ["[", "[]"])
-def test_checkpoint_whose_list_is_no_object_is_skipped(make, tmp_path, damage):
+def test_checkpoint_whose_list_is_no_object_is_skipped(make, tmp_path):
     whole, broken = make(9), make(10)
-    (broken / FILES_FILE).write_text(damage)
+    (broken / FILES_FILE).write_text("[]")
 
     checkpoint, skipped = resumable_checkpoint(tmp_path)
 
@@ -302,55 +252,38 @@ def test_errors_of_writers_are_named_and_others_left(tmp_path):
 # Divergence
 
 
-def diverge(corpus, folder, **changes):
-    settings = build_settings(corpus, **changes.pop("settings", {"validated": False}))
-    given = {"learning_rate": 1e30, "warmup_steps": 0, "max_steps": 40}
-    train(settings, build_arguments(settings, folder, **given | changes))
+def diverge(corpus, folder, settings=None, **changes):
+    given = {"learning_rate": 1e30, "warmup_steps": 0, "max_steps": 40, "logging_steps": 1}
+    run_training(corpus, folder, settings or {"validated": False}, **given | changes)
 
 
-def test_divergence_stops_the_run_within_a_few_updates(corpus, tmp_path):
-    with pytest.raises(ArithmeticError, match=r"loss of update [23] is not finite") as error:
-        diverge(corpus, tmp_path)
+@pytest.fixture(scope="module")
+def diverged(corpus, tmp_path_factory):
+    """Folder of a run that diverged at once, and its error."""
+    folder = tmp_path_factory.mktemp("diverged")
+    with pytest.raises(ArithmeticError) as error:
+        diverge(corpus, folder)
+    return folder, str(error.value)
 
-    assert f"{tmp_path} holds no model" in str(error.value)
-    assert "Lower --learning_rate, now 1e+30" in str(error.value)
-    assert not list(tmp_path.glob("*.safetensors"))
-    assert not list(tmp_path.glob("checkpoint-*"))
+
+def test_divergence_stops_the_run_within_a_few_updates(diverged):
+    folder, message = diverged
+
+    assert re.search(r"loss of update [23] is not finite", message)
+    assert f"{folder} holds no model" in message
+    assert "Lower --learning_rate, now 1e+30" in message
+    assert not list(folder.glob("*.safetensors"))
+    assert not list(folder.glob("checkpoint-*"))
 
 
-def test_log_of_a_diverged_run_is_json_and_has_the_true_loss(corpus, tmp_path):
-    with pytest.raises(ArithmeticError):
-        diverge(corpus, tmp_path, logging_steps=1)
-
+def test_log_of_a_diverged_run_is_json_and_has_the_true_loss(diverged):
     def refuse(name):
         raise AssertionError(name)
 
-    lines = (tmp_path / "log.jsonl").read_text().splitlines()
-    reports = [json.loads(line, parse_constant=refuse) for line in lines]
+    file = diverged[0] / "log.jsonl"
+    reports = [json.loads(line, parse_constant=refuse) for line in file.read_text().splitlines()]
     assert reports[-1]["loss"] == "nan"
-    assert math.isnan(read_log(tmp_path / "log.jsonl")[-1]["loss"])
-
-
-@pytest.mark.parametrize("validated", [False, True])
-def test_diverged_run_leaves_the_last_finite_checkpoint(corpus, tmp_path, validated, monkeypatch):
-    spoil_after(3, monkeypatch)
-
-    with pytest.raises(ArithmeticError, match=r"holds the weights of checkpoint-3, the last"):
-        diverge(
-            corpus,
-            tmp_path,
-            settings={"validated": validated},
-            learning_rate=1e-3,
-            save_strategy="steps",
-            save_steps=1,
-            **({"eval_strategy": "steps", "eval_steps": 1} if validated else {}),
-        )
-
-    assert_same_weights(tmp_path, tmp_path / "checkpoint-3")
-    record = read_json(tmp_path / "run.json")
-    assert record["updates"] == 3
-    assert record["weights"] == "checkpoint-3, before training diverged"
-    load_model(str(tmp_path))
+    assert math.isnan(read_log(file)[-1]["loss"])
 
 
 def spoil_after(updates, monkeypatch):
@@ -365,6 +298,25 @@ def spoil_after(updates, monkeypatch):
         return loss
 
     monkeypatch.setattr(TokenBatchTrainer, "training_step", spoil)
+
+
+BY_EACH_UPDATE = {"save_strategy": "steps", "save_steps": 1, "learning_rate": 1e-3}
+SCORED = {"eval_strategy": "steps", "eval_steps": 1}
+
+
+@pytest.mark.parametrize("validated", [False, True])
+def test_diverged_run_leaves_the_last_finite_checkpoint(corpus, tmp_path, validated, monkeypatch):
+    spoil_after(3, monkeypatch)
+    scored = SCORED if validated else {}
+
+    with pytest.raises(ArithmeticError, match=r"holds the weights of checkpoint-3, the last"):
+        diverge(corpus, tmp_path, {"validated": validated}, **BY_EACH_UPDATE, **scored)
+
+    assert_same_weights(tmp_path, tmp_path / "checkpoint-3")
+    record = read_json(tmp_path / "run.json")
+    assert record["updates"] == 3
+    assert record["weights"] == "checkpoint-3, before training diverged"
+    load_model(str(tmp_path))
 
 
 def test_weights_that_are_not_finite_are_not_saved_after_the_last_update(
@@ -389,13 +341,4 @@ def test_validation_loss_that_is_not_finite_ends_the_run(corpus, tmp_path, monke
     monkeypatch.setattr(TokenBatchTrainer, "evaluate", evaluate)
 
     with pytest.raises(ArithmeticError, match="validation loss after update 1 is not finite"):
-        diverge(
-            corpus,
-            tmp_path,
-            settings={},
-            learning_rate=1e-3,
-            eval_strategy="steps",
-            eval_steps=1,
-            save_strategy="steps",
-            save_steps=1,
-        )
+        diverge(corpus, tmp_path, {"validated": True}, **BY_EACH_UPDATE, **SCORED)

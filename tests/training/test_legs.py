@@ -4,48 +4,58 @@ import dataclasses
 import json
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from vanilla_transformer.training.callbacks import StoppedBySignalError
+from vanilla_transformer.training.callbacks import StopOnRequest, StoppedBySignalError
 from vanilla_transformer.training.legs import check_continuation, claimed, continue_run
 from vanilla_transformer.training.run import train
 from vanilla_transformer.training.run_record import describe_run, read_log
-from vanilla_transformer.training.trainer import _moment
+from vanilla_transformer.training.trainer import TokenBatchTrainer, _moment
 from vanilla_transformer_cli.settings import TrainSettings
 
+from ..support.scripts import run_script
 from ..support.training_runs import (
+    SIZES,
     assert_same_weights,
     build_arguments,
     build_settings,
     checkpoints_of,
     read_json,
+    run_training,
 )
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train.py"
 
 
-def run_updates(corpus, folder, updates, **changes):
+def run_updates(corpus, folder, updates, *, settings=None, **changes):
     """Trains to some update, without validation."""
-    settings = build_settings(corpus, validated=False, **changes.pop("settings", {}))
     given = {"max_steps": updates, "save_strategy": "steps", "save_steps": 2, "logging_steps": 1}
-    train(settings, build_arguments(settings, folder, **given | changes))
+    return run_training(corpus, folder, {"validated": False, **(settings or {})}, **given | changes)
 
 
 @pytest.fixture(scope="module")
 def first_leg(corpus, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("legs") / "run"
-    run_updates(corpus, folder, 4)
-    return folder
+    return run_updates(corpus, tmp_path_factory.mktemp("legs") / "run", 4)
 
 
 @pytest.fixture
 def folder(first_leg, tmp_path):
     return shutil.copytree(first_leg, tmp_path / "run")
+
+
+@pytest.fixture
+def record(corpus, tmp_path):
+    """What `run.json` says of a run before it begins."""
+    settings = build_settings(corpus)
+    return describe_run(settings, build_arguments(settings, tmp_path), 0)
+
+
+def resume(corpus, folder, updates, *, settings=None, **changes):
+    """Continues a run to some update."""
+    run_updates(corpus, folder, updates, settings={"resume": True, **(settings or {})}, **changes)
 
 
 def state_of(folder):
@@ -79,21 +89,15 @@ def test_resuming_is_refused_with_other_settings(corpus, folder, changes, fault)
     before = state_of(folder)
 
     with pytest.raises(ValueError, match="continues a run with its own settings") as error:
-        run_updates(corpus, folder, 6, **{"settings": {}} | changes | resumed(changes))
+        resume(corpus, folder, 6, **changes)
 
     assert fault in str(error.value)
     assert state_of(folder) == before
 
 
-def resumed(changes):
-    return {"settings": {"resume": True} | changes.get("settings", {})}
-
-
 def test_all_differences_are_named_at_once(corpus, folder):
-    settings = {"resume": True, "r_drop": 1.0}
-
     with pytest.raises(ValueError, match=r"--r_drop was 0\.0") as error:
-        run_updates(corpus, folder, 6, settings=settings, learning_rate=1.0)
+        resume(corpus, folder, 6, settings={"r_drop": 1.0}, learning_rate=1.0)
 
     assert "--learning_rate was 0.01, got 1.0" in str(error.value)
 
@@ -104,13 +108,13 @@ def test_resuming_is_refused_when_a_training_file_has_changed(corpus, folder, tm
     before = state_of(folder)
 
     with pytest.raises(ValueError, match=r"train\.en has other content than it had \(SHA-256"):
-        run_updates(other, folder, 6, settings={"resume": True})
+        resume(other, folder, 6)
 
     assert state_of(folder) == before
 
 
 def test_resuming_follows_data_that_have_moved(corpus, folder, tmp_path):
-    run_updates(shutil.copytree(corpus, tmp_path / "moved"), folder, 6, settings={"resume": True})
+    resume(shutil.copytree(corpus, tmp_path / "moved"), folder, 6)
 
     assert read_json(folder / "run.json")["updates"] == 6
 
@@ -119,41 +123,28 @@ def test_resuming_is_refused_without_the_record_of_the_run(corpus, folder):
     (folder / "run.json").unlink()
 
     with pytest.raises(ValueError, match=r"--resume needs the run\.json .* got none in"):
-        run_updates(corpus, folder, 6, settings={"resume": True})
+        resume(corpus, folder, 6)
 
 
-def test_every_setting_may_change_or_is_refused(corpus, tmp_path):
+def test_every_setting_may_change_or_is_refused(record):
     """A new setting is refused until somebody decides that no update depends on it."""
-    settings = build_settings(corpus)
-    run = describe_run(settings, build_arguments(settings, tmp_path), 0)
     others = {field.name: "another value" for field in dataclasses.fields(TrainSettings)}
 
     with pytest.raises(ValueError, match="--train was") as error:
-        check_continuation(run, {**run, "settings": others})
+        check_continuation(record, {**record, "settings": others})
 
     assert {name for name in others if f"--{name} was" not in str(error.value)} == {
-        "data",
-        "max_validation_pairs",
-        "bleu_tokenize",
-        "metrics",
-        "max_minutes",
-        "average_last",
-        "early_stopping_patience",
-        "resume",
-        "language",
-        "dataset_tags",
-        "license",
+        *("data", "resume", "max_minutes", "average_last", "early_stopping_patience"),
+        *("max_validation_pairs", "bleu_tokenize", "metrics"),
+        *("language", "dataset_tags", "license"),
     }
 
 
 @pytest.mark.parametrize(
     "name", ["max_steps", "num_train_epochs", "eval_steps", "logging_steps", "save_total_limit"]
 )
-def test_length_and_reports_of_a_run_may_change(corpus, tmp_path, name):
-    settings = build_settings(corpus)
-    run = describe_run(settings, build_arguments(settings, tmp_path), 0)
-
-    check_continuation(run, {**run, "arguments": {**run["arguments"], name: 77}})
+def test_length_and_reports_of_a_run_may_change(record, name):
+    check_continuation(record, {**record, "arguments": {**record["arguments"], name: 77}})
 
 
 # On record
@@ -161,7 +152,7 @@ def test_length_and_reports_of_a_run_may_change(corpus, tmp_path, name):
 
 def test_each_leg_is_recorded_as_it_was(corpus, folder):
     for updates in (6, 8):
-        run_updates(corpus, folder, updates, settings={"resume": True}, logging_steps=updates)
+        resume(corpus, folder, updates, logging_steps=updates)
 
     run = read_json(folder / "run.json")
     legs = [*run["earlier_legs"], run]
@@ -207,7 +198,7 @@ def test_arguments_of_the_caller_stay_as_they_are(corpus, tmp_path):
 def test_finished_run_trains_no_further_when_it_is_resumed(corpus, folder, first_leg):
     reports = read_log(folder / "log.jsonl")
 
-    run_updates(corpus, folder, 4, settings={"resume": True})
+    resume(corpus, folder, 4)
 
     assert_same_weights(folder, first_leg)
     assert checkpoints_of(folder) == checkpoints_of(first_leg)
@@ -229,7 +220,7 @@ def test_log_of_a_resumed_run_has_each_update_once(corpus, first_leg, tmp_path):
     log = (first_leg / "log.jsonl").read_text()
     (folder / "log.jsonl").write_text(log[:-9])
 
-    run_updates(corpus, folder, 4, settings={"resume": True})
+    resume(corpus, folder, 4)
 
     steps = [one["step"] for one in read_log(folder / "log.jsonl") if "loss" in one]
     assert steps == [1, 2, 3, 4]
@@ -319,17 +310,17 @@ def test_abandoned_run_with_a_whole_checkpoint_is_not_overwritten(corpus, first_
 
 
 def test_best_checkpoint_is_found_when_the_folder_has_moved(corpus, tmp_path):
-    settings = build_settings(corpus, average_last=1)
-    # Whatever the loss, the first of two epochs has the greater one.
-    given = {"metric_for_best_model": "loss", "greater_is_better": True, "num_train_epochs": 2}
-    train(settings, build_arguments(settings, tmp_path / "old", **given))
-    first, _ = checkpoints_of(tmp_path / "old")
+    # Whatever the loss, the first of two updates has the greater one.
+    given = {"metric_for_best_model": "loss", "greater_is_better": True, "max_steps": 2}
+    for kind in ("save", "eval"):
+        given |= {f"{kind}_strategy": "steps", f"{kind}_steps": 1}
+    settings = {"average_last": 1, "max_validation_pairs": 1}
+    run_training(corpus, tmp_path / "old", settings, **given)
     (tmp_path / "old").rename(tmp_path / "new")
 
-    settings = build_settings(corpus, average_last=1, resume=True)
-    train(settings, build_arguments(settings, tmp_path / "new", **given))
+    run_training(corpus, tmp_path / "new", settings | {"resume": True}, **given)
 
-    assert_same_weights(tmp_path / "new", tmp_path / "new" / f"checkpoint-{first}")
+    assert_same_weights(tmp_path / "new", tmp_path / "new" / "checkpoint-1")
     assert read_json(tmp_path / "new" / "run.json")["weights"] == "best checkpoint"
 
 
@@ -337,27 +328,29 @@ def test_best_checkpoint_is_found_when_the_folder_has_moved(corpus, tmp_path):
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_signal_saves_a_model_and_ends_with_the_status_of_the_signal(corpus, tmp_path, signum):
-    settings = build_settings(corpus, validated=False)
-    command = [sys.executable, SCRIPT, "--output_dir", tmp_path, "--use_cpu", "--bf16", "false"]
-    command += ["--train", *settings.train, "--config", *settings.config, "--vocab_size", "320"]
-    command += ["--max_tokens_per_batch", "800", "--num_train_epochs", "9999"]
-    command += ["--logging_steps", "1", "--learning_rate", "0.01", "--warmup_steps", "30"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    while not read_log(tmp_path / "log.jsonl") and process.poll() is None:
-        time.sleep(0.1)
+def test_signal_saves_a_model_and_ends_with_the_status_of_the_signal(
+    corpus, tmp_path, monkeypatch, signum
+):
+    step = TokenBatchTrainer.training_step
 
-    process.send_signal(signum)
-    output = process.communicate(timeout=120)[0].decode()
+    def disturb(trainer, *args, **kwargs):
+        if trainer.state.global_step == 2:
+            signal.raise_signal(signum)
+        return step(trainer, *args, **kwargs)
 
-    assert process.returncode == 128 + signum, output
-    assert "Stopping after this update" in output
-    updates = read_json(tmp_path / "run.json")["updates"]
-    assert checkpoints_of(tmp_path)[-1] == updates >= 1
-    settings = build_settings(corpus, validated=False, resume=True)
-    arguments = build_arguments(settings, tmp_path, max_steps=updates + 2)
-    train(settings, arguments)
-    assert read_json(tmp_path / "run.json")["updates"] == updates + 2
+    monkeypatch.setattr(TokenBatchTrainer, "training_step", disturb)
+    pairs = [corpus / f"train.{language}" for language in ("de", "en")]
+    argv = ["--train", *pairs, "--config", *SIZES, "--vocab_size", 320, "--use_cpu"]
+    argv += ["--bf16", "false", "--max_tokens_per_batch", 800, "--output_dir", tmp_path]
+
+    stopped = run_script(SCRIPT, *argv, "--max_steps", 9)
+
+    assert stopped.returncode == 128 + signum, stopped.stderr
+    assert "Stopping after this update" in stopped.stdout
+    assert read_json(tmp_path / "run.json")["updates"] == 3
+    assert checkpoints_of(tmp_path) == [3]
+    assert run_script(SCRIPT, *argv, "--max_steps", 5, "--resume").returncode == 0
+    assert read_json(tmp_path / "run.json")["updates"] == 5
 
 
 def test_second_signal_ends_at_once_with_the_model_saved(corpus, tmp_path, monkeypatch):
@@ -365,9 +358,7 @@ def test_second_signal_ends_at_once_with_the_model_saved(corpus, tmp_path, monke
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(
-        "vanilla_transformer.training.callbacks.StopOnRequest.on_step_end", press_twice
-    )
+    monkeypatch.setattr(StopOnRequest, "on_step_end", press_twice)
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
 
     with pytest.raises(StoppedBySignalError) as error:

@@ -14,16 +14,24 @@ from vanilla_transformer.model_folder import TARGET_FOLDER
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 from vanilla_transformer.training import trainer as module
 from vanilla_transformer.training.callbacks import DivergedError
-from vanilla_transformer.training.checkpoints import closed_checkpoints
+from vanilla_transformer.training.checkpoints import close_checkpoint, closed_checkpoints
 from vanilla_transformer.training.trainer import TokenBatchTrainer, plan
 
 from ..support.gradients_of_one_update import VOCAB_SIZE, build_arguments, build_model, ragged_pairs
+from ..support.training_runs import checkpoints_of
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
     words = " ".join(f"w{number}" for number in range(VOCAB_SIZE))
     return VanillaTransformerTokenizer.train([words], kind="word", vocab_size=VOCAB_SIZE)
+
+
+@pytest.fixture
+def separate(tokenizer):
+    """Tokenizers of two vocabularies."""
+    other = VanillaTransformerTokenizer.train(["x y z"], kind="word", vocab_size=9)
+    return TokenizerPair(tokenizer, other)
 
 
 @pytest.fixture
@@ -112,15 +120,22 @@ def test_mean_loss_is_not_logged_before_there_was_an_update(build):
 # What it saves
 
 
-def test_checkpoint_is_closed_and_older_ones_are_deleted(build, tmp_path):
+def test_older_checkpoints_are_kept_until_a_new_one_is_closed(build, tmp_path, monkeypatch):
     trainer = build(save_total_limit=1)
     trainer.create_optimizer_and_scheduler(num_training_steps=9)
+    before = []
 
-    for update in (9, 10):
+    def close(folder):
+        before.append(checkpoints_of(tmp_path))
+        close_checkpoint(folder)
+
+    monkeypatch.setattr(module, "close_checkpoint", close)
+    for update in (8, 9, 10):
         trainer.state.global_step = update
         trainer._save_checkpoint(trainer.model, None)
 
-    assert [path.name for path in closed_checkpoints(tmp_path)] == ["checkpoint-10"]
+    assert before == [[8], [8, 9], [9, 10]]
+    assert closed_checkpoints(tmp_path) == [tmp_path / "checkpoint-10"]
     assert trainer.args.save_total_limit == 1
 
 
@@ -137,20 +152,17 @@ def test_checkpoint_of_weights_that_are_not_finite_is_refused(build, tmp_path):
 
 
 @pytest.mark.parametrize("is_joint", [True, False])
-def test_tokenizer_of_the_target_is_saved_where_it_is_another(build, tokenizer, tmp_path, is_joint):
-    other = VanillaTransformerTokenizer.train(["x y z"], kind="word", vocab_size=9)
-    pair = TokenizerPair.joint(tokenizer) if is_joint else TokenizerPair(tokenizer, other)
+def test_tokenizer_of_the_target_is_saved_where_it_is_another(build, separate, tmp_path, is_joint):
+    pair = TokenizerPair.joint(separate.source) if is_joint else separate
 
     build(tokenizers=pair).save_model(str(tmp_path))
 
-    assert (
-        VanillaTransformerTokenizer.from_pretrained(tmp_path).get_vocab() == tokenizer.get_vocab()
-    )
-    target = tmp_path / TARGET_FOLDER
-    assert target.exists() == (not is_joint)
-    if not is_joint:
-        saved = VanillaTransformerTokenizer.from_pretrained(target)
-        assert saved.get_vocab() == other.get_vocab()
+    folders = tmp_path, tmp_path if is_joint else tmp_path / TARGET_FOLDER
+    saved = [VanillaTransformerTokenizer.from_pretrained(folder) for folder in folders]
+    assert [tokenizer.get_vocab() for tokenizer in saved] == [
+        tokenizer.get_vocab() for tokenizer in (pair.source, pair.target)
+    ]
+    assert (tmp_path / TARGET_FOLDER).exists() != is_joint
 
 
 # The plan
@@ -183,6 +195,10 @@ def test_plan_describes_the_run(planned):
     assert lines["memory"] == "about 1.2 GB"
     hours = 3 * batches
     assert lines["time"] == f"about {60 * batches}.0 minutes an epoch; 3 epochs end in {hours}.0 h"
+
+
+def test_plan_tells_both_vocabularies(planned, separate):
+    assert planned(tokenizers=separate)[1]["parameters"].endswith(", vocabularies 37 and 37")
 
 
 def test_plan_counts_the_batches_that_are_left(planned):
