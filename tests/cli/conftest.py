@@ -2,14 +2,20 @@
 
 import io
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.translation import Translator
 from vanilla_transformer_cli import main
+
+from ..conftest import save_small_model
+
+LINES = ["ein hund rennt.", "ja", "", "der alte mann schläft", " ", "oh nein!", "x"]
 
 
 class Outcome(NamedTuple):
@@ -60,3 +66,33 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("the model was loaded")
 
     monkeypatch.setattr(Translator, "from_pretrained", load)
+
+
+def as_bytes(lines: Iterable[str]) -> bytes:
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> VanillaTransformerTokenizer:
+    """Has tokens of several letters, and bytes for the others."""
+    lines = [*LINES, "the old man sleeps", "hello there", "abcdefghijklmnopqrstuvwxyz"]
+    return VanillaTransformerTokenizer.train(lines * 3, vocab_size=320)
+
+
+@pytest.fixture(scope="session")
+def folder(
+    tokenizer: VanillaTransformerTokenizer, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A saved model whose random weights write tokens of all kinds, byte tokens among them."""
+    return save_small_model(tmp_path_factory.mktemp("model"), tokenizer)
+
+
+@pytest.fixture
+def translate(run: Run) -> Callable[..., tuple[int, bytes, str]]:
+    """Runs `translate`; gives status, standard output in bytes and standard error."""
+
+    def run_translate(*argv: object, stdin: bytes = b"") -> tuple[int, bytes, str]:
+        status, out, err = run("translate", *argv, stdin=stdin)
+        return status, out.encode(), err
+
+    return run_translate

@@ -31,10 +31,16 @@ def run(run, folder, tmp_path, monkeypatch):
 def test_page_is_the_default(run):
     status, out, _ = run("ein hund", "a dog")
 
-    assert status == 0
-    assert out == "attention.html: ein hund -> a dog\n"
+    assert (status, out) == (0, "attention.html: ein hund -> a dog\n")
     assert [path.name for path in Path().iterdir()] == ["attention.html"]
     assert '"target":"a dog"' in Path("attention.html").read_text(encoding="utf-8")
+
+
+def test_page_shows_first_what_is_asked_for(run):
+    run("ein hund", "a dog", "--kind", "decoder", "--layer", 2, "--head", 1)
+
+    page = Path("attention.html").read_text(encoding="utf-8")
+    assert '"kind":"decoder","layer":2,"head":1' in page
 
 
 def test_own_translation_is_shown_without_a_target(run):
@@ -45,11 +51,10 @@ def test_own_translation_is_shown_without_a_target(run):
     assert translation != out
 
 
-@pytest.mark.parametrize("suffix", ["svg", "png"])
-def test_picture_is_of_the_layer_head_and_kind_asked_for(run, suffix):
+def test_picture_is_of_the_layer_head_and_kind_asked_for(run):
     views = [[], ["--layer", 2], ["--head", 2], ["--kind", "decoder"], ["--kind", "encoder"]]
     for number, view in enumerate(views):
-        assert run("ein hund", "a dog", "--output", f"{number}.{suffix}", *view)[0] == 0
+        assert run("ein hund", "a dog", "--output", f"{number}.png", *view)[0] == 0
 
     assert len({path.read_bytes() for path in Path().iterdir()}) == len(views)
 
@@ -60,9 +65,13 @@ def test_picture_tells_its_layer_and_head(run):
     assert "cross-attention, layer 2 of 2, head 1 of 2" in Path("a.svg").read_text("utf-8")
 
 
-def test_positions_are_drawn(run):
+def test_as_many_positions_are_drawn_as_are_asked_for(run):
     assert run("--positions", "12")[:2] == (0, "positions.svg\n")
+    for number in ("12", "13"):
+        run("--positions", number, "--output", f"{number}.png")
+
     assert Path("positions.svg").exists()
+    assert Path("12.png").read_bytes() != Path("13.png").read_bytes()
 
 
 def test_alignments_are_written_and_scored(run, write):

@@ -1,7 +1,7 @@
 """Every option of every command: its value arrives where it is used, or is read there."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,12 +12,6 @@ import pytest
 from vanilla_transformer.data import parallel_text, training_data
 from vanilla_transformer.data.number_words import write_corpus
 from vanilla_transformer.evaluation import metrics, significance
-from vanilla_transformer.inspection import (
-    alignments,
-    attention_figures,
-    attention_maps,
-    attention_page,
-)
 from vanilla_transformer.interop import export as exporting
 from vanilla_transformer.sharing import model_card
 from vanilla_transformer.sharing import push as pushing
@@ -93,9 +87,9 @@ def literals(kind: Any) -> tuple[str, ...]:
     return next((get_args(one) for one in get_args(kind) if get_origin(one) is Literal), ())
 
 
-def each(settings: type) -> Any:
-    """A test for each field of the settings."""
-    chosen = fields(settings)
+def each(settings: type, names: Container[str] | None = None) -> Any:
+    """A test for each field of the settings, or for those with these names."""
+    chosen = [field for field in fields(settings) if names is None or field.name in names]
     return pytest.mark.parametrize("field", chosen, ids=[field.name for field in chosen])
 
 
@@ -227,14 +221,10 @@ def test_search_gets_each_option(command, field, watch, tmp_path):
     assert ({"model": models} | named)[field.name] == value
 
 
-SHARED = [
-    field
-    for field in fields(AttentionSettings)
-    if field.name in {one.name for one in fields(SearchSettings)}
-]
+OF_THE_SEARCH = {field.name for field in fields(SearchSettings)}
 
 
-@pytest.mark.parametrize("field", SHARED, ids=[field.name for field in SHARED])
+@each(AttentionSettings, OF_THE_SEARCH)
 def test_attention_loads_the_model_as_told(field, watch, tmp_path):
     calls = watch(Translator, "from_pretrained", ArrivedError)
     option, value = another(field)
@@ -251,94 +241,25 @@ def test_attention_loads_the_model_as_told(field, watch, tmp_path):
 # Translating
 
 
-class EchoTranslator:
-    """Gives each line back with its prefix and number."""
-
-    def translate(
-        self, lines: Iterator[str], prefixes: Any = "", *, first_line: int = 1
-    ) -> Iterator[Translation]:
-        given = iter([prefixes] * 9 if isinstance(prefixes, str) else prefixes)
-        for number, line in enumerate(lines, first_line):
-            yield Translation(f"{number} {next(given)} {line}", score=-1.0)
-
-
-@pytest.fixture
-def translate(watch, tmp_path, capsysbinary):
-    """Runs the command on two lines; gives what it wrote and the arguments of the translator."""
-    calls = watch(Translator, "from_pretrained", EchoTranslator())
-    model = tmp_path / "model"
-    model.mkdir()
-    source = tmp_path / "in.de"
-    source.write_text("a\nb\n", encoding="utf-8")
-
-    def run(*options: str) -> tuple[str, dict[str, Any]]:
-        main(["translate", "--model", str(model), "--input", str(source), *options])
-        return capsysbinary.readouterr().out.decode(), calls[-1][1]
-
-    return run
-
-
-def test_translate_reads_input_and_writes_output(translate, tmp_path):
-    output = tmp_path / "out.en"
-
-    written, _ = translate("--output", str(output))
-
-    assert written == ""
-    assert output.read_text("utf-8") == "1  a\n2  b\n"
-
-
-def test_translate_resumes_only_when_told(translate, tmp_path, monkeypatch):
-    output = tmp_path / "out.en"
-
-    def translate_one(self: EchoTranslator, lines: Iterator[str], *_: Any, **__: Any) -> Any:
-        yield Translation(f"1  {next(lines)}")
-        raise ArrivedError
-
-    with monkeypatch.context() as patch:
-        patch.setattr(EchoTranslator, "translate", translate_one)
-        with pytest.raises(ArrivedError):
-            translate("--output", str(output))
-
-    with pytest.raises(SystemExit):
-        translate("--output", str(output))
-    translate("--output", str(output), "--resume")
-
-    assert output.read_text("utf-8") == "1  a\n2  b\n"
-
-
-def test_translate_gives_prefixes_to_the_search(translate, tmp_path):
-    prefixes = tmp_path / "prefixes"
-    prefixes.write_text("x\ny\n", encoding="utf-8")
-
-    assert translate("--prefix", "p")[0] == "1 p a\n2 p b\n"
-    assert translate("--prefix_file", str(prefixes))[0] == "1 x a\n2 y b\n"
-
-
-@pytest.mark.parametrize(
-    ("option", "wanted", "first_row"),
-    [
-        (["--n_best", "2"], {"num_hypotheses": 2, "scores": True, "details": False}, "1\t-1"),
-        (["--scores"], {"num_hypotheses": 1, "scores": True, "details": False}, "1\t-1"),
-        (["--details"], {"num_hypotheses": 1, "scores": True, "details": True}, "{"),
-        ([], {"num_hypotheses": 1, "scores": False, "details": False}, "1  a"),
-    ],
-)
-def test_translate_asks_for_what_it_writes(option, wanted, first_row, translate):
-    written, named = translate(*option)
-
-    assert {name: named[name] for name in wanted} == wanted
-    assert written.startswith(first_row)
-
-
 def test_each_option_of_translate_has_its_test():
+    """Those that no search has are tested in `test_translate_files.py` and `test_resume.py`."""
     own = {field.name for field in fields(TranslateSettings)}
 
-    assert own - {field.name for field in fields(SearchSettings)} == {
+    assert own - OF_THE_SEARCH == {
         *("input", "output", "resume", "prefix", "prefix_file", "n_best", "scores", "details")
     }
 
 
 # Evaluating
+
+
+class EchoTranslator:
+    """Gives each line back."""
+
+    search = "greedy"
+
+    def translate(self, lines: list[str]) -> Iterator[Translation]:
+        return map(Translation, lines)
 
 
 @pytest.fixture
@@ -360,8 +281,7 @@ def evaluate(watch, tmp_path, monkeypatch):
 
     def run(*options: str, model: bool = False) -> dict[str, Any]:
         if model:
-            named = SimpleNamespace(search="greedy", translate=EchoTranslator().translate)
-            watch(Translator, "from_pretrained", named)
+            watch(Translator, "from_pretrained", EchoTranslator())
         system = ["--model", str(tmp_path)] if model else ["--hypotheses", str(hypotheses)]
         main(["evaluate", *system, "--test", "a.de", "a.en", *options])
         return calls
@@ -397,7 +317,7 @@ def test_evaluate_scores_as_told(evaluate):
 def test_each_option_of_evaluate_has_its_test():
     own = {field.name for field in fields(EvaluateSettings)}
 
-    assert own - {field.name for field in fields(SearchSettings)} == {
+    assert own - OF_THE_SEARCH == {
         *OF_THE_TEST_PAIRS,
         *("metrics", "bleu_tokenize", "bootstrap"),
         *("test", "hypotheses", "against", "output", "name"),
@@ -418,19 +338,6 @@ def test_evaluate_compares_with_the_same_options(evaluate, tmp_path):
     ((first, second, references), named) = calls["compare"][0]
     assert (first, second, references) == (["b"], ["c"], ["b"])
     assert named == {"metrics": ["chrf"], "tokenize": "char", "bootstrap": 50}
-
-
-def test_evaluate_reads_the_test_pairs_and_records_under_their_name(evaluate, tmp_path):
-    output = tmp_path / "translations.en"
-
-    calls = evaluate("--name", "mine", "--output", str(output), model=True)
-
-    ((text,), _) = calls["load"][0]
-    assert text.paths == ("a.de", "a.en")
-    ((_, name, record), _) = calls["record"][0]
-    assert name == "mine"
-    assert record["search"] == "greedy"
-    assert output.read_text("utf-8") == "1  a\n"
 
 
 # Sharing and exporting
@@ -473,65 +380,10 @@ def test_export_passes_each_option_on(field, runtime, watch, tmp_path):
 # Looking inside
 
 
-@pytest.fixture
-def attend(watch, tmp_path, monkeypatch):
-    """Runs the command in an empty folder; gives the calls by function."""
-    monkeypatch.chdir(tmp_path)
-    translator = SimpleNamespace(engine=SimpleNamespace(model="the model"))
-    watch(Translator, "from_pretrained", translator)
-    maps = SimpleNamespace(source="a", target="b", of_kind=lambda kind: kind)
-    watch(attention_maps, "read_attention", maps)
-    calls = {
-        "page": watch(attention_page, "write_attention_page"),
-        "picture": watch(attention_figures, "plot_attention"),
-        "positions": watch(attention_figures, "plot_positions"),
-        "align": watch(alignments, "align_words", ["0-0"]),
-        "gold": watch(alignments, "read_gold", ["links"]),
-        "score": watch(alignments, "score_alignments", "AER"),
-    }
-
-    def run(*options: str) -> dict[str, Any]:
-        main(["attention", "--model", str(tmp_path), *options])
-        return calls
-
-    return run
-
-
-def test_attention_draws_what_is_asked_for(attend):
-    chosen = ["--kind", "decoder", "--layer", "3", "--head", "2", "text"]
-
-    page = attend(*chosen)["page"][0]
-    picture = attend("--output", "mine.svg", *chosen)["picture"][0]
-
-    assert page[0][1] == Path("attention.html")
-    assert page[1] == {"kind": "decoder", "layer": 3, "head": 2}
-    assert picture == (("decoder", Path("mine.svg")), {"layer": 3, "head": 2})
-
-
-def test_attention_draws_as_many_positions_as_asked_for(attend):
-    calls = attend("--positions", "17", "--output", "mine.png")
-
-    assert calls["positions"] == [(("the model", Path("mine.png"), 17), {})]
-
-
-def test_attention_aligns_the_files_in_units_with_gold(attend, tmp_path):
-    for name in ("s", "t", "us", "ut"):
-        Path(name).write_text(f"{name}\n", encoding="utf-8")
-
-    calls = attend(
-        *["--alignments", "s", "t", "--units", "us", "ut", "--gold", "g", "--output", "links"]
-    )
-
-    ((_, *texts), _) = calls["align"][0]
-    assert texts == [["s"], ["t"], (["us"], ["ut"])]
-    assert calls["gold"] == [(("g",), {})]
-    assert calls["score"][0] == ((["0-0"], ["links"]), {})
-    assert Path("links").read_text("utf-8") == "0-0\n"
-
-
 def test_each_option_of_attention_has_its_test():
+    """Those that no search has are tested in `test_attention.py`."""
     own = {field.name for field in fields(AttentionSettings)}
 
-    assert own - {field.name for field in SHARED} == {
+    assert own - OF_THE_SEARCH == {
         *("output", "kind", "layer", "head", "positions", "alignments", "units", "gold")
     }

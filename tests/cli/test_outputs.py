@@ -2,31 +2,27 @@
 
 import io
 import os
-import resource
 import shutil
 import subprocess
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.files import write_lines
 from vanilla_transformer.translation import translator
 from vanilla_transformer.translation.engines import TorchEngine
 from vanilla_transformer_cli import main
 
-from ..conftest import save_small_model
+from ..support.full_disk import small_files
 
 LINES = ["ein hund rennt", "ja", "der alte mann", "x"]
 BEFORE = "".join(f"{line}\n" for line in LINES)
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    tokenizer = VanillaTransformerTokenizer.train(LINES * 3, vocab_size=300)
-    return save_small_model(tmp_path_factory.mktemp("model"), tokenizer)
+@pytest.fixture
+def model(folder):
+    return folder
 
 
 @pytest.fixture
@@ -59,45 +55,34 @@ def link_softly(file, link):
     link.symlink_to(file)
 
 
+# Commands that read the files `in`, `pre`, `a`, `b`, `c` and `d`, and which of them.
+READERS = {
+    "translate": (["--input", "in", "--prefix_file", "pre"], ["in", "pre"]),
+    "evaluate": (["--test", "a", "b", "--against", "c"], ["a", "b", "c"]),
+    "attention": (
+        ["--alignments", "a", "b", "--units", "c", "d", "--gold", "in"],
+        ["a", "b", "c", "d", "in"],
+    ),
+}
+
+
 @pytest.mark.parametrize("link", [None, link_hard, link_softly])
-@pytest.mark.parametrize("side", [0, 1])
-@every_writer
-def test_output_that_is_read_is_refused(run, model, read, tmp_path, command, side, link, no_model):
-    argv, out = writers(model, read)[command], read[side]
-    if link:
-        out = tmp_path / "link"
-        link(read[side], out)
-
-    status, _, err = run(*argv, "--output", out, *["--resume"] * (command == "translate"))
-
-    assert status == 2
-    assert f"--output {out} would overwrite '{read[side]}', which is an input" in err
-    assert [file.read_text() for file in read] == [BEFORE, BEFORE]
-
-
-@pytest.mark.parametrize(
-    "option", [["--gold", "c"], ["--units", "c", "b"], ["--units", "b", "c"]], ids=str
-)
-def test_output_that_is_read_beside_the_pairs_is_refused(
-    run, model, read, tmp_path, monkeypatch, option, no_model
-):
+@pytest.mark.parametrize("command", READERS)
+def test_output_that_is_read_is_refused(run, model, tmp_path, monkeypatch, command, link, no_model):
     monkeypatch.chdir(tmp_path)
-    Path("c").write_text(BEFORE)
+    options, read = READERS[command]
+    for name in read:
+        Path(name).write_text(BEFORE)
+    for name in read:
+        out = f"./{name}"
+        if link:
+            link(tmp_path / name, Path(out := f"link-{name}"))
 
-    status, _, err = run(*writers(model, read)["alignments"], *option, "--output", "./c")
+        status, _, err = run(command, "--model", model, *options, "--output", out)
 
-    assert (status, Path("c").read_text()) == (2, BEFORE)
-    assert "--output c would overwrite 'c', which is an input" in err
-
-
-def test_output_that_is_the_other_translation_is_refused(run, model, read, tmp_path, no_model):
-    other = shutil.copy(read[0], tmp_path / "other")
-
-    argv = [*writers(model, read)["evaluate"][:-1], "40", "--against", other]
-    status, _, err = run(*argv, "--output", other)
-
-    assert (status, other.read_text()) == (2, BEFORE)
-    assert f"would overwrite '{other}', which is an input" in err
+        assert status == 2
+        assert f"would overwrite '{name}', which is an input" in err
+    assert [Path(name).read_text() for name in read] == [BEFORE] * len(read)
 
 
 @pytest.mark.parametrize("name", ["config.json", "new.safetensors", "sub/x.py"])
@@ -213,17 +198,6 @@ def test_device_stays_what_it_is(tmp_path):
 # A disk that is full
 
 
-@contextmanager
-def files_of_at_most(size):
-    """No file of this process grows beyond so many bytes."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 @pytest.mark.parametrize("size", [5000, 5001, 5050, 5099])
 def test_full_disk_leaves_whole_lines_and_a_job_to_continue(run, model, tmp_path, size):
     source, out = tmp_path / "in", tmp_path / "out"
@@ -232,7 +206,7 @@ def test_full_disk_leaves_whole_lines_and_a_job_to_continue(run, model, tmp_path
     argv += ["--max_extra_tokens", 0]
     whole = run(*argv)[1].encode()
 
-    with files_of_at_most(size):
+    with small_files(size):
         status, _, err = run(*argv, "--output", out)
 
     assert status == 2
@@ -370,7 +344,7 @@ class Terminal(io.StringIO):
 
 
 def test_typed_lines_are_named_by_their_number(model, monkeypatch, caplog):
-    typed = iter(["ja", "quer durch den wald", "x", "abcdefghijk"])
+    typed = iter(["ja", "quer durch den wald", "x", "zyxwvutsrq"])
 
     def read_line(_):
         for line in typed:

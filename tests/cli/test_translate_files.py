@@ -3,52 +3,20 @@
 import gzip
 import json
 import random
-import signal
-import subprocess
-import sys
-import time
+from functools import partial
 
 import pytest
-import torch
 
-from vanilla_transformer import (
-    VanillaTransformerForConditionalGeneration,
-    VanillaTransformerTokenizer,
-)
+from ..conftest import interrupted_after
+from .conftest import LINES, as_bytes
 
-from ..conftest import interrupted_after, save_small_model
-
-LINES = ["ein hund rennt.", "ja", "", "der alte mann schläft", " ", "oh nein!", "x"]
 # As line ends stand in text: none of them ends a line but the line feed.
 ODD = ["a\u2028b", "c\rd", "e\x0cf", "\x00", "\u2028", "g\r", "\u202e\u05e9\u05dc", "😀😁"]
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    lines = [*LINES, "the old man sleeps", "hello there", "abcdefghijklmnopqrstuvwxyz"]
-    return VanillaTransformerTokenizer.train(lines * 3, vocab_size=320)
-
-
-@pytest.fixture(scope="module")
-def folder(tokenizer, tmp_path_factory):
-    """A saved model whose random weights write tokens of all kinds, byte tokens among them."""
-    return save_small_model(tmp_path_factory.mktemp("model"), tokenizer)
-
-
 @pytest.fixture
-def run(run, folder):
-    """Runs `translate`; gives status, standard output in bytes and standard error."""
-
-    def translate(*argv, stdin=b""):
-        argv = ["--model", folder, "--max_extra_tokens", 5, *argv]
-        status, out, err = run("translate", *argv, stdin=stdin)
-        return status, out.encode(), err
-
-    return translate
-
-
-def as_bytes(lines):
-    return "".join(f"{line}\n" for line in lines).encode()
+def run(translate, folder):
+    return partial(translate, "--model", folder, "--max_extra_tokens", 5)
 
 
 def write(path, lines):
@@ -179,12 +147,6 @@ def test_run_goes_on_behind_what_is_there_and_does_not_do_it_again(run, tmp_path
     assert done.read_bytes().split(b"\n") == [b"mine", b"mine too", *expected[2:]]
 
 
-def test_resume_starts_where_there_is_nothing(run, tmp_path):
-    run("--output", tmp_path / "out", "--resume", stdin=as_bytes(LINES))
-
-    assert (tmp_path / "out").read_bytes() == run(stdin=as_bytes(LINES))[1]
-
-
 def test_resume_takes_standard_input_and_prefixes_from_their_beginning(run, tmp_path):
     prefixes = write(tmp_path / "prefixes", [f"{place}" for place in range(len(LINES))])
     out, whole = tmp_path / "out", tmp_path / "whole"
@@ -226,29 +188,6 @@ def test_cut_lines_are_named_by_their_number_when_a_run_goes_on(run, tmp_path, c
     run(*options, "--resume")
 
     assert [message.split(" is ")[0] for message in caplog.messages] == ["Line 3"]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_killed_run_has_written_whole_lines_and_goes_on(run, folder, tmp_path):
-    rng = random.Random(0)
-    lines = [" ".join(rng.sample(LINES, 2)) for _ in range(9000)]
-    source, out, whole = write(tmp_path / "in", lines), tmp_path / "out", tmp_path / "whole"
-    command = [sys.executable, "-m", "vanilla_transformer_cli", "translate", "--model", folder]
-    options = ["--max_extra_tokens", "2", "--input", source]
-    run(*options, "--output", whole)
-
-    for _ in range(2):
-        before = out.stat().st_size if out.exists() else 0
-        with subprocess.Popen([*command, *options, "--output", out, "--resume"]) as process:
-            while process.poll() is None and (not out.exists() or out.stat().st_size <= before):
-                time.sleep(0.002)
-            process.send_signal(signal.SIGKILL)
-        assert whole.read_bytes().startswith(out.read_bytes())
-        assert before < out.stat().st_size < whole.stat().st_size
-
-    assert run(*options, "--output", out, "--resume")[0] == 0
-    assert out.read_bytes() == whole.read_bytes()
 
 
 # What is written
@@ -311,44 +250,6 @@ def test_prefix_begins_each_translation(run, tmp_path):
     assert of_each[0].startswith("der")
     assert of_each[2].startswith("die")
     assert (of_each[1], of_each[3], of_all[3]) == (none[1], " ", " ")
-
-
-def test_more_prefixes_than_lines_are_told(run, tmp_path):
-    prefixes = write(tmp_path / "prefixes", ["der"] * 3)
-
-    status, _, err = run("--prefix_file", prefixes, stdin=b"ja\nnein\n")
-
-    assert status == 2
-    assert "as many prefixes as lines" in err
-
-
-def test_several_models_translate_together(run, folder, tmp_path):
-    model = VanillaTransformerForConditionalGeneration.from_pretrained(folder)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(parameter.flip(0))
-    other = tmp_path / "other"
-    model.save_pretrained(other)
-    VanillaTransformerTokenizer.from_pretrained(folder).save_pretrained(other)
-
-    alone = run("--scores", "ein hund", "ja")[1]
-
-    assert run("--model", folder, "--scores", "ein hund", "ja")[1] == alone
-    assert run("--model", other, "--scores", "ein hund", "ja")[1] != alone
-
-
-def test_models_with_other_tokenizers_are_refused(run, folder, tmp_path):
-    other = tmp_path / "other"
-    VanillaTransformerForConditionalGeneration.from_pretrained(folder).save_pretrained(other)
-    tokenizer = VanillaTransformerTokenizer.train(["other text"] * 3, vocab_size=320)
-    # Of the size that the model's tables have.
-    tokenizer.add_tokens([f"[{number}]" for number in range(320 - len(tokenizer))])
-    tokenizer.save_pretrained(other)
-
-    status, _, err = run("--model", other, "ja")
-
-    assert status == 2
-    assert f"must share one tokenizer, got another one in '{other}'" in err
 
 
 # Odd text
