@@ -264,15 +264,23 @@ def test_good_lines_of_standard_input_are_written_before_the_error(run, model, m
         assert err.count("vanilla-transformer:") == 1
 
 
-def test_lines_without_a_prefix_do_not_take_the_others_along(run, model, tmp_path):
-    (tmp_path / "prefixes").write_text("ein\nja\n")
+@pytest.mark.parametrize(
+    ("prefixes", "message"),
+    [("ein\nja\n", "got only 2"), ("ein\n" * 5, "as many prefixes as lines")],
+)
+def test_lines_that_have_a_prefix_are_written_before_the_error(
+    run, model, tmp_path, prefixes, message
+):
+    (tmp_path / "prefixes").write_text(prefixes)
     argv = ["translate", "--model", model, "--prefix_file", tmp_path / "prefixes"]
     argv += ["--max_extra_tokens", 3]
 
     status, out, err = run(*argv, stdin=BEFORE.encode())
 
-    assert (status, out) == (2, run(*argv, stdin=b"ein hund rennt\nja\n")[1])
-    assert "as many prefixes as lines, got only 2" in err
+    (tmp_path / "prefixes").write_text("".join(prefixes.splitlines(keepends=True)[: len(LINES)]))
+    done = BEFORE.splitlines(keepends=True)[: prefixes.count("\n")]
+    assert (status, out) == (2, run(*argv, stdin="".join(done).encode())[1])
+    assert message in err
 
 
 def test_lines_that_are_finished_are_written_before_the_error_of_an_engine(run, model, monkeypatch):

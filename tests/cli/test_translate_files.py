@@ -147,6 +147,12 @@ def test_run_goes_on_behind_what_is_there_and_does_not_do_it_again(run, tmp_path
     assert done.read_bytes().split(b"\n") == [b"mine", b"mine too", *expected[2:]]
 
 
+def test_resume_starts_where_there_is_nothing(run, tmp_path):
+    run("--output", tmp_path / "out", "--resume", stdin=as_bytes(LINES))
+
+    assert (tmp_path / "out").read_bytes() == run(stdin=as_bytes(LINES))[1]
+
+
 def test_resume_takes_standard_input_and_prefixes_from_their_beginning(run, tmp_path):
     prefixes = write(tmp_path / "prefixes", [f"{place}" for place in range(len(LINES))])
     out, whole = tmp_path / "out", tmp_path / "whole"

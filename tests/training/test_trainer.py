@@ -5,19 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from datasets import Dataset
-from safetensors.torch import load_file
-from transformers import (
-    AutoModelForSeq2SeqLM,
-    DataCollatorForSeq2Seq,
-    Seq2SeqTrainer,
-    Seq2SeqTrainingArguments,
-)
+from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 
-from vanilla_transformer import VanillaTransformerTokenizer
-
-from ..conftest import Model, record_calls, redraw_parameters
+from ..conftest import Model, record_calls
 from ..support.gradients_of_one_update import (
     KeepGradients,
     build_arguments,
@@ -58,19 +48,6 @@ def assert_same(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tenso
         torch.testing.assert_close(actual[name], weight, msg=lambda text, at=name: f"{at}: {text}")
 
 
-def test_evaluation_loss_is_the_unsmoothed_mean_over_targets(tmp_path):
-    model = build_model(label_smoothing=0.2).eval()
-    redraw_parameters(model)
-    batch = build_collator(model)(list(ragged_pairs()))
-    labels = batch.pop("labels")
-    expected = F.cross_entropy(model(**batch).logits.flatten(0, 1), labels.flatten())
-
-    # One batch: of several, Trainer reports the mean of the means.
-    trainer = build_trainer(tmp_path, model, per_device_eval_batch_size=16)
-
-    assert trainer.evaluate()["eval_loss"] == pytest.approx(expected.item())
-
-
 def test_evaluation_gathers_no_cache_when_trainer_takes_the_labels_away(tmp_path, tiny_model):
     # Its own label smoothing does: without labels the model returns a cache, if it shall have one.
     trainer = build_trainer(tmp_path, tiny_model, label_smoothing_factor=0.1, use_cache=True)
@@ -79,45 +56,6 @@ def test_evaluation_gathers_no_cache_when_trainer_takes_the_labels_away(tmp_path
     _, outputs, _ = trainer.prediction_step(tiny_model, batch, prediction_loss_only=False)
 
     assert all(isinstance(output, torch.Tensor) for output in outputs)
-
-
-def test_metrics_get_translations_and_references_that_decode(tmp_path, tiny_model):
-    words = [f"w{index}" for index in range(33)]
-    tokenizer = VanillaTransformerTokenizer.train([" ".join(words)], kind="word", vocab_size=37)
-    sources = [" ".join(words[index * index : index * index + 5 - index]) for index in range(5)]
-    targets = [" ".join(words[9 + index : 11 + 2 * index]) for index in range(5)]
-    seen = {}
-
-    def compute_metrics(results: Any) -> dict[str, float]:
-        for name, ids in (("predictions", results.predictions), ("references", results.label_ids)):
-            ids[ids == -100] = tokenizer.pad_token_id
-            seen[name] = tokenizer.batch_decode(ids, skip_special_tokens=True)
-        return {"count": len(results.predictions)}
-
-    trainer = Seq2SeqTrainer(
-        model=tiny_model,
-        args=build_arguments(
-            tmp_path,
-            predict_with_generate=True,
-            generation_num_beams=3,
-            generation_max_length=7,
-            per_device_eval_batch_size=2,
-        ),
-        eval_dataset=Dataset.from_dict(dict(tokenizer(sources, text_target=targets))),
-        data_collator=DataCollatorForSeq2Seq(tokenizer, model=tiny_model),
-        processing_class=tokenizer,
-        compute_metrics=compute_metrics,
-    )
-    metrics = trainer.evaluate()
-
-    alone = [
-        tiny_model.generate(**tokenizer([text], return_tensors="pt"), num_beams=3, max_length=7)[0]
-        for text in sources
-    ]
-    assert metrics["eval_count"] == len(sources)
-    assert seen["references"] == targets
-    assert seen["predictions"] == tokenizer.batch_decode(alone, skip_special_tokens=True)
-    assert len(set(seen["predictions"])) > 1
 
 
 @pytest.mark.parametrize("frozen", [False, True])
@@ -157,57 +95,6 @@ def test_bf16_training_keeps_the_weights_in_float32(tmp_path):
         # Two updates on gradients of eight bits; a key's bias has rounding noise for a gradient.
         tolerance = 0.1 * (end[name] - start[name]).norm() + 1e-3
         assert (weight - end[name]).norm() < tolerance, name
-
-
-def test_resumed_training_ends_with_the_weights_of_one_in_one_go(tmp_path):
-    def trainer(folder: str) -> Seq2SeqTrainer:
-        model = build_model(label_smoothing=0.1)
-        for module in model.modules():
-            if isinstance(module, torch.nn.Dropout):
-                module.p = 0.3
-        changes = {"optim": "adamw_torch", "save_strategy": "steps", "save_steps": 2}
-        return build_trainer(tmp_path / folder, model, max_steps=5, **changes)
-
-    whole = trainer("whole")
-    whole.train()
-    resumed = trainer("resumed")
-    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
-
-    assert resumed.state.global_step == 5
-    assert_same(weights(resumed.model), weights(whole.model))
-
-
-def test_best_model_is_loaded_at_the_end_with_its_ties(tmp_path):
-    trainer = build_trainer(
-        tmp_path,
-        max_steps=3,
-        eval_strategy="steps",
-        eval_steps=1,
-        save_strategy="steps",
-        save_steps=1,
-        load_best_model_at_end=True,
-        metric_for_best_model="loss",
-        # The first update is "best": the weights must change back.
-        greater_is_better=True,
-    )
-
-    trainer.train()
-
-    best = tmp_path / "checkpoint-1"
-    assert trainer.state.best_model_checkpoint == str(best)
-    assert_same(weights(trainer.model), load_file(best / "model.safetensors"))
-    assert trainer.model.lm_head.weight is trainer.model.model.encoder.embed_tokens.weight
-
-
-def test_checkpoint_of_the_model_alone_loads(tmp_path):
-    trainer = build_trainer(tmp_path, save_strategy="steps", save_steps=2, save_only_model=True)
-
-    trainer.train()
-
-    checkpoint = tmp_path / "checkpoint-2"
-    assert not {path.name for path in checkpoint.iterdir()} & {"optimizer.pt", "scheduler.pt"}
-    loaded = AutoModelForSeq2SeqLM.from_pretrained(checkpoint)
-    assert_same(weights(loaded), weights(trainer.model))
 
 
 @pytest.mark.parametrize("frozen", ["model.shared", "model.encoder"])

@@ -51,7 +51,9 @@ def model_folder(
 ) -> Path:
     """A model that was trained for six epochs and translates half right."""
     with contextlib.redirect_stdout(printed):
-        return run_training(corpus, tmp_path_factory.mktemp("model"), num_train_epochs=6)
+        # Batches of validation whose translations are of unequal length.
+        given = {"num_train_epochs": 6, "per_device_eval_batch_size": 7}
+        return run_training(corpus, tmp_path_factory.mktemp("model"), **given)
 
 
 @pytest.fixture(scope="module")
