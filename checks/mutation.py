@@ -73,10 +73,7 @@ TESTS = (
     "training/trainer",
     "modeling/ecosystem",
     "modeling/variant_grid",
-    "modeling/variants",
     "modeling/talking_heads",
-    "modeling/position_types",
-    "modeling/softmax",
 )
 
 

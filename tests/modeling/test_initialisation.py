@@ -1,51 +1,70 @@
 """What a fresh model starts from."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.modeling.attention_vanilla_transformer import FusedLinear
 
-from ..conftest import Model
+from ..conftest import LEARNED, TINY, TWO_TABLES, UNTIED, Model, build_variant
 from ..support import reference
+
+# Large enough for statistics, with sizes that give each kind of matrix its own bound.
+LARGE: dict[str, Any] = {
+    **TINY,
+    **UNTIED,
+    "vocab_size": 1000,
+    "d_model": 64,
+    "encoder_attention_heads": 4,
+    "encoder_ffn_dim": 96,
+    "decoder_ffn_dim": 160,
+}
+
+
+def build_fresh(**changes: Any) -> Model:
+    torch.manual_seed(0)
+    return Model(VanillaTransformerConfig(**{**LARGE, **changes})).eval()
 
 
 @pytest.fixture
 def fresh_model() -> Model:
-    """Large enough for statistics, with sizes that give each kind of matrix its own bound."""
-    torch.manual_seed(0)
-    return VanillaTransformerForConditionalGeneration(
-        VanillaTransformerConfig(
-            vocab_size=1000,
-            d_model=64,
-            encoder_layers=1,
-            decoder_layers=1,
-            encoder_attention_heads=4,
-            decoder_attention_heads=4,
-            encoder_ffn_dim=96,
-            decoder_ffn_dim=160,
-            tie_word_embeddings=False,
-        )
-    )
+    return build_fresh()
 
 
-def test_logical_matrices_start_xavier_uniform(fresh_model):
+def depth_of(name: str) -> int:
+    """Number of the layer that holds a parameter, from 1; 1 outside the layers."""
+    return int(name.split("layers.")[1].split(".")[0]) + 1 if "layers." in name else 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"depth_scaled_init": True}, {"d_k": 16, "d_v": 24}, {"d_k": 64, "d_v": 24}],
+    ids=str,
+)
+def test_logical_matrices_start_xavier_uniform(changes):
+    model = build_fresh(**changes)
     linears = {
         name: module
-        for name, module in fresh_model.model.named_modules()
+        for name, module in model.model.named_modules()
         if isinstance(module, nn.Linear)
     }
-    assert sum(isinstance(module, FusedLinear) for module in linears.values()) == 3
+    assert sum(isinstance(module, FusedLinear) for module in linears.values()) == 2 + 2 * 3
 
+    # Four heads. Every attention matrix is D x D unless told otherwise; a bound over a fused one
+    # would be 0.7 times as wide.
+    keys, values = 4 * changes.get("d_k", 16), 4 * changes.get("d_v", 16)
+    rows_of = {"qkv_proj": [keys, keys, values], "q_proj": [keys], "kv_proj": [keys, values]}
     for name, module in linears.items():
-        # Every attention matrix is D x D; a bound over a fused one would be 0.7 times as wide.
-        rows = module.out_features if name.endswith(("fc1", "fc2")) else 64
-        bound = math.sqrt(6 / (rows + module.in_features))
+        rows = rows_of.get(name.rpartition(".")[2], [module.out_features])
         for matrix in module.weight.split(rows):
-            assert 0.98 * bound < matrix.abs().max() <= bound, name
+            bound = math.sqrt(6 / (len(matrix) + module.in_features))
+            if "depth_scaled_init" in changes:
+                bound /= math.sqrt(depth_of(name))
+            assert 0.97 * bound < matrix.abs().max() <= bound, name
             # A uniform distribution; 4096 entries or more leave 3 % of play.
             torch.testing.assert_close(matrix.std().item(), bound / math.sqrt(3), rtol=0.03, atol=0)
 
@@ -58,19 +77,22 @@ def test_biases_start_at_zero_and_norms_at_one(fresh_model):
             assert (parameter == 1).all(), name
 
 
-@pytest.mark.parametrize("name", ["model.shared", "lm_head"])
-def test_tables_start_with_lookups_of_unit_variance_and_no_padding(fresh_model, name):
-    weight = fresh_model.get_submodule(name).weight
+def test_tables_start_with_lookups_of_unit_variance_and_no_padding():
+    model = build_fresh(**LEARNED | {"max_position_embeddings": 999})
+    names = ["model.shared", "lm_head"]
+    names += [f"model.{stack}.embed_positions" for stack in ("encoder", "decoder")]
 
-    # 64,000 entries leave 1 % of play.
-    torch.testing.assert_close(weight[1:].std().item(), 64**-0.5, rtol=0.02, atol=0)
-    assert not weight[0].any()
+    for name in names:
+        weight = model.get_submodule(name).weight
+        # 64,000 entries leave 1 % of play.
+        torch.testing.assert_close(weight[1:].std().item(), 64**-0.5, rtol=0.02, atol=0)
+        # Position 0 is no padding.
+        assert weight[0].any() == name.endswith("positions"), name
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_tables_start_without_padding_when_its_id_is_not_zero(tiny_config, tied):
-    tiny_config.pad_token_id, tiny_config.tie_word_embeddings = 9, tied
-    model = VanillaTransformerForConditionalGeneration(tiny_config)
+def test_tables_start_without_padding_when_its_id_is_not_zero(tied):
+    model = Model(VanillaTransformerConfig(**TINY, pad_token_id=9, tie_word_embeddings=tied))
 
     for table in (model.model.shared, model.lm_head):
         assert [row for row in range(37) if not table.weight[row].any()] == [9]
@@ -79,7 +101,7 @@ def test_tables_start_without_padding_when_its_id_is_not_zero(tiny_config, tied)
 def test_embedding_sum_is_the_scaled_lookup_plus_positions(fresh_model):
     input_ids = torch.arange(1, 1000)[None]
 
-    hidden = fresh_model.eval().model.encoder(input_ids, output_hidden_states=True).hidden_states
+    hidden = fresh_model.model.encoder(input_ids, output_hidden_states=True).hidden_states
 
     positions = torch.stack([reference.sinusoid(i, 64) for i in range(999)]).float()
     lookups = hidden[0][0] - positions
@@ -89,29 +111,46 @@ def test_embedding_sum_is_the_scaled_lookup_plus_positions(fresh_model):
     torch.testing.assert_close(lookups.var().item(), 1.0, rtol=0.05, atol=0)
 
 
-def test_matrices_start_smaller_with_depth_when_asked_to(tiny_config):
-    tiny_config.depth_scaled_init = True
-    tiny_config.d_model, tiny_config.encoder_layers = 64, 4
-    torch.manual_seed(0)
-    model = VanillaTransformerForConditionalGeneration(tiny_config)
+@pytest.mark.parametrize("depth_scaled", [False, True])
+def test_matrices_and_tables_start_with_the_chosen_deviation(depth_scaled):
+    changes = {**LEARNED, **TWO_TABLES, "max_position_embeddings": 300, "talking_heads": "both"}
+    model = build_fresh(**changes, init_std=0.02, depth_scaled_init=depth_scaled)
 
-    for layers in (model.model.encoder.layers, model.model.decoder.layers):
-        for depth, layer in enumerate(layers, start=1):
-            for name, module in layer.named_modules():
-                if isinstance(module, nn.Linear):
-                    rows = module.out_features if name in ("fc1", "fc2") else 64
-                    bound = math.sqrt(6 / (rows + module.in_features))
-                    largest = module.weight.abs().max()
-                    assert 0.97 * bound < largest * math.sqrt(depth) <= bound, (depth, name)
-    assert model.model.shared.weight.std().item() == pytest.approx(64**-0.5, rel=0.1)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 2 and not name.endswith("_mixing.weight"):
+            expected = 0.02 / math.sqrt(depth_of(name)) if depth_scaled else 0.02
+            # 4096 entries or more leave 4 % of play; one row of 1000 may be zero.
+            torch.testing.assert_close(parameter.std().item(), expected, rtol=0.05, atol=0)
+            # Normal: some entries of thousands lie past what a uniform distribution has.
+            assert parameter.abs().max() > 2.5 * expected, name
 
 
-def test_loaded_matrices_keep_their_values_whatever_their_depth(tiny_config, tmp_path):
-    tiny_config.depth_scaled_init = True
-    model = VanillaTransformerForConditionalGeneration(tiny_config)
+@pytest.mark.parametrize(
+    ("key_heads", "value_heads", "logits_mixing", "weights_mixing"),
+    [
+        (4, 4, torch.eye(4), torch.eye(4)),
+        (2, 1, torch.eye(2).repeat(2, 1), torch.eye(4)[:1]),
+        (6, 6, torch.eye(4, 6), torch.cat((torch.eye(4), torch.eye(4)[:2]))),
+    ],
+    ids=["square", "fewer", "more"],
+)
+def test_mixing_starts_as_an_identity_truncated_or_repeated(
+    key_heads, value_heads, logits_mixing, weights_mixing
+):
+    changes = {"talking_heads": "both", "key_heads": key_heads, "value_heads": value_heads}
+    model = Model(VanillaTransformerConfig(**TINY, **changes))
+
+    for layer in model.model.decoder.layers:
+        for attention in (layer.self_attn, layer.encoder_attn):
+            assert torch.equal(attention.logits_mixing.weight, logits_mixing)
+            assert torch.equal(attention.weights_mixing.weight, weights_mixing)
+
+
+def test_loaded_matrices_keep_their_values_whatever_their_depth(tmp_path):
+    model = build_variant(depth_scaled_init=True)
     model.save_pretrained(tmp_path)
 
-    loaded = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path)
+    loaded = Model.from_pretrained(tmp_path)
 
     for name, parameter in loaded.named_parameters():
         assert torch.equal(parameter, model.get_parameter(name)), name

@@ -7,28 +7,48 @@ import torch
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutput
 
-from ..conftest import both_attentions, gradients, source_of, without_labels
+from vanilla_transformer import VanillaTransformerConfig
+
+from ..conftest import TINY, Model, both_attentions, gradients, without_labels
+
+
+def is_normalised(states: Tensor) -> bool:
+    mean, variance = states.mean(dim=-1), states.var(dim=-1, correction=0)
+    return bool(mean.abs().max() < 1e-5 and (variance - 1).abs().max() < 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "in_layers", "at_the_end"),
+    [
+        ({}, False, True),
+        ({"add_final_layer_norm": True}, False, True),
+        ({"add_final_layer_norm": False}, False, False),
+        ({"pre_norm": False}, True, True),
+        ({"pre_norm": False, "add_final_layer_norm": False}, True, True),
+    ],
+    ids=str,
+)
+def test_layers_and_stacks_end_in_a_norm_when_told_to(batch, changes, in_layers, at_the_end):
+    # In a fresh model norms neither scale nor shift.
+    torch.manual_seed(1)
+    model = Model(VanillaTransformerConfig(**{**TINY, **changes})).eval()
+
+    output = model(**batch, output_hidden_states=True)
+
+    for states in (output.encoder_hidden_states, output.decoder_hidden_states):
+        assert {is_normalised(layer) for layer in states[1:-1]} == {in_layers}
+        assert is_normalised(states[-1]) == at_the_end
 
 
 @both_attentions
-@pytest.mark.parametrize("cached", [False, True])
-def test_logits_ignore_later_target_tokens(tiny_model, batch, attention, cached):
+def test_logits_ignore_later_target_tokens(tiny_model, batch, attention):
     tiny_model.set_attn_implementation(attention)
-    target = batch["decoder_input_ids"]
-    edited = target.clone()
+    inputs = without_labels(batch)
+    edited = inputs["decoder_input_ids"].clone()
     edited[:, -1] = (edited[:, -1] + 1) % tiny_model.config.vocab_size
 
-    def logits(target: Tensor) -> Tensor:
-        if not cached:
-            return tiny_model(**source_of(batch), decoder_input_ids=target).logits[:, 2:]
-        start = tiny_model(**source_of(batch), decoder_input_ids=target[:, :2], use_cache=True)
-        return tiny_model(
-            **source_of(batch),
-            decoder_input_ids=target[:, 2:],
-            past_key_values=start.past_key_values,
-        ).logits
-
-    before, after = logits(target), logits(edited)
+    before = tiny_model(**inputs).logits
+    after = tiny_model(**{**inputs, "decoder_input_ids": edited}).logits
 
     torch.testing.assert_close(before[:, :-1], after[:, :-1])
     assert not torch.equal(before[:, -1], after[:, -1])  # the edit did reach the model

@@ -4,13 +4,18 @@ import copy
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-
-from vanilla_transformer import VanillaTransformerForConditionalGeneration
+from torch import Tensor
+from torch.nn import functional as F
+from transformers.models.m2m_100.modeling_m2m_100 import M2M100SinusoidalPositionalEmbedding
+from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
 
 from ..conftest import (
+    CONCATENATED,
+    LEARNED,
     Model,
     both_attentions,
     build_variant,
@@ -25,69 +30,72 @@ needs_gpu = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="a GPU is absent"),
 ]
+END_OF_LEARNED = r"(?s)9.*max_position_embeddings.*got .*1\d"
 
 
-@both_attentions
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("extra", [0, 6])
-def test_logits_of_a_sentence_are_those_it_has_alone(tiny_model, batch, attention, side, extra):
-    tiny_model.set_attn_implementation(attention)
-    sources = real_rows(batch["input_ids"], batch["attention_mask"])
-    targets = real_rows(batch["decoder_input_ids"], batch["labels"] != -100)
-    input_ids, attention_mask = pad(sources, side, extra, filler=7)
-    decoder_input_ids, decoder_attention_mask = pad(targets, side, extra, filler=7)
+def positions_of(model: Model, length: int) -> Tensor:
+    """What the encoder adds to the tokens of a sentence, `[length, D]`: it reads empty lookups."""
+    nothing = torch.zeros(1, length, model.config.d_model, dtype=model.dtype)
+    output = model.model.encoder(inputs_embeds=nothing, output_hidden_states=True)
+    return output.hidden_states[0][0].detach()
 
-    together = tiny_model(
-        input_ids=input_ids,
-        attention_mask=attention_mask,
-        decoder_input_ids=decoder_input_ids,
-        decoder_attention_mask=decoder_attention_mask,
-    ).logits
 
-    alone = [
-        tiny_model(input_ids=source[None], decoder_input_ids=target[None]).logits[0]
-        for source, target in zip(sources, targets, strict=True)
-    ]
-    # Contract 3 of the design; logits are of order 1.
+def test_sinusoids_are_those_of_the_worked_example():
+    # Four positions, width 4, base 100.
+    model = build_variant(d_model=4, encoder_attention_heads=2, position_base=100).double()
+
     torch.testing.assert_close(
-        together[decoder_attention_mask.bool()], torch.cat(alone), rtol=1e-5, atol=1e-5
+        positions_of(model, 4),
+        torch.tensor(
+            [
+                [0, 1, 0, 1],
+                [0.84147098, 0.54030231, 0.09983342, 0.99500417],
+                [0.90929743, -0.41614684, 0.19866933, 0.98006658],
+                [0.14112001, -0.9899925, 0.29552021, 0.95533649],
+            ],
+            dtype=torch.float64,
+        ),
+        rtol=0,
+        atol=5e-9,  # the example is rounded to eight digits
     )
 
 
-@both_attentions
-@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16", "autocast"])
-def test_row_of_padding_gives_finite_numbers(tiny_model, batch, attention, precision):
-    tiny_model.set_attn_implementation(attention)
-    if precision != "autocast":
-        tiny_model.to(getattr(torch, precision))
-    batch["attention_mask"][1] = 0
-    target_mask = torch.ones_like(batch["decoder_input_ids"])
-    target_mask[1] = 0
+def test_concatenated_sinusoids_are_those_of_marian():
+    marian = MarianSinusoidalPositionalEmbedding(50, 24)
 
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "autocast"):
-        output = tiny_model.train()(**batch, decoder_attention_mask=target_mask, return_logits=True)
-    output.loss.backward()
+    actual = positions_of(build_variant(**CONCATENATED), 50)
 
-    assert output.logits.isfinite().all()
-    for name, parameter in tiny_model.named_parameters():
-        assert parameter.grad.isfinite().all(), name
+    # Angles up to 50 in float32.
+    torch.testing.assert_close(actual, marian.create_weight(), rtol=0, atol=1e-5)
 
 
-@both_attentions
-def test_row_of_padding_leaves_the_others_alone(tiny_model, batch, attention):
-    tiny_model.set_attn_implementation(attention)
-    inputs = without_labels(batch)
-    expected = tiny_model(**{name: rows[[0, 2]] for name, rows in inputs.items()}).logits
-    inputs["attention_mask"][1] = 0
+def test_concatenated_sinusoids_are_those_of_m2m100_when_base_and_offset_are():
+    m2m100 = M2M100SinusoidalPositionalEmbedding(60, 24, padding_idx=1)
+    changes = {"position_base": 10_000 ** (12 / 11), "position_offset": 2}
 
-    actual = tiny_model(**inputs).logits[[0, 2]]
+    actual = positions_of(build_variant(**CONCATENATED, **changes), 50)
 
-    torch.testing.assert_close(actual, expected)
+    expected = m2m100(torch.full((1, 50), 7))[0]
+    # Angles up to 50 in float32.
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["sinusoidal", "sinusoidal_concatenated"])
+def test_sinusoid_further_on_is_a_fixed_linear_map(kind):
+    # Wavelengths of 6 to 100 positions, so that 64 of them determine the map.
+    model = build_variant(d_model=8, position_embedding_type=kind, position_base=40).double()
+    positions = positions_of(model, 256)
+
+    for distance in (1, 5, 40):
+        map_of_distance = torch.linalg.lstsq(
+            positions[:64], positions[distance : 64 + distance]
+        ).solution
+        torch.testing.assert_close(positions[:-distance] @ map_of_distance, positions[distance:])
 
 
 def from_meta(model: Model, folder: Path, dtype: torch.dtype) -> Model:
     with torch.device("meta"):
-        empty = VanillaTransformerForConditionalGeneration(model.config)
+        empty = Model(model.config)
     loaded = empty.to_empty(device="cpu").to(dtype)
     loaded.load_state_dict(model.state_dict())
     return loaded
@@ -114,11 +122,8 @@ def test_sinusoids_are_exact_far_out_however_the_model_came(tiny_model, tmp_path
     tiny_model.save_pretrained(tmp_path)
     model = OBTAIN[way](tiny_model, tmp_path, dtype).eval()
 
-    # With empty lookups the first layer's input is the positions alone.
-    nothing = torch.zeros(1, 2048, model.config.d_model, dtype=dtype)
-    positions = model.model.encoder(inputs_embeds=nothing, output_hidden_states=True)
+    actual = positions_of(model, 2048)
 
-    actual = positions.hidden_states[0][0]
     assert actual.dtype == dtype
     for position in (0, 3, 2047):
         # Half a step of bfloat16 below 1; the angles themselves are taken in float32.
@@ -139,56 +144,84 @@ def test_positions_are_made_where_the_inputs_are(batch, kind, device):
     assert logits.device.type == device
 
 
-def test_model_reads_past_max_position_embeddings(tiny_model, batch):
-    inputs = without_labels(batch)
-    expected = tiny_model(**inputs).logits
-
-    tiny_model.config.max_position_embeddings = 4
-
-    assert torch.equal(tiny_model(**inputs).logits, expected)
-
-
 @pytest.mark.parametrize("cache_implementation", [None, "static"])
-@pytest.mark.parametrize("num_beams", [1, 2])
-def test_model_writes_past_max_position_embeddings(
-    tiny_model, batch, num_beams, cache_implementation
+def test_model_reads_and_writes_past_max_position_embeddings(
+    tiny_model, batch, cache_implementation
 ):
-    settings = {
-        "num_beams": num_beams,
-        "min_new_tokens": 9,
-        "max_new_tokens": 9,
-        "cache_implementation": cache_implementation,
-    }
+    settings: dict[str, Any] = {"min_new_tokens": 9, "max_new_tokens": 9}
+    settings["cache_implementation"] = cache_implementation
     expected = tiny_model.generate(**source_of(batch), **settings)
+    logits = tiny_model(**without_labels(batch)).logits
 
     tiny_model.config.max_position_embeddings = 4
     actual = tiny_model.generate(**source_of(batch), **settings)
 
     assert actual.shape == (3, 10)
     assert actual.tolist() == expected.tolist()
+    assert torch.equal(tiny_model(**without_labels(batch)).logits, logits)
 
 
-@torch.no_grad()
-def test_exported_model_takes_lengths_beyond_its_example(tiny_model, batch):
-    tiny_model.config.max_position_embeddings = 6
-    inputs = without_labels(batch)
-    sizes = {0: torch.export.Dim.AUTO, 1: torch.export.Dim.AUTO}
-    longer = {
-        "input_ids": torch.arange(50).fmod(30).add(4).view(2, 25),
-        "attention_mask": torch.ones(2, 25, dtype=torch.long).triu(diagonal=9),
-        "decoder_input_ids": torch.arange(80).fmod(31).add(3).view(2, 40),
-    }
+@pytest.mark.parametrize("offset", [0, 3])
+def test_sequence_past_the_end_of_learned_positions_is_refused(offset):
+    model = build_variant(**LEARNED, position_offset=offset)
+    ids = torch.full((2, 10), 7)
 
-    exported = torch.export.export(
-        tiny_model,
-        (),
-        kwargs={**inputs, "use_cache": False},
-        dynamic_shapes={**dict.fromkeys(inputs, sizes), "use_cache": None},
-        strict=False,
-    ).module()
+    with pytest.raises(ValueError, match=END_OF_LEARNED):
+        model(input_ids=ids, decoder_input_ids=ids[:, :3])
+    with pytest.raises(ValueError, match=END_OF_LEARNED):
+        model(input_ids=ids[:, :3], decoder_input_ids=ids)
+    model(input_ids=ids[:, :9], decoder_input_ids=ids[:, :9])
 
-    actual = exported(**longer, use_cache=False).logits
-    torch.testing.assert_close(actual, tiny_model(**longer, use_cache=False).logits)
+
+@pytest.mark.parametrize(
+    "cache", [{"use_cache": False}, {}, {"cache_implementation": "static"}], ids=str
+)
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_generation_past_the_end_of_learned_positions_is_refused(batch, num_beams, cache):
+    model = build_variant(**LEARNED)
+    settings: dict[str, Any] = {"num_beams": num_beams, **cache}
+
+    # The start token and eight more are read, the ninth is only written.
+    written = model.generate(**source_of(batch), **settings, min_new_tokens=9, max_new_tokens=9)
+    assert written.shape == (3, 10)
+    with pytest.raises(ValueError, match=END_OF_LEARNED):
+        model.generate(**source_of(batch), **settings, min_new_tokens=12, max_new_tokens=12)
+
+
+def test_unconfigured_generation_stops_at_the_end_of_learned_positions(batch):
+    model = build_variant(**LEARNED)
+    model.generation_config.eos_token_id = None
+
+    assert model.generate(**source_of(batch)).shape == (3, 9)
+
+
+def test_padding_takes_no_learned_positions(batch):
+    model = build_variant(**LEARNED)
+    expected = model(**without_labels(batch)).logits
+    wide = {name: F.pad(rows, (6, 0)) for name, rows in source_of(batch).items()}
+
+    actual = model(**wide, decoder_input_ids=batch["decoder_input_ids"]).logits
+
+    torch.testing.assert_close(actual, expected)
+
+
+@both_attentions
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16", "autocast"])
+def test_row_of_padding_gives_finite_numbers(tiny_model, batch, attention, precision):
+    tiny_model.set_attn_implementation(attention)
+    if precision != "autocast":
+        tiny_model.to(getattr(torch, precision))
+    batch["attention_mask"][1] = 0
+    target_mask = torch.ones_like(batch["decoder_input_ids"])
+    target_mask[1] = 0
+
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "autocast"):
+        output = tiny_model.train()(**batch, decoder_attention_mask=target_mask, return_logits=True)
+    output.loss.backward()
+
+    assert output.logits.isfinite().all()
+    for name, parameter in tiny_model.named_parameters():
+        assert parameter.grad.isfinite().all(), name
 
 
 @both_attentions
@@ -230,20 +263,18 @@ def test_generation_goes_on_from_prefixes_padded_on_the_left(
     )
 
     for number, prefix in enumerate(prefixes):
-        row = slice(number, number + 1)
-        source = {name: tensor[row] for name, tensor in source_of(batch).items()}
+        source = {name: rows[number : number + 1] for name, rows in source_of(batch).items()}
         alone = tiny_model.generate(**source, decoder_input_ids=prefix[None], **search)[0]
         assert together[number, 3:].tolist() == alone[len(prefix) :].tolist()
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])
 def test_generation_from_embeddings_is_that_from_ids(tiny_model, batch, num_beams):
+    search = {"num_beams": num_beams, "max_new_tokens": 8}
     source = source_of(batch)
-    expected = tiny_model.generate(**source, num_beams=num_beams, max_new_tokens=8)
+    expected = tiny_model.generate(**source, **search)
     embeddings = tiny_model.get_input_embeddings()(source.pop("input_ids"))
 
-    actual = tiny_model.generate(
-        inputs_embeds=embeddings, **source, num_beams=num_beams, max_new_tokens=8
-    )
+    actual = tiny_model.generate(inputs_embeds=embeddings, **source, **search)
 
     assert actual.tolist() == expected.tolist()

@@ -1,36 +1,56 @@
-"""Saved = loaded: weights, ties, tables."""
+"""Tables of a model: which are one, which are saved, and what replaces them."""
 
 import pytest
 import torch
 from safetensors import safe_open
 from torch import nn
 from transformers import AutoModel, AutoModelForSeq2SeqLM
+from transformers.activations import ACT2FN
 
-from vanilla_transformer import VanillaTransformerForConditionalGeneration, VanillaTransformerModel
+from vanilla_transformer import VanillaTransformerModel
 
-from ..conftest import Model, redraw_parameters, without_labels
+from ..conftest import (
+    TWO_TABLES,
+    UNTIED,
+    assert_loaded,
+    build_variant,
+    gradients,
+    without_labels,
+)
+
+TYINGS = {
+    "shared": {},
+    "shared_untied": UNTIED,
+    "two_tables": TWO_TABLES,
+    "two_tables_untied": {**TWO_TABLES, **UNTIED},
+    "two_vocabularies": {**TWO_TABLES, "decoder_vocab_size": 41},
+    "two_vocabularies_untied": {**TWO_TABLES, **UNTIED, "decoder_vocab_size": 41},
+}
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_saved_model_loads_with_the_same_logits(tiny_config, batch, tmp_path, tied):
-    tiny_config.tie_word_embeddings = tied
-    model = VanillaTransformerForConditionalGeneration(tiny_config).eval()
-    redraw_parameters(model)
+@pytest.mark.parametrize("tying", TYINGS.values(), ids=TYINGS)
+def test_tables_are_tied_as_told_and_stay_so_when_saved(batch, tmp_path, tying):
+    model = build_variant(**tying, lm_head_bias=True)
     model.save_pretrained(tmp_path)
-
     loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
 
-    assert type(loaded) is VanillaTransformerForConditionalGeneration
-    assert torch.equal(loaded(**batch).logits, model(**batch).logits)
-    tables = [loaded.model.encoder.embed_tokens, loaded.model.decoder.embed_tokens]
-    assert all(table.weight is loaded.model.shared.weight for table in tables)
-    assert (loaded.lm_head.weight is loaded.model.shared.weight) == tied
+    vocabulary = tying.get("decoder_vocab_size", 37)
+    assert_loaded(loaded, model, batch)
+    for one in (model, loaded):
+        encoder, decoder = (
+            stack.embed_tokens.weight for stack in (one.model.encoder, one.model.decoder)
+        )
+        assert (encoder is decoder) == tying.get("share_encoder_decoder_embeddings", True)
+        assert (one.lm_head.weight is decoder) == tying.get("tie_word_embeddings", True)
+        assert (encoder.shape, decoder.shape) == ((37, 24), (vocabulary, 24))
+        assert one.lm_head.weight.shape == (vocabulary, 24)
+        assert one.get_input_embeddings().weight is encoder
+        assert one.get_output_embeddings() is one.lm_head
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_saved_file_holds_tied_tensors_once(tiny_config, tmp_path, tied):
-    tiny_config.tie_word_embeddings = tied
-    model = VanillaTransformerForConditionalGeneration(tiny_config)
+def test_saved_file_holds_tied_tensors_once(tmp_path, tied):
+    model = build_variant(tie_word_embeddings=tied)
     model.save_pretrained(tmp_path)
 
     with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
@@ -38,7 +58,8 @@ def test_saved_file_holds_tied_tensors_once(tiny_config, tmp_path, tied):
 
     outside_layers = {name for name in saved if ".layers." not in name and "norm" not in name}
     assert outside_layers == {"model.shared.weight"} | (set() if tied else {"lm_head.weight"})
-    assert saved == {name for name, _ in model.named_parameters()}
+    # Trainer warns of lost weights unless the others are named.
+    assert set(model._keys_to_ignore_on_save) == model.state_dict().keys() - saved
 
 
 def test_bare_model_loads_from_the_complete_one(tiny_model, batch, tmp_path):
@@ -52,34 +73,31 @@ def test_bare_model_loads_from_the_complete_one(tiny_model, batch, tmp_path):
     torch.testing.assert_close(tiny_model.lm_head(hidden), tiny_model(**inputs).logits)
 
 
-def test_replaced_table_serves_both_stacks(tiny_model):
-    table = nn.Embedding(37, 24)
+@pytest.mark.parametrize("tying", [{}, TWO_TABLES], ids=["shared", "two_tables"])
+def test_replaced_table_serves_the_stacks_that_share_it(tying):
+    model = build_variant(**tying)
+    table, target_table = nn.Embedding(37, 24), model.model.decoder.embed_tokens
 
-    tiny_model.set_input_embeddings(table)
+    model.set_input_embeddings(table)
 
-    assert tiny_model.get_input_embeddings() is table
-    assert tiny_model.model.encoder.embed_tokens is table
-    assert tiny_model.model.decoder.embed_tokens is table
-
-
-def test_resized_vocabulary_stays_tied(tiny_model, batch):
-    expected = tiny_model(**batch).logits
-
-    tiny_model.resize_token_embeddings(41, mean_resizing=False)
-
-    logits = tiny_model(**batch).logits
-    assert logits.shape == (3, 5, 41)
-    torch.testing.assert_close(logits[..., :37], expected)
-    assert tiny_model.lm_head.weight is tiny_model.model.decoder.embed_tokens.weight
+    assert model.get_input_embeddings() is model.model.encoder.embed_tokens is table
+    assert model.model.decoder.embed_tokens is (target_table if tying else table)
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_keys_that_no_file_holds_are_named_for_trainer(tiny_config, tmp_path, tied):
-    tiny_config.tie_word_embeddings = tied
-    model = Model(tiny_config)
-    model.save_pretrained(tmp_path)
-    with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
-        saved = set(file.keys())
+def test_resizing_one_of_two_tables_is_refused():
+    model = build_variant(**TWO_TABLES)
 
-    # Trainer warns of lost weights unless the two are equal.
-    assert set(model._keys_to_ignore_on_save) == model.state_dict().keys() - saved
+    with pytest.raises(ValueError, match=r"source and target share, got .* two tables and 43"):
+        model.resize_token_embeddings(43)
+
+
+@pytest.mark.parametrize("name", sorted(ACT2FN))
+def test_every_activation_of_transformers_trains_and_loads(batch, tmp_path, name):
+    model = build_variant(activation_function=name)
+
+    found = gradients(model, batch)
+
+    assert all(gradient.isfinite().all() for gradient in found.values())
+    assert type(model.model.decoder.layers[1].activation) is type(ACT2FN[name])
+    model.eval().save_pretrained(tmp_path)
+    assert_loaded(AutoModelForSeq2SeqLM.from_pretrained(tmp_path), model, batch)

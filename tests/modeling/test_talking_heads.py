@@ -13,20 +13,18 @@ from ..conftest import (
     RECTANGULAR,
     TINY,
     Model,
-    assert_loaded,
     build_variant,
-    gradients,
     long_inputs,
     source_of,
     without_labels,
 )
 from ..support import reference
 
-TALKS = ["logits", "weights", "both"]
+each_kind = pytest.mark.parametrize("talking_heads", ["logits", "weights", "both"])
 
 
 def mixings(model: Model) -> dict[str, nn.Module]:
-    """The modules that mix; where heads do not talk, something without weights stands there."""
+    """The modules that mix; heads that do not talk have one without weights."""
     return {
         name: module
         for name, module in model.named_modules()
@@ -50,72 +48,17 @@ def test_score_map_of_a_head_has_at_most_the_rank_of_its_key_size(key_heads, d_k
     assert torch.linalg.matrix_rank(mixed).unique().tolist() == [key_heads * d_k]
 
 
-@pytest.mark.parametrize("talking_heads", TALKS)
-def test_talking_heads_start_as_the_plain_model(batch, talking_heads):
-    plain = build_variant()
-    plain.set_attn_implementation("eager")
-    torch.manual_seed(0)
-    talking = Model(VanillaTransformerConfig(**{**TINY, "talking_heads": talking_heads})).eval()
-
-    lost = talking.load_state_dict(plain.state_dict(), strict=False)
-
-    kinds = 2 if talking_heads == "both" else 1
-    assert len(lost.missing_keys) == len(mixings(talking)) == kinds * (2 + 2 * 3)
-    assert all(name.endswith("_mixing.weight") for name in lost.missing_keys)
-    assert torch.equal(talking(**batch).logits, plain(**batch).logits)
-
-
-@pytest.mark.parametrize("talking_heads", TALKS)
+@each_kind
 def test_plain_model_goes_on_with_talking_heads(batch, tmp_path, talking_heads):
-    plain = build_variant()
+    plain = build_variant(attn_implementation="eager")
     plain.save_pretrained(tmp_path)
 
     talking = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, talking_heads=talking_heads)
 
+    kinds = 2 if talking_heads == "both" else 1
+    assert len(mixings(talking)) == kinds * (2 + 2 * 3)
+    assert talking.config._attn_implementation == "eager"
     torch.testing.assert_close(talking(**batch).logits, plain(**batch).logits)
-    for mixing in mixings(talking).values():
-        assert torch.equal(mixing.weight, torch.eye(len(mixing.weight)))
-
-
-@pytest.mark.parametrize(
-    ("key_heads", "value_heads", "logits_mixing", "weights_mixing"),
-    [
-        (2, 1, [[1, 0], [0, 1], [1, 0], [0, 1]], [[1, 0, 0, 0]]),
-        (
-            6,
-            6,
-            [[int(row == column) for column in range(6)] for row in range(4)],
-            [[int(row % 4 == column) for column in range(4)] for row in range(6)],
-        ),
-    ],
-    ids=["fewer", "more"],
-)
-def test_rectangular_mixing_starts_as_a_truncated_or_repeated_identity(
-    key_heads, value_heads, logits_mixing, weights_mixing
-):
-    model = Model(
-        VanillaTransformerConfig(
-            **TINY, talking_heads="both", key_heads=key_heads, value_heads=value_heads
-        )
-    )
-
-    for layer in model.model.decoder.layers:
-        for attention in (layer.self_attn, layer.encoder_attn):
-            assert attention.logits_mixing.weight.tolist() == logits_mixing
-            assert attention.weights_mixing.weight.tolist() == weights_mixing
-
-
-@pytest.mark.parametrize("changes", [{}, RECTANGULAR], ids=["square", "rectangular"])
-@pytest.mark.parametrize("talking_heads", TALKS)
-def test_mixing_learns(batch, changes, talking_heads):
-    allowed = {"logits": ["key_heads"], "weights": ["value_heads"]}.get(talking_heads, [*changes])
-    changes = {name: value for name, value in changes.items() if name in allowed}
-    model = build_variant(**{**changes, "talking_heads": talking_heads})
-
-    found = gradients(model, batch)
-
-    for name in mixings(model):
-        assert found[f"{name}.weight"].abs().min() > 0, name
 
 
 def build_negative(changes: dict[str, Any], precision: torch.dtype) -> Model:
@@ -134,43 +77,29 @@ each_precision = pytest.mark.parametrize(
 )
 each_talk = pytest.mark.parametrize(
     "changes",
-    [*({"talking_heads": talk} for talk in TALKS), RECTANGULAR],
-    ids=[*TALKS, "rectangular"],
+    [{"talking_heads": "logits"}, {"talking_heads": "weights"}, RECTANGULAR],
+    ids=["logits", "weights", "rectangular"],
 )
 
 
 @each_precision
 @each_talk
 @torch.no_grad()
-def test_negative_mixing_does_not_see_the_future(batch, changes, precision):
+def test_negative_mixing_sees_neither_the_future_nor_padding(batch, changes, precision):
     model = build_negative(changes, precision)
     inputs = without_labels(batch)
-    before = model(**inputs).logits
-    inputs["decoder_input_ids"][:, 3:] = torch.tensor([20, 31])
-
-    after = model(**inputs).logits
-
-    assert torch.equal(before[:, :3], after[:, :3])
-    assert not torch.equal(before[:, 3:], after[:, 3:])
-
-
-@each_precision
-@each_talk
-@torch.no_grad()
-def test_negative_mixing_does_not_see_padding(batch, changes, precision):
-    model = build_negative(changes, precision)
-    inputs = without_labels(batch)
-    before = model(**inputs).logits
     is_padding = inputs["attention_mask"] == 0
+    before = model(**inputs, output_attentions=True)
+
+    inputs["decoder_input_ids"][:, 3:] = torch.tensor([20, 31])
     inputs["input_ids"] = inputs["input_ids"].masked_fill(is_padding, 20)
+    after = model(**inputs)
 
-    after = model(**inputs).logits
-
-    assert torch.equal(before, after)
-    output = model(**inputs, output_attentions=True)
-    for weights in (*output.encoder_attentions, *output.cross_attentions):
+    assert torch.equal(before.logits[:, :3], after.logits[:, :3])
+    assert not torch.equal(before.logits[:, 3:], after.logits[:, 3:])
+    for weights in (*before.encoder_attentions, *before.cross_attentions):
         assert not weights.permute(0, 3, 1, 2)[is_padding].any()
-    for weights in output.decoder_attentions:
+    for weights in before.decoder_attentions:
         assert not weights.triu(diagonal=1).any()
 
 
@@ -190,51 +119,55 @@ def test_row_of_padding_gives_finite_numbers_with_negative_mixing(batch, changes
         assert parameter.grad.isfinite().all(), name
 
 
+def oracles_maps(model: Model, name: str, states: Tensor, other: Tensor) -> list[Tensor]:
+    """What the third token of a sentence `[Q, D]` takes of each value, by the paper's equations.
+
+    Args:
+        model: In float64.
+        name: Of an attention.
+        states: What asks in this attention.
+        other: What answers in cross-attention.
+    """
+    weights = reference.leaves(model.state_dict())
+    if name.endswith("encoder_attn"):
+        sentences = (list(states), list(other))
+        queries, keys, _ = reference.cross_projections(weights, name, model.config, *sentences)
+    else:
+        queries, keys, _ = reference.self_projections(weights, name, model.config, list(states))
+    visible = keys[:3] if name.endswith("self_attn") and "decoder" in name else keys
+    return reference.attention_weights(weights, name, model.config, queries[2], visible)
+
+
 @pytest.mark.parametrize(
     "changes",
     [{}, {"talking_heads": "weights"}, RECTANGULAR, {**RECTANGULAR, "d_k": 5, "d_v": 7}],
     ids=["plain", "weights", "rectangular", "sizes"],
 )
-def test_attention_weights_returned_are_those_applied_to_the_values(batch, changes):
-    model = build_variant(**changes).double()
-    model.set_attn_implementation("eager")
-    calls: dict[str, tuple[Any, ...]] = {}
+def test_attention_weights_returned_are_those_of_the_oracle(batch, changes):
+    model = build_variant(**changes, attn_implementation="eager").double()
+    inputs: dict[str, tuple[Tensor, ...]] = {}
     for name, module in model.named_modules():
         if name.endswith("_attn"):
             module.register_forward_hook(
-                lambda _, args, output, name=name: calls.update({name: (args, output[0])})
+                lambda _, args, output, name=name: inputs.update({name: args})
             )
 
     output = model(**without_labels(batch), output_attentions=True)
 
-    weights = reference.leaves(model.state_dict())
-    kinds = {
+    found = {
         "encoder.layers.{}.self_attn": output.encoder_attentions,
         "decoder.layers.{}.self_attn": output.decoder_attentions,
         "decoder.layers.{}.encoder_attn": output.cross_attentions,
     }
-    for kind, layers in kinds.items():
+    for kind, layers in found.items():
         for index, maps in enumerate(layers):
             name = f"model.{kind.format(index)}"
-            (states, other, *_), attended = calls[name]
-            is_cross = name.endswith("encoder_attn")
-            heads, d_v = reference.value_rows(name, model.config)
-            assert maps.shape[1] == heads
-            projection = model.get_submodule(f"{name}.{'kv_proj' if is_cross else 'qkv_proj'}")
-            projected = projection(other if is_cross else states)[..., -heads * d_v :]
-            values = projected.unflatten(-1, (heads, d_v)).transpose(1, 2)
-            joined = (maps @ values).transpose(1, 2).flatten(2)
-            torch.testing.assert_close(model.get_submodule(f"{name}.out_proj")(joined), attended)
-            # And the last row of the sentence without padding is the oracle's.
-            sentences = [list(states[1]), *([list(other[1])] if is_cross else [])]
-            make = reference.cross_projections if is_cross else reference.self_projections
-            queries, keys, _ = make(weights, name, model.config, *sentences)
-            query, keys = (
-                queries[2],
-                keys[:3] if "decoder.layers" in name and not is_cross else keys,
-            )
-            expected = reference.attention_weights(weights, name, model.config, query, keys)
-            torch.testing.assert_close(maps[1, :, 2, : len(keys)], torch.stack(expected))
+            states, other, *_ = inputs[name]
+            # The second source has no padding.
+            expected = oracles_maps(model, name, states[1], other[1] if other is not None else [])
+            visible = len(expected[0])
+            torch.testing.assert_close(maps[1, :, 2, :visible], torch.stack(expected))
+            assert not maps[1, :, 2, visible:].any()
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])
@@ -256,54 +189,40 @@ def test_generation_returns_the_weights_of_talking_heads(batch, num_beams):
         assert output.decoder_attentions[step][0].shape == (3 * num_beams, 6, 1, step + 1)
 
 
-KERNELS = ["sdpa", "flash_attention_2", "flex_attention"]
-each_kernel = pytest.mark.parametrize("kernel", KERNELS)
-
-
-def refusal(kernel: str) -> str:
-    return rf"`talking_heads` mix .* only eager attention forms.* must be 'eager', got .*'{kernel}'"
-
-
-@pytest.mark.parametrize("talking_heads", TALKS)
-def test_talking_heads_take_eager_attention_by_themselves(batch, tmp_path, talking_heads):
-    model = build_variant(talking_heads=talking_heads)
-    model.save_pretrained(tmp_path)
-
-    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
-
-    assert model.config._attn_implementation == loaded.config._attn_implementation == "eager"
-    assert_loaded(loaded, model, batch)
-
-
-@each_kernel
-def test_other_kernels_are_refused_at_construction_when_heads_talk(kernel):
+@pytest.mark.parametrize("kernel", ["sdpa", "flash_attention_2", "flex_attention"])
+def test_other_kernels_are_refused_when_heads_talk(batch, tmp_path, kernel):
     config = VanillaTransformerConfig(**TINY, talking_heads="both")
-    config._attn_implementation = kernel
+    model = build_variant(talking_heads="both")
+    model.save_pretrained(tmp_path)
+    asking = VanillaTransformerConfig(**TINY, talking_heads="both")
+    asking._attn_implementation = kernel
+    ways = [
+        lambda: Model(asking),
+        lambda: AutoModelForSeq2SeqLM.from_config(config, attn_implementation=kernel),
+        lambda: AutoModelForSeq2SeqLM.from_pretrained(tmp_path, attn_implementation=kernel),
+        lambda: model.set_attn_implementation(kernel),
+        lambda: model.set_attn_implementation({"": kernel}),
+    ]
+    refusal = (
+        rf"`talking_heads` mix .* only eager attention forms.* must be 'eager', got .*'{kernel}'"
+    )
 
-    with pytest.raises(ValueError, match=refusal(kernel)):
-        Model(config)
-    with pytest.raises(ValueError, match=refusal(kernel)):
-        AutoModelForSeq2SeqLM.from_config(
-            VanillaTransformerConfig(**TINY, talking_heads="both"), attn_implementation=kernel
-        )
-
-
-@each_kernel
-def test_other_kernels_are_refused_in_loading_when_heads_talk(tmp_path, kernel):
-    build_variant(talking_heads="both").save_pretrained(tmp_path)
-
-    with pytest.raises(ValueError, match=refusal(kernel)):
-        AutoModelForSeq2SeqLM.from_pretrained(tmp_path, attn_implementation=kernel)
-
-
-@each_kernel
-@pytest.mark.parametrize("form", ["name", "dict"])
-def test_other_kernels_are_refused_later_when_heads_talk(batch, kernel, form):
-    model = build_variant(talking_heads="logits")
-    expected = model(**batch).logits
-
-    with pytest.raises(ValueError, match=refusal(kernel)):
-        model.set_attn_implementation(kernel if form == "name" else {"": kernel})
+    for way in ways:
+        with pytest.raises(ValueError, match=refusal):
+            way()
 
     assert model.config._attn_implementation == "eager"
-    assert torch.equal(model(**batch).logits, expected)
+    assert model(**batch).logits.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "heads"),
+    [({"talking_heads": "logits", "key_heads": 8}, (8, 4)), (RECTANGULAR, (3, 6))],
+)
+def test_static_cache_is_refused_when_keys_and_values_have_unequal_heads(batch, changes, heads):
+    model = build_variant(**changes)
+    keys, values = heads
+
+    message = rf"static cache needs .* got {values} \(`value_heads`\) and {keys} \(`key_heads`\)"
+    with pytest.raises(ValueError, match=message):
+        model.generate(**source_of(batch), max_new_tokens=7, cache_implementation="static")
