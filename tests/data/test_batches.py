@@ -113,10 +113,11 @@ def test_batches_are_reproduced_by_seed_and_epoch(lengths):
 
 
 @pytest.mark.parametrize(("num_processes", "redraws"), [(2, False), (3, False), (2, True)])
-def test_processes_share_the_batches_of_one_process(draw, num_processes, redraws):
+def test_processes_share_the_batches_of_one_process(lengths, draw, num_processes, redraws):
+    drawn, redraw = (draw(0), draw) if redraws else (lengths, None)
+
     def batches_of(**process):
-        redraw = draw if redraws else None
-        return epoch_of(TokenBatchSampler(draw(0), 2048, seed=5, redraw=redraw, **process), 2)
+        return epoch_of(TokenBatchSampler(drawn, 2048, seed=5, redraw=redraw, **process), 2)
 
     shares = [
         batches_of(num_processes=num_processes, process_index=index)
