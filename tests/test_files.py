@@ -230,39 +230,31 @@ def test_path_that_changed_hands_while_its_lock_was_awaited_counts_as_gone(tmp_p
         files._lock(path, waits=True)
 
 
-def test_abandoned_folder_can_be_looked_through_before_it_is_deleted(tmp_path, start):
+def test_abandoned_folder_is_nobody_elses_while_it_is_looked_through(tmp_path, start):
     kill_one(start, HELD + "    die()")
+    contents = []
 
-    contents = [(path / "inside" / "file").read_text() for path in abandoned(tmp_path, "of-")]
+    for path in abandoned(tmp_path, "of-"):
+        assert list(abandoned(tmp_path, "of-")) == []
+        contents.append((path / "inside" / "file").read_text())
 
     assert contents == ["content"]
     assert names(tmp_path) == []
 
 
-def test_abandoned_folder_that_is_looked_through_is_nobody_elses(tmp_path, start):
-    kill_one(start, HELD + "    die()")
-
-    for path in abandoned(tmp_path, "of-"):
-        assert list(abandoned(tmp_path, "of-")) == []
-        assert path.exists()
-
-
 # Files that appear whole
 
 
-def test_file_that_a_killed_process_was_writing_is_gone_with_the_next(tmp_path):
-    code = """if True:
-        import os, signal, sys
-        from pathlib import Path
-        from vanilla_transformer.files import written_whole
-        with written_whole(Path(sys.argv[1])) as temporary:
-            temporary.write_text("half")
-            os.kill(os.getpid(), signal.SIGKILL)
-    """
+def test_file_that_a_killed_process_was_writing_is_gone_with_the_next(tmp_path, start):
     path = tmp_path / "file.txt"
     write_lines(path, ["old"])
 
-    subprocess.run([sys.executable, "-c", code, str(path)], check=False)
+    code = """
+with files.written_whole(parent / "file.txt") as temporary:
+    temporary.write_text("half")
+    die()
+"""
+    kill_one(start, code)
 
     assert path.read_text() == "old\n"
     assert len(names(tmp_path)) == 2

@@ -51,13 +51,6 @@ def folder(whole, tmp_path):
     return shutil.copytree(whole, tmp_path / "model")
 
 
-def test_loaded_weights_lie_where_torch_puts_tensors_of_its_own(folder):
-    """On some processors a product of tensors that begin elsewhere has another last bit."""
-    model = load_model(str(folder))
-
-    assert {parameter.data_ptr() % 64 for parameter in model.parameters()} == {0}
-
-
 def change_weights(folder, change, *, recorded=False):
     file = folder / "model.safetensors"
     weights = load_file(file)
@@ -91,6 +84,7 @@ def test_vocabularies_of_an_export_are_recorded(tmp_path):
 
 
 def test_loaded_weights_are_aligned_as_fresh_ones(folder):
+    """On some processors a product of tensors that begin elsewhere has another last bit."""
     loaded = load_model(str(folder))
 
     assert {tensor.data_ptr() % 64 for tensor in loaded.parameters()} == {0}
@@ -105,8 +99,16 @@ def test_loaded_weights_are_aligned_as_fresh_ones(folder):
         (lambda weights: weights | {NORM: torch.ones(5)}, r"1 of another shape .*layer_norm"),
         (lambda weights: weights | {NORM: weights[NORM] / 0}, r"1 not finite .*layer_norm"),
         (lambda weights: weights | {NORM: weights[NORM] * torch.nan}, r"1 not finite"),
+        (
+            lambda weights: weights | {f"extra.{n}": torch.ones(1) for n in range(5)},
+            r"5 unknown .*\(extra\.0, extra\.1, extra\.2 and 2 more\)",
+        ),
+        (
+            lambda weights: without(NORM)(weights) | {"extra": torch.ones(2)},
+            "1 missing .*; 1 unknown",
+        ),
     ],
-    ids=["tensor", "encoder", "extra", "shape", "infinite", "nan"],
+    ids=["tensor", "encoder", "extra", "shape", "infinite", "nan", "five", "all"],
 )
 def test_incomplete_weights_are_refused_in_one_line(folder, capfd, change, fault):
     change_weights(folder, change)
@@ -117,23 +119,6 @@ def test_incomplete_weights_are_refused_in_one_line(folder, capfd, change, fault
     assert "\n" not in str(error.value)
     # Transformers' own table, which says that the model should be trained.
     assert "LOAD REPORT" not in capfd.readouterr().err
-
-
-def test_all_faults_of_the_weights_are_in_one_error(folder):
-    change_weights(folder, lambda weights: without(NORM)(weights) | {"extra": torch.ones(2)})
-
-    with pytest.raises(ValueError, match=r"1 missing .*; 1 unknown"):
-        load_model(str(folder))
-
-
-def test_error_names_three_tensors_and_counts_the_rest(folder):
-    extra = {f"extra.{number}": torch.ones(1) for number in range(5)}
-    change_weights(folder, lambda weights: weights | extra)
-
-    with pytest.raises(
-        ValueError, match=r"5 unknown .*\(extra\.0, extra\.1, extra\.2 and 2 more\)"
-    ):
-        load_model(str(folder))
 
 
 def test_one_layer_more_in_the_config_is_refused(folder):
@@ -186,21 +171,11 @@ def test_checkpoint_is_compared_with_its_own_list(folder):
         check_files(str(folder))
 
 
-@pytest.mark.parametrize("content", ["", "{", "[1]", "null", "[" * 100_000])
-def test_odd_record_of_a_run_is_named(folder, content):
-    (folder / RUN_FILE).write_text(content)
-
-    with pytest.raises(ValueError, match=r"run\.json must hold a JSON object, got"):
-        Translator.from_pretrained(str(folder))
-
-
 NAMES = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]
 
 
 @pytest.mark.parametrize("name", [*NAMES, RUN_FILE])
-@pytest.mark.parametrize(
-    "content", ["", "text", "[1]", '"a"', "null", "[" * 100_000, '{"a":' * 900 + "1" + "}" * 900]
-)
+@pytest.mark.parametrize("content", ["", "[1]", "null", '{"a":' * 900 + "1" + "}" * 900])
 def test_damaged_json_is_named_by_the_commands(folder, capsys, name, content):
     (folder / name).write_text(content)
     for command in (["translate", "--model", folder], ["export", folder, folder.parent / "out"]):
@@ -244,14 +219,12 @@ def test_odd_settings_of_a_run_are_named(folder, record, got):
         Translator.from_pretrained(str(folder))
 
 
-@pytest.mark.parametrize("kind", ["folder", "name"])
-def test_name_of_no_model_is_told_with_both_places_it_may_be_in(tmp_path, monkeypatch, kind):
+@pytest.mark.parametrize("name", ["runs/typo", "typo"])
+def test_name_of_no_model_is_told_with_both_places_it_may_be_in(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
-    name = "runs/typo" if kind == "folder" else "typo"
 
     with pytest.raises(
-        OSError,
-        match=f"^There is no folder '{name}', and no model of that name could be .* the Hub: We ",
+        OSError, match=f"^There is no folder '{name}', and no model .* the Hub: We "
     ):
         TokenizerPair.from_pretrained(name)
 
@@ -265,20 +238,18 @@ def test_code_in_a_folder_of_ours_is_not_run_even_if_it_is_trusted(folder, tmp_p
     assert type(translator.engine.model) is VanillaTransformerForConditionalGeneration
 
 
-def test_tokenizer_of_another_size_is_refused(folder):
+def test_tokenizer_of_another_size_or_with_other_special_ids_is_refused(folder):
     (folder / RUN_FILE).unlink()
+    config = read_object(folder / "config.json")
+    (folder / "config.json").write_text(json.dumps({**config, "eos_token_id": 9}))
+
+    with pytest.raises(ValueError, match=r"got eos_token 2 for 9"):
+        TokenizerPair.from_pretrained(str(folder))
+
+    (folder / "config.json").write_text(json.dumps(config))
     VanillaTransformerTokenizer.train(["abc"], vocab_size=30, kind="char").save_pretrained(folder)
 
     with pytest.raises(ValueError, match=r"not the one of its model, got 7 entries of the source"):
-        TokenizerPair.from_pretrained(str(folder))
-
-
-def test_tokenizer_with_other_special_ids_is_refused(folder):
-    config = read_object(folder / "config.json")
-    config["eos_token_id"] = 9
-    (folder / "config.json").write_text(json.dumps(config))
-
-    with pytest.raises(ValueError, match=r"got eos_token 2 for 9"):
         TokenizerPair.from_pretrained(str(folder))
 
 

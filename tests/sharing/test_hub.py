@@ -174,7 +174,11 @@ def published(hub, make_folder) -> str:
 
 @pytest.fixture(scope="module")
 def branches(hub, make_folder) -> str:
-    """A repository made by the command, with other weights on the branch `other`."""
+    """A repository made by the command, with other weights on the branch `other`.
+
+    The weights of its main branch are those of a second push.
+    """
+    command("--model", make_folder(factor=2.0), "me/branches")
     command("--model", make_folder(), "me/branches")
     command("--model", make_folder(factor=-1.0), "me/branches", "--revision", "other")
     return "me/branches"
@@ -217,18 +221,12 @@ def main_commit(hub: Hub, repository: str) -> str:
     return hub.repositories[repository].branches["main"]
 
 
-def test_model_of_the_hub_generates_the_same_where_the_package_is_not_installed(client):
-    (module, generated), *_ = client[0]
-
-    assert module.startswith("transformers_modules.")
-    assert generated == generate(make_model())
-
-
-def test_revision_is_a_branch_or_a_commit(client):
+def test_each_revision_generates_the_same_where_the_package_is_not_installed(client):
     main_branch, other = generate(make_model()), generate(make_model(factor=-1.0))
 
     assert main_branch != other
-    assert [generated for _, generated in client[0][1:]] == [other, main_branch]
+    assert [generated for _, generated in client[0]] == [main_branch, other, main_branch]
+    assert all(module.startswith("transformers_modules.") for module, _ in client[0])
 
 
 def test_readers_ask_for_nothing_pickled(client):
@@ -308,50 +306,34 @@ def test_push_makes_one_commit(hub, make_folder):
     assert told == f"The model is at {hub.url}/me/once\n"
 
 
-@pytest.mark.parametrize("options", [[], ["--private"]])
-def test_push_makes_a_private_repository_when_asked(hub, make_folder, options):
-    name = f"me/visible{len(options)}"
+def test_push_makes_a_private_repository_when_asked(hub, make_folder):
+    command("--model", make_folder(), "me/visible")
+    command("--model", make_folder(), "--private", "me/hidden")
 
-    command("--model", make_folder(), *options, name)
-
-    assert hub.repositories[name].private == bool(options)
-
-
-def norm_on(hub: Hub, repository: str, branch: str = "main"):
-    return load_weights(hub.repositories[repository].files(branch)["model.safetensors"])[NORM]
-
-
-def test_push_again_replaces_the_model(hub, make_folder):
-    command("--model", make_folder(), "me/twice")
-    command("--model", make_folder(factor=2.0), "me/twice")
-
-    assert norm_on(hub, "me/twice").equal(make_model(2.0).model.encoder.layer_norm.weight)
+    assert [hub.repositories[name].private for name in ("me/visible", "me/hidden")] == [False, True]
 
 
 def test_push_to_a_branch_leaves_the_main_one(hub, branches):
     norm = make_model().model.encoder.layer_norm.weight
 
-    assert norm_on(hub, branches).equal(norm)
-    assert norm_on(hub, branches, "other").equal(-norm)
+    for branch, expected in (("main", norm), ("other", -norm)):
+        weights = load_weights(hub.repositories[branches].files(branch)["model.safetensors"])
+        assert weights[NORM].equal(expected)
 
 
 # The card
 
 
-def test_pushed_card_loads_the_repository(hub, make_folder):
-    command("--model", make_folder("my folder"), "me/named")
-
-    assert card_of(hub, "me/named").count('from_pretrained("me/named")') == 2
-    assert 'from_pretrained("my folder")' not in card_of(hub, "me/named")
-
-
-def test_missing_card_is_written_and_pushed(hub, make_folder):
-    folder = make_folder(language=["de", "en"])
+def test_missing_card_is_written_and_loads_the_repository(hub, make_folder):
+    folder = make_folder("my folder", language=["de", "en"])
     (folder / "README.md").unlink()
 
-    command("--model", folder, "me/without-card")
+    command("--model", folder, "me/named")
 
-    assert ModelCard(card_of(hub, "me/without-card")).data.language == ["de", "en"]
+    card = card_of(hub, "me/named")
+    assert ModelCard(card).data.language == ["de", "en"]
+    assert card.count('from_pretrained("me/named")') == 2
+    assert 'from_pretrained("my folder")' not in card
 
 
 def test_pushed_card_keeps_what_was_edited(hub, make_folder):
@@ -479,23 +461,25 @@ def test_push_of_what_was_trained_here_is_not_refused(hub, make_folder, tmp_path
     assert command("--model", folder, "me/clean").startswith("The model is at ")
 
 
-@pytest.mark.parametrize("factor", [float("nan"), float("inf")])
-def test_push_refuses_weights_that_are_not_finite(hub, make_folder, factor):
-    message = command("--model", make_folder(factor=factor), "me/nan")
-
-    assert f"all finite, got 1 not finite ({NORM})" in message
-    assert "me/nan" not in hub.repositories
-
-
-def test_push_refuses_weights_that_are_not_complete(hub, make_folder):
+@pytest.mark.parametrize(
+    ("factor", "fault"),
+    [
+        (float("nan"), "all finite, got 1 not finite"),
+        (float("inf"), "all finite, got 1 not finite"),
+        (None, "got 1 missing"),
+    ],
+)
+def test_push_refuses_weights_that_are_not_finite_or_not_complete(hub, make_folder, factor, fault):
     folder = make_folder()
     weights = load_file(folder / "model.safetensors")
-    del weights[NORM]
+    norm = weights.pop(NORM)
+    if factor is not None:
+        weights[NORM] = norm * factor
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
     message = command("--model", folder, "me/part")
 
-    assert f"got 1 missing ({NORM})" in message
+    assert f"{fault} ({NORM})" in message
     assert "me/part" not in hub.repositories
 
 
@@ -503,32 +487,22 @@ def test_push_refuses_weights_that_are_not_complete(hub, make_folder):
 
 
 @pytest.mark.parametrize(
-    ("name", "pattern"),
+    ("names", "lacks"),
     [
-        ("config.json", "no config.json"),
-        ("model.safetensors", r"no model\*.safetensors"),
-        ("tokenizer.json", "no tokenizer.json"),
+        (["config.json"], "no config.json"),
+        (["model.safetensors"], r"no model\*.safetensors"),
+        (["tokenizer.json"], "no tokenizer.json"),
+        (["target_tokenizer/tokenizer.json"], r"no target_tokenizer/tokenizer\.json"),
+        (["config.json", "tokenizer.json"], "no config.json and no tokenizer.json"),
     ],
 )
-def test_folder_without_a_needed_file_is_refused(make_folder, name, pattern):
-    folder = make_folder("half")
-    (folder / name).unlink()
-
-    with pytest.raises(ValueError, match=rf"half' must hold a saved model .*got {pattern}\. Give"):
-        push(folder, "me/half")
-
-
-def test_folder_without_the_tokenizer_of_its_target_is_refused(tmp_path):
+def test_folder_without_a_needed_file_is_refused(tmp_path, names, lacks):
     folder = Path(save_latin_to_greek(tmp_path / "half"))
-    (folder / "target_tokenizer" / "tokenizer.json").unlink()
+    for name in names:
+        (folder / name).unlink()
 
-    with pytest.raises(ValueError, match=r"got no target_tokenizer/tokenizer\.json\. Give"):
+    with pytest.raises(ValueError, match=rf"half' must hold a saved model .*got {lacks}\. Give"):
         push(folder, "me/half")
-
-
-def test_folder_that_does_not_exist_is_refused_with_all_that_it_lacks(tmp_path):
-    with pytest.raises(ValueError, match=r"got no config.json and no model.* and no tokenizer"):
-        push(tmp_path / "no", "me/half")
 
 
 def test_push_without_a_token_tells_how_to_log_in(hub, make_folder, monkeypatch, tmp_path):

@@ -46,28 +46,29 @@ def make_card(tiny_config, tmp_path):
     return write_card
 
 
-def test_card_tells_where_the_model_belongs(make_card):
-    data = make_card().data
+# Norwegian's code is a boolean to a careless reader of YAML.
+def test_card_is_valid_to_the_hub_and_tells_what_only_the_user_knows(make_card):
+    card = make_card(
+        "Straße & Co: test", language=["de", "no"], dataset_tags=["me/pairs"], license="mit"
+    )
 
+    data = card.data
     assert (data.library_name, data.pipeline_tag) == ("transformers", "translation")
     assert "vanilla_transformer" in data.tags
-
-
-# Norwegian's code is a boolean to a careless reader of YAML.
-def test_card_tells_what_only_the_user_knows(make_card):
-    data = make_card(language=["de", "no"], dataset_tags=["me/pairs"], license="mit").data
-
     assert (data.language, data.datasets, data.license) == (["de", "no"], ["me/pairs"], "mit")
+    (result, _) = data.eval_results
+    assert (result.dataset_name, result.dataset_type) == ("Straße & Co: test", "Stra-e-Co-test")
+    assert card_faults(str(card)) == []
+    card.data.language = "German"
+    assert card_faults(str(card)) == ["\"language\" with value 'German' is not valid"]
 
 
-def test_card_says_nothing_of_what_was_not_told(make_card):
-    metadata = make_card(language=[], dataset_tags=[], license=None).data.to_dict()
+# The settings of an older run know nothing of these.
+@pytest.mark.parametrize("settings", [{"language": [], "dataset_tags": [], "license": None}, {}])
+def test_card_says_nothing_of_what_was_not_told(make_card, settings):
+    metadata = make_card(**settings).data.to_dict()
 
     assert metadata.keys().isdisjoint({"language", "datasets", "license"})
-
-
-def test_card_of_an_older_run_has_no_such_settings(make_card):
-    assert make_card().data.language is None
 
 
 SEARCHED = {"teacher": ["a", "b"], "teacher_num_beams": 5, "teacher_length_penalty": 0.6}
@@ -106,21 +107,6 @@ def test_card_gives_each_metric_with_its_signature(make_card, metric):
     assert (result.dataset_type, result.dataset_name) == ("test_2016", "test_2016")
     assert result.task_type == "translation"
     assert metric in data.metrics
-
-
-def test_dataset_type_has_the_form_of_an_id_whatever_the_name(make_card):
-    (result, _) = make_card("Straße & Co: test").data.eval_results
-
-    assert result.dataset_name == "Straße & Co: test"
-    assert result.dataset_type == "Stra-e-Co-test"
-
-
-def test_card_is_valid_to_the_hub(make_card):
-    card = make_card("my test", language=["de", "no"], dataset_tags=["me/pairs"], license="mit")
-
-    assert card_faults(str(card)) == []
-    card.data.language = "German"
-    assert card_faults(str(card)) == ["\"language\" with value 'German' is not valid"]
 
 
 def test_card_of_two_vocabularies_loads_both_tokenizers(make_card, tmp_path):
@@ -334,21 +320,14 @@ def test_card_of_an_earlier_release_that_nobody_edited_is_written_on(folder, cap
     record_results(folder, "first", SCORES)
     (folder / "README.md").unlink()
     write_model_card(folder)
-    (folder / "README.md").write_bytes(written_earlier(card_in(folder)).encode())
+    # The folder has another name since.
+    card = written_earlier(card_in(folder)).replace(folder.name, "earlier")
+    (folder / "README.md").write_bytes(card.encode())
 
     record_results(folder, "second", SCORES)
 
     assert re.findall("^### (.*)$", card_in(folder), re.MULTILINE) == ["first", "second"]
     assert caplog.messages == []
-
-
-def test_card_of_an_earlier_release_is_known_in_a_folder_of_another_name(folder, tmp_path):
-    card = written_earlier(card_in(folder)).replace(folder.name, "earlier")
-    (folder / "README.md").write_bytes(card.encode())
-
-    record_results(folder, "first", SCORES)
-
-    assert "### first" in card_in(folder)
 
 
 def test_card_of_an_earlier_release_that_was_edited_stays(folder, caplog):
@@ -377,18 +356,22 @@ def test_example_of_the_card_alone_loads_the_repository(folder):
 # Where the metadata come from
 
 
-def test_dataset_that_was_trained_on_is_the_one_that_the_card_names():
-    assert TrainSettings(train=["me/pairs"]).dataset_tags == ["me/pairs"]
-
-
-def test_dataset_that_is_told_goes_before_the_one_that_was_trained_on():
-    settings = TrainSettings(train=["me/pairs"], dataset_tags=["wmt14"])
-
-    assert settings.dataset_tags == ["wmt14"]
-
-
-def test_local_data_are_no_dataset_on_the_hub(tmp_path):
+@pytest.mark.parametrize(
+    ("train", "told", "tags"),
+    [
+        (["me/pairs"], [], ["me/pairs"]),
+        (["me/pairs"], ["wmt14"], ["wmt14"]),
+        ([], [], []),
+        (["a.de", "a.en"], [], []),
+        (["folder"], [], []),
+        (["pairs.tsv"], [], []),
+    ],
+)
+def test_card_names_the_dataset_that_is_told_or_else_the_one_on_the_hub(
+    tmp_path, monkeypatch, train, told, tags
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
     (tmp_path / "pairs.tsv").touch()
 
-    for train in ([], ["a.de", "a.en"], [str(tmp_path)], [str(tmp_path / "pairs.tsv")]):
-        assert TrainSettings(train=train).dataset_tags == []
+    assert TrainSettings(train=train, dataset_tags=told).dataset_tags == tags
