@@ -7,7 +7,6 @@ from transformers.utils import logging as transformers_logging
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.model_folder import RUN_FILE
-from vanilla_transformer.modeling.generation_vanilla_transformer import SourceLengthLimit
 from vanilla_transformer.translation import Search, Translation, Translator
 from vanilla_transformer.translation import translator as translation
 
@@ -66,23 +65,21 @@ def test_line_is_translated_as_if_it_were_alone(build, num_beams, budget):
     assert {result.reached_limit for result in together} == {False, True}
 
 
-def test_results_do_not_depend_on_the_window(build, monkeypatch):
-    translator = build()
-    whole = list(translator.translate(LINES))
-
-    monkeypatch.setattr(translation, "WINDOW_LINES", 2)
-
-    assert list(translator.translate(LINES)) == whole
-
-
-def test_translation_waits_for_one_window_only(build, monkeypatch):
-    monkeypatch.setattr(translation, "WINDOW_LINES", 2)
+@pytest.mark.parametrize(
+    ("limit", "size", "taken"), [("WINDOW_LINES", 2, 2), ("WINDOW_CHARACTERS", 20, 3)]
+)
+def test_translation_waits_for_one_window_and_does_not_depend_on_it(
+    build, monkeypatch, limit, size, taken
+):
+    whole = list(build().translate(LINES))
+    monkeypatch.setattr(translation, limit, size)
     read = []
 
     results = build().translate(read.append(line) or line for line in LINES)
-    next(results)
 
-    assert read == LINES[:2]
+    first = next(results)
+    assert read == LINES[:taken]
+    assert [first, *results] == whole
 
 
 @pytest.mark.parametrize("lines", [[], [""], ["", " ", "\t", "\u3000", "\r"]])
@@ -90,40 +87,21 @@ def test_blank_lines_come_back_as_they_are(build, lines):
     assert list(build().translate(lines)) == [Translation(line) for line in lines]
 
 
-def test_blank_lines_stay_in_their_places(build):
-    results = list(build().translate(["ein hund", "", "ja", " "]))
-
-    assert [result.text for result in results[1::2]] == ["", " "]
-    assert all(result.text.strip() for result in results[::2])
-
-
 @SEARCHES
-@pytest.mark.parametrize("max_extra_tokens", [0, 3])
-def test_limit_is_that_of_the_sentence(endless_model, build, num_beams, max_extra_tokens):
-    translator = build(num_beams=num_beams, max_extra_tokens=max_extra_tokens)
-    lines = ["ein hund rennt.", "ja", "oh nein", "x"]
-
-    lengths = [len(result.text) for result in translator.translate(lines)]
-
-    # `</s>` is a token of the source too.
-    assert lengths == [len(line) + 1 + max_extra_tokens for line in lines]
-
-
-@SEARCHES
-@pytest.mark.parametrize("name", ["max_length", "max_new_tokens"])
-def test_limit_is_not_that_of_the_generation_config(endless_model, build, num_beams, name):
+@pytest.mark.parametrize(("name", "max_extra_tokens"), [("max_length", 0), ("max_new_tokens", 3)])
+def test_limit_is_that_of_the_sentence_and_not_of_the_generation_config(
+    endless_model, build, num_beams, name, max_extra_tokens
+):
     setattr(endless_model.generation_config, name, 3)
+    translator = build(num_beams=num_beams, max_extra_tokens=max_extra_tokens)
+    lines = ["ein hund rennt.", "ja", "", "x"]
 
-    (result,) = build(num_beams=num_beams).translate(["oh nein"])
-
-    assert len(result.text) == len("oh nein") + 1 + 4
-
-
-@SEARCHES
-def test_reached_limit_is_reported_for_each_sentence(endless_model, build, num_beams):
-    results = list(build(num_beams=num_beams).translate(["ein hund rennt.", "ja", "", "x"]))
+    results = list(translator.translate(lines))
 
     assert [result.reached_limit for result in results] == [True, True, False, True]
+    # `</s>` is a token of the source too.
+    expected = [len(line) + 1 + max_extra_tokens if line else 0 for line in lines]
+    assert [len(result.text) for result in results] == expected
 
 
 def test_reached_limit_is_false_when_the_end_is_the_last_token_allowed(
@@ -142,38 +120,22 @@ def test_reached_limit_is_false_when_the_end_is_the_last_token_allowed(
     assert flags == [False, True]
 
 
-def test_source_length_limit_holds_for_every_beam_of_its_sentence():
-    limit = SourceLengthLimit(torch.tensor([3, 4]))
+def test_translation_equals_plain_generate(tiny_model, tokenizer, build):
+    source = tokenizer("no", return_tensors="pt")
+    limit = source["input_ids"].shape[1] + 4
+    texts = set()
 
-    # The start token and three more; two beams a sentence.
-    assert limit(torch.zeros(4, 4), None).tolist() == [True, True, False, False]
-
-
-@pytest.mark.parametrize(
-    "search",
-    [
+    for search in (
         {"num_beams": 1},
         {"num_beams": 3, "length_penalty": 0.0},
         {"num_beams": 3, "length_penalty": 2.0},
-    ],
-)
-def test_translation_equals_plain_generate(tiny_model, tokenizer, build, search):
-    source = tokenizer("no", return_tensors="pt")
-    limit = source["input_ids"].shape[1] + 4
+    ):
+        output = tiny_model.generate(**source, **search, max_length=1 + limit)
+        (result,) = build(**search).translate(["no"])
+        assert result.text == tokenizer.decode(output[0], skip_special_tokens=True)
+        texts.add(result.text)
 
-    output = tiny_model.generate(**source, **search, max_length=1 + limit)
-    (result,) = build(**search).translate(["no"])
-
-    assert result.text == tokenizer.decode(output[0], skip_special_tokens=True)
-
-
-def test_translation_depends_on_the_search(build):
-    # Otherwise equality with `generate` would not show that its settings arrive.
-    texts = {
-        next(build(num_beams=num_beams, length_penalty=penalty).translate(["no"])).text
-        for num_beams, penalty in ((1, None), (3, 0.0), (3, 2.0))
-    }
-
+    # Otherwise equality would not show that the settings of the search arrive.
     assert len(texts) == 3
 
 
@@ -362,16 +324,6 @@ def test_longest_source_is_that_of_the_training(tiny_model, tokenizer, tmp_path)
     assert Translator.from_pretrained(str(tmp_path), max_source_length=5).max_source_length == 5
 
 
-def test_window_ends_at_many_characters_too(build, monkeypatch):
-    monkeypatch.setattr(translation, "WINDOW_CHARACTERS", 20)
-    read = []
-
-    results = build().translate(read.append(line) or line for line in LINES)
-    next(results)
-
-    assert read == LINES[:3]
-
-
 # Two vocabularies
 
 
@@ -389,15 +341,6 @@ def test_source_is_read_and_output_written_in_a_vocabulary_each(prefix):
     assert len(set(texts)) == 6
     written = "".join(results[0].tokens).replace("<unk>", "").removesuffix("</s>")
     assert written == results[0].text
-
-
-def test_translator_loads_both_tokenizers_of_a_folder(tmp_path):
-    model, pair = build_latin_to_greek()
-    translator = Translator(model, pair.source, target_tokenizer=pair.target, max_extra_tokens=4)
-
-    loaded = Translator.from_pretrained(save_latin_to_greek(tmp_path), max_extra_tokens=4)
-
-    assert list(loaded.translate(LINES)) == list(translator.translate(LINES))
 
 
 def test_translator_is_refused_without_the_tokenizer_of_a_target_vocabulary():
