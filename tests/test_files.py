@@ -1,6 +1,8 @@
-"""Files that appear whole, temporary ones that killed processes leave, and full disks."""
+"""Lines and checksums, files that appear whole, temporary ones, and full disks."""
 
 import errno
+import gzip
+import hashlib
 import os
 import shutil
 import signal
@@ -14,7 +16,9 @@ import pytest
 from vanilla_transformer import files
 from vanilla_transformer.files import (
     abandoned,
+    checksum,
     naming_full_disk,
+    read_lines,
     scratch_file,
     scratch_folder,
     write_lines,
@@ -66,6 +70,73 @@ def kill_one(start: Start, code: str) -> None:
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
+
+
+# Lines and checksums
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        # What ends a line elsewhere is text.
+        ("a\rb\x0bc\x0cd\x1ce\x85f\u2028g\u2029h\r\n\n two \n", None),
+        ("one\ntwo", ["one", "two"]),
+        # A byte order mark is dropped at the beginning only.
+        ("\ufeffone\n\ufefftwo\n", ["one", "\ufefftwo"]),
+        # Zeros do not make UTF-16 of a text.
+        ("a\0b\0\0c\n\0a\0b\n\0\n\n", None),
+    ],
+)
+@pytest.mark.parametrize("compress", [bytes, gzip.compress])
+def test_read_lines_ends_a_line_at_newline_only(tmp_path, text, lines, compress):
+    path = tmp_path / "lines.txt"
+    path.write_bytes(compress(text.encode()))
+
+    assert list(read_lines(path)) == (lines or text.split("\n")[:-1])
+
+
+GZIPPED = gzip.compress("\n".join(map(str, range(1000))).encode())
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("gut\nschläft\n".encode("latin-1"), "byte 0xE4 at byte 5 of line 2.*iconv"),
+        *[
+            ("Zwölf\nBoxkämpfer\n".encode(encoding), "must be UTF-8, got .* iconv -f UTF-16")
+            for encoding in ("utf-16", "utf-16-le", "utf-16-be")
+        ],
+        (b"", "is empty"),
+        (gzip.compress(b""), "is empty"),
+        (GZIPPED[:-12], "is a damaged gzip file"),
+        (
+            GZIPPED[:20] + bytes(byte ^ 0xFF for byte in GZIPPED[20:40]) + GZIPPED[40:],
+            "is a damaged",
+        ),
+        (GZIPPED + b"garbage", "is a damaged gzip file"),
+    ],
+)
+def test_read_lines_refuses_what_is_no_text(tmp_path, content, message):
+    path = tmp_path / "text.txt"
+    path.write_bytes(content)
+
+    with pytest.raises(ValueError, match=rf"'{path}' .*{message}"):
+        list(read_lines(path))
+
+
+def test_read_lines_names_a_missing_file(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"missing\.txt"):
+        list(read_lines(tmp_path / "missing.txt"))
+
+
+def test_checksum_is_sha256_of_the_bytes(tmp_path):
+    content = bytes(range(256)) * 1000
+    (tmp_path / "file").write_bytes(content)
+
+    assert checksum(tmp_path / "file") == hashlib.sha256(content).hexdigest()
+
+
+# Temporary files
 
 
 @pytest.mark.parametrize(

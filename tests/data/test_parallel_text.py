@@ -1,5 +1,4 @@
 import gzip
-import hashlib
 import json
 import os
 import re
@@ -21,7 +20,6 @@ from vanilla_transformer.data.parallel_text import (
     pair_lengths,
     tokenize_pairs,
 )
-from vanilla_transformer.files import checksum
 from vanilla_transformer.tokenization.tokenization_vanilla_transformer import (
     VanillaTransformerTokenizer,
 )
@@ -506,13 +504,3 @@ def test_pair_lengths_count_tokens_in_the_order_of_the_dataset(abc_pairs, tokeni
     lengths = pair_lengths(tokenized.select([3, 1, 0]))
 
     np.testing.assert_array_equal(lengths, [[7, 2], [1, 5], [4, 3]])
-
-
-# Checksums
-
-
-def test_checksum_is_sha256_of_the_bytes(tmp_path):
-    content = bytes(range(256)) * 1000
-    (tmp_path / "file").write_bytes(content)
-
-    assert checksum(tmp_path / "file") == hashlib.sha256(content).hexdigest()

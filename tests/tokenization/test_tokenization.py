@@ -8,7 +8,6 @@ from typing import get_args
 import pytest
 from transformers import AutoTokenizer
 
-from vanilla_transformer.files import read_lines
 from vanilla_transformer.tokenization.tokenization_vanilla_transformer import (
     BYTE_TOKENS,
     SPECIAL_TOKENS,
@@ -99,86 +98,6 @@ def pipeline(tokenizer):
     return json.loads(tokenizer.backend_tokenizer.to_str())
 
 
-# read_lines
-
-
-@pytest.mark.parametrize("compress", [bytes, gzip.compress])
-def test_read_lines_ends_a_line_at_newline_only(tmp_path, compress):
-    lines = ["a\rb\x0bc\x0cd\x1ce\x85f\u2028g\u2029h\r", "", " zweite Zeile "]
-    path = tmp_path / "lines.txt"
-    path.write_bytes(compress("".join(f"{line}\n" for line in lines).encode()))
-
-    assert list(read_lines(path)) == lines
-
-
-def test_read_lines_needs_no_final_newline(tmp_path):
-    path = tmp_path / "lines.txt"
-    path.write_bytes(b"one\ntwo")
-
-    assert list(read_lines(path)) == ["one", "two"]
-
-
-def test_read_lines_drops_byte_order_mark_at_the_beginning_only(tmp_path):
-    path = tmp_path / "lines.txt"
-    path.write_bytes("\ufeffone\n\ufefftwo\n".encode())
-
-    assert list(read_lines(path)) == ["one", "\ufefftwo"]
-
-
-def test_read_lines_names_file_line_and_byte_when_not_utf8(tmp_path):
-    path = tmp_path / "latin.txt"
-    path.write_bytes("gut\nschläft\n".encode("latin-1"))
-
-    with pytest.raises(ValueError, match=r"latin\.txt.*byte 0xE4 at byte 5 of line 2.*iconv"):
-        list(read_lines(path))
-
-
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
-def test_read_lines_tells_utf16(tmp_path, encoding):
-    path = tmp_path / "text.txt"
-    path.write_bytes("Zwölf\nBoxkämpfer\n".encode(encoding))
-
-    with pytest.raises(ValueError, match=r"text\.txt' must be UTF-8, got .* iconv -f UTF-16"):
-        list(read_lines(path))
-
-
-def test_read_lines_keeps_zeros_that_stand_in_text(tmp_path):
-    lines = ["a\0b\0\0c", "\0a\0b", "\0", ""]
-    path = tmp_path / "text.txt"
-    path.write_bytes("".join(f"{line}\n" for line in lines).encode())
-
-    assert list(read_lines(path)) == lines
-
-
-@pytest.mark.parametrize("compress", [bytes, gzip.compress])
-def test_read_lines_raises_when_empty(tmp_path, compress):
-    path = tmp_path / "nothing.txt"
-    path.write_bytes(compress(b""))
-
-    with pytest.raises(ValueError, match=r"nothing\.txt' is empty"):
-        list(read_lines(path))
-
-
-def damaged_in_the_middle(data):
-    return data[:20] + bytes(byte ^ 0xFF for byte in data[20:40]) + data[40:]
-
-
-@pytest.mark.parametrize(
-    "damage", [lambda data: data[:-12], damaged_in_the_middle, lambda data: data + b"garbage"]
-)
-def test_read_lines_raises_when_gzip_is_damaged(tmp_path, damage):
-    path = tmp_path / "damaged.gz"
-    path.write_bytes(damage(gzip.compress("\n".join(CORPUS).encode())))
-
-    with pytest.raises(ValueError, match=r"damaged\.gz' is a damaged gzip file"):
-        list(read_lines(path))
-
-
-def test_read_lines_raises_file_not_found_when_missing(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        list(read_lines(tmp_path / "missing.txt"))
-
-
 # ids and special tokens
 
 
@@ -200,10 +119,6 @@ def test_source_and_labels_end_in_eos_and_start_with_text(tokenizers, kind):
     assert sorted(encoded) == ["attention_mask", "input_ids", "labels"]
     for ids, text in ((encoded.input_ids, "Ein Hund"), (encoded.labels, "A dog")):
         assert ids == [*tokenizer(text, add_special_tokens=False).input_ids, 2]
-
-
-def test_empty_text_is_eos_alone(subword):
-    assert subword(["", "Hund"]).input_ids[0] == [2]
 
 
 def test_truncation_keeps_eos(subword):
@@ -480,30 +395,17 @@ def test_saving_tells_a_full_disk(tokenizers, tmp_path):
         tokenizers["bpe"].save_pretrained(tmp_path)
 
 
-def test_saved_tokenizer_carries_no_auto_map(tokenizers, tmp_path):
-    tokenizers["bpe"].save_pretrained(tmp_path)
-
-    assert "auto_map" not in json.loads((tmp_path / "tokenizer_config.json").read_text())
-
-
-def test_saved_tokenizer_carries_no_dropout_and_the_live_one_keeps_it(tmp_path):
+def test_saved_tokenizer_carries_no_dropout_nor_settings_of_the_last_call(tmp_path):
     tokenizer = VanillaTransformerTokenizer.train(CORPUS)
+    tokenizer("Ein Hund rennt.", truncation=True, max_length=3, padding="max_length")
     tokenizer.backend_tokenizer.model.dropout = 0.5
 
     tokenizer.save_pretrained(tmp_path)
 
-    assert json.loads((tmp_path / "tokenizer.json").read_text())["model"]["dropout"] is None
     assert tokenizer.backend_tokenizer.model.dropout == 0.5
-
-
-def test_saved_tokenizer_carries_no_setting_of_the_last_call(tmp_path):
-    tokenizer = VanillaTransformerTokenizer.train(CORPUS)
-    tokenizer("Ein Hund rennt.", truncation=True, max_length=3, padding="max_length")
-
-    tokenizer.save_pretrained(tmp_path)
-
     saved = json.loads((tmp_path / "tokenizer.json").read_text())
-    assert (saved["truncation"], saved["padding"]) == (None, None)
+    assert (saved["truncation"], saved["padding"], saved["model"]["dropout"]) == (None, None, None)
+    assert "auto_map" not in json.loads((tmp_path / "tokenizer_config.json").read_text())
 
 
 WITHOUT_THE_PACKAGE = """
