@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, TrainerState
 
 from vanilla_transformer.modeling import cpu_vanilla_transformer as cpu
-from vanilla_transformer.training import fine_tuning
+from vanilla_transformer.training import recipe
 from vanilla_transformer.training.callbacks import MOVING_AVERAGE_FILE, MovingAverage
 from vanilla_transformer.training.fine_tuning import choose_parameters, merge_adapter
 from vanilla_transformer.training.recipe import check_settings
@@ -235,10 +235,10 @@ def test_settings_of_fine_tuning_are_accepted_with_a_model_to_tune(tmp_path, set
 
 
 def test_missing_package_is_named_with_its_cure(tmp_path, monkeypatch):
-    monkeypatch.setattr(fine_tuning, "is_peft_available", lambda: False)
+    monkeypatch.setattr(recipe, "is_peft_available", lambda: False)
     arguments = build_arguments(TrainSettings(), tmp_path)
 
-    with pytest.raises(ImportError, match=r"pip install 'vanilla-transformer\[peft\]'"):
+    with pytest.raises(ValueError, match=r"pip install 'vanilla-transformer\[peft\]'"):
         check_settings(TrainSettings(**FROM, **LORA), arguments)
 
 

@@ -14,7 +14,6 @@ from accelerate import PartialState
 from safetensors.torch import save_file
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.utils import is_peft_available
 
 from vanilla_transformer_cli.settings import LORA_TARGET_MODULES, TrainSettings
 
@@ -89,19 +88,6 @@ def _matches(name: str, pattern: str) -> bool:
 
 def _examples(names: Sequence[str]) -> str:
     return ", ".join(names[:: -(-len(names) // _EXAMPLES)])
-
-
-def check_peft() -> None:
-    """Refuses to train an adapter without PEFT.
-
-    Raises:
-        ImportError: If it is not installed; the message says how to install it.
-    """
-    if not is_peft_available():
-        raise ImportError(
-            "--peft lora needs the package peft. "
-            "Install it: pip install 'vanilla-transformer[peft]'"
-        )
 
 
 def _add_lora(model: PreTrainedModel, settings: TrainSettings) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from transformers import Seq2SeqTrainingArguments, TrainingArguments
+from transformers.utils import is_peft_available
 
 from vanilla_transformer.data.streaming import check_streaming
 from vanilla_transformer.evaluation.metrics import METRICS, build_metrics
@@ -20,7 +21,6 @@ from vanilla_transformer.modeling.configuration_vanilla_transformer import Vanil
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 from vanilla_transformer.training.averaging import metric_of
 from vanilla_transformer.training.checkpoints import resumable_checkpoint
-from vanilla_transformer.training.fine_tuning import check_peft
 from vanilla_transformer.training.legs import check_free
 from vanilla_transformer_cli.settings import PRESETS, TrainSettings
 
@@ -176,7 +176,6 @@ def check_settings(settings: TrainSettings, arguments: Seq2SeqTrainingArguments)
 
     Raises:
         ValueError: If there are any; the message names all.
-        ImportError: If they need a package that is not installed.
     """
     config_overrides(settings)
     faults = [
@@ -219,8 +218,6 @@ def check_settings(settings: TrainSettings, arguments: Seq2SeqTrainingArguments)
         )
     if faults:
         raise ValueError("\n".join(faults))
-    if settings.peft:
-        check_peft()
     if settings.streaming:
         check_streaming(settings, arguments)
 
@@ -233,6 +230,8 @@ def _faults_of_fine_tuning(
         value = getattr(settings, name)
         if value and not settings.init_from:
             yield f"--{name} needs the model of --init_from, got {value} without it. Add it."
+    if settings.peft and not is_peft_available():
+        yield "--peft needs the package peft. Install it: pip install 'vanilla-transformer[peft]'"
     if settings.peft and settings.freeze:
         yield (
             "--freeze must be left out with --peft, which trains adapters and freezes everything "
