@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from dataclasses import Field, dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -57,6 +58,12 @@ class DistilSettings(TrainSettings):
         "What the student learns from: the teacher's outputs alone, or the references too.",
         "teacher",
     )
+    word_level: float = option(
+        "Share of the loss that compares the student's distribution over the vocabulary with the "
+        "teacher's at each target token (Kim and Rush 2016, section 3.1). The student then has the "
+        "teacher's tokenizers.",
+        0.0,
+    )
     teacher_n_best: int = option(
         "Number of outputs of each source, at most --teacher_num_beams. The student learns from "
         "all of them, or from the --nearest.",
@@ -103,11 +110,19 @@ def distil(argv: list[str]) -> None:
     _check(settings)
 
     from vanilla_transformer.training.checkpoints import closed_checkpoints
+    from vanilla_transformer.training.distillation import load_teachers, word_level
     from vanilla_transformer.training.legs import check_free, claimed
     from vanilla_transformer.training.recipe import check_settings
     from vanilla_transformer.training.run import train as train_model
 
     check_settings(settings, arguments)
+    training_pass = None
+    if settings.word_level:
+        start = settings.init_from or settings.tokenizer or settings.teacher[0]
+        if not settings.init_from:
+            settings = replace(settings, tokenizer=start)
+        teachers = load_teachers(settings.teacher, start, arguments.device)
+        training_pass = partial(word_level, teachers=teachers, weight=settings.word_level)
     output = Path(arguments.output_dir)
     folder = output / TEACHER_FOLDER
     with claimed(output):
@@ -115,7 +130,7 @@ def distil(argv: list[str]) -> None:
         if not continues:
             check_free(output)
         student = _teach(settings, folder)
-    train_model(replace(student, resume=continues), arguments)
+    train_model(replace(student, resume=continues), arguments, training_pass)
 
 
 def _check(settings: DistilSettings) -> None:
@@ -133,6 +148,13 @@ def _check(settings: DistilSettings) -> None:
         faults.append(
             "--nearest chooses among several outputs, got --teacher_n_best 1. Ask for more, such "
             "as --teacher_num_beams 8 --teacher_n_best 8."
+        )
+    if not 0 <= settings.word_level <= 1:
+        faults.append(f"--word_level must be between 0 and 1, got {settings.word_level}.")
+    if settings.word_level and settings.r_drop:
+        faults.append(
+            f"--word_level must be left out with --r_drop, got {settings.word_level} and "
+            f"{settings.r_drop}."
         )
     if settings.tag_column:
         faults.append(

@@ -182,6 +182,10 @@ class TrainSettings:
         nargs="+",
         action="store",
     )
+    tokenizer: str | None = option(
+        "Saved model of this package whose tokenizers the new model gets instead of its own; the "
+        "other tokenizer options are ignored."
+    )
     tokenizer_kind: Literal["bpe", "unigram", "char", "word"] = option(
         "Kind of vocabulary to train on both sides of --train.", "bpe"
     )

@@ -85,7 +85,7 @@ def whole(teachers, tmp_path_factory):
 def no_training(monkeypatch):
     """The student is not trained; the list holds the settings of its training."""
     calls = []
-    monkeypatch.setattr(training, "train", lambda settings, _: calls.append(settings))
+    monkeypatch.setattr(training, "train", lambda settings, *_: calls.append(settings))
     return calls
 
 
@@ -358,10 +358,38 @@ def test_folder_of_another_run_is_refused_before_the_teacher_is_loaded(distil, t
         (["--nearest", "bleu"], ["--nearest chooses among several outputs"]),
         (["--tag_column", "tag"], ["--tag_column: a teacher translates into one", "got 'tag'"]),
         (["--max_length", 1], ["--max_length must be at least 2"]),
+        (["--word_level", 1.5], ["--word_level must be between 0 and 1, got 1.5"]),
+        (["--word_level", 0.5, "--r_drop", 5], ["--word_level must be left out with --r_drop"]),
     ],
 )
 def test_mistakes_are_refused_before_the_teacher_is_loaded(distil, no_model, options, messages):
     assert_refused(distil(*options), *messages)
+
+
+def test_word_level_student_has_the_tokenizer_of_its_teacher(distil, teachers, whole, tmp_path):
+    distil("--word_level", 0.5)
+
+    student, teacher = (
+        (folder / "tokenizer.json").read_text("utf-8") for folder in (tmp_path / "out", teachers[0])
+    )
+    assert student == teacher
+    losses = [
+        json.loads((folder / "log.jsonl").read_text("utf-8").splitlines()[-1])["train_loss"]
+        for folder in (tmp_path / "out", whole)
+    ]
+    assert losses[0] != losses[1]
+
+
+def test_word_level_teachers_must_have_the_tokenizer_of_the_student(
+    distil, teachers, tmp_path, no_training
+):
+    other = VanillaTransformerTokenizer.train(SOURCES * 3, vocab_size=280)
+    saved = save_small_model(tmp_path / "other", other)
+
+    outcome = distil("--word_level", 1, teacher=[teachers[0], saved])
+
+    assert_refused(outcome, "with the tokenizers of", repr(str(saved)))
+    assert not (tmp_path / "out").exists()
 
 
 def test_teacher_is_needed(run, no_model):

@@ -3,14 +3,21 @@
 import json
 
 import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
 
+from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.data.parallel_text import ParallelText, read_pairs
 from vanilla_transformer.training.distillation import (
     Targets,
     choose_targets,
     read_outputs,
+    word_level,
     write_pairs,
 )
+
+from ..conftest import redraw_parameters
 
 
 @pytest.mark.parametrize(
@@ -111,3 +118,48 @@ def test_outputs_of_other_sources_are_refused(write_some):
 def test_teacher_must_write_something(write_some):
     with pytest.raises(ValueError, match="at least one source, got 2 blank outputs beside"):
         write_some([""], [" "])
+
+
+@pytest.fixture
+def taught(tiny_model, tiny_config, batch):
+    """A student in training mode, two teachers, and a batch."""
+    teachers = [VanillaTransformerForConditionalGeneration(tiny_config).eval() for _ in range(2)]
+    for teacher in teachers:
+        redraw_parameters(teacher)
+    for module in tiny_model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    return tiny_model.train(), teachers, batch
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.3, 1.0])
+def test_word_level_loss_is_the_weighted_cross_entropy_to_the_mean_of_the_teachers(taught, weight):
+    student, teachers, batch = taught
+    is_target = batch["labels"] != -100
+    with torch.no_grad():
+        targets = sum(one(**batch).logits.double().softmax(-1) for one in teachers) / 2
+    plain = student(**batch, return_logits=True)
+    words = F.cross_entropy(plain.logits.double()[is_target], targets[is_target])
+
+    loss = word_level(student, teachers, weight, **batch).loss
+
+    torch.testing.assert_close(loss, ((1 - weight) * plain.loss + weight * words).float())
+
+
+def test_word_level_loss_is_divided_by_the_targets_of_the_whole_update(taught):
+    student, teachers, batch = taught
+    count = (batch["labels"] != -100).sum()
+
+    loss = word_level(student, teachers, 0.5, **batch).loss
+    halved = word_level(student, teachers, 0.5, **batch, num_items_in_batch=2 * count).loss
+
+    torch.testing.assert_close(2 * halved, loss)
+
+
+def test_only_the_student_has_gradients(taught):
+    student, teachers, batch = taught
+
+    word_level(student, teachers, 1.0, **batch).loss.backward()
+
+    assert all(weight.grad is not None for weight in student.parameters())
+    assert all(weight.grad is None for one in teachers for weight in one.parameters())

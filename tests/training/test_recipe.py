@@ -174,3 +174,10 @@ def test_emulated_bfloat16_is_not_the_default_of_a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", is_supported)
 
     assert recipe(TrainSettings(**TRAINED))["bf16"] is False
+
+
+def test_new_tokenizer_of_a_saved_model_is_refused(tmp_path):
+    settings = TrainSettings(**TRAINED, tokenizer="a", init_from="b")
+
+    with pytest.raises(ValueError, match="--tokenizer must be left out with --init_from"):
+        check_settings(settings, build_arguments(tmp_path))

@@ -2,9 +2,12 @@
 
 import pytest
 from datasets import Dataset
+from transformers import MarianConfig
 
+from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.data.filters import has_empty_side
 from vanilla_transformer.data.parallel_text import ParallelText
+from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 from vanilla_transformer.training import run as training
 from vanilla_transformer_cli.settings import TrainSettings
 
@@ -50,6 +53,31 @@ def test_tables_have_the_sizes_of_their_vocabularies(tmp_path, separate, sizes):
     assert model.get_output_embeddings().out_features == sizes[1]
     letters = set("".join(tokenizers.target.get_vocab())) & set("ab")
     assert not separate or letters <= set("<pad>")
+
+
+@pytest.mark.parametrize("separate", [False, True])
+def test_new_model_can_have_the_vocabularies_of_a_saved_one(tmp_path, separate):
+    for one in build(tmp_path, separate_vocabularies=separate)[:2]:
+        one.save_pretrained(tmp_path)
+
+    tokenizers, model, _ = build(
+        tmp_path, tokenizer=str(tmp_path), config=[*SIZES, "d_model=8"], vocab_size=99
+    )
+
+    saved = TokenizerPair.from_pretrained(str(tmp_path))
+    assert tokenizers.contents == saved.contents
+    assert model.config.d_model == 8
+    assert model.get_input_embeddings().num_embeddings == 6
+    assert model.get_output_embeddings().out_features == (7 if separate else 6)
+
+
+def test_vocabularies_of_a_model_of_another_class_are_refused(tmp_path):
+    VanillaTransformerTokenizer.train(["a b"], kind="word", vocab_size=6).save_pretrained(tmp_path)
+    special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    MarianConfig(vocab_size=6, **special).save_pretrained(tmp_path)
+
+    with pytest.raises(ValueError, match="got the type 'marian'"):
+        build(tmp_path, tokenizer=str(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -1,21 +1,96 @@
-"""Sequence-level knowledge distillation: which outputs of a teacher a student learns from.
+"""Knowledge distillation: what a student learns from a teacher (Kim and Rush 2016, D16-1139).
 
-Kim and Rush 2016 (D16-1139, arXiv 1606.07947), sections 3.2 and 3.3: the student is trained on the
-teacher's outputs instead of the references, or on the output that is nearest to the reference.
+Sections 3.2 and 3.3 of arXiv 1606.07947, sequence level: the student is trained on the teacher's
+outputs instead of the references, or on the output that is nearest to the reference. Section 3.1,
+word level: its distribution over the vocabulary is compared with the teacher's at each target.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Literal
 
+import torch
 from sacrebleu.metrics.base import Metric
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import Seq2SeqLMOutput
 
 from vanilla_transformer.files import read_lines, write_lines
+from vanilla_transformer.model_folder import load_model
+from vanilla_transformer.modeling.loss_vanilla_transformer import IGNORED
+from vanilla_transformer.modeling.modeling_vanilla_transformer import (
+    VanillaTransformerForConditionalGeneration,
+)
+from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
+
+
+def word_level(
+    model: Callable[..., Seq2SeqLMOutput],
+    teachers: Sequence[PreTrainedModel],
+    weight: float,
+    *,
+    num_items_in_batch: int | Tensor | None = None,
+    **inputs: Tensor,
+) -> Seq2SeqLMOutput:
+    """Calls a model on a batch, with a loss on how its distributions differ from the teachers'.
+
+    The loss is (1 - weight) times the model's own plus weight times the cross-entropy of the
+    model's distribution with respect to the teachers', whose probabilities are averaged, per target
+    token (section 3.1, L_WORD-KD). It takes the memory of all logits of the batch.
+
+    Args:
+        model: A vanilla Transformer in training mode, wrapped or not.
+        teachers: Models in evaluation mode with the same vocabulary.
+        weight: Between 0 and 1.
+        num_items_in_batch: Divisor of the summed loss; None for the targets of this batch.
+        inputs: Tensors of the batch, `[B, ...]` each, including `labels`.
+
+    Returns:
+        The model's output, with its logits and this loss.
+    """
+    is_target = inputs["labels"] != IGNORED
+    with torch.no_grad():
+        # In float32, as the loss of the model.
+        logits = (teacher(**inputs).logits[is_target].float() for teacher in teachers)
+        probabilities = sum(one.softmax(-1) for one in logits) / len(teachers)
+    output = model(**inputs, num_items_in_batch=num_items_in_batch, return_logits=True)
+    log_probabilities = output.logits[is_target].float().log_softmax(-1)
+    count = is_target.sum() if num_items_in_batch is None else num_items_in_batch
+    difference = -(probabilities * log_probabilities).sum() / torch.as_tensor(count).clamp(min=1)
+    output.loss = (1 - weight) * output.loss + weight * difference
+    return output
+
+
+def load_teachers(
+    names: Sequence[str], student: str, device: torch.device
+) -> list[PreTrainedModel]:
+    """Teachers that compare distributions with a student.
+
+    Args:
+        names: Their folders or Hub names.
+        student: Saved model that the student has its tokenizers from.
+        device: Where they run.
+
+    Raises:
+        ValueError: If one has another vocabulary, or is no model of this package.
+    """
+    vocabulary = TokenizerPair.from_pretrained(student).contents
+    teachers = []
+    for name in names:
+        teacher = load_model(name).eval().requires_grad_(False).to(device)
+        is_ours = isinstance(teacher, VanillaTransformerForConditionalGeneration)
+        if not is_ours or TokenizerPair.from_pretrained(name).contents != vocabulary:
+            raise ValueError(
+                f"--word_level needs teachers of this package with the tokenizers of {student!r}, "
+                f"got {name!r}. Leave it out, or train a teacher with these tokenizers."
+            )
+        teachers.append(teacher)
+    return teachers
 
 
 @dataclass(frozen=True)

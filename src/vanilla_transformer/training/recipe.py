@@ -197,6 +197,11 @@ def check_settings(settings: TrainSettings, arguments: Seq2SeqTrainingArguments)
             "--target_vocab_size needs --separate_vocabularies, got "
             f"{settings.target_vocab_size} alone. Add that, or set --vocab_size."
         )
+    if settings.tokenizer and settings.init_from:
+        faults.append(
+            f"--tokenizer must be left out with --init_from, which keeps the tokenizers of "
+            f"{settings.init_from!r}, got {settings.tokenizer!r}."
+        )
     faults += _faults_of_fine_tuning(settings, arguments)
     for name in ("moving_average", "early_stopping_patience"):
         if getattr(settings, name) is not None and not settings.validation:

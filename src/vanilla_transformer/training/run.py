@@ -19,6 +19,7 @@ import numpy as np
 from accelerate import PartialState
 from datasets import Dataset
 from transformers import (
+    AutoConfig,
     EarlyStoppingCallback,
     PreTrainedModel,
     Seq2SeqTrainingArguments,
@@ -81,6 +82,7 @@ from vanilla_transformer.training.legs import (
     claimed,
     continue_run,
 )
+from vanilla_transformer.training.r_drop import r_drop
 from vanilla_transformer.training.recipe import (
     check_settings,
     check_vocabularies,
@@ -89,7 +91,7 @@ from vanilla_transformer.training.recipe import (
     prefer_better_scores,
 )
 from vanilla_transformer.training.run_record import JsonLinesLog, describe_run
-from vanilla_transformer.training.trainer import TokenBatchTrainer, plan, scorer
+from vanilla_transformer.training.trainer import TokenBatchTrainer, TrainingPass, plan, scorer
 from vanilla_transformer_cli.settings import PRESETS, TrainSettings
 
 # Section 6.1: beam 4, length penalty 0.6, output at most 50 tokens longer than its source.
@@ -97,13 +99,29 @@ NUM_BEAMS = 4
 LENGTH_PENALTY = 0.6
 MAX_EXTRA_TOKENS = 50
 
+# Fields of a config that belong to the tokenizers.
+_VOCABULARY_FIELDS = (
+    "vocab_size",
+    "decoder_vocab_size",
+    "share_encoder_decoder_embeddings",
+    "pad_token_id",
+    "bos_token_id",
+    "eos_token_id",
+    "decoder_start_token_id",
+)
 
-def train(settings: TrainSettings, arguments: Seq2SeqTrainingArguments) -> Path:
+
+def train(
+    settings: TrainSettings,
+    arguments: Seq2SeqTrainingArguments,
+    training_pass: TrainingPass | None = None,
+) -> Path:
     """Trains tokenizers and model, or continues with saved ones, and saves the result.
 
     Args:
         settings: Data, sizes, vocabulary, batches.
         arguments: Trainer's arguments; `recipe` has our defaults.
+        training_pass: See `TokenBatchTrainer`; None: that of the settings.
 
     Returns:
         The folder with the model, `arguments.output_dir`.
@@ -127,7 +145,11 @@ def train(settings: TrainSettings, arguments: Seq2SeqTrainingArguments) -> Path:
     tokenizers, model = _build_model(settings, arguments, filtered.kept, checkpoint)
     read = partial(_read_kept, text, rules)
     data = _build_data(settings, arguments, tokenizers, filtered.kept, read)
-    trainer = _build_trainer(settings, arguments, model, tokenizers, data, validation_pairs)
+    if settings.r_drop:
+        training_pass = partial(r_drop, alpha=settings.r_drop)
+    trainer = _build_trainer(
+        settings, arguments, model, tokenizers, data, validation_pairs, training_pass
+    )
 
     say, folder = PartialState().print, Path(arguments.output_dir)
     is_main, stop = trainer.is_world_process_zero(), StopOnRequest(settings.max_minutes)
@@ -195,14 +217,14 @@ def _build_model(
     pairs: Dataset,
     checkpoint: str | None,
 ) -> tuple[TokenizerPair, VanillaTransformerForConditionalGeneration]:
-    """Loads tokenizers and model, or trains tokenizers and initialises a model for them."""
+    """Loads tokenizers and model, or makes tokenizers and initialises a model for them."""
     # With an adapter a checkpoint is no model yet; Trainer loads it when there is one.
     if start := settings.init_from if settings.peft else checkpoint or settings.init_from:
         model = load_model(start)
         tokenizers = TokenizerPair.from_pretrained(start)
         check_vocabularies(settings, start, tokenizers)
     else:
-        tokenizers = _train_tokenizers(settings, pairs)
+        tokenizers = _make_tokenizers(settings, pairs)
         model = _initialise_model(settings, tokenizers)
     choose_parameters(model, settings)
     if settings.attn_implementation:
@@ -217,10 +239,13 @@ def _initialise_model(
     settings: TrainSettings, tokenizers: TokenizerPair
 ) -> VanillaTransformerForConditionalGeneration:
     fields = PRESETS[settings.preset].config() | config_overrides(settings)
-    fields["vocab_size"] = len(tokenizers.source)
-    if not tokenizers.is_joint:
-        fields["share_encoder_decoder_embeddings"] = False
-        fields["decoder_vocab_size"] = len(tokenizers.target)
+    if settings.tokenizer:
+        fields |= _vocabulary_of(settings.tokenizer)
+    else:
+        fields["vocab_size"] = len(tokenizers.source)
+        if not tokenizers.is_joint:
+            fields["share_encoder_decoder_embeddings"] = False
+            fields["decoder_vocab_size"] = len(tokenizers.target)
     model = VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(**fields))
     model.generation_config.update(
         num_beams=NUM_BEAMS,
@@ -231,8 +256,24 @@ def _initialise_model(
     return model
 
 
-def _train_tokenizers(settings: TrainSettings, pairs: Dataset) -> TokenizerPair:
-    """Learns one vocabulary, or one for each side; all processes learn the same."""
+def _vocabulary_of(model_name_or_path: str) -> dict[str, Any]:
+    """What the config of a saved model says of its vocabularies."""
+    config = AutoConfig.from_pretrained(model_name_or_path)
+    if config.model_type != VanillaTransformerConfig.model_type:
+        raise ValueError(
+            f"--tokenizer needs a model of this package, got the type {config.model_type!r} of "
+            f"{model_name_or_path!r}. Bring it in by `vanilla-transformer import`."
+        )
+    return {name: getattr(config, name) for name in _VOCABULARY_FIELDS}
+
+
+def _make_tokenizers(settings: TrainSettings, pairs: Dataset) -> TokenizerPair:
+    """Learns one vocabulary, or one for each side, or loads those of a saved model.
+
+    All processes learn the same.
+    """
+    if settings.tokenizer:
+        return TokenizerPair.from_pretrained(settings.tokenizer)
 
     def learn(
         columns: Sequence[str], vocab_size: int, languages: Sequence[str]
@@ -285,6 +326,7 @@ def _build_trainer(
     tokenizers: TokenizerPair,
     data: TrainingData,
     validation_pairs: Dataset | None,
+    training_pass: TrainingPass | None,
 ) -> TokenBatchTrainer:
     """Trainer with training data and validation pairs."""
     validation_set = score = None
@@ -304,7 +346,7 @@ def _build_trainer(
     trainer = TokenBatchTrainer(
         data,
         tokenizers,
-        settings.r_drop,
+        training_pass,
         model=model,
         args=arguments,
         eval_dataset=validation_set,

@@ -19,6 +19,7 @@ from transformers import (
     Seq2SeqTrainer,
     TrainerState,
 )
+from transformers.modeling_outputs import Seq2SeqLMOutput
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput, rotate_checkpoints
 
@@ -39,8 +40,9 @@ from vanilla_transformer.training.checkpoints import (
     reopen_checkpoint,
     with_intact_weights,
 )
-from vanilla_transformer.training.r_drop import r_drop
 from vanilla_transformer.training.run_record import hardware
+
+TrainingPass = Callable[..., Seq2SeqLMOutput]
 
 
 class TokenBatchTrainer(Seq2SeqTrainer):
@@ -49,7 +51,8 @@ class TokenBatchTrainer(Seq2SeqTrainer):
     Args:
         data: Training pairs, and the share of each batch that this process gets.
         tokenizers: Saved with each checkpoint.
-        r_drop_alpha: Weight of the divergence between two passes; 0 for a single pass.
+        training_pass: Takes a model and a training batch, as keyword arguments, and returns the
+            model's output; None: the model is called, as in Trainer.
         settings: Other arguments of `Seq2SeqTrainer`.
     """
 
@@ -57,7 +60,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         self,
         data: TrainingData,
         tokenizers: TokenizerPair,
-        r_drop_alpha: float = 0.0,
+        training_pass: TrainingPass | None = None,
         **settings: Any,
     ) -> None:
         super().__init__(
@@ -69,7 +72,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         )
         self.data = data
         self.tokenizers = tokenizers
-        self.r_drop_alpha = r_drop_alpha
+        self.training_pass = training_pass
         self.has_trained = False
         self.loss_is_finite = torch.tensor(True, device=self.args.device)
         self.add_callback(StopOnDivergence(self))
@@ -77,9 +80,10 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         self.add_callback(SeedEpochs(data.set_epoch))
 
     def compute_loss(self, model: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """Trainer's, with two passes if the model trains with R-Drop."""
-        takes_two = self.r_drop_alpha and model.training
-        called = partial(r_drop, model, self.r_drop_alpha) if takes_two else model
+        """Trainer's, with the training pass for a model in training."""
+        called: Any = model
+        if self.training_pass and model.training:
+            called = partial(self.training_pass, model)
         return super().compute_loss(called, *args, **kwargs)
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
