@@ -1,4 +1,4 @@
-"""The `import` command: a pretrained model of Transformers as one of ours."""
+"""The `import` command: a pretrained model of another class as one of ours."""
 
 from pathlib import Path
 
@@ -7,38 +7,53 @@ from vanilla_transformer_cli.settings import ImportSettings
 
 _EXAMPLE = """OUT gets the weights, the tokenizer and the generation settings of the source. Both
 models are run on the same random tokens; unless their logits agree, nothing is kept.
+Checkpoints of fairseq, which have their dictionaries beside them, and weights with a
+--mapping cannot be run here: all their tensors must be used, and nothing is compared.
 
-example:
+examples:
   vanilla-transformer import Helsinki-NLP/opus-mt-de-en runs/opus-de-en
+  vanilla-transformer import fairseq/checkpoint_best.pt runs/fairseq-de-en
+  vanilla-transformer import --mapping map.yaml weights.pt runs/ours
 """
 
 
 def import_(argv: list[str]) -> None:
-    """Bring in a pretrained model of Transformers, such as Marian, NLLB or BART."""
+    """Bring in a pretrained model: of Transformers, such as Marian, NLLB or BART, or any other."""
     parser = build_parser(import_, ImportSettings, _EXAMPLE)
-    parser.add_argument("source", metavar="SOURCE", help="Folder or Hub name of a model.")
+    parser.add_argument(
+        "source", metavar="SOURCE", help="Folder or Hub name of a model, or a file of weights."
+    )
     parser.add_argument("output", metavar="OUT", help="Folder to make.")
     namespace, unknown = parser.parse_known_args(argv)
     refuse(unknown, parser)
-    check_folder(parser, "SOURCE", namespace.source)
+    values = vars(namespace)
+    source, output = values.pop("source"), Path(values.pop("output"))
+    if not Path(source).is_file():
+        check_folder(parser, "SOURCE", source)
     try:
-        _import(namespace.source, Path(namespace.output), namespace.dry_run)
+        _import(source, output, ImportSettings(**values))
     except ImportError as error:
         # A tokenizer that needs another package; the message names it.
         fail(" ".join(str(error).split()))
 
 
-def _import(source: str, output: Path, dry_run: bool) -> None:
+def _import(source: str, output: Path, settings: ImportSettings) -> None:
     from transformers.utils.logging import disable_progress_bar
 
     from vanilla_transformer.interop.importing import import_model, plan_import
 
     disable_progress_bar()
-    if dry_run:
-        plan = plan_import(source)
+    mapping = Path(settings.mapping) if settings.mapping else None
+    if settings.dry_run:
+        plan = plan_import(source, mapping=mapping)
         for line in plan.lines():
             print(line)
         plan.check()
-    else:
-        comparison = import_model(source, output)
+        return
+    comparison = import_model(source, output, mapping=mapping, tokenizer=settings.tokenizer)
+    if comparison:
         print(f"{output}: {comparison} (on random tokens)")
+    else:
+        print(
+            f"{output}: every tensor is used; no logits were compared, as nothing here runs SOURCE"
+        )

@@ -532,3 +532,10 @@ class ImportSettings:
         "fit; writes nothing.",
         False,
     )
+    mapping: str | None = option(
+        "YAML file that says which tensors of SOURCE make up which of ours, for weights of any "
+        "other program; SOURCE is then a file of them (.safetensors, .pt), or its folder."
+    )
+    tokenizer: str | None = option(
+        "Folder or Hub name of the tokenizer that OUT gets; with --mapping only."
+    )

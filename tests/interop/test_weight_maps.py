@@ -1,5 +1,7 @@
 """Rules that say which tensors make up which: joins, blocks, transposes, and everything wrong."""
 
+import re
+
 import pytest
 import torch
 
@@ -91,6 +93,8 @@ def test_results_share_no_memory_with_the_source():
         ({"a": "b[0/2]"}, {"a": (1,)}, {"b": (3,)}, "a must be [1], got b [3]"),
         ({"a": "b"}, {"a": (2,)}, {"b": (2,), "x": (5,)}, "x [5] is used by no rule"),
         ({"a": "b[0/2]"}, {"a": (1,)}, {"b": (2,)}, "b [2] is used in part"),
+        ({"a": "b^T"}, {"a": (2,)}, {"b": (2,)}, "a must be [2], got b [2]"),
+        ({"a": "b"}, {"a": (2,)}, {"b": ()}, "a must be [2], got b []"),
         ({"{a,c}": "b"}, {"a": (2,), "c": (2,)}, {"b": (2,)}, "b is used more than once"),
         (
             {"a": "b[0/2]", "c": "b[0/2]"},
@@ -112,6 +116,67 @@ def test_all_faults_are_named_at_once():
 
 def test_ignored_tensors_need_no_rule():
     assert faults({"a": "b"}, {"a": (2,)}, {"b": (2,), "e.0.table": (9,)}, ["e.*.table"]) == []
+
+
+TIED = {"head": "table"}
+RULES_OF_TIED = {"table": "embed", "head": "project"}
+
+
+def test_copy_of_a_tied_tensor_is_used_and_may_be_missing():
+    weights, targets, table = WeightMap(RULES_OF_TIED), {"table": (2,)}, torch.ones(2)
+
+    alone = weights.plan(targets, {"embed": (2,)}, TIED)
+    both = weights.plan(targets, {"embed": (2,), "project": (2,)}, TIED)
+
+    assert alone.faults == both.faults == []
+    assert list(both.lines()) == ["table <- embed", "head = table <- project"]
+    assert both.carry_out({"embed": table, "project": table.clone()}).keys() == {"table"}
+
+
+def test_copy_that_differs_is_refused():
+    plan = WeightMap(RULES_OF_TIED).plan({"table": (2,)}, {"embed": (2,), "project": (2,)}, TIED)
+
+    with pytest.raises(ValueError, match="project must equal embed, because head and table are"):
+        plan.carry_out({"embed": torch.ones(2), "project": torch.zeros(2)})
+
+
+def test_copy_of_another_shape_is_a_fault():
+    plan = WeightMap(RULES_OF_TIED).plan({"table": (2,)}, {"embed": (2,), "project": (3,)}, TIED)
+
+    assert plan.faults == ["head must be [2], got project [3]"]
+
+
+def test_rule_may_name_a_tied_tensor_as_its_original():
+    plan = WeightMap({"table": "embed", "head": "embed"}).plan(
+        {"table": (2,)}, {"embed": (2,)}, TIED
+    )
+
+    assert plan.faults == []
+    assert plan.copies == {}
+
+
+@pytest.mark.parametrize(
+    ("target", "source", "fault"),
+    [
+        ("a.{i", "b", "'a.{i' must be the name of a tensor, with pairs of braces"),
+        ("a", "b.{x,y", "'b.{x,y' must be the name of a tensor"),
+        ("a.{0}", "b", "'a.{0}' must be the name of a tensor"),
+        ("a", "", "'' must be the name of a tensor"),
+        ("a", None, "None must be the name of a tensor"),
+        ("a", ["b", {"c": 1}], "{'c': 1} must be the name of a tensor"),
+        ("a.{i}.{i}", "b.{i}", "'a.{i}.{i}' must have each number in braces once"),
+        ("a.{i}", "b.{j}", "'b.{j}' must have numbers of its target 'a.{i}' only, got {j}"),
+        ("a", "b[3/3]", "'b[3/3]' must name a tensor or a block of it"),
+    ],
+)
+def test_rule_that_cannot_be_read_is_refused(target, source, fault):
+    with pytest.raises(ValueError, match=re.escape(fault)):
+        WeightMap({target: source})
+
+
+def test_rules_that_cannot_be_read_are_named_at_once():
+    with pytest.raises(ValueError, match=r"(?s)'a\{' must .*'c\{' must "):
+        WeightMap({"a{": "b", "c{": "d"})
 
 
 @pytest.mark.parametrize("text", ["b[3/3]", "b[0/0]", ""])

@@ -1,116 +1,112 @@
 """Pretrained weights of other classes of this architecture, as one of our models.
 
-Each class is a declaration in `sources/`: names of config fields, constants, and the rules of
-`weight_maps`. What a declaration cannot express is refused.
+Each class is a declaration in `sources/`, see `declarations`. What it cannot express is refused.
 """
 
 import copy
 import pickle
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
-from typing import Any
 
 import torch
-import yaml
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
-from transformers import AutoConfig, PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from vanilla_transformer.files import naming_full_disk, scratch_folder
-from vanilla_transformer.interop.weight_maps import Plan, WeightMap, shapes_of
+from vanilla_transformer.interop.declarations import Declaration, Fields
+from vanilla_transformer.interop.fairseq import find_checkpoint, read_checkpoint
+from vanilla_transformer.interop.tensor_files import read_tensors, unreadable
+from vanilla_transformer.interop.weight_maps import Plan, shapes_of
 from vanilla_transformer.model_folder import (
     check_objects,
     describe_model_files,
     load_model,
+    nonfinite_tensors,
     write_run,
 )
 from vanilla_transformer.modeling.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.modeling.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
-from vanilla_transformer.tokenization.tokenizer_pair import load_tokenizer
-
-SOURCES = Path(__file__).with_name("sources")
-# What others extend; it is no class of its own.
-_BASE = "transformers"
-
-Fields = Mapping[str, Any]
+from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair, load_tokenizer
 
 # Of the largest logit; float32 sums in another order, and tables of sinusoids in float32.
 _TOLERANCE = 1e-4
 
 
-def _fairseq_base(fields: Fields) -> float:
-    """Fairseq spreads the wavelengths over h - 1 steps, h = d_model / 2, not over h."""
-    half = fields["d_model"] // 2
-    return 10_000.0 ** (half / (half - 1))
-
-
-# Values that a declaration's `computed` may name.
-_COMPUTED: dict[str, Callable[[Fields], Any]] = {
-    "fairseq_base": _fairseq_base,
-    "first_position_after_padding": lambda fields: fields["pad_token_id"] + 1,
-}
-
-
 @dataclass(frozen=True)
-class Declaration:
-    """How models of one class become ours.
+class _Source:
+    """What is brought in.
 
     Attributes:
-        config: Fields of our config and the names of the source's fields they are taken from.
-        constants: Fields of our config that are the same for all models of the class.
-        computed: Fields of our config by the name of the function in `_COMPUTED` that gives them.
-        weights: Which tensors become which.
+        record: Where it comes from, for `run.json`.
+        declaration: How models of its kind become ours.
+        fields: Of its config.
+        tensors: By name.
+        tokenizer: One, or one for each side; None: it has none.
+        model: What computes with these weights, in evaluation mode; None: nothing here does.
     """
 
-    config: dict[str, str]
-    constants: dict[str, Any]
-    computed: dict[str, str]
-    weights: WeightMap
+    record: dict[str, str]
+    declaration: Declaration
+    fields: Fields
+    tensors: Mapping[str, Tensor]
+    tokenizer: PreTrainedTokenizerBase | TokenizerPair | None = None
+    model: PreTrainedModel | None = None
 
     @classmethod
-    def of(cls, model_type: str) -> "Declaration":
-        """The declaration of a class of Transformers, by its `model_type`.
+    def of(cls, model: PreTrainedModel, name: str = "") -> "_Source":
+        """A model of Transformers."""
+        kind = model.config.model_type
+        return cls(
+            {"name": name, "model_type": kind},
+            Declaration.of(kind),
+            model.config.to_dict(),
+            _untied(model),
+            model=model,
+        )
+
+    def plan(self) -> tuple[VanillaTransformerForConditionalGeneration, Plan]:
+        """Our model without memory for its weights, and what they will be made of.
 
         Raises:
-            ValueError: If there is none.
+            ValueError: If there can be no config; names all its faults.
         """
-        if model_type not in known_sources():
+        faults = self.declaration.faults(self.fields)
+        try:
+            config = VanillaTransformerConfig(**self.declaration.fields(self.fields))
+        except StrictDataclassError as error:
+            raise ValueError("\n".join([*faults, str(error.__cause__ or error)])) from error
+        with torch.device("meta"):
+            model = VanillaTransformerForConditionalGeneration(config)
+        targets, tied = shapes_of(_untied(model)), model.all_tied_weights_keys
+        plan = self.declaration.weights.plan(targets, shapes_of(self.tensors), tied)
+        faults += self.declaration.useless_rules([*targets, *tied])
+        return model, replace(plan, faults=faults + plan.faults)
+
+    def convert(self) -> VanillaTransformerForConditionalGeneration:
+        """One of our models with these weights, in memory of its own.
+
+        Raises:
+            ValueError: If settings or tensors cannot be expressed; names all faults.
+        """
+        model, plan = self.plan()
+        plan.check()
+        weights = plan.carry_out(self.tensors)
+        if others := [name for name, one in weights.items() if not one.is_floating_point()]:
             raise ValueError(
-                f"The model type must be one of {', '.join(known_sources())}, got {model_type!r}."
+                f"Weights must be floating-point numbers, got {weights[others[0]].dtype} for "
+                f"{', '.join(others)}. Undo the quantisation."
             )
-        return cls._from(_read(model_type))
-
-    @classmethod
-    def _from(cls, content: dict[str, Any]) -> "Declaration":
-        weights = WeightMap(content["tensors"], content["ignored"])
-        return cls(content["config"], content["constants"], content["computed"], weights)
-
-    def fields(self, source: Fields) -> dict[str, Any]:
-        """Fields of our config, from those of the source; one that is absent there is None."""
-        return {
-            **{ours: source.get(theirs) for ours, theirs in self.config.items()},
-            **self.constants,
-            **{name: _COMPUTED[function](source) for name, function in self.computed.items()},
-        }
-
-
-def known_sources() -> list[str]:
-    """The `model_type` of each class that can be imported."""
-    return sorted(path.stem for path in SOURCES.glob("*.yaml") if path.stem != _BASE)
-
-
-def _read(name: str) -> dict[str, Any]:
-    """A declaration with everything that it extends; its own entries win."""
-    content = yaml.safe_load((SOURCES / f"{name}.yaml").read_text(encoding="utf-8"))
-    if base := content.pop("extends", None):
-        inherited = _read(base)
-        ignored = [*inherited["ignored"], *content.pop("ignored", [])]
-        mappings = inherited.keys() - {"ignored"}
-        content = {key: inherited[key] | content.get(key, {}) for key in mappings}
-        content["ignored"] = ignored
-    return content
+        # A model that computes in one type may still be saved in several.
+        dtype = reduce(torch.promote_types, (weight.dtype for weight in weights.values()))
+        weights = {name: weight.to(dtype) for name, weight in weights.items()}
+        model.load_state_dict(weights, strict=False, assign=True)
+        model.tie_weights()
+        return model
 
 
 def convert(source: PreTrainedModel) -> VanillaTransformerForConditionalGeneration:
@@ -124,22 +120,14 @@ def convert(source: PreTrainedModel) -> VanillaTransformerForConditionalGenerati
     Raises:
         ValueError: If the class, its settings or its tensors cannot be expressed; names all faults.
     """
-    model, plan = _plan(source)
-    plan.check()
-    model.load_state_dict(plan.carry_out(_untied(source)), strict=False, assign=True)
-    model.tie_weights()
+    model = _Source.of(source).convert()
     model.generation_config = copy.deepcopy(source.generation_config)
     return model.train(source.training)
 
 
 def _plan(source: PreTrainedModel) -> tuple[VanillaTransformerForConditionalGeneration, Plan]:
-    """Our model without memory for its weights, and what they will be made of."""
-    declaration = Declaration.of(source.config.model_type)
-    config = VanillaTransformerConfig(**declaration.fields(source.config.to_dict()))
-    with torch.device("meta"):
-        model = VanillaTransformerForConditionalGeneration(config)
-    shapes = (shapes_of(_untied(one)) for one in (model, source))
-    return model, declaration.weights.plan(*shapes)
+    """Our model without memory for its weights, and what `convert` makes them of."""
+    return _Source.of(source).plan()
 
 
 def _untied(model: PreTrainedModel) -> dict[str, Tensor]:
@@ -207,16 +195,25 @@ def compare(source: PreTrainedModel, model: PreTrainedModel) -> Comparison:
     return Comparison((expected - actual).abs().max().item(), expected.abs().max().item())
 
 
-def import_model(name_or_path: str, folder: Path) -> Comparison:
+def import_model(
+    name_or_path: str,
+    folder: Path,
+    *,
+    mapping: Path | None = None,
+    tokenizer: str | None = None,
+) -> Comparison | None:
     """Saves a model of another class as one of ours, with its tokenizer and generation settings.
 
     Args:
-        name_or_path: Folder or Hub name of a model of a class in `known_sources`. Weights in
-            PyTorch's own format are read by its loader that runs no code.
+        name_or_path: Folder or Hub name of a model of a class in `known_sources`; or a checkpoint
+            of fairseq, or its folder; or, with a `mapping`, any file of tensors, or its folder.
+            Files in PyTorch's own format are read by its loader that runs no code.
         folder: Where the model goes; it must not exist yet, and appears when it is complete.
+        mapping: A declaration of the tensors, as YAML.
+        tokenizer: Folder or Hub name of the tokenizer of a model with a `mapping`.
 
     Returns:
-        How the logits of the two models compare.
+        How the logits of the two models compare; None if nothing here computes with the source.
 
     Raises:
         FileExistsError: If there is something at `folder`.
@@ -226,12 +223,16 @@ def import_model(name_or_path: str, folder: Path) -> Comparison:
     """
     if folder.exists():
         raise FileExistsError(f"{str(folder)!r} must not exist yet. Give another folder.")
-    # First, because this explains what is wrong with a folder or a name.
-    tokenizer = load_tokenizer(name_or_path)
-    source = _load(name_or_path)
-    model = convert(source)
-    comparison = compare(source, model)
-    comparison.check()
+    source = _load(name_or_path, mapping, tokenizer)
+    comparison = None
+    if source.model is not None:
+        model = convert(source.model)
+        comparison = compare(source.model, model)
+        comparison.check()
+    else:
+        model = source.convert()
+        if damaged := nonfinite_tensors(model):
+            raise ValueError(f"Weights must be finite, got others in {', '.join(damaged)}.")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (
         scratch_folder(folder.parent, f".{folder.name}.new-") as scratch,
@@ -239,44 +240,60 @@ def import_model(name_or_path: str, folder: Path) -> Comparison:
     ):
         new = scratch / "new"
         model.save_pretrained(new)
-        tokenizer.save_pretrained(new)
-        run = {
-            "imported_from": {
-                "name": Path(name_or_path).name,
-                "model_type": source.config.model_type,
-            },
-            "files": describe_model_files(new),
-        }
-        write_run(new, run)
+        if source.tokenizer is not None:
+            source.tokenizer.save_pretrained(new)
+        write_run(new, {"imported_from": source.record, "files": describe_model_files(new)})
         new.rename(folder)
     return comparison
 
 
-def plan_import(name_or_path: str) -> Plan:
+def plan_import(name_or_path: str, *, mapping: Path | None = None) -> Plan:
     """What `import_model` would do with the tensors.
 
     Raises:
         ValueError: If the model is damaged, or a setting cannot be expressed.
         OSError: If there is no such model.
     """
-    return _plan(_load(name_or_path))[1]
+    return _load(name_or_path, mapping).plan()[1]
 
 
-def _load(name_or_path: str) -> PreTrainedModel:
+def _load(name_or_path: str, mapping: Path | None, tokenizer: str | None = None) -> _Source:
+    path = Path(name_or_path)
+    if mapping is not None:
+        declaration = Declaration.of_mapping(mapping)
+        return _Source(
+            {"name": path.name, "mapping": mapping.name},
+            declaration,
+            {},
+            read_tensors(path),
+            load_tokenizer(tokenizer) if tokenizer else None,
+        )
+    if tokenizer:
+        raise ValueError(
+            "--tokenizer needs --mapping, because other sources have a tokenizer of their own, "
+            f"got {tokenizer!r}. Leave it out."
+        )
+    if file := find_checkpoint(path):
+        found = read_checkpoint(file)
+        return _Source(
+            {"name": path.name, "model_type": "fairseq"},
+            Declaration.of_fairseq(),
+            found.settings,
+            found.tensors,
+            found.tokenizers,
+        )
+    # First, because this explains what is wrong with a folder or a name.
+    loaded = load_tokenizer(name_or_path)
+    return replace(_Source.of(_load_model(name_or_path), path.name), tokenizer=loaded)
+
+
+def _load_model(name_or_path: str) -> PreTrainedModel:
     if Path(name_or_path).is_dir():
         check_objects(Path(name_or_path))
     # Refused before gigabytes are read.
     Declaration.of(AutoConfig.from_pretrained(name_or_path).model_type)
     try:
         return load_model(name_or_path, use_safetensors=None).eval()
-    except pickle.UnpicklingError as error:
-        raise ValueError(
-            f"The weights of {name_or_path!r} must hold tensors only, got objects whose loading "
-            "may run code. If you trust their source, convert them to safetensors."
-        ) from error
-    # From torch's reader of a cut file.
-    except (RuntimeError, EOFError) as error:
-        raise ValueError(
-            f"The weights of {name_or_path!r} are damaged: {' '.join(str(error).split())}. Copy "
-            "the model again."
-        ) from error
+    # From torch's readers of pickles and of cut files.
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        raise unreadable(name_or_path, error) from error

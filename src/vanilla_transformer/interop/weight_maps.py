@@ -24,7 +24,8 @@ Shape = tuple[int, ...]
 
 # In a group, so that `split` keeps them.
 _ALTERNATIVES = re.compile(r"(\{[^{}]*,[^{}]*\})")
-_NUMBER = re.compile(r"\{(\w+)\}")
+_NUMBER = re.compile(r"\{([a-z]\w*)\}")
+_BRACES = re.compile(rf"{_NUMBER.pattern}|{_ALTERNATIVES.pattern}")
 _PIECE = re.compile(r"(?P<name>.+?)(\[(?P<block>\d+)/(?P<blocks>\d+)\])?(?P<transposed>\^T)?")
 
 
@@ -64,6 +65,8 @@ class Piece:
 
     def shape(self, shape: Shape) -> Shape:
         """Shape of the piece of a tensor of this shape; empty if it cannot be cut so."""
+        if not shape or (self.transposed and len(shape) != 2):
+            return ()
         rows, *others = shape[::-1] if self.transposed else shape
         return () if rows % self.blocks else (rows // self.blocks, *others)
 
@@ -80,17 +83,21 @@ class Plan:
     Attributes:
         shapes: Of the target tensors.
         pieces: By the names of target tensors.
+        copies: The same for second names of these, by both names.
         faults: Human-readable; empty if the plan can be carried out.
     """
 
     shapes: Mapping[str, Shape]
     pieces: dict[str, list[Piece]]
+    copies: dict[tuple[str, str], list[Piece]]
     faults: list[str]
 
     def lines(self) -> Iterator[str]:
         """Each target and its pieces, in the notation of the rules."""
         for target, pieces in self.pieces.items():
             yield f"{target} <- {' + '.join(map(str, pieces))}"
+        for (name, target), pieces in self.copies.items():
+            yield f"{name} = {target} <- {' + '.join(map(str, pieces))}"
 
     def check(self) -> None:
         """Refuses a plan that cannot be carried out.
@@ -100,18 +107,32 @@ class Plan:
         """
         if self.faults:
             raise ValueError(
-                "The source must have exactly the tensors that its declaration names, got:\n"
+                "The source must have exactly what its declaration names, got:\n"
                 + "\n".join(self.faults)
             )
 
     def carry_out(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The target tensors, made of those of the source, in memory of their own."""
-        return {
-            name: torch.cat([piece.cut(tensors[piece.name]) for piece in pieces]).reshape(
-                self.shapes[name]
-            )
-            for name, pieces in self.pieces.items()
-        }
+        """The target tensors, made of those of the source, in memory of their own.
+
+        Raises:
+            ValueError: If tensors that should be the same one differ.
+        """
+
+        def join(target: str, pieces: list[Piece]) -> Tensor:
+            joined = torch.cat([piece.cut(tensors[piece.name]) for piece in pieces])
+            return joined.reshape(self.shapes[target])
+
+        made = {target: join(target, pieces) for target, pieces in self.pieces.items()}
+        differing = [
+            f"{' + '.join(map(str, pieces))} must equal "
+            f"{' + '.join(map(str, self.pieces[target]))}, because {name} and {target} are one "
+            "tensor by the config, got other values"
+            for (name, target), pieces in self.copies.items()
+            if not torch.equal(join(target, pieces), made[target])
+        ]
+        if differing:
+            raise ValueError("\n".join(differing))
+        return made
 
 
 class WeightMap:
@@ -121,34 +142,62 @@ class WeightMap:
         rules: Source patterns by target patterns.
         ignored: Patterns (`*`, `?`) of source tensors that are not weights, such as tables that are
             computed.
+
+    Raises:
+        ValueError: If rules cannot be read; names all of them.
     """
 
     def __init__(self, rules: Mapping[str, str | list[str]], ignored: Iterable[str] = ()) -> None:
+        faults = [fault for pair in rules.items() for fault in _rule_faults(*pair)]
+        if faults:
+            raise ValueError("\n".join(faults))
         self.rules = [rule for pair in rules.items() for rule in _expand(*pair)]
         self.ignored = tuple(ignored)
 
-    def plan(self, targets: Mapping[str, Shape], sources: Mapping[str, Shape]) -> Plan:
+    def plan(
+        self,
+        targets: Mapping[str, Shape],
+        sources: Mapping[str, Shape],
+        tied: Mapping[str, str] | None = None,
+    ) -> Plan:
         """Finds the pieces of each target; each source must be used exactly once.
 
         Args:
             targets: Shapes of the tensors to make.
             sources: Shapes of the tensors that there are.
+            tied: Second names of targets. The source may have tensors of its own for them, which
+                must then be the same.
         """
         pieces, faults = {}, []
-        used: Counter[tuple[str, int, int]] = Counter()
         for target, shape in targets.items():
-            found = [
-                [Piece.parse(name) for name in map(_numbered(match), names)]
-                for pattern, names in self.rules
-                if (match := pattern.fullmatch(target))
-            ]
-            if len(found) != 1:
+            found = self._pieces(target)
+            if len(found) == 1:
+                pieces[target] = found[0]
+                faults += _shape_faults(target, shape, pieces[target], sources)
+            else:
                 faults.append(f"{target} {list(shape)}: {len(found)} rules match, 1 is needed")
-                continue
-            (pieces[target],) = found
-            used.update((piece.name, piece.block, piece.blocks) for piece in pieces[target])
-            faults += _shape_faults(target, shape, pieces[target], sources)
-        return Plan(targets, pieces, faults + self._use_faults(used, sources))
+        copies = {
+            (name, target): found
+            for name, target in (tied or {}).items()
+            for found in self._pieces(name)
+            if found != pieces.get(target) and any(piece.name in sources for piece in found)
+        }
+        for (name, target), found in copies.items():
+            faults += _shape_faults(name, targets[target], found, sources)
+        used = Counter(
+            (piece.name, piece.block, piece.blocks)
+            for found in (*pieces.values(), *copies.values())
+            for piece in found
+        )
+        return Plan(targets, pieces, copies, faults + self._use_faults(used, sources))
+
+    def _pieces(self, target: str) -> list[list[Piece]]:
+        """What each rule for a target joins."""
+        return [
+            [Piece.parse(name) for name in map(_numbered(match), names)]
+            for pattern, names in self.rules
+            if (match := pattern.fullmatch(target))
+        ]
 
     def _use_faults(
         self, used: Counter[tuple[str, int, int]], sources: Mapping[str, Shape]
@@ -170,6 +219,33 @@ class WeightMap:
 def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, Shape]:
     """Shapes by name."""
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def _rule_faults(target: str, source: str | list[str]) -> Iterator[str]:
+    """What is wrong with a rule as it is written."""
+    texts = source if isinstance(source, list) else [source]
+    for text in (target, *texts):
+        if not isinstance(text, str) or re.search(r"[{}]", _BRACES.sub("", text)) or not text:
+            yield (
+                f"{text!r} must be the name of a tensor, with pairs of braces as in "
+                f"layers.{{i}}.norm.{{weight,bias}}, in the rule for {target!r}"
+            )
+            return
+    numbers = _NUMBER.findall(target)
+    if len(set(numbers)) < len(numbers):
+        yield f"{target!r} must have each number in braces once; give them different names"
+    for text in texts:
+        unknown = sorted(set(_NUMBER.findall(text)) - set(numbers))
+        if unknown:
+            yield (
+                f"{text!r} must have numbers of its target {target!r} only, got "
+                f"{', '.join(f'{{{name}}}' for name in unknown)}"
+            )
+        for alternative in _alternatives(text):
+            try:
+                Piece.parse(alternative)
+            except ValueError as error:
+                yield str(error)
 
 
 def _expand(target: str, source: str | list[str]) -> Iterable[tuple[re.Pattern[str], list[str]]]:

@@ -1,0 +1,127 @@
+"""Tensors by name from the files of others: safetensors, or PyTorch's own without running code."""
+
+import argparse
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from vanilla_transformer.model_folder import read_object
+
+# Types in checkpoints of others that hold values and do nothing else.
+_HARMLESS = [argparse.Namespace]
+# Under these names, training scripts save weights beside other things.
+_NAMES_OF_WEIGHTS = ("state_dict", "model_state_dict", "model")
+_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
+_ZIP_MAGIC = b"PK"
+
+
+def load_pickled(file: Path) -> Any:
+    """The content of a file by `torch.save`; nothing in it is run.
+
+    Raises:
+        ValueError: If it holds objects whose loading could run code, or cannot be read.
+        OSError: If there is no such file.
+    """
+    with file.open("rb") as stream:
+        is_zip = stream.read(len(_ZIP_MAGIC)) == _ZIP_MAGIC
+    try:
+        with torch.serialization.safe_globals(_HARMLESS):
+            # Weights of the optimiser, which are not needed, then take no memory.
+            return torch.load(file, map_location="cpu", weights_only=True, mmap=is_zip)
+    except (OSError, MemoryError):
+        raise
+    # A damaged file may fail in any of the loader's steps.
+    except Exception as error:
+        raise unreadable(str(file), error) from error
+
+
+def unreadable(name: str, error: Exception) -> ValueError:
+    """What to report of weights that torch's loader refuses.
+
+    Args:
+        name: Of the file or the model.
+        error: What the loader raised.
+    """
+    # Around it, torch advises to load the file without checks.
+    inner = re.search(r"WeightsUnpickler error: (.*)", str(error))
+    reason = " ".join((inner[1] if inner else str(error)).split()) or type(error).__name__
+    if re.search(r"GLOBAL|[Uu]nsupported (?:global|class|type)|Can only build|Trying to", reason):
+        found = re.search(r"GLOBAL (\S+)", reason)
+        example = f", such as {found[1]}" if found else ""
+        return ValueError(
+            f"The weights of {name!r} must hold tensors and plain values only, got objects whose "
+            f"loading may run code{example}. If you trust their source, convert them to "
+            "safetensors, or save settings and tensors alone."
+        )
+    return ValueError(
+        f"The weights of {name!r} are damaged, or no file of tensors: {reason:.200}. Copy them "
+        "again."
+    )
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of a file, or of the only model in a folder.
+
+    Args:
+        path: A file of safetensors or by `torch.save`, or a folder with one such file, or with
+            shards and their index.
+
+    Raises:
+        ValueError: If there is not exactly one model, or a file is damaged or holds other things.
+        OSError: If there is no such path.
+    """
+    tensors: dict[str, Tensor] = {}
+    for file in _shards(path) if path.is_dir() else [path]:
+        if file.suffix == ".safetensors":
+            try:
+                tensors |= load_file(file)
+            except SafetensorError as error:
+                raise unreadable(str(file), error) from error
+        else:
+            tensors |= tensors_in(load_pickled(file), file)
+    return tensors
+
+
+def tensors_in(content: Any, file: Path) -> dict[str, Tensor]:
+    """The tensors of a checkpoint: itself, or an entry of a usual name.
+
+    Raises:
+        ValueError: If there are other things beside them, or none.
+    """
+    entries = content if isinstance(content, Mapping) else {}
+    nested = [entries[name] for name in _NAMES_OF_WEIGHTS if isinstance(entries.get(name), Mapping)]
+    entries = nested[0] if nested else entries
+    others = [name for name, value in entries.items() if not isinstance(value, Tensor)]
+    if others or not entries:
+        got = f"{others[0]!r}: {type(entries[others[0]]).__name__}" if others else "none"
+        raise ValueError(
+            f"{str(file)!r} must hold tensors by name, itself or under one of "
+            f"{', '.join(_NAMES_OF_WEIGHTS)}, got {got}. Save `model.state_dict()`."
+        )
+    return dict(entries)
+
+
+def _shards(folder: Path) -> list[Path]:
+    indices = sorted(folder.glob("*.index.json"))
+    if indices:
+        names = sorted(set(read_object(indices[0]).get("weight_map", {}).values()))
+        missing = [name for name in names if not (folder / name).is_file()]
+        if missing or not names:
+            raise ValueError(
+                f"{str(folder)!r} must hold all files that its {indices[0].name} lists, got no "
+                f"{', '.join(missing) or 'list'}. Copy the model again."
+            )
+        return [folder / name for name in names]
+    files = sorted(file for file in folder.iterdir() if file.suffix in _SUFFIXES)
+    if len(files) != 1:
+        raise ValueError(
+            f"{str(folder)!r} must hold one file of weights ({', '.join(_SUFFIXES)}), got "
+            f"{', '.join(file.name for file in files) or 'none'}. Name the file itself."
+        )
+    return files

@@ -1,0 +1,246 @@
+"""Weights of other programs through a user's mapping: parity with torch.nn.Transformer, faults."""
+
+import math
+import re
+
+import pytest
+import torch
+import yaml
+from torch import nn
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer.interop.declarations import Declaration
+from vanilla_transformer.interop.importing import import_model, plan_import
+from vanilla_transformer.interop.weight_maps import shapes_of
+from vanilla_transformer_cli import main
+
+WIDTH, HEADS, INNER, SOURCE_WORDS, TARGET_WORDS = 24, 4, 28, 33, 37
+# As docs/pretrained.md shows it, but for the sizes.
+MAPPING = {
+    "extends": "nn_transformer",
+    "prefix": "transformer.",
+    "constants": {
+        "vocab_size": SOURCE_WORDS,
+        "decoder_vocab_size": TARGET_WORDS,
+        "share_encoder_decoder_embeddings": False,
+        "tie_word_embeddings": False,
+        "lm_head_bias": True,
+        "d_model": WIDTH,
+        "encoder_layers": 2,
+        "decoder_layers": 3,
+        "encoder_attention_heads": HEADS,
+        "decoder_attention_heads": HEADS,
+        "encoder_ffn_dim": INNER,
+        "decoder_ffn_dim": INNER,
+        "activation_function": "gelu",
+        "pre_norm": True,
+        "dropout": 0.0,
+        "attention_dropout": 0.0,
+        "activation_dropout": 0.0,
+    },
+    "tensors": {
+        "model.encoder.embed_tokens.weight": "source_table.weight",
+        "model.decoder.embed_tokens.weight": "target_table.weight",
+        "lm_head.{weight,bias}": "generator.{weight,bias}",
+    },
+    "ignored": ["positions"],
+}
+
+
+class Translator(nn.Module):
+    """torch.nn.Transformer with tables around it, as in PyTorch's tutorial on translation."""
+
+    def __init__(self):
+        super().__init__()
+        self.transformer = nn.Transformer(
+            WIDTH, HEADS, 2, 3, INNER, 0.0, "gelu", batch_first=True, norm_first=True
+        )
+        self.source_table = nn.Embedding(SOURCE_WORDS, WIDTH)
+        self.target_table = nn.Embedding(TARGET_WORDS, WIDTH)
+        self.generator = nn.Linear(WIDTH, TARGET_WORDS)
+        places = torch.arange(20)[:, None]
+        angles = places * 10_000 ** -(torch.arange(0, WIDTH, 2).double() / WIDTH)
+        table = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)
+        self.register_buffer("positions", table)
+
+    def forward(self, sources, is_padding, targets):
+        embedded = (
+            table(tokens) * math.sqrt(WIDTH) + self.positions[: tokens.shape[1]]
+            for table, tokens in ((self.source_table, sources), (self.target_table, targets))
+        )
+        length = targets.shape[1]
+        return self.generator(
+            self.transformer(
+                *embedded,
+                tgt_mask=torch.ones(length, length, dtype=torch.bool).triu(1),
+                src_key_padding_mask=is_padding,
+                memory_key_padding_mask=is_padding,
+            )
+        )
+
+
+@pytest.fixture
+def translator():
+    torch.manual_seed(4)
+    with pytest.warns(UserWarning, match="enable_nested_tensor"):
+        model = Translator().double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+@pytest.fixture
+def weights(translator, tmp_path):
+    """A file of the weights."""
+    torch.save(translator.state_dict(), tmp_path / "weights.pt")
+    return tmp_path / "weights.pt"
+
+
+@pytest.fixture
+def mapping(tmp_path):
+    """Writes a mapping with some sections changed."""
+
+    def write(**sections):
+        file = tmp_path / "map.yaml"
+        file.write_text(yaml.safe_dump({**MAPPING, **sections}))
+        return file
+
+    return write
+
+
+def with_constants(**changes):
+    return {"constants": MAPPING["constants"] | changes}
+
+
+def test_logits_and_gradients_are_those_of_torch(translator, weights, mapping, tmp_path):
+    assert import_model(str(weights), tmp_path / "ours", mapping=mapping()) is None
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "ours", dtype="auto").train()
+    sources, targets = torch.randint(4, 33, (3, 7)), torch.randint(4, 33, (3, 5))
+    attention_mask = (torch.arange(7) < torch.tensor([[7], [5], [3]])).long()
+
+    expected = translator(sources, attention_mask == 0, targets)
+    actual = model(
+        input_ids=sources, attention_mask=attention_mask, decoder_input_ids=targets, use_cache=False
+    ).logits
+    for logits in (expected, actual):
+        logits.log_softmax(-1)[..., 5].sum().backward()
+
+    assert expected.abs().max() > 0.5
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-9)
+    gradients = {name: one.grad for name, one in translator.named_parameters()}
+    targets = shapes_of(dict(model.named_parameters()))
+    plan = Declaration.of_mapping(mapping()).weights.plan(targets, shapes_of(gradients))
+    for name, gradient in plan.carry_out(gradients).items():
+        torch.testing.assert_close(
+            model.get_parameter(name).grad, gradient, rtol=0, atol=1e-9, msg=name
+        )
+
+
+def test_several_types_of_weights_become_the_widest(translator, mapping, tmp_path):
+    state = {name: tensor.half() for name, tensor in translator.state_dict().items()}
+    state["transformer.encoder.norm.bias"] = torch.ones(WIDTH)
+    torch.save(state, tmp_path / "w.pt")
+
+    import_model(str(tmp_path / "w.pt"), tmp_path / "ours", mapping=mapping())
+
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "ours", dtype="auto")
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+
+
+def test_command_names_what_does_not_fit_at_once(weights, mapping, tmp_path, capsys):
+    constants = with_constants(encoder_ffn_dim=30, lm_head_bias=False)
+    ignored = {"ignored": [], "tensors": MAPPING["tensors"] | {"model.shared.bias": "x"}}
+
+    file = str(mapping(**constants, **ignored))
+
+    with pytest.raises(SystemExit) as ended:
+        main(["import", "--dry_run", "--mapping", file, str(weights), str(tmp_path / "ours")])
+
+    printed = capsys.readouterr()
+    assert ended.value.code == 2
+    query = "model.decoder.layers.0.encoder_attn.q_proj.bias <- "
+    assert f"{query}transformer.decoder.layers.0.multihead_attn.in_proj_bias[0/3]" in printed.out
+    for fault in (
+        "model.encoder.layers.1.fc1.bias must be [30], got transformer.encoder.layers.1.linear1",
+        "generator.bias [37] is used by no rule",
+        "positions [20, 24] is used by no rule",
+        "model.shared.bias: none of our tensors has such a name",
+    ):
+        assert fault in printed.err
+
+
+def test_command_says_that_nothing_was_compared(weights, mapping, tmp_path, capsys):
+    main(["import", "--mapping", str(mapping()), str(weights), str(tmp_path / "ours")])
+
+    assert "ours: every tensor is used; no logits were compared" in capsys.readouterr().out
+
+
+def test_tokenizer_comes_along(weights, mapping, tmp_path):
+    tokenizer = VanillaTransformerTokenizer.train(["ein hund rennt"], vocab_size=9, kind="word")
+    tokenizer.save_pretrained(tmp_path / "words")
+
+    folder, own = tmp_path / "ours", str(tmp_path / "words")
+    import_model(str(weights), folder, mapping=mapping(), tokenizer=own)
+
+    assert AutoTokenizer.from_pretrained(folder).get_vocab() == tokenizer.get_vocab()
+
+
+def test_post_norm_with_final_norms_is_refused(weights, mapping):
+    with pytest.raises(ValueError, match="`add_final_layer_norm` needs `pre_norm`"):
+        plan_import(str(weights), mapping=mapping(**with_constants(pre_norm=False)))
+
+    constants = with_constants(pre_norm=False, add_final_layer_norm=None)
+    faults = plan_import(str(weights), mapping=mapping(**constants)).faults
+    assert "transformer.encoder.norm.weight [24] is used by no rule" in faults
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"constans": {}}, "`constans`: no such section; it must be one of extends, prefix"),
+        ({"constants": []}, "`constants` must be a dict, got []"),
+        ({"tensors": ["a"]}, "`tensors` must be a dict, got ['a']"),
+        ({"ignored": "a*"}, "`ignored` must be a list, got 'a*'"),
+        ({"ignored": [{"a": 1}]}, "`ignored` must list patterns of names, got {'a': 1}"),
+        ({"extends": "marian"}, "`extends` must be nn_transformer, got 'marian'"),
+        ({"constants": {"d_modle": 3}}, "`d_modle` is no field of VanillaTransformerConfig; did"),
+        ({"constants": {7: 3}}, "`7` is no field of VanillaTransformerConfig"),
+        ({"tensors": {"a.{i": "b"}}, "'a.{i' must be the name of a tensor, with pairs of braces"),
+        ({"tensors": {"a": None}}, "None must be the name of a tensor"),
+    ],
+)
+def test_mapping_that_is_none_is_refused(mapping, sections, message):
+    file = mapping(**sections)
+
+    with pytest.raises(ValueError, match=rf"^{file} must .*, got:\n{re.escape(message)}"):
+        Declaration.of_mapping(file)
+
+
+def test_faults_of_a_mapping_are_named_at_once(mapping):
+    sections = {"constans": {}, "constants": {"d_modle": 3}, "ignored": 5, "extends": []}
+
+    with pytest.raises(ValueError, match=r"(?s)constans.*ignored.*extends.*d_modle"):
+        Declaration.of_mapping(mapping(**sections))
+
+
+def test_prefix_needs_what_it_is_added_to(tmp_path):
+    (tmp_path / "map.yaml").write_text("prefix: a.\ntensors: {}\n")
+
+    with pytest.raises(ValueError, match="`prefix` must come with `extends`"):
+        Declaration.of_mapping(tmp_path / "map.yaml")
+
+
+@pytest.mark.parametrize("text", ["a: [", "\0", "text", "", "- a", b"\xff\xfe"])
+def test_text_that_is_no_mapping_is_refused(tmp_path, text):
+    file = tmp_path / "map.yaml"
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+
+    with pytest.raises(ValueError, match=r"map.yaml must be (YAML|a mapping)"):
+        Declaration.of_mapping(file)
+
+
+def test_value_of_another_type_is_refused(weights, mapping):
+    with pytest.raises(ValueError, match=r"d_model.* expected int"):
+        plan_import(str(weights), mapping=mapping(**with_constants(d_model="large")))
