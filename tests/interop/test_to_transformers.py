@@ -1,15 +1,36 @@
 """Our models as models of Transformers' own classes: the same bytes, logits and outputs."""
 
 import json
+import subprocess
+import sys
+from typing import get_args, get_type_hints
 
+import ctranslate2
 import pytest
 import torch
+from ctranslate2.converters import TransformersConverter
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    M2M100Config,
+    MarianConfig,
+    PegasusForConditionalGeneration,
+    PreTrainedTokenizerFast,
+)
 
-from vanilla_transformer.interop.importing import compare, convert
+from vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer.interop import to_transformers as module
+from vanilla_transformer.interop.export import export_to_transformers
+from vanilla_transformer.interop.importing import compare, convert, import_model
 from vanilla_transformer.interop.to_transformers import FORMATS, to_transformers
+from vanilla_transformer_cli import main
+from vanilla_transformer_cli.settings import ExportSettings
 
 from ..conftest import CONCATENATED, LEARNED, TWO_TABLES, UNTIED, build_variant
-from .test_importing import BUILD, refill
+from ..support.full_disk import small_files
+from ..tokenization.test_tokenizer_pair import build_latin_to_greek
+from .test_importing import BUILD, FSMT_COUNTS_STEPS, SIZES, refill
 
 # Fields of ours, by the formats that express them.
 M2M100 = {**CONCATENATED, "position_offset": 1, "position_base": 10_000 ** (12 / 11)}
@@ -96,6 +117,10 @@ def test_model_of_ours_computes_and_generates_the_same(name, fields):
     assert comparison.gap < (1e-9 if exact else 1e-5)
     inputs = {"input_ids": torch.tensor([[5, 6, 7, 8, 2], [9, 10, 2, 0, 0]])}
     inputs["attention_mask"] = (inputs["input_ids"] != 0).long()
+    if name == "fsmt" and not FSMT_COUNTS_STEPS:
+        pytest.skip("in this release of Transformers, FSMT's cached steps all read one position")
+    # In Transformers 5.17, beam search takes this size for the target's.
+    target.config.vocab_size = model.config.target_vocab_size
     for num_beams in (1, 3):
         search = {"num_beams": num_beams, "max_length": 9}
         expected, actual = (one.generate(**inputs, **search).tolist() for one in (model, target))
@@ -114,7 +139,7 @@ def test_what_no_class_has_is_refused(fields, reason):
 
 
 def test_all_reasons_are_named_and_what_fits_instead():
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match="cannot hold") as error:
         to_transformers(build_variant(), "bart")
 
     assert str(error.value).splitlines() == [
@@ -128,7 +153,7 @@ def test_all_reasons_are_named_and_what_fits_instead():
 
 
 def test_model_of_another_class_is_refused():
-    with pytest.raises(ValueError, match="of the type 'marian'. Bring it in first"):
+    with pytest.raises(ValueError, match=r"of the type 'marian'\. Bring it in first"):
         to_transformers(BUILD["marian"](), "pegasus")
 
 
@@ -142,3 +167,229 @@ def test_weights_are_copies():
 
     assert torch.equal(model.lm_head.weight, before[0])
     assert torch.equal(model.model.encoder.layers[0].fc1.bias, before[1])
+
+
+@pytest.fixture
+def ours(tiny_model, tmp_path):
+    """A saved model with the default switches."""
+    tokenizer = VanillaTransformerTokenizer.train(
+        ["abcdefghijklmnopqrstuvwxyz .,!?-'"], vocab_size=37, kind="char"
+    )
+    tiny_model.generation_config.num_beams = 3
+    tiny_model.bfloat16().save_pretrained(tmp_path / "ours")
+    tokenizer.save_pretrained(tmp_path / "ours")
+    return tmp_path / "ours"
+
+
+def names(folder):
+    return {path.name for path in folder.iterdir()}
+
+
+def test_folder_needs_nothing_of_this_package(ours, tmp_path):
+    comparison = export_to_transformers(str(ours), tmp_path / "out", "pegasus")
+
+    assert names(tmp_path / "out") == {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "run.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+    assert "auto_map" not in config_of(tmp_path / "out")
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out")
+    assert isinstance(model, PegasusForConditionalGeneration)
+    assert model.dtype == torch.bfloat16
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert isinstance(tokenizer, PreTrainedTokenizerFast)
+    assert not isinstance(tokenizer, VanillaTransformerTokenizer)
+    # The class stores its table of sinusoids in bfloat16.
+    assert 1e-4 < comparison.gap < 0.01
+
+
+TRANSLATE = """
+import sys
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
+model = AutoModelForSeq2SeqLM.from_pretrained(sys.argv[1])
+batch = tokenizer(["abc", "ein hund"], padding=True, return_tensors="pt")
+print(model.float().generate(**batch, max_length=12).tolist())
+"""
+
+
+def test_exported_folder_translates_like_the_model(ours, tmp_path, capsys, monkeypatch):
+    export_to_transformers(str(ours), tmp_path / "out", "pegasus")
+    capsys.readouterr()
+
+    for folder in (ours, tmp_path / "out"):
+        monkeypatch.setattr(sys, "argv", ["", str(folder)])
+        exec(TRANSLATE)
+
+    expected, actual = capsys.readouterr().out.splitlines()
+    assert actual == expected
+    assert len(set(json.loads(actual)[0])) > 3
+
+
+@pytest.mark.slow
+def test_exported_folder_translates_where_this_package_is_not_installed(ours, tmp_path):
+    export_to_transformers(str(ours), tmp_path / "out", "pegasus")
+
+    outputs = [
+        subprocess.run(
+            [sys.executable, "-c", f"import sys\n{without}\n{TRANSLATE}", str(folder)],
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for folder, without in (
+            (ours, "import vanilla_transformer"),
+            (tmp_path / "out", "sys.modules['vanilla_transformer'] = None"),
+        )
+    ]
+
+    assert outputs[0] == outputs[1] != ""
+
+
+def test_both_tokenizers_go_out(tmp_path):
+    _, pair = build_latin_to_greek()
+    model = build_variant(pre_norm=False, decoder_vocab_size=40, **TWO_TABLES)
+    model.save_pretrained(tmp_path / "ours")
+    pair.save_pretrained(tmp_path / "ours")
+
+    export_to_transformers(str(tmp_path / "ours"), tmp_path / "out", "marian")
+
+    target = AutoTokenizer.from_pretrained(tmp_path / "out", subfolder="target_tokenizer")
+    assert target("αβγ")["input_ids"] == pair.target("αβγ")["input_ids"]
+    for side in ("", "target_tokenizer/"):
+        config = json.loads((tmp_path / "out" / f"{side}tokenizer_config.json").read_text())
+        assert config["tokenizer_class"] == "PreTrainedTokenizerFast"
+
+
+def words(*specials, last=(), **named):
+    """A tokenizer of 30 words, with special tokens where these classes have them."""
+    tokens = [*specials, *(f"w{number}" for number in range(30)), *last]
+    named |= {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    backend = Tokenizer(
+        models.WordLevel({token: at for at, token in enumerate(tokens)}, unk_token="<unk>")
+    )
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **named)
+
+
+@pytest.fixture(params=["m2m100", "marian"])
+def foreign(request, tmp_path):
+    """A folder as Transformers saves one, in the layout that CTranslate2's converter expects."""
+    # CTranslate2 has as many heads in both stacks.
+    sizes = SIZES | {"decoder_attention_heads": 2, "scale_embedding": True}
+    if request.param == "m2m100":
+        tokenizer = words("<s>", "<pad>", "</s>", "<unk>", bos_token="<s>")
+        config = M2M100Config(vocab_size=len(tokenizer), **sizes)
+    else:
+        tokenizer = words("</s>", "<unk>", last=("<pad>",))
+        pad = {"pad_token_id": 32, "decoder_start_token_id": 32}
+        config = MarianConfig(vocab_size=33, forced_eos_token_id=None, **pad, **sizes)
+    torch.manual_seed(7)
+    model = draw(AutoModelForSeq2SeqLM.from_config(config))
+    if request.param == "marian":
+        model.generation_config.bad_words_ids = [[32]]
+        model.model.shared.weight.data[32] = 0
+    model.save_pretrained(tmp_path / request.param)
+    tokenizer.save_pretrained(tmp_path / request.param)
+    return tmp_path / request.param
+
+
+def test_converter_of_ctranslate2_takes_what_came_in_and_went_out(foreign, tmp_path, capsys):
+    import_model(str(foreign), tmp_path / "ours")
+
+    main(["export", "--format", foreign.name, str(tmp_path / "ours"), str(tmp_path / "out")])
+
+    assert capsys.readouterr().out.startswith(f"{tmp_path / 'out'}: logits of up to ")
+    weights = [(one / "model.safetensors").read_bytes() for one in (foreign, tmp_path / "out")]
+    assert weights[0] == weights[1]
+    TransformersConverter(str(tmp_path / "out")).convert(str(tmp_path / "converted"))
+    lines = ["w1 w5 w7 w20 </s>", "w9 w2 w2 </s>"]
+    tokenizer = AutoTokenizer.from_pretrained(foreign)
+    batch = tokenizer(lines, padding=True, return_tensors="pt", return_token_type_ids=False)
+    model = AutoModelForSeq2SeqLM.from_pretrained(foreign)
+    # Tied decoders like to repeat themselves.
+    once = {"no_repeat_ngram_size": 1}
+    expected = model.generate(**batch, **once, max_new_tokens=8).tolist()
+    converted = ctranslate2.Translator(str(tmp_path / "converted"), device="cpu")
+    actual = converted.translate_batch(
+        [line.split() for line in lines], beam_size=1, max_decoding_length=8, **once
+    )
+    for row, found in zip(expected, actual, strict=True):
+        # `<pad>` is an output like others to M2M100.
+        real = [token for token in found.hypotheses[0] if token != "<pad>"]
+        assert real == tokenizer.decode(row, skip_special_tokens=True).split()
+        assert len(real) > 2
+
+
+def test_export_that_computes_something_else_is_not_kept(ours, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_sines_first", lambda name, tensor: tensor)
+
+    with pytest.raises(ValueError, match="converted model must compute what its source does"):
+        export_to_transformers(str(ours), tmp_path / "out", "pegasus")
+
+    assert names(tmp_path) == {"ours"}
+
+
+def cut(file):
+    file.write_bytes(file.read_bytes()[:-99])
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: cut(folder / "model.safetensors"), "are damaged"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors"),
+        (lambda folder: (folder / "tokenizer_config.json").unlink(), "got no tokenizer_config"),
+        (lambda folder: (folder / "generation_config.json").write_text("{"), "a JSON object"),
+    ],
+)
+def test_damaged_model_is_refused_and_leaves_no_folder(ours, tmp_path, damage, message):
+    damage(ours)
+
+    with pytest.raises((ValueError, OSError), match=message):
+        export_to_transformers(str(ours), tmp_path / "out", "pegasus")
+
+    assert names(tmp_path) == {"ours"}
+
+
+def test_full_disk_is_told_and_leaves_nothing(ours, tmp_path):
+    with small_files(20_000), pytest.raises(OSError, match="no room for the export 'out' in"):
+        export_to_transformers(str(ours), tmp_path / "out", "pegasus")
+
+    assert names(tmp_path) == {"ours"}
+
+
+def test_folder_that_exists_is_not_touched(ours, tmp_path):
+    (tmp_path / "out").mkdir()
+
+    with pytest.raises(FileExistsError, match=r"out' must not exist yet\. Give another"):
+        export_to_transformers(str(ours), tmp_path / "out", "pegasus")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--quantization", "int8"], "must be float32 with --format marian, got int8"),
+        (["--force"], "--force needs one of --format ctranslate2, onnx, got marian"),
+        (["--sample", "lines"], "--sample needs one of --format ctranslate2, onnx, got marian"),
+        ([], "`pre_norm` must be False, got True."),
+    ],
+)
+def test_command_refuses(ours, tmp_path, capsys, argv, message):
+    with pytest.raises(SystemExit) as ended:
+        main(["export", "--format", "marian", *argv, str(ours), str(tmp_path / "out")])
+
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+    assert names(tmp_path) == {"ours"}
+
+
+def test_command_knows_every_class():
+    choices = get_args(get_type_hints(ExportSettings)["format"])
+
+    assert choices == ("ctranslate2", "onnx", *FORMATS)

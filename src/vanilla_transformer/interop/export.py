@@ -228,9 +228,10 @@ def export_to_transformers(
         to_transformers(model, class_name).save_pretrained(folder)
         _save_settings(model, tokenizers, folder)
         name_general_tokenizers(folder)
+        dtype = model.dtype
         exported = load_model(str(folder), dtype=torch.float32).eval()
         comparison = compare(exported, model.float())
-        comparison.check()
+        comparison.check(dtype)
     return comparison
 
 

@@ -151,14 +151,18 @@ class Comparison:
     def __str__(self) -> str:
         return f"logits of up to {self.scale:.3g} differ by at most {self.gap:.1e}"
 
-    def check(self) -> None:
+    def check(self, dtype: torch.dtype = torch.float32) -> None:
         """Refuses a model that computes something else.
+
+        Args:
+            dtype: In which a file has tables of sinusoids.
 
         Raises:
             ValueError: If the difference is not rounding.
         """
         # Written so that NaN fails.
-        if not self.gap <= _TOLERANCE * max(1.0, self.scale):
+        tolerance = max(_TOLERANCE, torch.finfo(dtype).eps)
+        if not self.gap <= tolerance * max(1.0, self.scale):
             raise ValueError(
                 f"The converted model must compute what its source does, but {self}. Nothing was "
                 "written; please report this with the source and the versions of your packages."

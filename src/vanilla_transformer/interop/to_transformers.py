@@ -19,7 +19,6 @@ from transformers import (
     AutoModelForSeq2SeqLM,
     PreTrainedConfig,
     PreTrainedModel,
-    PreTrainedTokenizerFast,
 )
 from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
 
@@ -30,9 +29,6 @@ from vanilla_transformer.model_folder import read_object
 from vanilla_transformer.modeling.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.modeling.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
-)
-from vanilla_transformer.tokenization.tokenization_vanilla_transformer import (
-    VanillaTransformerTokenizer,
 )
 
 # The `model_type` of each format.
@@ -49,6 +45,9 @@ FORMATS = {
         "plbart",
     )
 }
+
+# The second is the name that releases before 5 do not know.
+_GENERAL_TOKENIZERS = ("VanillaTransformerTokenizer", "TokenizersBackend")
 
 _OURS = VanillaTransformerConfig.__annotations__.keys()
 # Fields on which no output depends.
@@ -103,11 +102,11 @@ def to_transformers(
 
 
 def name_general_tokenizers(folder: Path) -> None:
-    """Lets Transformers load our tokenizer's files by its own class, as releases before 5 must."""
+    """Lets every release of Transformers load our tokenizer's files by a class of its own."""
     for file in folder.rglob(TOKENIZER_CONFIG_FILE):
         config = read_object(file)
-        if config.get("tokenizer_class") == VanillaTransformerTokenizer.__name__:
-            config["tokenizer_class"] = PreTrainedTokenizerFast.__name__
+        if config.get("tokenizer_class") in _GENERAL_TOKENIZERS:
+            config["tokenizer_class"] = "PreTrainedTokenizerFast"
             write_lines(file, [json.dumps(config, indent=2)])
 
 
