@@ -23,7 +23,8 @@ from transformers import (
 from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
 
 from vanilla_transformer.files import write_lines
-from vanilla_transformer.interop.importing import Declaration, _plan, _untied
+from vanilla_transformer.interop.declarations import Declaration
+from vanilla_transformer.interop.importing import _plan, _untied
 from vanilla_transformer.interop.weight_maps import Piece, Shape, shapes_of
 from vanilla_transformer.model_folder import read_object
 from vanilla_transformer.modeling.configuration_vanilla_transformer import VanillaTransformerConfig
