@@ -13,7 +13,7 @@ _EXAMPLE = """An export to a runtime is kept only if it translates a sample gree
 does. In float32, whatever the --quantization, at least 99 % of the lines must be equal, and
 log-probabilities per token must differ by at most 0.001 on average (ONNX: each logit by
 at most 0.0001). With quantised weights, they may differ by 0.1 for 16-bit types and by 1
-for integers. An export to a class of Transformers is kept only if the logits of both agree.
+for integers. An export to a class is kept only if the logits of both agree.
 
 examples:
   vanilla-transformer export --format ctranslate2 --quantization int8 runs/de-en runs/de-en-int8
@@ -22,7 +22,7 @@ examples:
 
 
 def export(argv: list[str]) -> None:
-    """Convert a model for CTranslate2, ONNX Runtime, or a class of Transformers."""
+    """Convert a model for CTranslate2, ONNX Runtime, Transformers or torch alone."""
     parser = build_parser(export, ExportSettings, _EXAMPLE)
     parser.add_argument("model", metavar="MODEL", help="Folder or Hub name of a model.")
     parser.add_argument("output", metavar="OUT", help="Folder to create.")
@@ -97,9 +97,9 @@ def _export_to_runtime(model: str, output: Path, settings: ExportSettings) -> No
 
 
 def _export_to_class(model: str, output: Path, settings: ExportSettings) -> None:
-    from vanilla_transformer.interop.export import export_to_transformers
+    from vanilla_transformer.interop.export import export_to_class
 
-    comparison = export_to_transformers(
+    comparison = export_to_class(
         model, output, settings.format, trust_remote_code=settings.trust_remote_code
     )
     print(f"{output}: {comparison} (on random tokens)")

@@ -1,11 +1,12 @@
 """A saved model to another runtime: converted, compared with the model, and only then in place."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,8 +16,9 @@ from transformers import (
 )
 
 from vanilla_transformer.files import abandoned, naming_full_disk, scratch_folder
-from vanilla_transformer.interop import never_generated
+from vanilla_transformer.interop import never_generated, nn_transformer
 from vanilla_transformer.interop.importing import Comparison, compare
+from vanilla_transformer.interop.to_nn_transformer import save_nn_transformer
 from vanilla_transformer.interop.to_transformers import name_general_tokenizers, to_transformers
 from vanilla_transformer.model_folder import (
     RUN_FILE,
@@ -199,10 +201,10 @@ def export_to_onnx(
     return agreement
 
 
-def export_to_transformers(
+def export_to_class(
     model_name_or_path: str, output: Path, class_name: str, *, trust_remote_code: bool = False
 ) -> Comparison:
-    """Writes a folder that Transformers loads as a model of a class of its own.
+    """Writes a folder that Transformers loads as a model of a class of its own, or torch alone.
 
     It holds the weights in the dtype of the model, the tokenizer's files, with those of the target
     in target_tokenizer/ if it has one of its own, generation_config.json and the record of the
@@ -211,7 +213,7 @@ def export_to_transformers(
     Args:
         model_name_or_path: Folder or Hub name of one of our models.
         output: Folder to make; it appears once the two models have been compared.
-        class_name: One of `to_transformers.FORMATS`.
+        class_name: One of `to_transformers.FORMATS`, or "nn_transformer".
         trust_remote_code: Runs the code of a tokenizer of another kind than ours.
 
     Returns:
@@ -225,14 +227,24 @@ def export_to_transformers(
         raise FileExistsError(f"{str(output)!r} must not exist yet. Give another folder.")
     with _new_folder(output, force=False) as folder:
         model, tokenizers = _load(model_name_or_path, trust_remote_code, dtype="auto")
-        to_transformers(model, class_name).save_pretrained(folder)
+        dtype = model.dtype
+        if class_name == "nn_transformer":
+            save_nn_transformer(model, folder)
+        else:
+            to_transformers(model, class_name).save_pretrained(folder)
         _save_settings(model, tokenizers, folder)
         name_general_tokenizers(folder)
-        dtype = model.dtype
-        exported = load_model(str(folder), dtype=torch.float32).eval()
-        comparison = compare(exported, model.float())
+        comparison = compare(_load_class(folder, class_name), model.float())
         comparison.check(dtype)
     return comparison
+
+
+def _load_class(folder: Path, class_name: str) -> Callable[..., Any]:
+    """What computes logits in float32."""
+    if class_name != "nn_transformer":
+        return load_model(str(folder), dtype=torch.float32).eval()
+    model = nn_transformer.load(folder).float()
+    return lambda use_cache, **inputs: SimpleNamespace(logits=model(**inputs))
 
 
 @contextmanager

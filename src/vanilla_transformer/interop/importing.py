@@ -5,10 +5,11 @@ Each class is a declaration in `sources/`, see `declarations`. What it cannot ex
 
 import copy
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -170,12 +171,12 @@ class Comparison:
 
 
 @torch.no_grad()
-def compare(source: PreTrainedModel, model: PreTrainedModel) -> Comparison:
+def compare(source: Callable[..., Any], model: PreTrainedModel) -> Comparison:
     """Runs both models on the same random tokens, with padding on the right.
 
     Args:
-        source: In evaluation mode, like `model`.
-        model: What it became.
+        source: A model in evaluation mode, like `model`.
+        model: One of ours with the same weights.
     """
     config = model.config
     generator = torch.Generator().manual_seed(0)

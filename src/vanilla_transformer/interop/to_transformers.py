@@ -76,11 +76,7 @@ def to_transformers(
     Raises:
         ValueError: If the class cannot express the model; names all reasons.
     """
-    if model.config.model_type != VanillaTransformerConfig.model_type:
-        raise ValueError(
-            f"The format {name} is made of models of this package, got a model of the type "
-            f"{model.config.model_type!r}. Bring it in first, by `vanilla-transformer import`."
-        )
+    refuse_other_models(model, name)
     if faults := config_faults(model, name):
         fitting = [one for one in FORMATS if not config_faults(model, one)]
         raise ValueError(
@@ -94,12 +90,25 @@ def to_transformers(
     weights = _untied(model)
     if imported.config.position_embedding_type != model.config.position_embedding_type:
         weights = {place: _sines_first(place, tensor) for place, tensor in weights.items()}
-    parts = _take_apart(plan.pieces, weights, shapes_of(_untied(target)))
+    parts = take_apart(plan.pieces, weights, shapes_of(_untied(target)))
     # Tables of sinusoids, and biases that the model lacks, stay as the class has made them.
     target.load_state_dict(parts, strict=False, assign=True)
     target.tie_weights()
     target.generation_config = copy.deepcopy(model.generation_config)
     return target.train(model.training)
+
+
+def refuse_other_models(model: PreTrainedModel, name: str) -> None:
+    """Refuses a model that is none of ours.
+
+    Raises:
+        ValueError: With the name of the format.
+    """
+    if model.config.model_type != VanillaTransformerConfig.model_type:
+        raise ValueError(
+            f"The format {name} is made of models of this package, got a model of the type "
+            f"{model.config.model_type!r}. Bring it in first, by `vanilla-transformer import`."
+        )
 
 
 def name_general_tokenizers(folder: Path) -> None:
@@ -182,7 +191,7 @@ def _sines_first(name: str, tensor: Tensor) -> Tensor:
     return tensor.index_select(axis, torch.tensor([*even, *odd], device=tensor.device))
 
 
-def _take_apart(
+def take_apart(
     pieces: Mapping[str, list[Piece]], tensors: Mapping[str, Tensor], shapes: Mapping[str, Shape]
 ) -> dict[str, Tensor]:
     """The tensors that a plan has made others of, in memory of their own.
