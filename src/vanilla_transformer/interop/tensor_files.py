@@ -2,7 +2,7 @@
 
 import argparse
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from vanilla_transformer.model_folder import read_object
 
 # Types in checkpoints of others that hold values and do nothing else.
-_HARMLESS = [argparse.Namespace]
+_HARMLESS: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [argparse.Namespace]
 # Under these names, training scripts save weights beside other things.
 _NAMES_OF_WEIGHTS = ("state_dict", "model_state_dict", "model")
 _SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")

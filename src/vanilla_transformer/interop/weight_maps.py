@@ -170,12 +170,12 @@ class WeightMap:
         """
         pieces, faults = {}, []
         for target, shape in targets.items():
-            found = self._pieces(target)
-            if len(found) == 1:
-                pieces[target] = found[0]
+            rules = self._pieces(target)
+            if len(rules) == 1:
+                pieces[target] = rules[0]
                 faults += _shape_faults(target, shape, pieces[target], sources)
             else:
-                faults.append(f"{target} {list(shape)}: {len(found)} rules match, 1 is needed")
+                faults.append(f"{target} {list(shape)}: {len(rules)} rules match, 1 is needed")
         copies = {
             (name, target): found
             for name, target in (tied or {}).items()
