@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from huggingface_hub.errors import StrictDataclassError
 
 from vanilla_transformer.interop.weight_maps import WeightMap
 from vanilla_transformer.modeling.configuration_vanilla_transformer import VanillaTransformerConfig
@@ -141,6 +142,18 @@ class Declaration:
         }
         computed = {name: _COMPUTED[function](ours) for name, function in self.computed.items()}
         return ours | computed
+
+    def config_of(self, source: Fields) -> VanillaTransformerConfig:
+        """Our config, from the fields of the source's.
+
+        Raises:
+            ValueError: If there is none with such values; names all faults.
+        """
+        try:
+            return VanillaTransformerConfig(**self.fields(source))
+        except StrictDataclassError as error:
+            faults = [*self.faults(source), str(error.__cause__ or error)]
+            raise ValueError("\n".join(faults)) from error
 
     def faults(self, source: Fields) -> list[str]:
         """Settings of the source that cannot be expressed."""

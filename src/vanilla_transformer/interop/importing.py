@@ -12,23 +12,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import CONFIG_NAME
 
 from vanilla_transformer.files import naming_full_disk, scratch_folder
 from vanilla_transformer.interop.declarations import Declaration, Fields
 from vanilla_transformer.interop.fairseq import find_checkpoint, read_checkpoint
-from vanilla_transformer.interop.tensor_files import read_tensors, unreadable
+from vanilla_transformer.interop.tensor_files import check_shards, read_tensors, unreadable
 from vanilla_transformer.interop.weight_maps import Plan, shapes_of
 from vanilla_transformer.model_folder import (
     check_objects,
     describe_model_files,
+    find_file,
     load_model,
     nonfinite_tensors,
+    read_object,
     write_run,
 )
-from vanilla_transformer.modeling.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.modeling.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
@@ -76,11 +77,8 @@ class _Source:
         Raises:
             ValueError: If there can be no config; names all its faults.
         """
+        config = self.declaration.config_of(self.fields)
         faults = self.declaration.faults(self.fields)
-        try:
-            config = VanillaTransformerConfig(**self.declaration.fields(self.fields))
-        except StrictDataclassError as error:
-            raise ValueError("\n".join([*faults, str(error.__cause__ or error)])) from error
         with torch.device("meta"):
             model = VanillaTransformerForConditionalGeneration(config)
         targets, tied = shapes_of(_untied(model)), model.all_tied_weights_keys
@@ -287,18 +285,30 @@ def _load(name_or_path: str, mapping: Path | None, tokenizer: str | None = None)
             found.tensors,
             found.tokenizers,
         )
-    # First, because this explains what is wrong with a folder or a name.
+    _check_config(name_or_path)
     loaded = load_tokenizer(name_or_path)
-    return replace(_Source.of(_load_model(name_or_path), path.name), tokenizer=loaded)
-
-
-def _load_model(name_or_path: str) -> PreTrainedModel:
-    if Path(name_or_path).is_dir():
-        check_objects(Path(name_or_path))
-    # Refused before gigabytes are read.
-    Declaration.of(AutoConfig.from_pretrained(name_or_path).model_type)
     try:
-        return load_model(name_or_path, use_safetensors=None).eval()
+        model = load_model(name_or_path, use_safetensors=None).eval()
     # From torch's readers of pickles and of cut files.
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
         raise unreadable(name_or_path, error) from error
+    return replace(_Source.of(model, path.name), tokenizer=loaded)
+
+
+def _check_config(name_or_path: str) -> None:
+    """Refuses what is no model, or none that can be expressed, before gigabytes are read."""
+    folder = Path(name_or_path)
+    if folder.is_dir():
+        check_objects(folder)
+        check_shards(folder)
+        if not (folder / CONFIG_NAME).exists():
+            raise ValueError(
+                f"{name_or_path!r} must hold a model of Transformers ({CONFIG_NAME}) or a "
+                "checkpoint of fairseq (.pt), got neither. Give another folder, or --mapping for "
+                "weights of other programs."
+            )
+    file = find_file(name_or_path, CONFIG_NAME)
+    # Without a file, loading the tokenizer explains what is wrong with a name.
+    if file:
+        declaration = Declaration.of(str(read_object(file).get("model_type")))
+        declaration.config_of(AutoConfig.from_pretrained(name_or_path).to_dict())

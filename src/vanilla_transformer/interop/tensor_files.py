@@ -77,7 +77,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         OSError: If there is no such path.
     """
     tensors: dict[str, Tensor] = {}
-    for file in _shards(path) if path.is_dir() else [path]:
+    for file in (check_shards(path) or _only_file(path)) if path.is_dir() else [path]:
         if file.suffix == ".safetensors":
             try:
                 tensors |= load_file(file)
@@ -107,17 +107,26 @@ def tensors_in(content: Any, file: Path) -> dict[str, Tensor]:
     return dict(entries)
 
 
-def _shards(folder: Path) -> list[Path]:
+def check_shards(folder: Path) -> list[Path]:
+    """The files that a folder's index lists; empty if it has no index.
+
+    Raises:
+        ValueError: If files are missing.
+    """
     indices = sorted(folder.glob("*.index.json"))
-    if indices:
-        names = sorted(set(read_object(indices[0]).get("weight_map", {}).values()))
-        missing = [name for name in names if not (folder / name).is_file()]
-        if missing or not names:
-            raise ValueError(
-                f"{str(folder)!r} must hold all files that its {indices[0].name} lists, got no "
-                f"{', '.join(missing) or 'list'}. Copy the model again."
-            )
-        return [folder / name for name in names]
+    if not indices:
+        return []
+    names = sorted(set(read_object(indices[0]).get("weight_map", {}).values()))
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing or not names:
+        raise ValueError(
+            f"{str(folder)!r} must hold all files that its {indices[0].name} lists, got no "
+            f"{', '.join(missing) or 'list'}. Copy the model again."
+        )
+    return [folder / name for name in names]
+
+
+def _only_file(folder: Path) -> list[Path]:
     files = sorted(file for file in folder.iterdir() if file.suffix in _SUFFIXES)
     if len(files) != 1:
         raise ValueError(
