@@ -15,64 +15,71 @@ from vanilla_transformer.interop.importing import import_model, plan_import
 from vanilla_transformer.interop.weight_maps import shapes_of
 from vanilla_transformer_cli import main
 
+from ..support.documents import code_blocks
+
 WIDTH, HEADS, INNER, SOURCE_WORDS, TARGET_WORDS = 24, 4, 28, 33, 37
-# As docs/pretrained.md shows it, but for the sizes.
-MAPPING = {
-    "extends": "nn_transformer",
-    "prefix": "transformer.",
-    "constants": {
-        "vocab_size": SOURCE_WORDS,
-        "decoder_vocab_size": TARGET_WORDS,
-        "share_encoder_decoder_embeddings": False,
-        "tie_word_embeddings": False,
-        "lm_head_bias": True,
-        "d_model": WIDTH,
-        "encoder_layers": 2,
-        "decoder_layers": 3,
-        "encoder_attention_heads": HEADS,
-        "decoder_attention_heads": HEADS,
-        "encoder_ffn_dim": INNER,
-        "decoder_ffn_dim": INNER,
-        "activation_function": "gelu",
-        "pre_norm": True,
-        "dropout": 0.0,
-        "attention_dropout": 0.0,
-        "activation_dropout": 0.0,
-    },
-    "tensors": {
-        "model.encoder.embed_tokens.weight": "source_table.weight",
-        "model.decoder.embed_tokens.weight": "target_table.weight",
-        "lm_head.{weight,bias}": "generator.{weight,bias}",
-    },
-    "ignored": ["positions"],
+_EXTENDING, _ = code_blocks("docs/pretrained.md", "yaml")
+# The page's, but for sizes and rates, and with another activation than the default.
+MAPPING = yaml.safe_load(_EXTENDING)
+MAPPING["constants"] |= {
+    "vocab_size": SOURCE_WORDS,
+    "decoder_vocab_size": TARGET_WORDS,
+    "d_model": WIDTH,
+    "encoder_layers": 2,
+    "encoder_attention_heads": HEADS,
+    "decoder_attention_heads": HEADS,
+    "encoder_ffn_dim": INNER,
+    "decoder_ffn_dim": INNER,
+    "activation_function": "gelu",
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+    "activation_dropout": 0.0,
 }
 
 
+class Table(nn.Module):
+    """A table whose rows are scaled."""
+
+    def __init__(self, words):
+        super().__init__()
+        self.embedding = nn.Embedding(words, WIDTH)
+
+    def forward(self, tokens):
+        return self.embedding(tokens) * math.sqrt(WIDTH)
+
+
+class Positions(nn.Module):
+    """Sines and cosines in turn."""
+
+    def __init__(self):
+        super().__init__()
+        angles = torch.arange(20)[:, None] * 10_000 ** -(torch.arange(0, WIDTH, 2).double() / WIDTH)
+        table = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)
+        self.register_buffer("pos_embedding", table)
+
+    def forward(self, embedded):
+        return embedded + self.pos_embedding[: embedded.shape[1]]
+
+
 class Translator(nn.Module):
-    """torch.nn.Transformer with tables around it, as in PyTorch's tutorial on translation."""
+    """torch.nn.Transformer with tables around it, in the names of PyTorch's tutorial."""
 
     def __init__(self):
         super().__init__()
         self.transformer = nn.Transformer(
             WIDTH, HEADS, 2, 3, INNER, 0.0, "gelu", batch_first=True, norm_first=True
         )
-        self.source_table = nn.Embedding(SOURCE_WORDS, WIDTH)
-        self.target_table = nn.Embedding(TARGET_WORDS, WIDTH)
+        self.src_tok_emb = Table(SOURCE_WORDS)
+        self.tgt_tok_emb = Table(TARGET_WORDS)
+        self.positional_encoding = Positions()
         self.generator = nn.Linear(WIDTH, TARGET_WORDS)
-        places = torch.arange(20)[:, None]
-        angles = places * 10_000 ** -(torch.arange(0, WIDTH, 2).double() / WIDTH)
-        table = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)
-        self.register_buffer("positions", table)
 
     def forward(self, sources, is_padding, targets):
-        embedded = (
-            table(tokens) * math.sqrt(WIDTH) + self.positions[: tokens.shape[1]]
-            for table, tokens in ((self.source_table, sources), (self.target_table, targets))
-        )
+        tables = ((self.src_tok_emb, sources), (self.tgt_tok_emb, targets))
         length = targets.shape[1]
         return self.generator(
             self.transformer(
-                *embedded,
+                *(self.positional_encoding(table(tokens)) for table, tokens in tables),
                 tgt_mask=torch.ones(length, length, dtype=torch.bool).triu(1),
                 src_key_padding_mask=is_padding,
                 memory_key_padding_mask=is_padding,
@@ -165,7 +172,7 @@ def test_command_names_what_does_not_fit_at_once(weights, mapping, tmp_path, cap
     for fault in (
         "model.encoder.layers.1.fc1.bias must be [30], got transformer.encoder.layers.1.linear1",
         "generator.bias [37] is used by no rule",
-        "positions [20, 24] is used by no rule",
+        "positional_encoding.pos_embedding [20, 24] is used by no rule",
         "model.shared.bias: none of our tensors has such a name",
     ):
         assert fault in printed.err
@@ -239,6 +246,40 @@ def test_text_that_is_no_mapping_is_refused(tmp_path, text):
 
     with pytest.raises(ValueError, match=r"map.yaml must be (YAML|a mapping)"):
         Declaration.of_mapping(file)
+
+
+def test_command_refuses_a_mapping_that_is_none(weights, mapping, tmp_path, capsys):
+    file = str(mapping(**with_constants(d_modle=3)))
+
+    with pytest.raises(SystemExit) as ended:
+        main(["import", "--mapping", file, str(weights), str(tmp_path / "ours")])
+
+    assert ended.value.code == 2
+    assert "`d_modle` is no field of VanillaTransformerConfig; did you" in capsys.readouterr().err
+    assert not (tmp_path / "ours").exists()
+
+
+def test_weights_that_are_not_finite_are_refused(translator, mapping, tmp_path):
+    state = translator.state_dict()
+    state["generator.bias"][3] = math.nan
+    torch.save(state, tmp_path / "w.pt")
+
+    with pytest.raises(ValueError, match=r"must be finite, got others in lm_head.bias"):
+        import_model(str(tmp_path / "w.pt"), tmp_path / "ours", mapping=mapping())
+
+
+def test_quantised_weights_are_refused(translator, mapping, tmp_path):
+    state = translator.state_dict()
+    state["generator.bias"] = torch.ones(TARGET_WORDS, dtype=torch.int8)
+    torch.save(state, tmp_path / "w.pt")
+
+    with pytest.raises(ValueError, match=r"got torch.int8 for lm_head.bias. Undo the quantisation"):
+        import_model(str(tmp_path / "w.pt"), tmp_path / "ours", mapping=mapping())
+
+
+def test_tokenizer_needs_a_mapping(tmp_path):
+    with pytest.raises(ValueError, match=r"--tokenizer needs --mapping, .* got 'words'"):
+        import_model("any", tmp_path / "ours", tokenizer="words")
 
 
 def test_value_of_another_type_is_refused(weights, mapping):

@@ -7,6 +7,7 @@ source (fairseq 0.12: models/transformer, checkpoint_utils, data/dictionary).
 
 import argparse
 import math
+import re
 from dataclasses import dataclass
 
 import pytest
@@ -18,6 +19,7 @@ from vanilla_transformer.interop.declarations import Declaration
 from vanilla_transformer.interop.fairseq import find_checkpoint, read_checkpoint, read_dictionary
 from vanilla_transformer.interop.importing import _Source, import_model, plan_import
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
+from vanilla_transformer_cli import main
 
 from ..conftest import TINY
 
@@ -416,6 +418,43 @@ def test_tensors_that_contradict_the_settings_are_named(folder, damage, fault):
     checkpoint(folder, damage=damage, share_decoder_input_output_embed=True)
 
     assert fault in "\n".join(plan_import(str(folder)).faults)
+
+
+class RunsCode:
+    def __reduce__(self):
+        return print, ("This must never be printed.",)
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (lambda file, content: torch.save([content], file), "must be a checkpoint of fairseq"),
+        (lambda file, _: file.write_bytes(file.read_bytes()[:-999]), "are damaged"),
+        (
+            lambda file, content: torch.save(content | {"hook": RunsCode()}, file),
+            "whose loading may run code, such as print. If you trust their source, convert them",
+        ),
+        (
+            lambda file, content: torch.save(
+                content | {"model": content["model"] | {"x": torch.ones(2)}}, file
+            ),
+            r"x \[2\] is used by no rule",
+        ),
+    ],
+)
+def test_command_refuses_a_bad_checkpoint(folder, tmp_path, capsys, harm, message):
+    checkpoint(folder)
+    file = folder / "checkpoint_best.pt"
+    harm(file, torch.load(file, weights_only=False))
+
+    with pytest.raises(SystemExit) as ended:
+        main(["import", str(file), str(tmp_path / "ours")])
+
+    printed = capsys.readouterr()
+    assert ended.value.code == 2
+    assert re.search(message, printed.err)
+    assert "never" not in printed.out
+    assert [path.name for path in tmp_path.iterdir()] == ["fairseq"]
 
 
 def test_tied_tensors_that_differ_are_refused(folder, tmp_path):

@@ -1,0 +1,64 @@
+"""`docs/pretrained.md`: commands and code run as they are written, on small models."""
+
+import shlex
+
+import pytest
+import torch
+import yaml
+from transformers import AutoModelForSeq2SeqLM, MarianConfig, MarianMTModel
+
+from vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer.interop.fairseq import read_checkpoint
+from vanilla_transformer_cli import main
+
+from ..interop.test_declarations import MAPPING, Translator
+from ..interop.test_fairseq import checkpoint
+from ..interop.test_importing import SIZES
+from ..support.documents import code_blocks
+
+PAGE = "docs/pretrained.md"
+PICKLED = "checkpoints/checkpoint_best.pt"
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A folder with minute models at the names that the page gives."""
+    monkeypatch.chdir(tmp_path)
+    tokenizer = VanillaTransformerTokenizer.train(["ein hund rennt"] * 3, vocab_size=280)
+    sizes = {**SIZES, "vocab_size": len(tokenizer), "decoder_start_token_id": 0}
+    marian = MarianMTModel(MarianConfig(**sizes, pad_token_id=0, eos_token_id=2))
+    for one in (marian, tokenizer):
+        one.save_pretrained("Helsinki-NLP/opus-mt-de-en")
+    (tmp_path / "checkpoints").mkdir()
+    checkpoint(tmp_path / "checkpoints")
+    with pytest.warns(UserWarning, match="enable_nested_tensor"):
+        torch.save(Translator().state_dict(), "weights.pt")
+    (tmp_path / "map.yaml").write_text(yaml.safe_dump(MAPPING))
+    return tmp_path
+
+
+def test_commands_import_what_they_name(place):
+    blocks = code_blocks(PAGE, "bash")
+    commands = [line for block in blocks for line in block.splitlines()]
+
+    for command in commands:
+        program, *arguments = shlex.split(command)
+        assert program == "vanilla-transformer"
+        main(arguments)
+
+    assert len(commands) == 4
+    made = [path.name for path in sorted((place / "runs").iterdir())]
+    assert made == ["fairseq-de-en", "opus-de-en", "ours"]
+    for name in made:
+        AutoModelForSeq2SeqLM.from_pretrained(place / "runs" / name)
+
+
+def test_checkpoint_can_be_saved_without_objects(place, monkeypatch):
+    monkeypatch.chdir(place / "checkpoints")
+    (block,) = [block for block in code_blocks(PAGE, "python") if "torch.save" in block]
+
+    exec(block, {})
+
+    before, after = map(read_checkpoint, [place / PICKLED, place / "checkpoints/weights_only.pt"])
+    assert after.settings == before.settings
+    assert after.tensors.keys() == before.tensors.keys()
