@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 
 import pytest
 from datasets.utils.logging import disable_progress_bar
-from transformers import M2M100Config, M2M100ForConditionalGeneration
+from transformers import M2M100ForConditionalGeneration, T5ForConditionalGeneration
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.training import recipe
@@ -114,6 +114,7 @@ def test_student_learns_the_translations_of_its_teacher(whole, teachers):
     lines = (whole / "teacher" / "outputs.txt").read_text("utf-8").splitlines()
     assert lines == expected
     run = read_json(whole / "run.json")
+    assert run["settings"]["train"] == list(run["sha256"]) == ["pairs.jsonl"]
     assert run["settings"]["teacher"] == [teachers[0].name]
     assert run["settings"]["teacher_num_beams"] == 3
     card = (whole / "README.md").read_text("utf-8")
@@ -128,26 +129,32 @@ def test_several_teachers_are_an_ensemble(distil, teachers, tmp_path, no_trainin
     assert [target for _, target in pairs_of(tmp_path / "out")] == expected
 
 
-def test_model_of_another_class_is_a_teacher(distil, tokenizer, tmp_path, no_training):
-    config = M2M100Config(
-        vocab_size=len(tokenizer),
-        d_model=16,
-        **{f"{side}_layers": 1 for side in ("encoder", "decoder")},
-        **{f"{side}_ffn_dim": 16 for side in ("encoder", "decoder")},
-        **{f"{side}_attention_heads": 2 for side in ("encoder", "decoder")},
-        **{f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in SPECIAL},
-        decoder_start_token_id=tokenizer.bos_token_id,
-    )
-    model = M2M100ForConditionalGeneration(config)
-    redraw_parameters(model)
-    model.save_pretrained(tmp_path / "m2m100")
-    tokenizer.save_pretrained(tmp_path / "m2m100")
+OTHER_SIZES = {
+    M2M100ForConditionalGeneration: {
+        f"{side}_{name}": size
+        for side in ("encoder", "decoder")
+        for name, size in (("ffn_dim", 16), ("layers", 1), ("attention_heads", 2))
+    },
+    T5ForConditionalGeneration: {"num_layers": 1, "num_heads": 2, "d_kv": 8, "d_ff": 16},
+}
 
-    outcome = distil(teacher=[tmp_path / "m2m100"])
+
+@pytest.mark.parametrize("kind", OTHER_SIZES)
+def test_model_of_another_class_is_a_teacher(kind, distil, tokenizer, tmp_path, no_training):
+    ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in SPECIAL}
+    ids["decoder_start_token_id"] = tokenizer.bos_token_id
+    config = kind.config_class(**OTHER_SIZES[kind], d_model=16, vocab_size=len(tokenizer), **ids)
+    model = kind(config)
+    redraw_parameters(model)
+    model.save_pretrained(tmp_path / "other")
+    tokenizer.save_pretrained(tmp_path / "other")
+
+    outcome = distil("--teacher_n_best", 2, teacher=[tmp_path / "other"])
 
     assert outcome.status == 0, outcome.err
-    expected = [one.text for one in translations([tmp_path / "m2m100"])]
-    assert [target for _, target in pairs_of(tmp_path / "out")] == expected
+    best = translations([tmp_path / "other"], num_hypotheses=2, scores=True)
+    targets = {target for _, target in pairs_of(tmp_path / "out")}
+    assert targets == {one.text for first in best for one in (first, *first.alternatives)}
 
 
 def test_student_learns_all_outputs_and_the_reference(distil, teachers, tmp_path, no_training):
@@ -179,6 +186,22 @@ def test_student_learns_the_output_nearest_to_the_reference(
     assert [target for _, target in pairs_of(tmp_path / "out")] == [
         f"{text}\tone" for text in REFERENCES
     ]
+
+
+def test_pairs_may_have_any_form_that_training_reads(
+    distil, write, tmp_path, monkeypatch, no_training
+):
+    monkeypatch.chdir(tmp_path)
+    write("some.jsonl", '{"one": {"de": "zwei\\ndrei"}, "other": "two three"}')
+
+    columns = ["--source_column", "one.de", "--target_column", "other"]
+    outcome = distil("--data", tmp_path, "--train", "some.jsonl", *columns, "--output_dir", "out")
+
+    assert outcome.status == 0, outcome.err
+    (settings,) = no_training
+    assert settings.train == ["out/teacher/pairs.jsonl"]
+    assert (settings.source_column, settings.target_column) == ("source", "target")
+    assert [source for source, _ in pairs_of(tmp_path / "out")] == ["zwei drei"]
 
 
 TEACHERS = [field for field in fields(DistilSettings) if field.name.startswith("teacher_")]

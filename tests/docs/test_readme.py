@@ -17,6 +17,7 @@ DOCUMENTS = [
     "docs/results.md",
     "docs/from_paper_to_code.md",
     "docs/attention.md",
+    "docs/distil.md",
     "docs/variants.md",
 ]
 # Where the commands are that are not part of the package.
@@ -55,7 +56,7 @@ def test_options_in_documents_exist(document):
     used = set(re.findall(r"--[a-z][a-z_]+", read(document))) - {"--help"}
     scripts = {path.name: path for folder in FOLDERS for path in (ROOT / folder).glob("*.py")}
     named = set(re.findall(r"\w+\.py", read(document))) & scripts.keys()
-    commands = ["train", "translate", "evaluate", "push", "export", "attention"]
+    commands = ["train", "translate", "evaluate", "push", "export", "attention", "distil"]
     help_text = "".join(
         help_of(*command)
         for command in [

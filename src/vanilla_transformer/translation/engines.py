@@ -31,6 +31,8 @@ from vanilla_transformer.translation.search import Search
 
 # Elements of the largest tensor [rows, T, V] of a teacher-forced pass: 64 MB in float32.
 FORCED_LOGITS = 2**24
+# Longest source of a model that names no limit: T5, whose positions are relative, learnt from this.
+USUAL_POSITIONS = 512
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,9 @@ class TorchEngine:
         _, self.vocab_size = sizes[0]
         self.models = [model.eval() for model in models]
         self.model = model = models[0]
-        self.max_positions: int = min(model.config.max_position_embeddings for model in models)
+        self.max_positions: int = min(
+            getattr(model.config, "max_position_embeddings", USUAL_POSITIONS) for model in models
+        )
         # Models of other kinds do not report their last position.
         self.last_position: float = min(
             getattr(model.config, "last_position", math.inf) for model in models
