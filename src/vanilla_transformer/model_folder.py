@@ -34,6 +34,17 @@ TARGET_FILES = tuple(
     f"{TARGET_FOLDER}/{name}" for name in ("tokenizer.json", "tokenizer_config.json")
 )
 
+# Of tokenizers without a tokenizer.json, as patterns.
+VOCABULARY_FILES = (
+    "*.spm",
+    "*.model",
+    "merges.txt",
+    "target_vocab.json",
+    "vocab.json",
+    "vocab-*.json",
+    "vocab.txt",
+)
+
 # Files that decide on what a saved model computes, as patterns; configs may be edited, so they are
 # left out.
 _RECORDED_FILES = (
@@ -42,6 +53,7 @@ _RECORDED_FILES = (
     "*_vocabulary.json",
     "*.onnx*",
     "tokenizer.json",
+    *VOCABULARY_FILES,
     TARGET_FILES[0],
 )
 # Files of a folder that Transformers and a Translator take for JSON objects.

@@ -16,7 +16,7 @@ from vanilla_transformer_cli.settings import TranslateSettings
 _FREE_SETTINGS = {"model", "input", "prefix_file", "output", "resume", "max_tokens_per_batch"}
 
 # Suffixes of the files that translations depend on: not those of the card and the log.
-_MODEL_SUFFIXES = (".json", ".safetensors", ".bin", ".py")
+_MODEL_SUFFIXES = (".json", ".safetensors", ".bin", ".py", ".spm", ".model", ".txt")
 
 
 class CountedLines(Iterator[str]):

@@ -66,6 +66,15 @@ DEFAULT_METRICS = ["bleu", "chrf", "exact_match"]
 # All linear layers of attention and feed-forward networks.
 LORA_TARGET_MODULES = ("qkv_proj", "q_proj", "kv_proj", "out_proj", "fc1", "fc2")
 
+_SOURCE_LANGUAGE = (
+    "Language of the sources, for a model whose tokenizer names the languages of both sides: "
+    "deu_Latn for NLLB, de for M2M100, de_DE for mBART-50. Default: the one that the tokenizer was "
+    "saved with."
+)
+_TARGET_LANGUAGE = (
+    "Language to translate into, of a model of several directions: one of --tag_column, or of the "
+    "pretrained model. Default: the one with which the model begins its outputs, if it has one."
+)
 _TRUST_REMOTE_CODE = (
     "Runs the code in the folder of a model of another kind. A vanilla_transformer model always "
     "runs with the installed package."
@@ -163,6 +172,13 @@ class TrainSettings:
     init_from: str | None = option(
         "Saved model to fine-tune. It keeps its tokenizer and sizes; --preset, --config and the "
         "tokenizer options are ignored."
+    )
+    source_language: str | None = option(
+        f"For --init_from. {_SOURCE_LANGUAGE}",
+    )
+    target_language: str | None = option(
+        "For --init_from: language of the targets, of a model of several directions, if all pairs "
+        "have the same. The trained model then translates into it by default."
     )
     freeze: list[str] = option(
         "Parts of the model of --init_from that stay as they are: encoder, decoder (layers and "
@@ -291,9 +307,8 @@ class SearchSettings:
     engine: Literal["torch", "ctranslate2"] = option(
         "Library that translates; ctranslate2 needs a folder made by the command export.", "torch"
     )
-    target_language: str | None = option(
-        "Language to translate into, of a model that was trained with --tag_column."
-    )
+    source_language: str | None = option(_SOURCE_LANGUAGE)
+    target_language: str | None = option(_TARGET_LANGUAGE)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "Type of the weights in memory; auto: as they were saved.", "auto"
     )
@@ -513,9 +528,8 @@ class AttentionSettings:
         "File of gold links for --alignments: 0-0 for a sure link, 0?0 for a possible one. Prints "
         "the alignment error rate instead of the links, which go to --output only."
     )
-    target_language: str | None = option(
-        "Language to translate into, of a model that was trained with --tag_column."
-    )
+    source_language: str | None = option(_SOURCE_LANGUAGE)
+    target_language: str | None = option(_TARGET_LANGUAGE)
     num_beams: int | None = option(
         "Beam width of the model's own translation; 1: greedy. Default: the model's, usually 4."
     )

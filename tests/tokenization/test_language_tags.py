@@ -21,10 +21,8 @@ from vanilla_transformer.data.parallel_text import (
     tokenize_pairs,
 )
 from vanilla_transformer.interop.export import export_to_ctranslate2
-from vanilla_transformer.tokenization.tokenization_vanilla_transformer import (
-    language_prefix,
-    language_tags,
-)
+from vanilla_transformer.tokenization.languages import language_prefix
+from vanilla_transformer.tokenization.tokenization_vanilla_transformer import language_tags
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 from vanilla_transformer.training.run import train
 from vanilla_transformer.translation import Translator

@@ -8,6 +8,7 @@ import json
 import random
 from collections.abc import Callable, Sequence
 from itertools import chain, groupby, pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -56,6 +57,7 @@ class SegmentedLines:
     Args:
         tokenizer: With a BPE model, as `VanillaTransformerTokenizer.train` returns it.
         texts: The lines.
+        argument: Of the tokenizer for them: `text`, or `text_target` for lines of the target.
         rate: Of the dropout, 0 to 1; the paper uses 0.1.
         seed: Any text; determines, together with the epoch, all segmentations.
 
@@ -64,9 +66,17 @@ class SegmentedLines:
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, rate: float, seed: str
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        texts: Sequence[str],
+        *,
+        rate: float,
+        seed: str,
+        argument: str = "text",
     ) -> None:
-        model = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+        model: dict[str, Any] = {"type": type(tokenizer).__name__}
+        if tokenizer.is_fast:
+            model = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
         if model["type"] != "BPE" or not 0 <= rate < 1:
             raise ValueError(
                 "BPE-dropout needs a BPE vocabulary and a rate of at least 0 and below 1, got "
@@ -79,9 +89,11 @@ class SegmentedLines:
         }
         self._rate = rate
         self._seed = seed
-        self._read(tokenizer, texts)
+        self._read(tokenizer, texts, argument)
 
-    def _read(self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> None:
+    def _read(
+        self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], argument: str
+    ) -> None:
         """Numbers the words by their pieces without dropout, and finds their characters.
 
         Only these numbers are stored for each line. Other tokens, such as `</s>`, count as words.
@@ -99,7 +111,7 @@ class SegmentedLines:
         starts = [0]
         for first in range(0, len(texts), _LINES_AT_A_TIME):
             lines = list(texts[first : first + _LINES_AT_A_TIME])
-            for encoding in tokenizer(lines, verbose=False).encodings:
+            for encoding in tokenizer(**{argument: lines}, verbose=False).encodings:
                 tokens = zip(encoding.word_ids, encoding.ids, strict=True)
                 for _, pieces in groupby(tokens, key=lambda token: token[0]):
                     word = tuple(token for _, token in pieces)
@@ -169,13 +181,15 @@ class SegmentedPairs(Dataset[dict[str, list[int]]]):
         languages: Sequence[str] | None = None,
     ) -> None:
         self._sides = {
-            column: SegmentedLines(tokenizer, lines, rate=rate, seed=f"{seed} {column}")
-            for column, tokenizer, lines in (
-                ("input_ids", tokenizers.source, source),
-                ("labels", tokenizers.target, target),
+            column: SegmentedLines(
+                tokenizer, lines, rate=rate, seed=f"{seed} {column}", argument=argument
+            )
+            for column, tokenizer, lines, argument in (
+                ("input_ids", tokenizers.source, source, "text"),
+                ("labels", tokenizers.target, target, "text_target"),
             )
         }
-        self._prefixes = source_prefixes(languages, len(source), tokenizers.source)
+        self._prefixes = source_prefixes(languages, len(source), tokenizers)
         self._pairs = len(source)
         self._max_length = max_length
         self._epoch: int | None = None

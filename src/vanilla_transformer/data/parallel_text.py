@@ -23,10 +23,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from datasets import Dataset, DatasetDict, IterableDataset, load_dataset, load_from_disk
 from datasets.exceptions import DatasetsError
-from transformers import PreTrainedTokenizerBase
 
 from vanilla_transformer.files import naming_full_disk, parse_json, read_lines, scratch_folder
-from vanilla_transformer.tokenization.tokenization_vanilla_transformer import language_prefix
+from vanilla_transformer.tokenization.languages import end_length, language_prefix
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 
 # Names of `ParallelText.columns` after reading.
@@ -433,7 +432,7 @@ def encode_pairs(
     Raises:
         ValueError: If `max_length` leaves no room for text, or a tag is none of the tokenizer's.
     """
-    prefixes = source_prefixes(pairs.get("tag"), len(pairs["source"]), tokenizers.source)
+    prefixes = source_prefixes(pairs.get("tag"), len(pairs["source"]), tokenizers)
     shortest = 2 + len(prefixes[0])
     if max_length < shortest:
         raise ValueError(
@@ -444,10 +443,11 @@ def encode_pairs(
     encoded = tokenizers.source(pairs["source"], **options)["input_ids"]
     targets = tokenizers.target(text_target=pairs["target"], **options)["input_ids"]
     sources = [[*prefix, *ids] for prefix, ids in zip(prefixes, encoded, strict=True)]
+    ends = end_length(tokenizers.source), end_length(tokenizers.target)
     # The tokenizer would not count what it truncates, and would keep truncating later texts.
     return {
-        "input_ids": [truncate(ids, max_length) for ids in sources],
-        "labels": [truncate(ids, max_length) for ids in targets],
+        "input_ids": [truncate(ids, max_length, ends[0]) for ids in sources],
+        "labels": [truncate(ids, max_length, ends[1]) for ids in targets],
         "is_truncated": [
             max(len(source), len(target)) > max_length
             for source, target in zip(sources, targets, strict=True)
@@ -456,26 +456,28 @@ def encode_pairs(
 
 
 def source_prefixes(
-    languages: Sequence[str] | None, num_pairs: int, tokenizer: PreTrainedTokenizerBase
+    languages: Sequence[str] | None, num_pairs: int, tokenizers: TokenizerPair
 ) -> list[list[int]]:
     """Prefix of each source: the tag of its target language, or nothing.
 
     Args:
-        languages: One for each pair; None for a single direction.
+        languages: One for each pair; None for a single direction, that of the tokenizers.
         num_pairs: Number of pairs.
-        tokenizer: Of the sources.
+        tokenizers: Of the pairs.
 
     Raises:
         ValueError: If the tokenizer lacks a language, or has languages and none is given.
     """
+    if languages is None and tokenizers.source_prefix:
+        return [list(tokenizers.source_prefix)] * num_pairs
     named: Sequence[str | None] = [None] * num_pairs if languages is None else languages
-    prefixes = {language: language_prefix(tokenizer, language) for language in set(named)}
+    prefixes = {language: language_prefix(tokenizers.source, language) for language in set(named)}
     return [prefixes[language] for language in named]
 
 
-def truncate(ids: list[int], max_length: int) -> list[int]:
-    """Keeps at most `max_length` tokens, including the last one, `</s>`."""
-    return ids if len(ids) <= max_length else ids[: max_length - 1] + ids[-1:]
+def truncate(ids: list[int], max_length: int, end: int = 1) -> list[int]:
+    """Keeps at most `max_length` tokens, including the last `end`, `</s>` among them."""
+    return ids if len(ids) <= max_length else ids[: max_length - end] + ids[-end:]
 
 
 def pair_lengths(dataset: Dataset) -> npt.NDArray[np.int64]:

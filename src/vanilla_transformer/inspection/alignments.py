@@ -139,8 +139,8 @@ def align_words(
         The alignment of each pair, in order.
 
     Raises:
-        ValueError: If the engine cannot read pairs, if the sides have different numbers of lines,
-            or if units do not spell the text of their line.
+        ValueError: If the engine cannot read pairs, a tokenizer is not fast, the sides have
+            different numbers of lines, or units do not spell the text of their line.
     """
     engine = translator.engine
     if not isinstance(engine, TorchEngine):
@@ -148,6 +148,12 @@ def align_words(
             "Alignments need the engine 'torch', which can read a given translation, got "
             f"{type(engine).__name__}."
         )
+    for tokenizer in (translator.tokenizer, translator.target_tokenizer):
+        if not tokenizer.is_fast:
+            raise ValueError(
+                "Alignments need a fast tokenizer, which knows the place of each token in the "
+                f"text, got {type(tokenizer).__name__}."
+            )
     columns = [sources, targets, *(units or (sources, targets))]
     if len(set(map(len, columns))) > 1:
         raise ValueError(
@@ -183,13 +189,15 @@ def align_words(
 
 
 def encode_source(translator: Translator, text: str) -> BatchEncoding:
-    """Ids of a source, without a language tag, and their places in the text."""
-    return translator.tokenizer(text, return_offsets_mapping=True, verbose=False)
+    """Ids of a source, without a language tag, and their places in the text if it is known."""
+    tokenizer = translator.tokenizer
+    return tokenizer(text, return_offsets_mapping=tokenizer.is_fast, verbose=False)
 
 
 def encode_target(translator: Translator, text: str) -> BatchEncoding:
-    """Ids of a target, and their places in the text."""
-    return translator.target_tokenizer(text_target=text, return_offsets_mapping=True, verbose=False)
+    """Ids of a target, and their places in the text if it is known."""
+    tokenizer = translator.target_tokenizer
+    return tokenizer(text_target=text, return_offsets_mapping=tokenizer.is_fast, verbose=False)
 
 
 def score_alignments(

@@ -192,7 +192,9 @@ def token_labels(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> tupl
         ids: Of one text.
     """
     tokens = tokenizer.convert_ids_to_tokens(list(ids))
-    in_bytes = isinstance(tokenizer.backend_tokenizer.decoder, decoders.ByteLevel)
+    in_bytes = tokenizer.is_fast and isinstance(
+        tokenizer.backend_tokenizer.decoder, decoders.ByteLevel
+    )
     special = set(tokenizer.all_special_tokens)
     contents = [
         None if token in special else _content(token, in_bytes=in_bytes) for token in tokens

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vanilla_transformer.interop import never_generated
 from vanilla_transformer.modeling.configuration_vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
+from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair, tokens_by_id
 
 try:
     from ctranslate2.converters.transformers import (
@@ -126,8 +126,10 @@ class VanillaTransformerLoader(ModelLoader):
         pair = TokenizerPair.of_model(model, tokenizer)
         config = model.config
         return (
-            _tokens(pair.source, config.vocab_size, "vocab_size"),
-            _tokens(pair.target, config.target_vocab_size, "target_vocab_size"),
+            _tokens(tokens_by_id(pair.source, "source"), config.vocab_size, "vocab_size"),
+            _tokens(
+                tokens_by_id(pair.target, "target"), config.target_vocab_size, "target_vocab_size"
+            ),
         )
 
     def set_vocabulary(self, spec: TransformerSpec, tokens: tuple[list[str], list[str]]) -> None:
@@ -241,21 +243,21 @@ def convert(
     converter.convert(str(folder), quantization=quantization, force=True)
 
 
-def _tokens(tokenizer: PreTrainedTokenizerBase, size: int, name: str) -> list[str]:
+def _tokens(tokens: dict[int, str], size: int, name: str) -> list[str]:
     """The token of each row of an embedding table.
 
     Raises:
         ValueError: If the tokenizer has more.
     """
-    if len(tokenizer) > size:
+    entries = 1 + max(tokens)
+    if entries > size:
         raise ValueError(
             f"The tokenizer must have at most the {size} tokens of the model's `{name}`, got "
-            f"{len(tokenizer)}. Give the tokenizer that the model was trained with, or call "
+            f"{entries}. Give the tokenizer that the model was trained with, or call "
             "`model.resize_token_embeddings(len(tokenizer))` and train on."
         )
-    tokens: list[str] = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
     # Rows without a token, if the vocabulary was padded to a round size.
-    return tokens + [f"<unused {token_id}>" for token_id in range(len(tokens), size)]
+    return [tokens.get(token_id, f"<unused {token_id}>") for token_id in range(size)]
 
 
 def _end_tokens(model: PreTrainedModel) -> list[int]:

@@ -46,6 +46,15 @@ _TOKENIZER_FILES = {
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template.jinja",
+    "merges.txt",
+    "sentencepiece.bpe.model",
+    "source.spm",
+    "spiece.model",
+    "target.spm",
+    "target_vocab.json",
+    "vocab-src.json",
+    "vocab-tgt.json",
+    "vocab.json",
 }
 _EXPORTED_FILES = {
     *_WEIGHTS,

@@ -224,7 +224,8 @@ def _filled_template(folder: Path, name: str, results: dict[str, Any]) -> str:
     """The card that a model of this name gets in a folder without one."""
     config, run = (_load(folder / file) for file in ("config.json", RUN_FILE))
     settings = run.get("settings", {})
-    is_new = not (settings.get("init_from") or "imported_from" in run)
+    origin = run.get("imported_from")
+    is_new = not (settings.get("init_from") or origin)
     # An earlier release gave exact match no signature.
     signed = [
         (test_set, metric, scores)
@@ -237,7 +238,9 @@ def _filled_template(folder: Path, name: str, results: dict[str, Any]) -> str:
         license=settings.get("license"),
         library_name="transformers",
         pipeline_tag="translation",
-        tags=["vanilla_transformer", "encoder-decoder"] + ["trained-from-scratch"] * is_new,
+        tags=["vanilla_transformer", "encoder-decoder"]
+        + ["imported"] * (origin is not None)
+        + ["trained-from-scratch"] * is_new,
         datasets=settings.get("dataset_tags") or None,
         metrics=list(dict.fromkeys(metric for _, metric, _ in signed)) or None,
         model_name=name,
@@ -260,8 +263,10 @@ def _filled_template(folder: Path, name: str, results: dict[str, Any]) -> str:
         template_path=str(TEMPLATE),
         name=name,
         config=config,
-        run=run,
+        # That of an import tells nothing of its training.
+        run={} if origin else run,
         settings=settings,
+        origin=origin,
         results=results,
         titles=METRIC_TITLES,
         target_folder=TARGET_FOLDER if (folder / TARGET_FILES[0]).exists() else None,

@@ -13,6 +13,7 @@ from vanilla_transformer.model_folder import (
     RESULTS_FILE,
     RUN_FILE,
     TARGET_FILES,
+    VOCABULARY_FILES,
     load_model,
 )
 from vanilla_transformer.sharing.model_card import mark_card, with_example_for, write_model_card
@@ -20,14 +21,18 @@ from vanilla_transformer.sharing.privacy import Disclosure, find_disclosures
 from vanilla_transformer.tokenization.tokenizer_pair import has_target_vocabulary
 
 # Without these nobody can load the model.
-_NEEDED_FILES = ("config.json", "model*.safetensors", "tokenizer.json")
+_NEEDED_FILES = ("config.json", "model*.safetensors")
 
 # Named one by one: checkpoints, optimizer states and pickled files are never uploaded.
 _SHARED_FILES = (
     *_NEEDED_FILES,
     "generation_config.json",
     "model.safetensors.index.json",
+    "tokenizer.json",
     "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    *VOCABULARY_FILES,
     *TARGET_FILES,
     "*_vanilla_transformer.py",
     RUN_FILE,
@@ -98,8 +103,16 @@ def _shared_files(folder: Path) -> list[Path]:
         ValueError: If a file that loading needs is missing.
     """
     needed = list(_NEEDED_FILES)
+    if not any(file for pattern in VOCABULARY_FILES for file in folder.glob(pattern)):
+        needed.append("tokenizer.json")
     config = folder / "config.json"
-    if config.exists() and has_target_vocabulary(json.loads(config.read_text(encoding="utf-8"))):
+    # MarianTokenizer and FSMTTokenizer may have both vocabularies.
+    has_both = any((folder / name).exists() for name in ("target_vocab.json", "vocab-tgt.json"))
+    if (
+        not has_both
+        and config.exists()
+        and has_target_vocabulary(json.loads(config.read_text(encoding="utf-8")))
+    ):
         needed.append(TARGET_FILES[0])
     missing = [pattern for pattern in needed if not any(folder.glob(pattern))]
     if missing:
@@ -139,6 +152,6 @@ def _disclosures(file: Path) -> Iterator[tuple[str, Disclosure]]:
     else:
         text = file.read_text(encoding="utf-8", errors="replace")
     # It holds pieces of the training text, and nothing else that a user wrote.
-    is_vocabulary = file.name == "tokenizer.json"
+    is_vocabulary = any(map(file.match, ("tokenizer.json", *VOCABULARY_FILES)))
     for disclosure in find_disclosures(text, is_vocabulary=is_vocabulary):
         yield "header" if is_weights else f"line {disclosure.line}", disclosure

@@ -216,34 +216,6 @@ def language_tags(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
     return tags
 
 
-def language_prefix(tokenizer: PreTrainedTokenizerBase, language: str | None) -> list[int]:
-    """Ids that come before those of a source: the tag of its target language, if there is one.
-
-    A tag is a token of the source and counts towards its length.
-
-    Args:
-        tokenizer: Of the model.
-        language: Name of the target language; None for a model of one direction.
-
-    Raises:
-        ValueError: If the model does not know the language, or knows several and none is given.
-    """
-    tags = language_tags(tokenizer)
-    if language is None and not tags:
-        return []
-    if language in tags:
-        return [tags[language]]
-    if not tags:
-        raise ValueError(
-            f"The model takes no target language, got {language!r}. Leave it out, or train a model "
-            "with --tag_column."
-        )
-    raise ValueError(
-        f"The target language must be one of those of the model, {', '.join(tags)}, got "
-        f"{language!r}. Name one: --target_language, or in training the --tag_column of the pairs."
-    )
-
-
 def _language_tag(language: str) -> str:
     tag = f"<2{language}>"
     if not _LANGUAGE_TAG.fullmatch(tag):

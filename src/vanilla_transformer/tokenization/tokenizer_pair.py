@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Self
 
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
 from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils import CONFIG_NAME
@@ -17,6 +24,10 @@ from vanilla_transformer.model_folder import (
     check_objects,
     find_file,
     read_object,
+)
+from vanilla_transformer.tokenization.languages import choose_languages, language_codes
+from vanilla_transformer.tokenization.tokenization_vanilla_transformer import (
+    VanillaTransformerTokenizer,
 )
 
 # A config has one id of each for both sides.
@@ -30,6 +41,9 @@ class TokenizerPair:
     Attributes:
         source: Of what the model reads; has the tags of target languages.
         target: Of what it writes, and of prefixes that an output must begin with.
+        source_prefix: Ids before those of each source, see `between`.
+        first_token: Id that each output begins with; None if the model chooses.
+        start_token: Id that the decoder reads first; None: that of the model.
 
     Raises:
         ValueError: If `<pad>`, `<s>` or `</s>` have another id on the other side.
@@ -37,6 +51,9 @@ class TokenizerPair:
 
     source: PreTrainedTokenizerBase
     target: PreTrainedTokenizerBase
+    source_prefix: tuple[int, ...] = ()
+    first_token: int | None = None
+    start_token: int | None = None
 
     def __post_init__(self) -> None:
         faults = [
@@ -109,7 +126,7 @@ class TokenizerPair:
         if name and find_file(name, file, loading.get("revision")):
             target = load_tokenizer(name, subfolder=TARGET_FOLDER, **loading)
             return cls(source, target)
-        if has_target_vocabulary(config):
+        if has_target_vocabulary(config) and not knows_both_sides(source):
             raise ValueError(
                 f"{name!r} must hold the tokenizer of its target, for which its config has a "
                 f"`decoder_vocab_size` of {config['decoder_vocab_size']}, got no {file}. Copy the "
@@ -128,15 +145,22 @@ class TokenizerPair:
             "target": (self.target, config.get("decoder_vocab_size") or config.get("vocab_size")),
         }
         faults = [
-            f"{len(tokenizer):,} entries of the {side} for a table of {size:,}"
+            f"{entries:,} entries of the {side} for a table of {size:,}"
             for side, (tokenizer, size) in sizes.items()
-            if size not in (None, len(tokenizer))
+            for entries in [_entries(tokenizer, side)]
+            # Tables of others have rows to spare; ours never have.
+            if size is not None
+            and (
+                entries > size
+                or (entries < size and isinstance(tokenizer, VanillaTransformerTokenizer))
+            )
         ]
         faults += [
             f"{token} {token_id} for {config[f'{token}_id']}"
             for token in _COMMON_TOKENS
             for token_id in [getattr(self.source, f"{token}_id")]
-            if config.get(f"{token}_id", token_id) != token_id
+            # Marian's tokenizer has no `<s>`.
+            if token_id is not None and config.get(f"{token}_id", token_id) != token_id
         ]
         if faults:
             raise ValueError(
@@ -154,7 +178,20 @@ class TokenizerPair:
     def contents(self) -> tuple[str, ...]:
         """Everything that determines ids, for comparing pairs."""
         sides = [self.source] if self.is_joint else [self.source, self.target]
-        return tuple(side.backend_tokenizer.to_str() for side in sides)
+        return tuple(_content(side) for side in sides)
+
+    def between(
+        self, source_language: str | None, target_language: str | None, defaults: GenerationConfig
+    ) -> Self:
+        """These tokenizers, set up for one direction; see `choose_languages`.
+
+        Raises:
+            ValueError: If a language is unknown, missing, or given to a model without languages.
+        """
+        chosen = choose_languages(self.source, source_language, target_language, defaults)
+        target = chosen.tokenizer if self.is_joint else self.target
+        tokens = chosen.source_prefix, chosen.first_token, chosen.start_token
+        return type(self)(chosen.tokenizer, target, *tokens)
 
     def save_pretrained(self, folder: Path) -> None:
         """Writes what `from_pretrained` reads."""
@@ -174,6 +211,43 @@ def has_target_vocabulary(config: dict[str, Any]) -> bool:
     """
     is_shared = config.get("share_encoder_decoder_embeddings", True)
     return not is_shared and config.get("decoder_vocab_size") is not None
+
+
+def knows_both_sides(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether one tokenizer has two vocabularies, as those of Marian and FSMT may."""
+    return hasattr(tokenizer, "target_encoder") or hasattr(tokenizer, "tgt_vocab_size")
+
+
+def tokens_by_id(tokenizer: PreTrainedTokenizerBase, side: str) -> dict[int, str]:
+    """The tokens of one side, `source` or `target`."""
+    if knows_both_sides(tokenizer):
+        # Both classes name them so; one that has no second vocabulary decodes what it encodes.
+        if side == "target":
+            return dict(tokenizer.decoder)
+        return {token_id: token for token, token_id in tokenizer.encoder.items()}
+    tokens = {token_id: token for token, token_id in tokenizer.get_vocab().items()}
+    # M2M100 does not count them.
+    codes = language_codes(tokenizer).values()
+    return tokens | {token_id: tokenizer.convert_ids_to_tokens(token_id) for token_id in codes}
+
+
+def _entries(tokenizer: PreTrainedTokenizerBase, side: str) -> int:
+    """Rows that a table for this tokenizer needs."""
+    if isinstance(tokenizer, VanillaTransformerTokenizer):
+        return len(tokenizer)
+    return 1 + max(tokens_by_id(tokenizer, side))
+
+
+def _content(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Everything that determines ids, or its checksum."""
+    if tokenizer.is_fast:
+        text: str = tokenizer.backend_tokenizer.to_str()
+        return text
+    with TemporaryDirectory() as folder:
+        files = map(Path, tokenizer.save_vocabulary(folder))
+        digest = sha256(b"".join(file.read_bytes() for file in sorted(files)))
+    digest.update(repr(sorted(tokenizer.get_added_vocab().items())).encode())
+    return digest.hexdigest()
 
 
 def load_tokenizer(model_name_or_path: str, **loading: Any) -> PreTrainedTokenizerBase:

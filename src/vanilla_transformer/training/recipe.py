@@ -18,6 +18,7 @@ from transformers.utils import is_peft_available
 from vanilla_transformer.data.streaming import check_streaming
 from vanilla_transformer.evaluation.metrics import METRICS, build_metrics
 from vanilla_transformer.modeling.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.tokenization.languages import language_codes
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 from vanilla_transformer.training.averaging import metric_of
 from vanilla_transformer.training.checkpoints import resumable_checkpoint
@@ -197,6 +198,19 @@ def check_settings(settings: TrainSettings, arguments: Seq2SeqTrainingArguments)
             "--target_vocab_size needs --separate_vocabularies, got "
             f"{settings.target_vocab_size} alone. Add that, or set --vocab_size."
         )
+    if not settings.init_from:
+        faults += [
+            f"--{name} needs --init_from, got {value!r} for a new model. For one of several "
+            "directions, give --tag_column."
+            for name in ("source_language", "target_language")
+            for value in [getattr(settings, name)]
+            if value is not None
+        ]
+    elif settings.tag_column and settings.target_language is not None:
+        faults.append(
+            "--target_language is that of all pairs, and --tag_column that of each, got "
+            f"{settings.target_language!r} and {settings.tag_column!r}. Leave one of the two out."
+        )
     if settings.tokenizer and settings.init_from:
         faults.append(
             f"--tokenizer must be left out with --init_from, which keeps the tokenizers of "
@@ -254,7 +268,7 @@ def _faults_of_fine_tuning(
 
 
 def check_vocabularies(settings: TrainSettings, start: str, tokenizers: TokenizerPair) -> None:
-    """Refuses to split the vocabulary of a saved model.
+    """Refuses what the tokenizers of a saved model cannot do.
 
     Args:
         settings: Of the run.
@@ -262,8 +276,22 @@ def check_vocabularies(settings: TrainSettings, start: str, tokenizers: Tokenize
         tokenizers: Of the model.
 
     Raises:
-        ValueError: If the run needs two vocabularies and the model has one.
+        ValueError: If the run needs two vocabularies and the model has one, pairs of several
+            directions have no tags, or targets cannot be encoded.
     """
+    source = tokenizers.source
+    if settings.tag_column and language_codes(source):
+        raise ValueError(
+            f"--tag_column needs a model with tags of languages before its sources, got "
+            f"{type(source).__name__} in {start!r}, which names the languages of both sides. Train "
+            "one direction at a time, with --source_language and --target_language."
+        )
+    if getattr(source, "src_vocab_size", None) != getattr(source, "tgt_vocab_size", None):
+        raise ValueError(
+            f"{type(source).__name__} of {start!r} has two vocabularies and encodes text with the "
+            "first only, so there are no labels to train on. Translate with the model, or train "
+            "one from the beginning."
+        )
     if settings.separate_vocabularies and tokenizers.is_joint:
         raise ValueError(
             "--separate_vocabularies needs a model that was trained with it, got one vocabulary "

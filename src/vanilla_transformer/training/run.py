@@ -223,6 +223,7 @@ def _build_model(
         model = load_model(start)
         tokenizers = TokenizerPair.from_pretrained(start)
         check_vocabularies(settings, start, tokenizers)
+        tokenizers = _in_one_direction(settings, tokenizers, model)
     else:
         tokenizers = _make_tokenizers(settings, pairs)
         model = _initialise_model(settings, tokenizers)
@@ -233,6 +234,22 @@ def _build_model(
     model.config.label_smoothing = arguments.label_smoothing_factor
     arguments.label_smoothing_factor = 0.0
     return tokenizers, model
+
+
+def _in_one_direction(
+    settings: TrainSettings, tokenizers: TokenizerPair, model: PreTrainedModel
+) -> TokenizerPair:
+    """The tokenizers of a saved model for the languages of this run; it then begins with them."""
+    if settings.tag_column:
+        return tokenizers
+    defaults = model.generation_config
+    tokenizers = tokenizers.between(settings.source_language, settings.target_language, defaults)
+    if tokenizers.first_token is not None:
+        defaults.forced_bos_token_id = tokenizers.first_token
+    if tokenizers.start_token is not None:
+        for config in (model.config, defaults):
+            config.decoder_start_token_id = tokenizers.start_token
+    return tokenizers
 
 
 def _initialise_model(

@@ -12,7 +12,7 @@ from vanilla_transformer.translation.search import Search
 
 
 def rank_by_utility(
-    candidates: Sequence[tuple[Hypothesis, str]], prefix_length: int, search: Search
+    candidates: Sequence[tuple[Hypothesis, str]], uncounted: int, search: Search
 ) -> list[tuple[Hypothesis, str]]:
     """Candidates with their expected utilities as scores, best first.
 
@@ -22,13 +22,13 @@ def rank_by_utility(
 
     Args:
         candidates: Of one source, with their texts.
-        prefix_length: Tokens of the forced prefix.
+        uncounted: Tokens of each output that its length does not count: those of a prefix.
         search: The search that found the candidates.
     """
     weights = [1.0] * len(candidates)
     if not search.do_sample:
         lengths = [
-            len(hypothesis.tokens) - prefix_length + (not hypothesis.reached_limit)
+            len(hypothesis.tokens) - uncounted + (not hypothesis.reached_limit)
             for hypothesis, _ in candidates
         ]
         log_probs = [

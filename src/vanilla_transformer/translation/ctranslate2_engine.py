@@ -109,9 +109,10 @@ class CTranslate2Engine:
 
         Args:
             sources: Ids with `</s>`.
-            prefixes: Ids that each output begins with, all of one length.
-            limits: Longest output of each source in tokens, prefix counted. Beyond the position
-                table it ends at the table; at least one token is generated.
+            prefixes: Ids that each output begins with, after the first token of `search`; all of
+                one length.
+            limits: Longest output of each source in tokens, what it begins with counted. Beyond the
+                position table it ends at the table; at least one token is generated.
             search: How to search.
 
         Returns:
@@ -121,6 +122,8 @@ class CTranslate2Engine:
             ValueError: If a source is longer than the position table.
         """
         self._check_lengths(sources)
+        uncounted = search.uncounted(prefixes[0])
+        prefixes = [search.opening(prefix) for prefix in prefixes]
         limits = [
             max(min(limit, self.position_table_length), len(prefix) + 1)
             for limit, prefix in zip(limits, prefixes, strict=True)
@@ -129,7 +132,9 @@ class CTranslate2Engine:
         if not search.do_sample:
             # CTranslate2 has one limit for a batch. A search that ended before its sentence's own
             # limit gives the same result as with that limit.
-            widest = self._search(range(len(sources)), sources, prefixes, max(limits), search)
+            widest = self._search(
+                range(len(sources)), sources, prefixes, max(limits), search, uncounted
+            )
             results = {
                 index: hypotheses
                 for index, hypotheses in widest.items()
@@ -138,7 +143,7 @@ class CTranslate2Engine:
             }
         remaining = sorted(set(range(len(sources))) - results.keys(), key=limits.__getitem__)
         for limit, indices in groupby(remaining, key=limits.__getitem__):
-            results |= self._search(list(indices), sources, prefixes, limit, search)
+            results |= self._search(list(indices), sources, prefixes, limit, search, uncounted)
         return [results[index][: search.num_hypotheses] for index in range(len(sources))]
 
     def _search(
@@ -148,8 +153,18 @@ class CTranslate2Engine:
         prefixes: list[list[int]],
         limit: int,
         search: Search,
+        uncounted: int,
     ) -> dict[int, list[Hypothesis]]:
-        """All that CTranslate2 finds for these sources, best first, under one limit."""
+        """All that CTranslate2 finds for these sources, best first, under one limit.
+
+        Args:
+            indices: Of the sources.
+            sources: All of them, as ids.
+            prefixes: What each output begins with, the first token included.
+            limit: Longest output.
+            search: How to search.
+            uncounted: Tokens that the length of an output does not count.
+        """
         spelled = [[self.source_tokens[token] for token in sources[index]] for index in indices]
         spelled_prefixes = [
             [self.target_tokens[token] for token in prefixes[index]] for index in indices
@@ -169,11 +184,13 @@ class CTranslate2Engine:
             **self._options(search),
         )
         found = {
-            index: self._hypotheses(result, len(prefixes[index]), search.length_penalty)
+            index: self._hypotheses(result, uncounted, search.length_penalty)
             for index, result in zip(indices, results, strict=True)
         }
         if is_beam_after_prefix:
-            found = self._with_ends_after_prefix(found, spelled, spelled_prefixes, search)
+            found = self._with_ends_after_prefix(
+                found, spelled, spelled_prefixes, search, uncounted
+            )
         return found
 
     def _with_ends_after_prefix(
@@ -182,6 +199,7 @@ class CTranslate2Engine:
         sources: list[list[str]],
         prefixes: list[list[str]],
         search: Search,
+        uncounted: int,
     ) -> dict[int, list[Hypothesis]]:
         """Adds the output that ends directly after the prefix, if the beam would have kept it.
 
@@ -190,6 +208,7 @@ class CTranslate2Engine:
             sources: Their sources as tokens.
             prefixes: Their prefixes as tokens.
             search: How to search.
+            uncounted: As for `_search`.
         """
         forced = self.translator.score_batch(sources, prefixes, max_input_length=0)
         # The likeliest next tokens except `</s>`.
@@ -210,12 +229,14 @@ class CTranslate2Engine:
             continues = math.log1p(-min(math.exp(end), 1 - 1e-9))
             hypotheses = []
             for other in found[index]:
-                length = _length(other) - len(prefix)
+                length = _length(other) - uncounted
                 score = other.score + continues / length**search.length_penalty
                 hypotheses.append(replace(other, score=score))
             if end >= rival.scores[-1] + continues:
                 tokens = [self.ids[word] for word in prefix]
-                hypotheses.append(Hypothesis(tokens, end, reached_limit=False))
+                length = len(prefix) + 1 - uncounted
+                score = end / length**search.length_penalty
+                hypotheses.append(Hypothesis(tokens, score, reached_limit=False))
             results[index] = _ranked(hypotheses)
         return results
 
@@ -236,15 +257,13 @@ class CTranslate2Engine:
             "num_hypotheses": search.num_beams * patience,
         }
 
-    def _hypotheses(
-        self, result: Any, prefix_length: int, length_penalty: float
-    ) -> list[Hypothesis]:
+    def _hypotheses(self, result: Any, uncounted: int, length_penalty: float) -> list[Hypothesis]:
         hypotheses = []
         for words, score in zip(result.hypotheses, result.scores, strict=True):
             # An empty source has the empty translation, without an end.
             ended = not words or words[-1] == self.end_token
             # CTranslate2 counts the prefix in the length, and its probability as 1.
-            generated = max(1, len(words) - prefix_length)
+            generated = max(1, len(words) - uncounted)
             score *= (max(1, len(words)) / generated) ** length_penalty
             tokens = [self.ids[word] for word in (words[:-1] if ended else words)]
             hypotheses.append(Hypothesis(tokens, score, reached_limit=not ended))

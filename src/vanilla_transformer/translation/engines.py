@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.generation import (
+    ForcedBOSTokenLogitsProcessor,
     LogitsProcessor,
     LogitsProcessorList,
     TemperatureLogitsWarper,
@@ -84,8 +85,9 @@ class Engine(Protocol):
 
         Args:
             sources: Ids with `</s>`.
-            prefixes: Ids that each output begins with, all of one length.
-            limits: Longest output of each source in tokens, prefix counted.
+            prefixes: Ids that each output begins with, after the first token of `search`; all of
+                one length.
+            limits: Longest output of each source in tokens, what it begins with counted.
             search: How to search.
 
         Returns:
@@ -177,9 +179,11 @@ class TorchEngine:
         copies = count if search.do_sample else 1
         rows = [index for index in range(len(sources)) for _ in range(copies)]
         start = self.model.generation_config.decoder_start_token_id
+        # Without a prefix, the search itself forces the first token.
+        openings = [search.opening(prefix) if prefix else [] for prefix in prefixes]
         outputs = (self._generate if len(self.models) == 1 else self._search_together)(
             [sources[row] for row in rows],
-            self._tensor([[start, *prefixes[row]] for row in rows]),
+            self._tensor([[start, *openings[row]] for row in rows]),
             [limits[row] for row in rows],
             search,
         )
@@ -187,7 +191,7 @@ class TorchEngine:
             self._hypothesis(output, limits[index // count]) for index, output in enumerate(outputs)
         ]
         if search.scores or (search.do_sample and count > 1):
-            hypotheses = self._scored(sources, hypotheses, len(prefixes[0]), search)
+            hypotheses = self._scored(sources, hypotheses, prefixes[0], search)
         grouped = iter(hypotheses)
         results = [list(islice(grouped, count)) for _ in sources]
         if search.do_sample and count > 1:
@@ -208,6 +212,9 @@ class TorchEngine:
             # Greedy search has no penalty, and `generate` would warn about one.
             length_penalty=search.length_penalty if search.num_beams > 1 else 1.0,
             num_return_sequences=1 if search.do_sample else search.num_hypotheses,
+            forced_bos_token_id=search.first_token,
+            # What reaches the limit is cut there, and reported.
+            forced_eos_token_id=None,
             # Counts the start token. `max_new_tokens` of the generation config would override it.
             max_length=1 + max(limits),
             max_new_tokens=None,
@@ -236,6 +243,8 @@ class TorchEngine:
         )
         config = self.model.generation_config
         constraints = Constraints.of(config, prompt.device)
+        if search.first_token is not None:
+            constraints.others.append(ForcedBOSTokenLogitsProcessor(search.first_token))
         prefixes = prompt[:, 1:].tolist()
         beyond = [limit - len(prefix) for limit, prefix in zip(limits, prefixes, strict=True)]
         arguments = (decoding, prompt, beyond, self.end_ids, constraints)
@@ -320,14 +329,15 @@ class TorchEngine:
         self,
         sources: list[list[int]],
         hypotheses: list[Hypothesis],
-        prefix_length: int,
+        prefix: list[int],
         search: Search,
     ) -> list[Hypothesis]:
         scored = []
+        forced = len(search.opening(prefix))
         targets = [self.ended(hypothesis) for hypothesis in hypotheses]
         for hypothesis, read in zip(hypotheses, self.force(sources, targets), strict=True):
-            log_probs = read.log_probs[prefix_length:]
-            score = sum(log_probs) / len(log_probs) ** search.length_penalty
+            length = len(read.log_probs) - search.uncounted(prefix)
+            score = sum(read.log_probs[forced:]) / length**search.length_penalty
             scored.append(replace(hypothesis, score=score))
         return scored
 

@@ -33,6 +33,9 @@ class Search:
         max_extra_tokens: Longest output beyond the tokens of its own source, section 6.1; 0 to
             1,000,000.
         scores: Whether scores are wanted; they may cost time.
+        first_token: Id that each output begins with, before any prefix, such as that of its
+            language; None: the search chooses. As in Transformers, it has the probability 1, and
+            counts in the length of an output without a prefix.
 
     Raises:
         ValueError: If a value is out of range, or if values exclude each other.
@@ -49,6 +52,7 @@ class Search:
     mbr_candidates: int = 0
     max_extra_tokens: int = 50
     scores: bool = False
+    first_token: int | None = None
 
     def __post_init__(self) -> None:
         faults = [
@@ -117,6 +121,14 @@ class Search:
         if config.length_penalty is not None and given.get("num_beams", 1) > 1:
             given.setdefault("length_penalty", config.length_penalty)
         return cls(**given)
+
+    def opening(self, prefix: list[int]) -> list[int]:
+        """Ids that an output begins with."""
+        return [*([] if self.first_token is None else [self.first_token]), *prefix]
+
+    def uncounted(self, prefix: list[int]) -> int:
+        """Number of tokens that the length of an output does not count."""
+        return len(self.opening(prefix)) if prefix else 0
 
     def of_candidates(self) -> Self:
         """The search for the candidates of minimum Bayes risk; without it, the same search."""

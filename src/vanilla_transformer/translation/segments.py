@@ -2,12 +2,14 @@
 
 import logging
 import re
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
 
 from transformers import PreTrainedTokenizerBase
 
+from vanilla_transformer.tokenization.languages import end_length
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 
 logger = logging.getLogger(__name__)
@@ -52,7 +54,7 @@ def cut_into_pieces(
 
     Args:
         lines: Each with the text with which its translation begins.
-        tokenizers: Fast tokenizers.
+        tokenizers: Of source and target.
         max_tokens: Length of the longest piece, `</s>` counted.
         first_line: Number of the first line, for warnings.
         source_prefix: Ids before each piece; they count towards its length.
@@ -115,7 +117,7 @@ def cut_line(line: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> 
 
     Args:
         line: Text.
-        tokenizer: A fast one, which knows the place of each token in the text.
+        tokenizer: Of the line; a fast one knows the place of each token in the text.
         max_tokens: Length of the longest piece, `</s>` counted. A single character may take more.
 
     Returns:
@@ -145,16 +147,34 @@ def _end_of_fitting(
 
     The next `guess` characters are searched, and twice as many if all of them fit.
     """
+    if not tokenizer.is_fast:
+        return _end_found_by_halving(line, start, guess, tokenizer, max_tokens)
     while True:
         end = min(start + guess, len(line))
         encoded = tokenizer(line[start:end], return_offsets_mapping=True, verbose=False)
         if len(encoded["input_ids"]) > max_tokens:
-            # The last allowed token is `</s>`.
-            first_too_many, _ = encoded["offset_mapping"][max_tokens - 1]
+            # The last allowed token is `</s>`, or a code after it.
+            first_too_many, _ = encoded["offset_mapping"][max_tokens - end_length(tokenizer)]
             return start + max(1, first_too_many)
         if end == len(line):
             return end
         guess *= 2
+
+
+def _end_found_by_halving(
+    line: str, start: int, guess: int, tokenizer: PreTrainedTokenizerBase, max_tokens: int
+) -> int:
+    """As `_end_of_fitting`; longer texts are taken to have no fewer tokens."""
+
+    def length(end: int) -> int:
+        return len(tokenizer(line[start:end], verbose=False)["input_ids"])
+
+    end = min(start + guess, len(line))
+    while end < len(line) and length(end) <= max_tokens:
+        guess *= 2
+        end = min(start + guess, len(line))
+    ends = range(start + 1, end + 1)
+    return start + max(1, bisect_right(ends, max_tokens, key=length))
 
 
 def _last_boundary(line: str, start: int, end: int) -> int:

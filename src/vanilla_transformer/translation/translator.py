@@ -21,8 +21,11 @@ from transformers import (
 from transformers.pipelines import PIPELINE_REGISTRY
 
 from vanilla_transformer.model_folder import RUN_FILE, check_files, load_model, read_run
-from vanilla_transformer.tokenization.tokenization_vanilla_transformer import language_prefix
-from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair, has_target_vocabulary
+from vanilla_transformer.tokenization.tokenizer_pair import (
+    TokenizerPair,
+    has_target_vocabulary,
+    knows_both_sides,
+)
 from vanilla_transformer.translation.bayes_risk import rank_by_utility
 from vanilla_transformer.translation.engines import Engine, Hypothesis, TorchEngine
 from vanilla_transformer.translation.search import Search
@@ -74,11 +77,14 @@ class Translator:
 
     Args:
         model: A sequence-to-sequence model in any dtype, on any device; or an engine.
-        tokenizer: A fast tokenizer.
+        tokenizer: Of any class; one that names languages by codes is copied for those given.
         search: How to search; None: as the generation config and `settings` say.
         target_tokenizer: Of the output, if the target has its own vocabulary; None: `tokenizer`.
-        target_language: To translate into, for a model of several directions. Its tag counts as a
-            token of each source.
+        source_language: Of the lines, for a model whose tokenizer names the languages of both
+            sides, such as NLLB's; None: the one that the tokenizer was saved with.
+        target_language: To translate into, for a model of several directions; None: the one with
+            which the model begins its outputs, if it has one. A tag counts as a token of each
+            source.
         generation_config: Where the defaults of a search come from; None: the model's.
         max_tokens_per_batch: Source tokens of a batch; padding, beams and samples counted, and a
             shorter source as one of 16.
@@ -89,8 +95,8 @@ class Translator:
             of `search`; None: the default.
 
     Raises:
-        ValueError: If settings are out of range or exclude each other, the model does not have the
-            target language, or the tokenizer of its target is missing.
+        ValueError: If settings are out of range or exclude each other, the model does not have a
+            language or needs one, or the tokenizer of its target is missing.
         TypeError: If `Search` has no such field.
     """
 
@@ -101,6 +107,7 @@ class Translator:
         *,
         search: Search | None = None,
         target_tokenizer: PreTrainedTokenizerBase | None = None,
+        source_language: str | None = None,
         target_language: str | None = None,
         generation_config: GenerationConfig | None = None,
         max_tokens_per_batch: int = 4096,
@@ -112,14 +119,24 @@ class Translator:
             generation_config = generation_config or model.generation_config
             model = TorchEngine(model)
         self.engine: Engine = model
-        self.tokenizers = TokenizerPair(tokenizer, target_tokenizer or tokenizer)
-        self.source_prefix = language_prefix(tokenizer, target_language)
+        generation_config = generation_config or GenerationConfig()
+        self.tokenizers = TokenizerPair(tokenizer, target_tokenizer or tokenizer).between(
+            source_language, target_language, generation_config
+        )
+        self.source_prefix = list(self.tokenizers.source_prefix)
         if search and settings:
             raise ValueError(
                 f"`search` takes the place of its fields, got {', '.join(sorted(settings))} too. "
                 "Give one of the two, or change a search with `dataclasses.replace`."
             )
-        self.search = search or Search.of(generation_config or GenerationConfig(), **settings)
+        self.search = search or Search.of(generation_config, **settings)
+        forced = (
+            self.tokenizers.first_token,
+            self.search.first_token,
+            generation_config.forced_bos_token_id,
+        )
+        first_token = next((token for token in forced if token is not None), None)
+        self.search = replace(self.search, first_token=first_token)
         self.details = details
         self.max_source_length = (
             self.engine.max_positions if max_source_length is None else max_source_length
@@ -127,10 +144,18 @@ class Translator:
         candidates = self.search.of_candidates()
         rows = candidates.num_hypotheses if candidates.do_sample else candidates.num_beams
         self.max_tokens_per_batch = max_tokens_per_batch // rows
-        self._check(max_tokens_per_batch)
+        self._check(max_tokens_per_batch, generation_config.decoder_start_token_id)
 
-    def _check(self, max_tokens_per_batch: int) -> None:
+    def _check(self, max_tokens_per_batch: int, start_token: int | None) -> None:
         faults = []
+        if self.tokenizers.start_token not in (None, start_token):
+            language = self.tokenizers.target.convert_ids_to_tokens(self.tokenizers.start_token)
+            faults.append(
+                f"`target_language` must be the one that `decoder_start_token_id` names, got "
+                f"{language}, whose id is {self.tokenizers.start_token}, and {start_token}. Leave "
+                "it out, set `decoder_start_token_id` of generation_config.json, or train with "
+                "--target_language."
+            )
         if max_tokens_per_batch < 1:
             faults.append(
                 f"`max_tokens_per_batch` must be at least 1, got {max_tokens_per_batch}. "
@@ -138,7 +163,9 @@ class Translator:
             )
         if isinstance(self.engine, TorchEngine) and self.tokenizers.is_joint:
             config = self.engine.model.config
-            if has_target_vocabulary(config.to_dict()):
+            if has_target_vocabulary(config.to_dict()) and not knows_both_sides(
+                self.tokenizers.target
+            ):
                 faults.append(
                     "`target_tokenizer` must be the one of the model's own target vocabulary, of "
                     f"{config.decoder_vocab_size} tokens, got none. Give it, or let "
@@ -294,15 +321,20 @@ class Translator:
     def _translate_batch(self, batch: list[Piece]) -> list[list[Translation]]:
         """Translations of each piece, best first."""
         limits = [
-            max(len(piece.source) + self.search.max_extra_tokens, len(piece.prefix) + 1)
+            max(
+                len(piece.source) + self.search.max_extra_tokens,
+                len(self.search.opening(piece.prefix)) + 1,
+            )
             for piece in batch
         ]
         sources = [piece.source for piece in batch]
         prefixes = [piece.prefix for piece in batch]
         found = self.engine.translate_batch(sources, prefixes, limits, self.search.of_candidates())
+        # Not all tokenizers count the codes of languages among their special tokens.
+        first = len(self.search.opening([]))
         decoded = iter(
             self.tokenizers.target.batch_decode(
-                [hypothesis.tokens for hypotheses in found for hypothesis in hypotheses],
+                [hypothesis.tokens[first:] for hypotheses in found for hypothesis in hypotheses],
                 skip_special_tokens=True,
             )
         )
@@ -310,7 +342,9 @@ class Translator:
         for hypotheses in found:
             candidates = [(hypothesis, next(decoded)) for hypothesis in hypotheses]
             if self.search.mbr_candidates:
-                candidates = rank_by_utility(candidates, len(prefixes[0]), self.search)
+                candidates = rank_by_utility(
+                    candidates, self.search.uncounted(prefixes[0]), self.search
+                )
             chosen.append(candidates[: self.search.num_hypotheses])
         translations = [
             [self._translation(hypothesis, text) for hypothesis, text in candidates]

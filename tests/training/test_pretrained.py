@@ -1,0 +1,115 @@
+"""Fine-tuning of imported models with the tokenizers of their own classes."""
+
+import pytest
+import torch
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from vanilla_transformer.interop.importing import import_model
+from vanilla_transformer.training.run import train
+from vanilla_transformer.translation import Translator
+from vanilla_transformer_cli.settings import TrainSettings
+
+from ..support.pretrained import ENGLISH, GERMAN, save_pretrained_model
+from ..support.training_runs import build_arguments, read_json
+
+LANGUAGES = {
+    "nllb": ("deu_Latn", "eng_Latn"),
+    "m2m100": ("de", "en"),
+    "mbart": ("fr_XX", "en_XX"),
+}
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    """Files of eight pairs, and of two to validate on."""
+    rows = [f"{source}\t{target}\n" for source, target in zip(GERMAN, ENGLISH, strict=True)]
+    (tmp_path / "train.tsv").write_text("".join(rows[1:9]))
+    (tmp_path / "valid.tsv").write_text("".join(rows[9:11]))
+    return tmp_path
+
+
+def settings_of(name, pairs, **changes):
+    import_model(str(save_pretrained_model(name, pairs / "source")), pairs / "imported")
+    source, target = LANGUAGES.get(name, (None, None))
+    given = {"source_language": source, "target_language": target, "max_tokens_per_batch": 200}
+    return TrainSettings(
+        train=[str(pairs / "train.tsv")],
+        validation=[str(pairs / "valid.tsv")],
+        init_from=str(pairs / "imported"),
+        **given | changes,
+    )
+
+
+def run(settings, pairs, **changes):
+    return train(settings, build_arguments(settings, pairs / "run", max_steps=3, **changes))
+
+
+@pytest.mark.parametrize("name", ["nllb", "m2m100", "marian", "bart"])
+def test_fine_tuned_folder_has_the_tokenizer_and_its_languages(pairs, name):
+    settings = settings_of(name, pairs)
+
+    folder = str(run(settings, pairs))
+
+    given = Translator.from_pretrained(
+        str(pairs / "imported"),
+        source_language=settings.source_language,
+        target_language=settings.target_language,
+    )
+    # Without options: a fine-tuned model has one direction.
+    translator = Translator.from_pretrained(folder)
+    assert translator.tokenizers.contents == given.tokenizers.contents
+    assert translator.search.first_token == given.search.first_token
+    assert len(list(translator.translate(GERMAN[:2]))) == 2
+    assert read_json(pairs / "run" / "run.json")["updates"] == 3
+
+
+def test_loss_of_fine_tuning_is_that_of_the_labels_of_the_tokenizer(pairs):
+    settings = settings_of("nllb", pairs)
+    model = AutoModelForSeq2SeqLM.from_pretrained(settings.init_from).eval()
+    tokenizer = AutoTokenizer.from_pretrained(settings.init_from, src_lang="deu_Latn")
+    tokenizer.tgt_lang = "eng_Latn"
+    inputs = tokenizer(GERMAN[9:11], text_target=ENGLISH[9:11], padding=True, return_tensors="pt")
+    inputs["labels"][inputs["labels"] == tokenizer.pad_token_id] = -100
+    with torch.no_grad():
+        expected = model(**inputs).loss.item()
+
+    run(settings, pairs, learning_rate=0.0, label_smoothing_factor=0.0)
+
+    results = read_json(pairs / "run" / "results.json")["validation"]
+    assert results["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_decoder_of_mbart_starts_with_the_language_after_fine_tuning(pairs):
+    settings = settings_of("mbart", pairs)
+    tokenizer = AutoTokenizer.from_pretrained(settings.init_from)
+
+    folder = run(settings, pairs)
+
+    english = tokenizer.lang_code_to_id["en_XX"]
+    for file in ("config.json", "generation_config.json"):
+        assert read_json(folder / file)["decoder_start_token_id"] == english
+    assert Translator.from_pretrained(str(folder)).tokenizer.tgt_lang == "en_XX"
+
+
+def test_column_of_languages_is_refused_by_a_model_that_names_both_sides(pairs):
+    settings = settings_of("nllb", pairs, target_language=None, tag_column="tag")
+    (pairs / "train.tsv").write_text("eins\tone\teng_Latn\n")
+    (pairs / "valid.tsv").write_text("eins\tone\teng_Latn\n")
+
+    with pytest.raises(ValueError, match=r"--tag_column needs .* got NllbTokenizer in"):
+        run(settings, pairs)
+
+
+@pytest.mark.parametrize("language", ["source_language", "target_language"])
+def test_new_model_takes_no_language(pairs, language):
+    settings = TrainSettings(train=[str(pairs / "train.tsv")], **{language: "de"})
+
+    with pytest.raises(ValueError, match=f"--{language} needs --init_from, got 'de'"):
+        run(settings, pairs)
+
+
+def test_one_language_for_all_pairs_excludes_a_column_of_them(pairs):
+    settings = settings_of("marian_to_several", pairs, target_language="fra", tag_column="tag")
+
+    with pytest.raises(ValueError, match=r"that of each, got 'fra' and 'tag'\. Leave one"):
+        run(settings, pairs)

@@ -1,0 +1,263 @@
+"""Pretrained models with their own tokenizers: the translations of their own classes."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from vanilla_transformer.inspection.alignments import align_words
+from vanilla_transformer.interop.export import export_to_ctranslate2
+from vanilla_transformer.interop.importing import import_model
+from vanilla_transformer.sharing.push import _shared_files
+from vanilla_transformer.tokenization.languages import language_codes
+from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
+from vanilla_transformer.translation import Search, Translator
+from vanilla_transformer.translation.segments import cut_line
+from vanilla_transformer_cli import main
+
+from ..support.pretrained import BUILD, GERMAN, save_pretrained_model
+
+LINES = GERMAN[5:400:90]
+EXTRA = 6
+# Source and target language, and how the class itself is told the target.
+CODES = {
+    "nllb": ("deu_Latn", "zho_Hans"),
+    "m2m100": ("de", "fr"),
+    "mbart50": ("de_DE", "fr_XX"),
+    "mbart": ("fr_XX", "de_DE"),
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Folder of a pretrained model and of what it became, made when it is asked for."""
+    made: dict[str, tuple[str, str]] = {}
+
+    def find(name: str) -> tuple[str, str]:
+        if name not in made:
+            root: Path = tmp_path_factory.mktemp(name)
+            source = save_pretrained_model(name, root / "source")
+            import_model(str(source), root / "imported")
+            made[name] = str(source), str(root / "imported")
+        return made[name]
+
+    return find
+
+
+def languages_of(name):
+    source, target = CODES.get(name, (None, None))
+    if name == "marian_to_several":
+        target = "fra"
+    return {"source_language": source, "target_language": target}
+
+
+def texts_of_its_own_class(folder, name, **search):
+    """What somebody writes who has Transformers alone, one line at a time."""
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    forced = {}
+    if name in CODES:
+        source, target = CODES[name]
+        tokenizer.src_lang = source
+        if name == "m2m100":
+            forced["forced_bos_token_id"] = tokenizer.get_lang_id(target)
+        elif name == "mbart":
+            forced["decoder_start_token_id"] = tokenizer.lang_code_to_id[target]
+        else:
+            forced["forced_bos_token_id"] = tokenizer.convert_tokens_to_ids(target)
+    texts = []
+    for line in LINES:
+        tagged = f">>fra<< {line}" if name == "marian_to_several" else line
+        inputs = tokenizer(tagged, return_tensors="pt")
+        length = 1 + inputs["input_ids"].shape[1] + EXTRA
+        outputs = model.generate(
+            **inputs, **forced, **search, max_length=length, forced_eos_token_id=None
+        )
+        texts += tokenizer.batch_decode(outputs, skip_special_tokens=True)
+    return texts
+
+
+@pytest.mark.parametrize("search", [{"num_beams": 1}, {"num_beams": 4, "length_penalty": 0.6}])
+@pytest.mark.parametrize("name", BUILD)
+def test_translations_are_those_of_its_own_class(folders, name, search):
+    source, imported = folders(name)
+    expected = texts_of_its_own_class(source, name, **search)
+
+    translator = Translator.from_pretrained(
+        imported, **languages_of(name), **search, max_extra_tokens=EXTRA
+    )
+
+    assert [found.text for found in translator.translate(LINES)] == expected
+    assert len(set(expected)) > 1
+
+
+def translate(folder, name, lines=LINES, **settings):
+    settings = {"max_extra_tokens": EXTRA, **languages_of(name), **settings}
+    return [found.text for found in Translator.from_pretrained(folder, **settings).translate(lines)]
+
+
+@pytest.mark.parametrize("name", ["nllb", "m2m100", "marian", "bart"])
+def test_text_that_outputs_begin_with_comes_after_the_first_token(folders, name):
+    _, imported = folders(name)
+    translator = Translator.from_pretrained(
+        imported, **languages_of(name), max_extra_tokens=EXTRA, details=True, num_beams=2
+    )
+    prefix = translator.target_tokenizer(text_target="vier", add_special_tokens=False)["input_ids"]
+    expected = [*translator.search.opening([]), *prefix]
+
+    (found,) = translator.translate(LINES[:1], "vier")
+
+    ids = translator.target_tokenizer.convert_tokens_to_ids(list(found.tokens))
+    assert ids[: len(expected)] == expected
+    assert (len(expected) > len(prefix)) == (name != "marian")
+
+
+@pytest.mark.parametrize("name", ["nllb", "m2m100"])
+def test_ensemble_of_one_model_twice_translates_like_it(folders, name):
+    _, imported = folders(name)
+    search = {"num_beams": 3, "length_penalty": 2.0, "scores": True}
+
+    one, two = (
+        list(
+            Translator.from_pretrained(
+                models, **languages_of(name), **search, max_extra_tokens=EXTRA
+            ).translate(LINES)
+        )
+        for models in (imported, [imported, imported])
+    )
+
+    assert [found.text for found in two] == [found.text for found in one]
+    assert [found.score for found in two] == pytest.approx([found.score for found in one])
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+@pytest.mark.parametrize("name", ["nllb", "m2m100", "marian", "bart", "mbart50"])
+def test_ctranslate2_translates_like_torch(folders, tmp_path, name, num_beams):
+    _, imported = folders(name)
+    export_to_ctranslate2(imported, tmp_path / "exported")
+    search = {"num_beams": num_beams, "length_penalty": 0.6}
+
+    exported = translate(str(tmp_path / "exported"), name, engine="ctranslate2", **search)
+
+    assert exported == translate(imported, name, **search)
+
+
+def test_ranks_and_scores_of_a_beam_agree_when_the_first_token_is_forced(folders):
+    _, imported = folders("nllb")
+    translator = Translator.from_pretrained(
+        imported,
+        **languages_of("nllb"),
+        num_beams=4,
+        num_hypotheses=4,
+        length_penalty=3.0,
+        scores=True,
+        max_extra_tokens=EXTRA,
+    )
+
+    for found in translator.translate(LINES):
+        scores = [found.score, *(other.score for other in found.alternatives)]
+        assert scores == sorted(scores, reverse=True)
+
+
+@pytest.mark.parametrize("name", ["m2m100", "marian", "mbart"])
+def test_pieces_of_a_long_line_are_as_long_as_they_may_be(folders, name):
+    tokenizer = AutoTokenizer.from_pretrained(folders(name)[1])
+    line = " ".join(GERMAN[:40])
+
+    pieces = cut_line(line, tokenizer, 30)
+
+    lengths = [len(tokenizer(piece)["input_ids"]) for piece in pieces]
+    assert "".join(pieces).replace(" ", "") == line.replace(" ", "")
+    assert max(lengths) <= 30
+    # A piece ends at a blank.
+    assert min(lengths[:-1]) > 12
+
+
+def test_model_of_one_target_language_refuses_another(folders):
+    with pytest.raises(ValueError, match=r"`decoder_start_token_id` names, got it_IT, whose id is"):
+        Translator.from_pretrained(
+            folders("mbart")[1], source_language="fr_XX", target_language="it_IT"
+        )
+
+
+def test_language_that_a_model_begins_with_is_the_default(folders):
+    _, imported = folders("mbart")
+    translator = Translator.from_pretrained(imported, source_language="fr_XX")
+
+    assert translator.tokenizer.tgt_lang == "de_DE"
+
+
+def test_given_search_keeps_the_first_token(folders):
+    nllb, bart = (
+        Translator.from_pretrained(folders(name)[1], **languages_of(name), search=Search())
+        for name in ("nllb", "bart")
+    )
+
+    assert nllb.search == Search(first_token=language_codes(nllb.tokenizer)["zho_Hans"])
+    assert bart.search == Search(first_token=0)
+
+
+def test_code_of_a_language_is_no_text(folders):
+    _, imported = folders("m2m100")
+    tokenizer = AutoTokenizer.from_pretrained(imported)
+    # Saved by a release that did not count them among the special tokens.
+    tokenizer = type(tokenizer)(f"{imported}/vocab.json", f"{imported}/sentencepiece.bpe.model")
+    model = AutoModelForSeq2SeqLM.from_pretrained(imported)
+
+    (found,) = Translator(
+        model, tokenizer, **languages_of("m2m100"), max_extra_tokens=EXTRA, details=True
+    ).translate(LINES[:1])
+
+    assert found.tokens[0] == "__fr__"
+    assert "__fr__" not in found.text
+
+
+# Commands
+
+
+def test_commands_take_the_languages_of_both_sides(folders, tmp_path, capsys):
+    _, imported = folders("m2m100")
+    languages = ["--source_language", "de", "--target_language", "fr"]
+    options = ["--model", imported, *languages, "--max_extra_tokens", str(EXTRA)]
+    expected = translate(imported, "m2m100")
+
+    main(["translate", *options, *LINES])
+    assert capsys.readouterr().out.splitlines() == expected
+
+    test = tmp_path / "test.tsv"
+    test.write_text("".join(f"{s}\t{t}\n" for s, t in zip(LINES, expected, strict=True)))
+    main(["evaluate", *options, "--test", str(test), "--metrics", "exact_match"])
+    assert "100" in capsys.readouterr().out
+
+    page = tmp_path / "page.html"
+    shown = ["--model", imported, *languages, "--output", str(page)]
+    main(["attention", *shown, LINES[0]])
+    main(["attention", *shown, LINES[0], "un"])
+    assert "__fr__" in page.read_text()
+
+
+def test_alignments_need_a_fast_tokenizer(folders):
+    translator = Translator.from_pretrained(folders("marian")[1])
+
+    with pytest.raises(ValueError, match=r"need a fast tokenizer, .* got MarianTokenizer"):
+        next(align_words(translator, ["eins"], ["one"]))
+
+
+@pytest.mark.parametrize("name", ["m2m100", "marian", "nllb"])
+def test_upload_has_every_file_that_the_tokenizer_needs(folders, tmp_path, name):
+    _, imported = folders(name)
+    for file in _shared_files(Path(imported)):
+        shutil.copy(file, tmp_path)
+
+    assert TokenizerPair.from_pretrained(str(tmp_path)).contents == (
+        TokenizerPair.from_pretrained(imported).contents
+    )
+
+
+def test_changed_pieces_are_noticed(folders, tmp_path):
+    shutil.copytree(folders("marian")[1], tmp_path / "copy")
+    shutil.copy(tmp_path / "copy" / "source.spm", tmp_path / "copy" / "target.spm")
+
+    with pytest.raises(ValueError, match=r"target\.spm of .* is not the file that was saved"):
+        Translator.from_pretrained(str(tmp_path / "copy"))
