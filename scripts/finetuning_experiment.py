@@ -37,10 +37,10 @@ LEGS = {
         "from scratch",
         ["--config", "dropout=0.1", "--vocab_size", "4000", "--learning_rate", "3e-3"],
     ),
-    "tuned": ("fine-tuned", ["--learning_rate", "1e-3"]),
+    "tuned": ("fine-tuned", ["--learning_rate", "2e-3"]),
     "lora": (
         "fine-tuned with LoRA, rank 16",
-        ["--peft", "lora", "--learning_rate", "3e-3"],
+        ["--peft", "lora", "--learning_rate", "5e-3"],
     ),
 }
 

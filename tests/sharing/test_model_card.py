@@ -36,7 +36,14 @@ def make_card(tiny_config, tmp_path):
         run = {
             "settings": {"max_tokens_per_batch": 800, "max_length": 9, **settings},
             "arguments": {"learning_rate": 0.1, "warmup_steps": 2, "seed": 3},
-            **{"parameters": 4, "pairs": 5, "epochs": 6, "updates": 7, "minutes": 8},
+            **{
+                "parameters": 4,
+                "trained_parameters": 3,
+                "pairs": 5,
+                "epochs": 6,
+                "updates": 7,
+                "minutes": 8,
+            },
             "hardware": "an abacus",
         }
         (tmp_path / "run.json").write_text(json.dumps(run))
@@ -375,3 +382,38 @@ def test_card_names_the_dataset_that_is_told_or_else_the_one_on_the_hub(
     (tmp_path / "pairs.tsv").touch()
 
     assert TrainSettings(train=train, dataset_tags=told).dataset_tags == tags
+
+
+@pytest.mark.parametrize(
+    ("settings", "origin"),
+    [({}, "trained from scratch"), ({"init_from": "org/base"}, "fine-tuned from org/base")],
+)
+def test_card_tells_where_the_weights_come_from(make_card, settings, origin):
+    card = make_card(**settings)
+
+    assert f"(https://arxiv.org/abs/1706.03762), {origin}\nwith `vanilla" in card.text
+    assert ("trained-from-scratch" in card.data.tags) == (not settings)
+
+
+def test_card_of_an_imported_model_tells_its_source_and_no_training(tiny_config, tmp_path):
+    tiny_config.save_pretrained(tmp_path)
+    run = {"imported_from": {"name": "opus-mt-de-en", "model_type": "marian"}, "files": {}}
+    (tmp_path / "run.json").write_text(json.dumps(run))
+
+    record_results(tmp_path, "test_2016", SCORES)
+
+    card = ModelCard.load(tmp_path / "README.md")
+    assert "imported from `opus-mt-de-en` (`marian`)\n" in card.text
+    assert "## Training" not in card.text
+    assert "trained-from-scratch" not in card.data.tags
+
+
+@pytest.mark.parametrize(
+    ("settings", "how"),
+    [
+        ({"peft": "lora"}, "3 parameters were trained: adapters (LoRA), which have been merged."),
+        ({"freeze": ["encoder", "*.bias"]}, "3 parameters were trained: encoder, *.bias stayed"),
+    ],
+)
+def test_card_tells_what_was_trained(make_card, settings, how):
+    assert how in make_card(**settings).text

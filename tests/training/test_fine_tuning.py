@@ -1,7 +1,8 @@
 """What a run trains: all but what is frozen, or an adapter."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, TrainerState
 
 from vanilla_transformer.modeling import cpu_vanilla_transformer as cpu
+from vanilla_transformer.modeling.modeling_vanilla_transformer import Layer
 from vanilla_transformer.training import recipe
 from vanilla_transformer.training.callbacks import MOVING_AVERAGE_FILE, MovingAverage
 from vanilla_transformer.training.fine_tuning import choose_parameters, merge_adapter
@@ -26,6 +28,7 @@ from ..support.training_runs import (
     read_json,
     weights_of,
 )
+from .test_trainer import CHECKPOINTING
 
 # PEFT's wrapper asks Transformers by a name of which newer releases warn.
 pytestmark = pytest.mark.filterwarnings(
@@ -252,11 +255,17 @@ def base(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def fine_tune(
-    corpus: Path, base: Path, folder: Path, *, updates: int = 3, **changes: object
+    corpus: Path,
+    base: Path,
+    folder: Path,
+    *,
+    updates: int = 3,
+    arguments: Mapping[str, object] = MappingProxyType({}),
+    **changes: object,
 ) -> None:
     given = {"validated": False, "config": [], "init_from": str(base)} | changes
     settings = build_settings(corpus, **given)
-    train(settings, build_arguments(settings, folder, max_steps=updates))
+    train(settings, build_arguments(settings, folder, max_steps=updates, **arguments))
 
 
 def test_frozen_weights_stay_the_same_to_the_last_bit(corpus, base, tmp_path, capsys):
@@ -293,6 +302,27 @@ def test_resumed_run_ends_with_the_weights_of_one_in_one_go(corpus, base, tmp_pa
     fine_tune(corpus, base, resumed, updates=4, resume=True, **changes)
 
     assert_same_weights(resumed, whole)
+
+
+@pytest.mark.parametrize("changes", [{"freeze": ["embeddings"]}, LORA])
+def test_gradient_checkpointing_changes_no_weight(corpus, base, tmp_path, monkeypatch, changes):
+    calls = []
+    feed_forward = Layer.feed_forward
+
+    def counted(self, x):
+        calls.append(x.requires_grad)
+        return feed_forward(self, x)
+
+    monkeypatch.setattr(Layer, "feed_forward", counted)
+    fine_tune(corpus, base, tmp_path / "plain", updates=2, **changes)
+    plain, calls[:] = len(calls), []
+
+    given = {CHECKPOINTING: True}
+    fine_tune(corpus, base, tmp_path / "recomputed", updates=2, arguments=given, **changes)
+
+    # Half of the calls are the plan's, before Trainer changes the model.
+    assert len(calls) == plain + plain // 2
+    assert_same_weights(tmp_path / "recomputed", tmp_path / "plain")
 
 
 def test_moving_average_of_a_resumed_run_is_that_of_the_trained_weights(tiny_model, tmp_path):
