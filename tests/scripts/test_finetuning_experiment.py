@@ -1,0 +1,48 @@
+"""The experiment of fine-tuning, on a handful of number words for a few updates."""
+
+import json
+
+import pytest
+
+from vanilla_transformer.data.number_words import write_corpus
+
+from ..support.documents import ROOT
+from ..support.scripts import run_script
+
+pytestmark = [
+    pytest.mark.slow,
+    # Trainer's default for GPUs, on machines without one.
+    pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true:UserWarning"),
+]
+
+
+def test_each_model_has_a_row_and_what_is_finished_is_kept(tmp_path):
+    write_corpus(tmp_path, train=200, validation=4, test=4)
+
+    def pair(split):
+        return [tmp_path / f"{split}.{language}" for language in ("de", "en")]
+
+    given = [tmp_path / "runs", "--parent", *pair("train"), "--child", *pair("train")]
+    given += ["--validation", *pair("validation"), "--test", *pair("test")]
+    given += ["--pairs", 50, "--minutes", 0.001, 0.001]
+
+    first, second = (
+        run_script(ROOT / "scripts" / "finetuning_experiment.py", *given) for _ in range(2)
+    )
+
+    assert (first.returncode, second.returncode) == (0, 0), second.stderr
+    table = [line.split(" | ") for line in second.stdout.splitlines()[-6:]]
+    assert [row[0] for row in table[:4]] == [
+        "| imported, before fine-tuning",
+        "| from scratch",
+        "| fine-tuned",
+        "| fine-tuned with LoRA, rank 16",
+    ]
+    trained = [int(row[3].replace(",", "")) for row in table[:4]]
+    assert trained[0] == 0 < trained[3] < trained[2]
+    assert table[4][0].startswith("bleu: nrefs:1|")
+    # Only the first 50 pairs are learned from.
+    run = json.loads((tmp_path / "runs" / "tuned" / "run.json").read_text())
+    assert run["pairs"] == 50
+    assert first.stdout.count("The model is in") == 3
+    assert "The model is in" not in second.stdout
