@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from vanilla_transformer.training.callbacks import StopOnRequest, StoppedBySignalError
-from vanilla_transformer.training.legs import check_continuation, claimed, continue_run
+from vanilla_transformer.training.legs import check_continuation, check_free, claimed, continue_run
 from vanilla_transformer.training.run import train
 from vanilla_transformer.training.run_record import describe_run, read_log
 from vanilla_transformer.training.trainer import TokenBatchTrainer, _moment
@@ -247,7 +247,7 @@ def test_files_of_the_user_are_not_overwritten(corpus, tmp_path, name):
         run_updates(corpus, tmp_path, 1)
 
     assert (tmp_path / name).read_text() == '{"mine": true}'
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, "notes.txt"])
+    assert {path.name for path in tmp_path.iterdir()} == {name, "notes.txt"}
 
 
 def test_other_files_in_the_folder_are_no_obstacle(corpus, tmp_path):
@@ -258,23 +258,34 @@ def test_other_files_in_the_folder_are_no_obstacle(corpus, tmp_path):
     assert (tmp_path / "model.safetensors").exists()
 
 
-def test_leftovers_of_a_run_without_a_checkpoint_are_replaced(corpus, first_leg, tmp_path):
+@pytest.fixture
+def abandoned(first_leg, tmp_path):
+    """The folder of a run that has not ended, with a whole checkpoint."""
     run = read_json(first_leg / "run.json")
     del run["weights"]
     (tmp_path / "run.json").write_text(json.dumps(run))
-    (tmp_path / "log.jsonl").write_text('{"step": 5, "minutes": 1000.0, "loss": 9.0}\n')
     shutil.copytree(first_leg / "checkpoint-2", tmp_path / "checkpoint-2")
-    (tmp_path / "checkpoint-2" / "files.json").unlink()
-    unfinished = tmp_path / ".saving-0123456789abcdef"
+    return tmp_path
+
+
+def test_leftovers_of_a_run_without_a_checkpoint_are_replaced(corpus, abandoned):
+    (abandoned / "checkpoint-2" / "files.json").unlink()
+    (abandoned / "log.jsonl").write_text('{"step": 5, "minutes": 1000.0, "loss": 9.0}\n')
+    unfinished = abandoned / ".saving-0123456789abcdef"
     unfinished.mkdir()
     (unfinished / "model.safetensors").write_text("half")
 
-    run_updates(corpus, tmp_path, 1)
+    run_updates(corpus, abandoned, 1)
 
-    assert all(report["minutes"] < 1000 for report in read_log(tmp_path / "log.jsonl"))
-    assert "earlier_legs" not in read_json(tmp_path / "run.json")
+    assert all(report["minutes"] < 1000 for report in read_log(abandoned / "log.jsonl"))
+    assert "earlier_legs" not in read_json(abandoned / "run.json")
     assert not unfinished.exists()
-    assert checkpoints_of(tmp_path) == [1]
+    assert checkpoints_of(abandoned) == [1]
+
+
+def test_abandoned_run_with_a_whole_checkpoint_is_not_overwritten(abandoned):
+    with pytest.raises(ValueError, match="already holds a run"):
+        check_free(abandoned)
 
 
 def test_second_training_in_a_folder_is_refused_while_the_first_one_runs(corpus, tmp_path):
@@ -299,14 +310,12 @@ def test_run_that_finished_meanwhile_is_not_overwritten(corpus, first_leg, tmp_p
     assert_same_weights(tmp_path, first_leg)
 
 
-def test_abandoned_run_with_a_whole_checkpoint_is_not_overwritten(corpus, first_leg, tmp_path):
-    run = read_json(first_leg / "run.json")
-    del run["weights"]
-    (tmp_path / "run.json").write_text(json.dumps(run))
-    shutil.copytree(first_leg / "checkpoint-2", tmp_path / "checkpoint-2")
+@pytest.mark.parametrize("trace", ["checkpoint-7", "config.json"])
+def test_folder_with_a_trace_of_another_run_is_refused(tmp_path, trace):
+    (tmp_path / trace).mkdir()
 
-    with pytest.raises(ValueError, match="already holds a run"):
-        run_updates(corpus, tmp_path, 1)
+    with pytest.raises(ValueError, match=f"{tmp_path} already holds a run"):
+        check_free(tmp_path)
 
 
 def test_best_checkpoint_is_found_when_the_folder_has_moved(corpus, tmp_path):
@@ -327,6 +336,15 @@ def test_best_checkpoint_is_found_when_the_folder_has_moved(corpus, tmp_path):
 # Signals
 
 
+@pytest.fixture
+def outlived():
+    """A SIGTERM that training does not handle fails a test, and does not kill all of them."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.usefixtures("outlived")
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_signal_saves_a_model_and_ends_with_the_status_of_the_signal(
     corpus, tmp_path, monkeypatch, signum
@@ -353,6 +371,7 @@ def test_signal_saves_a_model_and_ends_with_the_status_of_the_signal(
     assert read_json(tmp_path / "run.json")["updates"] == 5
 
 
+@pytest.mark.usefixtures("outlived")
 def test_second_signal_ends_at_once_with_the_model_saved(corpus, tmp_path, monkeypatch):
     def press_twice(*args, **kwargs):
         signal.raise_signal(signal.SIGTERM)

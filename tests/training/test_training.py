@@ -203,15 +203,6 @@ def assert_saved(folder: Path, bleu: float, weights: str) -> None:
     assert (result["bleu"], result["search"]) == (bleu, f"greedy, {weights}")
 
 
-def test_checkpoint_of_the_best_bleu_is_saved(run_scored, tmp_path):
-    kept = run_scored([7.0, 31.0, 30.0], epochs=3)
-
-    assert kept == [2, 3]
-    assert_same_weights(tmp_path, tmp_path / f"checkpoint-{checkpoints_of(tmp_path)[0]}")
-    assert_saved(tmp_path, 31.0, "best checkpoint")
-    assert read_json(tmp_path / "results.json")["validation"]["epoch"] == 2
-
-
 def test_mean_of_the_last_checkpoints_is_saved_when_it_does_better(run_scored, tmp_path):
     kept = run_scored([31.0, 30.0, 29.0, 28.0, 31.1], epochs=4, average_last=2)
 
@@ -237,11 +228,15 @@ def test_moving_average_is_saved_when_it_does_better(run_scored, tmp_path, score
     assert_saved(tmp_path, max(score, 31.0), saved)
 
 
-def test_run_ends_early_when_the_score_stays_behind(run_scored, tmp_path):
+def test_checkpoint_of_the_best_bleu_is_saved_and_a_run_that_gets_no_better_ends(
+    run_scored, tmp_path
+):
     kept = run_scored([10.0, 12.0, 11.0, 12.0], epochs=9, early_stopping_patience=2)
 
     assert kept == [2, 4]
+    assert_same_weights(tmp_path, tmp_path / f"checkpoint-{checkpoints_of(tmp_path)[0]}")
     assert_saved(tmp_path, 12.0, "best checkpoint")
+    assert read_json(tmp_path / "results.json")["validation"]["epoch"] == 2
 
 
 def test_last_checkpoint_is_saved_when_validation_is_absent(corpus, tmp_path):
@@ -364,14 +359,13 @@ def test_training_ends_scored_and_saved_when_its_minutes_are_over(corpus, tmp_pa
 # Continuing
 
 
-@pytest.mark.parametrize("vocabularies", [{}, SEPARATE], ids=["joint", "separate"])
-def test_resumed_run_ends_with_the_weights_of_one_in_one_go(corpus, tmp_path, vocabularies, capsys):
+def test_resumed_run_ends_with_the_weights_of_one_in_one_go(corpus, tmp_path, capsys):
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
-    run_training(corpus, whole, vocabularies, num_train_epochs=2)
+    run_training(corpus, whole, SEPARATE, num_train_epochs=2)
 
-    run_training(corpus, resumed, vocabularies, num_train_epochs=1)
+    run_training(corpus, resumed, SEPARATE, num_train_epochs=1)
     capsys.readouterr()
-    run_training(corpus, resumed, vocabularies | {"resume": True}, num_train_epochs=2)
+    run_training(corpus, resumed, SEPARATE | {"resume": True}, num_train_epochs=2)
 
     assert "; 1 epochs end at" in capsys.readouterr().out
     minutes = [report["minutes"] for report in read_log(resumed)]
@@ -430,11 +424,3 @@ def test_run_is_refused_when_its_folder_is_taken(model_folder, corpus):
 
     assert "--resume" in str(caught.value)
     assert before == {path: path.stat().st_mtime_ns for path in model_folder.rglob("*")}
-
-
-@pytest.mark.parametrize("trace", ["checkpoint-7", "config.json"])
-def test_run_is_refused_when_its_folder_holds_a_trace_of_another(corpus, tmp_path, trace):
-    (tmp_path / trace).mkdir()
-
-    with pytest.raises(ValueError, match=f"{tmp_path} already holds a run"):
-        run_training(corpus, tmp_path)
