@@ -41,7 +41,7 @@ def model(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     argv = ["train", "--train", *pair(corpus, "train"), "--output_dir", folder]
     argv += ["--config", *SIZES, "--vocab_size", "320", "--max_tokens_per_batch", "800"]
-    argv += ["--num_train_epochs", "6", "--learning_rate", "0.01", "--warmup_steps", "30"]
+    argv += ["--num_train_epochs", "3", "--learning_rate", "0.01", "--warmup_steps", "30"]
     argv += ["--bf16", "false", "--use_cpu", "--save_strategy", "no", "--disable_tqdm", "true"]
     main([str(argument) for argument in argv])
     return folder
