@@ -1,7 +1,7 @@
 """Every option of every command: its value arrives where it is used, or is read there."""
 
 import dataclasses
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -87,9 +87,9 @@ def literals(kind: Any) -> tuple[str, ...]:
     return next((get_args(one) for one in get_args(kind) if get_origin(one) is Literal), ())
 
 
-def each(settings: type, names: Container[str] | None = None) -> Any:
-    """A test for each field of the settings, or for those with these names."""
-    chosen = [field for field in fields(settings) if names is None or field.name in names]
+def each(settings: type) -> Any:
+    """A test for each field of the settings."""
+    chosen = fields(settings)
     return pytest.mark.parametrize("field", chosen, ids=[field.name for field in chosen])
 
 
@@ -207,8 +207,21 @@ def test_seed_reaches_what_is_drawn(changes, consumer, corpus, tmp_path, monkeyp
 # Search
 
 
-@pytest.mark.parametrize("command", ["translate", "evaluate"])
-@each(SearchSettings)
+OF_THE_SEARCH = {field.name for field in fields(SearchSettings)}
+
+LOADERS = {"translate": SearchSettings, "evaluate": SearchSettings, "attention": AttentionSettings}
+
+
+@pytest.mark.parametrize(
+    ("command", "field"),
+    [
+        (command, field)
+        for command, settings in LOADERS.items()
+        for field in fields(settings)
+        if field.name in OF_THE_SEARCH
+    ],
+    ids=lambda part: getattr(part, "name", part),
+)
 def test_search_gets_each_option(command, field, watch, tmp_path):
     calls = watch(Translator, "from_pretrained", ArrivedError)
     watch(parallel_text, "load_pairs", {"source": ["a"], "target": ["b"]})
@@ -216,27 +229,11 @@ def test_search_gets_each_option(command, field, watch, tmp_path):
     rest = ["--test", "a.de", "a.en"] if command == "evaluate" else ["text"]
     option, value = another(field)
     if field.name == "model":
-        option, value = ["--model", model], [model, model]
+        # An ensemble, of which there are no attention maps.
+        option, value = ([], model) if command == "attention" else (["--model", model], [model] * 2)
 
     with pytest.raises(ArrivedError):
         main([command, "--model", model, *option, *rest])
-
-    ((models,), named) = calls[0]
-    assert ({"model": models} | named)[field.name] == value
-
-
-OF_THE_SEARCH = {field.name for field in fields(SearchSettings)}
-
-
-@each(AttentionSettings, OF_THE_SEARCH)
-def test_attention_loads_the_model_as_told(field, watch, tmp_path):
-    calls = watch(Translator, "from_pretrained", ArrivedError)
-    option, value = another(field)
-    if field.name == "model":
-        option, value = [], str(tmp_path)
-
-    with pytest.raises(ArrivedError):
-        main(["attention", "--model", str(tmp_path), *option, "text"])
 
     ((models,), named) = calls[0]
     assert ({"model": models} | named)[field.name] == value

@@ -20,31 +20,34 @@ LINES = ["ein hund rennt", "ja", "der alte mann", "x"]
 BEFORE = "".join(f"{line}\n" for line in LINES)
 
 
+# Options of each command that writes one file, but for the file; "a" and "b" are read.
+WRITERS = {
+    "translate": ["--input", "a", "--prefix_file", "b"],
+    "evaluate": ["--test", "a", "b", "--bootstrap", "0"],
+    "attention": ["--alignments", "a", "b"],
+}
+# The same with every file that they can read.
+READERS = {
+    "translate": WRITERS["translate"],
+    "evaluate": ["--test", "a", "b", "--against", "c"],
+    "attention": ["--alignments", "a", "b", "--units", "c", "d", "--gold", "e"],
+}
+
+every_writer = pytest.mark.parametrize("command", WRITERS)
+
+
 @pytest.fixture
 def model(folder):
     return folder
 
 
 @pytest.fixture
-def read(tmp_path):
-    """Two files that commands read, of the same number of lines."""
-    files = [tmp_path / "a", tmp_path / "b"]
-    for file in files:
-        file.write_text(BEFORE)
-    return files
-
-
-def writers(model, read):
-    """Options of each command that writes one file, but for the file."""
-    pair = [str(file) for file in read]
-    return {
-        "translate": ["translate", "--model", model, "--input", pair[0], "--prefix_file", pair[1]],
-        "evaluate": ["evaluate", "--model", model, "--test", *pair, "--bootstrap", "0"],
-        "alignments": ["attention", "--model", model, "--alignments", *pair],
-    }
-
-
-every_writer = pytest.mark.parametrize("command", ["translate", "evaluate", "alignments"])
+def here(tmp_path, monkeypatch):
+    """The folder in which commands run, with five files of the same number of lines."""
+    monkeypatch.chdir(tmp_path)
+    for name in "abcde":
+        Path(name).write_text(BEFORE)
+    return tmp_path
 
 
 def link_hard(file, link):
@@ -55,30 +58,16 @@ def link_softly(file, link):
     link.symlink_to(file)
 
 
-# Commands that read the files `in`, `pre`, `a`, `b`, `c` and `d`, and which of them.
-READERS = {
-    "translate": (["--input", "in", "--prefix_file", "pre"], ["in", "pre"]),
-    "evaluate": (["--test", "a", "b", "--against", "c"], ["a", "b", "c"]),
-    "attention": (
-        ["--alignments", "a", "b", "--units", "c", "d", "--gold", "in"],
-        ["a", "b", "c", "d", "in"],
-    ),
-}
-
-
 @pytest.mark.parametrize("link", [None, link_hard, link_softly])
-@pytest.mark.parametrize("command", READERS)
-def test_output_that_is_read_is_refused(run, model, tmp_path, monkeypatch, command, link, no_model):
-    monkeypatch.chdir(tmp_path)
-    options, read = READERS[command]
-    for name in read:
-        Path(name).write_text(BEFORE)
+@every_writer
+def test_output_that_is_read_is_refused(run, model, here, command, link, no_model):
+    read = [word for word in READERS[command] if not word.startswith("--")]
     for name in read:
         out = f"./{name}"
         if link:
-            link(tmp_path / name, Path(out := f"link-{name}"))
+            link(here / name, Path(out := f"link-{name}"))
 
-        status, _, err = run(command, "--model", model, *options, "--output", out)
+        status, _, err = run(command, "--model", model, *READERS[command], "--output", out)
 
         assert status == 2
         assert f"would overwrite '{name}', which is an input" in err
@@ -87,26 +76,24 @@ def test_output_that_is_read_is_refused(run, model, tmp_path, monkeypatch, comma
 
 @pytest.mark.parametrize("name", ["config.json", "new.safetensors", "sub/x.py"])
 @every_writer
-def test_output_that_is_a_file_of_the_model_is_refused(
-    run, model, read, tmp_path, command, name, no_model
-):
-    link = tmp_path / "link"
-    link.symlink_to(model)
+def test_output_that_is_a_file_of_the_model_is_refused(run, model, here, command, name, no_model):
+    Path("link").symlink_to(model)
     before = (model / "config.json").read_bytes()
 
-    status, _, err = run(*writers(model, read)[command], "--output", link / name)
+    status, _, err = run(command, "--model", model, *WRITERS[command], "--output", f"link/{name}")
 
     assert status == 2
-    assert f"--output {link / name} would be a file of the model '{model}'" in err
+    assert f"--output link/{name} would be a file of the model '{model}'" in err
     assert (model / "config.json").read_bytes() == before
 
 
-def test_other_output_in_the_folder_of_a_model_is_written(run, model, read, tmp_path):
-    copy = shutil.copytree(model, tmp_path / "model")
+@every_writer
+def test_other_output_in_the_folder_of_a_model_is_written(run, model, here, command):
+    out = shutil.copytree(model, here / "model") / "lines.txt"
 
-    for command, argv in writers(copy, read).items():
-        assert run(*argv, "--output", copy / f"{command}.txt")[0] == 0
-        assert (copy / f"{command}.txt").read_text().count("\n") == len(LINES)
+    assert run(command, "--model", "model", *WRITERS[command], "--output", out)[0] == 0
+
+    assert out.read_text().count("\n") == len(LINES)
 
 
 @pytest.mark.parametrize(
@@ -121,18 +108,17 @@ def test_other_output_in_the_folder_of_a_model_is_written(run, model, read, tmp_
 )
 @every_writer
 def test_output_that_cannot_be_written_is_told_before_the_model_is_loaded(
-    run, model, read, tmp_path, monkeypatch, command, output, message, no_model
+    run, model, here, command, output, message, no_model
 ):
-    monkeypatch.chdir(tmp_path)
     Path("folder").mkdir()
-    before = sorted(tmp_path.iterdir())
+    before = sorted(here.iterdir())
 
-    status, out, err = run(*writers(model, read)[command], "--output", output)
+    status, out, err = run(command, "--model", model, *WRITERS[command], "--output", output)
 
     assert (status, out) == (2, "")
     assert message in err
     assert err.count("\n") == 1
-    assert sorted(tmp_path.iterdir()) == before
+    assert sorted(here.iterdir()) == before
 
 
 @pytest.mark.parametrize("options", [["ja", "x"], ["--positions", "3"]])
@@ -149,13 +135,13 @@ def test_picture_that_cannot_be_written_is_told_before_the_model_is_loaded(
 
 @pytest.mark.parametrize("name", ["results.json", "README.md"])
 def test_scores_that_cannot_be_kept_are_told_before_the_model_is_loaded(
-    run, model, read, tmp_path, name, no_model
+    run, model, here, name, no_model
 ):
-    copy = shutil.copytree(model, tmp_path / "model")
+    copy = shutil.copytree(model, here / "model")
     (copy / name).unlink(missing_ok=True)
     (copy / name).mkdir()
 
-    status, out, err = run(*writers(copy, read)["evaluate"])
+    status, out, err = run("evaluate", "--model", copy, *WRITERS["evaluate"])
 
     assert (status, out) == (2, "")
     assert f"Is a directory: '{copy / name}'" in err or f"'{copy / name}': Is a directory" in err
@@ -221,10 +207,10 @@ def test_full_disk_leaves_whole_lines_and_a_job_to_continue(run, model, tmp_path
 
 
 @every_writer
-def test_full_standard_output_is_told_in_one_line(run, stdout_to, model, read, command):
-    argv = writers(model, read)[command]
+def test_full_standard_output_is_told_in_one_line(run, stdout_to, model, here, command):
+    argv = [command, "--model", model, *WRITERS[command]]
     if command == "evaluate":
-        argv = ["evaluate", "--hypotheses", read[0], "--test", *read]
+        argv = [command, "--hypotheses", "a", "--test", "a", "b"]
     stdout_to(os.open("/dev/full", os.O_WRONLY))
 
     status, _, err = run(*argv)

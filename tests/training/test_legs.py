@@ -78,10 +78,6 @@ def state_of(folder):
         ({"bf16": True}, "--bf16 was False, got True"),
         ({"label_smoothing_factor": 0.0}, "--label_smoothing_factor was 0.1, got 0.0"),
         ({"settings": {"max_tokens_per_batch": 400}}, "--max_tokens_per_batch was 800, got 400"),
-        ({"settings": {"r_drop": 1.0}}, "--r_drop was 0.0, got 1.0"),
-        ({"settings": {"bpe_dropout": 0.1}}, "--bpe_dropout was 0.0, got 0.1"),
-        ({"settings": {"filter_duplicates": True}}, "--filter_duplicates was False, got True"),
-        ({"settings": {"max_length": 20}}, "--max_length was 256, got 20"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
