@@ -2,7 +2,6 @@
 
 import json
 import re
-import runpy
 
 import pytest
 import torch
@@ -18,6 +17,7 @@ from vanilla_transformer.model_folder import load_model
 from vanilla_transformer_cli import main
 
 from ..conftest import LEARNED, TWO_TABLES, UNTIED, build_variant
+from ..support.documents import code_blocks
 from .test_importing import BUILD
 
 # torch.nn.Transformer has as many heads, and as wide a network, in both stacks.
@@ -105,9 +105,11 @@ def test_folder_loads_by_the_file_in_it(ours, tmp_path, capsys):
     file = tmp_path / "out" / "nn_transformer.py"
     assert "import" in file.read_text()
     assert not re.search("^(from|import) (vanilla|transformers)", file.read_text(), re.MULTILINE)
-    model = runpy.run_path(str(file))["load"](tmp_path / "out")
+    (block,) = (one for one in code_blocks("docs/pretrained.md", "python") if file.name in one)
+    values = dict(BATCH)
+    exec(block.replace("runs/de-en-torch", str(file.parent)), values)
     expected = load_model(str(ours)).eval()(**BATCH).logits
-    torch.testing.assert_close(model(**BATCH), expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(values["logits"], expected, rtol=0, atol=1e-5)
     names = load_file(tmp_path / "out" / "model.safetensors").keys()
     assert "transformer.decoder.layers.2.multihead_attn.in_proj_weight" in names
     tokenizers = [AutoTokenizer.from_pretrained(one) for one in (ours, tmp_path / "out")]

@@ -24,10 +24,12 @@ from vanilla_transformer.interop import to_transformers as module
 from vanilla_transformer.interop.export import export_to_class
 from vanilla_transformer.interop.importing import compare, convert, import_model
 from vanilla_transformer.interop.to_transformers import FORMATS, to_transformers
+from vanilla_transformer.model_folder import load_model
 from vanilla_transformer_cli import main
 from vanilla_transformer_cli.settings import ExportSettings
 
 from ..conftest import CONCATENATED, LEARNED, TWO_TABLES, UNTIED, build_variant
+from ..support.documents import code_blocks
 from ..support.full_disk import small_files
 from ..tokenization.test_tokenizer_pair import build_latin_to_greek
 from .test_importing import BUILD, FSMT_COUNTS_STEPS, SIZES, refill
@@ -176,7 +178,8 @@ def ours(tiny_model, tmp_path):
         ["abcdefghijklmnopqrstuvwxyz .,!?-'"], vocab_size=37, kind="char"
     )
     tiny_model.generation_config.num_beams = 3
-    tiny_model.bfloat16().save_pretrained(tmp_path / "ours")
+    tiny_model.generation_config.max_length = 12
+    tiny_model.save_pretrained(tmp_path / "ours")
     tokenizer.save_pretrained(tmp_path / "ours")
     return tmp_path / "ours"
 
@@ -186,6 +189,8 @@ def names(folder):
 
 
 def test_folder_needs_nothing_of_this_package(ours, tmp_path):
+    load_model(str(ours)).bfloat16().save_pretrained(ours)
+
     comparison = export_to_class(str(ours), tmp_path / "out", "pegasus")
 
     assert names(tmp_path / "out") == {
@@ -207,28 +212,22 @@ def test_folder_needs_nothing_of_this_package(ours, tmp_path):
     assert 1e-4 < comparison.gap < 0.01
 
 
-TRANSLATE = """
-import sys
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
-model = AutoModelForSeq2SeqLM.from_pretrained(sys.argv[1])
-batch = tokenizer(["abc", "ein hund"], padding=True, return_tensors="pt")
-print(model.float().generate(**batch, max_length=12).tolist())
-"""
+def translate(folder, without=""):
+    """What docs/pretrained.md runs."""
+    (block,) = (one for one in code_blocks("docs/pretrained.md", "python") if "-pegasus" in one)
+    return without + block.replace("runs/de-en-pegasus", str(folder))
 
 
-def test_exported_folder_translates_like_the_model(ours, tmp_path, capsys, monkeypatch):
+def test_exported_folder_translates_like_the_model(ours, tmp_path, capsys):
     export_to_class(str(ours), tmp_path / "out", "pegasus")
     capsys.readouterr()
 
     for folder in (ours, tmp_path / "out"):
-        monkeypatch.setattr(sys, "argv", ["", str(folder)])
-        exec(TRANSLATE)
+        exec(translate(folder))
 
     expected, actual = capsys.readouterr().out.splitlines()
     assert actual == expected
-    assert len(set(json.loads(actual)[0])) > 3
+    assert len(actual) > 9
 
 
 @pytest.mark.slow
@@ -237,14 +236,11 @@ def test_exported_folder_translates_where_this_package_is_not_installed(ours, tm
 
     outputs = [
         subprocess.run(
-            [sys.executable, "-c", f"import sys\n{without}\n{TRANSLATE}", str(folder)],
-            check=True,
-            capture_output=True,
-            text=True,
+            [sys.executable, "-c", code], check=True, capture_output=True, text=True
         ).stdout
-        for folder, without in (
-            (ours, "import vanilla_transformer"),
-            (tmp_path / "out", "sys.modules['vanilla_transformer'] = None"),
+        for code in (
+            translate(ours, "import vanilla_transformer\n"),
+            translate(tmp_path / "out", "import sys\nsys.modules['vanilla_transformer'] = None\n"),
         )
     ]
 
