@@ -16,7 +16,7 @@ from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer
 
 from vanilla_transformer.modeling import loss_vanilla_transformer
 
-from ..conftest import Model, pad, redraw_parameters, source_of, without_labels
+from ..conftest import Model, build_variant, pad, source_of, without_labels
 from ..support.gradients_of_one_update import (
     KeepGradients,
     build_arguments,
@@ -33,19 +33,6 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 both_ties = pytest.mark.parametrize("tied", [True, False])
-
-
-@pytest.fixture
-def build(tiny_config):
-    """Makes the tiny model with its ties on or off."""
-
-    def build(tied: bool) -> Model:
-        tiny_config.tie_word_embeddings = tied
-        model = Model(tiny_config).eval()
-        redraw_parameters(model)
-        return model
-
-    return build
 
 
 def with_lora(model: nn.Module, **changes: Any) -> PeftModel:
@@ -79,11 +66,9 @@ def test_adapters_sit_on_every_projection(tiny_model):
     ],
     ids=["projections", "lora_on_lm_head", "lm_head_of_its_own"],
 )
-def test_loss_and_gradients_of_adapters_are_those_of_the_logits(
-    build, batch, monkeypatch, tied, changes
-):
+def test_loss_and_gradients_of_adapters_are_those_of_the_logits(batch, monkeypatch, tied, changes):
     monkeypatch.setattr(loss_vanilla_transformer, "CHUNK_ROWS", 5)
-    peft_model = with_lora(build(tied), **changes)
+    peft_model = with_lora(build_variant(tie_word_embeddings=tied), **changes)
     trained = {
         name: parameter
         for name, parameter in peft_model.named_parameters()
@@ -101,10 +86,12 @@ def test_loss_and_gradients_of_adapters_are_those_of_the_logits(
         assert gradient.any(), name
 
 
-def test_merged_adapters_give_the_same_logits(tiny_model, batch):
+def test_merged_adapters_give_the_same_logits_and_generate_alike(tiny_model, batch):
+    search = {"num_beams": 3, "max_new_tokens": 8}
     plain = tiny_model(**batch).logits
     peft_model = with_lora(tiny_model)
     adapted = peft_model(**batch).logits
+    generated = peft_model.generate(**source_of(batch), **search)
 
     peft_model.merge_adapter()
     merged = peft_model(**batch).logits
@@ -117,6 +104,7 @@ def test_merged_adapters_give_the_same_logits(tiny_model, batch):
         # Added to the weights before a product, or after it.
         torch.testing.assert_close(logits, adapted, rtol=1e-4, atol=1e-4)
     assert type(unloaded) is Model
+    assert torch.equal(unloaded.generate(**source_of(batch), **search), generated)
 
 
 def test_saved_adapters_load_onto_a_saved_model(tiny_model, batch, tmp_path):
@@ -128,16 +116,6 @@ def test_saved_adapters_load_onto_a_saved_model(tiny_model, batch, tmp_path):
     loaded = PeftModel.from_pretrained(base, tmp_path / "adapters")
 
     assert torch.equal(loaded(**batch).logits, peft_model(**batch).logits)
-
-
-def test_adapted_model_generates_like_the_merged_one(tiny_model, batch):
-    peft_model = with_lora(tiny_model)
-    settings = {"num_beams": 3, "max_new_tokens": 8}
-
-    generated = peft_model.generate(**source_of(batch), **settings)
-
-    merged = peft_model.merge_and_unload()
-    assert torch.equal(generated, merged.generate(**source_of(batch), **settings))
 
 
 def test_adapters_get_the_same_gradients_from_accumulated_batches(tmp_path):
@@ -166,8 +144,8 @@ def test_adapters_get_the_same_gradients_from_accumulated_batches(tmp_path):
 
 
 @both_ties
-def test_resized_model_is_saved_and_loaded_with_its_new_size(build, batch, tmp_path, tied):
-    model = build(tied)
+def test_resized_model_loads_trains_and_generates_with_its_new_tokens(batch, tmp_path, tied):
+    model = build_variant(tie_word_embeddings=tied, lm_head_bias=True)
     before = model(**batch).logits
 
     model.resize_token_embeddings(38, pad_to_multiple_of=8)
@@ -179,34 +157,16 @@ def test_resized_model_is_saved_and_loaded_with_its_new_size(build, batch, tmp_p
     assert (loaded.lm_head.weight is loaded.model.shared.weight) == tied
     torch.testing.assert_close(logits[..., :37], before)
     assert torch.equal(logits, model(**batch).logits)
-
-
-@both_ties
-def test_resized_model_trains_on_its_new_tokens(build, batch, tied):
-    model = build(tied)
-    model.resize_token_embeddings(38, pad_to_multiple_of=8)
-    batch["labels"][0, 0] = 39
-    expected = mean_cross_entropy(model(**without_labels(batch)).logits, batch["labels"])
-
-    loss = model.train()(**batch).loss
-    loss.backward()
-
-    torch.testing.assert_close(loss, expected)
-    assert model.lm_head.weight.grad[39].any()
-
-
-@both_ties
-def test_resized_model_generates_its_new_tokens(build, batch, tied):
-    model = build(tied)
-    model.resize_token_embeddings(38, pad_to_multiple_of=8)
-
-    generated = model.generate(**source_of(batch), forced_bos_token_id=39, max_new_tokens=6)
-
+    generated = loaded.generate(**source_of(batch), forced_bos_token_id=39, max_new_tokens=6)
+    next_logits = loaded(**source_of(batch), decoder_input_ids=generated[:, :2]).logits[:, -1]
     assert (generated[:, 1] == 39).all()
-    start = generated[:, :2]
-    logits = model(**source_of(batch), decoder_input_ids=start).logits[:, -1]
     # Neither `<pad>` nor `<s>` is generated.
-    assert torch.equal(generated[:, 2], logits[:, 2:].argmax(-1) + 2)
+    assert torch.equal(generated[:, 2], next_logits[:, 2:].argmax(-1) + 2)
+    batch["labels"][0, 0] = 39
+    loss = loaded.train()(**batch).loss
+    loss.backward()
+    torch.testing.assert_close(loss, mean_cross_entropy(logits, batch["labels"]))
+    assert loaded.lm_head.weight.grad[39].any()
 
 
 def tensors_of_shards(folder: Path) -> list[str]:
@@ -218,8 +178,8 @@ def tensors_of_shards(folder: Path) -> list[str]:
 
 
 @both_ties
-def test_sharded_folder_holds_each_tensor_once_and_loads(build, batch, tmp_path, tied):
-    model = build(tied)
+def test_sharded_folder_holds_each_tensor_once_and_loads(batch, tmp_path, tied):
+    model = build_variant(tie_word_embeddings=tied)
     model.save_pretrained(tmp_path, max_shard_size="20KB")
 
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
@@ -238,8 +198,8 @@ def test_sharded_folder_holds_each_tensor_once_and_loads(build, batch, tmp_path,
 @pytest.mark.filterwarnings("ignore:You are calling .generate.. with the `input_ids`:UserWarning")
 @both_ties
 @pytest.mark.parametrize("bytes_in_memory", [0, 60_000])
-def test_weights_on_disk_give_the_same_results(build, batch, tmp_path, tied, bytes_in_memory):
-    model = build(tied)
+def test_weights_on_disk_give_the_same_results(batch, tmp_path, tied, bytes_in_memory):
+    model = build_variant(tie_word_embeddings=tied)
     model.save_pretrained(tmp_path / "model")
 
     offloaded = AutoModelForSeq2SeqLM.from_pretrained(
@@ -319,12 +279,3 @@ def test_exported_program_gives_the_logits_of_other_shapes(tiny_model, batch, st
     torch.testing.assert_close(
         logits, TeacherForced(tiny_model)(input_ids, mask, decoder_input_ids)
     )
-
-
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("kept", [2, torch.tensor([0, 3])])
-def test_labels_are_refused_when_logits_of_some_positions_are_wanted(
-    tiny_model, batch, training, kept
-):
-    with pytest.raises(ValueError, match=r"got `logits_to_keep=(2|tensor\(\[0, 3\]\))`"):
-        tiny_model.train(training)(**batch, logits_to_keep=kept)
