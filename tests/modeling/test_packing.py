@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from vanilla_transformer.modeling import packing_vanilla_transformer as packing
 from vanilla_transformer.training.r_drop import r_drop
 
-from ..conftest import VARIANTS, Batch, Model, build_variant, gradients, pad, real_rows, source_of
+from ..conftest import LEARNED, Batch, Model, build_variant, gradients, pad, real_rows, source_of
 from .test_attention_backends import flash_attn_varlen_func
 
 
@@ -75,24 +75,31 @@ def test_layers_see_real_tokens_only(tiny_model, ragged):
     assert shapes == [(1, 14, 24)] * 2 + [(1, 12, 24)] * 3
 
 
-@pytest.mark.parametrize("changes", [{}, {"pre_norm": False}, VARIANTS["learned"]])
-@pytest.mark.usefixtures("kernel")
-def test_gradients_are_those_of_a_padded_batch(ragged, changes):
-    model = build_variant(**changes, label_smoothing=0.1, attn_implementation="eager")
-    expected = gradients(model, ragged)
+def assert_gradients_are_those_of_a_padded_batch(model: Model, batch: Batch) -> None:
+    model.set_attn_implementation("eager")
+    expected = gradients(model, batch)
 
     model.set_attn_implementation("varlen")
 
-    torch.testing.assert_close(gradients(model, ragged), expected)
+    torch.testing.assert_close(gradients(model, batch), expected)
+
+
+@pytest.mark.parametrize("changes", [{}, {"pre_norm": False}, LEARNED], ids=str)
+@pytest.mark.usefixtures("kernel")
+def test_gradients_are_those_of_a_padded_batch(ragged, changes):
+    model = build_variant(**changes, label_smoothing=0.1)
+
+    assert_gradients_are_those_of_a_padded_batch(model, ragged)
 
 
 def test_gradients_with_heads_of_two_sizes_are_those_of_a_padded_batch(ragged):
-    model = build_variant(**VARIANTS["d_k_and_d_v"], attn_implementation="eager")
-    expected = gradients(model, ragged)
+    assert_gradients_are_those_of_a_padded_batch(build_variant(d_k=16, d_v=3), ragged)
 
-    model.set_attn_implementation("varlen")
 
-    torch.testing.assert_close(gradients(model, ragged), expected)
+def test_source_without_a_mask_has_no_padding_to_leave_out(tiny_model, ragged):
+    del ragged["attention_mask"]
+
+    assert_gradients_are_those_of_a_padded_batch(tiny_model, ragged)
 
 
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated:FutureWarning")
@@ -108,18 +115,15 @@ def test_gradients_are_the_same_when_layers_are_computed_again(tiny_model, ragge
 
 @pytest.mark.usefixtures("kernel")
 def test_mask_of_the_target_is_that_of_the_caller_if_there_is_one(tiny_model, ragged):
-    sources, target = source_of(ragged), torch.tensor([[0, 0, 1, 6, 33], [1, 25, 7, 4, 9]])
-    inputs = {name: tensor[:2] for name, tensor in sources.items()}
+    target = torch.tensor([[0, 0, 1, 6, 33], [1, 25, 7, 4, 9]])
+    inputs = {name: tensor[:2] for name, tensor in source_of(ragged).items()}
     inputs |= {"decoder_input_ids": target, "decoder_attention_mask": (target != 0).long()}
-    labels = target.masked_fill(target == 0, -100)
-    tiny_model.set_attn_implementation("eager")
-    expected = gradients(tiny_model, {**inputs, "labels": labels})
-
-    tiny_model.set_attn_implementation("varlen")
+    inputs["labels"] = target.masked_fill(target == 0, -100)
     shapes = shapes_of_inputs(tiny_model, "decoder.layers.0.fc1")
 
-    torch.testing.assert_close(gradients(tiny_model, {**inputs, "labels": labels}), expected)
-    assert shapes == [(1, 8, 24)]
+    assert_gradients_are_those_of_a_padded_batch(tiny_model, inputs)
+
+    assert shapes[-1] == (1, 8, 24)
 
 
 @pytest.mark.usefixtures("kernel")
@@ -183,16 +187,6 @@ def test_batch_without_any_target_has_no_loss(tiny_model, ragged):
     tiny_model.set_attn_implementation("varlen")
 
     assert tiny_model.train()(**ragged).loss == 0
-
-
-def test_source_without_a_mask_has_no_padding_to_leave_out(tiny_model, ragged):
-    del ragged["attention_mask"]
-    tiny_model.set_attn_implementation("eager")
-    expected = gradients(tiny_model, ragged)
-
-    tiny_model.set_attn_implementation("varlen")
-
-    torch.testing.assert_close(gradients(tiny_model, ragged), expected)
 
 
 @pytest.mark.parametrize(
