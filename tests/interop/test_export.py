@@ -22,6 +22,7 @@ from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 from vanilla_transformer.translation import Translator
 from vanilla_transformer_cli import main
 
+from ..conftest import build_variant
 from ..support.full_disk import small_files
 from ..tokenization.test_tokenizer_pair import GREEK, save_latin_to_greek
 from .test_onnx import draw_rows, read_in_torch
@@ -29,28 +30,53 @@ from .test_onnx import draw_rows, read_in_torch
 LINES = ["ein hund rennt.", "", "ja", "der alte mann"]
 
 
-@pytest.fixture
-def source(tiny_model, tmp_path):
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
     """A saved model with its tokenizer and what training leaves beside them."""
+    folder = tmp_path_factory.mktemp("saved") / "model"
     tokenizer = VanillaTransformerTokenizer.train(
         ["abcdefghijklmnopqrstuvwxyz .,!?-'"], vocab_size=37, kind="char"
     )
-    tiny_model.generation_config.num_beams = 3
-    tiny_model.generation_config.length_penalty = 0.7
-    tiny_model.save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    (tmp_path / "model" / "run.json").write_text('{"settings": {"max_length": 17}}')
-    return str(tmp_path / "model")
+    model = build_variant()
+    model.generation_config.update(num_beams=3, length_penalty=0.7)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    (folder / "run.json").write_text('{"settings": {"max_length": 17}}')
+    return folder
+
+
+@pytest.fixture
+def source(saved, tmp_path):
+    """A copy of it, `model`."""
+    return str(shutil.copytree(saved, tmp_path / "model"))
+
+
+@pytest.fixture(scope="module")
+def exported(saved, tmp_path_factory):
+    """Its export, compared on random lines: how it agrees, and the folder."""
+    folder = tmp_path_factory.mktemp("exported") / "out"
+    return export_to_ctranslate2(str(saved), folder), folder
+
+
+@pytest.fixture
+def out(exported, tmp_path):
+    """A copy of the export, `out`, where `source` is `model`."""
+    return shutil.copytree(exported[1], tmp_path / "out")
+
+
+def export(source, output, **options):
+    """An export that is compared on three lines only."""
+    return export_to_ctranslate2(source, output, sample=LINES, **options)
 
 
 def files(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-def test_ctranslate2_folder_is_complete(source, tmp_path):
-    agreement = export_to_ctranslate2(source, tmp_path / "out")
+def test_ctranslate2_folder_is_complete(exported):
+    agreement, folder = exported
 
-    assert files(tmp_path / "out") == {
+    assert files(folder) == {
         "model.bin",
         "config.json",
         "shared_vocabulary.json",
@@ -61,35 +87,31 @@ def test_ctranslate2_folder_is_complete(source, tmp_path):
     }
     assert agreement.lines == agreement.identical == 100
     assert 0 < agreement.gap < 1e-4
-    assert files(tmp_path) == {"model", "out"}
+    assert files(folder.parent) == {"out"}
+    ordinary = folder.parent / "ordinary"
+    ordinary.mkdir()
+    assert folder.stat().st_mode == ordinary.stat().st_mode
+    ordinary.rmdir()
 
 
-def test_settings_and_tokenizer_are_carried_over(source, tmp_path):
-    export_to_ctranslate2(source, tmp_path / "out")
+def test_settings_and_tokenizer_are_carried_over(saved, exported):
+    _, folder = exported
 
-    config = GenerationConfig.from_pretrained(tmp_path / "out")
+    config = GenerationConfig.from_pretrained(folder)
     assert (config.num_beams, config.length_penalty) == (3, 0.7)
-    ids = [
-        AutoTokenizer.from_pretrained(folder)(LINES)["input_ids"]
-        for folder in (source, tmp_path / "out")
-    ]
+    ids = [AutoTokenizer.from_pretrained(place)(LINES)["input_ids"] for place in (saved, folder)]
     assert ids[0] == ids[1]
-    run = json.loads((tmp_path / "out" / "run.json").read_text())
-    assert run["settings"] == {"max_length": 17}
+    assert json.loads((folder / "run.json").read_text())["settings"] == {"max_length": 17}
 
 
 @pytest.mark.parametrize("quantization", ["int8", "bfloat16"])
-def test_reduced_weights_are_compared_too(source, tmp_path, quantization):
-    agreement = export_to_ctranslate2(source, tmp_path / "out", quantization=quantization)
-
-    assert agreement.lines == 100
-    assert agreement.gap > 1e-4
-
-
-def test_export_is_compared_on_the_lines_that_are_given(source, tmp_path):
-    agreement = export_to_ctranslate2(source, tmp_path / "out", sample=LINES)
+def test_reduced_weights_are_compared_too_on_the_lines_that_are_given(
+    source, tmp_path, quantization
+):
+    agreement = export(source, tmp_path / "out", quantization=quantization)
 
     assert agreement.lines == 3
+    assert agreement.gap > 1e-4
 
 
 def test_sample_without_text_is_refused(source, tmp_path):
@@ -130,12 +152,11 @@ def shift_positions(self, spec, stack, set_stack=loader.VanillaTransformerLoader
     table.encodings = table.encodings.roll(-1, 0)
 
 
-@pytest.mark.parametrize("quantization", ["float32", "bfloat16", "int8"])
-def test_export_that_translates_otherwise_is_not_kept(source, tmp_path, monkeypatch, quantization):
+def test_export_that_translates_otherwise_is_not_kept(source, tmp_path, monkeypatch):
     monkeypatch.setattr(loader.VanillaTransformerLoader, "_set_stack", shift_positions)
 
     with pytest.raises(ValueError, match=r"must translate at least .* of 100 lines translated"):
-        export_to_ctranslate2(source, tmp_path / "out", quantization=quantization)
+        export_to_ctranslate2(source, tmp_path / "out", quantization="int8")
 
     assert files(tmp_path) == {"model"}
 
@@ -175,9 +196,7 @@ def test_logits_are_compared_at_every_target_of_every_line(tiny_model):
 def test_bfloat16_model_is_compared_in_float32(source, tmp_path):
     load_model(source).bfloat16().save_pretrained(source)
 
-    agreement = export_to_ctranslate2(source, tmp_path / "out", sample=LINES)
-
-    assert agreement.gap < 1e-4
+    assert export(source, tmp_path / "out").gap < 1e-4
 
 
 @pytest.mark.parametrize(
@@ -200,45 +219,40 @@ def test_agreement_within_the_tolerance_is_kept(identical, gap, is_kept):
             agreement.check(0.98, 0.001)
 
 
-def test_existing_folder_is_refused(source, tmp_path):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "mine.txt").touch()
-
-    for force, hint in ((False, "--force to replace"), (True, "and nothing else")):
-        with pytest.raises(FileExistsError, match=f"out' must not exist yet.*{hint}"):
-            export_to_ctranslate2(source, tmp_path / "out", force=force)
-
-    assert files(tmp_path / "out") == {"mine.txt"}
+EXPORTED = ("model.bin", "config.json", "run.json")
 
 
-@pytest.mark.parametrize("name", ["notes.txt", "model.safetensors", "target_tokenizer/run.json"])
-def test_export_with_files_of_somebody_is_never_replaced(source, tmp_path, name):
-    for file in ("model.bin", "config.json", "run.json", name):
-        (tmp_path / "out" / file).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "out" / file).write_text("mine")
+@pytest.mark.parametrize(
+    ("names", "force", "message"),
+    [
+        (["mine.txt"], False, "out' must not exist yet.*--force to replace"),
+        (["mine.txt"], True, "out' must not exist yet.*and nothing else"),
+        (["config.json"], True, r"holds neither decoder_model\.onnx nor model\.bin"),
+        *[
+            ([*EXPORTED, name], True, rf"and nothing else; this holds {name}, too\.")
+            for name in ("notes.txt", "model.safetensors", "target_tokenizer/run.json")
+        ],
+    ],
+)
+def test_folder_with_files_of_somebody_is_never_replaced(source, tmp_path, names, force, message):
+    for name in names:
+        (tmp_path / "out" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "out" / name).write_text("mine")
 
-    with pytest.raises(FileExistsError, match=rf"and nothing else; this holds {name}, too\."):
-        export_to_ctranslate2(source, tmp_path / "out", force=True)
+    with pytest.raises(FileExistsError, match=message):
+        export(source, tmp_path / "out", force=force)
 
-    assert (tmp_path / "out" / name).read_text() == "mine"
+    assert all((tmp_path / "out" / name).read_text() == "mine" for name in names)
     assert files(tmp_path) == {"model", "out"}
 
 
-def test_folder_without_weights_is_never_replaced(source, tmp_path):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "config.json").write_text("mine")
-
-    with pytest.raises(FileExistsError, match=r"holds neither decoder_model\.onnx nor model\.bin"):
-        export_to_ctranslate2(source, tmp_path / "out", force=True)
-
-    assert (tmp_path / "out" / "config.json").read_text() == "mine"
-
-
-def test_file_is_never_replaced(source, tmp_path):
+def test_file_and_the_model_itself_are_never_replaced(source, tmp_path):
     (tmp_path / "model.bin").write_text("mine")
 
     with pytest.raises(FileExistsError, match=r"and nothing else; this is a file\."):
-        export_to_ctranslate2(source, tmp_path / "model.bin", force=True)
+        export(source, tmp_path / "model.bin", force=True)
+    with pytest.raises(FileExistsError, match="replaces an export, and nothing else"):
+        export(source, Path(source), force=True)
 
     assert (tmp_path / "model.bin").read_text() == "mine"
 
@@ -255,7 +269,7 @@ def test_what_appears_while_the_export_is_compared_is_kept(source, tmp_path, mon
     monkeypatch.setattr(Agreement, "check", check_slowly)
 
     with pytest.raises(FileExistsError, match="out' must not exist yet"):
-        export_to_ctranslate2(source, tmp_path / "out", force=force)
+        export(source, tmp_path / "out", force=force)
 
     assert files(tmp_path / "out") == {"mine.txt"}
     assert files(tmp_path) == {"model", "out"}
@@ -267,56 +281,57 @@ def test_export_that_was_killed_leaves_nothing_behind_the_next(source, tmp_path)
         (tmp_path / name / "new").mkdir(parents=True)
         (tmp_path / name / "new" / "model.bin").write_text("half")
 
-    export_to_ctranslate2(source, tmp_path / "out")
+    export(source, tmp_path / "out")
 
     assert files(tmp_path) == {"model", "out", other}
 
 
-def test_export_that_was_killed_between_two_renames_gives_the_earlier_one_back(source, tmp_path):
-    export_to_ctranslate2(source, tmp_path / "out")
-    content = (tmp_path / "out" / "model.bin").read_bytes()
+def test_export_that_was_killed_between_two_renames_gives_the_earlier_one_back(
+    source, out, tmp_path
+):
+    content = (out / "model.bin").read_bytes()
     killed = tmp_path / f".out.new-{'0' * 16}"
     killed.mkdir()
-    (tmp_path / "out").rename(killed / "old")
+    out.rename(killed / "old")
 
     with pytest.raises(FileExistsError, match="or --force to replace"):
-        export_to_ctranslate2(source, tmp_path / "out")
+        export(source, out)
 
-    assert (tmp_path / "out" / "model.bin").read_bytes() == content
+    assert (out / "model.bin").read_bytes() == content
     assert files(tmp_path) == {"model", "out"}
 
 
-def test_later_export_is_kept_though_an_earlier_one_was_killed(source, tmp_path):
-    killed = tmp_path / f".out.new-{'0' * 16}"
-    (killed / "old").mkdir(parents=True)
-    export_to_ctranslate2(source, tmp_path / "out2")
-    (tmp_path / "out2").rename(tmp_path / "out")
+def test_later_export_is_kept_though_an_earlier_one_was_killed(source, out, tmp_path):
+    (tmp_path / f".out.new-{'0' * 16}" / "old").mkdir(parents=True)
 
     with pytest.raises(FileExistsError, match="or --force to replace"):
-        export_to_ctranslate2(source, tmp_path / "out")
+        export(source, out)
 
-    assert "model.bin" in files(tmp_path / "out")
+    assert "model.bin" in files(out)
     assert files(tmp_path) == {"model", "out"}
 
 
-def test_earlier_export_comes_back_when_the_new_one_cannot_take_its_place(
-    source, tmp_path, monkeypatch
+@pytest.mark.parametrize("fault", ["Input/output error", "must translate at least"])
+def test_earlier_export_stays_when_the_new_one_fails_or_cannot_take_its_place(
+    source, out, tmp_path, monkeypatch, fault
 ):
-    export_to_ctranslate2(source, tmp_path / "out")
-    before = (tmp_path / "out" / "model.bin").read_bytes()
+    before = (out / "model.bin").read_bytes()
     rename = Path.rename
 
     def fail_for_the_new_one(path, target):
         if path.name == "new":
-            raise OSError(5, "Input/output error")
+            raise OSError(5, fault)
         return rename(path, target)
 
-    monkeypatch.setattr(Path, "rename", fail_for_the_new_one)
+    if fault == "Input/output error":
+        monkeypatch.setattr(Path, "rename", fail_for_the_new_one)
+    else:
+        monkeypatch.setattr(loader.VanillaTransformerLoader, "_set_stack", shift_positions)
 
-    with pytest.raises(OSError, match="Input/output"):
-        export_to_ctranslate2(source, tmp_path / "out", force=True)
+    with pytest.raises((OSError, ValueError), match=fault):
+        export(source, out, force=True)
 
-    assert (tmp_path / "out" / "model.bin").read_bytes() == before
+    assert (out / "model.bin").read_bytes() == before
     assert files(tmp_path) == {"model", "out"}
 
 
@@ -325,43 +340,17 @@ def test_full_disk_is_told_and_leaves_nothing(source, tmp_path):
         small_files(20_000),
         pytest.raises(OSError, match=f"no room for the export 'out' in '{tmp_path}', which has"),
     ):
-        export_to_ctranslate2(source, tmp_path / "out")
+        export(source, tmp_path / "out")
 
     assert files(tmp_path) == {"model"}
 
 
-def test_export_has_the_rights_of_an_ordinary_folder(source, tmp_path):
-    export_to_ctranslate2(source, tmp_path / "out")
+def test_earlier_export_is_replaced_on_request(source, out, tmp_path):
+    size = (out / "model.bin").stat().st_size
 
-    (tmp_path / "ordinary").mkdir()
-    modes = [(tmp_path / name).stat().st_mode for name in ("out", "ordinary")]
-    assert modes[0] == modes[1]
+    export(source, out, quantization="int8", force=True)
 
-
-def test_model_is_never_replaced_by_its_export(source):
-    with pytest.raises(FileExistsError, match="replaces an export, and nothing else"):
-        export_to_ctranslate2(source, Path(source), force=True)
-
-
-def test_earlier_export_is_replaced_on_request(source, tmp_path):
-    export_to_ctranslate2(source, tmp_path / "out")
-    size = (tmp_path / "out" / "model.bin").stat().st_size
-
-    export_to_ctranslate2(source, tmp_path / "out", quantization="int8", force=True)
-
-    assert (tmp_path / "out" / "model.bin").stat().st_size < size
-    assert files(tmp_path) == {"model", "out"}
-
-
-def test_earlier_export_stays_when_a_new_one_fails(source, tmp_path, monkeypatch):
-    export_to_ctranslate2(source, tmp_path / "out")
-    before = (tmp_path / "out" / "model.bin").read_bytes()
-    monkeypatch.setattr(loader.VanillaTransformerLoader, "_set_stack", shift_positions)
-
-    with pytest.raises(ValueError, match="must translate at least"):
-        export_to_ctranslate2(source, tmp_path / "out", force=True)
-
-    assert (tmp_path / "out" / "model.bin").read_bytes() == before
+    assert (out / "model.bin").stat().st_size < size
     assert files(tmp_path) == {"model", "out"}
 
 
@@ -408,7 +397,7 @@ def test_tokenizer_that_is_missing_leaves_no_output(source, tmp_path):
         (Path(source) / name).unlink()
 
     with pytest.raises((ValueError, OSError)):
-        export_to_ctranslate2(source, tmp_path / "out")
+        export(source, tmp_path / "out")
 
     assert files(tmp_path) == {"model"}
 
@@ -416,7 +405,7 @@ def test_tokenizer_that_is_missing_leaves_no_output(source, tmp_path):
 def test_record_of_the_run_may_be_missing(source, tmp_path):
     (Path(source) / "run.json").unlink()
 
-    export_to_ctranslate2(source, tmp_path / "out")
+    export(source, tmp_path / "out")
 
     assert json.loads((tmp_path / "out" / "run.json").read_text("utf-8")).keys() == {"files"}
 
@@ -456,11 +445,10 @@ def test_ctranslate2_translates_from_one_vocabulary_into_another(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["model.bin", "tokenizer.json"])
-def test_flipped_bit_of_an_export_is_noticed(source, tmp_path, name):
-    export_to_ctranslate2(source, tmp_path / "out")
-    content = bytearray((tmp_path / "out" / name).read_bytes())
+def test_flipped_bit_of_an_export_is_noticed(out, name):
+    content = bytearray((out / name).read_bytes())
     content[-10] ^= 1
-    (tmp_path / "out" / name).write_bytes(content)
+    (out / name).write_bytes(content)
 
     with pytest.raises(ValueError, match=f"{name} of .* is not the file that was saved"):
-        Translator.from_pretrained(str(tmp_path / "out"), engine="ctranslate2")
+        Translator.from_pretrained(str(out), engine="ctranslate2")
