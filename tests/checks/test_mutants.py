@@ -7,6 +7,7 @@ import sys
 import tomllib
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
@@ -64,6 +65,7 @@ def test_list_holds_many_defects_of_every_hub_file():
     assert set(names.values()) == {1}
 
 
+@cache
 def meaning(text, file):
     """What a file says, but for its layout and comments; an error if it cannot be read."""
     return yaml.safe_load(text) if file.endswith(".yaml") else ast.dump(ast.parse(text))
