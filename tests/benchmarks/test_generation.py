@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 from argparse import Namespace
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -228,15 +227,6 @@ def test_random_sources_have_no_special_token_but_the_end(folder):
     assert all(source[-1] == END and min(source[:-1]) > 3 for source in sources)
 
 
-def test_largest_batch_is_the_one_with_most_padded_tokens():
-    largest = replace(task(1), limits=[12, 9]).largest_batch()
-    assert (largest.batches, largest.limits) == ([SOURCES[:3]], [12])
-
-    batches = [[SOURCES[1]] * 2, [SOURCES[2]]]
-    largest = replace(task(1), batches=batches, limits=[12, 9]).largest_batch()
-    assert (largest.batches, largest.limits) == ([[SOURCES[2]]], [9])
-
-
 def test_cells_tell_speed_against_m2m100_and_what_is_the_same():
     results = {
         "vanilla": Result([1.0, 4.0, 2.0], [[5, END], [6, 7, END]]),
@@ -260,22 +250,6 @@ def test_other_outputs_are_refused_in_float32():
     with pytest.raises(ValueError, match=r"m2m100 must .* 95% .* got 90.0%"):
         check_same_outputs(results, "float32")
     check_same_outputs(results, "bfloat16")
-
-
-def test_help_answers_without_torch():
-    code = (
-        "import runpy, sys\n"
-        f"sys.argv = [{str(SCRIPT)!r}, '--help']\n"
-        "try:\n"
-        f"    runpy.run_path({str(SCRIPT)!r}, run_name='__main__')\n"
-        "finally:\n"
-        "    assert 'torch' not in sys.modules\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
-
-    assert "default: 1 16 64" in done.stdout
 
 
 def run_script(*options, **environment):

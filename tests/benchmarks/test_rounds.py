@@ -1,14 +1,20 @@
 """`benchmarks/rounds.py`, `memory.py` and `ratio_tables.py`: what all benchmarks share."""
 
+import os
+import subprocess
 import sys
 from itertools import count
 from pathlib import Path
+
+import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 from memory import Memory, measure_alone, peak_memory
 from ratio_tables import head, megabytes, rate, rate_range, ratio, row
 from rounds import take_turns
+
+from ..support.documents import ROOT
 
 # A median that is not the mean.
 SLOW, FAST = [8.0, 4.0, 30.0], [2.0, 1.0, 3.0]
@@ -51,3 +57,24 @@ def test_memory_is_that_of_a_call_in_a_process_of_its_own():
     assert memory.growth < memory.peak < peak_memory() - len(ballast) / 2
     assert measure_alone(max, 3, 7).result == 7
     assert Memory(start=5, peak=7).growth == 2
+
+
+@pytest.mark.parametrize(
+    ("script", "shown"),
+    [
+        ("generation.py", "default: 1 16 64"),
+        ("plot_complexity.py", "Example:\n  python benchmarks/plot_complexity.py --"),
+    ],
+)
+def test_help_answers_without_torch(tmp_path, script, shown):
+    (tmp_path / "torch.py").write_text("raise ImportError", encoding="utf-8")
+
+    done = subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / script, "--help"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert shown in done.stdout

@@ -12,8 +12,6 @@ import torch
 from torch import nn
 
 from vanilla_transformer import (
-    VanillaTransformerConfig,
-    VanillaTransformerForConditionalGeneration,
     VanillaTransformerTokenizer,
 )
 from vanilla_transformer.interop.ctranslate2 import TransformersConverter, convert
@@ -21,7 +19,7 @@ from vanilla_transformer.translation import Search
 from vanilla_transformer.translation.ctranslate2_engine import CTranslate2Engine
 from vanilla_transformer.translation.engines import Hypothesis, TorchEngine
 
-from ..conftest import VARIANTS, build_variant, redraw_parameters
+from ..conftest import VARIANTS, build_variant
 
 PAD, BOS, EOS, UNK = range(4)
 ALL_TYPES = [
@@ -172,32 +170,6 @@ def test_greedy_translations_and_scores_equal_torchs(model, export):
 
     assert_translates_alike(model, engine)
     assert {found[0].reached_limit for found in run(engine)} == {False, True}
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "post_norm",
-        "embedding_norm",
-        "no_final_norm",
-        "concatenated",
-        "position_base",
-        "learned_offset",
-        "two_tables_untied",
-        "no_attention_bias",
-        "like_marian",
-        "like_bart",
-    ],
-)
-def test_variants_are_translated_as_by_torch(export, name):
-    # Of nine learned positions the longest sources need all, and most outputs more.
-    changes = {**VARIANTS[name], "lm_head_bias": True}
-    model = build_variant(**changes)
-    with torch.no_grad():
-        model.lm_head.bias[[PAD, BOS]] = -50
-    sources = draw_sources(longest=8)
-
-    assert_translates_alike(model, export(model), sources=sources)
 
 
 @pytest.mark.parametrize("length_penalty", [0.0, 0.6])
@@ -355,16 +327,28 @@ def test_unknown_token_may_be_generated_as_in_torch(model, export):
     assert best(results) == best(run(TorchEngine(model), limits=[5] * len(SOURCES)))
 
 
-def build(config, **changes):
-    config = VanillaTransformerConfig(**{**config.to_dict(), **changes})
-    model = VanillaTransformerForConditionalGeneration(config).eval()
-    redraw_parameters(model)
-    return settle(model)
+def build(**changes):
+    return settle(build_variant(**changes))
 
 
 @pytest.mark.parametrize(
     "changes",
     [
+        *(
+            VARIANTS[name]
+            for name in (
+                "post_norm",
+                "embedding_norm",
+                "no_final_norm",
+                "concatenated",
+                "position_base",
+                "learned_offset",
+                "two_tables_untied",
+                "no_attention_bias",
+                "like_marian",
+                "like_bart",
+            )
+        ),
         {"tie_word_embeddings": False},
         {"scale_embedding": False},
         {"layer_norm_eps": 0.5},
@@ -377,24 +361,28 @@ def build(config, **changes):
     ],
     ids=lambda changes: "-".join(f"{name}={value}" for name, value in changes.items()),
 )
-def test_variant_of_the_model_translates_as_in_torch(tiny_config, export, changes):
-    model = build(tiny_config, **changes)
+def test_variant_of_the_model_translates_as_in_torch(export, changes):
+    model = build_variant(**{**changes, "lm_head_bias": True})
+    with torch.no_grad():
+        model.lm_head.bias[[PAD, BOS]] = -50
+    # Of nine learned positions the longest sources need all, and most outputs more.
+    sources = draw_sources(longest=8)
 
-    assert_translates_alike(model, export(model))
+    assert_translates_alike(model, export(model), sources=sources)
 
 
-def test_row_without_a_token_translates_as_in_torch(tiny_config, export):
-    model = build(tiny_config, vocab_size=40)
+def test_row_without_a_token_translates_as_in_torch(export):
+    model = build(vocab_size=40)
 
     assert_translates_alike(model, export(model), sources=draw_sources(vocab_size=40))
 
 
-def test_every_token_of_a_vocabulary_with_bytes_survives(tiny_config, export):
+def test_every_token_of_a_vocabulary_with_bytes_survives(export):
     # Among them the line feed, NUL, quotes, and a token with a control character.
     lines = ['a\tb "c" \\ d\x01e', 'a\tb "c" \\ d\x01e']
     tokenizer = VanillaTransformerTokenizer.train(lines, vocab_size=280)
     vocab_size = len(tokenizer)
-    model = build(tiny_config, vocab_size=vocab_size)
+    model = build(vocab_size=vocab_size)
     every_id = list(range(vocab_size))
     sources = [[*every_id[start : start + 10], EOS] for start in range(0, vocab_size, 10)]
     settings = {"sources": sources, "limits": [15] * len(sources)}
@@ -451,11 +439,13 @@ def test_transformers_converter_finds_the_loader(model, tokenizer, tmp_path):
         ({"eos_token_id": [2, 7]}, r"`eos_token_id` must be one id, got \[2, 7\]"),
         ({"d_k": 5, "d_v": 7}, r"`d_k` must be None, got 5\.\n`d_v` must be None, got 7"),
         ({"talking_heads": "both"}, "`talking_heads` must be None, got 'both'"),
+        # The tokenizer is larger than the model.
+        ({"vocab_size": 30}, r"at most the 30 tokens .* got 37"),
     ],
 )
-def test_setting_without_a_counterpart_is_refused(tiny_config, export, changes, message):
+def test_setting_without_a_counterpart_is_refused(export, changes, message):
     with pytest.raises(ValueError, match=message):
-        export(build(tiny_config, **changes))
+        export(build(**changes))
 
 
 def test_forbidden_sequences_are_refused(model, export):
@@ -463,11 +453,6 @@ def test_forbidden_sequences_are_refused(model, export):
 
     with pytest.raises(ValueError, match=r"single tokens.*got \[\[5, 6\]\]"):
         export(model)
-
-
-def test_tokenizer_larger_than_the_model_is_refused(tiny_config, export):
-    with pytest.raises(ValueError, match=r"at most the 30 tokens .* got 37"):
-        export(build(tiny_config, vocab_size=30))
 
 
 def test_parameter_without_a_place_is_refused(model, tokenizer):
@@ -492,8 +477,8 @@ def test_longest_source_of_the_position_table_translates_as_in_torch(model, expo
     assert_translates_alike(model, export(model), sources=sources, limits=[6])
 
 
-def test_position_table_grows_with_the_longest_expected_sequence(tiny_config, export):
-    engine = export(build(tiny_config, max_position_embeddings=1500))
+def test_position_table_grows_with_the_longest_expected_sequence(export):
+    engine = export(build(max_position_embeddings=1500))
 
     assert (engine.max_positions, engine.position_table_length) == (1500, 3000)
 

@@ -64,40 +64,30 @@ def test_sources_of_other_files_are_left_out(tmp_path):
     assert "left out\t1 pairs" in done.stdout
 
 
-def test_file_that_would_be_empty_is_refused(tmp_path):
-    (tmp_path / "train.tsv").write_text("int a;\tInt32 a;\n")
-    given = ["--folder", tmp_path / "out", "--split", "unseen"]
-
-    done = prepare("pairs", tmp_path / "train.tsv", *given, "--unseen_in", tmp_path / "train.tsv")
-
-    assert done.returncode == 2
-    assert "unseen.jsonl needs at least one pair, got none: 1 were left out" in done.stderr
-    assert not (tmp_path / "out").exists()
-
-
-def test_carving_that_carves_nothing_is_refused(tmp_path):
-    (tmp_path / "train.tsv").write_text("int a;\tInt32 a;\n")
-    given = ["--folder", tmp_path / "out", "--split", "train", "--carve", "0.001"]
-
-    done = prepare("pairs", tmp_path / "train.tsv", *given)
-
-    assert done.returncode == 2
-    assert "validation.jsonl needs at least one pair" in done.stderr
-    assert "--carve is 0.001" in done.stderr
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize(
-    ("kind", "text", "message"),
+    ("kind", "text", "options", "message"),
     [
-        ("scan", "IN: walk\n", "Line 1 of"),
-        ("g2p", "walk\n", "Line 1 of"),
+        ("scan", "IN: walk\n", [], "Line 1 of"),
+        ("g2p", "walk\n", [], "Line 1 of"),
+        (
+            "pairs",
+            "int a;\tInt32 a;\n",
+            ["--unseen_in", "in.tsv"],
+            "train.jsonl needs at least one pair, got none: 1 were left out",
+        ),
+        (
+            "pairs",
+            "int a;\tInt32 a;\n",
+            ["--carve", "0.001"],
+            "validation.jsonl needs at least one pair, got none: 0 were left out",
+        ),
     ],
 )
-def test_line_that_is_no_pair_ends_the_script_with_its_number(tmp_path, kind, text, message):
+def test_corpus_without_pairs_is_refused(tmp_path, kind, text, options, message):
     (tmp_path / "in.tsv").write_text(text)
+    given = ["--folder", "out", "--split", "train", *options]
 
-    done = prepare(kind, tmp_path / "in.tsv", "--folder", tmp_path / "out", "--split", "train")
+    done = prepare(kind, "in.tsv", *given, cwd=tmp_path)
 
     assert done.returncode == 2
     assert message in done.stderr
