@@ -146,9 +146,9 @@ class Contender:
         self.report = Losses()
         model = build(size, kind, drops=drops)
         padding = model.config.pad_token_id
-        self.folder = tempfile.TemporaryDirectory()
         arguments = Seq2SeqTrainingArguments(
-            self.folder.name,
+            # Nothing is saved.
+            tempfile.gettempdir(),
             max_steps=len(pairs) // pairs_per_update,
             per_device_train_batch_size=pairs_per_update // parts,
             gradient_accumulation_steps=parts,
