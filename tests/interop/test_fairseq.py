@@ -288,6 +288,35 @@ def test_logits_are_those_of_fairseq(folder, tmp_path, batch, changes, form):
     torch.testing.assert_close(logits_of(model, *batch), expected, rtol=0, atol=1e-9)
 
 
+NUMBERS_OF_NORMS = {
+    "encoder": ("self_attn_layer_norm", "final_layer_norm"),
+    "decoder": ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"),
+}
+
+
+def as_in_2018(state):
+    """The names that fairseq's own `upgrade_state_dict_named` still reads."""
+    state["decoder.embed_out"] = state.pop("decoder.output_projection.weight")
+    for name in list(state):
+        if found := re.fullmatch(r"(.*attn)\.q_proj\.(weight|bias)", name):
+            parts = [state.pop(f"{found[1]}.{part}_proj.{found[2]}") for part in "qkv"]
+            state[f"{found[1]}.in_proj_{found[2]}"] = torch.cat(parts)
+        stack = name.partition(".")[0]
+        for number, norm in enumerate(NUMBERS_OF_NORMS[stack]):
+            if f".{norm}." in name:
+                state[name.replace(norm, f"layer_norms.{number}")] = state.pop(name)
+
+
+@pytest.mark.parametrize("name", ["separate", "shared"])
+def test_logits_of_an_older_checkpoint_are_those_of_fairseq(folder, tmp_path, batch, name):
+    expected = checkpoint(folder, damage=as_in_2018, **VARIANTS[name])(*batch)
+
+    import_model(str(folder), tmp_path / "ours")
+
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "ours", dtype="auto").eval()
+    torch.testing.assert_close(logits_of(model, *batch), expected, rtol=0, atol=1e-9)
+
+
 @each_variant
 def test_gradients_are_those_of_fairseq(folder, batch, changes):
     fairseq = checkpoint(folder, **changes)

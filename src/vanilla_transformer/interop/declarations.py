@@ -50,6 +50,7 @@ _SECTIONS = (
     "required",
     "same",
     "tensors",
+    "older",
 )
 _SECTIONS_OF_A_MAPPING: dict[str, type] = {
     "extends": str,
@@ -129,8 +130,9 @@ class Declaration:
 
     @classmethod
     def _from(cls, content: dict[str, Any], own_rules: Fields | None = None) -> "Declaration":
-        sections = {name: content[name] for name in _SECTIONS if name != "tensors"}
-        weights = WeightMap(content["tensors"], content["ignored"])
+        rules = ("tensors", "older")
+        sections = {name: content[name] for name in _SECTIONS if name not in rules}
+        weights = WeightMap(content["tensors"], content["ignored"], content["older"])
         return cls(**sections, weights=weights, own_rules=own_rules or {})
 
     def fields(self, source: Fields) -> dict[str, Any]:

@@ -12,7 +12,7 @@ A rule is written `target: source`, both patterns of names:
 import itertools
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from fractions import Fraction
@@ -142,17 +142,25 @@ class WeightMap:
         rules: Source patterns by target patterns.
         ignored: Patterns (`*`, `?`) of source tensors that are not weights, such as tables that are
             computed.
+        older: Rules that make single tensors of the source out of those that older releases of its
+            program had instead.
 
     Raises:
         ValueError: If rules cannot be read; names all of them.
     """
 
-    def __init__(self, rules: Mapping[str, str | list[str]], ignored: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        rules: Mapping[str, str | list[str]],
+        ignored: Iterable[str] = (),
+        older: Mapping[str, str] | None = None,
+    ) -> None:
         faults = [fault for pair in rules.items() for fault in _rule_faults(*pair)]
         if faults:
             raise ValueError("\n".join(faults))
         self.rules = [rule for pair in rules.items() for rule in _expand(*pair)]
         self.ignored = tuple(ignored)
+        self.older = WeightMap(older) if older else None
 
     def plan(
         self,
@@ -170,7 +178,7 @@ class WeightMap:
         """
         pieces, faults = {}, []
         for target, shape in targets.items():
-            rules = self._pieces(target)
+            rules = self._pieces(target, sources)
             if len(rules) == 1:
                 pieces[target] = rules[0]
                 faults += _shape_faults(target, shape, pieces[target], sources)
@@ -179,7 +187,7 @@ class WeightMap:
         copies = {
             (name, target): found
             for name, target in (tied or {}).items()
-            for found in self._pieces(name)
+            for found in self._pieces(name, sources)
             if found != pieces.get(target) and any(piece.name in sources for piece in found)
         }
         for (name, target), found in copies.items():
@@ -191,13 +199,20 @@ class WeightMap:
         )
         return Plan(targets, pieces, copies, faults + self._use_faults(used, sources))
 
-    def _pieces(self, target: str) -> list[list[Piece]]:
+    def _pieces(self, target: str, sources: Container[str]) -> list[list[Piece]]:
         """What each rule for a target joins."""
         return [
-            [Piece.parse(name) for name in map(_numbered(match), names)]
+            [self._in(sources, Piece.parse(name)) for name in map(_numbered(match), names)]
             for pattern, names in self.rules
             if (match := pattern.fullmatch(target))
         ]
+
+    def _in(self, sources: Container[str], piece: Piece) -> Piece:
+        """A piece, or what it was in an older release if the source comes from such a one."""
+        if self.older is None or piece.name in sources:
+            return piece
+        found = [one for (one,) in self.older._pieces(piece.name, sources) if one.name in sources]
+        return found[0] if found else piece
 
     def _use_faults(
         self, used: Counter[tuple[str, int, int]], sources: Mapping[str, Shape]
