@@ -152,12 +152,16 @@ def test_ranks_and_scores_of_a_beam_agree_when_the_first_token_is_forced(folders
         num_hypotheses=4,
         length_penalty=3.0,
         scores=True,
+        details=True,
         max_extra_tokens=EXTRA,
     )
 
     for found in translator.translate(LINES):
         scores = [found.score, *(other.score for other in found.alternatives)]
         assert scores == sorted(scores, reverse=True)
+        # Forced, so its probability is 1.
+        log_prob = sum(found.token_scores[1:])
+        assert found.score == pytest.approx(log_prob / len(found.tokens) ** 3)
 
 
 @pytest.mark.parametrize("name", ["m2m100", "marian", "mbart"])

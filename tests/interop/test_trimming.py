@@ -1,0 +1,310 @@
+"""A trimmed vocabulary: the same tokens, logits and translations where all tokens are kept."""
+
+import copy
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
+
+from vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer.interop.importing import import_model
+from vanilla_transformer.interop.trimming import Trimming, trim
+from vanilla_transformer.tokenization.languages import language_codes
+from vanilla_transformer.translation import Translator
+from vanilla_transformer_cli import main
+
+from ..conftest import build_variant
+from ..support.pretrained import ENGLISH, GERMAN, save_pretrained_model
+from ..support.training_runs import read_json
+
+TEXT = GERMAN[1:9] + ENGLISH[1:9]
+# One vocabulary of each kind: BPE with codes, bytes, Unigram with codes before and after the text.
+NAMES = ["nllb", "bart", "mbart50", "mbart"]
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    """Our model and the tokenizer of each name, in float64; they are not changed."""
+    made = {}
+
+    def find(name):
+        if name not in made:
+            root = tmp_path_factory.mktemp(name)
+            import_model(str(save_pretrained_model(name, root / "source")), root / "imported")
+            folder = root / "imported"
+            model = AutoModelForSeq2SeqLM.from_pretrained(folder).double().eval()
+            made[name] = model, AutoTokenizer.from_pretrained(folder), folder
+        return made[name]
+
+    return find
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("\n".join(TEXT) + "\n", encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture
+def trimmed(sources, text):
+    return lambda name, **options: trim(*sources(name)[:2], Trimming((text,), **options))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_texts_whose_tokens_are_kept_are_split_as_before(sources, trimmed, name):
+    _, tokenizer, _ = sources(name)
+    result = trimmed(name)
+    kept = set(result.kept)
+
+    same = [line for line in GERMAN + ENGLISH if set(tokenizer(line)["input_ids"]) <= kept]
+
+    assert len(same) > len(TEXT)
+    assert len(result.kept) == len(result.tokenizer) < len(tokenizer)
+    for line in same:
+        assert result.tokenizer(line).tokens() == tokenizer(line).tokens()
+        assert result.tokenizer.decode(result.tokenizer(line)["input_ids"]) == (
+            tokenizer.decode(tokenizer(line)["input_ids"])
+        )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_other_texts_are_split_into_smaller_pieces(sources, trimmed, name):
+    _, tokenizer, _ = sources(name)
+    result = trimmed(name)
+    other = next(
+        line for line in GERMAN if not set(tokenizer(line)["input_ids"]) <= set(result.kept)
+    )
+
+    ids = result.tokenizer(other)["input_ids"]
+
+    assert len(ids) > len(tokenizer(other)["input_ids"])
+    assert result.tokenizer.unk_token_id not in ids
+    assert result.tokenizer.decode(ids, skip_special_tokens=True) == other
+    assert result.tokenizer("Ω").tokens() == tokenizer("Ω").tokens()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_of_kept_entries_are_those_of_the_model(sources, trimmed, name):
+    model, tokenizer, _ = sources(name)
+    result = trimmed(name)
+    old, new = (
+        {
+            **one(TEXT, padding=True, return_tensors="pt"),
+            "decoder_input_ids": one(TEXT[::-1], padding=True, return_tensors="pt")["input_ids"],
+        }
+        for one in (tokenizer, result.tokenizer)
+    )
+
+    with torch.no_grad():
+        expected, actual = model(**old).logits, result.model(**new).logits
+
+    torch.testing.assert_close(actual, expected[..., result.kept], rtol=0, atol=1e-12)
+    assert expected.abs().max() > 1
+
+
+@pytest.mark.parametrize("num_beams", [1, 4])
+@pytest.mark.parametrize("name", NAMES)
+def test_translations_are_those_of_the_model_when_other_entries_are_banned(
+    sources, trimmed, name, num_beams
+):
+    model, tokenizer, _ = sources(name)
+    result = trimmed(name)
+    model, smaller = copy.deepcopy(model), copy.deepcopy(result.model)
+    gone = sorted(set(range(model.config.vocab_size)) - set(result.kept))
+    model.generation_config.suppress_tokens = gone
+    # Beams rank by probabilities, which then leave out what is gone.
+    for one in (model, smaller):
+        one.generation_config.renormalize_logits = num_beams > 1
+    codes = list(language_codes(tokenizer))
+    languages = {}
+    if codes:
+        target = "de_DE" if name == "mbart" else codes[0]
+        languages = {"source_language": codes[1], "target_language": target}
+    search = {"num_beams": num_beams, "max_extra_tokens": 5}
+
+    expected, actual = (
+        [
+            (found.text, found.tokens)
+            for found in Translator(one, speaker, **languages, **search, details=True).translate(
+                TEXT
+            )
+        ]
+        for one, speaker in ((model, tokenizer), (smaller, result.tokenizer))
+    )
+
+    assert actual == expected
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_languages_and_special_tokens_are_kept(sources, trimmed, name):
+    _, tokenizer, _ = sources(name)
+    result = trimmed(name)
+
+    assert list(language_codes(result.tokenizer)) == list(language_codes(tokenizer))
+    assert set(tokenizer.all_special_ids) <= set(result.kept)
+    assert [result.kept[one] for one in result.tokenizer.all_special_ids] == (
+        tokenizer.all_special_ids
+    )
+
+
+def test_entry_is_kept_if_it_occurs_often_enough(sources, tmp_path):
+    model, tokenizer, _ = sources("nllb")
+    common, rare = (
+        next(token for token in tokenizer.tokenize(line) if len(token) > 2)
+        for line in ("zweihundert", "thousand")
+    )
+    path = tmp_path / "text.txt"
+    path.write_text("zweihundert zweihundert thousand\n")
+
+    counts = [
+        trim(model, tokenizer, Trimming((str(path),), count)).tokenizer.get_vocab()
+        for count in (1, 2, 3)
+    ]
+
+    assert [common in one for one in counts] == [True, True, False]
+    assert [rare in one for one in counts] == [True, False, False]
+
+
+def test_own_tokenizers_are_trimmed_too(tmp_path):
+    tokenizers = [
+        VanillaTransformerTokenizer.train(
+            GERMAN + ENGLISH, vocab_size=400, kind=kind, target_languages=["de"]
+        )
+        for kind in ("bpe", "unigram")
+    ]
+    path = tmp_path / "text.txt"
+    path.write_text("\n".join(TEXT))
+    for tokenizer in tokenizers:
+        model = build_variant(vocab_size=len(tokenizer))
+
+        result = trim(model, tokenizer, Trimming((str(path),)))
+
+        assert type(result.tokenizer) is VanillaTransformerTokenizer
+        assert len(result.tokenizer) == result.model.config.vocab_size < len(tokenizer)
+        backend = json.loads(result.tokenizer.backend_tokenizer.to_str())["model"]
+        if backend["type"] == "Unigram":
+            assert backend["vocab"][backend["unk_id"]][0] == "<unk>"
+        # Bytes spell what has no entry.
+        ids = result.tokenizer("Ω?")["input_ids"]
+        assert result.tokenizer.decode(ids, skip_special_tokens=True) == "Ω?"
+
+
+def test_ids_of_the_configs_are_renumbered_and_bans_of_what_is_gone_dropped(sources, text):
+    model, tokenizer, _ = sources("mbart50")
+    model = copy.deepcopy(model)
+    french, english = (language_codes(tokenizer)[code] for code in ("fr_XX", "en_XX"))
+    kept = trim(model, tokenizer, Trimming((text,))).kept
+    gone = next(token for token in range(len(tokenizer)) if token not in kept)
+    model.generation_config = GenerationConfig(
+        forced_bos_token_id=french,
+        eos_token_id=[2, french],
+        decoder_start_token_id=2,
+        pad_token_id=1,
+        bad_words_ids=[[1], [gone], [french, gone], [french, 2]],
+        suppress_tokens=[gone, english],
+    )
+
+    result = trim(model, tokenizer, Trimming((text,)))
+
+    now = result.kept.index(french)
+    assert now != french
+    config = result.model.generation_config
+    assert config.forced_bos_token_id == now
+    assert config.eos_token_id == [2, now]
+    assert config.bad_words_ids == [[1], [now, 2]]
+    assert config.suppress_tokens == [result.kept.index(english)]
+    assert model.generation_config.forced_bos_token_id == french
+    assert result.model.config.decoder_start_token_id == 2
+
+
+def test_decoder_start_of_mbart_is_renumbered(sources, trimmed):
+    model, *_ = sources("mbart")
+
+    result = trimmed("mbart")
+
+    start = result.model.config.decoder_start_token_id
+    assert result.kept[start] == model.config.decoder_start_token_id != start
+    assert result.tokenizer.convert_ids_to_tokens(start) == "de_DE"
+
+
+def test_id_of_a_config_without_an_entry_is_refused(sources, text):
+    model, tokenizer, _ = sources("nllb")
+    model = copy.deepcopy(model)
+    model.generation_config.forced_bos_token_id = len(tokenizer) + 1
+
+    with pytest.raises(ValueError, match=r"`forced_bos_token_id` of generation_config\.json is 67"):
+        trim(model, tokenizer, Trimming((text,)))
+
+
+def test_tokenizer_without_a_tokenizer_json_is_refused(sources, text):
+    with pytest.raises(ValueError, match=r"needs a tokenizer with .* got M2M100Tokenizer, whose"):
+        trim(*sources("m2m100")[:2], Trimming((text,)))
+
+
+def test_vocabulary_of_words_is_refused(text):
+    tokenizer = VanillaTransformerTokenizer.train(TEXT, vocab_size=50, kind="word")
+
+    with pytest.raises(ValueError, match="BPE or a Unigram vocabulary, got WordLevel"):
+        trim(build_variant(vocab_size=len(tokenizer)), tokenizer, Trimming((text,)))
+
+
+def test_two_vocabularies_are_refused(sources, text):
+    model = build_variant(share_encoder_decoder_embeddings=False, decoder_vocab_size=40)
+
+    with pytest.raises(ValueError, match="one vocabulary for both sides, got `decoder_vocab_size`"):
+        trim(model, sources("nllb")[1], Trimming((text,)))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("", "empty' is empty"), (" \n\n", r"needs text, got none in '.*empty'")],
+)
+def test_file_without_text_is_refused(sources, text, tmp_path, content, message):
+    (tmp_path / "empty").write_text(content)
+
+    with pytest.raises(ValueError, match=message):
+        trim(*sources("nllb")[:2], Trimming((text, str(tmp_path / "empty"))))
+
+
+def test_count_below_one_is_refused():
+    with pytest.raises(ValueError, match="--min_count must be at least 1, got 0"):
+        Trimming(("text",), 0)
+
+
+def test_command_reports_the_sizes_and_keeps_the_languages(sources, text, tmp_path, capsys):
+    _, tokenizer, folder = sources("nllb")
+    source = folder.with_name("source")
+
+    main(["import", str(source), str(tmp_path / "small"), "--keep_vocabulary", text])
+
+    sizes = read_json(tmp_path / "small" / "run.json")["trimmed"]
+    entries = len(AutoTokenizer.from_pretrained(tmp_path / "small"))
+    # Two rows have no entry.
+    assert sizes["entries"] == [len(tokenizer) + 2, entries]
+    assert f"vocabulary of 68 entries cut to {entries}, weights of" in capsys.readouterr().out
+    translator = Translator.from_pretrained(
+        str(tmp_path / "small"), source_language="deu_Latn", target_language="zho_Hans"
+    )
+    assert len(list(translator.translate(TEXT))) == len(TEXT)
+    assert json.loads((tmp_path / "small" / "config.json").read_text())["vocab_size"] == entries
+
+
+def test_command_leaves_no_folder_behind_when_a_file_has_no_text(sources, tmp_path, capsys):
+    (tmp_path / "empty").write_text(" \n")
+    source = sources("nllb")[2].with_name("source")
+
+    with pytest.raises(SystemExit):
+        main(
+            [
+                "import",
+                str(source),
+                str(tmp_path / "small"),
+                "--keep_vocabulary",
+                str(tmp_path / "empty"),
+            ]
+        )
+
+    assert "needs text, got none in" in capsys.readouterr().err
+    assert not (tmp_path / "small").exists()
