@@ -389,3 +389,17 @@ def test_command_knows_every_class():
     choices = get_args(get_type_hints(ExportSettings)["format"])
 
     assert choices == ("ctranslate2", "onnx", *FORMATS, "nn_transformer")
+
+
+def test_config_forces_an_end_only_where_generation_does():
+    model = build_variant(pre_norm=False)
+
+    assert to_transformers(model, "marian").config.forced_eos_token_id is None
+    model.generation_config.forced_eos_token_id = 2
+    assert to_transformers(model, "marian").config.forced_eos_token_id == 2
+    assert to_transformers(build_variant(**M2M100), "m2m100").config.encoder_layerdrop == 0
+
+
+def test_bias_that_a_class_lacks_is_refused():
+    with pytest.raises(ValueError, match="`lm_head_bias` must be False, got True"):
+        to_transformers(build_variant(lm_head_bias=True, **M2M100), "m2m100")
