@@ -14,6 +14,8 @@ examples:
   vanilla-transformer import Helsinki-NLP/opus-mt-de-en runs/opus-de-en
   vanilla-transformer import fairseq/checkpoint_best.pt runs/fairseq-de-en
   vanilla-transformer import --mapping map.yaml weights.pt runs/ours
+  vanilla-transformer import facebook/nllb-200-distilled-600M runs/nllb-de-en \\
+      --keep_vocabulary train.de train.en
 """
 
 
@@ -41,6 +43,8 @@ def _import(source: str, output: Path, settings: ImportSettings) -> None:
     from transformers.utils.logging import disable_progress_bar
 
     from vanilla_transformer.interop.importing import import_model, plan_import
+    from vanilla_transformer.interop.trimming import Trimming, describe_sizes
+    from vanilla_transformer.model_folder import read_run
 
     disable_progress_bar()
     mapping = Path(settings.mapping) if settings.mapping else None
@@ -50,10 +54,16 @@ def _import(source: str, output: Path, settings: ImportSettings) -> None:
             print(line)
         plan.check()
         return
-    comparison = import_model(source, output, mapping=mapping, tokenizer=settings.tokenizer)
+    files = settings.keep_vocabulary
+    trimming = Trimming(tuple(files), settings.min_count) if files else None
+    comparison = import_model(
+        source, output, mapping=mapping, tokenizer=settings.tokenizer, trimming=trimming
+    )
     if comparison:
         print(f"{output}: {comparison} (on random tokens)")
     else:
         print(
             f"{output}: every tensor is used; no logits were compared, as nothing here runs SOURCE"
         )
+    if sizes := read_run(str(output)).get("trimmed"):
+        print(describe_sizes(sizes))

@@ -555,3 +555,14 @@ class ImportSettings:
     tokenizer: str | None = option(
         "Folder or Hub name of the tokenizer that OUT gets; with --mapping only."
     )
+    keep_vocabulary: list[str] | None = option(
+        "Keeps only the entries of the vocabulary that these text files use, with all characters, "
+        "bytes, special tokens and languages: most of a multilingual model is its table. Needs a "
+        "tokenizer.json (BPE or Unigram).",
+        action="store",
+        nargs="+",
+        metavar="FILE",
+    )
+    min_count: int = option(
+        "Number of times that an entry must occur in --keep_vocabulary to be kept.", 1
+    )

@@ -20,6 +20,7 @@ from vanilla_transformer.files import naming_full_disk, scratch_folder
 from vanilla_transformer.interop.declarations import Declaration, Fields
 from vanilla_transformer.interop.fairseq import find_checkpoint, read_checkpoint
 from vanilla_transformer.interop.tensor_files import check_shards, read_tensors, unreadable
+from vanilla_transformer.interop.trimming import Trimming, trim
 from vanilla_transformer.interop.weight_maps import Plan, shapes_of
 from vanilla_transformer.model_folder import (
     check_objects,
@@ -204,6 +205,7 @@ def import_model(
     *,
     mapping: Path | None = None,
     tokenizer: str | None = None,
+    trimming: Trimming | None = None,
 ) -> Comparison | None:
     """Saves a model of another class as one of ours, with its tokenizer and generation settings.
 
@@ -214,6 +216,7 @@ def import_model(
         folder: Where the model goes; it must not exist yet, and appears when it is complete.
         mapping: A declaration of the tensors, as YAML.
         tokenizer: Folder or Hub name of the tokenizer of a model with a `mapping`.
+        trimming: Which entries of the vocabulary to keep; None: all. `run.json` states the sizes.
 
     Returns:
         How the logits of the two models compare; None if nothing here computes with the source.
@@ -236,6 +239,17 @@ def import_model(
         model = source.convert()
         if damaged := nonfinite_tensors(model):
             raise ValueError(f"Weights must be finite, got others in {', '.join(damaged)}.")
+    record: dict[str, Any] = {"imported_from": source.record}
+    tokenizers = source.tokenizer
+    if trimming:
+        if not isinstance(tokenizers, PreTrainedTokenizerBase):
+            raise ValueError(
+                "--keep_vocabulary needs a source with one tokenizer for both sides, got "
+                f"{'none' if tokenizers is None else 'two'}. Leave it out."
+            )
+        trimmed = trim(model, tokenizers, trimming)
+        model, tokenizers = trimmed.model, trimmed.tokenizer
+        record["trimmed"] = trimmed.sizes
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (
         scratch_folder(folder.parent, f".{folder.name}.new-") as scratch,
@@ -243,9 +257,9 @@ def import_model(
     ):
         new = scratch / "new"
         model.save_pretrained(new)
-        if source.tokenizer is not None:
-            source.tokenizer.save_pretrained(new)
-        write_run(new, {"imported_from": source.record, "files": describe_model_files(new)})
+        if tokenizers is not None:
+            tokenizers.save_pretrained(new)
+        write_run(new, {**record, "files": describe_model_files(new)})
         new.rename(folder)
     return comparison
 
