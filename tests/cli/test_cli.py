@@ -16,11 +16,10 @@ from vanilla_transformer.files import read_lines
 from vanilla_transformer_cli import main
 from vanilla_transformer_cli.__main__ import COMMANDS
 
+from ..support.training_runs import training_options
 from .conftest import Outcome
 
 COMMAND = Path(sys.executable).with_name("vanilla-transformer")
-
-SIZES = ["d_model=32", "encoder_layers=1", "decoder_layers=1", "dropout=0"]
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +38,8 @@ def pair(corpus: Path, split: str) -> list[Path]:
 def model(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that translates number words half right, trained by the command."""
     folder = tmp_path_factory.mktemp("model")
-    argv = ["train", "--train", *pair(corpus, "train"), "--output_dir", folder]
-    argv += ["--config", *SIZES, "--vocab_size", "320", "--max_tokens_per_batch", "800"]
-    argv += ["--num_train_epochs", "3", "--learning_rate", "0.01", "--warmup_steps", "30"]
-    argv += ["--bf16", "false", "--use_cpu", "--save_strategy", "no", "--disable_tqdm", "true"]
+    argv = ["train", *training_options(corpus), "--num_train_epochs", "3", "--save_strategy", "no"]
+    argv += ["--output_dir", folder]
     main([str(argument) for argument in argv])
     return folder
 

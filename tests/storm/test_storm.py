@@ -29,7 +29,7 @@ from vanilla_transformer.training.checkpoints import closed_checkpoints
 from vanilla_transformer_cli.job_record import record_path
 
 from ..support.commands import ENVIRONMENT, CommandServer, RunningCommand, command_server
-from ..support.training_runs import SIZES, checkpoints_of, read_json
+from ..support.training_runs import checkpoints_of, read_json, training_options
 
 pytestmark = pytest.mark.slow
 
@@ -62,10 +62,7 @@ class Calm:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def training(self, folder: Path, save_steps: int = 4) -> list[Any]:
-        pair = [self.corpus / f"train.{language}" for language in ("de", "en")]
-        options = ["train", "--train", *pair, "--config", *SIZES, "--vocab_size", "320"]
-        options += ["--max_tokens_per_batch", "800", "--learning_rate", "0.01", "--warmup_steps"]
-        options += ["30", "--use_cpu", "--bf16", "false", "--disable_tqdm", "true"]
+        options = ["train", *training_options(self.corpus)]
         options += ["--logging_steps", "1", "--max_steps", str(UPDATES), "--save_strategy", "steps"]
         options += ["--save_steps", str(save_steps), "--save_total_limit", str(12 // save_steps)]
         return [*options, "--average_last", "0", "--bpe_dropout", "0.1", "--output_dir", folder]

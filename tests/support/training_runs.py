@@ -65,6 +65,19 @@ def run_training(
     return train(changed, build_arguments(changed, folder, **arguments))
 
 
+def training_options(corpus: Path, *sizes: str) -> list[Any]:
+    """Options of the `train` command for such a run in float32.
+
+    Args:
+        corpus: Folder with `train.de` and `train.en`.
+        sizes: Config fields that differ from `SIZES`.
+    """
+    pair = [corpus / f"train.{language}" for language in ("de", "en")]
+    options = ["--train", *pair, "--config", *SIZES, *sizes, "--vocab_size", "320"]
+    options += ["--max_tokens_per_batch", "800", "--learning_rate", "0.01", "--warmup_steps", "30"]
+    return [*options, "--use_cpu", "--bf16", "false", "--disable_tqdm", "true"]
+
+
 def read_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from vanilla_transformer.training.run_record import read_log
 
 from ..support.commands import command_server
-from ..support.training_runs import SIZES, read_json
+from ..support.training_runs import read_json, training_options
 
 pytestmark = pytest.mark.slow
 
@@ -39,16 +39,12 @@ def server():
 
 
 def options_of(corpus, options, *, validated):
-    def pair(split):
-        return [corpus / f"{split}.{language}" for language in ("de", "en")]
-
-    sizes = [assignment for assignment in SIZES if not assignment.startswith("d_model")]
-    given = ["--train", *pair("train"), "--config", "d_model=40", *sizes, "--vocab_size", "320"]
-    given += ["--max_tokens_per_batch", "600", "--learning_rate", "0.01", "--warmup_steps", "30"]
-    given += ["--use_cpu", "--disable_tqdm", "true", "--logging_steps", "1", "--max_steps", UPDATES]
+    given = [*training_options(corpus, "d_model=40"), "--max_tokens_per_batch", "600"]
+    given += ["--logging_steps", "1", "--max_steps", UPDATES]
     given += ["--save_strategy", "steps", "--save_steps", "20"]
     if validated:
-        given += ["--validation", *pair("validation"), *VALIDATED]
+        pair = [corpus / f"validation.{language}" for language in ("de", "en")]
+        given += ["--validation", *pair, *VALIDATED]
     return [*given, *options]
 
 

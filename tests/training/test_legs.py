@@ -18,13 +18,13 @@ from vanilla_transformer_cli.settings import TrainSettings
 
 from ..support.scripts import run_script
 from ..support.training_runs import (
-    SIZES,
     assert_same_weights,
     build_arguments,
     build_settings,
     checkpoints_of,
     read_json,
     run_training,
+    training_options,
 )
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train.py"
@@ -353,9 +353,7 @@ def test_signal_saves_a_model_and_ends_with_the_status_of_the_signal(
         return step(trainer, *args, **kwargs)
 
     monkeypatch.setattr(TokenBatchTrainer, "training_step", disturb)
-    pairs = [corpus / f"train.{language}" for language in ("de", "en")]
-    argv = ["--train", *pairs, "--config", *SIZES, "--vocab_size", 320, "--use_cpu"]
-    argv += ["--bf16", "false", "--max_tokens_per_batch", 800, "--output_dir", tmp_path]
+    argv = [*training_options(corpus), "--output_dir", tmp_path]
 
     stopped = run_script(SCRIPT, *argv, "--max_steps", 9)
 

@@ -144,21 +144,6 @@ def test_plan_tells_size_and_batches_before_training(model_folder, printed):
     assert run["updates"] == 6 * batches
 
 
-def test_separate_vocabularies_are_learned_from_a_side_each(greek_folder):
-    pair = TokenizerPair.from_pretrained(str(greek_folder))
-    config = read_json(greek_folder / "config.json")
-
-    assert (len(pair.source), len(pair.target)) == (320, 300)
-    assert (config["vocab_size"], config["decoder_vocab_size"]) == (320, 300)
-    letters = [set("".join(side.get_vocab())) for side in (pair.source, pair.target)]
-    assert not letters[0] & set(GREEK.values())
-    # Byte and special tokens spell a few Latin ones.
-    assert letters[1] - set("<>/0123456789ABCDEFxspadunk") <= {*GREEK.values(), " ", "-"}
-    for number in checkpoints_of(greek_folder):
-        checkpoint = TokenizerPair.from_pretrained(str(greek_folder / f"checkpoint-{number}"))
-        assert checkpoint.contents == pair.contents
-
-
 # The validation score and the weights that are saved
 
 
