@@ -28,7 +28,7 @@ WRITERS = {
 }
 # The same with every file that they can read.
 READERS = {
-    "translate": WRITERS["translate"],
+    "translate": [*WRITERS["translate"], "--resume"],
     "evaluate": ["--test", "a", "b", "--against", "c"],
     "attention": ["--alignments", "a", "b", "--units", "c", "d", "--gold", "e"],
 }

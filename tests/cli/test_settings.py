@@ -2,7 +2,7 @@
 
 import pytest
 
-from vanilla_transformer_cli.settings import PRESETS, TrainSettings
+from vanilla_transformer_cli.settings import PRESETS, SearchSettings, TrainSettings
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,11 @@ def test_presets_of_the_paper_have_its_sizes_and_schedule(
     }
     # The peak of equation (3).
     assert preset.learning_rate == pytest.approx((d_model * preset.warmup_steps) ** -0.5, rel=0.02)
+
+
+def test_longest_translation_is_that_of_the_paper():
+    # Section 6.1: 50 tokens more than the source.
+    assert SearchSettings().max_extra_tokens == 50
 
 
 def test_data_is_the_folder_of_training_and_validation_files():
