@@ -32,8 +32,16 @@ def import_(argv: list[str]) -> None:
     source, output = values.pop("source"), Path(values.pop("output"))
     if not Path(source).is_file():
         check_folder(parser, "SOURCE", source)
+    settings = ImportSettings(**values)
+    if settings.mapping and not Path(settings.mapping).is_file():
+        parser.error(f"--mapping: there is no file {settings.mapping!r}")
+    if settings.tokenizer and not settings.mapping:
+        parser.error(
+            "--tokenizer needs --mapping, because other sources have a tokenizer of their own, got "
+            f"{settings.tokenizer!r}. Leave it out."
+        )
     try:
-        _import(source, output, ImportSettings(**values))
+        _import(source, output, settings)
     except ImportError as error:
         # A tokenizer that needs another package; the message names it.
         fail(" ".join(str(error).split()))

@@ -277,9 +277,19 @@ def test_quantised_weights_are_refused(translator, mapping, tmp_path):
         import_model(str(tmp_path / "w.pt"), tmp_path / "ours", mapping=mapping())
 
 
-def test_tokenizer_needs_a_mapping(tmp_path):
-    with pytest.raises(ValueError, match=r"--tokenizer needs --mapping, .* got 'words'"):
-        import_model("any", tmp_path / "ours", tokenizer="words")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--tokenizer", "words"], "--tokenizer needs --mapping, .* got 'words'. Leave it out"),
+        (["--mapping", "none.yaml"], "--mapping: there is no file 'none.yaml'"),
+    ],
+)
+def test_command_refuses_options_that_do_not_fit(tmp_path, capsys, options, message):
+    with pytest.raises(SystemExit) as ended:
+        main(["import", *options, str(tmp_path), str(tmp_path / "ours")])
+
+    assert ended.value.code == 2
+    assert re.search(message, capsys.readouterr().err)
 
 
 def test_value_of_another_type_is_refused(weights, mapping):

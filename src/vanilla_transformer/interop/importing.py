@@ -215,7 +215,8 @@ def import_model(
             Files in PyTorch's own format are read by its loader that runs no code.
         folder: Where the model goes; it must not exist yet, and appears when it is complete.
         mapping: A declaration of the tensors, as YAML.
-        tokenizer: Folder or Hub name of the tokenizer of a model with a `mapping`.
+        tokenizer: Folder or Hub name of the tokenizer of a model with a `mapping`; others have one
+            of their own.
         trimming: Which entries of the vocabulary to keep; None: all. `run.json` states the sizes.
 
     Returns:
@@ -284,11 +285,6 @@ def _load(name_or_path: str, mapping: Path | None, tokenizer: str | None = None)
             {},
             read_tensors(path),
             load_tokenizer(tokenizer) if tokenizer else None,
-        )
-    if tokenizer:
-        raise ValueError(
-            "--tokenizer needs --mapping, because other sources have a tokenizer of their own, "
-            f"got {tokenizer!r}. Leave it out."
         )
     if file := find_checkpoint(path):
         found = read_checkpoint(file)
