@@ -18,7 +18,6 @@ from ..conftest import (
     both_attentions,
     build_variant,
     long_inputs,
-    source_of,
     without_labels,
 )
 
@@ -145,23 +144,3 @@ def test_asking_for_attention_weights_changes_nothing_else(tiny_model, batch):
     assert afterwards.encoder_attentions is None
     assert [config.to_dict() for config in configs] == before
     assert {config._attn_implementation for config in configs} == {"sdpa"}
-
-
-@pytest.mark.parametrize("num_beams", [1, 3])
-def test_generation_without_cache_returns_attention_weights(tiny_model, batch, num_beams):
-    output = tiny_model.generate(
-        **source_of(batch),
-        num_beams=num_beams,
-        max_new_tokens=4,
-        min_new_tokens=4,
-        use_cache=False,
-        output_attentions=True,
-        return_dict_in_generate=True,
-    )
-
-    assert [len(step) for step in output.cross_attentions] == [3] * 4
-    for length, (cross, own) in enumerate(
-        zip(output.cross_attentions, output.decoder_attentions, strict=True), start=1
-    ):
-        assert_is_distribution(cross[0], (3 * num_beams, 4, length, 7))
-        assert_is_distribution(own[0], (3 * num_beams, 4, length, length))

@@ -18,7 +18,7 @@ from transformers import AutoModelForSeq2SeqLM
 
 from vanilla_transformer import VanillaTransformerConfig
 
-from ..conftest import Model, assert_loaded, redraw_parameters
+from ..conftest import TWO_TABLES, Model, assert_loaded, redraw_parameters
 from ..support import reference
 from .test_parity import (
     assert_logits_equal_the_oracle,
@@ -38,7 +38,6 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 8,
     "dropout": 0.0,
 }
-TWO_TABLES: dict[str, Any] = {"share_encoder_decoder_embeddings": False}
 
 # For each axis its choices, by name. Choices that exclude each other stand on the same axis.
 AXES: dict[str, dict[str, dict[str, Any]]] = {
