@@ -160,18 +160,6 @@ def test_greedy_translations_equal_those_of_generate(model, exported):
     assert len(set(map(tuple, actual))) > len(actual) / 2
 
 
-def test_translation_does_not_depend_on_the_batch(exported):
-    sources = draw_rows(12, 9)
-    limits = [len(source) + index % 7 for index, source in enumerate(sources)]
-
-    alone = [
-        exported.generate([source], [limit])[0]
-        for source, limit in zip(sources, limits, strict=True)
-    ]
-
-    assert exported.generate(sources, limits) == alone
-
-
 def test_several_end_tokens_end_a_translation(exported):
     sources = draw_rows(6, 9)
     before = exported.generate(sources, [9] * 6)

@@ -57,21 +57,6 @@ def test_scores_are_there_when_asked_for_only(build):
     assert all(result.score < 0 for result in build(scores=True).translate(["ja", "x"]))
 
 
-@pytest.mark.parametrize("budget", [1, 8192])
-def test_samples_do_not_depend_on_the_batch(build, budget):
-    translator = build(do_sample=True, num_hypotheses=2, max_tokens_per_batch=budget)
-
-    together = [(one.text, one.alternatives[0].text) for one in translator.translate(LINES)]
-
-    alone = [
-        (one.text, one.alternatives[0].text)
-        for line in LINES
-        for one in build(do_sample=True, num_hypotheses=2).translate([line])
-    ]
-    assert together == alone
-    assert any(best != other for best, other in together)
-
-
 def test_samples_count_in_the_batch(tiny_model, build, monkeypatch):
     rows = []
     generate = tiny_model.generate
