@@ -51,6 +51,7 @@ RECTANGULAR: dict[str, Any] = {"talking_heads": "both", "key_heads": 3, "value_h
 VARIANTS: dict[str, dict[str, Any]] = {
     "post_norm": {"pre_norm": False},
     "no_final_norm": {"add_final_layer_norm": False},
+    "two_last_norms": {"pre_norm": False, "add_final_layer_norm": True},
     "embedding_norm": {"embedding_layer_norm": True, "layer_norm_eps": 0.01},
     "layer_norm_eps": {"layer_norm_eps": 0.01},
     "gelu": {"activation_function": "gelu"},

@@ -39,9 +39,12 @@ def place(tmp_path, monkeypatch):
 
 def test_commands_import_what_they_name(place):
     blocks = code_blocks(PAGE, "bash")
-    # tests/translation/test_languages.py runs those for models of several languages.
+    # Those for models of several languages are run where these are tested.
     commands = [
-        shlex.split(line) for block in blocks for line in block.splitlines() if " import " in line
+        shlex.split(line)
+        for block in blocks
+        for line in block.splitlines()
+        if " import " in line and "nllb" not in line
     ]
 
     for program, *arguments in commands:

@@ -2,6 +2,7 @@
 
 import math
 import re
+import warnings
 
 import pytest
 import torch
@@ -64,10 +65,10 @@ class Positions(nn.Module):
 class Translator(nn.Module):
     """torch.nn.Transformer with tables around it, in the names of PyTorch's tutorial."""
 
-    def __init__(self):
+    def __init__(self, norm_first=True):
         super().__init__()
         self.transformer = nn.Transformer(
-            WIDTH, HEADS, 2, 3, INNER, 0.0, "gelu", batch_first=True, norm_first=True
+            WIDTH, HEADS, 2, 3, INNER, 0.0, "gelu", batch_first=True, norm_first=norm_first
         )
         self.src_tok_emb = Table(SOURCE_WORDS)
         self.tgt_tok_emb = Table(TARGET_WORDS)
@@ -87,11 +88,12 @@ class Translator(nn.Module):
         )
 
 
-@pytest.fixture
-def translator():
+@pytest.fixture(params=["pre_norm"])
+def translator(request):
     torch.manual_seed(4)
-    with pytest.warns(UserWarning, match="enable_nested_tensor"):
-        model = Translator().double()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="enable_nested_tensor")
+        model = Translator(request.param == "pre_norm").double()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(0.3 * torch.randn_like(parameter))
@@ -121,8 +123,11 @@ def with_constants(**changes):
     return {"constants": MAPPING["constants"] | changes}
 
 
+@pytest.mark.parametrize("translator", ["pre_norm", "post_norm"], indirect=True)
 def test_logits_and_gradients_are_those_of_torch(translator, weights, mapping, tmp_path):
-    assert import_model(str(weights), tmp_path / "ours", mapping=mapping()) is None
+    is_pre_norm = translator.transformer.encoder.layers[0].norm_first
+    file = mapping(**with_constants(pre_norm=is_pre_norm))
+    assert import_model(str(weights), tmp_path / "ours", mapping=file) is None
     model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "ours", dtype="auto").train()
     sources, targets = torch.randint(4, 33, (3, 7)), torch.randint(4, 33, (3, 5))
     attention_mask = (torch.arange(7) < torch.tensor([[7], [5], [3]])).long()
@@ -192,15 +197,6 @@ def test_tokenizer_comes_along(weights, mapping, tmp_path):
     import_model(str(weights), folder, mapping=mapping(), tokenizer=own)
 
     assert AutoTokenizer.from_pretrained(folder).get_vocab() == tokenizer.get_vocab()
-
-
-def test_post_norm_with_final_norms_is_refused(weights, mapping):
-    with pytest.raises(ValueError, match="`add_final_layer_norm` needs `pre_norm`"):
-        plan_import(str(weights), mapping=mapping(**with_constants(pre_norm=False)))
-
-    constants = with_constants(pre_norm=False, add_final_layer_norm=None)
-    faults = plan_import(str(weights), mapping=mapping(**constants)).faults
-    assert "transformer.encoder.norm.weight [24] is used by no rule" in faults
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ FITTING = [
     {},
     {"pre_norm": False},
     {"add_final_layer_norm": False},
+    {"pre_norm": False, "add_final_layer_norm": True},
     {"activation_function": "gelu", "scale_embedding": False, "layer_norm_eps": 0.01},
     {"position_base": 100, "position_offset": 3, "attention_bias": False},
     {**LEARNED, "max_position_embeddings": 12, "position_offset": 2, "lm_head_bias": True},

@@ -155,7 +155,7 @@ class Comparison:
         """Refuses a model that computes something else.
 
         Args:
-            dtype: In which a file has tables of sinusoids.
+            dtype: Of the weights, or of tables of sinusoids in a file.
 
         Raises:
             ValueError: If the difference is not rounding.
@@ -235,7 +235,7 @@ def import_model(
     if source.model is not None:
         model = convert(source.model)
         comparison = compare(source.model, model)
-        comparison.check()
+        comparison.check(model.dtype)
     else:
         model = source.convert()
         if damaged := nonfinite_tensors(model):

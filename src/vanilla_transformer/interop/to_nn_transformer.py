@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import yaml
 from safetensors.torch import save_file
+from torch import nn
 from transformers import PreTrainedModel
 
 from vanilla_transformer.files import write_lines
@@ -107,7 +108,7 @@ def _settings(model: PreTrainedModel) -> dict[str, Any]:
             "layer_norm_eps": config.layer_norm_eps,
             "norm_first": config.pre_norm,
         },
-        "final_norm": config.pre_norm and config.add_final_layer_norm is not False,
+        "final_norm": isinstance(model.model.encoder.layer_norm, nn.LayerNorm),
         "embedding_scale": model.model.encoder.embed_scale,
         "src_vocab_size": config.vocab_size,
         "tgt_vocab_size": config.target_vocab_size,

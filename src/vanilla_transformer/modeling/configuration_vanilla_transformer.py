@@ -102,7 +102,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
         pre_norm: The layer norm comes before each sublayer; False: after the residual sum, as in
             the paper (section 3.1); deep stacks then need a longer warm-up.
         add_final_layer_norm: Ends each stack in a layer norm; None: if `pre_norm`. Post-norm
-            layers end in one anyway.
+            layers end in one anyway; `torch.nn.Transformer` adds another.
         embedding_layer_norm: Normalises the sum of embedding and position in each stack, as BART
             and mBART do; the paper does not.
         layer_norm_eps: Added to the variance inside each layer norm.
@@ -254,11 +254,6 @@ class VanillaTransformerConfig(PreTrainedConfig):
             )
             if getattr(self, name) not in choices
         ]
-        if self.add_final_layer_norm and not self.pre_norm:
-            faults.append(
-                "`add_final_layer_norm` needs `pre_norm`, because post-norm layers end in a norm, "
-                "got True and False. Leave it out."
-            )
         if self.share_encoder_decoder_embeddings and self.target_vocab_size != self.vocab_size:
             faults.append(
                 "`decoder_vocab_size` must be `vocab_size` where source and target share a table, "
