@@ -46,6 +46,10 @@ SEARCHES: list[dict[str, Any]] = [
     {"num_beams": 3, "forced_bos_token_id": 9},
     {"num_beams": 3, "bad_words_ids": [[0], [1], [8, 21], [30]]},
     {"num_beams": 3, "max_length": 2},
+    {"max_length": 6, "forced_eos_token_id": 2},
+    {"num_beams": 3, "max_length": 6, "forced_eos_token_id": 2},
+    # Marian's.
+    {"num_beams": 3, "renormalize_logits": True, "bad_words_ids": [[0], [1], [30]]},
 ]
 both_widths = pytest.mark.parametrize("num_beams", [1, 3])
 

@@ -13,7 +13,9 @@ from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.generation import (
     EosTokenCriteria,
     ForcedBOSTokenLogitsProcessor,
+    ForcedEOSTokenLogitsProcessor,
     GenerationMixin,
+    LogitNormalization,
     LogitsProcessorList,
     MaxLengthCriteria,
     MinLengthLogitsProcessor,
@@ -49,6 +51,8 @@ TESTED_RELEASES = ((5, 17), (5, 24))
 # These look at single rows only, so rows may leave the batch.
 ROWWISE_PROCESSORS = (
     ForcedBOSTokenLogitsProcessor,
+    ForcedEOSTokenLogitsProcessor,
+    LogitNormalization,
     MinLengthLogitsProcessor,
     MinNewTokensLengthLogitsProcessor,
     NoBadWordsLogitsProcessor,
