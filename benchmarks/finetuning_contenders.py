@@ -68,7 +68,12 @@ def build(size: str, kind: str, *, drops: bool) -> PreTrainedModel:
     without = {} if drops else dict.fromkeys(("dropout", "attention_dropout"), 0.0)
     torch.manual_seed(0)
     model = model_class(config_class(**fields, **without))
-    return convert(model) if kind == "vanilla" else model
+    if kind == "vanilla":
+        model = convert(model)
+        if model.lm_head.bias is not None:
+            # Marian's bias is a constant; ours is trained unless it is frozen.
+            model.lm_head.bias.requires_grad = False
+    return model
 
 
 def describe(size: str) -> str:
@@ -191,10 +196,10 @@ def pad(rows: list[dict[str, list[int]]], padding: int) -> dict[str, torch.Tenso
 
 
 def run_round(size: str, kind: str, pairs: Dataset, pairs_per_update: int) -> int:
-    """Runs one contender once; returns the bytes of weights, gradients and Adam."""
+    """Runs one contender once; returns the bytes of trained weights, gradients and Adam."""
     contender = Contender(size, kind, pairs, pairs_per_update)
     contender.run()
-    return 16 * contender.trainer.model.num_parameters()
+    return 16 * contender.trainer.model.num_parameters(only_trainable=True)
 
 
 def losses_of(size: str, kind: str, pairs: Dataset, pairs_per_update: int, parts: int) -> Losses:
