@@ -74,6 +74,7 @@ class DistilSettings(TrainSettings):
         "BLEU of the sentence."
     )
     teacher_engine: Literal["torch", "ctranslate2"] = _of_teacher("engine")
+    teacher_source_language: str | None = _of_teacher("source_language")
     teacher_target_language: str | None = _of_teacher("target_language")
     teacher_dtype: Literal["auto", "float32", "bfloat16", "float16"] = _of_teacher("dtype")
     teacher_num_beams: int | None = _of_teacher("num_beams")

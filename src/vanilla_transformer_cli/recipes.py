@@ -3,6 +3,7 @@
 Each line is one option without its dashes; `config` is a mapping.
 """
 
+from collections.abc import Container
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,16 @@ from typing import Any
 from vanilla_transformer_cli.settings import TrainSettings
 
 _SUFFIXES = (".yaml", ".yml")
-_SWITCHES = {field.name for field in fields(TrainSettings) if field.type is bool}
 
 
-def insert_recipe(argv: list[str]) -> list[str]:
+def insert_recipe(argv: list[str], kind: type[TrainSettings] = TrainSettings) -> list[str]:
     """Replaces a recipe, which may be the first argument, by its options.
 
     The arguments after it take precedence.
+
+    Args:
+        argv: Arguments after the name of the command.
+        kind: Class of the command's settings.
 
     Raises:
         OSError: If the file cannot be read.
@@ -35,15 +39,18 @@ def insert_recipe(argv: list[str]) -> list[str]:
         raise ValueError(
             f"{path} must hold options and their values, such as `preset: tiny`, got {recipe!r:.60}"
         )
-    options = [word for name, value in recipe.items() for word in _words(path, name, value)]
+    switches = {field.name for field in fields(kind) if field.type is bool}
+    options = [
+        word for name, value in recipe.items() for word in _words(path, name, value, switches)
+    ]
     return options + argv[1:]
 
 
-def _words(path: Path, name: object, value: Any) -> list[str]:
+def _words(path: Path, name: object, value: Any, switches: Container[object]) -> list[str]:
     """An option as on the command line."""
     if isinstance(value, dict) and name == "config":
         value = [f"{field}={setting}" for field, setting in value.items()]
-    if name in _SWITCHES and isinstance(value, bool):
+    if name in switches and isinstance(value, bool):
         return [f"--{name}"] if value else []
     values = value if isinstance(value, list) else [value]
     if not values or any(item is None or isinstance(item, list | dict) for item in values):

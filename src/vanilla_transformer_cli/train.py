@@ -48,7 +48,7 @@ def read_options(
     parser = build_parser(command, kind, epilog)
     parser.usage = f"{parser.prog} [RECIPE.yaml] [options]"
     parser.add_argument("--help-all", action="store_true", help="Also list Trainer's options.")
-    namespace, others = parser.parse_known_args(insert_recipe(argv))
+    namespace, others = parser.parse_known_args(insert_recipe(argv, kind))
     values = vars(namespace)
     help_all = values.pop("help_all")
     settings = kind(**values)

@@ -5,7 +5,7 @@ import shutil
 from dataclasses import fields, replace
 
 import pytest
-from datasets.utils.logging import disable_progress_bar
+from datasets.utils.logging import disable_progress_bar, enable_progress_bar
 from transformers import M2M100ForConditionalGeneration, T5ForConditionalGeneration
 
 from vanilla_transformer import VanillaTransformerTokenizer
@@ -59,6 +59,7 @@ def quiet_and_in_float32():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recipe, "_bf16_pays", lambda: False)
         yield
+    enable_progress_bar()
 
 
 @pytest.fixture
@@ -230,6 +231,7 @@ def test_search_of_the_teacher_is_as_asked_for(distil, field, monkeypatch, no_tr
 OTHER_VALUES = {
     "teacher_n_best": 2,
     "teacher_engine": "ctranslate2",
+    "teacher_source_language": "de",
     "teacher_target_language": "en",
     "teacher_dtype": "bfloat16",
     "teacher_num_beams": 5,

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, TrainerState
 
 from vanilla_transformer.modeling import cpu_vanilla_transformer as cpu
-from vanilla_transformer.modeling.modeling_vanilla_transformer import Layer
+from vanilla_transformer.modeling.layers_vanilla_transformer import Layer
 from vanilla_transformer.training import recipe
 from vanilla_transformer.training.callbacks import MOVING_AVERAGE_FILE, MovingAverage
 from vanilla_transformer.training.fine_tuning import choose_parameters, merge_adapter

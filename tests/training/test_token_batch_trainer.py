@@ -1,5 +1,6 @@
 """`TokenBatchTrainer` on sixteen pairs: batches, losses, the plan, and what it saves."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +16,7 @@ from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 from vanilla_transformer.training import trainer as module
 from vanilla_transformer.training.callbacks import DivergedError
 from vanilla_transformer.training.checkpoints import close_checkpoint, closed_checkpoints
+from vanilla_transformer.training.r_drop import r_drop
 from vanilla_transformer.training.trainer import TokenBatchTrainer, plan
 
 from ..support.gradients_of_one_update import VOCAB_SIZE, build_arguments, build_model, ragged_pairs
@@ -36,13 +38,13 @@ def separate(tokenizer):
 
 @pytest.fixture
 def build(tmp_path, tokenizer):
-    def build_trainer(*, r_drop=0.0, tokenizers=None, **changes):
+    def build_trainer(*, alpha=0.0, tokenizers=None, **changes):
         pairs = ragged_pairs()
         sampler = TokenBatchSampler(pair_lengths(pairs), 120, seed=0)
         return TokenBatchTrainer(
             in_epochs(pairs, sampler, truncated_pairs=1),
             tokenizers or TokenizerPair.joint(tokenizer),
-            r_drop,
+            partial(r_drop, alpha=alpha) if alpha else None,
             model=build_model(label_smoothing=0.0),
             args=build_arguments(tmp_path, **changes),
             eval_dataset=pairs,
@@ -76,10 +78,10 @@ def test_validation_loss_is_that_of_a_token_however_batches_are_cut(build):
 
 
 @pytest.mark.parametrize(
-    ("r_drop", "is_training", "passes"), [(1.0, True, 2), (1.0, False, 1), (0.0, True, 1)]
+    ("alpha", "is_training", "passes"), [(1.0, True, 2), (1.0, False, 1), (0.0, True, 1)]
 )
-def test_r_drop_makes_two_passes_in_training_only(build, r_drop, is_training, passes):
-    trainer = build(r_drop=r_drop)
+def test_r_drop_makes_two_passes_in_training_only(build, alpha, is_training, passes):
+    trainer = build(alpha=alpha)
     rows = []
     trainer.model.register_forward_pre_hook(
         lambda model, args, inputs: rows.append(len(inputs["labels"])), with_kwargs=True

@@ -160,7 +160,8 @@ class TokenizerPair:
             for token in _COMMON_TOKENS
             for token_id in [getattr(self.source, f"{token}_id")]
             # Marian's tokenizer has no `<s>`.
-            if token_id is not None and config.get(f"{token}_id", token_id) != token_id
+            if config.get(f"{token}_id", token_id) != token_id
+            and not (token == "bos_token" and token_id is None)
         ]
         if faults:
             raise ValueError(
