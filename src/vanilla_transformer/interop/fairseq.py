@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers, processors
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from torch import Tensor
 
 from vanilla_transformer.files import read_lines
@@ -157,21 +157,5 @@ def _tokenizer(tokens: Iterable[str]) -> VanillaTransformerTokenizer:
     vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token=UNK_TOKEN))
     backend.pre_tokenizer = pre_tokenizers.Split(_BLANKS, "removed")
-    backend.add_special_tokens([AddedToken(token, special=True) for token in _SPECIAL_TOKENS])
-    backend.post_processor = processors.TemplateProcessing(
-        single=f"$A {EOS_TOKEN}",
-        pair=f"$A {EOS_TOKEN} $B:1 {EOS_TOKEN}:1",
-        special_tokens=[(EOS_TOKEN, vocabulary[EOS_TOKEN])],
-    )
-    return VanillaTransformerTokenizer(
-        tokenizer_object=backend,
-        pad_token=PAD_TOKEN,
-        bos_token=BOS_TOKEN,
-        eos_token=EOS_TOKEN,
-        unk_token=UNK_TOKEN,
-        # As in fairseq, a word of the text may be such a token.
-        split_special_tokens=True,
-        clean_up_tokenization_spaces=False,
-        padding_side="right",
-        truncation_side="right",
-    )
+    # As in fairseq, a word of the text may be such a token.
+    return VanillaTransformerTokenizer.of_pipeline(backend, _SPECIAL_TOKENS)

@@ -68,7 +68,7 @@ class _Source:
             {"name": name, "model_type": kind},
             Declaration.of(kind),
             model.config.to_dict(),
-            _untied(model),
+            untied_tensors(model),
             model=model,
         )
 
@@ -82,7 +82,7 @@ class _Source:
         faults = self.declaration.faults(self.fields)
         with torch.device("meta"):
             model = VanillaTransformerForConditionalGeneration(config)
-        targets, tied = shapes_of(_untied(model)), model.all_tied_weights_keys
+        targets, tied = shapes_of(untied_tensors(model)), model.all_tied_weights_keys
         plan = self.declaration.weights.plan(targets, shapes_of(self.tensors), tied)
         faults += self.declaration.useless_rules([*targets, *tied])
         return model, replace(plan, faults=faults + plan.faults)
@@ -125,12 +125,14 @@ def convert(source: PreTrainedModel) -> VanillaTransformerForConditionalGenerati
     return model.train(source.training)
 
 
-def _plan(source: PreTrainedModel) -> tuple[VanillaTransformerForConditionalGeneration, Plan]:
+def plan_conversion(
+    source: PreTrainedModel,
+) -> tuple[VanillaTransformerForConditionalGeneration, Plan]:
     """Our model without memory for its weights, and what `convert` makes them of."""
     return _Source.of(source).plan()
 
 
-def _untied(model: PreTrainedModel) -> dict[str, Tensor]:
+def untied_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
     """Tensors by name, each once."""
     tied = model.all_tied_weights_keys
     return {name: value for name, value in model.state_dict().items() if name not in tied}

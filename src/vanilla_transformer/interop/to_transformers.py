@@ -24,7 +24,7 @@ from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
 
 from vanilla_transformer.files import write_lines
 from vanilla_transformer.interop.declarations import Declaration
-from vanilla_transformer.interop.importing import _plan, _untied
+from vanilla_transformer.interop.importing import plan_conversion, untied_tensors
 from vanilla_transformer.interop.weight_maps import Piece, Shape, shapes_of
 from vanilla_transformer.model_folder import read_object
 from vanilla_transformer.modeling.configuration_vanilla_transformer import VanillaTransformerConfig
@@ -85,12 +85,12 @@ def to_transformers(
             + f"\nOther formats of Transformers that can: {', '.join(fitting) or 'none'}."
         )
     target = AutoModelForSeq2SeqLM.from_config(_config(model, name), dtype=model.dtype)
-    imported, plan = _plan(target)
+    imported, plan = plan_conversion(target)
     plan.check()
-    weights = _untied(model)
+    weights = untied_tensors(model)
     if imported.config.position_embedding_type != model.config.position_embedding_type:
         weights = {place: _sines_first(place, tensor) for place, tensor in weights.items()}
-    parts = take_apart(plan.pieces, weights, shapes_of(_untied(target)))
+    parts = take_apart(plan.pieces, weights, shapes_of(untied_tensors(target)))
     # Tables of sinusoids, and biases that the model lacks, stay as the class has made them.
     target.load_state_dict(parts, strict=False, assign=True)
     target.tie_weights()

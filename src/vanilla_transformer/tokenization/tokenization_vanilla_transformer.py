@@ -137,13 +137,21 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
             backend = _word_backend(lines, vocab_size, tags)
         else:
             backend = _subword_backend(lines, vocab_size, tags, kind, pretokenized, show_progress)
-        backend.add_special_tokens(
-            [AddedToken(token, special=True) for token in (*SPECIAL_TOKENS, *tags)]
-        )
+        return cls.of_pipeline(backend, [*SPECIAL_TOKENS, *tags])
+
+    @classmethod
+    def of_pipeline(cls, backend: Tokenizer, special_tokens: Sequence[str]) -> Self:
+        """A tokenizer that ends each sentence in `</s>`.
+
+        Args:
+            backend: Splits text, and has an id for each special token; changed in place.
+            special_tokens: `<pad>`, `<s>`, `</s>`, `<unk>` and others that no text can spell.
+        """
+        backend.add_special_tokens([AddedToken(token, special=True) for token in special_tokens])
         backend.post_processor = processors.TemplateProcessing(
             single=f"$A {EOS_TOKEN}",
             pair=f"$A {EOS_TOKEN} $B:1 {EOS_TOKEN}:1",
-            special_tokens=[(EOS_TOKEN, SPECIAL_TOKENS.index(EOS_TOKEN))],
+            special_tokens=[(EOS_TOKEN, backend.token_to_id(EOS_TOKEN))],
         )
         return cls(
             tokenizer_object=backend,
