@@ -53,11 +53,19 @@ def word_level(
     Returns:
         The model's output, with its logits and this loss.
     """
-    is_target = inputs["labels"] != IGNORED
-    with torch.no_grad():
+    labels = inputs["labels"]
+    is_target = labels != IGNORED
+    # Without labels, teachers compute no losses, and without a cache they copy no keys and values.
+    given = {name: tensor for name, tensor in inputs.items() if name != "labels"}
+
+    def probabilities_of(teacher: PreTrainedModel) -> Tensor:
+        targets = teacher.prepare_decoder_input_ids_from_labels(labels)
+        output = teacher(**{"decoder_input_ids": targets, **given}, use_cache=False)
         # In float32, as the loss of the model.
-        logits = (teacher(**inputs).logits[is_target].float() for teacher in teachers)
-        probabilities = sum(one.softmax(-1) for one in logits) / len(teachers)
+        return output.logits[is_target].float().softmax(-1)
+
+    with torch.no_grad():
+        probabilities = sum(map(probabilities_of, teachers)) / len(teachers)
     output = model(**inputs, num_items_in_batch=num_items_in_batch, return_logits=True)
     log_probabilities = output.logits[is_target].float().log_softmax(-1)
     count = is_target.sum() if num_items_in_batch is None else num_items_in_batch
