@@ -40,6 +40,8 @@ def import_(argv: list[str]) -> None:
             "--tokenizer needs --mapping, because other sources have a tokenizer of their own, got "
             f"{settings.tokenizer!r}. Leave it out."
         )
+    if settings.min_count != 1 and not settings.keep_vocabulary:
+        parser.error(f"--min_count needs --keep_vocabulary, got {settings.min_count} alone")
     try:
         _import(source, output, settings)
     except ImportError as error:

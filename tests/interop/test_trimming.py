@@ -308,3 +308,11 @@ def test_command_leaves_no_folder_behind_when_a_file_has_no_text(sources, tmp_pa
 
     assert "needs text, got none in" in capsys.readouterr().err
     assert not (tmp_path / "small").exists()
+
+
+def test_count_without_texts_is_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["import", str(tmp_path), str(tmp_path / "small"), "--min_count", "2"])
+
+    assert ended.value.code == 2
+    assert "--min_count needs --keep_vocabulary, got 2 alone" in capsys.readouterr().err
