@@ -105,6 +105,19 @@ def test_setting_is_refused_when_no_run_can_follow_it(tmp_path, settings, given,
         check_settings(TrainSettings(**VALIDATED | settings), build_arguments(tmp_path, **given))
 
 
+def test_two_gpus_of_one_process_are_refused(tmp_path):
+    arguments = build_arguments(tmp_path)
+    # Trainer would divide each batch, and R-Drop's two passes, among them by DataParallel.
+    arguments._n_gpu = 2
+
+    with pytest.raises(ValueError, match="got one process for 2"):
+        check_settings(TrainSettings(**VALIDATED), arguments)
+
+
+def test_no_process_searches_for_unused_parameters():
+    assert recipe(TrainSettings(**TRAINED))["ddp_find_unused_parameters"] is False
+
+
 def test_all_mistakes_are_reported_at_once(tmp_path):
     settings = TrainSettings(**TRAINED, r_drop=-1.0, moving_average=0.9, target_vocab_size=9)
 

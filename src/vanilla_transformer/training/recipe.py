@@ -93,6 +93,8 @@ def recipe(settings: TrainSettings) -> dict[str, Any]:
         # Transformers accepts bf16 on a CPU only with `use_cpu`.
         "use_cpu": not torch.accelerator.is_available(),
         "bf16": _bf16_pays(),
+        # Every weight takes part in every update, so no process need search for the others.
+        "ddp_find_unused_parameters": False,
     }
     if settings.validation:
         arguments |= {
@@ -192,6 +194,12 @@ def check_settings(settings: TrainSettings, arguments: Seq2SeqTrainingArguments)
         faults.append(
             "--num_train_epochs or --max_steps must be above 0, got "
             f"{arguments.num_train_epochs} and {arguments.max_steps}."
+        )
+    if arguments.n_gpu > 1:
+        faults.append(
+            f"Each GPU needs a process of its own, got one process for {arguments.n_gpu}. Train by "
+            f"`accelerate launch --num_processes {arguments.n_gpu} scripts/train.py` with the same "
+            "options, or on one GPU, with CUDA_VISIBLE_DEVICES=0."
         )
     if settings.target_vocab_size is not None and not settings.separate_vocabularies:
         faults.append(
