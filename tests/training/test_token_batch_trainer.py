@@ -230,6 +230,21 @@ def test_trial_leaves_gradients_and_random_numbers_as_they_were(build):
     assert 0.01 < gigabytes < 100
 
 
+@pytest.mark.parametrize(
+    ("durations", "expected"),
+    [([9, 0.5, 1.0, 0.5, 0.2, 0.3], 0.5), ([9, 2, 2], 2.0), ([1, 30], 30.0)],
+    ids=["six batches", "six seconds", "two batches at least"],
+)
+def test_time_of_a_batch_is_the_mean_of_several(build, monkeypatch, durations, expected):
+    clock = iter([x for seconds in durations for x in (0.0, seconds)])
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+
+    seconds, _ = module._try_batches(build())
+
+    assert seconds == pytest.approx(expected)
+    assert not list(clock)
+
+
 def test_memory_counts_what_adam_remembers(build, monkeypatch):
     trainer = build()
     process = SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=0))

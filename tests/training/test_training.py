@@ -5,6 +5,7 @@ import hashlib
 import io
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -323,6 +324,16 @@ def test_training_works_when_all_pairs_fit_into_one_batch(corpus, tmp_path):
     run_training(corpus, tmp_path, UNVALIDATED | {"max_tokens_per_batch": 100_000})
 
     assert read_json(tmp_path / "run.json")["updates"] == 1
+
+
+def test_threads_are_chosen_before_the_plan_and_after_each_update(corpus, tmp_path, monkeypatch):
+    counted = []
+    cores = SimpleNamespace(use=lambda at_once=False: counted.append(at_once))
+    monkeypatch.setattr(training, "IdleCores", lambda: cores)
+
+    run_training(corpus, tmp_path, UNVALIDATED, max_steps=2, save_strategy="no")
+
+    assert counted == [True, False, False]
 
 
 def test_pairs_that_are_cut_off_are_counted(corpus, tmp_path, capsys):

@@ -24,6 +24,8 @@ from transformers import (
 )
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from vanilla_transformer.threads import IdleCores
+
 # A file of each checkpoint.
 MOVING_AVERAGE_FILE = "moving_average.safetensors"
 
@@ -48,6 +50,21 @@ class SeedEpochs(TrainerCallback):
     ) -> None:
         """Sets the epoch, also if a run is resumed in the middle of one."""
         self.set_epoch(int(state.epoch or 0))
+
+
+class UseIdleCores(TrainerCallback):
+    """Trains with as many threads as there are idle cores.
+
+    Args:
+        cores: Counted now and then.
+    """
+
+    def __init__(self, cores: IdleCores) -> None:
+        self.cores = cores
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        """Counts them, if it is time."""
+        self.cores.use()
 
 
 class FindBestCheckpoint(TrainerCallback):

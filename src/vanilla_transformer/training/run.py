@@ -49,6 +49,7 @@ from vanilla_transformer.modeling.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
 from vanilla_transformer.sharing.model_card import record_results, write_model_card
+from vanilla_transformer.threads import IdleCores
 from vanilla_transformer.tokenization.tokenization_vanilla_transformer import (
     VanillaTransformerTokenizer,
     language_tags,
@@ -67,6 +68,7 @@ from vanilla_transformer.training.callbacks import (
     MovingAverage,
     StopOnRequest,
     StoppedBySignalError,
+    UseIdleCores,
     interrupts_stop,
 )
 from vanilla_transformer.training.checkpoints import (
@@ -134,7 +136,7 @@ def train(
         StoppedBySignalError: After Ctrl-C or SIGTERM, when the model has been saved.
     """
     # The caller's stay as they are.
-    arguments = copy.copy(arguments)
+    arguments, cores = copy.copy(arguments), IdleCores()
     checkpoint, run = _begin(settings, arguments)
     text = parallel_text(settings, settings.train, settings.train_split)
     validation_pairs = _load_validation(settings)
@@ -151,11 +153,14 @@ def train(
         settings, arguments, model, tokenizers, data, validation_pairs, training_pass
     )
 
+    trainer.add_callback(UseIdleCores(cores))
+
     say, folder = PartialState().print, Path(arguments.output_dir)
     is_main, stop = trainer.is_world_process_zero(), StopOnRequest(settings.max_minutes)
     with claimed(folder) if is_main else nullcontext(), interrupts_stop(stop):
         if is_main:
             _open_folder(folder, run, filtered, checkpoint)
+        cores.use(at_once=True)
         for line in chain(filtered.summary(), plan(trainer, checkpoint)):
             say(line)
         log = JsonLinesLog(folder / LOG_FILE, run["first_update"])

@@ -1,9 +1,10 @@
 """`Seq2SeqTrainer` on batches of a token budget, its scores, and the plan of a run."""
 
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import cycle, islice
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,10 @@ from vanilla_transformer.training.checkpoints import (
 from vanilla_transformer.training.run_record import hardware
 
 TrainingPass = Callable[..., Seq2SeqLMOutput]
+
+# A plan tries so many batches, fewer if they are slow.
+TRIED_BATCHES = 6
+SECONDS_OF_TRIAL = 3.0
 
 
 class TokenBatchTrainer(Seq2SeqTrainer):
@@ -225,7 +230,7 @@ def scorer(
 
 
 def plan(trainer: TokenBatchTrainer, checkpoint: str | None) -> Iterator[str]:
-    """Describes a run before its first update; two batches are tried for it.
+    """Describes a run before its first update; some batches are tried for it.
 
     Args:
         trainer: Ready to train.
@@ -271,23 +276,26 @@ def _moment(seconds: float) -> str:
 def _try_batches(trainer: TokenBatchTrainer) -> tuple[float, float]:
     """Seconds per batch and gigabytes for the run, measured with forward and backward passes."""
     model, arguments = trainer.model.train(), trainer.args
-    # A small corpus may have a single batch, which is then tried twice.
-    batches = islice(cycle(trainer.get_train_dataloader()), 2)
+    # A small corpus may have a single batch, which is then tried several times.
+    batches = cycle(trainer.get_train_dataloader())
+    seconds: list[float] = []
     with torch.random.fork_rng():
-        for timed, batch in enumerate(batches):
-            inputs = trainer._prepare_inputs(batch)
+        # The first one warms up; the others have about as many tokens, but not the same shape.
+        while len(seconds) < 2 or (
+            sum(seconds[1:]) < SECONDS_OF_TRIAL and len(seconds) < TRIED_BATCHES
+        ):
+            inputs = trainer._prepare_inputs(next(batches))
             started = time.monotonic()
             with trainer.accelerator.autocast():
                 loss = trainer.compute_loss(model, inputs)
             loss.backward()
-            if timed:
-                # Reading the value waits for the device.
-                loss.item()
-    seconds = time.monotonic() - started
+            # Reading the value waits for the device.
+            loss.item()
+            seconds.append(time.monotonic() - started)
     model.zero_grad()
     if arguments.device.type == "cuda":
         memory = torch.cuda.max_memory_allocated()
     else:
         memory = psutil.Process().memory_info().rss
     adam_moments = 8 * model.num_parameters(only_trainable=True)
-    return seconds, (memory + adam_moments) / 1e9
+    return statistics.fmean(seconds[1:]), (memory + adam_moments) / 1e9

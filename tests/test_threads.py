@@ -1,0 +1,150 @@
+"""Threads: as many as there are idle cores, within what the process may use."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from vanilla_transformer import threads
+from vanilla_transformer.threads import INTERVAL, IdleCores
+
+
+class Machine:
+    """Eight cores, and two clocks that stand still until they are moved."""
+
+    def __init__(self) -> None:
+        self.now = self.others = self.own = self.children = 0.0
+        self.threads = self.slept = 0
+
+    def cpu_times(self, percpu: bool) -> list[SimpleNamespace]:
+        work = self.others + self.own + self.children
+        # A guest's work is counted in `user` too; idle and waiting cores are free.
+        times = {"user": work / 8, "guest": work / 8, "idle": 1e6 + self.now, "iowait": self.now}
+        return [SimpleNamespace(**times)] * 8
+
+    def process(self) -> SimpleNamespace:
+        child = SimpleNamespace(cpu_times=lambda: (self.children, 0.0, 99.0, 99.0))
+        return SimpleNamespace(
+            cpu_times=lambda: (self.own, 0.0, 0.0, 0.0, 77.0), children=lambda recursive: [child]
+        )
+
+    def sleep(self, seconds: float) -> None:
+        self.slept += seconds
+        self.now += seconds
+
+    def pass_time(self, seconds: float, *, others: float, own: float = 0, children: float = 0):
+        """So many seconds, in which so many cores are kept busy."""
+        self.now += seconds
+        self.others += others * seconds
+        self.own += own * seconds
+        self.children += children * seconds
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path) -> Machine:
+    machine = Machine()
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(threads, "QUOTA", tmp_path / "none")
+    monkeypatch.setattr(threads, "_cores", lambda: list(range(8)))
+    monkeypatch.setattr(threads.psutil, "cpu_times", machine.cpu_times)
+    monkeypatch.setattr(threads.psutil, "Process", machine.process)
+    monkeypatch.setattr(threads.time, "monotonic", lambda: machine.now)
+    monkeypatch.setattr(threads.time, "sleep", machine.sleep)
+    monkeypatch.setattr(
+        torch, "set_num_threads", lambda number: vars(machine).update(threads=number)
+    )
+    return machine
+
+
+@pytest.mark.parametrize(
+    ("others", "expected"), [(0, 8), (0.4, 8), (0.6, 7), (1, 7), (3.5, 5), (7.8, 1), (9, 1)]
+)
+def test_cores_of_other_programs_are_left_to_them(machine, others, expected):
+    cores = IdleCores()
+    machine.pass_time(INTERVAL, others=others)
+
+    cores.use()
+
+    assert machine.threads == expected
+
+
+def test_own_work_and_that_of_children_leaves_cores_idle(machine):
+    cores = IdleCores()
+    machine.pass_time(INTERVAL, others=1, own=4, children=2)
+
+    cores.use()
+
+    assert machine.threads == 7
+
+
+def test_cores_are_counted_since_the_last_time(machine):
+    cores = IdleCores()
+    machine.pass_time(INTERVAL, others=8)
+    cores.use()
+    machine.pass_time(INTERVAL, others=0)
+
+    cores.use()
+
+    assert machine.threads == 8
+
+
+def test_cores_are_counted_seldom(machine):
+    cores = IdleCores()
+    machine.pass_time(0.9 * INTERVAL, others=4)
+
+    cores.use()
+
+    assert machine.threads == 0
+
+
+def test_first_count_takes_a_moment_at_most(machine):
+    cores = IdleCores()
+    cores.use(at_once=True)
+    machine.pass_time(2, others=3)
+
+    cores.use(at_once=True)
+
+    assert machine.slept == threads.FIRST_INTERVAL
+    assert machine.threads == 5
+
+
+@pytest.mark.parametrize(("quota", "expected"), [("250000 100000", 2), ("50000 100000", 1)])
+def test_quota_of_a_container_is_kept(machine, quota, expected):
+    threads.QUOTA.write_text(quota)
+    cores = IdleCores()
+    machine.pass_time(INTERVAL, others=3)
+
+    cores.use()
+
+    assert machine.threads == expected
+
+
+def test_container_without_a_quota_uses_idle_cores(machine):
+    threads.QUOTA.write_text("max 100000")
+    cores = IdleCores()
+    machine.pass_time(INTERVAL, others=3)
+
+    cores.use()
+
+    assert machine.threads == 5
+
+
+def test_number_that_the_user_has_set_stays(machine, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    cores = IdleCores()
+    machine.pass_time(INTERVAL, others=3)
+
+    cores.use(at_once=True)
+
+    assert machine.threads == 0
+
+
+def test_this_machine_is_counted(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    before = torch.get_num_threads()
+    try:
+        IdleCores().use(at_once=True)
+
+        assert 1 <= torch.get_num_threads() <= len(threads._cores())
+    finally:
+        torch.set_num_threads(before)
