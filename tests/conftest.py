@@ -23,8 +23,6 @@ from vanilla_transformer import (
 from vanilla_transformer.data.number_words import write_corpus
 from vanilla_transformer.translation import Translation, Translator
 
-from .support.training_runs import VALIDATION_LINES
-
 Model = VanillaTransformerForConditionalGeneration
 Batch = dict[str, Tensor]
 
@@ -293,6 +291,9 @@ def record_calls(model: nn.Module, suffix: str) -> list[str]:
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder with 300 pairs of number words to train on, and 20 to choose a checkpoint on."""
+    # Imported late: it needs `datasets`, and the tests of the model run without.
+    from .support.training_runs import VALIDATION_LINES
+
     folder = tmp_path_factory.mktemp("corpus")
     write_corpus(folder, train=300, validation=VALIDATION_LINES, test=1)
     return folder
