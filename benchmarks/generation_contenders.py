@@ -84,6 +84,8 @@ class Contender:
         time.sleep(SECONDS_TO_SETTLE)
         started = time.perf_counter()
         found = [call() for call in calls]
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
         seconds = time.perf_counter() - started
         return seconds, list(chain.from_iterable(map(self.outputs, found)))
 
@@ -91,8 +93,8 @@ class Contender:
 class Generate(Contender):
     """`generate` of a saved model, ours or another of Transformers."""
 
-    def __init__(self, folder: Path, dtype: str) -> None:
-        self.model = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=dtype).eval()
+    def __init__(self, folder: Path, dtype: str, device: str = "cpu") -> None:
+        self.model = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=dtype).to(device).eval()
         config = self.model.config
         names = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
         ids = {name: getattr(config, name) for name in names}
@@ -106,9 +108,14 @@ class Generate(Contender):
             settings |= {"length_penalty": LENGTH_PENALTY, "early_stopping": False}
         if task.is_forced:
             settings["suppress_tokens"] = [self.model.config.eos_token_id]
+        device = self.model.device
+        inputs = [
+            {name: value.to(device) for name, value in padded(batch).items()}
+            for batch in task.batches
+        ]
         return [
-            partial(self.model.generate, **padded(batch), **settings, max_new_tokens=limit)
-            for batch, limit in zip(task.batches, task.limits, strict=True)
+            partial(self.model.generate, **batch, **settings, max_new_tokens=limit)
+            for batch, limit in zip(inputs, task.limits, strict=True)
         ]
 
     def outputs(self, found: Tensor) -> list[list[int]]:
@@ -121,16 +128,16 @@ class Generate(Contender):
 class Inherited(Generate):
     """Our model with Transformers' own searches."""
 
-    def __init__(self, folder: Path, dtype: str) -> None:
-        super().__init__(folder, dtype)
+    def __init__(self, folder: Path, dtype: str, device: str = "cpu") -> None:
+        super().__init__(folder, dtype, device)
         self.model.generation_config.use_transformers_search = True
 
 
 class M2M100(Generate):
     """M2M100 with our weights from its folder, and with our positions."""
 
-    def __init__(self, folder: Path, dtype: str) -> None:
-        super().__init__(folder, dtype)
+    def __init__(self, folder: Path, dtype: str, device: str = "cpu") -> None:
+        super().__init__(folder, dtype, device)
         use_our_positions(self.model)
 
 

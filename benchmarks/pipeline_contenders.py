@@ -16,7 +16,8 @@ from transformers import (
     set_seed,
 )
 
-from neighbours import build, encode, learn_and_encode
+from corpora import encode, learn_and_encode
+from neighbours import build
 from vanilla_transformer.data.batches import TokenBatchSampler
 from vanilla_transformer.data.parallel_text import ParallelText, load_pairs, pair_lengths
 from vanilla_transformer.data.training_data import in_epochs

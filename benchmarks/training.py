@@ -76,8 +76,9 @@ def print_table(
     options: argparse.Namespace,
 ) -> None:
     """Times the contenders in turn, and measures the memory of each in a process of its own."""
+    from corpora import batches
     from memory import measure_alone
-    from neighbours import Training, batches, hardware_line, padding_of, run_steps, tokens_of
+    from neighbours import Training, hardware_line, padding_of, run_steps, tokens_of
     from rounds import take_turns
 
     vocab_size = VOCABULARY[preset]

@@ -10,13 +10,14 @@ from transformers import BatchEncoding
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
+import corpora
 import memory
 import neighbours
 import training
+from corpora import batches
 from memory import Memory
 from neighbours import (
     Training,
-    batches,
     build,
     our_variants,
     padding_of,
@@ -59,7 +60,7 @@ def test_each_contender_has_a_row_with_its_own_time_and_memory(monkeypatch, caps
         return Memory(1_000_000, {"vanilla": 5_000_000, "m2m100": 8_000_000}[family], 0)
 
     monkeypatch.setattr(neighbours, "Training", Fake)
-    monkeypatch.setattr(neighbours, "batches", lambda *_: [BATCH])
+    monkeypatch.setattr(corpora, "batches", lambda *_: [BATCH])
     monkeypatch.setattr(memory, "measure_alone", measure)
     models = {"vanilla": ("vanilla", {}), "m2m100": ("m2m100", {})}
     options = Namespace(
