@@ -14,8 +14,8 @@ from torch import nn
 from vanilla_transformer import (
     VanillaTransformerTokenizer,
 )
-from vanilla_transformer.interop.ctranslate2 import TransformersConverter, convert
 from vanilla_transformer.translation import Search
+from vanilla_transformer.translation.ctranslate2_conversion import TransformersConverter, convert
 from vanilla_transformer.translation.ctranslate2_engine import CTranslate2Engine
 from vanilla_transformer.translation.engines import Hypothesis, TorchEngine
 

@@ -382,7 +382,7 @@ def test_command_tells_a_mistake(source, tmp_path, capsys, argv, message):
 
 
 def test_command_names_the_cure_for_a_missing_package(source, tmp_path, capsys, monkeypatch):
-    monkeypatch.delitem(sys.modules, "vanilla_transformer.interop.ctranslate2")
+    monkeypatch.delitem(sys.modules, "vanilla_transformer.translation.ctranslate2_conversion")
     for name in [name for name in sys.modules if name.partition(".")[0] == "ctranslate2"]:
         monkeypatch.setitem(sys.modules, name, None)
 

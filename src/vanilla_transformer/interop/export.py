@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from vanilla_transformer.files import abandoned, naming_full_disk, scratch_folder
-from vanilla_transformer.interop import never_generated, nn_transformer
+from vanilla_transformer.interop import nn_transformer
 from vanilla_transformer.interop.importing import Comparison, compare
 from vanilla_transformer.interop.to_nn_transformer import save_nn_transformer
 from vanilla_transformer.interop.to_transformers import name_general_tokenizers, to_transformers
@@ -33,6 +33,7 @@ from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 from vanilla_transformer.translation import Search
 from vanilla_transformer.translation.ctranslate2_engine import CTranslate2Engine
 from vanilla_transformer.translation.engines import TorchEngine
+from vanilla_transformer.translation.search import never_generated
 
 if TYPE_CHECKING:
     from vanilla_transformer.interop.onnx import OnnxModel
@@ -156,7 +157,7 @@ def export_to_ctranslate2(
         FileExistsError: If there is something at `output` that may not be replaced.
         ValueError: If CTranslate2 cannot hold the model, or translates unlike it.
     """
-    from vanilla_transformer.interop.ctranslate2 import convert
+    from vanilla_transformer.translation.ctranslate2_conversion import convert
 
     with _new_folder(output, force) as folder:
         model, tokenizers = _load(model_name_or_path, trust_remote_code)

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
-from vanilla_transformer.interop import never_generated
 from vanilla_transformer.modeling.search_vanilla_transformer import padded
+from vanilla_transformer.translation.search import never_generated
 
 Array = NDArray[Any]
 
