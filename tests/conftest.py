@@ -10,6 +10,8 @@ from typing import Any
 
 # Before any library reads it: no test reaches the Hub.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Nor does one write to the user's cache: without a cache, torch translates.
+os.environ["VANILLA_TRANSFORMER_CACHE"] = ""
 
 import pytest
 import torch

@@ -139,10 +139,10 @@ def describe_files(
     }
 
 
-def describe_model_files(folder: Path) -> dict[str, dict[str, Any]]:
+def describe_model_files(folder: Path, kind: str = "sha256") -> dict[str, dict[str, Any]]:
     """Size and checksum of the files that decide on what a saved model computes."""
     found = sorted(file for pattern in _RECORDED_FILES for file in folder.glob(pattern))
-    return describe_files(folder, (file.relative_to(folder).as_posix() for file in found))
+    return describe_files(folder, (file.relative_to(folder).as_posix() for file in found), kind)
 
 
 def check_files(model_name_or_path: str, revision: str | None = None) -> None:

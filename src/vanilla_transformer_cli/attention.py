@@ -60,7 +60,8 @@ def attention(argv: list[str]) -> None:
     output = _check(parser, settings, texts)
     try:
         texts_to_align = _read_files(settings) if settings.alignments else None
-        translator = load_translator(settings)
+        # Only torch shows its attention.
+        translator = load_translator(settings, engine="torch")
         # It reports font weights that are not installed.
         logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
         if texts_to_align:

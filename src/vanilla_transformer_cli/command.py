@@ -4,6 +4,7 @@ import argparse
 import atexit
 import difflib
 import gc
+import logging
 import os
 import re
 import signal
@@ -168,6 +169,9 @@ def load_translator(settings: SearchSettings | AttentionSettings, **others: Any)
         gc.enable()
     # Progress bars of loading and saving would mix with our own output.
     disable_progress_bar()
+    logger = logging.getLogger("vanilla_transformer.translation.engine_choice")
+    logger.setLevel(logging.INFO)
+    logger.handlers = [_StandardError()]
     values = {
         item.name: getattr(settings, item.name)
         for item in fields(SearchSettings)
@@ -178,6 +182,16 @@ def load_translator(settings: SearchSettings | AttentionSettings, **others: Any)
     except ImportError as error:
         # A missing extra; the message names it.
         fail(str(error))
+
+
+class _StandardError(logging.Handler):
+    """Writes messages on lines of their own, above a progress bar."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes one message."""
+        from tqdm import tqdm
+
+        tqdm.write(record.getMessage(), file=sys.stderr)
 
 
 def report_limited(lines: int, option: str = "--max_extra_tokens") -> None:

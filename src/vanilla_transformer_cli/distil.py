@@ -73,7 +73,7 @@ class DistilSettings(TrainSettings):
         "Of the --teacher_n_best outputs, keeps only the one most like the reference, by chrF or "
         "BLEU of the sentence."
     )
-    teacher_engine: Literal["torch", "ctranslate2"] = _of_teacher("engine")
+    teacher_engine: Literal["auto", "torch", "ctranslate2"] = _of_teacher("engine")
     teacher_source_language: str | None = _of_teacher("source_language")
     teacher_target_language: str | None = _of_teacher("target_language")
     teacher_dtype: Literal["auto", "float32", "bfloat16", "float16"] = _of_teacher("dtype")
@@ -223,11 +223,13 @@ def _translate(settings: DistilSettings, folder: Path) -> TeacherRecord:
         record = replace(record, num_beams=earlier.num_beams, length_penalty=earlier.length_penalty)
     # `translate` keeps a record of its own beside an output that is not complete.
     if not earlier or record_path(outputs).exists():
+        plan = plan_translation(job, [])
+        job = replace(job, engine=plan.engine)
         translator = load_translator(job, num_hypotheses=job.n_best, scores=job.n_best > 1)
         search = translator.search
         record = replace(record, num_beams=search.num_beams, length_penalty=search.length_penalty)
         record.write(folder / RECORD_FILE)
-        report = plan_translation(job, []).run(translator)
+        report = plan.run(translator)
         report_limited(report.limited, "--teacher_max_extra_tokens")
     files = describe_files(folder, [OUTPUTS_FILE])
     record = replace(record, outputs=files[OUTPUTS_FILE])

@@ -61,7 +61,9 @@ def evaluate(argv: list[str]) -> None:
     print(format_scores(scores))
     folder = _results_folder(settings)
     if translator and folder:
-        record_results(folder, settings.name, {**scores, "search": str(translator.search)})
+        # Until a choice is made, torch's translations are taken.
+        how = {"search": str(translator.search), "engine": translator.engine.name or "torch"}
+        record_results(folder, settings.name, scores | how)
     if settings.against:
         if other_translator:
             others = _translate(other_translator, sources)

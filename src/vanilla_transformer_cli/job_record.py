@@ -69,6 +69,7 @@ class JobRecord:
         lines: Number of input lines that were read; the output has at most as many.
         input: Checksum of these lines.
         prefixes: Checksum of the same number of lines of --prefix_file.
+        engine: Name of the engine that translated them; empty if --engine auto had not chosen.
     """
 
     version: str
@@ -77,6 +78,7 @@ class JobRecord:
     lines: int = 0
     input: str = ""
     prefixes: str = ""
+    engine: str = ""
 
     @classmethod
     def of(cls, settings: TranslateSettings) -> Self:

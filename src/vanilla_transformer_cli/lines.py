@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from vanilla_transformer_cli.job_record import CountedLines, JobRecord, record_path
 from vanilla_transformer_cli.outputs import check_output, check_room
-from vanilla_transformer_cli.settings import TranslateSettings
+from vanilla_transformer_cli.settings import EngineName, TranslateSettings
 
 if sys.platform != "win32":
     import fcntl
@@ -45,7 +45,9 @@ class TranslationJob:
         prefixes: Beginnings of their translations.
         is_typed: Lines are typed and translated one by one; otherwise they are sorted and batched.
         output: File for the translations; None: standard output.
-        record: Record to keep beside the output; None: the output is not a regular file.
+        record: Record to keep beside the output, with the engine of an earlier run; None: the
+            output is not a regular file.
+        engine: Engine to load.
         done: Number of lines that the output already has.
         size: Size of these lines in bytes.
         found: Size of the output in bytes at planning, with an unfinished last line.
@@ -59,6 +61,7 @@ class TranslationJob:
     is_typed: bool
     output: Path | None
     record: JobRecord | None
+    engine: EngineName
     done: int
     size: int
     found: int
@@ -97,7 +100,7 @@ class TranslationJob:
                 if recorded != self.lines.count:
                     # The record must cover a line before the output has it.
                     recorded = self.lines.count
-                    self._keep_record()
+                    self._keep_record(translator.engine.name)
                 rows = format_rows(translation, number, scores=self.scores, details=self.details)
                 file.write("".join(f"{row}\n" for row in rows).encode())
                 for hypothesis in (translation, *translation.alternatives):
@@ -107,10 +110,18 @@ class TranslationJob:
             record_path(self.output).unlink(missing_ok=True)
         return report
 
-    def _keep_record(self) -> None:
+    def _keep_record(self, engine: str) -> None:
         if self.output and self.record:
+            earlier = self.record.engine
+            if earlier and engine and engine != earlier:
+                raise ValueError(
+                    f"--resume must continue the job that began {str(self.output)!r}, got the "
+                    f"engine {engine} instead of {earlier}. Install what it was begun with, or "
+                    f"delete {str(self.output)!r} to translate anew."
+                )
             replace(
                 self.record,
+                engine=engine or earlier,
                 lines=self.lines.count,
                 input=self.lines.sha256,
                 prefixes=_sha256(self.prefixes),
@@ -151,18 +162,23 @@ def plan_translation(settings: TranslateSettings, texts: list[str]) -> Translati
             )
         prefixes = CountedLines(file_lines(Path(settings.prefix_file)))
     record = None
+    engine = settings.engine
     done = size = found = 0
     # A job cannot continue in a device or a pipe.
     if output and (output.is_file() or not output.exists()):
         record = JobRecord.of(settings)
         found = output.stat().st_size if output.exists() else 0
-        done, size = _find_done(settings, output, record, lines, prefixes)
+        record, done, size = _find_done(settings, output, record, lines, prefixes)
+        if record.engine == "torch":
+            # An automatic choice is made once for a job.
+            engine = "torch"
     return TranslationJob(
         lines,
         prefixes,
         not (texts or settings.input) and sys.stdin.isatty(),
         output,
         record,
+        engine,
         done,
         size,
         found,
@@ -222,11 +238,11 @@ def _find_done(
     record: JobRecord,
     lines: CountedLines,
     prefixes: str | CountedLines,
-) -> tuple[int, int]:
+) -> tuple[JobRecord, int, int]:
     """Finds the lines that an interrupted run of this job has written, and skips them.
 
     Returns:
-        Number of these lines, and their size in bytes.
+        The record, with the engine of that run; number of these lines, and their size in bytes.
 
     Raises:
         ValueError: If another job wrote the output.
@@ -234,7 +250,7 @@ def _find_done(
     path = record_path(output)
     earlier = JobRecord.read(path) if path.exists() else None
     if not output.exists() or not output.stat().st_size:
-        return 0, 0
+        return record, 0, 0
     if earlier is None:
         raise ValueError(
             f"--resume needs {str(path)!r}, the record of the job that began {str(output)!r}, got "
@@ -264,7 +280,7 @@ def _find_done(
             f"{done + has_more:,} and {earlier.lines:,}. Something else has written to it: delete "
             "it to translate anew."
         )
-    return done, size
+    return replace(record, engine=earlier.engine), done, size
 
 
 def _sha256(prefixes: str | CountedLines) -> str:

@@ -63,6 +63,8 @@ METRIC_TITLES = {
 }
 DEFAULT_METRICS = ["bleu", "chrf", "exact_match"]
 
+EngineName = Literal["auto", "torch", "ctranslate2"]
+
 # All linear layers of attention and feed-forward networks.
 LORA_TARGET_MODULES = ("qkv_proj", "q_proj", "kv_proj", "out_proj", "fc1", "fc2")
 
@@ -304,8 +306,12 @@ class SearchSettings:
         "by the mean of their probabilities.",
         action="append",
     )
-    engine: Literal["torch", "ctranslate2"] = option(
-        "Library that translates; ctranslate2 needs a folder made by the command export.", "torch"
+    engine: EngineName = option(
+        "Library that translates; auto: CTranslate2 on a CPU in float32, if it is installed and "
+        "translates a sample as torch does, else torch. The model is converted once and kept in "
+        "~/.cache/vanilla_transformer, or where VANILLA_TRANSFORMER_CACHE says. ctranslate2 needs "
+        "a folder made by the command export.",
+        "auto",
     )
     source_language: str | None = option(_SOURCE_LANGUAGE)
     target_language: str | None = option(_TARGET_LANGUAGE)

@@ -93,7 +93,7 @@ def test_translation_that_began_meanwhile_is_not_overwritten(
         (["--dtype", "bfloat16"], ["--dtype bfloat16 instead of auto"]),
         (["--prefix", "die"], ["--prefix die instead of "]),
         (["--trust_remote_code"], ["--trust_remote_code True instead of False"]),
-        (["--engine", "ctranslate2"], ["--engine ctranslate2 instead of torch"]),
+        (["--engine", "ctranslate2"], ["--engine ctranslate2 instead of auto"]),
         (["--seed", 7, "--top_k", 4], ["--seed 7 instead of 0", "--top_k 4 instead of 0"]),
     ],
 )

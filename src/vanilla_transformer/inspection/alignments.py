@@ -11,6 +11,7 @@ from transformers import BatchEncoding
 
 from vanilla_transformer.files import read_lines
 from vanilla_transformer.translation import Translator
+from vanilla_transformer.translation.engine_choice import as_torch
 from vanilla_transformer.translation.engines import TorchEngine
 
 # Position of a unit in the source and of one in the target, both counted from 0.
@@ -142,7 +143,7 @@ def align_words(
         ValueError: If the engine cannot read pairs, a tokenizer is not fast, the sides have
             different numbers of lines, or units do not spell the text of their line.
     """
-    engine = translator.engine
+    engine = as_torch(translator.engine)
     if not isinstance(engine, TorchEngine):
         raise ValueError(
             "Alignments need the engine 'torch', which can read a given translation, got "

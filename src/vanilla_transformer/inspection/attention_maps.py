@@ -17,6 +17,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from vanilla_transformer.inspection.alignments import encode_source, encode_target
 from vanilla_transformer.translation import Translator
+from vanilla_transformer.translation.engine_choice import as_torch
 from vanilla_transformer.translation.engines import TorchEngine, aligned_layer
 
 Kind = Literal["encoder", "decoder", "cross"]
@@ -132,7 +133,7 @@ def read_attention(translator: Translator, source: str, target: str | None = Non
     Raises:
         ValueError: If the translator has several models, or another engine.
     """
-    engine = translator.engine
+    engine = as_torch(translator.engine)
     if not isinstance(engine, TorchEngine) or len(engine.models) > 1:
         got = type(engine).__name__
         if isinstance(engine, TorchEngine):

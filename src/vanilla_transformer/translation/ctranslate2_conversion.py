@@ -232,6 +232,27 @@ def convert(
     converter.convert(str(folder), quantization=quantization, force=True)
 
 
+def convert_loaded(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path
+) -> None:
+    """Writes one of our models in float32, as `convert` does, into a new folder.
+
+    Args:
+        model: In float32.
+        tokenizer: Of the source.
+        folder: It must not exist.
+
+    Raises:
+        ValueError: If CTranslate2's specification cannot hold the model.
+    """
+    with torch.no_grad():
+        spec = VanillaTransformerLoader()(model, tokenizer)
+    spec.validate()
+    spec.optimize(quantization="float32")
+    folder.mkdir()
+    spec.save(str(folder))
+
+
 def _tokens(tokens: dict[int, str], size: int, name: str) -> list[str]:
     """The token of each row of an embedding table.
 

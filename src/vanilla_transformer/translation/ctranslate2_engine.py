@@ -31,6 +31,7 @@ class CTranslate2Engine:
     engine is made): `seed` of a search has no effect.
 
     Attributes:
+        name: Of the engine, with version and type.
         max_positions: Longest source, in tokens, that the model expects; the position table has at
             least twice as many positions.
 
@@ -97,6 +98,7 @@ class CTranslate2Engine:
                 f"to compute in {compute_type!r}: {str(error).rstrip('.')}. Export the model again "
                 "with this version, or compute in another type."
             ) from error
+        self.name = f"CTranslate2 {__version__} ({self.translator.compute_type})"
 
     def translate_batch(
         self,

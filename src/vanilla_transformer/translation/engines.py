@@ -69,9 +69,11 @@ class Engine(Protocol):
     """The interface of engines, which search: `TorchEngine`, `CTranslate2Engine`, or another one.
 
     Attributes:
+        name: As records of results call it.
         max_positions: Longest source, in tokens, that the model expects.
     """
 
+    name: str
     max_positions: int
 
     def translate_batch(
@@ -129,6 +131,7 @@ class TorchEngine:
     """Searches with `generate`; an ensemble with this package's own search.
 
     Attributes:
+        name: Of the engine.
         vocab_size: Size of the target vocabulary.
 
     Args:
@@ -140,6 +143,8 @@ class TorchEngine:
     Raises:
         ValueError: If the vocabularies differ in size.
     """
+
+    name = "torch"
 
     def __init__(self, *models: PreTrainedModel) -> None:
         sizes = [

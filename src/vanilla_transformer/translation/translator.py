@@ -1,35 +1,26 @@
-"""Text in, text out: translating lines with a trained model.
-
-Importing this module also registers `pipeline("vanilla-translation", model=...)`.
-"""
+"""Text in, text out: translating lines with a trained model."""
 
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, repeat, zip_longest
-from typing import Any, Literal, Self, cast
+from typing import Any, Self, cast
 
-import torch
-from transformers import (
-    AutoModelForSeq2SeqLM,
-    GenerationConfig,
-    Pipeline,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
-from transformers.pipelines import PIPELINE_REGISTRY
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from vanilla_transformer.model_folder import RUN_FILE, check_files, load_model, read_run
+from vanilla_transformer.model_folder import RUN_FILE, read_run
 from vanilla_transformer.tokenization.tokenizer_pair import (
     TokenizerPair,
     has_target_vocabulary,
     knows_both_sides,
 )
 from vanilla_transformer.translation.bayes_risk import rank_by_utility
+from vanilla_transformer.translation.engine_choice import load_engine
 from vanilla_transformer.translation.engines import Engine, Hypothesis, TorchEngine
 from vanilla_transformer.translation.search import Search
 from vanilla_transformer.translation.segments import Piece, cut_into_pieces
+from vanilla_transformer_cli.settings import EngineName
 
 # A window of lines is sorted by length: at most this number of lines, and no further line after
 # this number of characters. Results come in order, so a line waits for its window only.
@@ -190,7 +181,7 @@ class Translator:
         cls,
         model_name_or_path: str | Sequence[str],
         *,
-        engine: Literal["torch", "ctranslate2"] = "torch",
+        engine: EngineName = "auto",
         dtype: str = "auto",
         trust_remote_code: bool = False,
         **settings: Any,
@@ -200,7 +191,8 @@ class Translator:
         Args:
             model_name_or_path: For CTranslate2, a folder that our export made. Several names are
                 an ensemble, see `TorchEngine`.
-            engine: What searches.
+            engine: What searches; `auto`: CTranslate2 if it is installed and has found the same as
+                torch in a sample (see `AutomaticEngine`), else torch.
             dtype: Of the weights while they are used, such as `bfloat16`; `auto`: as saved.
             trust_remote_code: Runs the code in the folder of a model of another architecture.
             settings: Arguments of the class. The default of `max_source_length` is the
@@ -214,23 +206,10 @@ class Translator:
         loading = {"trust_remote_code": trust_remote_code}
         tokenizers = _common_tokenizers(names, **loading)
         settings["target_tokenizer"] = tokenizers.target
-        if engine == "torch":
-            device = torch.accelerator.current_accelerator(check_available=True) or "cpu"
-            models = [load_model(name, dtype=dtype, **loading).to(device) for name in names]
-            config = models[0].generation_config
-            return cls(
-                TorchEngine(*models), tokenizers.source, generation_config=config, **settings
-            )
-        if len(names) > 1:
-            raise ValueError(
-                f"The engine 'ctranslate2' takes one model, got {len(names)}: {', '.join(names)}. "
-                "Use the engine 'torch' for an ensemble."
-            )
-        from vanilla_transformer.translation.ctranslate2_engine import CTranslate2Engine
-
-        check_files(names[0])
-        searcher = CTranslate2Engine(names[0], compute_type="default" if dtype == "auto" else dtype)
-        config = GenerationConfig.from_pretrained(names[0])
+        details = bool(settings.get("details"))
+        searcher, config = load_engine(
+            engine, names, tokenizers.source, dtype=dtype, details=details, **loading
+        )
         return cls(searcher, tokenizers.source, generation_config=config, **settings)
 
     @property
@@ -487,42 +466,3 @@ def _join(parts: Sequence[Translation]) -> Translation:
         token_scores=tuple(chain.from_iterable(part.token_scores for part in parts)),
         alignment=tuple(alignment),
     )
-
-
-class TranslationPipeline(Pipeline):
-    """`pipeline("vanilla-translation", model=...)`: lines to a list of `translation_text`.
-
-    Settings of `Translator` may be given when it is made or when it is called.
-    """
-
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        self.tokenizers = TokenizerPair.of_model(self.model, self.tokenizer)
-
-    def __call__(self, inputs: str | Iterable[str], **settings: Any) -> list[dict[str, str]]:
-        """One dict for each line, as Transformers' former translation pipeline gave them."""
-        settings = {**self._forward_params, **settings}
-        return self.postprocess(self._forward(self.preprocess(inputs), **settings))
-
-    def _sanitize_parameters(self, **settings: Any) -> tuple[dict[str, Any], ...]:
-        return {}, settings, {}
-
-    def preprocess(self, input_: str | Iterable[str], **_: Any) -> Iterable[str]:
-        """A string is one line."""
-        return [input_] if isinstance(input_, str) else input_
-
-    def _forward(self, input_tensors: Iterable[str], **settings: Any) -> Iterator[Translation]:
-        settings["target_tokenizer"] = self.tokenizers.target
-        return Translator(self.model, self.tokenizer, **settings).translate(input_tensors)
-
-    def postprocess(self, model_outputs: Iterator[Translation], **_: Any) -> list[dict[str, str]]:
-        """The texts in the form of Transformers' former translation pipeline."""
-        return [{"translation_text": translation.text} for translation in model_outputs]
-
-
-PIPELINE_REGISTRY.register_pipeline(
-    "vanilla-translation",
-    pipeline_class=TranslationPipeline,
-    pt_model=AutoModelForSeq2SeqLM,
-    type="text",
-)

@@ -1,0 +1,49 @@
+"""Transformers' interface: importing this module registers `pipeline("vanilla-translation")`."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from transformers import AutoModelForSeq2SeqLM, Pipeline
+from transformers.pipelines import PIPELINE_REGISTRY
+
+from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
+from vanilla_transformer.translation.translator import Translation, Translator
+
+
+class TranslationPipeline(Pipeline):
+    """`pipeline("vanilla-translation", model=...)`: lines to a list of `translation_text`.
+
+    Settings of `Translator` may be given when it is made or when it is called.
+    """
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.tokenizers = TokenizerPair.of_model(self.model, self.tokenizer)
+
+    def __call__(self, inputs: str | Iterable[str], **settings: Any) -> list[dict[str, str]]:
+        """One dict for each line, as Transformers' former translation pipeline gave them."""
+        settings = {**self._forward_params, **settings}
+        return self.postprocess(self._forward(self.preprocess(inputs), **settings))
+
+    def _sanitize_parameters(self, **settings: Any) -> tuple[dict[str, Any], ...]:
+        return {}, settings, {}
+
+    def preprocess(self, input_: str | Iterable[str], **_: Any) -> Iterable[str]:
+        """A string is one line."""
+        return [input_] if isinstance(input_, str) else input_
+
+    def _forward(self, input_tensors: Iterable[str], **settings: Any) -> Iterator[Translation]:
+        settings["target_tokenizer"] = self.tokenizers.target
+        return Translator(self.model, self.tokenizer, **settings).translate(input_tensors)
+
+    def postprocess(self, model_outputs: Iterator[Translation], **_: Any) -> list[dict[str, str]]:
+        """The texts in the form of Transformers' former translation pipeline."""
+        return [{"translation_text": translation.text} for translation in model_outputs]
+
+
+PIPELINE_REGISTRY.register_pipeline(
+    "vanilla-translation",
+    pipeline_class=TranslationPipeline,
+    pt_model=AutoModelForSeq2SeqLM,
+    type="text",
+)
