@@ -1,0 +1,479 @@
+"""The choice of an engine: when CTranslate2 translates, and what is kept of it."""
+
+import errno
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer.translation import (
+    Translator,
+    conversion_cache,
+    ctranslate2_conversion,
+    engine_choice,
+)
+from vanilla_transformer.translation.conversion_cache import CACHE_VARIABLE, Conversion
+from vanilla_transformer.translation.ctranslate2_engine import CTranslate2Engine
+from vanilla_transformer.translation.engine_choice import SAMPLE_LINES, as_torch
+from vanilla_transformer.translation.engines import Hypothesis, TorchEngine
+from vanilla_transformer.translation.search import Search
+
+from ..conftest import save_small_model
+
+LINES = [f"{'abcdefgh'[number % 8]}{'ijklm'[number // 8]} ein hund" for number in range(40)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return VanillaTransformerTokenizer.train([*LINES, "der alte mann"] * 3, vocab_size=300)
+
+
+@pytest.fixture(scope="module")
+def folder(tokenizer, tmp_path_factory):
+    return save_small_model(tmp_path_factory.mktemp("model"), tokenizer)
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    path = tmp_path / "cache"
+    monkeypatch.setenv(CACHE_VARIABLE, str(path))
+    return path
+
+
+@pytest.fixture
+def load(folder, cache):
+    """Loads a translator of one or more copies of the model, with short outputs."""
+
+    def load_translator(*models, **settings):
+        settings = {"num_beams": 1, "max_extra_tokens": 4, **settings}
+        return Translator.from_pretrained([str(model) for model in models or [folder]], **settings)
+
+    return load_translator
+
+
+def texts(translator, lines=LINES):
+    return [found.text for found in translator.translate(lines)]
+
+
+def converted(cache: Path) -> Path:
+    (found,) = (path for path in (cache / "ctranslate2").iterdir() if path.is_dir())
+    return found
+
+
+@pytest.fixture
+def no_torch(monkeypatch):
+    def forbid():
+        def load_model(*_, **__):
+            raise AssertionError("torch was loaded")
+
+        monkeypatch.setattr(engine_choice, "load_model", load_model)
+
+    return forbid
+
+
+def edit(file, **changes):
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_ctranslate2_translates_after_a_sample_on_which_both_agree(
+    load, tokenizer, tmp_path, caplog, no_torch, num_beams
+):
+    caplog.set_level(logging.INFO)
+    model = save_small_model(tmp_path / "model", tokenizer)
+    # Random weights like `<pad>`, which CTranslate2 leaves out before it normalises.
+    edit(model / "generation_config.json", renormalize_logits=True)
+    expected = texts(load(model, engine="torch", num_beams=num_beams))
+    translator = load(model, num_beams=num_beams)
+
+    assert texts(translator) == expected
+    assert translator.engine.name.startswith("CTranslate2 ")
+    assert translator.engine.name.endswith(" (float32)")
+    (said,) = caplog.messages
+    assert said.startswith(f"{translator.engine.name} translates, which found the same as torch in")
+    # What is known makes torch needless.
+    no_torch()
+    assert texts(load(model, num_beams=num_beams)) == expected
+
+
+def test_lines_beyond_the_sample_are_translated_once(load, monkeypatch):
+    counts = {}
+    for engine in (TorchEngine, CTranslate2Engine):
+
+        def count(self, sources, *rest, search=engine.translate_batch):
+            counts[type(self)] = counts.get(type(self), 0) + len(sources)
+            return search(self, sources, *rest)
+
+        monkeypatch.setattr(engine, "translate_batch", count)
+
+    list(load().translate(LINES))
+
+    assert counts == {TorchEngine: SAMPLE_LINES, CTranslate2Engine: len(LINES)}
+
+
+def test_sample_grows_over_calls_and_translators(load, no_torch):
+    expected = texts(load(engine="torch"))
+    first = load()
+
+    found = texts(first, LINES[:5]) + texts(first, LINES[5:10])
+
+    assert found == expected[:10]
+    assert first.engine.name == ""
+    second = load()
+    assert texts(second, LINES[10:31]) == expected[10:31]
+    assert second.engine.name == ""
+    assert texts(second, LINES[31:32]) == expected[31:32]
+    assert second.engine.name.startswith("CTranslate2")
+    no_torch()
+    assert texts(load()) == expected
+
+
+@pytest.mark.parametrize("place", [0, SAMPLE_LINES - 1])
+@pytest.mark.parametrize("change", ["token", "end"])
+def test_torch_translates_if_one_line_of_the_sample_differs(
+    load, monkeypatch, caplog, place, change
+):
+    caplog.set_level(logging.INFO)
+    expected = texts(load(engine="torch"))
+    search = CTranslate2Engine.translate_batch
+
+    def differ(self, *args):
+        found = search(self, *args)
+        best = found[place][0]
+        if change == "end":
+            found[place] = [Hypothesis(best.tokens, best.score, not best.reached_limit)]
+        else:
+            found[place] = [Hypothesis([9, *best.tokens[1:]], best.score, best.reached_limit)]
+        return found
+
+    monkeypatch.setattr(CTranslate2Engine, "translate_batch", differ)
+    translator = load()
+
+    assert texts(translator) == expected
+    assert translator.engine.name == "torch"
+    said = "torch translates: CTranslate2 translated a line of a sample otherwise."
+    assert caplog.messages == [said]
+    # It is known from now on.
+    monkeypatch.setattr(engine_choice, "CTranslate2Engine", None)
+    assert texts(load()) == expected
+    assert caplog.messages == [said] * 2
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"do_sample": True, "seed": 3},
+        {"scores": True},
+        {"num_beams": 3, "num_hypotheses": 2},
+        {"num_beams": 3, "mbr_candidates": 3},
+        {"details": True},
+        {"dtype": "bfloat16"},
+        {"engine": "torch"},
+    ],
+    ids=str,
+)
+def test_torch_translates_what_ctranslate2_cannot_do_the_same(load, cache, settings):
+    translator = load(**settings)
+
+    assert len(texts(translator)) == len(LINES)
+
+    assert translator.engine.name == "torch"
+    assert not cache.exists()
+
+
+def test_torch_translates_an_ensemble(load, folder, cache):
+    assert load(folder, folder).engine.name == "torch"
+    assert not cache.exists()
+
+
+def test_torch_translates_on_a_gpu(load, monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: torch.device("cpu"))
+
+    assert type(load().engine) is TorchEngine
+
+
+@pytest.mark.parametrize("name", ["ctranslate2", ""])
+def test_torch_translates_without_the_package_or_a_cache(load, monkeypatch, caplog, name):
+    if name:
+        monkeypatch.setitem(sys.modules, name, None)
+    else:
+        monkeypatch.setenv(CACHE_VARIABLE, "")
+
+    translator = load()
+
+    assert type(translator.engine) is TorchEngine
+    assert len(texts(translator)) == len(LINES)
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "is_fast"),
+    [
+        ("generation_config.json", {"repetition_penalty": 1.2}, False),
+        ("generation_config.json", {"early_stopping": True}, False),
+        ("generation_config.json", {"repetition_penalty": 1.0, "max_length": 7}, True),
+        ("config.json", {"dtype": "bfloat16"}, False),
+        ("config.json", {"dtype": "float32"}, True),
+    ],
+)
+def test_configs_decide_on_the_engine(load, tokenizer, tmp_path, file, changes, is_fast):
+    model = save_small_model(tmp_path, tokenizer)
+    edit(model / file, **changes)
+
+    translator = load(model)
+    texts(translator)
+
+    assert translator.engine.name.startswith("CTranslate2") == is_fast
+
+
+def test_model_that_ctranslate2_cannot_hold_is_translated_by_torch(load, tokenizer, tmp_path):
+    model = save_small_model(tmp_path / "model", tokenizer, talking_heads="both")
+
+    translator = load(model)
+
+    assert texts(translator) == texts(load(model, engine="torch"))
+    assert translator.engine.name == "torch"
+    assert list((tmp_path / "cache" / "ctranslate2").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("length", "limit", "name"), [(10, 10, "fast"), (11, 5, "torch"), (4, 11, "torch")]
+)
+def test_torch_translates_what_is_longer_than_the_position_table(load, length, limit, name):
+    class Named:
+        position_table_length = 10
+
+        def __init__(self, name):
+            self.name = name
+
+        def translate_batch(self, *_):
+            return self.name
+
+    engine = load().engine
+    engine.__dict__.update(torch=Named("torch"), _ctranslate2=Named("fast"))
+    engine._verdicts[Search()] = True
+
+    assert engine.translate_batch([[5] * length], [[]], [limit], Search()) == name
+
+
+@pytest.mark.parametrize("is_decided", [False, True])
+def test_torch_can_be_had_after_an_automatic_choice(load, is_decided):
+    translator = load()
+    if is_decided:
+        texts(translator)
+
+    assert type(as_torch(translator.engine)) is TorchEngine
+
+
+# The cache
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        ("model.bin", lambda content: content[:-1]),
+        ("model.bin", lambda content: content[:-1] + bytes([content[-1] ^ 1])),
+        ("config.json", lambda content: content[:10]),
+        ("files.json", lambda content: content[:10]),
+        ("files.json", lambda content: b"{}"),
+        ("shared_vocabulary.json", None),
+        ("files.json", None),
+    ],
+    ids=lambda damage: damage[0],
+)
+def test_damaged_conversion_is_made_again(load, cache, damage):
+    expected = texts(load())
+    name, change = damage
+    file = converted(cache) / name
+    before = (converted(cache) / "model.bin").read_bytes()
+    if change:
+        file.write_bytes(change(file.read_bytes()))
+    else:
+        file.unlink()
+
+    translator = load()
+
+    assert texts(translator) == expected
+    assert translator.engine.name.startswith("CTranslate2")
+    assert (converted(cache) / "model.bin").read_bytes() == before
+    assert not list((cache / "ctranslate2").glob(".*"))
+
+
+def test_damaged_agreement_is_found_out_again(load, cache):
+    expected = texts(load())
+    (file,) = (cache / "ctranslate2").glob("*.json")
+    file.write_text("{")
+
+    translator = load()
+
+    assert texts(translator, LINES[:3]) == expected[:3]
+    assert translator.engine.name == ""
+
+
+def test_agreement_is_that_of_one_search(load):
+    texts(load())
+    translator = load(num_beams=2)
+
+    texts(translator, LINES[:3])
+
+    assert translator.engine.name == ""
+
+
+def key_of(model: Path) -> str:
+    return Conversion(Path("cache"), model).folder.name
+
+
+@pytest.mark.parametrize(
+    "file", ["model.safetensors", "config.json", "generation_config.json", "tokenizer.json"]
+)
+def test_each_file_of_the_model_changes_its_place(tokenizer, tmp_path, file):
+    model = save_small_model(tmp_path, tokenizer)
+    before = key_of(model)
+    (model / "README.md").write_text("a card")
+    assert key_of(model) == before
+
+    (model / file).write_bytes((model / file).read_bytes() + b" ")
+
+    assert key_of(model) != before
+
+
+def test_versions_of_both_converters_change_the_place(folder, monkeypatch, tmp_path):
+    keys = {key_of(folder)}
+    (tmp_path / "converter.py").write_text("another")
+    monkeypatch.setattr(conversion_cache, "_CONVERTER", tmp_path / "converter.py")
+    keys.add(key_of(folder))
+    monkeypatch.setattr(conversion_cache, "version", lambda name: f"99 {name}")
+    keys.add(key_of(folder))
+
+    assert len(keys) == 3
+
+
+def test_cache_that_cannot_be_written_leaves_torch_and_one_line(
+    load, tmp_path, monkeypatch, caplog
+):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "file" / "cache"))
+
+    translator = load()
+
+    assert texts(translator) == texts(load(engine="torch"))
+    assert translator.engine.name == "torch"
+    (said,) = caplog.messages
+    assert said.startswith("torch translates, because a conversion cannot be kept: ")
+    assert str(tmp_path / "file") in said
+
+
+def test_full_disk_leaves_torch_and_nothing_else(load, cache, monkeypatch, caplog):
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(conversion_cache, "write_lines", fail)
+
+    translator = load()
+
+    assert len(texts(translator)) == len(LINES)
+    assert translator.engine.name == "torch"
+    (said,) = caplog.messages
+    assert f"no room for the conversion for CTranslate2 in {str(cache / 'ctranslate2')!r}" in said
+    assert f"set {CACHE_VARIABLE} to another folder" in said
+    assert list((cache / "ctranslate2").iterdir()) == []
+
+
+def test_read_only_cache_is_used(load, monkeypatch):
+    expected = texts(load())
+
+    def fail(*_):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(conversion_cache, "write_lines", fail)
+    monkeypatch.setattr(conversion_cache.os, "utime", fail)
+    translator = load(max_extra_tokens=3)
+
+    assert len(texts(translator)) == len(expected)
+    assert translator.engine.name.startswith("CTranslate2")
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_process_that_was_slower_keeps_what_the_other_made_if_it_is_whole(
+    load, cache, monkeypatch, is_damaged
+):
+    engine = load().engine
+    conversion, arguments = engine._conversion, (engine.torch.model, engine._tokenizer)
+    convert, marks = ctranslate2_conversion.convert_loaded, []
+
+    def convert_slowly(*args):
+        convert(*args)
+        monkeypatch.setattr(ctranslate2_conversion, "convert_loaded", convert)
+        conversion.make(*arguments)
+        if is_damaged:
+            (conversion.folder / "model.bin").write_bytes(b"")
+        marks.append(conversion.folder.stat().st_ino)
+
+    monkeypatch.setattr(ctranslate2_conversion, "convert_loaded", convert_slowly)
+
+    conversion.make(*arguments)
+
+    assert conversion.is_whole()
+    assert (marks == [conversion.folder.stat().st_ino]) != is_damaged
+    assert list((cache / "ctranslate2").iterdir()) == [conversion.folder]
+
+
+def test_models_that_were_not_used_for_longest_are_deleted(
+    load, cache, tokenizer, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(conversion_cache, "MOST_MODELS", 2)
+    models = [
+        save_small_model(tmp_path / str(bias), tokenizer, max_position_embeddings=100 + bias)
+        for bias in range(3)
+    ]
+    places = []
+    for number, model in enumerate(models):
+        translator = load(model)
+        texts(translator)
+        places.append(translator.engine._conversion.folder)
+        os.utime(places[-1], (number, number))
+        if number == 1:
+            texts(load(models[0]))
+
+    left = {path.name for path in (cache / "ctranslate2").iterdir() if path.is_dir()}
+    assert left == {places[0].name, places[2].name}
+    assert not list((cache / "ctranslate2").glob(f"{places[1].name}*"))
+
+
+def test_model_that_differs_from_its_record_is_refused_though_it_is_converted(
+    load, tokenizer, tmp_path
+):
+    model = save_small_model(tmp_path / "model", tokenizer)
+    texts(load(model))
+    wrong = {"model.safetensors": {"bytes": 1, "sha256": "0"}}
+    (model / "run.json").write_text(json.dumps({"files": wrong}))
+
+    with pytest.raises(ValueError, match="is not the file that was saved"):
+        load(model)
+
+
+@pytest.mark.parametrize(
+    ("given", "home", "expected"),
+    [
+        ("", None, None),
+        ("/else", None, "/else"),
+        (None, "/caches", "/caches/vanilla_transformer"),
+        (None, None, "~/.cache/vanilla_transformer"),
+        (None, "", "~/.cache/vanilla_transformer"),
+    ],
+)
+def test_place_of_the_cache(monkeypatch, given, home, expected):
+    for name, value in ((CACHE_VARIABLE, given), ("XDG_CACHE_HOME", home)):
+        if value is None:
+            monkeypatch.delenv(name, raising=False)
+        else:
+            monkeypatch.setenv(name, value)
+
+    found = conversion_cache.cache_folder()
+
+    assert found == (expected and Path(expected).expanduser())
