@@ -9,10 +9,10 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import Field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from transformers.hf_argparser import HfArgumentParser
 
@@ -20,6 +20,8 @@ from vanilla_transformer_cli.settings import AttentionSettings, SearchSettings
 
 if TYPE_CHECKING:
     from vanilla_transformer.translation import Translator
+
+Result = TypeVar("Result")
 
 # A command parses the arguments after its name.
 Command = Callable[[list[str]], None]
@@ -164,6 +166,7 @@ def load_translator(settings: SearchSettings | AttentionSettings, **others: Any)
     try:
         from transformers.utils.logging import disable_progress_bar
 
+        from vanilla_transformer.threads import IdleCores
         from vanilla_transformer.translation import Translator
     finally:
         gc.enable()
@@ -177,11 +180,24 @@ def load_translator(settings: SearchSettings | AttentionSettings, **others: Any)
         for item in fields(SearchSettings)
         if hasattr(settings, item.name)
     }
+    cores = IdleCores()
     try:
-        return Translator.from_pretrained(values.pop("model"), **values, **others)
+        translator = Translator.from_pretrained(values.pop("model"), **values, **others)
     except ImportError as error:
         # A missing extra; the message names it.
         fail(str(error))
+    cores.use(at_once=True)
+    return translator
+
+
+def on_idle_cores(results: Iterable[Result]) -> Iterator[Result]:
+    """Passes on what torch computes as it is asked for, with as many threads as cores are idle."""
+    from vanilla_transformer.threads import IdleCores
+
+    cores = IdleCores()
+    for result in results:
+        cores.use()
+        yield result
 
 
 class _StandardError(logging.Handler):

@@ -10,6 +10,7 @@ from vanilla_transformer_cli.command import (
     check_model,
     load_translator,
     looks_like_a_path,
+    on_idle_cores,
     refuse,
     report_limited,
 )
@@ -157,6 +158,7 @@ def _read(path: str, lines: int) -> list[str]:
 def _translate(translator: "Translator", sources: list[str]) -> list[str]:
     from tqdm import tqdm
 
-    results = list(tqdm(translator.translate(sources), "evaluate", len(sources), unit=" lines"))
+    translations = on_idle_cores(translator.translate(sources))
+    results = list(tqdm(translations, "evaluate", len(sources), unit=" lines"))
     report_limited(sum(translation.reached_limit for translation in results))
     return [translation.text for translation in results]

@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vanilla_transformer_cli.command import on_idle_cores
 from vanilla_transformer_cli.job_record import CountedLines, JobRecord, record_path
 from vanilla_transformer_cli.outputs import check_output, check_room
 from vanilla_transformer_cli.settings import EngineName, TranslateSettings
@@ -89,7 +90,7 @@ class TranslationJob:
         shows_progress = sys.stderr.isatty() and (self.output or not sys.stdout.isatty())
         with destination as file:
             translations = tqdm(
-                self._translations(translator),
+                on_idle_cores(self._translations(translator)),
                 "translate",
                 self.total,
                 initial=self.done,

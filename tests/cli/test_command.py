@@ -2,9 +2,11 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
+from vanilla_transformer import threads
 from vanilla_transformer_cli.command import looks_like_a_path
 
 
@@ -45,3 +47,18 @@ def test_interrupt_after_the_work_changes_nothing():
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
 
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"done\n", b"")
+
+
+@pytest.mark.parametrize("command", ["translate", "evaluate"])
+def test_threads_are_chosen_while_a_model_translates(run, folder, tmp_path, monkeypatch, command):
+    counted = []
+    cores = SimpleNamespace(use=lambda at_once=False: counted.append(at_once))
+    monkeypatch.setattr(threads, "IdleCores", lambda: cores)
+    (tmp_path / "text").write_text("ja\nnein\n", encoding="utf-8")
+    text = str(tmp_path / "text")
+    given = ["--input", text] if command == "translate" else ["--test", text, text]
+
+    run(command, "--model", folder, "--engine", "torch", "--max_extra_tokens", 2, *given)
+
+    # When the model has been loaded, and after each line.
+    assert counted == [True, False, False]

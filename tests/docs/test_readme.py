@@ -1,9 +1,12 @@
+import contextlib
 import functools
+import io
 import re
 
 import pytest
 
 from vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer_cli import main
 
 from ..support.documents import ROOT, code_blocks, read
 from ..support.scripts import run_script
@@ -22,7 +25,6 @@ DOCUMENTS = [
 ]
 # Where the commands are that are not part of the package.
 FOLDERS = ("scripts", "benchmarks", "checks")
-COMMAND_LINE = ROOT / "src" / "vanilla_transformer_cli" / "__main__.py"
 
 
 def test_readme_is_read_in_five_minutes():
@@ -45,10 +47,18 @@ def test_python_of_a_page_translates_with_a_saved_folder(tiny_model, tmp_path, c
 
 
 @functools.cache
-def help_of(script, *command):
+def help_of(command):
     # `--help` of `train` names the common options only.
-    option = "--help-all" if command == ("train",) else "--help"
-    return run_script(script, *command, option).stdout
+    option = "--help-all" if command == "train" else "--help"
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
+        main([command, option])
+    return out.getvalue()
+
+
+@functools.cache
+def help_of_script(script):
+    return run_script(script, "--help").stdout
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
@@ -58,11 +68,7 @@ def test_options_in_documents_exist(document):
     named = set(re.findall(r"\w+\.py", read(document))) & scripts.keys()
     commands = ["train", "translate", "evaluate", "push", "export", "attention", "distil"]
     help_text = "".join(
-        help_of(*command)
-        for command in [
-            *((COMMAND_LINE, command) for command in commands),
-            *((scripts[name],) for name in named),
-        ]
+        [*map(help_of, commands), *(help_of_script(scripts[name]) for name in named)]
     )
 
     assert used
