@@ -258,6 +258,7 @@ class EchoTranslator:
     """Gives each line back."""
 
     search = "greedy"
+    engine = SimpleNamespace(name="")
 
     def translate(self, lines: list[str]) -> Iterator[Translation]:
         return map(Translation, lines)
@@ -388,3 +389,12 @@ def test_each_option_of_attention_has_its_test():
     assert own - OF_THE_SEARCH == {
         *("output", "kind", "layer", "head", "positions", "alignments", "units", "gold")
     }
+
+
+@pytest.mark.parametrize(("name", "recorded"), [("", "torch"), ("CTranslate2 4", "CTranslate2 4")])
+def test_evaluate_records_search_and_engine(evaluate, monkeypatch, name, recorded):
+    monkeypatch.setattr(EchoTranslator, "engine", SimpleNamespace(name=name))
+
+    (((_, _, scores), _),) = evaluate(model=True)["record"]
+
+    assert (scores["search"], scores["engine"]) == ("greedy", recorded)

@@ -7,7 +7,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from vanilla_transformer.translation import Translator, translator
+from vanilla_transformer.translation import Translator, engine_choice, translator
+from vanilla_transformer.translation.ctranslate2_engine import CTranslate2Engine
 from vanilla_transformer_cli import job_record
 from vanilla_transformer_cli.job_record import CountedLines, record_path
 from vanilla_transformer_cli.lines import open_alone
@@ -291,3 +292,66 @@ def test_devices_have_no_record(run, folder, tmp_path):
 
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert run("--model", folder, "--output", device, "--resume", "ja")[0] == 0
+
+
+@pytest.fixture
+def long_job(run, folder, tmp_path, monkeypatch):
+    """Interrupts a job after its first window; gives its options, output and record."""
+    monkeypatch.setenv("VANILLA_TRANSFORMER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(translator, "WINDOW_LINES", 40)
+    source, out = tmp_path / "in", tmp_path / "out"
+    source.write_bytes(as_bytes(f"ein hund {number}" for number in range(80)))
+    argv = ["--model", folder, "--input", source, "--output", out]
+    argv += ["--num_beams", 1, "--max_extra_tokens", 2]
+
+    def begin(lines=40):
+        with interrupted_after(lines):
+            assert run(*argv)[0] == 130
+        return argv, out, record_path(out)
+
+    return begin
+
+
+def test_job_records_its_engine_and_says_so_once(run, long_job):
+    argv, _, record = long_job()
+
+    name = json.loads(record.read_text())["engine"]
+    status, _, err = run(*argv, "--resume")
+
+    assert name.startswith("CTranslate2 ")
+    assert status == 0
+    said = f"{name} translates: in 32 lines it found the same as torch."
+    assert err.splitlines().count(said) == err.count("torch") == 1
+
+
+def test_resume_keeps_torch_though_the_choice_would_be_another(run, long_job, monkeypatch):
+    monkeypatch.setattr(engine_choice, "SAMPLE_LINES", 0)
+    argv, out, record = long_job()
+    record.write_text(json.dumps({**json.loads(record.read_text()), "engine": "torch"}))
+    monkeypatch.setattr(CTranslate2Engine, "translate_batch", None)
+
+    status, _, err = run(*argv, "--resume")
+
+    assert status == 0
+    assert "translates" not in err
+    assert out.read_bytes().count(b"\n") == 80
+
+
+def test_resume_refuses_another_engine(run, long_job, monkeypatch):
+    argv, out, record = long_job()
+    before = out.read_bytes()
+    name = json.loads(record.read_text())["engine"]
+    monkeypatch.setenv("VANILLA_TRANSFORMER_CACHE", "")
+
+    outcome = run(*argv, "--resume")
+
+    assert_refused(outcome, out, before, f"got the engine torch instead of {name}. Install")
+
+
+def test_resume_takes_any_engine_before_the_choice(run, long_job, monkeypatch):
+    monkeypatch.setattr(engine_choice, "SAMPLE_LINES", 200)
+    argv, _, record = long_job()
+    assert json.loads(record.read_text())["engine"] == ""
+    monkeypatch.setenv("VANILLA_TRANSFORMER_CACHE", "")
+
+    assert run(*argv, "--resume")[0] == 0

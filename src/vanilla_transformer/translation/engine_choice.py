@@ -247,7 +247,7 @@ class AutomaticEngine:
             self._verdicts[search] = True
             chosen = self._ctranslate2.name
             logger.info(
-                "%s translates, which found the same as torch in %d lines (engine torch: slower).",
+                "%s translates: in %d lines it found the same as torch.",
                 chosen,
                 agreement.lines,
             )
