@@ -27,7 +27,7 @@ PLAN = (
     (f"{CORE}.figures", f"{CORE}.model_folder"),
     (f"{CORE}.tokenization",),
     (CORE, f"{CORE}.data", f"{CORE}.translation", f"{CORE}.evaluation", f"{CORE}.sharing"),
-    (f"{CORE}.training", f"{CORE}.inspection", f"{CORE}.interop"),
+    (f"{CORE}.training", f"{CORE}.inspection", f"{CORE}.interop", f"{CORE}.service"),
     (COMMAND,),
 )
 

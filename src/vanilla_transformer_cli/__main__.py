@@ -9,6 +9,7 @@ from vanilla_transformer_cli.evaluate import evaluate
 from vanilla_transformer_cli.export import export
 from vanilla_transformer_cli.import_ import import_
 from vanilla_transformer_cli.push import push
+from vanilla_transformer_cli.serve import serve
 from vanilla_transformer_cli.train import train
 from vanilla_transformer_cli.translate import translate
 
@@ -21,6 +22,7 @@ COMMANDS: dict[str, Command] = {
     "import": import_,
     "attention": attention,
     "distil": distil,
+    "serve": serve,
 }
 
 

@@ -399,6 +399,42 @@ class TranslateSettings(SearchSettings):
 
 
 @dataclass(frozen=True)
+class ServeSettings(SearchSettings):
+    """Settings of a service; the search is the same for all requests."""
+
+    source_language: str | None = option(
+        "Language to translate from, as clients name it, such as de. Default: the first language "
+        "in the model card; of a model of several, all."
+    )
+    target_language: str | None = option(
+        "Language to translate into, as clients name it, such as en. Default: the second language "
+        "in the model card; of a model of several, all."
+    )
+    host: str = option(
+        "Address to listen on; 0.0.0.0: all of this machine. There is no encryption and no "
+        "password: put a proxy in front of it before others can reach it.",
+        "127.0.0.1",
+    )
+    port: int = option("Port to listen on; 0: a free one, which is printed.", 5000)
+    max_delay: float = option(
+        "Milliseconds that a request may wait for others to share its batch, while nothing is "
+        "being translated.",
+        5.0,
+    )
+    max_characters: int = option(
+        "Longest request, all its texts together; longer ones get status 413.", 100_000
+    )
+    max_texts: int = option("Number of texts of a request; more get status 413.", 1000)
+    max_requests: int = option(
+        "Number of requests that are read or wait at a time; more get status 429.", 256
+    )
+    max_waiting_characters: int = option(
+        "Characters of all requests that wait at a time; a request beyond them gets status 429.",
+        1_000_000,
+    )
+
+
+@dataclass(frozen=True)
 class EvaluateSettings(SearchSettings):
     """Settings of an evaluation."""
 

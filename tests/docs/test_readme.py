@@ -22,6 +22,7 @@ DOCUMENTS = [
     "docs/attention.md",
     "docs/distil.md",
     "docs/variants.md",
+    "docs/serve.md",
 ]
 # Where the commands are that are not part of the package.
 FOLDERS = ("scripts", "benchmarks", "checks")
@@ -67,6 +68,7 @@ def test_options_in_documents_exist(document):
     scripts = {path.name: path for folder in FOLDERS for path in (ROOT / folder).glob("*.py")}
     named = set(re.findall(r"\w+\.py", read(document))) & scripts.keys()
     commands = ["train", "translate", "evaluate", "push", "export", "attention", "distil"]
+    commands += ["serve"]
     help_text = "".join(
         [*map(help_of, commands), *(help_of_script(scripts[name]) for name in named)]
     )

@@ -123,10 +123,7 @@ def language_prefix(tokenizer: PreTrainedTokenizerBase, language: str | None) ->
     Raises:
         ValueError: If the model does not know the language, or knows several and none is given.
     """
-    tags = language_tags(tokenizer)
-    # Of MarianTokenizer, whose pieces include them.
-    for token in getattr(tokenizer, "supported_language_codes", ()):
-        tags[token.strip("<>")] = tokenizer.convert_tokens_to_ids(token)
+    tags = target_tags(tokenizer)
     if language is None and not tags:
         return []
     if language in tags:
@@ -140,6 +137,15 @@ def language_prefix(tokenizer: PreTrainedTokenizerBase, language: str | None) ->
         f"The target language must be one of those of the model, {', '.join(tags)}, got "
         f"{language!r}. Name one: --target_language, or in training the --tag_column of the pairs."
     )
+
+
+def target_tags(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
+    """Ids of the tags by which a tokenizer names the target language; none for most."""
+    tags = language_tags(tokenizer)
+    # Of MarianTokenizer, whose pieces include them.
+    for token in getattr(tokenizer, "supported_language_codes", ()):
+        tags[token.strip("<>")] = tokenizer.convert_tokens_to_ids(token)
+    return tags
 
 
 def end_length(tokenizer: PreTrainedTokenizerBase) -> int:

@@ -1,0 +1,253 @@
+"""Requests that wait share batches of a token budget; nothing here knows of HTTP or of models."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
+
+Kind = TypeVar("Kind", bound=Hashable)
+KindOf = TypeVar("KindOf", bound=Hashable, contravariant=True)
+Result = TypeVar("Result")
+ResultOf = TypeVar("ResultOf", covariant=True)
+
+
+class QueueFullError(Exception):
+    """Too much is waiting already; the request may be sent again later."""
+
+
+class ClosedError(Exception):
+    """The batcher takes no requests any more."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A line, or a part of one that is too long, with its length in tokens."""
+
+    text: str
+    tokens: int
+
+
+class Work(Protocol[KindOf, ResultOf]):
+    """What a batcher has done in its thread, for requests of one kind at a time."""
+
+    def cut(self, kind: KindOf, lines: Sequence[str]) -> list[list[Part]]:
+        """The parts of each line; none for a blank one."""
+
+    def translate(self, kind: KindOf, texts: Sequence[str]) -> Sequence[ResultOf]:
+        """A result for each text."""
+
+
+@dataclass(eq=False)
+class _Request(Generic[Kind, Result]):
+    """What was submitted, and how far it is.
+
+    Attributes:
+        arrived: Seconds on the monotonic clock.
+        is_cut: Whether its lines have been cut into parts.
+        parts: Those that no batch has taken yet, each with the index of its line.
+        results: Of the parts of each line. Batches take parts in order, so results come in order.
+    """
+
+    kind: Kind
+    lines: Sequence[str]
+    arrived: float
+    answer: Future[list[list[Result]]] = field(default_factory=Future)
+    is_cut: bool = False
+    parts: deque[tuple[int, Part]] = field(default_factory=deque)
+    results: list[list[Result]] = field(default_factory=list)
+
+    @property
+    def characters(self) -> int:
+        return sum(map(len, self.lines))
+
+    def finish(self) -> None:
+        if not self.parts:
+            _settle(self.answer.set_result, self.results)
+
+
+class Batcher(Generic[Kind, Result]):
+    """Collects requests, and has those of one kind translated together in a thread of its own.
+
+    A batch takes one part from each waiting request in turn, so a long request delays short ones by
+    a batch at most. It starts as soon as the thread is free and either the budget is full or the
+    oldest request has waited for `max_delay`. A request whose future is cancelled leaves the queue.
+    If a batch fails, its requests are tried one by one, so that only those at fault fail.
+
+    Args:
+        work: What cuts and translates.
+        max_tokens: Of a batch, unless a single part has more.
+        max_delay: Seconds that a request may wait for others while the thread is free.
+        max_waiting_characters: Of all requests that are not answered yet.
+        least_tokens: Shorter parts count as this many.
+    """
+
+    def __init__(
+        self,
+        work: Work[Kind, Result],
+        *,
+        max_tokens: int,
+        max_delay: float,
+        max_waiting_characters: int,
+        least_tokens: int = 1,
+    ) -> None:
+        self.work = work
+        self.max_tokens = max_tokens
+        self.max_delay = max_delay
+        self.max_waiting_characters = max_waiting_characters
+        self.least_tokens = least_tokens
+        self.waiting_characters = 0
+        # Oldest first; a dict, since any of them may be cancelled.
+        self._waiting: dict[_Request[Kind, Result], None] = {}
+        self._is_closing = False
+        self._changed = threading.Condition()
+        # A daemon, so that a process that is forced to end does not wait for a batch.
+        self._thread = threading.Thread(target=self._run, name="batcher", daemon=True)
+        self._thread.start()
+
+    def submit(self, kind: Kind, lines: Sequence[str]) -> Future[list[list[Result]]]:
+        """Queues lines; the future holds the results of the parts of each line.
+
+        Args:
+            kind: Only requests of one kind share a batch.
+            lines: Text.
+
+        Raises:
+            QueueFullError: If more would wait than is allowed.
+            ClosedError: After `close`.
+        """
+        request: _Request[Kind, Result] = _Request(kind, lines, time.monotonic())
+        request.answer.add_done_callback(lambda _: self._forget(request))
+        with self._changed:
+            if self._is_closing:
+                raise ClosedError("The service is stopping and takes no more requests.")
+            waiting = self.waiting_characters + request.characters
+            if waiting > self.max_waiting_characters:
+                raise QueueFullError(
+                    f"At most {self.max_waiting_characters:,} characters may wait, got "
+                    f"{request.characters:,} more than the {self.waiting_characters:,} that wait. "
+                    "Try again later."
+                )
+            self.waiting_characters = waiting
+            self._waiting[request] = None
+            self._changed.notify()
+        return request.answer
+
+    def hasten(self) -> None:
+        """No request waits for others from now on."""
+        with self._changed:
+            self.max_delay = 0.0
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Takes no more requests, and returns when all that were taken are done."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _forget(self, request: _Request[Kind, Result]) -> None:
+        with self._changed:
+            self._waiting.pop(request, None)
+            self.waiting_characters -= request.characters
+
+    def _run(self) -> None:
+        while batch := self._next_batch():
+            self._translate(batch)
+
+    def _next_batch(self) -> dict[_Request[Kind, Result], list[tuple[int, Part]]]:
+        """Waits for a batch: the parts of each request in it; none once all is done."""
+        while True:
+            with self._changed:
+                while not self._waiting:
+                    if self._is_closing:
+                        return {}
+                    self._changed.wait()
+                first = next(iter(self._waiting))
+                alike = [request for request in self._waiting if request.kind == first.kind]
+                uncut = [request for request in alike if not request.is_cut]
+                if not uncut:
+                    rest = first.arrived + self.max_delay - time.monotonic()
+                    if self._is_closing or rest <= 0 or self._fills_a_batch(alike):
+                        return self._take(alike)
+                    self._changed.wait(rest)
+            if uncut:
+                _attempt(self._cut, uncut)
+
+    def _fills_a_batch(self, requests: list[_Request[Kind, Result]]) -> bool:
+        tokens = sum(self._tokens(part) for request in requests for _, part in request.parts)
+        return tokens >= self.max_tokens
+
+    def _tokens(self, part: Part) -> int:
+        return max(part.tokens, self.least_tokens)
+
+    def _take(
+        self, requests: list[_Request[Kind, Result]]
+    ) -> dict[_Request[Kind, Result], list[tuple[int, Part]]]:
+        """Takes the parts of a batch out of requests of one kind, whose lines are cut."""
+        batch: dict[_Request[Kind, Result], list[tuple[int, Part]]] = {}
+        tokens = 0
+        turns = deque(requests)
+        while turns:
+            request = turns.popleft()
+            _, part = request.parts[0]
+            tokens += self._tokens(part)
+            if batch and tokens > self.max_tokens:
+                break
+            batch.setdefault(request, []).append(request.parts.popleft())
+            if request.parts:
+                turns.append(request)
+        for request in batch:
+            del self._waiting[request]
+            if request.parts:
+                # At the end, so that those that have waited longer come first.
+                self._waiting[request] = None
+        return batch
+
+    def _cut(self, requests: Sequence[_Request[Kind, Result]]) -> None:
+        lines = [line for request in requests for line in request.lines]
+        cut = iter(self.work.cut(requests[0].kind, lines))
+        for request in requests:
+            numbered = [(index, next(cut)) for index in range(len(request.lines))]
+            request.parts = deque((index, part) for index, parts in numbered for part in parts)
+            request.results = [[] for _ in request.lines]
+            request.is_cut = True
+            # Nothing is left to do for blank lines alone.
+            request.finish()
+
+    def _translate(self, batch: dict[_Request[Kind, Result], list[tuple[int, Part]]]) -> None:
+        def translate(requests: Sequence[_Request[Kind, Result]]) -> None:
+            places = [(request, *taken) for request in requests for taken in batch[request]]
+            texts = [part.text for _, _, part in places]
+            results = list(self.work.translate(requests[0].kind, texts))
+            for (request, index, _), result in list(zip(places, results, strict=True)):
+                request.results[index].append(result)
+            for request in requests:
+                request.finish()
+
+        wanted = [request for request in batch if not request.answer.cancelled()]
+        if wanted:
+            _attempt(translate, wanted)
+
+
+def _attempt(
+    step: Callable[[Sequence[_Request[Any, Any]]], None], requests: Sequence[_Request[Any, Any]]
+) -> None:
+    """Takes a step for all requests at once or, if that fails, for each of them alone."""
+    try:
+        step(requests)
+    except Exception as error:
+        if len(requests) == 1:
+            _settle(requests[0].answer.set_exception, error)
+            return
+        for request in requests:
+            _attempt(step, [request])
+
+
+def _settle(setter: Callable[[Any], None], value: object) -> None:
+    """Sets the result or the exception of a future, which may have been cancelled meanwhile."""
+    with suppress(InvalidStateError):
+        setter(value)

@@ -1,0 +1,116 @@
+"""The languages that a service offers, as its clients name them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from huggingface_hub import metadata_load
+from transformers import GenerationConfig, PreTrainedTokenizerBase
+
+from vanilla_transformer.model_folder import find_file
+from vanilla_transformer.tokenization.languages import language_codes, target_tags
+
+# Languages that an error names.
+_NAMED = 8
+
+
+@dataclass(frozen=True)
+class ServedLanguages:
+    """Each of `sources` is translated into each of `targets`.
+
+    Attributes:
+        sources: Languages to translate from.
+        targets: Languages to translate into.
+        has_codes: Whether the tokenizer names the languages of both sides by codes.
+        has_tags: Whether the tokenizer names the target language by a tag.
+    """
+
+    sources: tuple[str, ...]
+    targets: tuple[str, ...]
+    has_codes: bool = False
+    has_tags: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        tokenizer: PreTrainedTokenizerBase,
+        defaults: GenerationConfig,
+        source: str | None = None,
+        target: str | None = None,
+    ) -> Self:
+        """Those of a model: of its tokenizer, else those given, else those of its card.
+
+        Args:
+            name: Folder or Hub name of the model.
+            tokenizer: Of its sources, before any language is chosen.
+            defaults: Its generation config.
+            source: The only language to translate from.
+            target: The only language to translate into.
+
+        Raises:
+            ValueError: If nothing names them.
+        """
+        card = _card_languages(name)
+        if codes := language_codes(tokenizer):
+            # What the decoder of mBART and PLBart reads first is the one language that they write.
+            starts = [code for code, token in codes.items() if token == _start_token(defaults)]
+            sources, targets = list(codes), starts or list(codes)
+        elif tags := target_tags(tokenizer):
+            sources, targets = list(dict.fromkeys([*card, *tags])), list(tags)
+        else:
+            sources, targets = ([card[0]], [card[1]]) if len(card) == 2 else ([], [])
+        sources, targets = [source] if source else sources, [target] if target else targets
+        faults = [
+            f"The {side} language of {name!r} must be known, since clients name it, got "
+            f"{f'{card} in its card' if card else 'no languages in its card'}. Name it: "
+            f"--{side}_language de."
+            for side, found in (("source", sources), ("target", targets))
+            if not found
+        ]
+        if faults:
+            raise ValueError("\n".join(faults))
+        return cls(tuple(sources), tuple(targets), bool(codes), bool(target_tags(tokenizer)))
+
+    def chosen(self, source: str, target: str) -> tuple[str | None, str | None]:
+        """Source and target language for a `Translator`, from what a client names.
+
+        Raises:
+            ValueError: If one of them is not offered.
+        """
+        faults = [
+            f"`{side}` must be one of the languages of this service, {_some(offered)}, got "
+            f"{wanted!r}.{' It does not detect languages.' * (wanted == 'auto')} See /languages."
+            for side, wanted, offered in (
+                ("source", source, self.sources),
+                ("target", target, self.targets),
+            )
+            if wanted not in offered
+        ]
+        if faults:
+            raise ValueError(" ".join(faults))
+        takes_target = self.has_codes or self.has_tags
+        return source if self.has_codes else None, target if takes_target else None
+
+    def __str__(self) -> str:
+        return f"{_some(self.sources)} -> {_some(self.targets)}"
+
+
+def _start_token(defaults: GenerationConfig) -> int | None:
+    start: int | None = defaults.decoder_start_token_id
+    return start
+
+
+def _card_languages(name: str) -> list[str]:
+    """Languages in the metadata of a model card; none where there is no card."""
+    file = find_file(name, "README.md")
+    languages = (metadata_load(file) or {}).get("language") if file else None
+    if languages is None:
+        return []
+    return [str(language) for language in languages] if isinstance(languages, list) else [languages]
+
+
+def _some(languages: Sequence[str]) -> str:
+    """The first ones, and their number if there are more."""
+    named = ", ".join(languages[:_NAMED])
+    return named if len(languages) <= _NAMED else f"{named} ... ({len(languages)} in all)"

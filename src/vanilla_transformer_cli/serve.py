@@ -1,0 +1,162 @@
+"""The `serve` command: translations over HTTP."""
+
+import signal
+import socket
+import sys
+from contextlib import closing
+from dataclasses import replace
+from typing import TYPE_CHECKING, NoReturn
+
+from vanilla_transformer_cli.command import (
+    Parser,
+    build_parser,
+    check_model,
+    fail,
+    load_translator,
+    refuse,
+)
+from vanilla_transformer_cli.settings import ServeSettings
+
+if TYPE_CHECKING:
+    from vanilla_transformer.service.app import Service
+
+_EXAMPLE = """The API is LibreTranslate's: POST /translate with q (a text or a list of them), source
+and target, as JSON or as a form; GET /languages, /health and /metrics (Prometheus).
+Ctrl-C and SIGTERM finish what was taken, and end with status 0.
+
+examples:
+  vanilla-transformer serve --model runs/de-en --source_language de --target_language en
+  curl http://127.0.0.1:5000/translate -d source=de -d target=en -d q='Ein Hund rennt.'
+"""
+
+
+def serve(argv: list[str]) -> None:
+    """Answer requests for translations over HTTP, by LibreTranslate's API."""
+    parser = build_parser(serve, ServeSettings, _EXAMPLE)
+    namespace, unknown = parser.parse_known_args(argv)
+    refuse(unknown, parser)
+    settings = ServeSettings(**vars(namespace))
+    check_model(parser, settings.model)
+    _check(parser, settings)
+    try:
+        import fastapi  # noqa: F401
+        import prometheus_client  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        fail(
+            f"serve needs the package `{error.name}`, which is not installed. Install it: "
+            "pip install 'vanilla-transformer[serve]'"
+        )
+    signal.signal(signal.SIGTERM, _interrupt)
+    # A port that is taken is reported before the model is loaded.
+    with closing(_bind(settings.host, settings.port)) as listener:
+        _run(_load(settings), listener)
+
+
+def _check(parser: Parser, settings: ServeSettings) -> None:
+    for name in ("max_characters", "max_texts", "max_requests"):
+        if getattr(settings, name) < 1:
+            parser.error(f"--{name} must be at least 1, got {getattr(settings, name)}")
+    if not 0 <= settings.port < 2**16:
+        parser.error(f"--port must be from 0 to {2**16 - 1}, got {settings.port}")
+    if not 0 <= settings.max_delay <= 60_000:
+        parser.error(
+            f"--max_delay must be from 0 to 60000 milliseconds, got {settings.max_delay:g}"
+        )
+    if settings.max_waiting_characters < settings.max_characters:
+        parser.error(
+            "--max_waiting_characters must be at least --max_characters, or the longest requests "
+            f"would never be taken, got {settings.max_waiting_characters} and "
+            f"{settings.max_characters}"
+        )
+
+
+def _interrupt(signum: int, _: object) -> NoReturn:
+    interrupt = KeyboardInterrupt()
+    interrupt.signum = signum  # type: ignore[attr-defined]
+    raise interrupt
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """A socket at this address that does not listen yet.
+
+    Raises:
+        OSError: If the address is taken, or is not one of this machine.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        raise OSError(
+            f"The service cannot listen on {host}:{port}: {error.strerror}. Choose another --port "
+            "(0: any that is free) or --host."
+        ) from error
+    return listener
+
+
+def _load(settings: ServeSettings) -> "Service":
+    from vanilla_transformer.service.app import Service
+    from vanilla_transformer.service.requests import Limits
+    from vanilla_transformer.service.translators import Translators, offered_languages
+
+    name = (settings.model or [""])[0]
+    languages, defaults = offered_languages(
+        name,
+        settings.source_language,
+        settings.target_language,
+        trust_remote_code=settings.trust_remote_code,
+    )
+    source, target = languages.chosen(languages.sources[0], languages.targets[0])
+    first = load_translator(replace(settings, source_language=source, target_language=target))
+    limits = Limits(settings.max_characters, settings.max_texts, settings.max_requests)
+    return Service(
+        Translators(first, languages, defaults, settings.max_tokens_per_batch),
+        limits,
+        max_delay=settings.max_delay / 1000,
+        max_waiting_characters=settings.max_waiting_characters,
+    )
+
+
+def _run(service: "Service", listener: socket.socket) -> None:
+    """Answers until a signal comes; a second Ctrl-C ends without finishing."""
+    import logging
+
+    import uvicorn
+
+    from vanilla_transformer.service.app import build_app
+
+    # It names cut lines by numbers, which no request has.
+    logging.getLogger("vanilla_transformer.translation.segments").setLevel(logging.ERROR)
+    host, port, *_ = listener.getsockname()
+    address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+    class Server(uvicorn.Server):
+        """Reports when it is ready, and stops without delay."""
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            print(
+                f"translating {service.translators.languages} on {address}",
+                file=sys.stderr,
+                flush=True,
+            )
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            service.batcher.hasten()
+            await super().shutdown(sockets)
+
+    server = Server(uvicorn.Config(build_app(service), log_level="warning", access_log=False))
+    try:
+        server.run([listener])
+    except KeyboardInterrupt:
+        # Uvicorn passes the signal on when everything is finished.
+        if server.force_exit:
+            raise

@@ -1,0 +1,155 @@
+"""The command `serve`: its options, and real processes that are told to stop."""
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import urlencode
+
+import pytest
+
+from ..support.commands import command_server
+from ..support.http_service import ask
+from .conftest import LINES
+
+NAMES = ["--source_language", "de", "--target_language", "en"]
+FORM = "application/x-www-form-urlencoded"
+
+
+def translate(port, text, **fields):
+    body = urlencode({"q": text, "source": "de", "target": "en", **fields})
+    return ask(port, "POST", "/translate", body, content_type=FORM)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "--model needs the folder or the Hub name of a model"),
+        (["--model", "./nothing"], "there is no folder './nothing'"),
+        (["--max_texts", "0"], "--max_texts must be at least 1, got 0"),
+        (["--max_requests", "0"], "--max_requests must be at least 1, got 0"),
+        (["--max_characters", "0"], "--max_characters must be at least 1, got 0"),
+        (["--port", "65536"], "--port must be from 0 to 65535, got 65536"),
+        (["--max_delay", "nan"], "--max_delay must be from 0 to 60000 milliseconds, got nan"),
+        (["--max_waiting_characters", "9"], "at least --max_characters, .* got 9 and 100000"),
+        (["--host", "192.0.2.1", *NAMES], r"cannot listen on 192\.0\.2\.1:5000: .* another --port"),
+        (["--hots", "x"], "unknown option --hots; did you mean --host?"),
+    ],
+)
+def test_wrong_options_are_told_before_a_model_is_loaded(run, no_model, folder, options, message):
+    model = [] if "--model" in options or not options else ["--model", folder]
+
+    outcome = run("serve", *model, *options)
+
+    assert (outcome.status, outcome.out) == (2, "")
+    assert re.search(message, outcome.err)
+
+
+def test_port_that_is_taken_is_told_before_a_model_is_loaded(run, no_model, folder):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        outcome = run("serve", "--model", folder, *NAMES, "--port", port)
+
+    assert outcome.status == 2
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in outcome.err
+
+
+def test_missing_package_is_named_with_its_extra(run, no_model, folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+
+    outcome = run("serve", "--model", folder)
+
+    assert outcome.status == 2
+    assert "serve needs the package `fastapi`" in outcome.err
+    assert "pip install 'vanilla-transformer[serve]'" in outcome.err
+
+
+def test_languages_that_nothing_names_are_asked_for(run, no_model, folder):
+    outcome = run("serve", "--model", folder, "--port", 0)
+
+    assert outcome.status == 2
+    assert "--source_language de" in outcome.err
+
+
+def test_help_loads_nothing_of_a_server():
+    code = (
+        "import sys\n"
+        "from vanilla_transformer_cli import main\n"
+        "try:\n"
+        "    main(['serve', '--help'])\n"
+        "finally:\n"
+        "    print(sorted({'torch', 'fastapi', 'uvicorn', 'prometheus_client'} & {*sys.modules}))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert "--max_delay" in done.stdout
+    assert done.stdout.endswith("[]\n")
+
+
+@pytest.fixture(scope="module")
+def commands():
+    with command_server() as server:
+        yield server
+
+
+@pytest.fixture
+def start(commands, folder, tmp_path):
+    """Starts `serve` on a free port; gives the process and the port."""
+
+    def start_serving(*options):
+        command = commands.start(
+            tmp_path, "serve", "--model", folder, *NAMES, "--port", 0, *options
+        )
+        command.wait_until(lambda: is_ready(command))
+        assert command.errors.startswith("translating de -> en on http://127.0.0.1:")
+        return command, int(command.errors.rpartition(":")[2])
+
+    return start_serving
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_signal_finishes_what_was_taken_and_ends_with_status_0(start, signum):
+    # All wait for more requests, until the signal comes.
+    command, port = start("--max_delay", 60_000)
+    with ThreadPoolExecutor(len(LINES)) as pool:
+        answers = [pool.submit(translate, port, line) for line in LINES if line.strip()]
+        wait_for_characters(port, sum(len(line) for line in LINES if line.strip()))
+        command.signal(signum)
+        translated = [answer.result(30) for answer in answers]
+
+    assert command.wait(30) == 0
+    assert [answer.status for answer in translated] == [200] * len(answers)
+    assert all(answer.content["translatedText"] for answer in translated)
+    assert command.errors.count("\n") == 1
+
+
+def test_options_reach_the_search_and_the_limits(start, run, folder):
+    options = ["--num_beams", 2, "--max_extra_tokens", 3]
+    command, port = start(*options, "--max_characters", 30, "--max_texts", 3, "--max_delay", 0)
+    expected = run("translate", "--model", folder, *options, LINES[0]).out
+
+    answer = translate(port, LINES[0])
+    alternatives = [translate(port, LINES[0], alternatives=number) for number in (1, 2)]
+    long = translate(port, "x" * 31)
+    command.signal(signal.SIGTERM)
+
+    assert answer.content == {"translatedText": expected.removesuffix("\n")}
+    assert [one.status for one in alternatives] == [200, 400]
+    assert (long.status, "at most 30 characters" in long.content["error"]) == (413, True)
+    assert command.wait(30) == 0
+
+
+def is_ready(command):
+    # The file is there once the process is.
+    return command.errors_file.exists() and command.errors.endswith("\n")
+
+
+def wait_for_characters(port, number):
+    end = time.monotonic() + 20
+    line = f"vanilla_transformer_waiting_characters {number:.1f}\n"
+    while line not in ask(port, "GET", "/metrics").content:
+        assert time.monotonic() < end
+        time.sleep(0.01)

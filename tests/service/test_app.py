@@ -1,0 +1,424 @@
+"""The service over HTTP: a real server on the loopback address, a real client, and rude ones."""
+
+import json
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from http.client import HTTPResponse
+from urllib.error import HTTPError
+from urllib.parse import urlencode
+
+import pytest
+from libretranslatepy import LibreTranslateAPI
+from prometheus_client.parser import text_string_to_metric_families
+from transformers import GenerationConfig
+
+from vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer.service.app import Service
+from vanilla_transformer.service.languages import ServedLanguages
+from vanilla_transformer.service.requests import Limits
+from vanilla_transformer.service.translators import Translators
+from vanilla_transformer.translation import Translator
+
+from ..conftest import save_small_model
+from ..support.http_service import SECONDS, Answer, RunningService, running, wait_until
+
+LINES = ["ein hund rennt.", "ja", "der alte mann schläft", "oh nein!", "x"]
+LIMITS = Limits(max_characters=2000, max_texts=20, max_requests=12)
+JSON, FORM = "application/json", "application/x-www-form-urlencoded"
+
+
+@pytest.fixture(scope="module")
+def translator(tmp_path_factory):
+    """A small model with random weights, whose translations of different lines differ."""
+    tokenizer = VanillaTransformerTokenizer.train(LINES * 3, vocab_size=320)
+    folder = save_small_model(tmp_path_factory.mktemp("model"), tokenizer)
+    return Translator.from_pretrained(
+        str(folder), num_beams=3, max_extra_tokens=4, max_source_length=12
+    )
+
+
+def serve(translator, **settings):
+    languages = ServedLanguages(("de",), ("en",))
+    translators = Translators(translator, languages, GenerationConfig(), 4096)
+    usual = {"limits": LIMITS, "max_delay": 0.002, "max_waiting_characters": 5000}
+    return running(Service(translators, **{**usual, **settings}))
+
+
+@pytest.fixture(scope="module")
+def server(translator):
+    with serve(translator) as server:
+        yield server
+
+
+@pytest.fixture
+def own_server(translator):
+    """For tests that change it."""
+    with serve(translator) as server:
+        yield server
+
+
+@pytest.fixture
+def expected(translator):
+    return lambda *lines: [found.text for found in translator.translate(lines)]
+
+
+class Blocked:
+    """Lets no batch end before `open`; notes the texts of each."""
+
+    def __init__(self, server: RunningService) -> None:
+        self.batches: list[list[str]] = []
+        self.gate = threading.Event()
+        self.pool = ThreadPoolExecutor(32)
+        translators = server.service.translators
+        translate = translators.translate
+        self.server = server
+
+        def wait(kind, texts):
+            self.batches.append(list(texts))
+            assert self.gate.wait(SECONDS)
+            return translate(kind, texts)
+
+        translators.translate = wait
+
+    def ask(self, q: str):
+        return self.pool.submit(self.server.translate, q)
+
+    def __enter__(self) -> "Blocked":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.gate.set()
+        self.pool.shutdown()
+
+    def occupy(self):
+        """A request whose batch lasts until the gate opens."""
+        future = self.ask("ja")
+        wait_until(lambda: self.batches)
+        return future
+
+    def waiting(self) -> int:
+        return self.server.service.batcher.waiting_characters
+
+
+@pytest.fixture
+def blocked(own_server):
+    with Blocked(own_server) as blocked:
+        yield blocked
+
+
+# What comes back
+
+
+def test_libretranslates_own_client_gets_the_translations_of_translator(server, expected):
+    client = LibreTranslateAPI(server.url)
+
+    assert [client.translate(line, "de", "en") for line in LINES] == expected(*LINES)
+    assert client.languages() == [{"code": "de", "name": "de", "targets": ["en"]}]
+    with pytest.raises(HTTPError, match="501") as refused:
+        client.detect("ein hund")
+    assert "does not detect languages" in json.loads(refused.value.read())["error"]
+    refused.value.close()
+
+
+def test_list_comes_back_as_a_list_in_order(server, expected):
+    assert server.translate(LINES).content == {"translatedText": expected(*LINES)}
+    assert server.translate([LINES[0]]).content == {"translatedText": expected(LINES[0])}
+    assert server.translate([]).content == {"translatedText": []}
+
+
+def test_lines_of_a_text_stay_lines_and_blank_ones_stay(server, expected):
+    one, two, three = expected(*LINES[:3])
+
+    answer = server.translate([f"\n{LINES[0]}\r\n \t\r{LINES[1]}\n\n{LINES[2]}\n", "", " "])
+
+    assert answer.content == {
+        "translatedText": [f"\n{one}\r\n \t\r{two}\n\n{three}\n", "", " "],
+    }
+
+
+def test_long_line_is_cut_as_translator_cuts_it(server, translator, expected):
+    line = "der alte mann schläft. ein hund rennt und rennt und rennt, oh nein! x " * 4
+    assert len(translator.tokenizer(line)["input_ids"]) > 5 * translator.max_source_length
+
+    assert server.translate(line).content == {"translatedText": expected(line)[0]}
+
+
+def test_alternatives_are_the_next_best(server, translator):
+    search = replace(translator.search, num_hypotheses=3)
+    several = Translator(translator.engine, translator.tokenizer, search=search)
+    found = list(several.translate(LINES[:2]))
+    others = [[other.text for other in one.alternatives] for one in found]
+
+    answer = server.translate(LINES[:2], alternatives=2)
+    alone = server.translate(LINES[0], alternatives=2)
+
+    assert answer.content == {"translatedText": [one.text for one in found], "alternatives": others}
+    assert alone.content == {"translatedText": found[0].text, "alternatives": others[0]}
+    assert len(set(others[0])) == 2
+    assert server.translate(["", "ja"], alternatives=1).content["alternatives"][0] == [""]
+
+
+def test_form_may_repeat_the_text(server, expected):
+    fields = [
+        ("q", LINES[0]),
+        ("source", "de"),
+        ("q", LINES[2]),
+        ("target", "en"),
+        ("format", "text"),
+    ]
+
+    answer = server.send(
+        "POST", "/translate", urlencode(fields), content_type=f"{FORM}; charset=UTF-8"
+    )
+
+    assert answer.content == {"translatedText": expected(LINES[0], LINES[2])}
+
+
+def test_halves_of_surrogate_pairs_are_replaced(server, expected):
+    body = rb'{"q": "ja \ud800 \ud83d\ude00", "source": "de", "target": "en"}'
+
+    answer = server.send("POST", "/translate", body, content_type=JSON)
+
+    assert answer.content == {"translatedText": expected("ja \ufffd \U0001f600")[0]}
+
+
+def test_requests_of_many_clients_are_not_mixed_up(server, expected):
+    lines = [f"{LINES[number % 5]} {number}" for number in range(60)]
+
+    with ThreadPoolExecutor(12) as pool:
+        answers = list(pool.map(server.translate, lines))
+
+    assert [answer.content["translatedText"] for answer in answers] == expected(*lines)
+
+
+# What is refused
+
+
+def as_json(**fields):
+    return json.dumps({"q": "ja", "source": "de", "target": "en", **fields}).encode()
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "status", "message"),
+    [
+        (b'{"q": "ja"', JSON, 400, "must be application/json, got something that cannot be parsed"),
+        (b"[" * 80_000, JSON, 400, "cannot be parsed"),
+        (b"[1]", JSON, 400, "must be a JSON object, got [1]"),
+        (b'{"q": "\xff"}', JSON, 400, "must be UTF-8, got invalid start byte at byte 7"),
+        (b"q=%ff&source=de&target=en", FORM, 400, "must be UTF-8, got invalid start byte"),
+        (b"source=de&target=en", FORM, 400, "`q` must be the text"),
+        (as_json(q=5), JSON, 400, "`q` must be the text"),
+        (as_json(q=["ja", None]), JSON, 400, "`q` must be the text"),
+        (b"q=ja", FORM, 400, "`source` must be a language; /languages lists them; `target` must"),
+        (
+            as_json(source="fr"),
+            JSON,
+            400,
+            "`source` must be one of the languages of this service, de, got 'fr'. See",
+        ),
+        (as_json(source="auto"), JSON, 400, "It does not detect languages."),
+        (
+            as_json(target="\ud800"),
+            JSON,
+            400,
+            r"`target` must be one of the languages of this service, en, got '\ud800'",
+        ),
+        (as_json(format="html"), JSON, 400, "`format` must be text, got 'html'"),
+        (as_json(alternatives=3), JSON, 400, "`alternatives` must be from 0 to 2"),
+        (as_json(alternatives=-1), JSON, 400, "`alternatives` must be a whole number, got '-1'"),
+        (as_json(), "text/plain", 415, "Content-Type must be application/json or application/x-"),
+        (as_json(q=["x"] * 21), JSON, 413, "at most 20 texts, got 21"),
+        (as_json(q=["x" * 1000, "y" * 1001]), JSON, 413, "at most 2,000 characters, got 2,001"),
+    ],
+)
+def test_request_that_cannot_be_translated_is_refused_with_a_reason(
+    server, body, kind, status, message
+):
+    answer = server.send("POST", "/translate", body, content_type=kind)
+
+    assert (answer.status, answer.content.keys()) == (status, {"error"})
+    assert message in answer.content["error"]
+
+
+def test_largest_request_is_taken_however_it_is_written(server):
+    escaped = {"q": ["\U0001f600" * 100] * 20, "source": "de", "target": "en"}
+    percent = urlencode(
+        [("q", text) for text in escaped["q"]] + [("source", "de"), ("target", "en")]
+    )
+
+    assert len(json.dumps(escaped)) > 12 * 2000
+    for body, kind in ((json.dumps(escaped), JSON), (percent, FORM)):
+        answer = server.send("POST", "/translate", body, content_type=kind)
+        assert (answer.status, len(answer.content["translatedText"])) == (200, 20)
+
+
+def test_body_of_ten_megabytes_is_refused_whether_it_declares_its_size_or_not(server):
+    megabyte = b"x" * 2**20
+
+    declared = server.send("POST", "/translate", 10 * megabyte, content_type=FORM)
+    chunked = server.send("POST", "/translate", iter([megabyte] * 10), content_type=FORM)
+
+    most = LIMITS.max_bytes
+    for answer in (declared, chunked):
+        assert answer.status == 413
+        assert answer.content["error"].startswith(f"A body must have at most {most:,} bytes")
+    assert server.translate("ja").status == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"), [("GET", "/translate", 405), ("POST", "/suggest", 404)]
+)
+def test_other_paths_and_methods_are_refused_in_the_same_form(server, method, path, status):
+    answer = server.send(method, path)
+
+    assert (answer.status, answer.content.keys()) == (status, {"error"})
+
+
+def test_more_requests_than_may_wait_are_refused_for_the_moment(blocked):
+    taken = [blocked.occupy(), *(blocked.ask("ja") for _ in range(11))]
+    wait_until(lambda: blocked.server.service.open_requests == 12)
+
+    refused = blocked.server.translate("ja")
+
+    assert (refused.status, refused.headers["retry-after"]) == (429, "1")
+    assert refused.content["error"].startswith("At most 12 requests may wait")
+    blocked.gate.set()
+    assert {future.result().status for future in taken} == {200}
+    assert blocked.server.translate("ja").status == 200
+
+
+def test_more_characters_than_may_wait_are_refused_for_the_moment(blocked):
+    taken = [blocked.occupy(), *(blocked.ask("x" * 2000) for _ in range(2))]
+    wait_until(lambda: blocked.waiting() == 4002)
+
+    refused = blocked.server.translate("x" * 999)
+
+    assert (refused.status, refused.headers["retry-after"]) == (429, "1")
+    assert refused.content["error"].startswith("At most 5,000 characters may wait")
+    blocked.gate.set()
+    assert {future.result().status for future in taken} == {200}
+
+
+# Rude clients, failures, and the end
+
+
+def half_sent(server: RunningService) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", server.port))
+    head = (
+        f"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: {JSON}\r\nContent-Length: 99\r\n\r\n"
+    )
+    connection.sendall(head.encode() + b'{"q": "j')
+    return connection
+
+
+def counted(server: RunningService, path: str, status: int) -> float:
+    metrics = server.send("GET", "/metrics").content
+    samples = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(metrics)
+        for sample in family.samples
+    }
+    return samples.get(("vanilla_transformer_requests_total", path, str(status)), 0)
+
+
+def test_body_that_is_cut_off_is_counted_and_forgotten(own_server):
+    connection = half_sent(own_server)
+    wait_until(lambda: own_server.service.open_requests == 1)
+
+    connection.close()
+
+    wait_until(lambda: own_server.service.open_requests == 0)
+    assert counted(own_server, "/translate", 499) == 1
+    assert own_server.translate("ja").status == 200
+
+
+def test_body_that_does_not_come_is_not_waited_for(own_server, monkeypatch):
+    monkeypatch.setattr("vanilla_transformer.service.app._BODY_SECONDS", 0.05)
+
+    with half_sent(own_server) as connection, HTTPResponse(connection) as answer:
+        answer.begin()
+        assert answer.status == 408
+        assert b"got 8 bytes" in answer.read()
+
+
+def test_request_of_a_client_that_has_left_leaves_the_queue(blocked):
+    first = blocked.occupy()
+    with socket.create_connection(("127.0.0.1", blocked.server.port)) as connection:
+        body = urlencode({"q": "gone", "source": "de", "target": "en"})
+        head = f"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: {FORM}\r\n"
+        connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+        wait_until(lambda: blocked.waiting() == len("ja") + len("gone"))
+
+    wait_until(lambda: blocked.waiting() == len("ja"))
+    after = blocked.ask("x")
+    wait_until(lambda: blocked.waiting() == len("ja") + len("x"))
+    blocked.gate.set()
+
+    assert (first.result().status, after.result().status) == (200, 200)
+    assert blocked.batches == [["ja"], ["x"]]
+    assert counted(blocked.server, "/translate", 499) == 1
+
+
+def test_failure_of_the_engine_fails_one_request_only(own_server, expected):
+    translators = own_server.service.translators
+    translate = translators.translate
+
+    def fail(kind, texts):
+        if "bad" in texts:
+            raise RuntimeError("a secret of the engine")
+        return translate(kind, texts)
+
+    translators.translate = fail
+    with ThreadPoolExecutor(8) as pool:
+        bad, *good = pool.map(own_server.translate, ["bad", *LINES])
+
+    assert (bad.status, bad.content) == (500, {"error": "The translation failed: RuntimeError."})
+    assert [answer.content["translatedText"] for answer in good] == expected(*LINES)
+    assert counted(own_server, "/translate", 500) == 1
+
+
+def test_metrics_count_requests_batches_and_what_waits(blocked):
+    first = blocked.occupy()
+    others = [blocked.ask("x") for _ in range(3)]
+    wait_until(lambda: blocked.waiting() == 5)
+    during = blocked.server.send("GET", "/metrics")
+    blocked.gate.set()
+    assert {future.result().status for future in (first, *others)} == {200}
+    blocked.server.send("GET", "/nothing/here")
+
+    found = {
+        family.name.removeprefix("vanilla_transformer_"): family
+        for family in text_string_to_metric_families(blocked.server.send("GET", "/metrics").content)
+    }
+
+    assert "vanilla_transformer_waiting_characters 5.0" in during.content
+    assert during.headers["content-type"].startswith("text/plain")
+    totals = {
+        sample.name.removeprefix("vanilla_transformer_"): sample.value
+        for name in ("batch_lines", "batch_seconds", "request_seconds", "waiting_characters")
+        for sample in found[name].samples
+        if not sample.labels
+    }
+    assert (totals["batch_lines_count"], totals["batch_lines_sum"]) == (2, 4)
+    assert (totals["batch_seconds_count"], totals["request_seconds_count"]) == (2, 4)
+    assert totals["waiting_characters"] == 0
+    assert counted(blocked.server, "other", 404) == 1
+    assert "process_resident_memory_bytes" in during.content
+
+
+def test_health_is_told(server):
+    assert server.send("GET", "/health").content == {"status": "ok"}
+
+
+def test_stop_answers_everything_that_was_taken(blocked, expected):
+    futures = [blocked.occupy(), *(blocked.ask(line) for line in LINES)]
+    wait_until(lambda: blocked.waiting() == len("ja") + sum(map(len, LINES)))
+
+    blocked.server.server.should_exit = True
+    wait_until(lambda: not blocked.server.server.servers[0].is_serving())
+    blocked.gate.set()
+
+    answers: list[Answer] = [future.result(SECONDS) for future in futures]
+    assert [answer.content["translatedText"] for answer in answers] == expected("ja", *LINES)

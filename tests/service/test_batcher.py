@@ -1,0 +1,328 @@
+"""The batcher: which lines share a batch, in what order, and what becomes of failures."""
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import CancelledError
+
+import pytest
+
+from vanilla_transformer.service.batcher import Batcher, ClosedError, Part, QueueFullError
+
+SECONDS = 10
+
+
+class Recorder:
+    """Cuts lines at "|", one token a character; translates to capitals, and notes each batch.
+
+    Attributes:
+        batches: Kind and texts of each, in order.
+        gate: Batches wait until it is set.
+        faulty: Texts at which translating fails.
+        uncuttable: Lines at which cutting fails.
+    """
+
+    def __init__(self) -> None:
+        self.batches: list[tuple[str, list[str]]] = []
+        self.began = threading.Semaphore(0)
+        self.gate = threading.Event()
+        self.gate.set()
+        self.faulty: set[str] = set()
+        self.uncuttable: set[str] = set()
+
+    def cut(self, kind: str, lines: Sequence[str]) -> list[list[Part]]:
+        if found := self.uncuttable & set(lines):
+            raise ValueError(f"cannot cut {found}")
+        return [[Part(text, len(text)) for text in line.split("|") if text] for line in lines]
+
+    def translate(self, kind: str, texts: Sequence[str]) -> list[str]:
+        self.batches.append((kind, list(texts)))
+        self.began.release()
+        assert self.gate.wait(SECONDS)
+        if found := self.faulty & set(texts):
+            raise RuntimeError(f"cannot translate {found}")
+        return [f"{kind}:{text.upper()}" for text in texts]
+
+    def block(self) -> None:
+        self.gate.clear()
+
+    def wait_for_batch(self) -> None:
+        assert self.began.acquire(timeout=SECONDS)
+
+
+@pytest.fixture
+def work() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture
+def start(work: Recorder) -> Iterator[object]:
+    """Makes a batcher of `work`; each ends with the test."""
+    made: list[Batcher[str, str]] = []
+
+    def make(**settings: float) -> Batcher[str, str]:
+        usual = {"max_tokens": 12, "max_delay": 0.0, "max_waiting_characters": 1000}
+        made.append(Batcher(work, **{**usual, **settings}))
+        return made[-1]
+
+    yield make
+    work.gate.set()
+    for batcher in made:
+        batcher.close()
+
+
+def occupy(batcher: Batcher[str, str], work: Recorder) -> object:
+    """Sends a request, whose batch lasts until the gate opens: what comes meanwhile waits."""
+    work.block()
+    future = batcher.submit("busy", ["busy"])
+    work.wait_for_batch()
+    work.batches.clear()
+    return future
+
+
+def test_result_has_the_parts_of_each_line_in_order(start):
+    future = start().submit("k", ["b|a", "", "c", "|"])
+
+    assert future.result(SECONDS) == [["k:B", "k:A"], [], ["k:C"], []]
+
+
+def test_blank_lines_alone_are_answered_without_a_batch(start, work):
+    assert start().submit("k", ["", ""]).result(SECONDS) == [[], []]
+    assert work.batches == []
+
+
+def test_waiting_requests_share_a_batch(start, work):
+    batcher = start()
+    occupy(batcher, work)
+
+    futures = [batcher.submit("k", [text]) for text in ("one", "two", "three")]
+    work.gate.set()
+
+    assert [future.result(SECONDS) for future in futures] == [
+        [["k:ONE"]],
+        [["k:TWO"]],
+        [["k:THREE"]],
+    ]
+    assert work.batches == [("k", ["one", "two", "three"])]
+
+
+def test_requests_of_two_kinds_share_no_batch_and_the_oldest_comes_first(start, work):
+    batcher = start()
+    occupy(batcher, work)
+
+    futures = [batcher.submit(kind, [kind + text]) for text in "xy" for kind in ("b", "a")]
+    work.gate.set()
+
+    assert [future.result(SECONDS) for future in futures] == [
+        [["b:BX"]],
+        [["a:AX"]],
+        [["b:BY"]],
+        [["a:AY"]],
+    ]
+    assert work.batches == [("b", ["bx", "by"]), ("a", ["ax", "ay"])]
+
+
+def test_batch_has_at_most_its_budget_of_tokens(start, work):
+    batcher = start(max_tokens=6)
+    occupy(batcher, work)
+
+    futures = [batcher.submit("k", [text]) for text in ("abc", "def", "g", "much-too-long", "h")]
+    work.gate.set()
+
+    for future in futures:
+        future.result(SECONDS)
+    assert [texts for _, texts in work.batches] == [["abc", "def"], ["g"], ["much-too-long"], ["h"]]
+
+
+def test_short_parts_count_as_the_least_tokens(start, work):
+    batcher = start(max_tokens=6, least_tokens=3)
+    occupy(batcher, work)
+
+    future = batcher.submit("k", ["a", "b", "c"])
+    work.gate.set()
+
+    future.result(SECONDS)
+    assert [texts for _, texts in work.batches] == [["a", "b"], ["c"]]
+
+
+def test_long_request_takes_turns_with_short_ones(start, work):
+    batcher = start(max_tokens=3)
+    occupy(batcher, work)
+
+    long = batcher.submit("k", ["a|b|c", "d|e|f"])
+    short = batcher.submit("k", ["x"])
+    other = batcher.submit("other", ["y"])
+    work.gate.set()
+
+    assert long.result(SECONDS) == [["k:A", "k:B", "k:C"], ["k:D", "k:E", "k:F"]]
+    assert short.result(SECONDS) == [["k:X"]]
+    assert other.result(SECONDS) == [["other:Y"]]
+    # The rest of the long one comes after what arrived meanwhile, of another kind too.
+    assert work.batches == [
+        ("k", ["a", "b", "x"]),
+        ("other", ["y"]),
+        ("k", ["c", "d", "e"]),
+        ("k", ["f"]),
+    ]
+
+
+def test_lone_request_waits_for_others_until_its_deadline(start, work):
+    batcher = start(max_delay=0.2)
+    started = time.monotonic()
+    first = batcher.submit("k", ["a"])
+    second = batcher.submit("k", ["b"])
+
+    assert (first.result(SECONDS), second.result(SECONDS)) == ([["k:A"]], [["k:B"]])
+
+    assert 0.2 <= time.monotonic() - started < 5
+    assert work.batches == [("k", ["a", "b"])]
+
+
+def test_full_batch_does_not_wait(start, work):
+    batcher = start(max_delay=60, max_tokens=4)
+
+    futures = [batcher.submit("k", [text]) for text in ("ab", "cd")]
+
+    assert [future.result(SECONDS) for future in futures] == [[["k:AB"]], [["k:CD"]]]
+    assert work.batches == [("k", ["ab", "cd"])]
+
+
+def test_waiting_ends_when_it_is_hastened(start, work):
+    batcher = start(max_delay=60)
+    futures = [batcher.submit("k", [text]) for text in ("a", "b")]
+
+    batcher.hasten()
+
+    assert [future.result(SECONDS) for future in futures] == [[["k:A"]], [["k:B"]]]
+    assert batcher.submit("k", ["c"]).result(SECONDS) == [["k:C"]]
+
+
+def test_failing_batch_fails_only_the_request_at_fault(start, work):
+    batcher = start()
+    occupy(batcher, work)
+    work.faulty = {"bad"}
+
+    futures = [batcher.submit("k", lines) for lines in (["one"], ["bad", "x"], ["two"])]
+    work.gate.set()
+
+    assert futures[0].result(SECONDS) == [["k:ONE"]]
+    assert futures[2].result(SECONDS) == [["k:TWO"]]
+    with pytest.raises(RuntimeError, match=r"cannot translate .'bad'"):
+        futures[1].result(SECONDS)
+    assert batcher.submit("k", ["next"]).result(SECONDS) == [["k:NEXT"]]
+
+
+def test_request_that_has_failed_is_not_translated_further(start, work):
+    batcher = start(max_tokens=3)
+    occupy(batcher, work)
+    work.faulty = {"bad"}
+
+    future = batcher.submit("k", ["bad", "never"])
+    after = batcher.submit("k", ["yes"])
+    work.gate.set()
+
+    with pytest.raises(RuntimeError):
+        future.result(SECONDS)
+    after.result(SECONDS)
+    assert [texts for _, texts in work.batches] == [["bad"], ["yes"]]
+    assert batcher.waiting_characters == 0
+
+
+def test_request_that_cannot_be_cut_fails_alone(start, work):
+    batcher = start()
+    occupy(batcher, work)
+    work.uncuttable = {"odd"}
+
+    futures = [batcher.submit("k", [text]) for text in ("one", "odd", "two")]
+    work.gate.set()
+
+    assert futures[0].result(SECONDS) == [["k:ONE"]]
+    assert futures[2].result(SECONDS) == [["k:TWO"]]
+    with pytest.raises(ValueError, match="cannot cut"):
+        futures[1].result(SECONDS)
+
+
+def test_cancelled_request_leaves_the_queue(start, work):
+    batcher = start()
+    occupy(batcher, work)
+    kept, cancelled = batcher.submit("k", ["kept"]), batcher.submit("k", ["gone"])
+
+    assert cancelled.cancel()
+    assert batcher.waiting_characters == len("busy") + len("kept")
+    work.gate.set()
+
+    assert kept.result(SECONDS) == [["k:KEPT"]]
+    assert work.batches == [("k", ["kept"])]
+    with pytest.raises(CancelledError):
+        cancelled.result(SECONDS)
+
+
+def test_request_cancelled_during_its_batch_is_not_translated_further(start, work):
+    batcher = start(max_tokens=4)
+    work.block()
+    long = batcher.submit("k", ["four", "more"])
+    work.wait_for_batch()
+
+    long.cancel()
+    beside = batcher.submit("k", ["x"])
+    work.gate.set()
+
+    assert beside.result(SECONDS) == [["k:X"]]
+    assert [texts for _, texts in work.batches] == [["four"], ["x"]]
+    assert batcher.waiting_characters == 0
+
+
+def test_too_many_waiting_characters_are_refused_and_room_comes_back(start, work):
+    batcher = start(max_waiting_characters=10)
+    future = occupy(batcher, work)
+    waiting = batcher.submit("k", ["abc", "def"])
+
+    with pytest.raises(
+        QueueFullError, match="At most 10 characters may wait, got 1 more than the 10"
+    ):
+        batcher.submit("k", ["x"])
+    work.gate.set()
+
+    assert future.result(SECONDS) == [["busy:BUSY"]]
+    assert waiting.result(SECONDS) == [["k:ABC"], ["k:DEF"]]
+    batcher.submit("k", ["0123456789"]).result(SECONDS)
+
+
+def test_closing_finishes_what_was_taken_and_takes_nothing_more(start, work):
+    batcher = start(max_delay=60)
+    occupied = threading.Thread(target=batcher.close)
+    futures = [batcher.submit("k", [text]) for text in ("one", "two")]
+
+    occupied.start()
+    occupied.join(SECONDS)
+
+    assert not occupied.is_alive()
+    assert [future.result(0) for future in futures] == [[["k:ONE"]], [["k:TWO"]]]
+    with pytest.raises(ClosedError, match="stopping"):
+        batcher.submit("k", ["late"])
+    batcher.close()
+
+
+def test_many_threads_get_their_own_answers(start, work):
+    batcher = start(max_tokens=50, max_waiting_characters=10**6)
+    answers: dict[int, object] = {}
+
+    def ask(first: int) -> None:
+        for number in range(first, first + 50):
+            lines = [f"n{number}|{number}", f"{number * 7}"]
+            future = batcher.submit(f"k{number % 2}", lines)
+            if number % 5:
+                answers[number] = future.result(SECONDS)
+            else:
+                future.cancel()
+
+    threads = [threading.Thread(target=ask, args=(1000 * index,)) for index in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(answers) == 8 * 40
+    for number, found in answers.items():
+        kind = f"k{number % 2}"
+        assert found == [[f"{kind}:N{number}", f"{kind}:{number}"], [f"{kind}:{number * 7}"]]

@@ -1,0 +1,201 @@
+"""Translators of a service: the languages that models have, and what a request is done with."""
+
+import pytest
+from transformers import GenerationConfig
+
+from vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer.interop.importing import import_model
+from vanilla_transformer.service.languages import ServedLanguages
+from vanilla_transformer.service.translators import Kind, Translators, offered_languages
+from vanilla_transformer.translation import Translator
+
+from ..conftest import save_small_model
+from ..support.pretrained import BUILD, GERMAN, save_pretrained_model
+
+LINES = ["ein hund", "ja", "der alte mann schläft. oh nein! der alte hund rennt. ja!"]
+NOTHING = GenerationConfig()
+CARD = "---\nlanguage:\n{}---\n\n# Model\n"
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return VanillaTransformerTokenizer.train(LINES * 3, vocab_size=300)
+
+
+@pytest.fixture
+def folder(tmp_path, tokenizer):
+    return save_small_model(tmp_path, tokenizer)
+
+
+def write_card(folder, *languages):
+    items = "".join(f"- {language}\n" for language in languages)
+    (folder / "README.md").write_text(CARD.format(items), encoding="utf-8")
+
+
+def translators_of(name, source=None, target=None, **settings):
+    languages, defaults = offered_languages(str(name), source, target)
+    chosen = languages.chosen(languages.sources[0], languages.targets[0])
+    first = Translator.from_pretrained(
+        str(name), source_language=chosen[0], target_language=chosen[1], **settings
+    )
+    return Translators(first, languages, defaults, 4096)
+
+
+# Languages
+
+
+def test_model_of_one_direction_has_the_two_languages_of_its_card(folder):
+    write_card(folder, "de", "en")
+
+    languages, _ = offered_languages(str(folder), None, None)
+
+    assert (languages.sources, languages.targets) == (("de",), ("en",))
+    assert languages.chosen("de", "en") == (None, None)
+    assert str(languages) == "de -> en"
+
+
+def test_languages_that_are_given_come_before_those_of_the_card(folder):
+    write_card(folder, "de", "en")
+
+    languages, _ = offered_languages(str(folder), None, "fr")
+
+    assert (languages.sources, languages.targets) == (("de",), ("fr",))
+
+
+@pytest.mark.parametrize("named", [(), ("de",), ("de", "en", "fr")])
+def test_languages_that_nothing_names_must_be_given(folder, named):
+    if named:
+        write_card(folder, *named)
+    got = str(list(named)).replace("[", "\\[") if named else "no languages"
+
+    with pytest.raises(ValueError, match=f"(?s)source .* got {got} .*--source_language.*--target"):
+        offered_languages(str(folder), None, None)
+    languages, _ = offered_languages(str(folder), "x", "y")
+    assert (languages.sources, languages.targets) == (("x",), ("y",))
+
+
+def test_model_with_tags_translates_from_its_card_into_its_tags(tmp_path):
+    tokenizer = VanillaTransformerTokenizer.train(
+        LINES, vocab_size=300, target_languages=["de", "fr"]
+    )
+    folder = save_small_model(tmp_path, tokenizer)
+    write_card(folder, "en", "de", "fr")
+
+    translators = translators_of(folder)
+
+    languages = translators.languages
+    assert (languages.sources, languages.targets) == (("en", "de", "fr"), ("de", "fr"))
+    kinds = [translators.kind("en", target, 0) for target in ("de", "fr")]
+    assert kinds == [Kind(None, "de", 0), Kind(None, "fr", 0)]
+    for kind in kinds:
+        expected = Translator.from_pretrained(str(folder), target_language=kind.target)
+        found = [best for (best,) in translators.translate(kind, LINES)]
+        assert found == [one.text for one in expected.translate(LINES)]
+
+
+def test_model_with_codes_translates_between_all_of_them(tmp_path):
+    import_model(str(save_pretrained_model("nllb", tmp_path / "source")), tmp_path / "model")
+
+    translators = translators_of(tmp_path / "model")
+
+    assert translators.languages.sources == translators.languages.targets
+    assert len(translators.languages.sources) == 4
+    for pair in (("deu_Latn", "zho_Hans"), ("eng_Latn", "deu_Latn")):
+        source, target = pair
+        expected = Translator.from_pretrained(
+            str(tmp_path / "model"), source_language=source, target_language=target
+        )
+        found = translators.translate(translators.kind(source, target, 0), GERMAN[:3])
+        assert [best for (best,) in found] == [one.text for one in expected.translate(GERMAN[:3])]
+
+
+def test_language_that_the_decoder_begins_with_is_the_only_target(tmp_path):
+    _, tokenizer = BUILD["mbart"](tmp_path)
+    start = tokenizer.convert_tokens_to_ids("de_DE")
+
+    languages = ServedLanguages.of(
+        str(tmp_path), tokenizer, GenerationConfig(decoder_start_token_id=start)
+    )
+
+    assert languages.targets == ("de_DE",)
+    assert len(languages.sources) == 25
+
+
+def test_language_that_is_not_offered_is_refused_with_some_that_are():
+    codes = tuple(f"l{number}" for number in range(20))
+    languages = ServedLanguages(codes, ("en",))
+
+    with pytest.raises(ValueError, match=r"`source` .* l0, l1.*l7 \.\.\. \(20 in all\), got 'xx'"):
+        languages.chosen("xx", "en")
+    with pytest.raises(ValueError, match=r"`target` must be one .* en, got 'de'"):
+        languages.chosen("l1", "de")
+
+
+# Work
+
+
+def test_parts_are_those_that_translator_cuts(folder, monkeypatch):
+    translators = translators_of(folder, "de", "en", max_source_length=9)
+    seen = []
+    engine = translators.first.engine
+    translate_batch = engine.translate_batch
+
+    def note(sources, *others):
+        seen.extend(sources)
+        return translate_batch(sources, *others)
+
+    monkeypatch.setattr(engine, "translate_batch", note)
+    lines = [*LINES, "", " \t", "ein hund " * 200]
+    kind = translators.kind("de", "en", 0)
+
+    parts = translators.cut(kind, lines)
+    list(translators.first.translate(lines))
+
+    tokenizer = translators.first.tokenizer
+    ours = [tokenizer(part.text)["input_ids"] for found in parts for part in found]
+    assert sorted(ours) == sorted(seen)
+    assert [part.tokens for found in parts for part in found] == list(map(len, ours))
+    assert [bool(found) for found in parts] == [True, True, True, False, False, True]
+
+
+def test_tag_counts_in_the_length_of_a_part(tmp_path):
+    tokenizer = VanillaTransformerTokenizer.train(
+        ["abcdefgh"], vocab_size=30, kind="char", target_languages=["de", "fr"]
+    )
+    folder = save_small_model(tmp_path, tokenizer)
+    translators = translators_of(folder, "en", max_source_length=7)
+
+    (parts,) = translators.cut(translators.kind("en", "de", 0), ["abcdefgh"])
+
+    assert [(part.text, part.tokens) for part in parts] == [("abcde", 7), ("fgh", 5)]
+
+
+@pytest.mark.parametrize(
+    ("search", "most"),
+    [
+        ({"num_beams": 3}, 2),
+        ({"num_beams": 1}, 0),
+        ({"do_sample": True}, 9),
+        ({"do_sample": True, "mbr_candidates": 4}, 3),
+    ],
+)
+def test_alternatives_are_as_many_as_the_search_finds(folder, search, most):
+    translators = translators_of(folder, "de", "en", **search)
+
+    with pytest.raises(ValueError, match=f"from 0 to {most}, .* got {most + 1}"):
+        translators.kind("de", "en", most + 1)
+    (found,) = translators.translate(translators.kind("de", "en", most), ["ein hund"])
+    assert len(found) == 1 + most
+
+
+def test_search_and_limits_are_those_of_the_options(folder):
+    translators = translators_of(
+        folder, "de", "en", num_beams=3, max_source_length=9, max_tokens_per_batch=600
+    )
+
+    made = translators._of(Kind(None, None, 1))
+
+    assert (made.search.num_beams, made.search.num_hypotheses) == (3, 2)
+    assert (made.max_source_length, made.max_tokens_per_batch) == (9, 4096 // 3)
+    assert made.engine is translators.first.engine
+    assert translators._of(Kind(None, None, 1)) is made
