@@ -23,7 +23,13 @@ CORE, COMMAND, SETTINGS = (
 )
 # From the ground up. A room imports only from floors below its own.
 PLAN = (
-    (SETTINGS, f"{CORE}.files", f"{CORE}.modeling", f"{CORE}.threads"),
+    (
+        SETTINGS,
+        f"{CORE}.files",
+        f"{CORE}.modeling",
+        f"{CORE}.progress",
+        f"{CORE}.threads",
+    ),
     (f"{CORE}.figures", f"{CORE}.model_folder"),
     (f"{CORE}.tokenization",),
     (CORE, f"{CORE}.data", f"{CORE}.translation", f"{CORE}.evaluation", f"{CORE}.sharing"),

@@ -156,9 +156,13 @@ def _read(path: str, lines: int) -> list[str]:
 
 
 def _translate(translator: "Translator", sources: list[str]) -> list[str]:
-    from tqdm import tqdm
+    from vanilla_transformer.progress import line_progress
 
-    translations = on_idle_cores(translator.translate(sources))
-    results = list(tqdm(translations, "evaluate", len(sources), unit=" lines"))
-    report_limited(sum(translation.reached_limit for translation in results))
-    return [translation.text for translation in results]
+    texts, limited = [], 0
+    with line_progress("evaluate", len(sources)) as advance:
+        for translation in on_idle_cores(translator.translate(sources)):
+            texts.append(translation.text)
+            limited += translation.reached_limit
+            advance()
+    report_limited(limited)
+    return texts

@@ -78,7 +78,7 @@ class TranslationJob:
                 this job was planned.
             OSError: If the output can no longer be written; a file then ends in a complete line.
         """
-        from tqdm import tqdm
+        from vanilla_transformer.progress import line_progress
 
         report = Report()
         recorded = 0
@@ -87,16 +87,11 @@ class TranslationJob:
             if self.output is None
             else closing(OutputFile(self.output, self.size, self.found))
         )
-        shows_progress = sys.stderr.isatty() and (self.output or not sys.stdout.isatty())
-        with destination as file:
-            translations = tqdm(
-                on_idle_cores(self._translations(translator)),
-                "translate",
-                self.total,
-                initial=self.done,
-                unit=" lines",
-                disable=not shows_progress,
-            )
+        # Translations on a terminal are their own progress.
+        is_shown = bool(self.output) or not sys.stdout.isatty()
+        progress = line_progress("translate", self.total, self.done, is_shown=is_shown)
+        with destination as file, progress as advance:
+            translations = on_idle_cores(self._translations(translator))
             for number, translation in enumerate(translations, start=self.done + 1):
                 if recorded != self.lines.count:
                     # The record must cover a line before the output has it.
@@ -107,6 +102,7 @@ class TranslationJob:
                 for hypothesis in (translation, *translation.alternatives):
                     report.limited += hypothesis.reached_limit
                     report.separators += hypothesis.replaced_separators
+                advance()
         if self.output and self.record:
             record_path(self.output).unlink(missing_ok=True)
         return report

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import shutil
 
@@ -14,6 +15,7 @@ from vanilla_transformer.training.callbacks import StopOnRequest
 from vanilla_transformer.training.checkpoints import (
     close_checkpoint,
     closed_checkpoints,
+    delete_oldest,
     delete_unclosed,
     failed_writes_named,
     reopen_checkpoint,
@@ -68,6 +70,29 @@ def test_checkpoint_lists_all_its_files_with_sizes_and_checksums(run):
 
     assert {name: entry["bytes"] for name, entry in listed.items()} == files
     assert {"optimizer.pt", "scheduler.pt", "rng_state.pth", "model.safetensors"} <= files.keys()
+
+
+@pytest.mark.parametrize(
+    ("limit", "best", "kept"),
+    [
+        (None, None, [2, 4, 6, 8]),
+        (0, None, [2, 4, 6, 8]),
+        (2, None, [4, 6]),
+        (2, 2, [2, 6]),
+        (1, 2, [2, 6]),
+        (3, 8, [4, 6, 8]),
+    ],
+)
+def test_checkpoints_saved_longest_ago_are_deleted(tmp_path, limit, best, kept):
+    # The run was resumed from the fourth update, because checkpoint-8 was damaged.
+    for second, update in enumerate((2, 8, 4, 6)):
+        checkpoint = tmp_path / f"checkpoint-{update}"
+        checkpoint.mkdir()
+        os.utime(checkpoint, (1000 + second / 10, 1000 + second / 10))
+
+    delete_oldest(tmp_path, limit, best and str(tmp_path / f"checkpoint-{best}"))
+
+    assert checkpoints_of(tmp_path) == kept
 
 
 def test_resuming_passes_over_several_broken_checkpoints(corpus, run, interrupted, capsys):

@@ -41,8 +41,9 @@ class TokenBatchSampler(Sampler[list[int]]):
 
     Attributes:
         epoch: Epoch of the next iteration, set by `set_epoch`.
-        padding: Share of padding in the tokens of an epoch, 0 to 1; the same in each unless
-            lengths are drawn anew.
+        tokens: Tokens of an epoch without padding, over all processes together; the same in each
+            epoch unless lengths are drawn anew.
+        padding: Share of padding in the batches of an epoch, 0 to 1; the same in each likewise.
 
     Raises:
         ValueError: If there are no pairs, a single pair exceeds the budget, or a process would have
@@ -97,7 +98,8 @@ class TokenBatchSampler(Sampler[list[int]]):
                 f"`max_tokens` = {self.max_tokens} is too small for that. {enough} is always "
                 "enough for these pairs; or use fewer processes."
             )
-        self.padding = float(1 - (source + target).sum() / (sizes * longest).sum())
+        self.tokens = int((source + target).sum())
+        self.padding = float(1 - self.tokens / (sizes * longest).sum())
 
     def __len__(self) -> int:
         """Number of batches in an epoch."""

@@ -75,7 +75,8 @@ class TokenBatchStream(IterableDataset[list[dict[str, list[int]]]]):
 
     Attributes:
         batches_per_buffer: Number of batches in the first buffer.
-        padding: Share of padding in its tokens, 0 to 1.
+        tokens: Its tokens without padding.
+        padding: Share of padding in its batches, 0 to 1.
         truncated_pairs: Number of its pairs with a truncated side.
 
     Raises:
@@ -123,6 +124,7 @@ class TokenBatchStream(IterableDataset[list[dict[str, list[int]]]]):
         buffer, self.truncated_pairs = self._encode(self._pairs(), buffer_size)
         sampler = self._sampler(buffer)
         self.batches_per_buffer = len(sampler)
+        self.tokens = sampler.tokens
         self.padding = sampler.padding
 
     def __iter__(self) -> Iterator[list[dict[str, list[int]]]]:

@@ -48,7 +48,8 @@ class TrainingData:
         pairs: Number of pairs.
         truncated_pairs: Number of pairs with a truncated side.
         batches: Number of batches, each of which several processes share.
-        padding: Share of padding in the tokens, 0 to 1.
+        tokens: Number of tokens of both sides, without padding.
+        padding: Share of padding in the batches, 0 to 1.
     """
 
     dataset: Dataset | SegmentedPairs | TokenBatchStream
@@ -58,6 +59,7 @@ class TrainingData:
     pairs: int
     truncated_pairs: int
     batches: int
+    tokens: int
     padding: float
 
     def describe_pairs(self) -> str:
@@ -146,6 +148,7 @@ def in_epochs(
         len(dataset),
         truncated_pairs,
         len(sampler),
+        sampler.tokens,
         sampler.padding,
     )
 
@@ -180,6 +183,7 @@ def streamed(
         stream.buffer_size,
         stream.truncated_pairs,
         stream.batches_per_buffer,
+        stream.tokens,
         stream.padding,
     )
 

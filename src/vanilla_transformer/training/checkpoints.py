@@ -95,6 +95,26 @@ def delete_unclosed(folder: Path) -> None:
             shutil.rmtree(checkpoint)
 
 
+def delete_oldest(folder: Path, limit: int | None, best: str | None) -> None:
+    """Deletes the checkpoints that were saved longest ago, but neither the best nor the last one.
+
+    Transformers' own warns if all were saved within a second, and then deletes by the number.
+
+    Args:
+        folder: Of the run.
+        limit: Number of checkpoints that may stay; None or 0: all.
+        best: Path of the best one.
+    """
+    if not limit:
+        return
+    # A damaged checkpoint that a resumed run has skipped may have the highest number.
+    checkpoints = sorted(_checkpoints(folder), key=lambda path: path.stat().st_mtime_ns)
+    kept = {checkpoints[-1], *([Path(best)] if best else [])}
+    others = [path for path in checkpoints if path not in kept]
+    for checkpoint in others[: max(0, len(checkpoints) - max(limit, len(kept)))]:
+        shutil.rmtree(checkpoint, ignore_errors=True)
+
+
 def _checkpoints(folder: Path) -> list[Path]:
     """Folders with the name of a checkpoint, in the order of their updates."""
     numbered = {

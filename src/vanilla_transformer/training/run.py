@@ -84,6 +84,7 @@ from vanilla_transformer.training.legs import (
     claimed,
     continue_run,
 )
+from vanilla_transformer.training.progress import progress_shown
 from vanilla_transformer.training.r_drop import r_drop
 from vanilla_transformer.training.recipe import (
     check_settings,
@@ -165,7 +166,8 @@ def train(
             say(line)
         log = JsonLinesLog(folder / LOG_FILE, run["first_update"])
         trainer.add_callback(log)
-        outcome, interruption = _run(trainer, settings, checkpoint, stop)
+        with progress_shown(trainer, stop):
+            outcome, interruption = _run(trainer, settings, checkpoint, stop)
         if is_main:
             run |= _results(trainer, filtered, outcome, log)
             _save(trainer, settings.init_from, run, outcome)

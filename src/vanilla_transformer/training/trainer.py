@@ -22,7 +22,7 @@ from transformers import (
 )
 from transformers.modeling_outputs import Seq2SeqLMOutput
 from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput, rotate_checkpoints
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput
 
 from vanilla_transformer.data.training_data import TrainingData
 from vanilla_transformer.evaluation.metrics import TranslationScores
@@ -37,6 +37,7 @@ from vanilla_transformer.training.callbacks import (
 )
 from vanilla_transformer.training.checkpoints import (
     close_checkpoint,
+    delete_oldest,
     failed_writes_named,
     reopen_checkpoint,
     with_intact_weights,
@@ -145,9 +146,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
                     with failed_writes_named(folder):
                         callback.save(folder)
             close_checkpoint(folder)
-            rotate_checkpoints(
-                self.args.output_dir, limit, self.state.best_model_checkpoint, use_mtime=True
-            )
+            delete_oldest(Path(self.args.output_dir), limit, self.state.best_model_checkpoint)
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         """Trainer's; does nothing in a resumed run that has already made all its updates."""

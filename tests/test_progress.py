@@ -1,0 +1,104 @@
+"""Bars on terminals, reports elsewhere."""
+
+import logging
+import sys
+import time
+
+import pytest
+
+from vanilla_transformer.progress import bar_on_terminal, line_progress
+
+from .support.terminal import terminal
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Seconds that pass only when a test adds them."""
+    seconds = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: seconds[0])
+    return seconds
+
+
+def test_what_is_printed_or_logged_appears_above_the_bar(monkeypatch):
+    logger = logging.getLogger("tests.progress")
+    with terminal(monkeypatch) as screen:
+        stream = sys.stderr
+        handler = logging.StreamHandler()
+        logger.addHandler(handler)
+        with bar_on_terminal("train", 4, "") as bar:
+            print("a", end=" ")
+            print("line")
+            bar.update(2)
+            logger.warning("a warning")
+            sys.stderr.write("two\nlines\n")
+            print("an end", end="")
+        logger.removeHandler(handler)
+
+        assert sys.stdout is sys.stderr is handler.stream is stream
+
+    *above, last = screen.lines
+    assert above == ["a line", "a warning", "two", "lines", "an end"]
+    assert last.startswith("train |██")
+    assert last.endswith("| 2/4")
+
+
+def test_bar_is_left_when_work_fails(monkeypatch):
+    def fail():
+        with bar_on_terminal("train", 4, "") as bar:
+            bar.update(3)
+            raise ValueError("no reason")
+
+    with terminal(monkeypatch) as screen:
+        stream = sys.stderr
+        with pytest.raises(ValueError, match="no reason"):
+            fail()
+        assert sys.stderr is stream
+        print("what failed", file=sys.stderr)
+
+    assert [line[:5] for line in screen.lines] == ["train", "what "]
+
+
+@pytest.mark.parametrize(
+    ("total", "start", "end"),
+    [(4, "translate |█", ", 00:00 left"), (None, "translate 4 lines, ", "s")],
+)
+def test_lines_are_counted_in_a_bar_on_a_terminal(monkeypatch, total, start, end):
+    with terminal(monkeypatch) as screen, line_progress("translate", total, 1) as advance:
+        for _ in range(3):
+            advance()
+
+    (line,) = screen.lines
+    assert line.startswith(start)
+    assert line.endswith(end)
+    assert ("| 4/4 lines, " in line) == bool(total)
+
+
+@pytest.mark.parametrize(
+    ("total", "reports"),
+    [
+        (
+            4000,
+            [
+                "2,060/4,000 lines, 1.00 lines/s, 32:20 left",
+                "2,120/4,000 lines, 1.00 lines/s, 31:20 left",
+            ],
+        ),
+        (None, ["2,060 lines, 1.00 lines/s", "2,120 lines, 1.00 lines/s"]),
+    ],
+)
+def test_lines_are_reported_once_a_minute_in_a_file(clock, capsys, total, reports):
+    with line_progress("translate", total, 2000) as advance:
+        for _ in range(150):
+            clock[0] += 1
+            advance()
+
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.splitlines() == [f"translate {report}" for report in reports]
+
+
+def test_nothing_is_printed_where_progress_is_not_wanted(monkeypatch):
+    with terminal(monkeypatch) as screen, line_progress("x", 2, is_shown=False) as advance:
+        advance()
+
+    assert screen.lines == []

@@ -1,0 +1,213 @@
+"""What a run prints: one bar on a terminal, one line a report elsewhere."""
+
+import re
+import time
+from contextlib import ExitStack
+from types import SimpleNamespace
+
+import pytest
+from transformers import TrainerControl, TrainerState
+
+from vanilla_transformer.data.training_data import BUFFER, EPOCH
+from vanilla_transformer.training.callbacks import StopOnRequest
+from vanilla_transformer.training.progress import Progress
+from vanilla_transformer_cli import main
+
+from ..support.terminal import terminal
+from ..support.training_runs import training_options
+
+SCORES = {"eval_loss": 2.5, "eval_chrf": 40.0, "eval_bleu": 12.345, "eval_bleu_signature": "x"}
+
+
+class Run:
+    """A run without a model: 100 updates of 2 * 600 / 3 tokens, in a time of its own."""
+
+    def __init__(self, monkeypatch, first=0, period=EPOCH, is_main=True, **arguments):
+        self.seconds = 500.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.seconds)
+        self.state = TrainerState(global_step=first, max_steps=100, epoch=0.0)
+        self.state.is_world_process_zero = is_main
+        defaults = {"disable_tqdm": False, "should_log": True, "gradient_accumulation_steps": 2}
+        defaults |= {"metric_for_best_model": "bleu"}
+        self.arguments = SimpleNamespace(**defaults | arguments)
+        self.stop = StopOnRequest(None)
+        self.stack = ExitStack()
+        data = SimpleNamespace(tokens=600, batches=3, period=period)
+        self.progress = Progress(data, self.stop, self.stack)
+        self.tell("on_train_begin")
+
+    def tell(self, event, **others):
+        getattr(self.progress, event)(self.arguments, self.state, TrainerControl(), **others)
+
+    def update(self, count, seconds):
+        for _ in range(count):
+            self.seconds += seconds / count
+            self.state.global_step += 1
+            self.state.epoch = self.state.global_step / 40
+            self.tell("on_step_end")
+
+    def report(self, **logs):
+        self.tell("on_log", logs={"loss": 3.14159, "learning_rate": 0.00321, **logs})
+
+    def validate(self, seconds=0):
+        for _ in range(3):
+            self.seconds += seconds / 3
+            self.tell("on_prediction_step", eval_dataloader=[0, 1, 2])
+        self.tell("on_log", logs=SCORES)
+        self.tell("on_evaluate", metrics=SCORES)
+
+
+def test_report_is_one_line_with_speed_and_time_left(monkeypatch, capsys):
+    run = Run(monkeypatch)
+
+    run.update(10, seconds=20)
+    run.report()
+    run.update(10, seconds=40)
+    run.report(loss=float("nan"))
+
+    assert capsys.readouterr().out.splitlines() == [
+        "step  10/100  epoch 0.25  loss 3.142  learning rate 3.21e-03  200 tokens/s  03:00 left",
+        "step  20/100  epoch 0.50  loss nan  learning rate 3.21e-03  100 tokens/s  04:00 left",
+    ]
+
+
+def test_time_left_ends_at_the_deadline(monkeypatch, capsys):
+    run = Run(monkeypatch)
+    run.stop.deadline = 530.0
+
+    for _ in range(2):
+        run.update(10, seconds=20)
+        run.report()
+
+    lefts = re.findall(r"(\S+) left", capsys.readouterr().out)
+    assert lefts == ["00:10", "00:00"]
+
+
+def test_resumed_run_counts_its_own_updates_only(monkeypatch, capsys):
+    run = Run(monkeypatch, first=80)
+
+    run.update(10, seconds=20)
+    run.report()
+    run.tell("on_log", logs={"train_runtime": 75.0, "train_loss": 3.0})
+
+    report, end = capsys.readouterr().out.splitlines()
+    assert report.endswith("  200 tokens/s  00:20 left")
+    assert end == "trained     10 updates in 01:15"
+
+
+def test_evaluating_and_saving_count_for_the_time_left_but_not_for_the_speed(monkeypatch, capsys):
+    run = Run(monkeypatch)
+
+    run.update(5, seconds=10)
+    run.validate(seconds=70)
+    run.seconds += 10
+    run.tell("on_save")
+    run.update(5, seconds=10)
+    run.report()
+
+    validation, report = capsys.readouterr().out.splitlines()
+    assert validation == "step   5/100  epoch 0.12  validation loss 2.500  bleu 12.35  chrf 40.00"
+    assert report.endswith("  200 tokens/s  15:00 left")
+
+
+def test_stream_has_no_epochs(monkeypatch, capsys):
+    run = Run(monkeypatch, period=BUFFER)
+
+    run.update(10, seconds=20)
+    run.report()
+
+    assert capsys.readouterr().out.startswith("step  10/100  loss 3.142  learning rate")
+
+
+def test_process_that_does_not_log_prints_nothing(monkeypatch, capsys):
+    run = Run(monkeypatch, should_log=False)
+
+    run.update(10, seconds=20)
+    run.report()
+    run.validate()
+
+    assert capsys.readouterr().out == ""
+
+
+def test_terminal_has_one_bar_below_the_validation_scores(monkeypatch):
+    with terminal(monkeypatch) as screen:
+        run = Run(monkeypatch)
+        with run.stack:
+            run.update(10, seconds=20)
+            run.report()
+            run.validate()
+            run.update(30, seconds=60)
+            run.report(loss=2.0)
+
+    validation, bar = screen.lines
+    assert validation.startswith("step  10/100  epoch 0.25  validation loss 2.500")
+    assert bar.startswith("train |█")
+    assert bar.endswith("| 40/100, 02:00 left, loss 2.000, bleu 12.35, 200 tokens/s")
+
+
+@pytest.mark.parametrize("changes", [{"disable_tqdm": True}, {"is_main": False}])
+def test_bar_is_shown_by_one_process_that_may(monkeypatch, changes):
+    with terminal(monkeypatch) as screen:
+        run = Run(monkeypatch, **changes)
+        with run.stack:
+            run.update(10, seconds=20)
+            run.report()
+
+    (line,) = screen.lines
+    assert line.startswith("step  10/100  epoch 0.25  loss 3.142")
+
+
+# Whole runs
+
+
+def train(corpus, folder):
+    """Two epochs by the command, whose bars are as by default."""
+    validation = [corpus / f"validation.{language}" for language in ("de", "en")]
+    options = [*training_options(corpus), "--validation", *validation]
+    options += [
+        "--disable_tqdm",
+        "false",
+        "--num_train_epochs",
+        2,
+        "--logging_steps",
+        10,
+        "--output_dir",
+        folder,
+    ]
+    main(["train", *map(str, options)])
+
+
+def test_run_in_a_pipe_prints_a_line_for_each_report(corpus, tmp_path, capfd):
+    train(corpus, tmp_path / "run")
+
+    out, err = capfd.readouterr()
+    assert err == ""
+    assert "\r" not in out
+    lines = out[out.index("counted)") :].splitlines()[1:]
+    assert re.fullmatch(
+        r"step \d+/(\d+)  epoch \d\.\d\d  loss \d\.\d{3}  learning rate \d\.\d\de-\d\d  "
+        r"[\d,]+ tokens/s  \d\d:\d\d left",
+        lines[0],
+    )
+    kinds = [line.split("  ")[2].split()[0] for line in lines if line.startswith("step ")]
+    assert kinds.count("validation") == 2
+    assert set(kinds) == {"loss", "validation"}
+    others = [line.split()[0] for line in lines if not line.startswith("step ")]
+    assert others == ["trained", "bleu", "The"]
+
+
+def test_run_on_a_terminal_has_one_bar(corpus, tmp_path, monkeypatch):
+    with terminal(monkeypatch) as screen:
+        train(corpus, tmp_path / "run")
+
+    lines = screen.lines
+    lines = lines[next(row for row, line in enumerate(lines) if "counted" in line) + 1 :]
+    assert [line.split()[0] for line in lines] == [
+        "step",
+        "step",
+        "trained",
+        "bleu",
+        "train",
+        "The",
+    ]
+    assert re.search(r"^train \|█+\| (\d+)/\1, 00:00 left, loss .*, bleu .* tokens/s$", lines[4])
