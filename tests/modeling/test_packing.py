@@ -53,7 +53,11 @@ def varlen_attn(
 ) -> Tensor:
     """torch's kernel, which needs a GPU, in plain torch."""
     assert window_size in ((-1, -1), (-1, 0))
-    lengths = (cu_seq_q, cu_seq_k, max_q, max_k)
+    longest_q, longest_k = (int(starts.diff().max()) for starts in (cu_seq_q, cu_seq_k))
+    # To know the longest exactly would mean waiting for the GPU.
+    assert longest_q <= max_q
+    assert longest_k <= max_k
+    lengths = (cu_seq_q, cu_seq_k, longest_q, longest_k)
     return flash_attn_varlen_func(query, key, value, *lengths, 0.0, scale, window_size == (-1, 0))
 
 

@@ -205,7 +205,7 @@ class IncrementalDecoder:
             # Beyond the end of a table, the table reports the error.
             end = max(self.position, ahead)
             position_ids = torch.arange(end, device=self.source.device)[None]
-            self.positions = self.decoder.embed_positions(position_ids, self.source.dtype)
+            self.positions = self.decoder.embed_positions(position_ids, self.source.dtype, end)
         return self.positions[:, start : self.position]
 
 

@@ -228,11 +228,14 @@ class Stack(VanillaTransformerPreTrainedModel):
             `[B, Q, D]`.
         """
         length = inputs_embeds.shape[1]
+        most: int | Tensor = past_length + length
         if attention_mask is not None and attention_mask.dim() == 2:
+            most = attention_mask.shape[1]
             position_ids = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -length:]
         else:
             position_ids = torch.arange(length, device=inputs_embeds.device)[None] + past_length
-        return self.embed(inputs_embeds, self.embed_positions(position_ids, inputs_embeds.dtype))
+        positions = self.embed_positions(position_ids, inputs_embeds.dtype, most)
+        return self.embed(inputs_embeds, positions)
 
     def embed(self, inputs_embeds: Tensor, positions: Tensor) -> Tensor:
         """Adds encoded positions to lookups times sqrt(D), then drops out, `[B, Q, D]`."""
@@ -284,6 +287,7 @@ class Encoder(Stack):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
+        packing: Packing | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutput:
         """Encodes sources.
@@ -292,6 +296,7 @@ class Encoder(Stack):
             input_ids: Tokens `[B, S]`.
             attention_mask: 1 = real token, `[B, S]`; None: all are.
             inputs_embeds: Instead of `input_ids`: rows of the table, unscaled, `[B, S, D]`.
+            packing: Of `attention_mask`, if it is already known.
             kwargs: `output_attentions`, `output_hidden_states`, `return_dict`.
 
         Returns:
@@ -301,7 +306,7 @@ class Encoder(Stack):
         hidden_states = self.add_positions(inputs_embeds, attention_mask)
         config = self.attention_config(**kwargs)
         kernel = {"attn_implementation": config._attn_implementation}
-        if packed := packings(config, attention_mask, **kwargs):
+        if packed := packings(config, packing or attention_mask, **kwargs):
             (source,) = packed
             mask = PackedMask(source, source)
             hidden_states = source.unpack(
@@ -341,6 +346,7 @@ class Decoder(Stack):
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
+        encoder_packing: Packing | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """Decodes targets, all positions at once or those after `past_key_values`.
@@ -353,6 +359,7 @@ class Decoder(Stack):
             past_key_values: Keys and values of earlier positions; extended in place.
             inputs_embeds: Instead of `input_ids`: rows of the table, unscaled, `[B, T, D]`.
             use_cache: Starts a cache if `past_key_values` is None.
+            encoder_packing: Of `encoder_attention_mask`, if it is already known.
             kwargs: `output_attentions`, `output_hidden_states`, `return_dict`.
 
         Returns:
@@ -370,7 +377,8 @@ class Decoder(Stack):
         kernel = {"attn_implementation": config._attn_implementation}
         packed: list[Packing] = []
         if past_key_values is None:
-            packed = packings(config, attention_mask, encoder_attention_mask, **kwargs)
+            source_mask = encoder_packing or encoder_attention_mask
+            packed = packings(config, attention_mask, source_mask, **kwargs)
         if packed and encoder_hidden_states is not None:
             target, source = packed
             hidden_states = target.unpack(
@@ -467,8 +475,13 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         Returns:
             `last_hidden_state` `[B, T, D]`, the cache and the requested outputs of both stacks.
         """
+        packing = None
         if encoder_outputs is None:
-            encoded = self.encoder(input_ids, attention_mask, inputs_embeds, **kwargs)
+            # Both stacks need it, and to compute it a GPU is waited for.
+            packing = next(iter(packings(self.config, attention_mask, **kwargs)), None)
+            encoded = self.encoder(
+                input_ids, attention_mask, inputs_embeds, packing=packing, **kwargs
+            )
         elif isinstance(encoder_outputs, tuple):
             encoded = BaseModelOutput(*encoder_outputs)
         else:
@@ -481,6 +494,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
             past_key_values,
             decoder_inputs_embeds,
             use_cache=use_cache,
+            encoder_packing=packing,
             **kwargs,
         )
         return Seq2SeqModelOutput(

@@ -28,21 +28,25 @@ VARLEN = "varlen"
 class Packing:
     """Where each real token of a padded batch is when all are joined end to end.
 
+    A GPU is waited for once, for the number of tokens.
+
     Args:
         attention_mask: 1 = real token, `[B, Q]`.
+        slots: Indices of the real tokens in the flattened mask, `[N]`; None: they are looked for.
 
     Attributes:
         is_real: Whether a token is real, `[B, Q]`.
         starts: Index of each sentence's first token, and the number of all tokens, `[B + 1]`.
-        longest: Number of real tokens in the longest sentence.
+        width: Number of positions Q, which no sentence exceeds.
+        count: Number of real tokens N.
     """
 
-    def __init__(self, attention_mask: Tensor) -> None:
+    def __init__(self, attention_mask: Tensor, slots: Tensor | None = None) -> None:
         self.is_real = attention_mask.bool()
-        lengths = self.is_real.sum(-1)
-        self.starts = F.pad(lengths.cumsum(0), (1, 0)).int()
-        self.longest = int(lengths.max())
-        self._slots = self.is_real.flatten().nonzero().squeeze(1)
+        self.starts = F.pad(self.is_real.sum(-1).cumsum(0), (1, 0)).int()
+        self.width = self.is_real.shape[1]
+        self._slots = self.is_real.flatten().nonzero().squeeze(1) if slots is None else slots
+        self.count = len(self._slots)
 
     def pack(self, x: Tensor) -> Tensor:
         """Leaves padding out, `[B, Q, ...]` -> `[1, N, ...]`."""
@@ -56,8 +60,13 @@ class Packing:
     @cached_property
     def aligned(self) -> "Packing":
         """The same tokens with all padding on the right."""
-        positions = torch.arange(self.longest, device=self.starts.device)
-        return Packing(positions < self.starts.diff()[:, None])
+        positions = torch.arange(self.width, device=self.starts.device)
+        lengths = self.starts.diff()
+        # How much further a sentence begins in the padded batch than among the real tokens.
+        gaps = torch.arange(len(lengths), device=lengths.device) * self.width - self.starts[:-1]
+        slots = gaps.repeat_interleave(lengths, output_size=self.count)
+        slots += torch.arange(self.count, device=lengths.device)
+        return Packing(positions < lengths[:, None], slots)
 
 
 class PackedMask(NamedTuple):
@@ -96,8 +105,8 @@ class PackedMask(NamedTuple):
                 value[0],
                 self.queries.starts,
                 self.keys.starts,
-                self.queries.longest,
-                self.keys.longest,
+                self.queries.width,
+                self.keys.width,
                 scale=scaling,
                 # Number of keys to the left and to the right of a token's own position; -1: all.
                 window_size=(-1, 0) if module.is_causal else (-1, -1),
@@ -129,7 +138,7 @@ def _fits_kernel(query: Tensor, value: Tensor, dropout: float) -> bool:
 
 
 def packings(
-    config: VanillaTransformerConfig, *attention_masks: Tensor | None, **kwargs: Any
+    config: VanillaTransformerConfig, *attention_masks: Tensor | Packing | None, **kwargs: Any
 ) -> list[Packing]:
     """The packing of each mask; an empty list if batches keep their padding.
 
@@ -139,10 +148,14 @@ def packings(
 
     Args:
         config: From `attention_config`.
-        attention_masks: 1 = real token, `[B, Q]` each; None: all are.
+        attention_masks: 1 = real token, `[B, Q]` each; None: all are. Or packings of such masks.
         kwargs: Of the stack's call.
     """
-    known = [mask for mask in attention_masks if mask is not None and mask.dim() == 2]
+    known = [
+        mask
+        for mask in attention_masks
+        if isinstance(mask, Packing) or (mask is not None and mask.dim() == 2)
+    ]
     if (
         config._attn_implementation != VARLEN
         or len(known) < len(attention_masks)
@@ -150,8 +163,8 @@ def packings(
         or torch.compiler.is_compiling()
     ):
         return []
-    found = [Packing(mask) for mask in known]
-    return found if all(packing.longest for packing in found) else []
+    found = [mask if isinstance(mask, Packing) else Packing(mask) for mask in known]
+    return found if all(packing.count for packing in found) else []
 
 
 def up_to_last_target(labels: Tensor) -> Tensor:

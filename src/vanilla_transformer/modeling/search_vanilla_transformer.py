@@ -21,6 +21,8 @@ from transformers.generation import (
 
 # Finished sentences are removed once they are an eighth of the batch: removal copies the rest.
 LARGEST_FULL_SHARE = 7 / 8
+# A GPU is asked this seldom what was chosen, because its queue of work runs empty meanwhile.
+STEPS_BETWEEN_LOOKS = 8
 
 
 def padded(rows: list[list[int]], filler: int) -> tuple[Tensor, Tensor]:
@@ -57,6 +59,7 @@ class Constraints:
     def __init__(self, processors: Iterable[LogitsProcessor] = ()) -> None:
         self.banned: set[int] = set()
         self.others: list[LogitsProcessor] = []
+        self._banned_ids: Tensor | None = None
         for processor in processors:
             if isinstance(processor, SuppressTokensLogitsProcessor):
                 self.banned.update(processor.suppress_tokens.tolist())
@@ -83,19 +86,19 @@ class Constraints:
             processors.append(NoBadWordsLogitsProcessor(config.bad_words_ids, config.eos_token_id))
         return cls(processors)
 
-    def __call__(self, scores: Tensor, sequences: Iterable[list[int]]) -> Tensor:
+    def __call__(self, scores: Tensor, sequences: Tensor) -> Tensor:
         """Scores `[rows, V]` of the next token, in float32, changed in place.
 
         Args:
             scores: Of all tokens.
-            sequences: The rows so far, prompts included; consumed only if a processor reads them.
+            sequences: The rows so far, prompts included, `[rows, T]`; only `others` read them.
         """
         if self.banned:
-            scores[:, list(self.banned)] = -torch.inf
-        if self.others:
-            ids = torch.tensor(list(sequences), device=scores.device)
-            for processor in self.others:
-                scores = processor(ids, scores)
+            if self._banned_ids is None:
+                self._banned_ids = _sent(sorted(self.banned), scores.device)
+            scores.index_fill_(1, self._banned_ids, -torch.inf)
+        for processor in self.others:
+            scores = processor(sequences, scores)
         return scores
 
 
@@ -121,38 +124,60 @@ def greedy_search(
     Returns:
         Outputs after the prompt, with the end token of those that ended.
     """
-    prompts = prompt.tolist()
-    outputs: list[list[int]] = [[] for _ in prompts]
+    outputs: list[list[int]] = [[] for _ in limits]
     lengths: dict[int, int] = {}
-    rows = list(range(len(prompts)))
+    rows = list(range(len(limits)))
+    sequences, unseen = prompt, []
+    until_look = _until_look(prompt.device, max(limits))
     logits = decoding.first_logits(prompt)
     while True:
         # A copy even of float32: constraints write into it.
-        scores = constraints(
-            logits.to(torch.float32, copy=True),
-            (prompts[row] + outputs[row] for row in rows),
-        )
+        scores = constraints(logits.to(torch.float32, copy=True), sequences)
         chosen = scores.argmax(-1) if draw is None else draw(scores)
-        for row, token in zip(rows, chosen.tolist(), strict=True):
-            outputs[row].append(token)
-            if token in end_tokens or len(outputs[row]) >= limits[row]:
-                # The first end counts; a row may stay in the batch after it.
-                lengths.setdefault(row, len(outputs[row]))
-        if len(lengths) == len(prompts):
-            return [output[: lengths[row]] for row, output in enumerate(outputs)]
-        kept = None if draw else _kept([row not in lengths for row in rows], prompt.device)
-        if kept is not None:
-            rows = [rows[index] for index in kept.tolist()]
-            decoding.keep(kept)
-            chosen = chosen[kept]
+        unseen.append(chosen)
+        if constraints.others:
+            sequences = torch.cat((sequences, chosen[:, None]), dim=-1)
+        if len(unseen) == until_look:
+            for row, tokens in zip(rows, torch.stack(unseen, 1).tolist(), strict=True):
+                for token in tokens:
+                    outputs[row].append(token)
+                    if token in end_tokens or len(outputs[row]) >= limits[row]:
+                        # The first end counts; a row may stay in the batch after it.
+                        lengths.setdefault(row, len(outputs[row]))
+            if len(lengths) == len(outputs):
+                return [output[: lengths[row]] for row, output in enumerate(outputs)]
+            unseen = []
+            longest = max(limits[row] for row in rows if row not in lengths)
+            until_look = _until_look(prompt.device, longest - len(outputs[rows[0]]))
+            kept = None if draw else _kept([row not in lengths for row in rows])
+            if kept is not None:
+                rows = [rows[index] for index in kept]
+                indices = _sent(kept, prompt.device)
+                decoding.keep(indices)
+                chosen, sequences = (x.index_select(0, indices) for x in (chosen, sequences))
         logits = decoding.next_logits(chosen[:, None])[:, 0]
 
 
-def _kept(is_open: list[bool], device: torch.device) -> Tensor | None:
+def _sent(numbers: Iterable[int], device: torch.device) -> Tensor:
+    """The numbers on the device, whose queue of work the host does not wait for."""
+    return torch.tensor(list(numbers)).to(device, non_blocking=True)
+
+
+def _until_look(device: torch.device, longest: int) -> int:
+    """Number of steps after which the tokens are read.
+
+    Args:
+        device: Reading waits for every device but the CPU.
+        longest: Number of tokens that an open sentence may still have; no step goes beyond it.
+    """
+    return 1 if device.type == "cpu" else max(1, min(STEPS_BETWEEN_LOOKS, longest))
+
+
+def _kept(is_open: list[bool]) -> list[int] | None:
     """Indices of the rows that stay, None if too few have finished."""
     if sum(is_open) > LARGEST_FULL_SHARE * len(is_open):
         return None
-    return torch.tensor([index for index, stays in enumerate(is_open) if stays], device=device)
+    return [index for index, stays in enumerate(is_open) if stays]
 
 
 @dataclass
@@ -186,8 +211,6 @@ class Beam:
         settings: Of the search.
         limit: Longest output in tokens, prompt not counted.
         tokens: Outputs so far of the open hypotheses, best first.
-        scores: Log-probability of each.
-        parents: Index of the previous step's hypothesis that each continues.
         finished: Rank and output of the N best finished ones, best first.
         done: No open hypothesis can still be among them.
     """
@@ -195,8 +218,6 @@ class Beam:
     settings: BeamSettings
     limit: int
     tokens: list[list[int]] = field(default_factory=lambda: [[]])
-    scores: list[float] = field(default_factory=lambda: [0.0])
-    parents: list[int] = field(default_factory=lambda: [0])
     finished: list[tuple[float, list[int]]] = field(default_factory=list)
     done: bool = False
 
@@ -228,8 +249,6 @@ class Beam:
         # A beam that is done may stay in the batch: its tokens do not matter.
         going_on = (going_on or list(range(width)))[:width]
         self.tokens = [[*self.tokens[parents[index]], tokens[index]] for index in going_on]
-        self.scores = [scores[index] for index in going_on]
-        self.parents = [parents[index] for index in going_on]
 
     def _may_improve(self, best_score: float, length: int) -> bool:
         settings = self.settings
@@ -264,31 +283,46 @@ def beam_search(
         For each sentence N outputs after the prompt with their ranks, best first.
     """
     candidates = settings.candidates(end_tokens)
-    prompts = prompt.tolist()
     beams = [Beam(settings, limit) for limit in limits]
     rows = list(range(len(beams)))
+    ends = _sent(sorted(end_tokens), prompt.device)
+    # Of each open hypothesis, best first: its log-probability `[B, N]`, and its tokens.
+    scores = torch.zeros(len(beams), 1, device=prompt.device)
+    sequences, unseen = prompt[:, None], []
+    until_look = _until_look(prompt.device, max(limits))
     logits = decoding.first_logits(prompt)[:, None]
     while True:
         log_probs = constraints(
-            logits.log_softmax(-1, dtype=torch.float32).flatten(0, 1),
-            (prompts[row] + ids for row in rows for ids in beams[row].tokens),
+            logits.log_softmax(-1, dtype=torch.float32).flatten(0, 1), sequences.flatten(0, 1)
         ).view_as(logits)
-        scores = torch.tensor([beams[row].scores for row in rows], device=prompt.device)
         # The best of each hypothesis, then of all hypotheses of a sentence.
         best, tokens = log_probs.topk(candidates)
         best, indices = (best + scores[..., None]).flatten(1).topk(candidates)
         tokens, parents = tokens.flatten(1).gather(1, indices), indices // candidates
-        steps = zip(rows, best.tolist(), tokens.tolist(), parents.tolist(), strict=True)
-        for row, best_of_row, tokens_of_row, parents_of_row in steps:
-            beams[row].advance(best_of_row, tokens_of_row, parents_of_row, end_tokens)
-        if all(beam.done for beam in beams):
-            return [beam.finished for beam in beams]
-        kept = _kept([not beams[row].done for row in rows], prompt.device)
-        if kept is not None:
-            rows = [rows[index] for index in kept.tolist()]
-            decoding.keep(kept)
-        newest = [[ids[-1] for ids in beams[row].tokens] for row in rows]
-        origins = [beams[row].parents for row in rows]
-        logits = decoding.next_logits(
-            torch.tensor(newest, device=prompt.device), torch.tensor(origins, device=prompt.device)
-        )
+        unseen.append((best, tokens, parents))
+        # As in `Beam.advance`: the best that do not end.
+        has_ended = (tokens[..., None] == ends).any(-1)
+        going_on = has_ended.byte().argsort(dim=-1, stable=True)[:, : settings.num_beams]
+        scores, newest, origins = (x.gather(1, going_on) for x in (best, tokens, parents))
+        if constraints.others:
+            past = sequences.gather(1, origins[..., None].expand(-1, -1, sequences.shape[-1]))
+            sequences = torch.cat((past, newest[..., None]), dim=-1)
+        if len(unseen) == until_look:
+            read = (torch.stack(parts).tolist() for parts in zip(*unseen, strict=True))
+            for step in zip(*read, strict=True):
+                for row, *found in zip(rows, *step, strict=True):
+                    beams[row].advance(*found, end_tokens)
+            if all(beam.done for beam in beams):
+                return [beam.finished for beam in beams]
+            unseen = []
+            longest = max(beam.limit for beam in beams if not beam.done)
+            until_look = _until_look(prompt.device, longest - len(beams[rows[0]].tokens[0]))
+            kept = _kept([not beams[row].done for row in rows])
+            if kept is not None:
+                rows = [rows[index] for index in kept]
+                indices = _sent(kept, prompt.device)
+                decoding.keep(indices)
+                scores, newest, origins, sequences = (
+                    x.index_select(0, indices) for x in (scores, newest, origins, sequences)
+                )
+        logits = decoding.next_logits(newest, origins)
