@@ -176,7 +176,7 @@ class Training:
         vocab_size: Entries of the embedding table.
         dtype: "float32", or the dtype of matrix products under autocast.
         label_smoothing: Inside our model, and by Trainer's smoother for the others.
-        compiles: Compiles the layers, once for all shapes.
+        compiler: Backend that compiles the layers, once for all shapes; None: none does.
         cut: The batches.
     """
 
@@ -188,16 +188,16 @@ class Training:
         vocab_size: int,
         dtype: str,
         label_smoothing: float,
-        compiles: bool,
+        compiler: str | None,
         cut: list[BatchEncoding],
     ) -> None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         sizes = PRESETS[preset].config() | {"dropout": 0.1} | changes
         self.model = build(family, vocab_size=vocab_size, **sizes).to(device).train()
-        if compiles:
+        if compiler:
             for stack in (self.model.model.encoder, self.model.model.decoder):
                 for layer in stack.layers:
-                    layer.compile(dynamic=True)
+                    layer.compile(dynamic=True, backend=compiler)
         self.smoother = None
         if family == "vanilla":
             self.model.config.label_smoothing = label_smoothing

@@ -2,14 +2,21 @@
 
 import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
+from unittest.mock import patch
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 # Their results, or the shapes of their results, depend on values.
 WAITING = {f"aten::{name}" for name in ("_local_scalar_dense", "nonzero", "equal", "masked_select")}
 INDEXING = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
+
+
+# Methods that copy a GPU's tensor to the host, and that dispatch nothing on a CPU.
+COPYING = ("cpu", "tolist")
 
 
 class Waits(TorchDispatchMode):
@@ -18,6 +25,25 @@ class Waits(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.names: list[str] = []
+        self._patches = ExitStack()
+
+    def __enter__(self) -> "Waits":
+        for name in COPYING:
+            self._patches.enter_context(patch.object(Tensor, name, self._counted(name)))
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._patches.close()
+
+    def _counted(self, name: str) -> Callable[..., Any]:
+        method = getattr(Tensor, name)
+
+        def counted(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+            self.names.append(name)
+            return method(tensor, *args, **kwargs)
+
+        return counted
 
     def __torch_dispatch__(
         self, operation: Any, types: Any, args: Any = (), kwargs: Any = None

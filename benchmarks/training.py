@@ -84,7 +84,8 @@ def print_table(
     vocab_size = VOCABULARY[preset]
     size = (options.tokens, options.batches, options.unsorted)
     cut = batches(options.corpus, vocab_size, *size)
-    setting = (preset, vocab_size, dtype, options.label_smoothing, options.compile, cut)
+    compiler = "inductor" if options.compile else None
+    setting = (preset, vocab_size, dtype, options.label_smoothing, compiler, cut)
     contenders = {name: Training(*model, *setting).run for name, model in models.items()}
     seconds = take_turns(contenders, options.rounds, warm_ups=1)
     tokens = tokens_of(cut)

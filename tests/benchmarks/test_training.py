@@ -124,7 +124,7 @@ def test_positions_are_laid_out_as_in_each_family(family):
 
 @pytest.mark.parametrize("family", ["vanilla", "m2m100"])
 def test_label_smoothing_is_the_same_for_all(family):
-    contender = Training(family, {"dropout": 0.0}, "tiny", 50, "float32", 0.1, False, [BATCH])
+    contender = Training(family, {"dropout": 0.0}, "tiny", 50, "float32", 0.1, None, [BATCH])
     logits = contender.model.eval()(**BATCH).logits.log_softmax(-1)[BATCH["labels"] >= 0]
     contender.model.train()
     labels = BATCH["labels"][BATCH["labels"] >= 0]
@@ -135,7 +135,7 @@ def test_label_smoothing_is_the_same_for_all(family):
 
 
 def test_state_is_four_numbers_of_four_bytes_for_each_parameter():
-    setting = ("tiny", 50, "float32", 0.0, False, [BATCH])
+    setting = ("tiny", 50, "float32", 0.0, None, [BATCH])
 
     state = run_steps("vanilla", {}, *setting)
 
