@@ -142,7 +142,7 @@ def test_evaluate_computes_the_scores_that_are_asked_for(run, copied_model, corp
     outcome = run("evaluate", *argv, "--metrics", "per", "codexglue_bleu")
 
     scores = json.loads((copied_model / "results.json").read_text())["test"]
-    assert scores.keys() - {"lines", "search"} == {
+    assert scores.keys() - {"lines", "search", "engine"} == {
         *("per", "per_signature", "codexglue_bleu", "codexglue_bleu_signature")
     }
     assert outcome.out.startswith(f"PER {scores['per']:.2f} ({scores['per_signature']})\nCodeXGLUE")
