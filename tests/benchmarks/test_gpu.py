@@ -121,6 +121,16 @@ def test_loss_in_float32_is_near_float64(terms, rows):
     assert max(map(gpu_loss.error, found, exact)) < 1e-5
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_loss_in_half_precision_is_as_large_as_in_float64(dtype):
+    problem = Problem(dtype, TERMS["plain"], width=8, vocabulary=31, targets=18)
+
+    found = problem.solve(*problem.tensors(), 4)
+
+    # Eight bits.
+    assert max(map(gpu_loss.error, found, problem.solve_exactly())) < 0.02
+
+
 def test_sweep_sets_the_rows_of_a_chunk(monkeypatch):
     default = loss_vanilla_transformer.CHUNK_ROWS
     seen = []
@@ -187,6 +197,8 @@ def test_other_losses_under_fsdp_are_refused():
     gpu_recipe.check_same(5.0, 5.2)
     with pytest.raises(ValueError, match=r"(?s)5%.*got 6 and 5"):
         gpu_recipe.check_same(5.0, 6.0)
+    with pytest.raises(ValueError, match="got 4 and 5"):
+        gpu_recipe.check_same(5.0, 4.0)
 
 
 def test_report_states_failures_and_goes_on(report, tmp_path):
@@ -203,15 +215,17 @@ def test_report_states_failures_and_goes_on(report, tmp_path):
     assert "## Title\n\n| model | MB |\n| --- | --- |\n| second | 12,346 |\n" in text
 
 
-def test_report_leaves_out_what_does_not_fit(report, monkeypatch):
+def test_report_leaves_out_what_does_not_fit(report):
     def too_large():
         raise torch.OutOfMemoryError
 
     report.attempt("large", too_large)
-    report.minutes = 0
+    report.started -= 58
+    assert report.attempt("in time", lambda: 5) == 5
+    report.started -= 2
     report.attempt("late", lambda: pytest.fail("began after the end"))
 
-    assert report.left_out == {"large": "out of memory", "late": "0 minutes are over"}
+    assert report.left_out == {"large": "out of memory", "late": "1 minutes are over"}
     assert not report.failures
 
 
