@@ -419,7 +419,7 @@ class ServeSettings(SearchSettings):
     max_delay: float = option(
         "Milliseconds that a request may wait for others to share its batch, while nothing is "
         "being translated.",
-        5.0,
+        2.0,
     )
     max_characters: int = option(
         "Longest request, all its texts together; longer ones get status 413.", 100_000
