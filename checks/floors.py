@@ -34,6 +34,7 @@ PLAN = (
     (f"{CORE}.tokenization",),
     (CORE, f"{CORE}.data", f"{CORE}.translation", f"{CORE}.evaluation", f"{CORE}.sharing"),
     (f"{CORE}.training", f"{CORE}.inspection", f"{CORE}.interop", f"{CORE}.service"),
+    (f"{CORE}.page",),
     (COMMAND,),
 )
 

@@ -4,6 +4,7 @@ import sys
 
 from vanilla_transformer_cli.attention import attention
 from vanilla_transformer_cli.command import Command, fail, run
+from vanilla_transformer_cli.demo import demo
 from vanilla_transformer_cli.distil import distil
 from vanilla_transformer_cli.evaluate import evaluate
 from vanilla_transformer_cli.export import export
@@ -23,6 +24,7 @@ COMMANDS: dict[str, Command] = {
     "attention": attention,
     "distil": distil,
     "serve": serve,
+    "demo": demo,
 }
 
 

@@ -582,6 +582,37 @@ class AttentionSettings:
 
 
 @dataclass(frozen=True)
+class DemoSettings:
+    """Settings of the page that `demo` opens."""
+
+    model: list[str] | None = option(
+        "Folder or Hub name of a model; several can be compared.",
+        action="store",
+        nargs="+",
+        metavar="MODEL",
+    )
+    host: str = option(
+        "Address to listen on. 127.0.0.1: only this machine reaches the page; 0.0.0.0: all that "
+        "reach this machine.",
+        "127.0.0.1",
+    )
+    port: int | None = option("Port to listen on. Default: the first free one from 7860.")
+    share: bool = option(
+        "Asks Gradio's servers for a public address, through which all texts then travel.", False
+    )
+    examples: str | None = option(
+        "File of lines to try, one a line. Default: those of the model card, or else of the "
+        "validation data, if they are found."
+    )
+    source_language: str | None = option(_SOURCE_LANGUAGE)
+    target_language: str | None = option(_TARGET_LANGUAGE)
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
+        "Type of the weights in memory; auto: as they were saved.", "auto"
+    )
+    trust_remote_code: bool = option(_TRUST_REMOTE_CODE, False)
+
+
+@dataclass(frozen=True)
 class ImportSettings:
     """Settings of an import of pretrained weights."""
 

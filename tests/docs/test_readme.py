@@ -20,6 +20,7 @@ DOCUMENTS = [
     "docs/results.md",
     "docs/from_paper_to_code.md",
     "docs/attention.md",
+    "docs/demo.md",
     "docs/distil.md",
     "docs/variants.md",
     "docs/serve.md",
@@ -68,7 +69,7 @@ def test_options_in_documents_exist(document):
     scripts = {path.name: path for folder in FOLDERS for path in (ROOT / folder).glob("*.py")}
     named = set(re.findall(r"\w+\.py", read(document))) & scripts.keys()
     commands = ["train", "translate", "evaluate", "push", "export", "attention", "distil"]
-    commands += ["serve"]
+    commands += ["demo", "serve"]
     help_text = "".join(
         [*map(help_of, commands), *(help_of_script(scripts[name]) for name in named)]
     )

@@ -3,7 +3,6 @@
 import json
 import re
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +10,8 @@ import torch
 from vanilla_transformer.inspection.attention_maps import AttentionMap, AttentionMaps
 from vanilla_transformer.inspection.attention_page import write_attention_page
 
-CHROMIUM, DRIVER = Path("/usr/bin/chromium"), Path("/usr/bin/chromedriver")
+from ..support.browser import open_browser
+
 HEARD = ("<b>", "</script>", '"q"', "&amp;", "أنا", "</s>")
 WRITTEN = ("中", "␣文", "</s>")
 
@@ -36,24 +36,8 @@ def maps(sums_to_one=True):
 
 @pytest.fixture(scope="module")
 def browser():
-    selenium = pytest.importorskip("selenium.webdriver", reason="Selenium is not installed")
-    if not (CHROMIUM.exists() and DRIVER.exists()):
-        pytest.skip("Chromium is missing: apt-get install chromium chromium-driver")
-    from selenium.webdriver.chrome.service import Service
-
-    options = selenium.ChromeOptions()
-    options.binary_location = str(CHROMIUM)
-    for argument in (
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-dev-shm-usage",
-        "--window-size=1200,900",
-    ):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = selenium.Chrome(options=options, service=Service(str(DRIVER)))
-    yield driver
-    driver.quit()
+    with open_browser() as browser:
+        yield browser
 
 
 class Page:

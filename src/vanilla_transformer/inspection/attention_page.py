@@ -23,10 +23,10 @@ def write_attention_page(
     layer: int | None = None,
     head: int | None = None,
 ) -> Path:
-    """Writes a page on which readers choose kind, layer and head, and follow tokens.
+    """Writes the page of `attention_page` to a file.
 
     Args:
-        maps: Of one pair. Weights are rounded to four digits.
+        maps: Of one pair.
         path: Of the page.
         kind: Shown first.
         layer: Shown first, counted from 1; None: the one that alignments are read from.
@@ -34,6 +34,23 @@ def write_attention_page(
 
     Returns:
         The path.
+
+    Raises:
+        ValueError: If there is no such kind, layer or head.
+    """
+    return write_lines(path, [attention_page(maps, kind=kind, layer=layer, head=head)])
+
+
+def attention_page(
+    maps: AttentionMaps, *, kind: str = "cross", layer: int | None = None, head: int | None = None
+) -> str:
+    """A page on which readers choose kind, layer and head, and follow tokens.
+
+    Args:
+        maps: Of one pair. Weights are rounded to four digits.
+        kind: Shown first.
+        layer: Shown first, counted from 1; None: the one that alignments are read from.
+        head: Shown first, counted from 1; None: the mean of all heads.
 
     Raises:
         ValueError: If there is no such kind, layer or head.
@@ -65,7 +82,7 @@ def write_attention_page(
         files("vanilla_transformer.inspection").joinpath(_TEMPLATE).read_text(encoding="utf-8")
     )
     before, after = template.split(_PLACE)
-    return write_lines(path, [f"{before}>{data}<{after.rstrip()}"])
+    return f"{before}>{data}<{after.rstrip()}"
 
 
 def _rounded(weights: Any) -> Any:

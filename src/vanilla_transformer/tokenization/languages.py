@@ -140,7 +140,7 @@ def language_prefix(tokenizer: PreTrainedTokenizerBase, language: str | None) ->
 
 
 def target_tags(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
-    """Ids of the tags by which a tokenizer names the target language; none for most."""
+    """Ids of the tags that name a target language, by language; none for most models."""
     tags = language_tags(tokenizer)
     # Of MarianTokenizer, whose pieces include them.
     for token in getattr(tokenizer, "supported_language_codes", ()):

@@ -1,0 +1,84 @@
+"""The command `demo`: what it serves, where, and what it refuses."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """What would be served; nothing is."""
+    calls = []
+
+    class App:
+        def block_thread(self):
+            raise KeyboardInterrupt
+
+        def close(self, verbose):
+            calls.append("closed")
+
+    def launch(page, **where):
+        calls.append((page, where))
+        return App(), "http://somewhere/"
+
+    # Importing Gradio would take seconds.
+    monkeypatch.setitem(sys.modules, "vanilla_transformer.page.app", SimpleNamespace(launch=launch))
+    return calls
+
+
+def test_page_is_served_on_loopback_until_it_is_stopped(run, folder, served):
+    status, out, _ = run("demo", "--model", folder)
+
+    (page, where), last = served
+    assert list(page.models) == [folder.name]
+    assert where == {"host": "127.0.0.1", "port": None, "share": False}
+    assert (status, out, last) == (130, "The page is at http://somewhere/\n", "closed")
+
+
+def test_options_reach_the_page(run, folder, served, write):
+    examples = write("lines.txt", "oh nein!")
+    run(
+        *("demo", "--model", folder, folder, "--host", "0.0.0.0", "--port", 8080, "--share"),
+        *("--examples", examples, "--dtype", "bfloat16"),
+    )
+
+    (page, where), _ = served
+    assert where == {"host": "0.0.0.0", "port": 8080, "share": True}
+    ((name, model),) = page.models.items()
+    assert page.examples[name] == ["oh nein!"]
+    assert str(model.engine.model.dtype) == "torch.bfloat16"
+
+
+def test_languages_that_the_model_does_not_have_are_refused(run, folder, served):
+    status, _, err = run("demo", "--model", folder, "--target_language", "de")
+
+    assert (status, served) == (2, [])
+    assert "takes no target language, got 'de'" in err
+
+
+def test_missing_gradio_is_told_with_its_cure(run, folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "gradio", None)
+    monkeypatch.delitem(sys.modules, "vanilla_transformer.page.app", raising=False)
+
+    status, _, err = run("demo", "--model", folder)
+
+    assert status == 2
+    assert err == (
+        "vanilla-transformer: The page needs Gradio. Install it: pip install "
+        "'vanilla-transformer[demo]'\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--model needs the folder or the Hub name of a model"),
+        (["--model", "./none"], "--model: there is no folder './none'"),
+        (["--model", "x", "--prot", "80"], "unknown option --prot; did you mean --port?"),
+    ],
+)
+def test_mistake_in_the_arguments_is_told_alone(run, arguments, message, no_model):
+    status, _, err = run("demo", *arguments)
+
+    assert (status, err) == (2, f"vanilla-transformer: {message}\n")

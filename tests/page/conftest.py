@@ -1,0 +1,30 @@
+"""Models of a page: small, with random weights."""
+
+import pytest
+
+from vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer.page.page import Page
+from vanilla_transformer.page.served_model import ServedModel
+from vanilla_transformer.translation import Translator
+
+from ..conftest import build_variant
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    """Letters, as many as the tiny model has entries."""
+    return VanillaTransformerTokenizer.train(
+        ["abcdefghijklmnopqrstuvwxyz .,!?-'"], vocab_size=37, kind="char"
+    )
+
+
+@pytest.fixture
+def model(tokenizer):
+    return ServedModel("runs/one", Translator(build_variant(), tokenizer))
+
+
+@pytest.fixture
+def page(tokenizer, model):
+    """Two models with other weights."""
+    other = ServedModel("runs/two", Translator(build_variant(pre_norm=False), tokenizer))
+    return Page({"one": model, "two": other}, {"one": ["ja", "nein"], "two": []})

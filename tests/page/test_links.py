@@ -1,0 +1,52 @@
+"""Parts of lines, and which of them belong together."""
+
+import pytest
+
+from vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer.inspection.alignments import align_words
+from vanilla_transformer.page.links import link_parts
+from vanilla_transformer.translation import Translator
+
+from ..conftest import build_variant
+
+LINES = ["ein hund rennt", "a dog runs", "zweihundertfünf", "我喜欢狗"]
+
+
+@pytest.fixture
+def translator():
+    tokenizer = VanillaTransformerTokenizer.train(LINES * 3, vocab_size=320)
+    return Translator(build_variant(vocab_size=len(tokenizer)), tokenizer)
+
+
+def test_parts_are_words_where_there_are_several(translator):
+    (pair,) = link_parts(translator, ["ein  hund rennt"], ["a dog"])
+
+    assert pair.source == ("ein", "hund", "rennt")
+    assert pair.target == ("a", "dog")
+    (expected,) = align_words(translator, ["ein  hund rennt"], ["a dog"])
+    assert pair.links == expected.links != ()
+
+
+@pytest.mark.parametrize("text", ["zweihundertfünf", "我喜欢狗", "我 喜欢 狗", "é😀"])
+def test_parts_are_tokens_where_words_have_no_blanks(translator, text):
+    (pair,) = link_parts(translator, [text], ["a dog"])
+
+    assert "".join(pair.source) == text.replace(" ", "")
+    assert all(part and not part.isspace() for part in pair.source)
+    (backwards,) = link_parts(translator, ["a dog"], [text])
+    assert backwards.target == pair.source
+
+
+def test_tokens_of_one_word_are_several(translator):
+    (pair,) = link_parts(translator, ["zweihundertfünfzehn"], ["a dog"])
+
+    assert 1 < len(pair.source) < len("zweihundertfünfzehn")
+    assert {target for _, target in pair.links} <= {0, 1}
+
+
+def test_pairs_keep_their_order(translator):
+    linked = link_parts(translator, ["ein hund", "rennt ja"], ["a", "b c d"])
+
+    assert [pair.source[0] for pair in linked] == ["ein", "rennt"]
+    assert linked[1].target == ("b", "c", "d")
+    assert link_parts(translator, [], []) == []

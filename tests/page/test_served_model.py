@@ -1,0 +1,162 @@
+"""What readers may choose, and that the model does it."""
+
+import dataclasses
+
+import pytest
+
+from vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer.page.served_model import (
+    LINES_AT_A_TIME,
+    MOST_CHARACTERS,
+    ServedModel,
+    Wanted,
+    lines_of,
+)
+from vanilla_transformer.translation import Search, Translator
+
+from ..conftest import save_small_model
+
+
+def test_choices_of_a_page_are_those_of_a_search():
+    searched = {field.name: field.default for field in dataclasses.fields(Search)}
+    chosen = {field.name: field.default for field in dataclasses.fields(Wanted)}
+
+    assert chosen.keys() - searched.keys() == {"source_language", "target_language"}
+    shared = chosen.keys() & searched.keys() - {"num_beams", "length_penalty"}
+    assert {name: chosen[name] for name in shared} == {name: searched[name] for name in shared}
+
+
+@pytest.mark.parametrize(
+    ("choices", "match"),
+    [
+        ({"beam": 4}, "no setting 'beam'. Choose from: source_language, target_language, num_b"),
+        ({"num_beams": "4"}, "`num_beams` must be of type int, got '4'"),
+        ({"num_beams": True}, "`num_beams` must be of type int, got True"),
+        ({"top_p": "x"}, "`top_p` must be of type float, got 'x'"),
+        ({"target_language": 3}, "`target_language` must be of type str, got 3"),
+        ({"num_hypotheses": 11}, "at most 10 here, got 11"),
+        ({"num_beams": 5000}, "at most 10 here, got 5000"),
+    ],
+)
+def test_choice_that_there_is_not_is_refused(choices, match):
+    with pytest.raises(ValueError, match=match):
+        Wanted.of(choices)
+
+
+def test_empty_choices_are_the_defaults():
+    assert Wanted.of({"source_language": "", "num_beams": None}) == Wanted()
+    assert Wanted.of({"length_penalty": 1, "top_k": 3}) == Wanted(length_penalty=1, top_k=3)
+
+
+def test_beam_is_as_wide_as_the_number_of_translations(model):
+    (translation,) = model.translate(["ein hund"], Wanted(num_hypotheses=3))
+
+    assert len(translation.alternatives) == 2
+    assert model.describe_search(Wanted(num_hypotheses=3)).startswith("beam 3, ")
+    assert model.describe_search(Wanted(num_beams=5, num_hypotheses=3)).startswith("beam 5, ")
+
+
+def test_every_choice_reaches_the_search(model):
+    wanted = Wanted(num_beams=4, length_penalty=0.3, num_hypotheses=2)
+    assert model._search(wanted) == Search(4, 0.3, num_hypotheses=2, scores=True)
+    # Samples have no beam and no penalty, and beams no temperature.
+    draws = {"temperature": 0.7, "top_k": 5, "top_p": 0.9, "seed": 8}
+    sampled = dataclasses.replace(wanted, do_sample=True, **draws)
+    assert model._search(sampled) == Search(num_hypotheses=2, do_sample=True, scores=True, **draws)
+    assert model._search(dataclasses.replace(wanted, **draws)) == model._search(wanted)
+
+
+def test_translations_are_those_of_a_translator_with_details(model, tokenizer):
+    lines = ["ein hund", "", "ja"]
+    translator = Translator(
+        model.engine.model, tokenizer, num_beams=3, length_penalty=0.5, scores=True, details=True
+    )
+
+    found = model.translate(lines, Wanted(num_beams=3, length_penalty=0.5))
+
+    assert [one.text for one in found] == [one.text for one in translator.translate(lines)]
+    assert found[1].text == ""
+    assert len(found[0].tokens) == len(found[0].token_scores) > 0
+    assert len(model.labels(found[0])) == len(found[0].tokens)
+
+
+def test_other_readers_get_their_turn_between_parts_of_a_file(model):
+    lines = ["a"] * (LINES_AT_A_TIME + 1)
+    translations = model.translate_lines(lines, Wanted(num_beams=1))
+
+    for _ in range(LINES_AT_A_TIME):
+        next(translations)
+        assert not model._lock.locked()
+    assert len(list(translations)) == 1
+
+
+def test_attention_is_that_of_the_translation(model):
+    (translation,) = model.translate(["ein hund"], Wanted(num_beams=3))
+
+    page = model.attention("ein hund", Wanted(num_beams=3))
+
+    assert f'"target":"{translation.text}"' in page
+
+
+@pytest.mark.parametrize(
+    ("line", "match"),
+    [(" ", "the line is blank"), ("ab " * 400, r"at most 1,024 tokens, got 1,20")],
+)
+def test_attention_of_a_blank_or_long_line_is_refused(model, line, match):
+    with pytest.raises(ValueError, match=match):
+        model.attention(line, Wanted())
+
+
+def test_attention_that_makes_no_page_is_refused(model, monkeypatch):
+    monkeypatch.setattr("vanilla_transformer.page.served_model.MOST_WEIGHTS", 10)
+
+    with pytest.raises(ValueError, match="at most 10 weights, got "):
+        model.attention("ein hund", Wanted())
+
+
+def test_lines_that_are_cut_have_no_links(model):
+    model.max_source_length = 8
+
+    linked = model.link(
+        [("ja", "a"), ("eine lange zeile", "b"), ("x", " "), ("nein", "c")], Wanted()
+    )
+
+    assert ["".join(pair.source) for pair in linked] == ["ja", "nein"]
+
+
+def test_lines_end_where_the_keyboard_ends_them():
+    assert lines_of("a\r\nb\n\nc\x0bd\u2028e") == ["a", "b", "", "c\x0bd\u2028e"]
+    assert lines_of("\ud800 \U0001f600") == ["\ufffd \U0001f600"]
+    assert lines_of("") == [""]
+
+
+def test_text_that_is_too_long_is_refused():
+    assert lines_of("x" * MOST_CHARACTERS)
+    with pytest.raises(ValueError, match=r"at most 5,000 characters here, got 100,000\."):
+        lines_of("x" * 100_000)
+
+
+def test_model_of_several_directions_offers_them(tmp_path):
+    tokenizer = VanillaTransformerTokenizer.train(
+        ["ein hund rennt"] * 3, vocab_size=280, target_languages=["de", "fr"]
+    )
+    model = ServedModel.load(str(save_small_model(tmp_path, tokenizer)))
+
+    assert (model.source_languages, model.target_languages) == ([], ["de", "fr"])
+    assert model.target_language == "de"
+    default, german, french = (
+        model._translator(Wanted(target_language=language), False).source_prefix
+        for language in (None, "de", "fr")
+    )
+    assert default == german != french
+    assert ServedModel.load(str(tmp_path), target_language="fr").target_language == "fr"
+    with pytest.raises(ValueError, match="de, fr, got 'it'"):
+        model.translate(["ja"], Wanted(target_language="it"))
+
+
+def test_languages_of_another_model_are_left_out(model):
+    wanted = Wanted(source_language="de", target_language="fr", num_beams=3)
+
+    assert model.without_foreign_languages(wanted) == Wanted(num_beams=3)
+    model.target_languages = ["fr"]
+    assert model.without_foreign_languages(wanted) == Wanted(target_language="fr", num_beams=3)
