@@ -1,0 +1,99 @@
+"""Fine-tunes a saved model on pairs of lines, with accelerate and a loop of one's own."""
+
+import argparse
+from collections.abc import Iterator
+from contextlib import nullcontext
+from itertools import islice
+from typing import Any
+
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+from datasets import Dataset, concatenate_datasets, load_dataset
+from torch.optim import AdamW
+from torch.utils.data import DataLoader
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, DataCollatorForSeq2Seq, get_scheduler
+
+from vanilla_transformer.evaluation.metrics import TranslationScores  # registers the model, too
+
+LIMITS = {"max_length": 128, "truncation": True}
+NUMBERS = {"epochs": 5, "batch_size": 32, "gradient_accumulation_steps": 1}
+NUMBERS |= {"learning_rate": 3e-4, "warmup_steps": 100, "seed": 42}
+
+
+def load_pairs(files: list[str], tokenizer: Any) -> Dataset:
+    """Reads two text files, plain or gzipped, with one sentence per line, and adds token ids."""
+    sides = load_dataset("text", data_files=dict(zip(("source", "target"), files, strict=True)))
+    columns = [lines.rename_column("text", side) for side, lines in sides.items()]
+    return concatenate_datasets(columns, axis=1).map(
+        lambda rows: tokenizer(rows["source"], text_target=rows["target"], **LIMITS), batched=True
+    )
+
+
+def add_gradients(model: Any, batches: list[Any], accelerator: Accelerator) -> float:
+    """Gradients of one update; returns its loss per target."""
+    # The divisor of each loss: the targets of the update, in all its batches and processes.
+    targets = accelerator.reduce(sum((batch["labels"] != -100).sum() for batch in batches))
+    losses = []
+    for batch in batches:
+        # Processes exchange gradients once, after the last batch.
+        with nullcontext() if batch is batches[-1] else accelerator.no_sync(model):
+            losses.append(model(**batch, num_items_in_batch=targets).loss)
+            # The exchange averages gradients over the processes; this makes it a sum.
+            accelerator.backward(losses[-1] * accelerator.num_processes)
+    return accelerator.reduce(sum(losses).detach()).item()
+
+
+def translate(model: Any, loader: DataLoader, tokenizer: Any, accelerator: Accelerator) -> Iterator:
+    """Translations of all sources, in their order, for each process."""
+    for batch in loader:
+        ids = accelerator.unwrap_model(model).generate(**batch, num_beams=1)
+        ids = accelerator.pad_across_processes(ids, dim=1, pad_index=tokenizer.pad_token_id)
+        ids = accelerator.gather_for_metrics(ids)
+        yield from tokenizer.batch_decode(ids, skip_special_tokens=True)
+
+
+def main() -> None:
+    """Trains, with a score after each epoch, and saves model and tokenizer."""
+    parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    for name, count in {"model": None, "output_dir": None, "train": 2, "validation": 2}.items():
+        parser.add_argument(f"--{name}", nargs=count, required=True)
+    for name, default in NUMBERS.items():
+        parser.add_argument(f"--{name}", type=type(default), default=default)
+    given = parser.parse_args()
+    accelerator = Accelerator()
+    set_seed(given.seed, device_specific=True)
+    tokenizer = AutoTokenizer.from_pretrained(given.model)
+    model = AutoModelForSeq2SeqLM.from_pretrained(given.model)
+    with accelerator.main_process_first():
+        pairs = [load_pairs(files, tokenizer) for files in (given.train, given.validation)]
+    train, validation = (side.remove_columns(["source", "target"]) for side in pairs)
+    collate = DataCollatorForSeq2Seq(tokenizer)
+    model, optimizer, train_loader, validation_loader = accelerator.prepare(
+        model,
+        AdamW(model.parameters(), lr=given.learning_rate),
+        DataLoader(train, given.batch_size, shuffle=True, collate_fn=collate),
+        DataLoader(validation.remove_columns("labels"), given.batch_size, collate_fn=collate),
+    )
+    updates = given.epochs * -(-len(train_loader) // given.gradient_accumulation_steps)
+    # Not prepared: accelerate would advance it once for each process.
+    schedule = get_scheduler("linear", optimizer, given.warmup_steps, updates)
+    for epoch in range(1, given.epochs + 1):
+        batches = iter(train_loader)
+        while update := list(islice(batches, given.gradient_accumulation_steps)):
+            loss = add_gradients(model.train(), update, accelerator)
+            accelerator.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+        texts = list(translate(model.eval(), validation_loader, tokenizer, accelerator))
+        scores = TranslationScores().compute(predictions=texts, references=pairs[1]["target"][:])
+        accelerator.print(f"epoch {epoch}  last loss {loss:.3f}  chrF {scores['chrf']:.2f}")
+    # Under FSDP, all processes take part in collecting the weights.
+    weights = accelerator.get_state_dict(model)
+    if accelerator.is_main_process:
+        accelerator.unwrap_model(model).save_pretrained(given.output_dir, state_dict=weights)
+        tokenizer.save_pretrained(given.output_dir)
+
+
+if __name__ == "__main__":
+    main()

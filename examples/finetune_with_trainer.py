@@ -1,0 +1,91 @@
+"""Fine-tunes a saved model on pairs of lines, with `Seq2SeqTrainer`.
+
+Every field of `Seq2SeqTrainingArguments` is an option. Example:
+
+    python examples/finetune_with_trainer.py --model runs/demo --output_dir runs/mine \
+        --train train.de train.en --validation valid.de valid.en --num_train_epochs 5
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset, concatenate_datasets, load_dataset
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    DataCollatorForSeq2Seq,
+    EvalPrediction,
+    HfArgumentParser,
+    PreTrainedTokenizerBase,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+)
+
+import vanilla_transformer  # noqa: F401  (registers the model with the Auto classes)
+from vanilla_transformer.evaluation.metrics import TranslationScores
+
+LIMITS = {"max_length": 128, "truncation": True}
+
+
+def load_pairs(files: list[str], tokenizer: PreTrainedTokenizerBase) -> Dataset:
+    """Reads two text files, plain or gzipped, with one sentence per line, and adds token ids."""
+    sides = load_dataset("text", data_files=dict(zip(("source", "target"), files, strict=True)))
+    columns = [lines.rename_column("text", side) for side, lines in sides.items()]
+    return concatenate_datasets(columns, axis=1).map(
+        lambda rows: tokenizer(rows["source"], text_target=rows["target"], **LIMITS), batched=True
+    )
+
+
+def main() -> None:
+    """Trains, and saves the epoch with the best chrF."""
+    parser = HfArgumentParser(Seq2SeqTrainingArguments)
+    parser.add_argument("--model", required=True, help="Folder or Hub name to start from.")
+    for name in ("train", "validation"):
+        parser.add_argument(f"--{name}", nargs=2, required=True, metavar=("SOURCES", "TARGETS"))
+    parser.set_defaults(
+        learning_rate=3e-4,
+        warmup_steps=100,
+        per_device_train_batch_size=32,
+        per_device_eval_batch_size=64,
+        train_sampling_strategy="group_by_length",
+        eval_strategy="epoch",
+        save_strategy="epoch",
+        load_best_model_at_end=True,
+        metric_for_best_model="chrf",
+        predict_with_generate=True,
+        generation_num_beams=1,
+        dataloader_pin_memory=torch.accelerator.is_available(),
+    )
+    training, given = parser.parse_args_into_dataclasses()
+    tokenizer = AutoTokenizer.from_pretrained(given.model)
+    with training.main_process_first():
+        train = load_pairs(given.train, tokenizer)
+        validation = load_pairs(given.validation, tokenizer)
+
+    def score(output: EvalPrediction) -> dict[str, Any]:
+        # Rows come in the order of the batches. Trainer pads those of unequal length with -100.
+        predictions, references = (
+            tokenizer.batch_decode(
+                np.where(ids < 0, tokenizer.pad_token_id, ids), skip_special_tokens=True
+            )
+            for ids in (output.predictions, output.label_ids)
+        )
+        lines = {"predictions": predictions, "references": references}
+        return TranslationScores().compute(**lines, metrics=["bleu", "chrf"])
+
+    trainer = Seq2SeqTrainer(
+        model=AutoModelForSeq2SeqLM.from_pretrained(given.model),
+        args=training,
+        train_dataset=train,
+        eval_dataset=validation,
+        data_collator=DataCollatorForSeq2Seq(tokenizer),
+        processing_class=tokenizer,
+        compute_metrics=score,
+    )
+    trainer.train(resume_from_checkpoint=training.resume_from_checkpoint)
+    trainer.save_model()
+
+
+if __name__ == "__main__":
+    main()

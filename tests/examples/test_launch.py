@@ -1,0 +1,65 @@
+"""Two processes under the files of `examples/launch` train the model of one process."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from ..support import run_sharded
+from ..support.documents import ROOT
+from ..support.launching import launch
+from ..support.scripts import run_script
+from .conftest import SOURCES, pairs_of
+
+pytestmark = pytest.mark.slow
+
+EXAMPLES = ROOT / "examples"
+EPOCHS = {
+    "finetune_with_trainer.py": "--num_train_epochs",
+    "finetune_with_accelerate.py": "--epochs",
+}
+SIZES = {
+    "finetune_with_trainer.py": "--per_device_train_batch_size",
+    "finetune_with_accelerate.py": "--batch_size",
+}
+
+
+def launcher(file: str) -> list[str]:
+    return ["accelerate.commands.launch", "--config_file", str(EXAMPLES / "launch" / file)]
+
+
+def options(script: str, place: Path, folder: Path, batch_size: int) -> list[str]:
+    """Three updates on all sentences, whatever the number of processes."""
+    given = ["--model", place / "model", "--output_dir", folder, *pairs_of(place)]
+    given += [EPOCHS[script], 3, SIZES[script], batch_size, "--warmup_steps", 1]
+    return list(map(str, given))
+
+
+def assert_same_weights(folder: Path, expected_folder: Path) -> None:
+    actual, expected = (load_file(path / "model.safetensors") for path in (folder, expected_folder))
+    assert actual.keys() == expected.keys()
+    for name, weight in expected.items():
+        torch.testing.assert_close(actual[name], weight, msg=lambda text, at=name: f"{at}: {text}")
+
+
+@pytest.fixture
+def shared_cache(tmp_path, monkeypatch):
+    """Where the processes keep what they have read."""
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("script", EPOCHS)
+@pytest.mark.parametrize("file", ["ddp.yaml", "fsdp.yaml"])
+def test_two_processes_train_the_model_of_one(place, tmp_path, shared_cache, file, script):
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    done = run_script(EXAMPLES / script, *options(script, place, alone, len(SOURCES)))
+    assert done.returncode == 0, done.stderr
+
+    command = [str(EXAMPLES / script), *options(script, place, together, len(SOURCES) // 2)]
+    if file == "fsdp.yaml":
+        command = [run_sharded.__file__, str(tmp_path / "sharded"), *command]
+    launch(*command, launcher=launcher(file))
+
+    assert_same_weights(together, alone)
+    assert len(list(tmp_path.glob("sharded-*"))) == (2 if file == "fsdp.yaml" else 0)
