@@ -173,7 +173,8 @@ class TrainSettings:
     )
     init_from: str | None = option(
         "Saved model to fine-tune. It keeps its tokenizer and sizes; --preset, --config and the "
-        "tokenizer options are ignored."
+        "tokenizer options are ignored. --learning_rate is then 1e-4 by default, 1e-3 with --peft "
+        "lora, and --warmup_steps 100."
     )
     source_language: str | None = option(
         f"For --init_from. {_SOURCE_LANGUAGE}",

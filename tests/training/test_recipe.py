@@ -1,6 +1,7 @@
 """Defaults of a run, and the settings that are refused before it starts."""
 
 import math
+from argparse import Namespace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch
 from vanilla_transformer.training.recipe import (
     check_settings,
     config_overrides,
+    describe_fine_tuning,
     prefer_better_scores,
     recipe,
 )
@@ -187,6 +189,27 @@ def test_emulated_bfloat16_is_not_the_default_of_a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", is_supported)
 
     assert recipe(TrainSettings(**TRAINED))["bf16"] is False
+
+
+@pytest.mark.parametrize(("peft", "rate"), [(None, 1e-4), ("lora", 1e-3)])
+def test_saved_model_is_fine_tuned_at_a_low_rate_and_the_plan_says_so(peft, rate):
+    settings = TrainSettings(**TRAINED, init_from="runs/opus", preset="tiny", peft=peft)
+    given = recipe(settings)
+    chosen = Namespace(learning_rate=given["learning_rate"], warmup_steps=given["warmup_steps"])
+
+    assert (chosen.learning_rate, chosen.warmup_steps) == (rate, 100)
+    assert list(describe_fine_tuning(settings, chosen)) == [
+        f"rate        {rate:g} after 100 updates of warm-up, the defaults with --init_from"
+    ]
+
+
+def test_plan_names_a_rate_that_was_given_and_none_of_a_new_model():
+    given = Namespace(learning_rate=2e-3, warmup_steps=100)
+
+    assert list(describe_fine_tuning(TrainSettings(**TRAINED, init_from="a"), given)) == [
+        "rate        0.002 after 100 updates of warm-up"
+    ]
+    assert not list(describe_fine_tuning(TrainSettings(**TRAINED), given))
 
 
 def test_new_tokenizer_of_a_saved_model_is_refused(tmp_path):

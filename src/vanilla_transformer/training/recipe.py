@@ -63,18 +63,22 @@ _SET_ELSEWHERE = {
 }
 
 
+# For a saved model: within the 2e-5 to 2e-4 at which large pretrained ones are usually fine-tuned.
+# An adapter, which begins at zero, needs about ten times as much.
+_FINE_TUNING = {"learning_rate": 1e-4, "warmup_steps": 100}
+_ADAPTER_RATE = 1e-3
+
+
 def recipe(settings: TrainSettings) -> dict[str, Any]:
     """Defaults of a run for `Seq2SeqTrainingArguments`: section 5 of the paper.
 
     With Transformers' default timescale, `inverse_sqrt` is equation (3), scaled so that
     `learning_rate` is its peak.
     """
-    preset = PRESETS[settings.preset]
     arguments: dict[str, Any] = {
         "output_dir": "runs/model",
         "num_train_epochs": 30,
-        "learning_rate": preset.learning_rate,
-        "warmup_steps": preset.warmup_steps,
+        **_schedule(settings),
         "lr_scheduler_type": "inverse_sqrt",
         "optim": "adamw_torch_fused",
         "adam_beta1": 0.9,
@@ -111,6 +115,25 @@ def recipe(settings: TrainSettings) -> dict[str, Any]:
         if settings.validation:
             arguments |= {"eval_strategy": "steps", "eval_steps": 1000}
     return arguments
+
+
+def _schedule(settings: TrainSettings) -> dict[str, float]:
+    """Default peak of the learning rate and updates until it."""
+    if not settings.init_from:
+        preset = PRESETS[settings.preset]
+        return {"learning_rate": preset.learning_rate, "warmup_steps": preset.warmup_steps}
+    return _FINE_TUNING | ({"learning_rate": _ADAPTER_RATE} if settings.peft else {})
+
+
+def describe_fine_tuning(settings: TrainSettings, arguments: TrainingArguments) -> Iterator[str]:
+    """The learning rate of a run that starts from a saved model; nothing for other runs."""
+    if settings.init_from:
+        defaults = _schedule(settings)
+        given = [name for name, value in defaults.items() if getattr(arguments, name) != value]
+        yield (
+            f"rate        {arguments.learning_rate:g} after {arguments.warmup_steps:g} updates of "
+            f"warm-up{'' if given else ', the defaults with --init_from'}"
+        )
 
 
 def _bf16_pays() -> bool:

@@ -90,6 +90,7 @@ from vanilla_transformer.training.recipe import (
     check_settings,
     check_vocabularies,
     config_overrides,
+    describe_fine_tuning,
     find_checkpoint,
     prefer_better_scores,
 )
@@ -162,7 +163,8 @@ def train(
         if is_main:
             _open_folder(folder, run, filtered, checkpoint)
         cores.use(at_once=True)
-        for line in chain(filtered.summary(), plan(trainer, checkpoint)):
+        chosen = describe_fine_tuning(settings, arguments)
+        for line in chain(filtered.summary(), chosen, plan(trainer, checkpoint)):
             say(line)
         log = JsonLinesLog(folder / LOG_FILE, run["first_update"])
         trainer.add_callback(log)
