@@ -58,16 +58,20 @@ def _import(source: str, output: Path, settings: ImportSettings) -> None:
 
     disable_progress_bar()
     mapping = Path(settings.mapping) if settings.mapping else None
-    if settings.dry_run:
-        plan = plan_import(source, mapping=mapping)
-        for line in plan.lines():
-            print(line)
-        plan.check()
-        return
     files = settings.keep_vocabulary
     trimming = Trimming(tuple(files), settings.min_count) if files else None
+    tokenizer = settings.tokenizer
+    if settings.dry_run:
+        plan = plan_import(source, mapping=mapping, tokenizer=tokenizer, trimming=trimming)
+        for line in plan.tensors.lines():
+            print(line)
+        plan.tensors.check()
+        if plan.entries:
+            entries, kept = plan.entries
+            print(f"vocabulary of {entries:,} entries would be cut to {kept:,}")
+        return
     comparison = import_model(
-        source, output, mapping=mapping, tokenizer=settings.tokenizer, trimming=trimming
+        source, output, mapping=mapping, tokenizer=tokenizer, trimming=trimming
     )
     if comparison:
         print(f"{output}: {comparison} (on random tokens)")

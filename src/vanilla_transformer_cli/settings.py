@@ -619,7 +619,7 @@ class ImportSettings:
 
     dry_run: bool = option(
         "Lists which tensors of the source make up which of ours, and everything that does not "
-        "fit; writes nothing.",
+        "fit; with --keep_vocabulary, how many entries would be kept. Writes nothing.",
         False,
     )
     mapping: str | None = option(

@@ -418,7 +418,7 @@ def test_settings_without_counterpart_are_named_at_once(folder):
     }
     checkpoint(folder, **changes)
 
-    faults = "\n".join(plan_import(str(folder)).faults)
+    faults = "\n".join(plan_import(str(folder)).tensors.faults)
 
     assert "`arch` must be 'transformer*', got 'lightconv'" in faults
     assert "`adaptive_softmax_cutoff` must be None, got [10, 20]" in faults
@@ -446,7 +446,7 @@ def test_settings_without_counterpart_are_named_at_once(folder):
 def test_tensors_that_contradict_the_settings_are_named(folder, damage, fault):
     checkpoint(folder, damage=damage, share_decoder_input_output_embed=True)
 
-    assert fault in "\n".join(plan_import(str(folder)).faults)
+    assert fault in "\n".join(plan_import(str(folder)).tensors.faults)
 
 
 class RunsCode:

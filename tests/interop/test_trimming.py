@@ -291,6 +291,20 @@ def test_command_reports_the_sizes_and_keeps_the_languages(sources, text, tmp_pa
     assert json.loads((tmp_path / "small" / "config.json").read_text())["vocab_size"] == entries
 
 
+def test_dry_run_states_how_many_entries_would_be_kept(sources, text, tmp_path, capsys):
+    source = sources("nllb")[2].parent / "source"
+    command = ["import", str(source), str(tmp_path / "small"), "--keep_vocabulary", text]
+    main(command)
+    sizes = read_json(tmp_path / "small" / "run.json")["trimmed"]["entries"]
+    capsys.readouterr()
+
+    main([*command[:2], str(tmp_path / "other"), *command[3:], "--dry_run"])
+
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == f"vocabulary of {sizes[0]:,} entries would be cut to {sizes[1]:,}"
+    assert not (tmp_path / "other").exists()
+
+
 def test_command_leaves_no_folder_behind_when_a_file_has_no_text(sources, tmp_path, capsys):
     (tmp_path / "empty").write_text(" \n")
     source = sources("nllb")[2].with_name("source")

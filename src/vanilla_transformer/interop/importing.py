@@ -20,7 +20,7 @@ from vanilla_transformer.files import naming_full_disk, scratch_folder
 from vanilla_transformer.interop.declarations import Declaration, Fields
 from vanilla_transformer.interop.fairseq import find_checkpoint, read_checkpoint
 from vanilla_transformer.interop.tensor_files import check_shards, read_tensors, unreadable
-from vanilla_transformer.interop.trimming import Trimming, trim
+from vanilla_transformer.interop.trimming import Trimming, kept_ids, trim
 from vanilla_transformer.interop.weight_maps import Plan, shapes_of
 from vanilla_transformer.model_folder import (
     check_objects,
@@ -86,6 +86,19 @@ class _Source:
         plan = self.declaration.weights.plan(targets, shapes_of(self.tensors), tied)
         faults += self.declaration.useless_rules([*targets, *tied])
         return model, replace(plan, faults=faults + plan.faults)
+
+    def one_tokenizer(self) -> PreTrainedTokenizerBase:
+        """That of both sides.
+
+        Raises:
+            ValueError: If there is none, or one for each side.
+        """
+        if not isinstance(self.tokenizer, PreTrainedTokenizerBase):
+            raise ValueError(
+                "--keep_vocabulary needs a source with one tokenizer for both sides, got "
+                f"{'none' if self.tokenizer is None else 'two'}. Leave it out."
+            )
+        return self.tokenizer
 
     def convert(self) -> VanillaTransformerForConditionalGeneration:
         """One of our models with these weights, in memory of its own.
@@ -245,12 +258,7 @@ def import_model(
     record: dict[str, Any] = {"imported_from": source.record}
     tokenizers = source.tokenizer
     if trimming:
-        if not isinstance(tokenizers, PreTrainedTokenizerBase):
-            raise ValueError(
-                "--keep_vocabulary needs a source with one tokenizer for both sides, got "
-                f"{'none' if tokenizers is None else 'two'}. Leave it out."
-            )
-        trimmed = trim(model, tokenizers, trimming)
+        trimmed = trim(model, source.one_tokenizer(), trimming)
         model, tokenizers = trimmed.model, trimmed.tokenizer
         record["trimmed"] = trimmed.sizes
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -267,14 +275,43 @@ def import_model(
     return comparison
 
 
-def plan_import(name_or_path: str, *, mapping: Path | None = None) -> Plan:
-    """What `import_model` would do with the tensors.
+@dataclass(frozen=True)
+class ImportPlan:
+    """What `import_model` would do.
+
+    Attributes:
+        tensors: With them.
+        entries: Of the vocabulary, and of these those that trimming keeps; None without trimming,
+            or if the tensors do not fit.
+    """
+
+    tensors: Plan
+    entries: tuple[int, int] | None = None
+
+
+def plan_import(
+    name_or_path: str,
+    *,
+    mapping: Path | None = None,
+    tokenizer: str | None = None,
+    trimming: Trimming | None = None,
+) -> ImportPlan:
+    """What `import_model` would do; arguments as for it.
 
     Raises:
-        ValueError: If the model is damaged, or a setting cannot be expressed.
+        ImportError: If the tokenizer needs a package that is not installed.
+        ValueError: If the model is damaged, a setting cannot be expressed, or this vocabulary
+            cannot be trimmed.
         OSError: If there is no such model.
     """
-    return _load(name_or_path, mapping).plan()[1]
+    source = _load(name_or_path, mapping, tokenizer)
+    model, plan = source.plan()
+    if not trimming or plan.faults:
+        return ImportPlan(plan)
+    if source.model is not None:
+        model.generation_config = source.model.generation_config
+    kept = kept_ids(model, source.one_tokenizer(), trimming)
+    return ImportPlan(plan, (model.config.vocab_size, len(kept)))
 
 
 def _load(name_or_path: str, mapping: Path | None, tokenizer: str | None = None) -> _Source:

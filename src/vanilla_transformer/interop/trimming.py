@@ -120,9 +120,8 @@ def trim(
             names ids that the vocabulary lacks.
         OSError: If a file cannot be read.
     """
-    _check(model, tokenizer)
+    kept = kept_ids(model, tokenizer, trimming)
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
-    kept = sorted(_kept_ids(model, tokenizer, backend, trimming))
     new_ids = {token_id: place for place, token_id in enumerate(kept)}
     smaller = _trimmed_tokenizer(tokenizer, backend, new_ids)
     _compare(tokenizer, smaller, new_ids, trimming.lines())
@@ -132,6 +131,22 @@ def trim(
         "megabytes": [round(one.get_memory_footprint() / 1e6, 1) for one in (model, result)],
     }
     return Trimmed(result, smaller, kept, sizes)
+
+
+def kept_ids(
+    model: VanillaTransformerForConditionalGeneration,
+    tokenizer: PreTrainedTokenizerBase,
+    trimming: Trimming,
+) -> list[int]:
+    """Ids of the entries that `trim` keeps, in their order; the model may have no weights.
+
+    Raises:
+        ValueError: As `trim` does, before it makes anything.
+        OSError: If a file cannot be read.
+    """
+    _check(model, tokenizer)
+    backend = json.loads(tokenizer.backend_tokenizer.to_str())
+    return sorted(_kept_ids(model, tokenizer, backend, trimming))
 
 
 def describe_sizes(sizes: Mapping[str, Sequence[float]]) -> str:
