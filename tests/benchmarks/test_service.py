@@ -24,14 +24,18 @@ from ..support.http_service import running
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
+import service_load
 from service import outcome_table, speed_table
 from service_load import (
     KINDS,
     Expected,
+    Outcome,
     ServiceProcess,
     Stopped,
+    as_json,
     percentiles,
     request,
+    send_one,
     speed,
     storm,
 )
@@ -136,13 +140,35 @@ def test_storm_and_speed_notice_answers_that_are_mixed_up(expected_and_service):
         speed(service, swapped, clients=2)
 
 
-def test_speed_counts_each_line_once(expected_and_service):
+def test_speed_counts_each_line_once(expected_and_service, monkeypatch):
     expected, service = expected_and_service
+    asked = []
+    monkeypatch.setattr(service_load, "as_json", lambda line: asked.append(line) or as_json(line))
 
     rate, median, last = speed(service, expected, clients=3)
 
+    assert sorted(asked) == sorted(LINES)
     assert rate > 0
     assert 0 < median <= last
+
+
+def test_lost_answers_and_answers_after_a_429_are_counted():
+    answers = [OSError("lost"), (429, {}), (200, {"translatedText": "JA"})]
+
+    class Service:
+        def ask(self, *_):
+            answer = answers.pop(0)
+            if isinstance(answer, OSError):
+                raise answer
+            return answer
+
+    expected = Expected({"ja": "JA"}, [])
+    arguments = (Service(), "text", random.Random(1), ["ja"], expected)
+
+    assert send_one(*arguments) == ["sent", "lost"]
+    assert send_one(*arguments) == ["sent", "busy", "right"]
+    counts = {"sent": 3, "right": 1, "wrong": 1, "lost": 1, "busy": 0}
+    assert Outcome([], {"text": counts}).faults == 2
 
 
 def test_stop_without_an_answer_or_with_a_status_is_a_fault():

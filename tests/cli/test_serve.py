@@ -11,6 +11,10 @@ from urllib.parse import urlencode
 
 import pytest
 
+from vanilla_transformer.service.requests import Limits
+from vanilla_transformer_cli.serve import _load
+from vanilla_transformer_cli.settings import ServeSettings
+
 from ..support.commands import command_server
 from ..support.http_service import ask
 from .conftest import LINES
@@ -72,6 +76,30 @@ def test_languages_that_nothing_names_are_asked_for(run, no_model, folder):
 
     assert outcome.status == 2
     assert "--source_language de" in outcome.err
+
+
+def test_settings_reach_the_service(folder):
+    settings = ServeSettings(
+        model=[str(folder)],
+        source_language="de",
+        target_language="en",
+        num_beams=2,
+        max_delay=7,
+        max_characters=1001,
+        max_texts=102,
+        max_requests=13,
+        max_waiting_characters=5005,
+    )
+
+    service = _load(settings)
+    service.batcher.close()
+
+    assert str(service.translators.languages) == "de -> en"
+    assert service.limits == Limits(max_characters=1001, max_texts=102, max_requests=13)
+    assert service.batcher.max_delay == 0.007
+    assert service.batcher.max_waiting_characters == 5005
+    assert service.translators.first.search.num_beams == 2
+    assert service.batcher.max_tokens == settings.max_tokens_per_batch // 2
 
 
 def test_help_loads_nothing_of_a_server():

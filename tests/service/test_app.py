@@ -176,6 +176,12 @@ def test_form_may_repeat_the_text(server, expected):
     assert answer.content == {"translatedText": expected(LINES[0], LINES[2])}
 
 
+def test_empty_text_in_a_form_is_a_text(server):
+    answer = server.send("POST", "/translate", "q=&source=de&target=en", content_type=FORM)
+
+    assert answer.content == {"translatedText": ""}
+
+
 def test_halves_of_surrogate_pairs_are_replaced(server, expected):
     body = rb'{"q": "ja \ud800 \ud83d\ude00", "source": "de", "target": "en"}'
 
@@ -243,15 +249,23 @@ def test_request_that_cannot_be_translated_is_refused_with_a_reason(
 
 
 def test_largest_request_is_taken_however_it_is_written(server):
-    escaped = {"q": ["\U0001f600" * 100] * 20, "source": "de", "target": "en"}
-    percent = urlencode(
-        [("q", text) for text in escaped["q"]] + [("source", "de"), ("target", "en")]
-    )
+    fields = {"q": ["\U0001f600" * 100] * 20, "source": "de", "target": "en"}
+    as_form = urlencode(fields, doseq=True)
 
-    assert len(json.dumps(escaped)) > 12 * 2000
-    for body, kind in ((json.dumps(escaped), JSON), (percent, FORM)):
+    for body, kind in ((json.dumps(fields), JSON), (as_form, FORM)):
         answer = server.send("POST", "/translate", body, content_type=kind)
         assert (answer.status, len(answer.content["translatedText"])) == (200, 20)
+
+
+@pytest.mark.parametrize("write", [json.dumps, lambda fields: urlencode(fields, doseq=True)])
+def test_largest_body_has_room_for_the_most_characters_and_texts(write):
+    limits = Limits(max_characters=40_000, max_texts=20_000, max_requests=1)
+
+    most_characters = write({"q": ["\U0001f600" * 20_000] * 2})
+    most_texts = write({"q": ["\U0001f600" * 2] * 20_000})
+
+    assert max(len(most_characters), len(most_texts)) < limits.max_bytes
+    assert limits.max_bytes < 2 * len(most_characters)
 
 
 def test_body_of_ten_megabytes_is_refused_whether_it_declares_its_size_or_not(server):
@@ -305,7 +319,7 @@ def test_more_characters_than_may_wait_are_refused_for_the_moment(blocked):
 
 
 def half_sent(server: RunningService) -> socket.socket:
-    connection = socket.create_connection(("127.0.0.1", server.port))
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=5)
     head = (
         f"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: {JSON}\r\nContent-Length: 99\r\n\r\n"
     )

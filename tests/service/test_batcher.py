@@ -17,6 +17,7 @@ class Recorder:
 
     Attributes:
         batches: Kind and texts of each, in order.
+        cut_lines: All lines that were cut.
         gate: Batches wait until it is set.
         faulty: Texts at which translating fails.
         uncuttable: Lines at which cutting fails.
@@ -24,6 +25,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.batches: list[tuple[str, list[str]]] = []
+        self.cut_lines: list[str] = []
         self.began = threading.Semaphore(0)
         self.gate = threading.Event()
         self.gate.set()
@@ -33,6 +35,7 @@ class Recorder:
     def cut(self, kind: str, lines: Sequence[str]) -> list[list[Part]]:
         if found := self.uncuttable & set(lines):
             raise ValueError(f"cannot cut {found}")
+        self.cut_lines += lines
         return [[Part(text, len(text)) for text in line.split("|") if text] for line in lines]
 
     def translate(self, kind: str, texts: Sequence[str]) -> list[str]:
@@ -183,7 +186,7 @@ def test_full_batch_does_not_wait(start, work):
 
     futures = [batcher.submit("k", [text]) for text in ("ab", "cd")]
 
-    assert [future.result(SECONDS) for future in futures] == [[["k:AB"]], [["k:CD"]]]
+    assert [future.result(5) for future in futures] == [[["k:AB"]], [["k:CD"]]]
     assert work.batches == [("k", ["ab", "cd"])]
 
 
@@ -253,6 +256,7 @@ def test_cancelled_request_leaves_the_queue(start, work):
 
     assert kept.result(SECONDS) == [["k:KEPT"]]
     assert work.batches == [("k", ["kept"])]
+    assert work.cut_lines == ["busy", "kept"]
     with pytest.raises(CancelledError):
         cancelled.result(SECONDS)
 
