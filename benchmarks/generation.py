@@ -24,6 +24,8 @@ CONTENDERS = {
     "marian": "Marian, random weights",
     "ctranslate2-float32": "CTranslate2 float32",
     "ctranslate2-int8": "CTranslate2 int8",
+    "search-float32": "CTranslate2 float32, our search",
+    "auto": "--engine auto",
     "translator": "Translator, CTranslate2 int8",
 }
 

@@ -17,8 +17,10 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 from neighbours import COMMON_FIELDS, build, copy_into_m2m100, use_our_positions
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.interop.export import export_to_ctranslate2
-from vanilla_transformer.translation import Translator
+from vanilla_transformer.translation import Search, Translator
 from vanilla_transformer.translation.ctranslate2_engine import CTranslate2Engine
+from vanilla_transformer.translation.engine_choice import load_engine
+from vanilla_transformer.translation.engines import Engine, Hypothesis
 from vanilla_transformer_cli.settings import PRESETS
 
 LENGTH_PENALTY = 0.6
@@ -172,6 +174,47 @@ class CTranslate2(Contender):
         return [[self.engine.ids[token] for token in result.hypotheses[0]] for result in found]
 
 
+class Searching(Contender):
+    """An engine of our Translator; where outputs are forced, it has the limit alone."""
+
+    def __init__(self, folder: Path, dtype: str) -> None:
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.engine: Engine = self.load(folder)
+
+    def load(self, folder: Path) -> Engine:
+        """CTranslate2 with an export."""
+        return CTranslate2Engine(folder, device="cpu")
+
+    def calls(self, task: Task) -> list[Callable[[], Any]]:
+        """A batch of ids without prefixes for each batch."""
+        search = Search.of(
+            GenerationConfig(length_penalty=LENGTH_PENALTY), num_beams=task.num_beams
+        )
+        return [
+            partial(
+                self.engine.translate_batch,
+                batch,
+                [[] for _ in batch],
+                [limit] * len(batch),
+                search,
+            )
+            for batch, limit in zip(task.batches, task.limits, strict=True)
+        ]
+
+    def outputs(self, found: list[list[Hypothesis]]) -> list[list[int]]:
+        """Ids of the best hypotheses."""
+        end = self.tokenizer.eos_token_id
+        return [best.tokens + [end] * (not best.reached_limit) for best, *_ in found]
+
+
+class Automatic(Searching):
+    """The engine that `--engine auto` chooses, while it warms up."""
+
+    def load(self, folder: Path) -> Engine:
+        """Of the model itself."""
+        return load_engine("auto", [str(folder)], self.tokenizer)[0]
+
+
 class WholeFile(Contender):
     """Our Translator with CTranslate2: text in, text out, with its own batches and limits."""
 
@@ -197,6 +240,8 @@ CONTENDERS: dict[str, type[Contender]] = {
     "marian": Generate,
     "ctranslate2-float32": CTranslate2,
     "ctranslate2-int8": CTranslate2,
+    "search-float32": Searching,
+    "auto": Automatic,
     "translator": WholeFile,
 }
 
@@ -222,7 +267,7 @@ def write_folders(
         elif name == "marian":
             fields = {field: getattr(model.config, field) for field in COMMON_FIELDS}
             build("marian", **fields).save_pretrained(folder)
-        elif CONTENDERS[name] in (CTranslate2, WholeFile):
+        elif CONTENDERS[name] in (CTranslate2, Searching, WholeFile):
             kind = "float32" if name.endswith("float32") else "int8"
             try:
                 export_to_ctranslate2(str(model_folder), folder, quantization=kind, sample=lines)

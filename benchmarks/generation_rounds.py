@@ -1,5 +1,6 @@
 """Times the contenders of generation in turn, and prints the tables."""
 
+import os
 import random
 import statistics
 import subprocess
@@ -31,10 +32,13 @@ from neighbours import check_same_logits, hardware_line
 from ratio_tables import head, megabytes, rate, rate_range, ratio, row
 from rounds import take_turns
 from vanilla_transformer.files import read_lines
+from vanilla_transformer.translation.conversion_cache import CACHE_VARIABLE
 
 RANDOM_SOURCE_TOKENS, RANDOM_TARGET_TOKENS = (20, 30), 32
 # Below it, outputs differ by more than ties of floating-point numbers can explain.
 LEAST_SAME = 0.95
+# What the automatic choice could be, with the same search.
+BETTER = ("vanilla", "search-float32")
 
 COLUMNS = ("search", "batch", "contender", "sentences/s", "range", "tokens/s", "speed-up")
 COLUMNS += ("same lines", "peak MB", "growth MB")
@@ -43,9 +47,9 @@ Speed-up: M2M100's time divided by the contender's. Tokens: targets, `</s>` coun
 outputs equal to vanilla's; those of Translator are tokenised again. Marian is post-norm and cannot
 hold our weights: its own are random, and its outputs are as long as our longest one in each batch,
 where its beam search stops, while the others search on for something better; our tokens are
-counted. CTranslate2 has its defaults: a beam search ends at the first N outputs. Translator reads
-text and has its own batches and limits. Growth: what the peak adds to a process that has imported
-the packages. Beam search has length penalty 0.6."""
+counted. CTranslate2 has its defaults: a beam search ends at the first N outputs; with our search,
+at the first 2 N. Translator reads text and has its own batches and limits. Growth: what the peak
+adds to a process that has imported the packages. Beam search has length penalty 0.6."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,8 @@ def tables(options: Namespace, labels: dict[str, str], scratch: Path) -> Iterato
         scratch: Folder for models.
     """
     disable_progress_bar()
+    # The choice of an engine is made anew.
+    os.environ[CACHE_VARIABLE] = str(scratch / "cache")
     folder = Path(options.model or scratch / "random")
     if options.preset:
         write_random_model(options.preset, folder)
@@ -86,6 +92,7 @@ def tables(options: Namespace, labels: dict[str, str], scratch: Path) -> Iterato
             f"\n{options.model or options.preset}, {dtype}, {len(sources)} sentences, "
             f"median of {options.rounds} rounds; {hardware_line()}\n\n{head(*COLUMNS)}"
         )
+        shares = []
         for num_beams, size in product(options.beams, options.batch_sizes):
             task = make_task(options, lines, sources, num_beams, size)
             chosen = dict(contenders)
@@ -109,6 +116,12 @@ def tables(options: Namespace, labels: dict[str, str], scratch: Path) -> Iterato
                 if key in memory:
                     sizes = megabytes((memory[key].peak, memory[key].growth))
                 yield row(search, batch, labels[name], *cells(name, results), *sizes)
+            if "auto" in results:
+                engine = chosen["auto"].engine.name or "both"
+                shares.append(f"{search}, batch {size}: {share_of_better(results)} ({engine})")
+        if shares:
+            yield f"\n--engine auto against the better of {' and '.join(BETTER)}:\n"
+            yield "\n".join(f"- {share}" for share in shares)
     yield NOTE
     if options.model:
         yield first_translation(options.model, options.test)
@@ -201,6 +214,14 @@ def share_of_same(result: Result, reference: Result) -> float:
     """Share of the sentences with the same output."""
     pairs = zip(result.outputs, reference.outputs, strict=True)
     return sum(one == other for one, other in pairs) / len(reference.outputs)
+
+
+def share_of_better(results: dict[str, Result]) -> str:
+    """Speed of the automatic choice, divided by that of the faster engine."""
+    better = min(
+        (results[name].seconds for name in BETTER if name in results), key=statistics.median
+    )
+    return ratio(better, results["auto"].seconds)
 
 
 def cells(name: str, results: dict[str, Result]) -> list[str]:

@@ -309,9 +309,9 @@ class SearchSettings:
     )
     engine: EngineName = option(
         "Library that translates; auto: CTranslate2 on a CPU in float32, if it is installed and "
-        "translates a sample as torch does, else torch. The model is converted once and kept in "
-        "~/.cache/vanilla_transformer, or where VANILLA_TRANSFORMER_CACHE says. ctranslate2 needs "
-        "a folder made by the command export.",
+        "translates a sample as torch does, and no slower; else torch. The model is converted once "
+        "and kept in ~/.cache/vanilla_transformer, or where VANILLA_TRANSFORMER_CACHE says. "
+        "ctranslate2 needs a folder made by the command export.",
         "auto",
     )
     source_language: str | None = option(_SOURCE_LANGUAGE)

@@ -33,6 +33,7 @@ from generation_rounds import (  # noqa: E402
     check_same_outputs,
     read_sources,
     run_once,
+    share_of_better,
     warm_up,
 )
 from memory import measure_alone  # noqa: E402
@@ -193,6 +194,25 @@ def test_ctranslate2_finds_our_translations(tiny_model, folder, tmp_path, num_be
     assert theirs.run(task(num_beams))[1] == ours.run(task(num_beams))[1]
 
 
+def test_automatic_choice_searches_as_our_engine_does(folder, tmp_path, monkeypatch):
+    pytest.importorskip("ctranslate2")
+    monkeypatch.setenv("VANILLA_TRANSFORMER_CACHE", str(tmp_path / "cache"))
+    names = ["vanilla", "search-float32", "auto"]
+    folders = write_folders(folder, names, LINES, tmp_path)
+    contenders = {name: CONTENDERS[name](folders[name], "float32") for name in names}
+
+    outputs = [contender.run(task(1))[1] for contender in contenders.values()]
+
+    assert outputs[0] == outputs[1] == outputs[2]
+
+
+def test_automatic_choice_is_compared_with_the_faster_engine():
+    seconds = {"vanilla": [4.0], "search-float32": [2.0, 3.0, 9.0], "auto": [6.0], "m2m100": [1.0]}
+    results = {name: Result(times, []) for name, times in seconds.items()}
+
+    assert share_of_better(results) == "0.50"
+
+
 def test_ctranslate2_is_forced_too(folder, tmp_path):
     pytest.importorskip("ctranslate2")
     name = "ctranslate2-float32"
@@ -299,7 +319,8 @@ def test_script_prints_a_row_for_each_contender(folder, tmp_path):
     rows = [row for row in rows if row[0] == "| beam 2"]
     # Two batch sizes; bfloat16 without CTranslate2; Translator has batches of its own.
     assert len(headers) == 2
-    assert len(rows) == 2 * (4 + 2) + 1 + 2 * 4
+    assert len(rows) == 2 * (4 + 4) + 1 + 2 * 4
+    assert done.stdout.count("- beam 2, batch") == 2
     assert {len(row) for row in rows} == {len(headers[0])} == {10}
     assert all(row[7] == "100.0%" for row in rows if row[2] == "vanilla")
     assert "From the shell to the first translation" in done.stdout

@@ -299,6 +299,7 @@ def long_job(run, folder, tmp_path, monkeypatch):
     """Interrupts a job after its first window; gives its options, output and record."""
     monkeypatch.setenv("VANILLA_TRANSFORMER_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(translator, "WINDOW_LINES", 40)
+    monkeypatch.setattr(engine_choice, "perf_counter", lambda: 0.0)
     source, out = tmp_path / "in", tmp_path / "out"
     source.write_bytes(as_bytes(f"ein hund {number}" for number in range(80)))
     argv = ["--model", folder, "--input", source, "--output", out]

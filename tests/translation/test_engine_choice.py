@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import sys
+from itertools import accumulate, count, cycle
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,12 @@ def cache(tmp_path, monkeypatch):
     path = tmp_path / "cache"
     monkeypatch.setenv(CACHE_VARIABLE, str(path))
     return path
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    """Both engines take as long."""
+    monkeypatch.setattr(engine_choice, "perf_counter", count().__next__)
 
 
 @pytest.fixture
@@ -105,11 +112,11 @@ def test_lines_beyond_the_sample_are_translated_once(load, monkeypatch):
     counts = {}
     for engine in (TorchEngine, CTranslate2Engine):
 
-        def count(self, sources, *rest, search=engine.translate_batch):
+        def search_and_count(self, sources, *rest, search=engine.translate_batch):
             counts[type(self)] = counts.get(type(self), 0) + len(sources)
             return search(self, sources, *rest)
 
-        monkeypatch.setattr(engine, "translate_batch", count)
+        monkeypatch.setattr(engine, "translate_batch", search_and_count)
 
     list(load().translate(LINES))
 
@@ -162,6 +169,22 @@ def test_torch_translates_if_one_line_of_the_sample_differs(
     monkeypatch.setattr(engine_choice, "CTranslate2Engine", None)
     assert texts(load()) == expected
     assert caplog.messages == [said] * 2
+
+
+def test_torch_translates_if_ctranslate2_is_slower(load, monkeypatch, caplog):
+    caplog.set_level(logging.INFO)
+    # Torch takes 1 second and CTranslate2 2 for each part of the sample.
+    monkeypatch.setattr(engine_choice, "perf_counter", accumulate(cycle([1, 1, 2])).__next__)
+    expected = texts(load(engine="torch"))
+    translator = load()
+
+    assert texts(translator, LINES[:5]) + texts(translator, LINES[5:]) == expected
+    assert texts(load()) == expected
+    assert caplog.messages == ["torch translates: CTranslate2 was slower in a sample."] * 2
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 99)
+    other = load()
+    texts(other, LINES[:5])
+    assert other.engine.name == ""
 
 
 @pytest.mark.parametrize(
@@ -421,6 +444,18 @@ def test_process_that_was_slower_keeps_what_the_other_made_if_it_is_whole(
     assert conversion.is_whole()
     assert (marks == [conversion.folder.stat().st_ino]) != is_damaged
     assert list((cache / "ctranslate2").iterdir()) == [conversion.folder]
+
+
+def test_model_that_changes_while_it_is_loaded_is_not_kept(load, tokenizer, tmp_path, caplog):
+    model = save_small_model(tmp_path / "model", tokenizer)
+    translator = load(model)
+    (model / "model.safetensors").write_bytes(b"other weights")
+
+    texts(translator)
+
+    assert translator.engine.name == "torch"
+    assert f"{str(model)!r} was changed while it was loaded" in caplog.messages[0]
+    assert list((tmp_path / "cache" / "ctranslate2").iterdir()) == []
 
 
 def test_models_that_were_not_used_for_longest_are_deleted(

@@ -1,7 +1,8 @@
 """Models converted for CTranslate2, kept on disk, with what is known of their translations.
 
 The folder `ctranslate2` of the cache has a folder for each model, named by all that it depends on,
-and small files beside it: for each search, how many lines CTranslate2 translated as torch did.
+and small files beside it: for each search, how many lines CTranslate2 translated as torch did, and
+how fast both were.
 Everything in it may be deleted at any time.
 """
 
@@ -55,10 +56,14 @@ class Agreement:
     Attributes:
         lines: Lines that were compared.
         differs: Whether one of them was translated otherwise.
+        seconds: That CTranslate2 took.
+        torch_seconds: That torch took.
     """
 
     lines: int = 0
     differs: bool = False
+    seconds: float = 0.0
+    torch_seconds: float = 0.0
 
 
 class Conversion:
@@ -73,7 +78,8 @@ class Conversion:
     """
 
     def __init__(self, cache: Path, source: Path) -> None:
-        self.folder = cache / "ctranslate2" / _key(source)
+        self._source, self._key = source, _key(source)
+        self.folder = cache / "ctranslate2" / self._key
 
     def is_whole(self) -> bool:
         """Whether the converted model is there, as it was written."""
@@ -92,7 +98,7 @@ class Conversion:
 
         Raises:
             ValueError: If CTranslate2 cannot hold the model.
-            OSError: If the cache cannot be written.
+            OSError: If the cache cannot be written, or the model's files have changed.
         """
         from vanilla_transformer.translation.ctranslate2_conversion import convert_loaded
 
@@ -105,6 +111,8 @@ class Conversion:
         ):
             new = scratch / "new"
             convert_loaded(model, tokenizer, new)
+            if _key(self._source) != self._key:
+                raise OSError(f"{str(self._source)!r} was changed while it was loaded.")
             files = describe_files(new, _names(new), _DIGEST)
             write_lines(new / FILES_FILE, [json.dumps(files, indent=2)])
             # Another process may have been faster.
@@ -123,7 +131,12 @@ class Conversion:
         """What is known of a search with this model; nothing if its file is damaged."""
         try:
             values = read_object(self._agreement_file(search))
-            return Agreement(int(values["lines"]), bool(values["differs"]))
+            return Agreement(
+                int(values["lines"]),
+                bool(values["differs"]),
+                float(values["seconds"]),
+                float(values["torch_seconds"]),
+            )
         except (OSError, ValueError, TypeError, KeyError):
             return Agreement()
 
@@ -133,7 +146,8 @@ class Conversion:
             write_lines(self._agreement_file(search), [json.dumps(asdict(agreement))])
 
     def _agreement_file(self, search: Search) -> Path:
-        key = _digest([asdict(search), torch.__version__, version("vanilla-transformer")])
+        versions = [torch.__version__, version("vanilla-transformer")]
+        key = _digest([asdict(search), versions, torch.get_num_threads()])
         return self.folder.with_name(f"{self.folder.name}-{key}.json")
 
 

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
+from time import perf_counter
 from typing import cast
 
 import torch
@@ -137,7 +138,7 @@ def _obstacles(names: list[str], dtype: str, *, details: bool, cache: Path | Non
 
 
 class AutomaticEngine:
-    """Searches with CTranslate2 once it has translated a sample as torch does, else with torch.
+    """Searches with CTranslate2 once a sample shows the same translations, sooner; else with torch.
 
     CTranslate2 searches for the one best output only: its scores, which are normalised over other
     tokens, and its samples are not those of torch. Until the sample is complete, both translate.
@@ -220,9 +221,17 @@ class AutomaticEngine:
         agreement = self._agreements[search]
         count = SAMPLE_LINES - agreement.lines
         sample = sources[:count], prefixes[:count], limits[:count], search
-        found, others = self.torch.translate_batch(*sample), ctranslate2.translate_batch(*sample)
-        differs = list(map(_best, found)) != list(map(_best, others))
-        agreement = Agreement(agreement.lines + len(found), differs)
+        times = [perf_counter()]
+        found = self.torch.translate_batch(*sample)
+        times.append(perf_counter())
+        others = ctranslate2.translate_batch(*sample)
+        times.append(perf_counter())
+        agreement = Agreement(
+            agreement.lines + len(found),
+            list(map(_best, found)) != list(map(_best, others)),
+            agreement.seconds + times[2] - times[1],
+            agreement.torch_seconds + times[1] - times[0],
+        )
         self._conversion.keep_agreement(search, agreement)
         self._judge(search, agreement)
         if rest := sources[count:]:
@@ -243,6 +252,8 @@ class AutomaticEngine:
         elif agreement.lines < SAMPLE_LINES:
             self._verdicts[search] = None
             chosen = ""
+        elif agreement.seconds > agreement.torch_seconds:
+            logger.info("torch translates: CTranslate2 was slower in a sample.")
         else:
             self._verdicts[search] = True
             chosen = self._ctranslate2.name
