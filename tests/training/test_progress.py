@@ -1,5 +1,6 @@
 """What a run prints: one bar on a terminal, one line a report elsewhere."""
 
+import logging
 import re
 import time
 from contextlib import ExitStack
@@ -163,25 +164,19 @@ def test_bar_is_shown_by_one_process_that_may(monkeypatch, changes):
 def train(corpus, folder):
     """Two epochs by the command, whose bars are as by default."""
     validation = [corpus / f"validation.{language}" for language in ("de", "en")]
-    options = [*training_options(corpus), "--validation", *validation]
-    options += [
-        "--disable_tqdm",
-        "false",
-        "--num_train_epochs",
-        2,
-        "--logging_steps",
-        10,
-        "--output_dir",
-        folder,
-    ]
+    options = [*training_options(corpus), "--validation", *validation, "--output_dir", folder]
+    options += ["--disable_tqdm", "false", "--early_stopping_patience", "2"]
+    options += ["--num_train_epochs", "2", "--logging_steps", "10"]
     main(["train", *map(str, options)])
 
 
-def test_run_in_a_pipe_prints_a_line_for_each_report(corpus, tmp_path, capfd):
+def test_run_in_a_pipe_prints_a_line_for_each_report(corpus, tmp_path, capfd, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     train(corpus, tmp_path / "run")
 
     out, err = capfd.readouterr()
     assert err == ""
+    assert caplog.messages == []
     assert "\r" not in out
     lines = out[out.index("counted)") :].splitlines()[1:]
     assert re.fullmatch(

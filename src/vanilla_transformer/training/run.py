@@ -416,6 +416,8 @@ def _run(
         trainer.add_callback(moving_average)
     try:
         trainer.train(resume_from_checkpoint=checkpoint)
+        # It warns about the scores of averages, whose names do not begin with eval_.
+        trainer.remove_callback(EarlyStoppingCallback)
         outcome = best_weights(trainer)
         trainer.check_weights()
         if not stop.interrupted:
