@@ -86,6 +86,7 @@ def projected_loss_sum(
     hidden_states: Tensor,
     labels: Tensor,
     terms: LossTerms = PLAIN,
+    matrix: Tensor | None = None,
 ) -> Tensor:
     """`loss_sum(lm_head(hidden_states), ...)` in O(`CHUNK_ROWS` * V) memory.
 
@@ -97,6 +98,7 @@ def projected_loss_sum(
         hidden_states: `[B, T, D]`; with R-Drop B is even, the first passes before the second.
         labels: `[B, T]`, -100 at positions without a target.
         terms: Of the loss.
+        matrix: Of `lm_head`, if `tied_lookups` returned it.
     """
     # [passes, positions, ...]: a chunk takes the same positions of each pass.
     passes = 2 if terms.r_drop_alpha else 1
@@ -112,10 +114,114 @@ def projected_loss_sum(
         # Each call waits for all processes, and their numbers of calls may differ.
         lm_head.unshard()  # type: ignore[operator]
     if _is_plain_linear(lm_head):
-        args = (hidden_states, lm_head.weight, lm_head.bias, labels, terms)
+        weight = lm_head.weight if matrix is None else matrix
+        args = (hidden_states, weight, lm_head.bias, labels, terms)
         total: Tensor = ProjectedLoss.apply(*args)  # type: ignore[no-untyped-call]
         return total
     return _sum_by_module(lm_head, hidden_states, labels, terms)
+
+
+class Lookup(NamedTuple):
+    """What a stack embeds.
+
+    Attributes:
+        ids: Tokens `[B, Q]`.
+        rows: Instead of `ids`: their rows of the table, `[B, Q, D]`.
+    """
+
+    ids: Tensor | None
+    rows: Tensor | None
+
+
+def tied_lookups(
+    lm_head: nn.Module, *lookups: tuple[nn.Module, Lookup]
+) -> tuple[Tensor | None, list[Lookup]]:
+    """Looks up the rows of tables that are tied to the output projection.
+
+    All uses of such a matrix have one gradient together; autograd would form one as large as the
+    matrix for each.
+
+    Args:
+        lm_head: Output projection.
+        lookups: Tables, and what is looked up in them.
+
+    Returns:
+        The matrix for `projected_loss_sum`, None if there is none, and the lookups with their rows.
+        Those whose table has to be called are as before.
+    """
+    tied = [
+        lookup.rows is None and lookup.ids is not None and _is_tied(table, lm_head)
+        for table, lookup in lookups
+    ]
+    found = [lookup for _, lookup in lookups]
+    if not any(tied):
+        return None, found
+    # All of them are one matrix, with one row for padding.
+    padding_idx = lookups[tied.index(True)][0].padding_idx
+    ids = [lookup.ids for lookup, is_tied in zip(found, tied, strict=True) if is_tied]
+    matrix, *rows = TiedTable.apply(  # type: ignore[no-untyped-call]
+        lm_head.weight, padding_idx, *ids
+    )
+    new = iter(rows)
+    return matrix, [
+        Lookup(None, next(new)) if is_tied else lookup
+        for lookup, is_tied in zip(found, tied, strict=True)
+    ]
+
+
+def _is_tied(table: nn.Module, lm_head: nn.Module) -> bool:
+    """Whether `table` and `lm_head` are one matrix, and neither has to be called."""
+    return (
+        type(table) is nn.Embedding
+        and type(lm_head) is nn.Linear
+        and table.weight is lm_head.weight
+        and is_untouched(table)
+        and is_untouched(lm_head)
+        # On a GPU the sum would depend on the order of its threads.
+        and table.weight.device.type == "cpu"
+        # Narrow sums would be rounded after each row.
+        and table.weight.dtype in (torch.float32, torch.float64)
+        and table.max_norm is None
+        and not table.scale_grad_by_freq
+        and not torch.compiler.is_compiling()
+    )
+
+
+class TiedTable(torch.autograd.Function):
+    """A matrix that is the output projection and a table of embeddings."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, weight: Tensor, padding_idx: int | None, *ids: Tensor
+    ) -> tuple[Tensor, ...]:
+        """The matrix `[V, D]`, and its rows `[*, D]` for each tensor of ids."""
+        ctx.padding_idx = padding_idx
+        ctx.shape = weight.shape
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*ids)
+        return weight.view_as(weight), *(F.embedding(one, weight) for one in ids)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(
+        ctx: Any, grad_matrix: Tensor | None, *grad_rows: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        """Adds the gradients of rows to the projection's, in its memory.
+
+        Nobody else has that one: the matrix is used by `ProjectedLoss` alone.
+        """
+        gradient = grad_matrix
+        for ids, rows in zip(ctx.saved_tensors, grad_rows, strict=True):
+            if rows is None:
+                continue
+            if gradient is None:
+                gradient = rows.new_zeros(ctx.shape)
+            rows, ids = rows.flatten(0, -2), ids.flatten()
+            if ctx.padding_idx is not None:
+                rows = rows.masked_fill((ids == ctx.padding_idx)[:, None], 0)
+            added = torch.sparse_coo_tensor(ids[None], rows, ctx.shape, check_invariants=False)
+            gradient = gradient.add_(added)
+        return gradient, None, *(None for _ in grad_rows)
 
 
 def _is_sharded(module: nn.Module) -> bool:
@@ -173,65 +279,93 @@ class ProjectedLoss(torch.autograd.Function):
             labels: `[P, N]`, all real.
             terms: Of the loss.
         """
-        device = hidden_states.device.type
-        narrow = product_dtype(hidden_states)
-        wide = torch.promote_types(hidden_states.dtype, torch.float32)
-        matrix = weight.to(narrow)
-        total = hidden_states.new_zeros((), dtype=wide)
-        grad_hidden = torch.empty_like(hidden_states) if ctx.needs_input_grad[0] else None
-        grad_weight = torch.zeros_like(weight, dtype=wide) if ctx.needs_input_grad[1] else None
-        grad_bias = None
-        if bias is not None and ctx.needs_input_grad[2]:
-            grad_bias = torch.zeros_like(bias, dtype=wide)
-        # One buffer for the logits of all chunks: fresh memory costs a CPU as much as a softmax.
-        buffer = matrix.new_empty(min(CHUNK_ROWS, labels.numel()), len(matrix), dtype=wide)
-        passes, positions = labels.shape
-        size = CHUNK_ROWS // passes
-        with torch.autocast(device, enabled=False):
-            for start in range(0, positions, size):
-                chunk = slice(start, start + size)
-                hidden = hidden_states[:, chunk].flatten(0, 1).to(narrow)
-                label = labels[:, chunk].reshape(-1, 1)
-                rows = len(label)
-                logits = buffer[:rows]
-                if narrow == wide:
-                    torch.mm(hidden, matrix.T, out=logits)
-                else:
-                    hidden = fill_rows(hidden)
-                    logits.copy_((hidden @ matrix.T)[:rows])
-                if bias is not None:
-                    logits += bias
-                loss, grad_logits = _loss_and_gradient(logits, label, terms)
-                total += loss
-                if grad_bias is not None:
-                    grad_bias += grad_logits.sum(0)
-                if narrow != wide:
-                    grad_logits = fill_rows(grad_logits.to(narrow))
-                if grad_hidden is not None:
-                    grad = (grad_logits @ matrix)[:rows]
-                    grad_hidden[:, chunk] = grad.unflatten(0, (passes, -1))
-                if grad_weight is None:
-                    continue
-                if narrow == wide:
-                    grad_weight.addmm_(grad_logits.T, hidden)
-                else:
-                    grad_weight += grad_logits.T @ hidden
-        ctx.save_for_backward(
-            grad_hidden,
-            None if grad_weight is None else grad_weight.to(weight.dtype),
-            None if grad_bias is None else grad_bias.to(weight.dtype),
+        ctx.settings = terms, product_dtype(hidden_states), ctx.needs_input_grad[:3]
+        ctx.save_for_backward(hidden_states, weight, bias, labels)
+        total, *ctx.gradients = _loss_and_gradients(
+            hidden_states, weight, bias, labels, *ctx.settings
         )
         return total
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        """Scales the gradients that `forward` saved."""
-        gradients = (
-            None if grad is None else grad * grad_output.to(grad.dtype)
-            for grad in ctx.saved_tensors
-        )
-        return *gradients, None, None
+        """Scales the gradients that `forward` computed, in their own memory.
+
+        They belong to the caller afterwards. With `retain_graph=True` a second call computes them
+        again, without it autograd refuses the call.
+        """
+        gradients, ctx.gradients = ctx.gradients, None
+        if gradients is None:
+            gradients = _loss_and_gradients(*ctx.saved_tensors, *ctx.settings)[1:]
+        return *(None if one is None else _scale(one, grad_output) for one in gradients), None, None
+
+
+def _scale(gradient: Tensor, factor: Tensor) -> Tensor:
+    """`gradient * factor`, in the memory of `gradient` if it can."""
+    try:
+        return gradient.mul_(factor)
+    except RuntimeError:
+        # `is_grads_batched=True`: several factors at once, whose results need as many tensors.
+        return gradient * factor
+
+
+def _loss_and_gradients(
+    hidden_states: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    terms: LossTerms,
+    narrow: torch.dtype,
+    needed: tuple[bool, bool, bool],
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """What `ProjectedLoss.forward` returns, and the `needed` gradients of its first arguments."""
+    wide = torch.promote_types(hidden_states.dtype, torch.float32)
+    matrix = weight.to(narrow)
+    total = hidden_states.new_zeros((), dtype=wide)
+    grad_hidden = torch.empty_like(hidden_states) if needed[0] else None
+    grad_weight = torch.zeros_like(weight, dtype=wide) if needed[1] else None
+    grad_bias = None
+    if bias is not None and needed[2]:
+        grad_bias = torch.zeros_like(bias, dtype=wide)
+    # One buffer for the logits of all chunks: fresh memory costs a CPU as much as a softmax.
+    buffer = matrix.new_empty(min(CHUNK_ROWS, labels.numel()), len(matrix), dtype=wide)
+    passes, positions = labels.shape
+    size = CHUNK_ROWS // passes
+    with torch.autocast(hidden_states.device.type, enabled=False):
+        for start in range(0, positions, size):
+            chunk = slice(start, start + size)
+            hidden = hidden_states[:, chunk].flatten(0, 1).to(narrow)
+            label = labels[:, chunk].reshape(-1, 1)
+            rows = len(label)
+            logits = buffer[:rows]
+            if narrow == wide:
+                torch.mm(hidden, matrix.T, out=logits)
+            else:
+                hidden = fill_rows(hidden)
+                logits.copy_((hidden @ matrix.T)[:rows])
+            if bias is not None:
+                logits += bias
+            loss, grad_logits = _loss_and_gradient(logits, label, terms)
+            total += loss
+            if grad_bias is not None:
+                grad_bias += grad_logits.sum(0)
+            if narrow != wide:
+                grad_logits = fill_rows(grad_logits.to(narrow))
+            if grad_hidden is not None:
+                grad = (grad_logits @ matrix)[:rows]
+                grad_hidden[:, chunk] = grad.unflatten(0, (passes, -1))
+            if grad_weight is None:
+                continue
+            if narrow == wide:
+                grad_weight.addmm_(grad_logits.T, hidden)
+            else:
+                grad_weight += grad_logits.T @ hidden
+    return (
+        total,
+        grad_hidden,
+        None if grad_weight is None else grad_weight.to(weight.dtype),
+        None if grad_bias is None else grad_bias.to(weight.dtype),
+    )
 
 
 def _loss_and_gradient(logits: Tensor, label: Tensor, terms: LossTerms) -> tuple[Tensor, Tensor]:

@@ -41,7 +41,14 @@ from .cpu_vanilla_transformer import Dropout
 from .generation_vanilla_transformer import VanillaTransformerGenerationMixin
 from .kernels_vanilla_transformer import causal_mask
 from .layers_vanilla_transformer import DecoderLayer, EncoderLayer
-from .loss_vanilla_transformer import IGNORED, LossTerms, loss_sum, projected_loss_sum
+from .loss_vanilla_transformer import (
+    IGNORED,
+    Lookup,
+    LossTerms,
+    loss_sum,
+    projected_loss_sum,
+    tied_lookups,
+)
 from .packing_vanilla_transformer import (
     VARLEN,
     PackedMask,
@@ -597,26 +604,36 @@ class VanillaTransformerForConditionalGeneration(
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
             if decoder_attention_mask is None and self.config._attn_implementation == VARLEN:
                 decoder_attention_mask = up_to_last_target(labels)
+        in_chunks = self.training and labels is not None and not return_logits
+        matrix = None
+        source = Lookup(input_ids, inputs_embeds)
+        target = Lookup(decoder_input_ids, decoder_inputs_embeds)
+        if in_chunks:
+            encoder, decoder = self.model.encoder, self.model.decoder
+            tables = ((encoder.embed_tokens, source), (decoder.embed_tokens, target))
+            matrix, (source, target) = tied_lookups(self.lm_head, *tables)
         outputs = self.model(
-            input_ids,
+            source.ids,
             attention_mask,
-            decoder_input_ids,
+            target.ids,
             decoder_attention_mask,
             encoder_outputs,
             past_key_values,
-            inputs_embeds,
-            decoder_inputs_embeds,
+            source.rows,
+            target.rows,
             use_cache=use_cache,
             **kwargs,
         )
         hidden_states = outputs.last_hidden_state
         logits = loss = None
-        if labels is None or return_logits or not self.training:
+        if not in_chunks:
             last = isinstance(logits_to_keep, int)
             kept = slice(-logits_to_keep, None) if last else logits_to_keep
             logits = self.lm_head(hidden_states[:, kept])
         if labels is not None:
-            loss = self._loss(hidden_states, logits, labels, num_items_in_batch, r_drop_alpha)
+            loss = self._loss(
+                hidden_states, logits, matrix, labels, num_items_in_batch, r_drop_alpha
+            )
         return Seq2SeqLMOutput(
             loss=loss,
             logits=logits,
@@ -633,6 +650,7 @@ class VanillaTransformerForConditionalGeneration(
         self,
         hidden_states: Tensor,
         logits: Tensor | None,
+        matrix: Tensor | None,
         labels: Tensor,
         num_items_in_batch: int | Tensor | None,
         r_drop_alpha: float,
@@ -642,6 +660,7 @@ class VanillaTransformerForConditionalGeneration(
         Args:
             hidden_states: The decoder's output, `[B, T, D]`.
             logits: `[B, T, V]`; None: they are computed in chunks.
+            matrix: Of `tied_lookups`.
             labels: `[B, T]`, -100 at positions without a target.
             num_items_in_batch: Divisor of the sum; None: the number of targets in this batch.
             r_drop_alpha: Weight of R-Drop's divergence.
@@ -650,7 +669,7 @@ class VanillaTransformerForConditionalGeneration(
         smoothing = self.config.label_smoothing if self.training else 0.0
         terms = LossTerms(smoothing, r_drop_alpha)
         if logits is None:
-            total = projected_loss_sum(self.lm_head, hidden_states, labels, terms)
+            total = projected_loss_sum(self.lm_head, hidden_states, labels, terms, matrix)
         else:
             total = loss_sum(logits, labels, terms)
         if num_items_in_batch is None:

@@ -1,0 +1,182 @@
+"""Gradients of the loss: who owns them, and how those of a tied matrix are summed."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from vanilla_transformer.modeling.loss_vanilla_transformer import LossTerms, projected_loss_sum
+
+from ..conftest import Batch, Model, build_variant
+
+
+@pytest.fixture
+def projection() -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(24, 37, dtype=torch.float64)
+
+
+def loss_of(projection: nn.Linear) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """A loss and what it depends on."""
+    generator = torch.Generator().manual_seed(1)
+    states = torch.randn(3, 5, 24, generator=generator, dtype=torch.float64, requires_grad=True)
+    labels = torch.randint(37, (3, 5), generator=generator)
+    loss = projected_loss_sum(projection, states, labels, LossTerms(0.1))
+    return loss, (states, projection.weight, projection.bias)
+
+
+def test_retained_graph_gives_the_gradients_again(projection):
+    loss, inputs = loss_of(projection)
+
+    first = torch.autograd.grad(2 * loss, inputs, retain_graph=True)
+    kept = [gradient.clone() for gradient in first]
+    second = torch.autograd.grad(3 * loss, inputs)
+
+    for one, copy, other in zip(first, kept, second, strict=True):
+        assert torch.equal(one, copy)
+        torch.testing.assert_close(other, one * 1.5, rtol=1e-12, atol=0)
+
+
+def test_retained_graph_accumulates_gradients(projection):
+    loss, inputs = loss_of(projection)
+    expected = torch.autograd.grad(loss, inputs, retain_graph=True)
+
+    loss.backward(retain_graph=True)
+    loss.backward()
+
+    for one, gradient in zip(inputs, expected, strict=True):
+        torch.testing.assert_close(one.grad, 2 * gradient, rtol=1e-12, atol=0)
+
+
+def test_second_backward_pass_needs_a_retained_graph(projection):
+    loss, _ = loss_of(projection)
+    loss.backward()
+
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        loss.backward()
+
+
+def test_batched_gradients_are_those_of_each_factor(projection):
+    loss, inputs = loss_of(projection)
+    expected = torch.autograd.grad(loss, inputs, retain_graph=True)
+    factors = torch.tensor([1.0, -2.0], dtype=torch.float64)
+
+    batched = torch.autograd.grad(loss, inputs, factors, is_grads_batched=True)
+
+    for actual, gradient in zip(batched, expected, strict=True):
+        torch.testing.assert_close(actual, torch.stack((gradient, -2 * gradient)))
+
+
+class TableRecorder(TorchDispatchMode):
+    """Counts the tensors `[V, D]` that are in memory at once, in every operation."""
+
+    def __init__(self, table: Tensor) -> None:
+        super().__init__()
+        self.shape = table.shape
+        self.own = table.untyped_storage().data_ptr()
+        self.alive: dict[int, StorageWeakRef] = {}
+        self.most = 0
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor) and tensor.layout == torch.strided:
+                storage = tensor.untyped_storage()
+                if tensor.shape == self.shape and storage.data_ptr() != self.own:
+                    reference = StorageWeakRef(storage)
+                    self.alive[reference.cdata] = reference
+        self.alive = {key: one for key, one in self.alive.items() if not one.expired()}
+        self.most = max(self.most, len(self.alive))
+        return result
+
+
+def gradients_of(model: Model, batch: Batch) -> dict[str, Tensor]:
+    model.zero_grad()
+    (model.train()(**batch).loss / 3).backward()
+    return {name: one.grad for name, one in model.named_parameters()}
+
+
+def call_tables(model: Model) -> None:
+    """Has autograd sum the gradients of the tables, because a module with hooks is called."""
+    for table in {model.model.encoder.embed_tokens, model.model.decoder.embed_tokens}:
+        table.register_forward_hook(lambda module, inputs, output: None)
+
+
+def test_training_step_holds_one_gradient_of_a_tied_matrix(tiny_model, batch):
+    with TableRecorder(tiny_model.lm_head.weight) as recorder:
+        gradients_of(tiny_model, batch)
+    call_tables(tiny_model)
+    with TableRecorder(tiny_model.lm_head.weight) as called:
+        gradients_of(tiny_model, batch)
+
+    assert recorder.most == 1
+    # Otherwise the recorder sees nothing.
+    assert called.most > 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"tie_word_embeddings": False},
+        {"share_encoder_decoder_embeddings": False},
+        {"r_drop": True},
+    ],
+)
+def test_gradient_of_a_tied_matrix_is_that_of_called_tables(batch, changes):
+    if changes.pop("r_drop", False):
+        batch = {name: torch.cat((one, one)) for name, one in batch.items()}
+        batch["r_drop_alpha"] = 2.0
+    # Padding has no gradient as an input, and one as an output.
+    batch["input_ids"][:, -1] = 0
+    model = build_variant(**changes).double()
+    actual = gradients_of(model, batch)
+    call_tables(model)
+
+    expected = gradients_of(model, batch)
+
+    for name, gradient in expected.items():
+        torch.testing.assert_close(actual[name], gradient, rtol=1e-9, atol=1e-12)
+
+
+def test_tied_tables_are_called_when_they_have_hooks(tiny_model, batch):
+    calls = []
+    tiny_model.get_input_embeddings().register_forward_hook(lambda *_: calls.append(1))
+
+    gradients_of(tiny_model, batch)
+
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_tied_tables_are_not_looked_up_where_rows_are_given(tiny_model, batch, side):
+    expected = gradients_of(tiny_model, batch)["model.shared.weight"]
+    name = {"source": "input_ids", "target": "decoder_input_ids"}[side]
+    table = tiny_model.get_input_embeddings()
+    batch[name.replace("input_ids", "inputs_embeds")] = table(batch.pop(name))
+
+    actual = gradients_of(tiny_model, batch)["model.shared.weight"]
+
+    torch.testing.assert_close(actual, expected)
+
+
+def test_gradient_of_hidden_states_alone_is_dense(tiny_model, batch):
+    output = tiny_model.train()(**batch)
+
+    output.encoder_last_hidden_state.square().sum().backward()
+
+    gradient = tiny_model.lm_head.weight.grad
+    looked_up = batch["input_ids"].unique()
+    assert gradient.layout == torch.strided
+    assert set(gradient.any(1).nonzero().flatten().tolist()) == set(looked_up.tolist()) - {0}
