@@ -255,7 +255,8 @@ class _Layout:
         # Of several changes during a search, only the last is searched for.
         latest = {**translation, "trigger_mode": "always_last"}
         gr.on([self.button.click], self._translate, **translation)
-        self.text.input(
+        # Its event `input` misses what is pasted and what is deleted.
+        self.text.change(
             self._translate_if,
             [self.live, *asked],
             shown,
