@@ -66,6 +66,8 @@ def main() -> None:
         per_device_train_batch_size=128,
         train_sampling_strategy="group_by_length",
         eval_strategy="epoch",
+        # Without this, processes on a CPU would train without each other.
+        use_cpu=not torch.accelerator.is_available(),
         dataloader_pin_memory=torch.accelerator.is_available(),
     )
     training, given = parser.parse_args_into_dataclasses()

@@ -6,10 +6,10 @@ from contextlib import nullcontext
 from itertools import islice
 from typing import Any
 
+import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 from datasets import Dataset, concatenate_datasets, load_dataset
-from torch.optim import AdamW
 from torch.utils.data import DataLoader
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, DataCollatorForSeq2Seq, get_scheduler
 
@@ -60,7 +60,7 @@ def main() -> None:
     for name, default in NUMBERS.items():
         parser.add_argument(f"--{name}", type=type(default), default=default)
     given = parser.parse_args()
-    accelerator = Accelerator()
+    accelerator = Accelerator(cpu=not torch.accelerator.is_available())
     set_seed(given.seed, device_specific=True)
     tokenizer = AutoTokenizer.from_pretrained(given.model)
     model = AutoModelForSeq2SeqLM.from_pretrained(given.model)
@@ -70,7 +70,7 @@ def main() -> None:
     collate = DataCollatorForSeq2Seq(tokenizer)
     model, optimizer, train_loader, validation_loader = accelerator.prepare(
         model,
-        AdamW(model.parameters(), lr=given.learning_rate),
+        torch.optim.AdamW(model.parameters(), lr=given.learning_rate),
         DataLoader(train, given.batch_size, shuffle=True, collate_fn=collate),
         DataLoader(validation.remove_columns("labels"), given.batch_size, collate_fn=collate),
     )

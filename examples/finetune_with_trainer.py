@@ -55,6 +55,8 @@ def main() -> None:
         metric_for_best_model="chrf",
         predict_with_generate=True,
         generation_num_beams=1,
+        # Without this, processes on a CPU would train without each other.
+        use_cpu=not torch.accelerator.is_available(),
         dataloader_pin_memory=torch.accelerator.is_available(),
     )
     training, given = parser.parse_args_into_dataclasses()

@@ -69,6 +69,8 @@ def main() -> None:
         train_sampling_strategy="group_by_length",
         num_train_epochs=30,
         eval_strategy="epoch",
+        # Without this, processes on a CPU would train without each other.
+        use_cpu=not torch.accelerator.is_available(),
         dataloader_pin_memory=torch.accelerator.is_available(),
     )
     training, given = parser.parse_args_into_dataclasses()

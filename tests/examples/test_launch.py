@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from ..support import run_sharded
 from ..support.documents import ROOT
 from ..support.launching import launch
 from ..support.scripts import run_script
-from .conftest import SOURCES, pairs_of
+from .conftest import SOURCES, TARGETS, pairs_of
 
 pytestmark = pytest.mark.slow
 
@@ -36,11 +36,13 @@ def options(script: str, place: Path, folder: Path, batch_size: int) -> list[str
     return list(map(str, given))
 
 
-def assert_same_weights(folder: Path, expected_folder: Path) -> None:
-    actual, expected = (load_file(path / "model.safetensors") for path in (folder, expected_folder))
-    assert actual.keys() == expected.keys()
-    for name, weight in expected.items():
-        torch.testing.assert_close(actual[name], weight, msg=lambda text, at=name: f"{at}: {text}")
+def logits_of(folder: Path) -> torch.Tensor:
+    """For the first sentence. Weights would differ where Adam makes a step out of rounding."""
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    inputs = tokenizer(SOURCES[1], text_target=TARGETS[1], return_tensors="pt")
+    with torch.no_grad():
+        return model(**inputs).logits
 
 
 @pytest.fixture
@@ -61,5 +63,7 @@ def test_two_processes_train_the_model_of_one(place, tmp_path, shared_cache, fil
         command = [run_sharded.__file__, str(tmp_path / "sharded"), *command]
     launch(*command, launcher=launcher(file))
 
-    assert_same_weights(together, alone)
+    expected = logits_of(alone)
+    torch.testing.assert_close(logits_of(together), expected, rtol=0, atol=1e-3)
+    assert (logits_of(place / "model") - expected).abs().max() > 1e-2
     assert len(list(tmp_path.glob("sharded-*"))) == (2 if file == "fsdp.yaml" else 0)

@@ -1,8 +1,8 @@
 """Runs a script under the options of FSDP of `accelerate launch`, without GPUs.
 
-Usage: accelerate launch ... run_sharded.py FOLDER SCRIPT [OPTION ...]
+Usage: accelerate launch ... run_sharded.py NOTE SCRIPT [OPTION ...]
 
-`FOLDER-RANK` is written once a model is sharded.
+`NOTE-RANK` is written when the gradients of sharded weights are clipped.
 """
 
 import runpy
@@ -19,19 +19,17 @@ def main() -> None:
     note, script, *options = sys.argv[1:]
     # On a CPU accelerate drops the request in silence (accelerate/state.py, the branch of
     # `DistributedType.MULTI_GPU`); all that follows is able to shard there.
-    state = PartialState()
+    state = PartialState(cpu=True)
     state.distributed_type = DistributedType.MULTI_GPU
-    prepare = accelerate.Accelerator.prepare
+    clip = accelerate.Accelerator.clip_grad_norm_
 
-    def noting_prepare(self, *objects, **settings):
-        prepared = prepare(self, *objects, **settings)
-        model = prepared[0] if isinstance(prepared, tuple) else prepared
-        weights = list(model.parameters())
-        if all(isinstance(weight, DTensor) for weight in weights):
-            Path(f"{note}-{state.process_index}").write_text(str(len(weights)))
-        return prepared
+    def noting_clip(self, parameters, *limits):
+        parameters = list(parameters)
+        if all(isinstance(parameter, DTensor) for parameter in parameters):
+            Path(f"{note}-{state.process_index}").touch()
+        return clip(self, parameters, *limits)
 
-    accelerate.Accelerator.prepare = noting_prepare
+    accelerate.Accelerator.clip_grad_norm_ = noting_clip
     sys.argv = [script, *options]
     runpy.run_path(script, run_name="__main__")
 
