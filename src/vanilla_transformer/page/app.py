@@ -123,7 +123,7 @@ class _Layout:
         for side in ("source", "target"):
             self.choices[f"{side}_language"] = gr.Dropdown(
                 label=f"{side.capitalize()} language",
-                **self._languages(self.models[0])[side],  # type: ignore[arg-type]
+                **self._languages(self.models[0])[side],
             )
 
     def _languages(self, name: str) -> dict[str, dict[str, Any]]:

@@ -137,8 +137,8 @@ def differences(first: str, second: str) -> tuple[str, str]:
                 if piece:
                     content = escape("".join(piece))
                     marked[side].append(content if tag == "equal" else f"<mark>{content}</mark>")
-        for column, content in zip(columns, marked, strict=True):
-            column.append(f'<p dir="auto">{"".join(content)}</p>')
+        for column, pieces in zip(columns, marked, strict=True):
+            column.append(f'<p dir="auto">{"".join(pieces)}</p>')
     return "".join(columns[0]), "".join(columns[1])
 
 
