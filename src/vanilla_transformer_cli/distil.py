@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from vanilla_transformer_cli.command import load_translator, looks_like_a_path, report_limited
+from vanilla_transformer_cli.command import load_translator, report_limited
 from vanilla_transformer_cli.job_record import CountedLines, JobRecord, record_path
 from vanilla_transformer_cli.lines import plan_translation, written_lines
 from vanilla_transformer_cli.settings import (
@@ -138,11 +138,6 @@ def _check(settings: DistilSettings) -> None:
     faults = []
     if not settings.teacher:
         faults.append("--teacher needs the folders or Hub names of one or more models.")
-    faults += [
-        f"--teacher: there is no folder {name!r}."
-        for name in settings.teacher
-        if looks_like_a_path(name) and not Path(name).is_dir()
-    ]
     if settings.teacher_n_best < 1:
         faults.append(f"--teacher_n_best must be at least 1, got {settings.teacher_n_best}.")
     elif settings.nearest and settings.teacher_n_best == 1:

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, TypeVar
 
-from vanilla_transformer_cli.command import Command, Parser, build_parser, refuse
+from vanilla_transformer_cli.command import Command, Parser, build_parser, check_folder, refuse
 from vanilla_transformer_cli.recipes import insert_recipe
 from vanilla_transformer_cli.settings import TrainSettings
 
@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from transformers import Seq2SeqTrainingArguments
 
 Settings = TypeVar("Settings", bound=TrainSettings)
+
+# Options with names of saved models; the last is of `distil`.
+_MODELS = ("init_from", "tokenizer", "teacher")
 
 _EXAMPLE = """Every field of Transformers' Seq2SeqTrainingArguments is an option too:
 --output_dir, --num_train_epochs, --max_steps, --learning_rate, --warmup_steps,
@@ -54,6 +57,10 @@ def read_options(
     settings = kind(**values)
     if not settings.train and not help_all:
         parser.error("--train needs the training pairs")
+    for name in _MODELS:
+        value = getattr(settings, name, None) or []
+        for model in [value] if isinstance(value, str) else value:
+            check_folder(parser, f"--{name}", model)
 
     from transformers import Seq2SeqTrainingArguments
     from transformers.utils.logging import disable_progress_bar

@@ -278,7 +278,8 @@ def test_mistake_in_the_arguments_is_told_alone(run, argv, pattern):
         ),
         (["--max_tokens_per_batch", "9"], "must hold the longest pair, got 9"),
         (["--resume"], "--resume needs a whole checkpoint"),
-        (["--init_from", "/no/such"], "/no/such"),
+        (["--init_from", "/no/such"], "--init_from: there is no folder '/no/such'"),
+        (["--tokenizer", "./no"], "--tokenizer: there is no folder './no'"),
     ],
 )
 def test_train_tells_a_mistake_alone_and_writes_nothing(run, corpus, tmp_path, options, pattern):
