@@ -127,14 +127,10 @@ def _load(settings: ServeSettings) -> "Service":
 
 def _run(service: "Service", listener: socket.socket) -> None:
     """Answers until a signal comes; a second Ctrl-C ends without finishing."""
-    import logging
-
     import uvicorn
 
     from vanilla_transformer.service.app import build_app
 
-    # It names cut lines by numbers, which no request has.
-    logging.getLogger("vanilla_transformer.translation.segments").setLevel(logging.ERROR)
     host, port, *_ = listener.getsockname()
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
 

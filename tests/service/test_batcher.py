@@ -200,7 +200,7 @@ def test_waiting_ends_when_it_is_hastened(start, work):
     assert batcher.submit("k", ["c"]).result(SECONDS) == [["k:C"]]
 
 
-def test_failing_batch_fails_only_the_request_at_fault(start, work):
+def test_failing_batch_fails_only_the_request_at_fault(start, work, caplog):
     batcher = start()
     occupy(batcher, work)
     work.faulty = {"bad"}
@@ -213,6 +213,8 @@ def test_failing_batch_fails_only_the_request_at_fault(start, work):
     with pytest.raises(RuntimeError, match=r"cannot translate .'bad'"):
         futures[1].result(SECONDS)
     assert batcher.submit("k", ["next"]).result(SECONDS) == [["k:NEXT"]]
+    (warning,) = caplog.messages
+    assert warning.startswith("A batch of 3 requests has failed and is repeated one by one: cannot")
 
 
 def test_request_that_has_failed_is_not_translated_further(start, work):

@@ -1,5 +1,6 @@
 """Requests that wait share batches of a token budget; nothing here knows of HTTP or of models."""
 
+import logging
 import threading
 import time
 from collections import deque
@@ -8,6 +9,8 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
+
+logger = logging.getLogger(__name__)
 
 Kind = TypeVar("Kind", bound=Hashable)
 KindOf = TypeVar("KindOf", bound=Hashable, contravariant=True)
@@ -243,6 +246,9 @@ def _attempt(
         if len(requests) == 1:
             _settle(requests[0].answer.set_exception, error)
             return
+        logger.warning(
+            "A batch of %d requests has failed and is repeated one by one: %s", len(requests), error
+        )
         for request in requests:
             _attempt(step, [request])
 
