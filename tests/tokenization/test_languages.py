@@ -13,7 +13,7 @@ from vanilla_transformer.tokenization.languages import (
     language_codes,
     language_prefix,
 )
-from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
+from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair, load_tokenizer
 
 from ..support.pretrained import BUILD, ENGLISH, GERMAN
 
@@ -140,6 +140,21 @@ def test_table_may_have_rows_to_spare_but_none_too_few(tokenizers, tmp_path, nam
     (tmp_path / "config.json").write_text(json.dumps({"vocab_size": rows - 1}))
     with pytest.raises(ValueError, match=f"{rows} entries of the source for a table of {rows - 1}"):
         TokenizerPair.from_pretrained(str(tmp_path))
+
+
+def test_nllb_with_codes_after_the_text_is_refused(tokenizers, tmp_path):
+    tokenizers("nllb").save_pretrained(tmp_path)
+    file = tmp_path / "tokenizer_config.json"
+    config = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps(config | {"legacy_behaviour": True}), encoding="utf-8")
+    legacy = AutoTokenizer.from_pretrained(tmp_path)
+
+    assert legacy("Hund")["input_ids"][-2] == legacy.eos_token_id
+    message = "`legacy_behaviour` true, .* Set `legacy_behaviour` to false in tokenizer_config.json"
+    with pytest.raises(ValueError, match=message):
+        load_tokenizer(str(tmp_path))
+    with pytest.raises(ValueError, match=message):
+        choose_languages(legacy, "deu_Latn", "eng_Latn", NOTHING)
 
 
 def test_error_names_similar_languages_and_not_all(tokenizers):

@@ -58,6 +58,23 @@ def language_codes(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
     }
 
 
+def refuse_legacy_codes(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuses NLLB's tokenizer as old releases of Transformers had it, with codes after the text.
+
+    NLLB was trained with the code first, and outputs begin with theirs in either case, so labels of
+    this tokenizer teach something else than generation does.
+
+    Raises:
+        ValueError: If it is such a tokenizer.
+    """
+    if getattr(tokenizer, "legacy_behaviour", False):
+        raise ValueError(
+            f"The tokenizer must put the code of a language before the text, got "
+            f"{type(tokenizer).__name__} with `legacy_behaviour` true, which puts it after the "
+            "text. Set `legacy_behaviour` to false in tokenizer_config.json."
+        )
+
+
 def choose_languages(
     tokenizer: PreTrainedTokenizerBase,
     source: str | None,
@@ -75,8 +92,10 @@ def choose_languages(
         defaults: Of the model.
 
     Raises:
-        ValueError: If a language is unknown, missing, or given to a model without languages.
+        ValueError: If a language is unknown, missing, or given to a model without languages, or if
+            codes come after the text of an NLLB tokenizer.
     """
+    refuse_legacy_codes(tokenizer)
     codes = language_codes(tokenizer)
     if not codes:
         if source is not None:

@@ -25,7 +25,11 @@ from vanilla_transformer.model_folder import (
     find_file,
     read_object,
 )
-from vanilla_transformer.tokenization.languages import choose_languages, language_codes
+from vanilla_transformer.tokenization.languages import (
+    choose_languages,
+    language_codes,
+    refuse_legacy_codes,
+)
 from vanilla_transformer.tokenization.tokenization_vanilla_transformer import (
     VanillaTransformerTokenizer,
 )
@@ -260,7 +264,8 @@ def load_tokenizer(model_name_or_path: str, **loading: Any) -> PreTrainedTokeniz
 
     Raises:
         ImportError: If it needs a package that is not installed.
-        ValueError: If a folder holds none that can be loaded, or a damaged file.
+        ValueError: If a folder holds none that can be loaded, or a damaged file, or if it has
+            NLLB's codes after the text.
         OSError: If there is neither a folder nor a model on the Hub of this name.
     """
     if Path(model_name_or_path).is_dir():
@@ -287,4 +292,5 @@ def load_tokenizer(model_name_or_path: str, **loading: Any) -> PreTrainedTokeniz
             f"{type(error).__name__}: {' '.join(str(error).split())}. Restore tokenizer.json and "
             "tokenizer_config.json."
         ) from error
+    refuse_legacy_codes(tokenizer)
     return tokenizer
