@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlencode
 
@@ -16,7 +15,7 @@ from vanilla_transformer_cli.serve import _load
 from vanilla_transformer_cli.settings import ServeSettings
 
 from ..support.commands import command_server
-from ..support.http_service import ask
+from ..support.http_service import ask, wait_until
 from .conftest import LINES
 
 NAMES = ["--source_language", "de", "--target_language", "en"]
@@ -154,6 +153,28 @@ def test_signal_finishes_what_was_taken_and_ends_with_status_0(start, signum):
     assert command.errors.count("\n") == 1
 
 
+def test_second_interrupt_ends_without_finishing(start):
+    command, port = start()
+    with ThreadPoolExecutor(1) as pool:
+        text = f"{LINES[0]}\n" * 4000
+        answer = pool.submit(translate, port, text)
+        wait_for_characters(port, 4000 * len(LINES[0]))
+        command.signal(signal.SIGINT)
+        wait_until(lambda: is_closed(port))
+        command.signal(signal.SIGINT)
+
+        assert command.wait(10) == 128 + signal.SIGINT
+        assert answer.result(10).status == 500
+
+
+def is_closed(port):
+    try:
+        socket.create_connection(("127.0.0.1", port)).close()
+    except OSError:
+        return True
+    return False
+
+
 def test_options_reach_the_search_and_the_limits(start, run, folder):
     options = ["--num_beams", 2, "--max_extra_tokens", 3]
     command, port = start(*options, "--max_characters", 30, "--max_texts", 3, "--max_delay", 0)
@@ -176,8 +197,5 @@ def is_ready(command):
 
 
 def wait_for_characters(port, number):
-    end = time.monotonic() + 20
     line = f"vanilla_transformer_waiting_characters {number:.1f}\n"
-    while line not in ask(port, "GET", "/metrics").content:
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    wait_until(lambda: line in ask(port, "GET", "/metrics").content)
