@@ -223,6 +223,11 @@ class TrainSettings:
     pretokenized: bool = option(
         "The text is already tokenised; only blanks separate tokens.", False
     )
+    unicode_form: Literal["NFC", "NFD", "NFKC", "NFKD"] | None = option(
+        "Unicode normalization form of the text on its way into the tokenizer. NFD and NFKD take "
+        "syllables of Hangul and letters with accents apart; what is written is then in NFC. "
+        "Default: the text stays as it is."
+    )
     bpe_dropout: float = option(
         "Probability of skipping a merge when training text is segmented, anew in each epoch "
         "(BPE-dropout, Provilkov et al. 2020, who use 0.1). Helps on small corpora; needs "

@@ -55,6 +55,12 @@ def test_tables_have_the_sizes_of_their_vocabularies(tmp_path, separate, sizes):
     assert not separate or letters <= set("<pad>")
 
 
+def test_new_vocabulary_has_the_unicode_form_of_the_settings(tmp_path):
+    tokenizers, _, _ = build(tmp_path, unicode_form="NFKC")
+
+    assert tokenizers.source.tokenize("\uff41 b") == ["a", "b"]
+
+
 @pytest.mark.parametrize("separate", [False, True])
 def test_new_model_can_have_the_vocabularies_of_a_saved_one(tmp_path, separate):
     for one in build(tmp_path, separate_vocabularies=separate)[:2]:

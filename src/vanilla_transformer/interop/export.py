@@ -47,6 +47,7 @@ _TOKENIZER_FILES = {
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template.jinja",
+    "composing_vanilla_transformer.py",
     "merges.txt",
     "sentencepiece.bpe.model",
     "source.spm",

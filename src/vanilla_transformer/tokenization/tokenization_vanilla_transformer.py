@@ -16,6 +16,7 @@ import json
 import logging
 import os
 import re
+import shutil
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import chain, islice
@@ -33,13 +34,19 @@ from tokenizers import (
     processors,
     trainers,
 )
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase
 
 from vanilla_transformer.files import naming_full_disk, read_lines
+from vanilla_transformer.tokenization import composing_vanilla_transformer
+from vanilla_transformer.tokenization.composing_vanilla_transformer import (
+    DECOMPOSED_FORMS,
+    ComposingTokenizer,
+)
 
 logger = logging.getLogger(__name__)
 
 TokenizerKind = Literal["bpe", "unigram", "char", "word"]
+UnicodeForm = Literal["NFC", "NFD", "NFKC", "NFKD"]
 
 PAD_TOKEN, BOS_TOKEN, EOS_TOKEN, UNK_TOKEN = "<pad>", "<s>", "</s>", "<unk>"
 # A token's place in the list is its id.
@@ -59,7 +66,7 @@ _LONGEST_TRAINED_WORD = 500
 _LANGUAGE_TAG = re.compile(r"<2([\w-]+)>")
 
 
-class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
+class VanillaTransformerTokenizer(ComposingTokenizer):
     """Fast tokenizer that is trained on your own text; a sentence ends in `</s>`.
 
     Its ids 0 to 3 are `<pad>`, `<s>`, `</s>` and `<unk>`. All that encoding and decoding need is in
@@ -86,6 +93,7 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
         kind: TokenizerKind = "bpe",
         pretokenized: bool = False,
         target_languages: Sequence[str] = (),
+        unicode_form: UnicodeForm | None = None,
         show_progress: bool = False,
     ) -> Self:
         """Learns a vocabulary; the same text gives the same tokenizer.
@@ -108,6 +116,9 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
             target_languages: Names such as `de`, for one model of several directions (Johnson et
                 al. 2017, arXiv 1611.04558). Each gets a token that no text can spell, `<2de>`, see
                 `language_tags`.
+            unicode_form: Unicode normalization form of all text on the way in; None: text stays as
+                it is. NFD and NFKD take syllables of Hangul and letters with accents apart, and
+                decoded text is then in NFC.
             show_progress: Show the trainer's progress bars.
 
         Raises:
@@ -128,6 +139,9 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
         _check_vocab_size(kind, vocab_size, len(tags))
         vocab_size -= len(tags)
         lines = list(chain.from_iterable(map(read_lines, files or ())) if texts is None else texts)
+        normalizer = None if unicode_form is None else _unicode_normalizer(unicode_form)
+        if normalizer:
+            lines = [normalizer.normalize_str(line) for line in lines]
         if not any(lines):
             raise ValueError(f"There is no text to learn from: got {len(lines)} lines, all empty.")
 
@@ -137,15 +151,24 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
             backend = _word_backend(lines, vocab_size, tags)
         else:
             backend = _subword_backend(lines, vocab_size, tags, kind, pretokenized, show_progress)
-        return cls.of_pipeline(backend, [*SPECIAL_TOKENS, *tags])
+        if normalizer:
+            others = [backend.normalizer] if backend.normalizer else []
+            backend.normalizer = normalizers.Sequence([normalizer, *others])
+        return cls.of_pipeline(backend, [*SPECIAL_TOKENS, *tags], unicode_form)
 
     @classmethod
-    def of_pipeline(cls, backend: Tokenizer, special_tokens: Sequence[str]) -> Self:
+    def of_pipeline(
+        cls,
+        backend: Tokenizer,
+        special_tokens: Sequence[str],
+        unicode_form: UnicodeForm | None = None,
+    ) -> Self:
         """A tokenizer that ends each sentence in `</s>`.
 
         Args:
             backend: Splits text, and has an id for each special token; changed in place.
             special_tokens: `<pad>`, `<s>`, `</s>`, `<unk>` and others that no text can spell.
+            unicode_form: Form that the normalizer of `backend` gives to text, if it gives one.
         """
         backend.add_special_tokens([AddedToken(token, special=True) for token in special_tokens])
         backend.post_processor = processors.TemplateProcessing(
@@ -163,6 +186,7 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
             clean_up_tokenization_spaces=False,
             padding_side="right",
             truncation_side="right",
+            **_settings_of_form(unicode_form),
         )
 
     def count_unknown(self, texts: Iterable[str]) -> tuple[int, int]:
@@ -192,7 +216,11 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
             backend.model.dropout = None
         try:
             with naming_full_disk(Path(save_directory), "the tokenizer"):
-                return super().save_pretrained(save_directory, *args, **kwargs)
+                files: tuple[str, ...] = super().save_pretrained(save_directory, *args, **kwargs)
+                if "unicode_form" in self.init_kwargs:
+                    code = Path(composing_vanilla_transformer.__file__)
+                    files += (str(shutil.copy(code, save_directory)),)
+                return files
         finally:
             if dropout is not None:
                 backend.model.dropout = dropout
@@ -213,6 +241,24 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
                     for token_id, (start, end) in zip(ids, offsets, strict=True)
                 )
         return counts
+
+
+def _unicode_normalizer(form: UnicodeForm) -> normalizers.Normalizer:
+    if form not in get_args(UnicodeForm):
+        raise ValueError(
+            f"`unicode_form` must be one of {', '.join(get_args(UnicodeForm))}, got {form!r}."
+        )
+    normalizer: normalizers.Normalizer = getattr(normalizers, form)()
+    return normalizer
+
+
+def _settings_of_form(form: UnicodeForm | None) -> dict[str, Any]:
+    """Settings of a saved tokenizer; they name the code that composes what was decomposed."""
+    if form not in DECOMPOSED_FORMS:
+        return {}
+    module = composing_vanilla_transformer.__name__.rpartition(".")[2]
+    code = f"{module}.{ComposingTokenizer.__name__}"
+    return {"unicode_form": form, "auto_map": {"AutoTokenizer": [None, code]}}
 
 
 def language_tags(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:

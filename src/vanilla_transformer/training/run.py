@@ -309,6 +309,7 @@ def _make_tokenizers(settings: TrainSettings, pairs: Dataset) -> TokenizerPair:
             vocab_size=vocab_size,
             kind=settings.tokenizer_kind,
             pretokenized=settings.pretokenized,
+            unicode_form=settings.unicode_form,
             target_languages=languages,
         )
 
