@@ -10,7 +10,12 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from vanilla_transformer.modeling.loss_vanilla_transformer import LossTerms, projected_loss_sum
+from vanilla_transformer.modeling import loss_vanilla_transformer
+from vanilla_transformer.modeling.loss_vanilla_transformer import (
+    LossTerms,
+    chunk_rows,
+    projected_loss_sum,
+)
 
 from ..conftest import Batch, Model, build_variant
 
@@ -180,3 +185,87 @@ def test_gradient_of_hidden_states_alone_is_dense(tiny_model, batch):
     looked_up = batch["input_ids"].unique()
     assert gradient.layout == torch.strided
     assert set(gradient.any(1).nonzero().flatten().tolist()) == set(looked_up.tolist()) - {0}
+
+
+def reference(weight: Tensor, states: Tensor, labels: Tensor, smoothing: float) -> list[Tensor]:
+    """Gradients of the mean loss in float64, for hidden states and weight."""
+    inputs = [one.detach().double().requires_grad_() for one in (states, weight)]
+    logits = inputs[0] @ inputs[1].T
+    loss = nn.functional.cross_entropy(
+        logits.flatten(0, 1), labels.flatten(), label_smoothing=smoothing
+    )
+    return list(torch.autograd.grad(loss, inputs))
+
+
+def emulate_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products with float32 results, which torch has on CUDA only; not its kernels."""
+    product = torch.mm
+
+    def mm(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None, **kwargs: Any) -> Tensor:
+        return product(a, b, **kwargs) if out_dtype is None else product(a.float(), b.float())
+
+    monkeypatch.setattr(torch, "mm", mm)
+    monkeypatch.setattr(loss_vanilla_transformer, "sums_in_float32", lambda device: True)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 256, 4096, 10_000])
+def test_gradients_are_those_of_float64_at_every_chunk_size(monkeypatch, rows):
+    monkeypatch.setattr(loss_vanilla_transformer, "CHUNK_ROWS", rows)
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(37, 24, generator=generator, dtype=torch.float64).requires_grad_()
+    states = torch.randn(1, 300, 24, generator=generator, dtype=torch.float64).requires_grad_()
+    labels = torch.randint(37, (1, 300), generator=generator)
+    projection = nn.Linear(24, 37, bias=False)
+    projection.weight = nn.Parameter(weight.detach())
+
+    loss = projected_loss_sum(projection, states, labels, LossTerms(0.1)) / 300
+    actual = torch.autograd.grad(loss, (states, projection.weight))
+
+    for one, expected in zip(actual, reference(weight, states, labels, 0.1), strict=True):
+        torch.testing.assert_close(one, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("weights", [torch.float32, torch.float16])
+@pytest.mark.parametrize("loss_scale", [1.0, 2.0**16])
+def test_float16_gradients_are_those_of_float64(monkeypatch, device, weights, loss_scale):
+    if device == "cuda":
+        emulate_cuda(monkeypatch)
+    generator = torch.Generator().manual_seed(0)
+    # Most probabilities are below 1e-7, as a trained model gives to most of its 37,000 ids.
+    states = (4 * torch.randn(1, 16, 8, generator=generator)).half().to(weights)
+    weight = torch.randn(37_000, 8, generator=generator).half().to(weights)
+    labels = torch.randint(37_000, (1, 16), generator=generator)
+    projection = nn.Linear(8, 37_000, bias=False)
+    projection.weight = nn.Parameter(weight)
+    states.requires_grad_()
+    expected_states, expected_weight = reference(weight, states, labels, 0.0)
+
+    with torch.autocast("cpu", dtype=torch.float16, enabled=weights == torch.float32):
+        loss = projected_loss_sum(projection, states, labels) / 16
+    grad_states, grad_weight = torch.autograd.grad(loss * loss_scale, (states, projection.weight))
+
+    # Eleven bits of mantissa.
+    assert (grad_states / loss_scale - expected_states).norm() < 2**-10 * expected_states.norm()
+    assert grad_weight.dtype == weights
+    norms = expected_weight.norm(dim=1)
+    errors = (grad_weight.double() / loss_scale - expected_weight).norm(dim=1)
+    # Also those of ids that are unlikely everywhere, unless float16 cannot hold the result.
+    representable = norms > (1e-7 if weights == torch.float32 else max(1e-7, 1e-4 / loss_scale))
+    assert representable.sum() > 400
+    assert (errors < 2**-8 * norms)[representable].all()
+
+
+@pytest.mark.parametrize(
+    ("device", "vocab_size", "rows"),
+    [
+        ("cpu", 37_000, 256),
+        ("meta", 37_000, 3627),
+        ("meta", 256_206, 523),
+        ("meta", 5_000_000, 256),
+        ("meta", 1_000, 8192),
+    ],
+)
+def test_rows_of_a_chunk_follow_from_device_and_vocabulary(device, vocab_size, rows):
+    # 16 GiB are assumed.
+    assert chunk_rows(torch.device(device), vocab_size) == rows

@@ -4,6 +4,7 @@ Shapes: B batch · T target · D `d_model` · V vocabulary · N real target posi
 """
 
 import math
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -17,10 +18,20 @@ from .shortcuts_vanilla_transformer import is_untouched
 # Label of a position without a target.
 IGNORED = -100
 
-# Target positions whose logits [rows, V] exist at the same time.
+# Target positions whose logits [rows, V] exist at the same time on a CPU, and the most elsewhere.
 CHUNK_ROWS = 256
+MOST_CHUNK_ROWS = 8192
+# Memory of a device is divided by this for the logits of a chunk.
+CHUNK_SHARE = 32
+# Of a device that does not report it.
+USUAL_MEMORY = 16 * 2**30
 # Chunks of a compiled loss; if it depended on the batch, each size would be compiled.
 COMPILED_CHUNKS = 8
+
+
+# Gradients of logits are multiplied by this before they are rounded to float16, whose least number
+# is 6e-8. Its largest, 65,504, leaves room for gradients of up to 255.
+FLOAT16_SCALE = 256.0
 
 
 class LossTerms(NamedTuple):
@@ -251,6 +262,42 @@ def _sum_by_module(
     return torch.stack(sums).sum()
 
 
+def chunk_rows(device: torch.device, vocab_size: int) -> int:
+    """Target positions of a chunk: few on a CPU, elsewhere as many as its memory allows.
+
+    A GPU is kept waiting by small operations: 25,000 targets in chunks of 256 take some 2,000.
+    """
+    if device.type == "cpu":
+        return CHUNK_ROWS
+    memory = USUAL_MEMORY
+    if device.type == "cuda" and torch.cuda.is_available():
+        memory = torch.cuda.get_device_properties(device).total_memory
+    fitting = memory // CHUNK_SHARE // (4 * vocab_size)
+    return min(max(fitting, CHUNK_ROWS), MOST_CHUNK_ROWS)
+
+
+def sums_in_float32(device: torch.device) -> bool:
+    """Whether products of narrow matrices can have a result in float32 (`out_dtype`)."""
+    return device.type == "cuda" and torch.version.hip is None
+
+
+def factor_dtype(x: Tensor) -> torch.dtype:
+    """The dtype of the factors of the loss's products: autocast's, or that of `x`.
+
+    In float16 they are products of float32 where results are rounded to float16 too: gradients that
+    are large enough for the one are too large for the other.
+    """
+    dtype = product_dtype(x)
+    if dtype == torch.float16 and not sums_in_float32(x.device):
+        return torch.float32
+    return dtype
+
+
+def gradient_dtype(x: Tensor) -> torch.dtype:
+    """The dtype of the gradient of `x` until it is scaled. Float16 has too small a range."""
+    return torch.float32 if x.dtype == torch.float16 else x.dtype
+
+
 class ProjectedLoss(torch.autograd.Function):
     """Output projection and loss in one, a chunk of rows at a time.
 
@@ -279,7 +326,7 @@ class ProjectedLoss(torch.autograd.Function):
             labels: `[P, N]`, all real.
             terms: Of the loss.
         """
-        ctx.settings = terms, product_dtype(hidden_states), ctx.needs_input_grad[:3]
+        ctx.settings = terms, factor_dtype(hidden_states), ctx.needs_input_grad[:3]
         ctx.save_for_backward(hidden_states, weight, bias, labels)
         total, *ctx.gradients = _loss_and_gradients(
             hidden_states, weight, bias, labels, *ctx.settings
@@ -319,53 +366,67 @@ def _loss_and_gradients(
     needed: tuple[bool, bool, bool],
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """What `ProjectedLoss.forward` returns, and the `needed` gradients of its first arguments."""
+    device = hidden_states.device
     wide = torch.promote_types(hidden_states.dtype, torch.float32)
+    has_wide_products = narrow != wide and sums_in_float32(device)
+    product = partial(torch.mm, out_dtype=torch.float32) if has_wide_products else torch.mm
+    scale = FLOAT16_SCALE if narrow == torch.float16 else 1.0
     matrix = weight.to(narrow)
     total = hidden_states.new_zeros((), dtype=wide)
-    grad_hidden = torch.empty_like(hidden_states) if needed[0] else None
+    dtype = gradient_dtype(hidden_states)
+    grad_hidden = torch.empty_like(hidden_states, dtype=dtype) if needed[0] else None
     grad_weight = torch.zeros_like(weight, dtype=wide) if needed[1] else None
     grad_bias = None
     if bias is not None and needed[2]:
         grad_bias = torch.zeros_like(bias, dtype=wide)
-    # One buffer for the logits of all chunks: fresh memory costs a CPU as much as a softmax.
-    buffer = matrix.new_empty(min(CHUNK_ROWS, labels.numel()), len(matrix), dtype=wide)
     passes, positions = labels.shape
-    size = CHUNK_ROWS // passes
-    with torch.autocast(hidden_states.device.type, enabled=False):
+    at_once = chunk_rows(device, len(weight))
+    size = at_once // passes
+    # One buffer for the logits of all chunks: fresh memory costs a CPU as much as a softmax.
+    buffered = 0 if has_wide_products else min(at_once, labels.numel())
+    buffer = matrix.new_empty(buffered, len(matrix), dtype=wide)
+    with torch.autocast(device.type, enabled=False):
         for start in range(0, positions, size):
             chunk = slice(start, start + size)
-            hidden = hidden_states[:, chunk].flatten(0, 1).to(narrow)
+            hidden = _factor(hidden_states[:, chunk].flatten(0, 1), narrow)
             label = labels[:, chunk].reshape(-1, 1)
             rows = len(label)
-            logits = buffer[:rows]
             if narrow == wide:
-                torch.mm(hidden, matrix.T, out=logits)
+                logits = torch.mm(hidden, matrix.T, out=buffer[:rows])
+            elif has_wide_products:
+                logits = product(hidden, matrix.T).to(wide)
             else:
-                hidden = fill_rows(hidden)
-                logits.copy_((hidden @ matrix.T)[:rows])
+                logits = buffer[:rows].copy_(product(hidden, matrix.T)[:rows])
             if bias is not None:
                 logits += bias
             loss, grad_logits = _loss_and_gradient(logits, label, terms)
             total += loss
             if grad_bias is not None:
                 grad_bias += grad_logits.sum(0)
-            if narrow != wide:
-                grad_logits = fill_rows(grad_logits.to(narrow))
+            if scale != 1:
+                grad_logits *= scale
+            grad_logits = _factor(grad_logits, narrow)
             if grad_hidden is not None:
-                grad = (grad_logits @ matrix)[:rows]
+                grad = product(grad_logits, matrix)[:rows] / scale
                 grad_hidden[:, chunk] = grad.unflatten(0, (passes, -1))
-            if grad_weight is None:
-                continue
-            if narrow == wide:
+            if grad_weight is not None and narrow == wide:
                 grad_weight.addmm_(grad_logits.T, hidden)
-            else:
-                grad_weight += grad_logits.T @ hidden
+            elif grad_weight is not None:
+                grad_weight.add_(product(grad_logits.T, hidden), alpha=1 / scale)
+            # The next chunk's take their place.
+            del logits, grad_logits
     return (
         total,
         grad_hidden,
-        None if grad_weight is None else grad_weight.to(weight.dtype),
-        None if grad_bias is None else grad_bias.to(weight.dtype),
+        None if grad_weight is None else grad_weight.to(gradient_dtype(weight)),
+        None if grad_bias is None else grad_bias.to(gradient_dtype(weight)),
     )
+
+
+def _factor(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """`x` in the dtype of products, on a CPU with as many rows as these should have."""
+    x = x.to(dtype)
+    return fill_rows(x) if dtype == torch.bfloat16 and x.device.type == "cpu" else x
 
 
 def _loss_and_gradient(logits: Tensor, label: Tensor, terms: LossTerms) -> tuple[Tensor, Tensor]:
