@@ -196,7 +196,7 @@ class _Layout:
                     gr.Dropdown(self.models, value=self.models[place], label=label)
                     for place, label in enumerate(("First model", "Second model"))
                 ]
-                compare = gr.Button("Compare", min_width=120)
+                compare = gr.Button("Compare models", min_width=120)
             compared = gr.HTML(elem_id="vt-compared")
         compare.click(
             self._compare,

@@ -1,0 +1,410 @@
+"""The page as its readers have it: in a browser, and through its API."""
+
+import json
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from vanilla_transformer.page.page import Page
+from vanilla_transformer.page.served_model import Wanted
+
+from ..conftest import build_variant
+from ..support.browser import open_browser
+
+pytestmark = [
+    pytest.mark.slow,
+    # Of Gradio's client.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+TEXT = "ein hund\n\nja"
+EVIL = "<script>document.title = 'broken'</script><img src=x onerror=alert(1)>"
+
+
+@pytest.fixture(scope="module")
+def folders(tokenizer, tmp_path_factory):
+    """Two models with other weights."""
+    root = tmp_path_factory.mktemp("models")
+    for name, changes in (("one", {}), ("two", {"pre_norm": False})):
+        build_variant(**changes).save_pretrained(root / name)
+        tokenizer.save_pretrained(root / name)
+    return [str(root / name) for name in ("one", "two")]
+
+
+@pytest.fixture(scope="module")
+def page(folders):
+    return Page.load(folders)
+
+
+@pytest.fixture(scope="module")
+def address(folders, tmp_path_factory):
+    """Where a process of the command serves the page."""
+    pytest.importorskip("gradio_client", reason="Gradio is not installed")
+    examples = tmp_path_factory.mktemp("examples") / "lines.txt"
+    examples.write_text("ja\nnein\n")
+    command = [sys.executable, "-m", "vanilla_transformer_cli", "demo", "--model", *folders]
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        subprocess.Popen(
+            [*command, "--examples", examples], stdout=subprocess.PIPE, text=True
+        ) as process,
+    ):
+        patch.setenv("NO_PROXY", "127.0.0.1")
+        yield process.stdout.readline().removeprefix("The page is at ").strip()
+        process.terminate()
+
+
+# Programs
+
+
+@pytest.fixture(scope="module")
+def client(address, tmp_path_factory):
+    from gradio_client import Client
+
+    return Client(address, verbose=False, download_files=tmp_path_factory.mktemp("downloads"))
+
+
+def test_endpoints_are_those_of_the_documentation(client):
+    named = client.view_api(return_format="dict", print_info=False)["named_endpoints"]
+
+    assert named.keys() == {"/translate", "/attention", "/models", "/translate_file"}
+
+
+def test_program_translates(client, page):
+    assert client.predict(api_name="/models") == ["one", "two"]
+    settings = {"num_beams": 3, "num_hypotheses": 2}
+
+    answer = client.predict(TEXT, "two", settings, api_name="/translate")
+
+    assert answer == page.translate(TEXT, "two", settings)
+    assert client.predict(TEXT, api_name="/translate") == page.translate(TEXT, "one", {})
+
+
+def test_program_reads_attention(client, page):
+    found = client.predict(TEXT, "one", 3, {}, api_name="/attention")
+
+    assert found == page.attention(TEXT, "one", 3, {})
+
+
+def test_program_translates_a_file(client, page, tmp_path):
+    from gradio_client import handle_file
+
+    path = tmp_path / "in.txt"
+    path.write_text(TEXT + "\n")
+
+    made = client.predict(handle_file(path), "two", {"num_beams": 1}, api_name="/translate_file")
+
+    expected = page.translate(TEXT, "two", {"num_beams": 1})["text"]
+    assert Path(made).read_text() == expected + "\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        (("x" * 100_000,), "got 100,000"),
+        (("ja", "three"), "one of one, two, got 'three'"),
+        (("ja", "one", {"beam": 3}), "no setting 'beam'"),
+    ],
+)
+def test_program_learns_of_its_mistake(client, arguments, match):
+    with pytest.raises(Exception, match=match):
+        client.predict(*arguments, api_name="/translate")
+
+
+def test_file_that_is_not_text_is_named_without_its_folder(client, tmp_path):
+    from gradio_client import handle_file
+
+    path = tmp_path / "picture.txt"
+    path.write_bytes(b"\x89PNG\xff")
+
+    with pytest.raises(Exception, match=r"^'picture.txt' must be UTF-8"):
+        client.predict(handle_file(path), "", {}, api_name="/translate_file")
+
+
+def test_files_of_the_server_are_not_for_programs(address, tmp_path):
+    path = tmp_path / "secret.txt"
+    path.write_text("secret\n")
+    on_the_server = {"path": str(path), "meta": {"_type": "gradio.FileData"}}
+    endpoint = f"{address}gradio_api/call/translate_file"
+
+    asked = httpx.post(endpoint, json={"data": [on_the_server, "", {}]})
+    answer = httpx.get(f"{endpoint}/{asked.json()['event_id']}").text
+
+    assert answer.startswith("event: error")
+
+
+# Readers
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with open_browser() as browser:
+        yield browser
+
+
+class Reader:
+    """What a reader does on the page, and sees there."""
+
+    def __init__(self, browser, address):
+        self.browser = browser
+        browser.get(address)
+        self.text = self.one("textarea")
+
+    def all(self, selector):
+        return self.browser.find_elements("css selector", selector)
+
+    def one(self, selector):
+        return self.until(lambda: self.all(selector))[0]
+
+    def until(self, found, seconds=10):
+        """What a function finds at last."""
+        from selenium.common.exceptions import WebDriverException
+
+        end = time.monotonic() + seconds
+        while True:
+            try:
+                if result := found():
+                    return result
+            except WebDriverException:
+                # Gradio may be drawing.
+                pass
+            assert time.monotonic() < end, self.browser.get_log("browser")
+            time.sleep(0.05)
+
+    def type(self, text):
+        """Replaces the text by one that may have any characters, as a paste does."""
+        self.browser.execute_script("arguments[0].focus(); arguments[0].select()", self.text)
+        if text:
+            self.browser.execute_cdp_cmd("Input.insertText", {"text": text})
+        else:
+            self.text.send_keys("\ue017")
+
+    def written(self):
+        return self.all("textarea")[1].get_attribute("value")
+
+    def click(self, name):
+        """Clicks a button or a tab, and the invisible copies by which Gradio measures tabs."""
+        buttons = self.until(
+            lambda: [
+                button
+                for button in self.all("button")
+                if button.get_attribute("textContent").strip() == name
+            ]
+        )
+        self.browser.execute_script("for (const one of arguments[0]) one.click()", buttons)
+        return self
+
+    def says(self, part):
+        return self.one(f"#vt-{part}").get_attribute("textContent")
+
+
+@pytest.fixture
+def reader(browser, address):
+    return Reader(browser, address)
+
+
+def test_reader_types_and_sees_everything(reader, page):
+    expected = page.translate("ein hund", "one", {})
+
+    reader.text.send_keys("ein hund")
+
+    reader.until(lambda: reader.written() == expected["text"])
+    reader.until(lambda: "beam" in reader.says("status") or "greedy" in reader.says("status"))
+    assert f"{expected['lines'][0]['translations'][0]['score']:.3f}" in reader.says("hypotheses")
+    reader.click("Probabilities")
+    tokens = reader.until(lambda: reader.all("#vt-tokens li bdi"))
+    assert [one.text for one in tokens] == expected["lines"][0]["tokens"]
+    reader.click("Word links")
+    reader.until(lambda: reader.all("#vt-links path[d^=M]"))
+    assert reader.one("#vt-status").get_attribute("role") == "status"
+
+
+def test_links_follow_the_keyboard(reader):
+    reader.text.send_keys("ein hund")
+    reader.click("Word links")
+    word = reader.until(lambda: reader.all("#vt-links ul + ul li"))[0]
+
+    reader.until(lambda: reader.all("#vt-links path"))
+    reader.browser.execute_script("arguments[0].focus()", word)
+
+    count = len(word.get_attribute("data-links").split())
+    assert len(reader.all("#vt-links path.followed")) == count > 0
+    assert len(reader.all("#vt-links li.followed")) == count + 1
+
+
+def test_nothing_is_translated_before_the_button_if_so_wished(reader, page):
+    reader.one("input[type=checkbox]").click()
+    reader.text.send_keys("ja")
+    time.sleep(0.5)
+    assert reader.written() == ""
+
+    reader.click("Translate")
+
+    reader.until(lambda: reader.written() == page.translate("ja", "", {})["text"])
+
+
+def test_reader_opens_attention(reader, page):
+    reader.type("ja\nein hund")
+    reader.until(reader.written)
+    reader.click("Attention")
+    reader.one("#vt-attention iframe")
+
+    reader.browser.switch_to.frame(reader.one("#vt-attention iframe"))
+
+    assert reader.one("h1 #source").text == "ja"
+    assert len(reader.all("#heads button")) > 1
+    reader.all("#kinds button")[0].click()
+    assert "encoder" in reader.one("#title").text
+    reader.browser.switch_to.default_content()
+
+
+def test_reader_compares_two_models(reader, page):
+    reader.type("ein hund")
+    reader.until(reader.written)
+
+    reader.click("Compare").click("Compare models")
+
+    columns = reader.until(lambda: reader.all("#vt-compared section"))
+    texts = [page.translate("ein hund", name, {})["text"] for name in ("one", "two")]
+    assert [column.find_element("tag name", "p").text.split() for column in columns] == [
+        text.split() for text in texts
+    ]
+    assert reader.all("#vt-compared mark")
+
+
+def test_reader_translates_a_file(reader, page, tmp_path):
+    path = tmp_path / "lines.txt"
+    path.write_text("ja\n\nein hund\n" * 30)
+    reader.click("File")
+
+    reader.until(lambda: reader.all("input[type=file]"))[0].send_keys(str(path))
+    reader.until(lambda: "lines" in reader.one("table.file-preview, .file-preview").text)
+    reader.click("Translate file")
+
+    reader.until(lambda: "90 of 90 lines" in reader.says("progress"))
+    link = reader.until(lambda: reader.all("a[href*='translated.txt']"))[0]
+    text = reader.browser.execute_async_script(
+        "const done = arguments[1]; fetch(arguments[0]).then(r => r.text()).then(done)",
+        link.get_attribute("href"),
+    )
+    served = page.model("one")
+    expected = served.translate_lines(path.read_text().splitlines(), Wanted.of({}))
+    assert text.splitlines() == [one.text for one in expected]
+
+
+@pytest.mark.parametrize(
+    "text", ["", " ", "x" * 100_000, EVIL, "a\x00\x1b\x7f", "😀👩\u200d🔬", "\u202eab", "${1}{{x}}"]
+)
+def test_any_text_ends_in_a_result_or_a_message(reader, text):
+    reader.type("ja")
+    reader.until(reader.written)
+
+    reader.type(text)
+
+    if not text.strip() or len(text) > 5000:
+        reader.until(lambda: reader.written() == "")
+        assert reader.until(lambda: reader.all("#vt-status .vt-message"))
+    else:
+        reader.click("Compare").click("Compare models")
+        reader.until(lambda: reader.all("#vt-compared section"))
+        reader.until(lambda: reader.says("hypotheses"))
+    assert reader.all("#vt-status script, #vt-status img, #vt-compared img, table img") == []
+    assert reader.browser.title == "one · two"
+
+
+def test_example_is_translated(reader, page):
+    reader.until(lambda: [one for one in reader.all("button") if one.text == "nein"])[0].click()
+
+    reader.until(lambda: reader.written() == page.translate("nein", "", {})["text"])
+    assert reader.text.get_attribute("value") == "nein"
+
+
+def test_search_is_chosen(reader):
+    reader.type("ja")
+    reader.until(reader.written)
+    reader.one("button.label-wrap").click()
+    number = reader.until(
+        lambda: [
+            one
+            for one in reader.all("input[type=number]")
+            if "translations" in (one.get_attribute("aria-label") or "")
+        ]
+    )[0]
+
+    reader.browser.execute_script(
+        "arguments[0].value = 3; arguments[0].dispatchEvent(new Event('input', {bubbles: true}));"
+        "arguments[0].dispatchEvent(new Event('change', {bubbles: true}));",
+        number,
+    )
+
+    reader.until(lambda: len(reader.all("#vt-hypotheses tbody tr")) == 3)
+
+
+def test_text_runs_in_the_direction_of_its_script(reader):
+    reader.type("أنا أحب")
+
+    reader.until(lambda: reader.text.get_attribute("dir") == "auto")
+    align = "return getComputedStyle(arguments[0]).direction"
+    assert reader.browser.execute_script(align, reader.text) == "rtl"
+    reader.type("我喜欢狗")
+    assert reader.browser.execute_script(align, reader.text) == "ltr"
+
+
+def test_every_field_has_a_name(reader):
+    reader.one("button.label-wrap").click()
+    nameless = reader.browser.execute_script(
+        "return [...document.querySelectorAll('input, textarea, button, select')].filter(one =>"
+        " one.offsetParent && !one.ariaLabel && !one.labels?.length && !one.textContent.trim()"
+        " && !one.title).map(one => one.outerHTML)"
+    )
+
+    assert nameless == []
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+def test_page_fits_its_window(reader, address, width):
+    metrics = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500}
+    reader.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    reader.type("ein hund " * 20)
+    reader.until(reader.written)
+
+    for tab in ("Probabilities", "Word links", "Compare", "File", "Translations"):
+        reader.click(tab)
+        assert (
+            reader.browser.execute_script(
+                "return document.documentElement.scrollWidth - window.innerWidth"
+            )
+            <= 0
+        )
+    reader.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_browser_asks_no_other_host(browser, address):
+    browser.get_log("performance")
+    reader = Reader(browser, address)
+    reader.type("ein hund")
+    reader.until(reader.written)
+    reader.click("Attention")
+    reader.one("#vt-attention iframe")
+
+    logged = json.dumps(browser.get_log("performance"))
+    asked = set(re.findall(r'\\?"url\\?":\\?"((?:https?|wss?|ftp)://[^"\\]*)', logged))
+    assert len(asked) > 10
+    assert [url for url in asked if not url.startswith(address)] == []
+
+
+def test_browser_would_be_kept_from_other_hosts(browser, address):
+    Reader(browser, address)
+
+    outcome = browser.execute_async_script(
+        "const done = arguments[0];"
+        "document.addEventListener('securitypolicyviolation', e => done(e.violatedDirective));"
+        "fetch('http://127.0.0.2:9/').catch(() => setTimeout(() => done('failed'), 1000))"
+    )
+
+    assert outcome == "connect-src"
