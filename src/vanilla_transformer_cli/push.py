@@ -10,6 +10,7 @@ all if one of them contains a token, a key or a home directory.
 
 example:
   vanilla-transformer push --model runs/de-en user/de-en
+  vanilla-transformer push --model runs/de-en user/de-en --space user/de-en-page
 """
 
 
@@ -22,9 +23,30 @@ def push(argv: list[str]) -> None:
     values = vars(namespace)
     repo_id = values.pop("repo_id")
     settings = PushSettings(**values)
-    if not settings.model:
+    if settings.space and settings.save_space:
+        parser.error("--space and --save_space exclude each other: leave one out")
+    if settings.save_space:
+        _save_space(Path(settings.save_space), repo_id)
+        return
+    if not (settings.model or settings.space):
         parser.error("--model needs the folder of a model")
+    if settings.model:
+        _push_model(settings, repo_id)
+    if settings.space:
+        from vanilla_transformer.sharing.space import push_space
 
+        address = push_space(settings.space, repo_id, private=settings.private or None)
+        print(f"The page is at {address}")
+
+
+def _save_space(folder: Path, model: str) -> None:
+    from vanilla_transformer.sharing.space import save_space
+
+    save_space(folder, model)
+    print(f"The page of {model} is in {folder}; `python app.py` there opens it")
+
+
+def _push_model(settings: PushSettings, repo_id: str) -> None:
     from transformers.utils.logging import disable_progress_bar
 
     from vanilla_transformer.sharing.push import push as push_model

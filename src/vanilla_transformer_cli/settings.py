@@ -485,6 +485,13 @@ class PushSettings:
     private: bool = option("Makes the repository private if it is new.", False)
     revision: str | None = option("Branch to commit to, created if missing. Default: main.")
     commit_message: str = option("First line of the commit.", "Upload model")
+    space: str | None = option(
+        "Uploads a page to try the model too, a Space at USER/NAME; created if missing. Without "
+        "--model, the Space of a model that is on the Hub already."
+    )
+    save_space: str | None = option(
+        "Writes the files of such a Space to a new folder, and uploads nothing.", metavar="FOLDER"
+    )
 
 
 @dataclass(frozen=True)

@@ -87,9 +87,9 @@ def literals(kind: Any) -> tuple[str, ...]:
     return next((get_args(one) for one in get_args(kind) if get_origin(one) is Literal), ())
 
 
-def each(settings: type) -> Any:
-    """A test for each field of the settings."""
-    chosen = fields(settings)
+def each(settings: type, *others: str) -> Any:
+    """A test for each field of the settings but those named, which have tests of their own."""
+    chosen = [field for field in fields(settings) if field.name not in others]
     return pytest.mark.parametrize("field", chosen, ids=[field.name for field in chosen])
 
 
@@ -345,7 +345,8 @@ def test_evaluate_compares_with_the_same_options(evaluate, tmp_path):
 # Sharing and exporting
 
 
-@each(PushSettings)
+# The other two are tested in `test_space.py`.
+@each(PushSettings, "space", "save_space")
 def test_push_passes_each_option_on(field, watch):
     calls = watch(pushing, "push")
     option, value = another(field)

@@ -99,7 +99,12 @@ class HubRequest(BaseHTTPRequestHandler):
             raise HubError(401, error="Invalid username or password.")
         wanted = json.loads(self.body)
         name = f"{wanted.get('organization') or USER}/{wanted['name']}"
-        address = {"url": f"{self.hub.url}/{name}", "name": name}
+        kind = wanted.get("type", "model")
+        # The real Hub asks for the kit of a Space.
+        if kind == "space" and wanted.get("sdk") != "gradio":
+            raise HubError(400, error="sdk is required")
+        place = f"spaces/{name}" if kind == "space" else name
+        address = {"url": f"{self.hub.url}/{place}", "name": name}
         if name in self.hub.repositories:
             raise HubError(409, **address)
         private = bool(wanted.get("private")) or wanted.get("visibility") == "private"
@@ -144,7 +149,7 @@ class HubRequest(BaseHTTPRequestHandler):
         self.reply(data, headers={"X-Repo-Commit": name, "ETag": f'"{tag}"'})
 
 
-_MODEL = "/api/models/([^/]+/[^/]+)"
+_MODEL = "/api/(?:models|spaces)/([^/]+/[^/]+)"
 ROUTES = [
     (("POST",), "/api/repos/create", HubRequest.create_repo),
     (("POST",), "/api/validate-yaml", HubRequest.validate_card),

@@ -1,0 +1,182 @@
+"""The files of a Space: what they are, that they are uploaded, and that they run alone."""
+
+import os
+import re
+import subprocess
+import sys
+from importlib import metadata
+
+import httpx
+import pytest
+import yaml
+
+from vanilla_transformer.page.page import Page
+from vanilla_transformer.sharing import space as spaces
+from vanilla_transformer.sharing.space import save_space, space_files
+
+from ..support.documents import ROOT
+from ..tokenization.test_tokenizer_pair import LATIN, learn
+from .test_hub import command, hub, make_model  # noqa: F401  (a fixture)
+
+
+@pytest.fixture(scope="module")
+def files():
+    return space_files("me/de-en")
+
+
+def front_matter(card):
+    return yaml.safe_load(re.match("---\n(.*?)---\n", card.decode(), re.DOTALL)[1])
+
+
+def test_card_has_what_a_space_needs(files):
+    found = front_matter(files["README.md"])
+
+    assert found["sdk"] == "gradio"
+    assert found["sdk_version"] == metadata.version("gradio")
+    assert found["app_file"] in files
+    assert found["models"] == ["me/de-en"]
+    assert found["title"] == "Translate with de-en"
+    assert len(found["short_description"]) <= 60
+    assert len(front_matter(space_files("me/" + "x" * 90)["README.md"])["title"]) == 60
+
+
+def test_requirements_are_pinned_as_installed(files):
+    lines = files["requirements.txt"].decode().splitlines()
+    pins = dict(line.split("==") for line in lines)
+
+    assert {"torch", "transformers", "gradio", "accelerate"} <= pins.keys()
+    assert not {"pytest", "ctranslate2"} & pins.keys()
+    assert all(metadata.version(name).partition("+")[0] == pins[name] for name in pins)
+    assert lines == sorted(lines)
+
+
+def test_package_travels_with_the_page(files):
+    expected = {
+        str(path.relative_to(ROOT / "src"))
+        for path in (ROOT / "src").rglob("*")
+        if path.is_file() and path.suffix not in (".pyc", "")
+    }
+
+    assert files.keys() - {"app.py", "README.md", "requirements.txt"} == expected
+    assert {"vanilla_transformer/page/page.css", "vanilla_transformer_cli/settings.py"} <= expected
+
+
+def test_app_names_the_model(files):
+    compile(files["app.py"], "app.py", "exec")
+    assert b'Page.load(["me/de-en"])' in files["app.py"]
+
+
+@pytest.mark.parametrize("name", ["runs/de/en", "de-en", '"me/x', "me/x y", ""])
+def test_model_that_is_not_on_the_hub_has_no_space(name):
+    with pytest.raises(ValueError, match=rf"user/name, got '{re.escape(name)}'"):
+        space_files(name)
+
+
+def test_space_needs_gradio(monkeypatch):
+    def missing(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(spaces.metadata, "version", missing)
+
+    with pytest.raises(ValueError, match=r"got none of \w+. Install it: .*\[demo\]"):
+        space_files("me/x")
+
+
+def test_folder_is_new(tmp_path):
+    (tmp_path / "mine.txt").write_text("mine")
+
+    with pytest.raises(ValueError, match="needs an empty folder"):
+        save_space(tmp_path, "me/x")
+
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_command_saves_and_uploads_nothing(hub, tmp_path, files):  # noqa: F811
+    hub.requests.clear()
+
+    said = command("me/de-en", "--save_space", tmp_path / "space")
+
+    assert said.startswith(f"The page of me/de-en is in {tmp_path / 'space'}")
+    saved = {
+        str(path.relative_to(tmp_path / "space")): path.read_bytes()
+        for path in (tmp_path / "space").rglob("*")
+        if path.is_file()
+    }
+    assert saved == files
+    assert hub.requests == []
+
+
+def test_command_uploads_a_space(hub, files):  # noqa: F811
+    hub.requests.clear()
+
+    said = command("me/de-en", "--space", "me/page", "--private")
+
+    assert said == f"The page is at {hub.url}/spaces/me/page\n"
+    repository = hub.repositories["me/page"]
+    assert {name: repository.files()[name] for name in files} == files
+    assert repository.messages[-1] == "Page of me/de-en"
+    assert repository.private
+    assert "/api/spaces/me/page/commit/main" in hub.requests
+    assert "me/de-en" not in hub.repositories
+
+
+def test_command_uploads_model_and_space(hub, tmp_path):  # noqa: F811
+    make_model().save_pretrained(tmp_path)
+    learn(LATIN).save_pretrained(tmp_path)
+
+    said = command("--model", tmp_path, "me/both", "--space", "me/both-page")
+
+    assert said.splitlines() == [
+        f"The model is at {hub.url}/me/both",
+        f"The page is at {hub.url}/spaces/me/both-page",
+    ]
+    assert b'"me/both"' in hub.repositories["me/both-page"].files()["app.py"]
+
+
+def test_upload_of_a_space_needs_a_token(hub, monkeypatch, tmp_path):  # noqa: F811
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "none"))
+
+    assert "An upload needs a token of the Hub, got none" in command("me/x", "--space", "me/y")
+
+
+def test_saving_and_uploading_exclude_each_other(tmp_path):
+    said = command("me/x", "--space", "me/y", "--save_space", tmp_path)
+
+    assert said == (
+        "vanilla-transformer: --space and --save_space exclude each other: leave one out\n"
+    )
+
+
+@pytest.mark.slow
+def test_folder_runs_by_itself(hub, tmp_path):  # noqa: F811
+    model, folder = tmp_path / "model", tmp_path / "space"
+    make_model().save_pretrained(model)
+    learn(LATIN).save_pretrained(model)
+    command("--model", model, "me/runs")
+    command("me/runs", "--save_space", folder)
+    environment = {
+        **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        **{"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "0"},
+        "NO_PROXY": "127.0.0.1",
+    }
+    # -P -S would hide Gradio too; the folder comes first, so its own package is the one that runs.
+    with subprocess.Popen(
+        [sys.executable, "app.py"],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        address = process.stdout.readline().removeprefix("The page is at ").strip()
+        try:
+            asked = httpx.post(f"{address}gradio_api/call/translate", json={"data": ["ja", "", {}]})
+            answer = httpx.get(
+                f"{address}gradio_api/call/translate/{asked.json()['event_id']}", timeout=60
+            ).text
+        finally:
+            process.terminate()
+
+    expected = Page.load([str(model)]).translate("ja", "", {})["text"]
+    assert answer.startswith("event: complete")
+    assert f'"text": "{expected}"' in answer or repr(expected)[1:-1] in answer
