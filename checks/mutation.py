@@ -25,7 +25,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 # All others are packages below `src`.
-FOLDERS_AT_THE_TOP = ("benchmarks", "checks", "scripts")
+FOLDERS_AT_THE_TOP = ("benchmarks", "checks", "examples", "scripts")
 # Environments, caches and runs: nothing that a test reads.
 LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "runs")
 

@@ -60,6 +60,7 @@ def main() -> None:
     for name, default in NUMBERS.items():
         parser.add_argument(f"--{name}", type=type(default), default=default)
     given = parser.parse_args()
+    # Unless told so, processes on a CPU would train without each other.
     accelerator = Accelerator(cpu=not torch.accelerator.is_available())
     set_seed(given.seed, device_specific=True)
     tokenizer = AutoTokenizer.from_pretrained(given.model)
@@ -88,10 +89,8 @@ def main() -> None:
         texts = list(translate(model.eval(), validation_loader, tokenizer, accelerator))
         scores = TranslationScores().compute(predictions=texts, references=pairs[1]["target"][:])
         accelerator.print(f"epoch {epoch}  last loss {loss:.3f}  chrF {scores['chrf']:.2f}")
-    # Under FSDP, all processes take part in collecting the weights.
-    weights = accelerator.get_state_dict(model)
     if accelerator.is_main_process:
-        accelerator.unwrap_model(model).save_pretrained(given.output_dir, state_dict=weights)
+        accelerator.unwrap_model(model).save_pretrained(given.output_dir)
         tokenizer.save_pretrained(given.output_dir)
 
 

@@ -9,27 +9,29 @@ import runpy
 import sys
 from pathlib import Path
 
-import accelerate
-from accelerate import DistributedType, PartialState
+from accelerate import Accelerator, DistributedType, PartialState
 from torch.distributed.tensor import DTensor
 
 
 def main() -> None:
-    """Runs the script, and notes whether it has sharded all weights."""
+    """Runs the script, and notes whether all weights are sharded."""
     note, script, *options = sys.argv[1:]
-    # On a CPU accelerate drops the request in silence (accelerate/state.py, the branch of
-    # `DistributedType.MULTI_GPU`); all that follows is able to shard there.
-    state = PartialState(cpu=True)
-    state.distributed_type = DistributedType.MULTI_GPU
-    clip = accelerate.Accelerator.clip_grad_norm_
+    start, clip = Accelerator.__init__, Accelerator.clip_grad_norm_
+
+    def sharding_start(self, *settings, **named):
+        # On a CPU accelerate drops the request in silence (accelerate/state.py, the branch of
+        # `DistributedType.MULTI_GPU`); all that follows is able to shard there.
+        PartialState(cpu=True).distributed_type = DistributedType.MULTI_GPU
+        start(self, *settings, **named)
 
     def noting_clip(self, parameters, *limits):
         parameters = list(parameters)
         if all(isinstance(parameter, DTensor) for parameter in parameters):
-            Path(f"{note}-{state.process_index}").touch()
+            Path(f"{note}-{self.process_index}").touch()
         return clip(self, parameters, *limits)
 
-    accelerate.Accelerator.clip_grad_norm_ = noting_clip
+    Accelerator.__init__ = sharding_start
+    Accelerator.clip_grad_norm_ = noting_clip
     sys.argv = [script, *options]
     runpy.run_path(script, run_name="__main__")
 
