@@ -21,6 +21,7 @@ from vanilla_transformer import (
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
 )
+from vanilla_transformer.training.compiling import compile_layers
 from vanilla_transformer.training.run_record import hardware
 from vanilla_transformer_cli.settings import PRESETS
 
@@ -195,9 +196,7 @@ class Training:
         sizes = PRESETS[preset].config() | {"dropout": 0.1} | changes
         self.model = build(family, vocab_size=vocab_size, **sizes).to(device).train()
         if compiler:
-            for stack in (self.model.model.encoder, self.model.model.decoder):
-                for layer in stack.layers:
-                    layer.compile(dynamic=True, backend=compiler)
+            compile_layers(self.model, compiler)
         self.smoother = None
         if family == "vanilla":
             self.model.config.label_smoothing = label_smoothing

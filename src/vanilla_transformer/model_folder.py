@@ -181,6 +181,11 @@ def _checksum_in_words(expected: dict[str, Any]) -> str:
     return ", ".join(f"{kind} {str(value)[:12]}" for kind, value in expected.items())
 
 
+def gpu_computes_bfloat16() -> bool:
+    """Whether there is a GPU that computes in bfloat16; older ones emulate it slowly."""
+    return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+
+
 def load_model(model_name_or_path: str, **loading: Any) -> PreTrainedModel:
     """Loads a model whose weights are complete, finite and as they were saved.
 

@@ -6,6 +6,7 @@ from argparse import Namespace
 import pytest
 import torch
 
+from vanilla_transformer.training import recipe as module
 from vanilla_transformer.training.recipe import (
     check_settings,
     config_overrides,
@@ -217,3 +218,33 @@ def test_new_tokenizer_of_a_saved_model_is_refused(tmp_path):
 
     with pytest.raises(ValueError, match="--tokenizer must be left out with --init_from"):
         check_settings(settings, build_arguments(tmp_path))
+
+
+def test_defaults_of_a_gpu_are_its_own(monkeypatch):
+    on_cpu = recipe(TrainSettings(**TRAINED))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
+    monkeypatch.setattr(module, "is_torch_tf32_available", lambda: True)
+
+    on_gpu = recipe(TrainSettings(**TRAINED))
+
+    names = ("dataloader_num_workers", "dataloader_pin_memory", "tf32")
+    assert [on_cpu[name] for name in names] == [0, False, None]
+    assert [on_gpu[name] for name in names] == [2, True, True]
+    assert recipe(TrainSettings(**TRAINED, streaming=True))["dataloader_num_workers"] == 1
+    assert on_gpu["bf16"]
+    assert not on_gpu["logging_nan_inf_filter"]
+
+
+def test_compiled_model_cannot_remove_padding(tmp_path):
+    arguments = build_arguments(tmp_path)
+    arguments.torch_compile = True
+    settings = TrainSettings(**TRAINED, attn_implementation="varlen", compile_layers=True)
+
+    with pytest.raises(ValueError, match="--torch_compile keeps the padding") as caught:
+        check_settings(settings, arguments)
+
+    both, _ = str(caught.value).splitlines()
+    assert both.startswith("--torch_compile compiles the whole model and --compile_layers its")
+    arguments.torch_compile = False
+    check_settings(settings, arguments)

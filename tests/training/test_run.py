@@ -1,6 +1,9 @@
 """The steps of `train`, one at a time."""
 
+from types import SimpleNamespace
+
 import pytest
+import torch
 from datasets import Dataset
 from transformers import MarianConfig
 
@@ -11,6 +14,7 @@ from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 from vanilla_transformer.training import run as training
 from vanilla_transformer_cli.settings import TrainSettings
 
+from ..conftest import build_variant
 from ..support.gradients_of_one_update import build_arguments
 from ..support.training_runs import SIZES
 
@@ -109,3 +113,40 @@ def test_pass_over_a_stream_leaves_out_what_a_filter_drops(tmp_path):
     kept = training._read_kept(ParallelText((str(file),)), rules)
 
     assert list(kept) == [("a", "b"), ("d", "e")]
+
+
+@pytest.mark.parametrize(
+    ("config", "given", "kernel"),
+    [
+        ({}, {"bf16": True}, "varlen"),
+        ({}, {"fp16": True}, "varlen"),
+        ({}, {}, None),
+        ({}, {"bf16": True, "device": torch.device("cpu")}, None),
+        ({}, {"bf16": True, "torch_compile": True}, None),
+        ({"attention_dropout": 0.1}, {"bf16": True}, None),
+        ({"talking_heads": "both"}, {"bf16": True}, None),
+        # Heads of 8 entries in the encoder, and of 4 in the decoder.
+        ({"decoder_attention_heads": 8}, {"bf16": True}, None),
+    ],
+)
+def test_batches_have_no_padding_where_the_kernel_for_that_runs(monkeypatch, config, given, kernel):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    sizes = {"d_model": 32, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
+    defaults = {"fp16": False, "bf16": False, "torch_compile": False}
+    arguments = SimpleNamespace(**{**defaults, "device": torch.device("cuda"), **given})
+
+    assert training._better_kernel(build_variant(**{**sizes, **config}), arguments) == kernel
+
+
+@pytest.mark.parametrize("given", [{}, {"attn_implementation": "eager", "compile_layers": True}])
+def test_new_model_is_compiled_and_packed_as_it_is_asked_for(tmp_path, monkeypatch, given):
+    compiled = []
+    monkeypatch.setattr(training, "compile_layers", compiled.append)
+    monkeypatch.setattr(training, "_better_kernel", lambda *_: "varlen")
+    pairs = Dataset.from_dict({"source": ["a b"], "target": ["b a"]})
+    settings = TrainSettings(config=SIZES, tokenizer_kind="word", vocab_size=6, **given)
+
+    _, model = training._build_model(settings, build_arguments(tmp_path), pairs, None)
+
+    assert model.config._attn_implementation == given.get("attn_implementation", "varlen")
+    assert compiled == [model] * ("compile_layers" in given)

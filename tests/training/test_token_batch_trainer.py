@@ -19,7 +19,9 @@ from vanilla_transformer.training.checkpoints import close_checkpoint, closed_ch
 from vanilla_transformer.training.r_drop import r_drop
 from vanilla_transformer.training.trainer import TokenBatchTrainer, plan
 
+from ..modeling.test_search import patch_forward
 from ..support.gradients_of_one_update import VOCAB_SIZE, build_arguments, build_model, ragged_pairs
+from ..support.pretended_device import DEVICE, move, pretended_device, put
 from ..support.training_runs import checkpoints_of
 
 
@@ -254,3 +256,45 @@ def test_memory_counts_what_adam_remembers(build, monkeypatch):
 
     # Two moments of four bytes for each weight.
     assert gigabytes == pytest.approx(8 * trainer.model.num_parameters() / 1e9)
+
+
+def test_update_waits_for_a_gpu_three_times(build, monkeypatch):
+    trainer = build()
+    monkeypatch.setattr(type(trainer.args), "device", DEVICE)
+    with pretended_device() as device:
+        move(trainer.model).train()
+        trainer.loss_is_finite = put({"loss": trainer.loss_is_finite})["loss"]
+        device.waits.clear()
+
+        batches = iter(trainer.get_train_dataloader())
+        samples, count = trainer.get_batch_samples(batches, 1, DEVICE)
+        trainer.training_step(trainer.model, samples[0], count)
+
+        assert trainer.model.lm_head.weight.grad.device == DEVICE
+    assert device.waits == ["_local_scalar_dense"] * 2 + ["nonzero"]
+
+
+def reasons(trainer):
+    return list(trainer.model.eval()._reasons_to_call_forward())
+
+
+def test_model_in_mixed_precision_is_validated_by_our_search(build):
+    trainer = build(bf16=True)
+    trainer.train()
+
+    assert "forward" in vars(trainer.model)
+    assert reasons(trainer) == []
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_patched_model_in_mixed_precision_is_called(build, when):
+    trainer = build(bf16=True)
+    if when == "before":
+        patch_forward(trainer.model)
+    trainer.accelerator.prepare_model(trainer.model)
+    if when == "after":
+        patch_forward(trainer.model)
+
+    assert reasons(trainer) == [
+        "VanillaTransformerForConditionalGeneration is hooked, patched or compiled"
+    ]

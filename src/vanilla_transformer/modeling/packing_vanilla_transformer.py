@@ -50,7 +50,8 @@ class Packing:
 
     def pack(self, x: Tensor) -> Tensor:
         """Leaves padding out, `[B, Q, ...]` -> `[1, N, ...]`."""
-        return x.flatten(0, 1).index_select(0, self._slots)[None]
+        # Not a view, which would have the first of the compiled layers compiled apart.
+        return x.flatten(0, 1)[None].index_select(1, self._slots)
 
     def unpack(self, x: Tensor) -> Tensor:
         """Puts zeros where padding was, `[1, N, ...]` -> `[B, Q, ...]`."""
@@ -98,7 +99,8 @@ class PackedMask(NamedTuple):
             The heads' outputs, `[1, N, H, E]`.
         """
         query, key, value = (x.transpose(1, 2) for x in (query, key, value))
-        if _fits_kernel(query, value, dropout):
+        sizes = (query.shape[-1], value.shape[-1])
+        if _fits_kernel(query.device, query.dtype, *sizes, dropout):
             heads: Any = varlen_attn(
                 query[0],
                 key[0],
@@ -123,17 +125,34 @@ class PackedMask(NamedTuple):
         return queries.pack(heads)
 
 
-def _fits_kernel(query: Tensor, value: Tensor, dropout: float) -> bool:
+def _fits_kernel(
+    device: torch.device, dtype: torch.dtype, key_size: int, value_size: int, dropout: float
+) -> bool:
     """Whether torch's kernel for various lengths supports these heads; it has no dropout."""
-    width = query.shape[-1]
     return (
-        query.is_cuda
-        and query.dtype in (torch.float16, torch.bfloat16)
-        and width == value.shape[-1]
-        and width % 8 == 0
-        and width <= 256
+        device.type == "cuda"
+        and dtype in (torch.float16, torch.bfloat16)
+        and key_size == value_size
+        and key_size % 8 == 0
+        and key_size <= 256
         and dropout == 0
-        and torch.cuda.get_device_capability(query.device) >= (8, 0)
+        and torch.cuda.get_device_capability(device) >= (8, 0)
+    )
+
+
+def kernel_fits(config: VanillaTransformerConfig, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether torch's kernel for various lengths computes all attention of a model in training.
+
+    Args:
+        config: Of the model.
+        device: Of the model.
+        dtype: Of queries, keys and values, after autocast.
+    """
+    head_counts = (config.encoder_attention_heads, config.decoder_attention_heads)
+    shapes = [config.head_shapes(heads) for heads in head_counts]
+    dropout = config.attention_dropout
+    return config.talking_heads is None and all(
+        _fits_kernel(device, dtype, shape.key.size, shape.value.size, dropout) for shape in shapes
     )
 
 
@@ -164,6 +183,9 @@ def packings(
     ):
         return []
     found = [mask if isinstance(mask, Packing) else Packing(mask) for mask in known]
+    for packing in found:
+        # Compiled layers would be compiled again if the first one stored it.
+        packing.aligned  # noqa: B018
     return found if all(packing.count for packing in found) else []
 
 

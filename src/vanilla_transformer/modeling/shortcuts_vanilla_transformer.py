@@ -8,6 +8,11 @@ def is_untouched(module: nn.Module) -> bool:
 
     A module that is hooked, patched or compiled has to be called.
     """
+    return _is_plain(module) and module._compiled_call_impl is None
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Whether the module is neither hooked nor patched."""
     hooks = (
         module._forward_hooks,
         module._forward_pre_hooks,
@@ -15,14 +20,31 @@ def is_untouched(module: nn.Module) -> bool:
         module._backward_pre_hooks,
     )
     # Accelerate's hooks (offload) set another `forward` on the instance.
-    is_patched = "forward" in vars(module)
-    return not (any(hooks) or is_patched or module._compiled_call_impl is not None)
+    is_patched = "forward" in vars(module) and not _is_under_autocast(module)
+    return not (any(hooks) or is_patched)
+
+
+def _is_under_autocast(module: nn.Module) -> bool:
+    """Whether `forward` is the class's in accelerate's two wrappers for mixed precision.
+
+    That is autocast, and then outputs in float32. A search computes in the weights' own precision.
+    """
+    layer = vars(module)["forward"]
+    if getattr(layer, "__module__", None) != "accelerate.utils.operations":
+        return False
+    # The outermost function, its wrapper that converts outputs, and that of autocast.
+    for _ in range(3):
+        layer = getattr(layer, "__wrapped__", None)
+    return layer is type(module).forward
 
 
 def holds_only_known_code(part: nn.Module) -> bool:
-    """Whether all modules are torch's or this package's own, and none is hooked or patched."""
+    """Whether all modules are torch's or this package's own, and none is hooked or patched.
+
+    A compiled one is bypassed: it computes the same, and each step of a search has other shapes.
+    """
     known = ("torch.nn.", "transformers.activations.", f"{__name__.rpartition('.')[0]}.")
     return all(
-        f"{type(module).forward.__module__}.".startswith(known) and is_untouched(module)
+        f"{type(module).forward.__module__}.".startswith(known) and _is_plain(module)
         for module in part.modules()
     )

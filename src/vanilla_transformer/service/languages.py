@@ -75,9 +75,13 @@ class ServedLanguages:
     def chosen(self, source: str, target: str) -> tuple[str | None, str | None]:
         """Source and target language for a `Translator`, from what a client names.
 
+        The source `auto`, which many clients send by default, is the only one that is offered.
+
         Raises:
             ValueError: If one of them is not offered.
         """
+        if source == "auto" and len(self.sources) == 1:
+            (source,) = self.sources
         faults = [
             f"`{side}` must be one of the languages of this service, {_some(offered)}, got "
             f"{wanted!r}.{' It does not detect languages.' * (wanted == 'auto')} See /languages."

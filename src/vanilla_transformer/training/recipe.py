@@ -13,11 +13,13 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from transformers import Seq2SeqTrainingArguments, TrainingArguments
-from transformers.utils import is_peft_available
+from transformers.utils import is_peft_available, is_torch_tf32_available
 
 from vanilla_transformer.data.streaming import check_streaming
 from vanilla_transformer.evaluation.metrics import METRICS, build_metrics
+from vanilla_transformer.model_folder import gpu_computes_bfloat16
 from vanilla_transformer.modeling.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.modeling.packing_vanilla_transformer import VARLEN
 from vanilla_transformer.tokenization.languages import language_codes
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 from vanilla_transformer.training.averaging import metric_of
@@ -94,6 +96,9 @@ def recipe(settings: TrainSettings) -> dict[str, Any]:
         "save_total_limit": settings.average_last + bool(settings.validation),
         "report_to": "none",
         "dataloader_pin_memory": torch.cuda.is_available(),
+        "dataloader_num_workers": _workers(settings),
+        # The products that bf16 leaves in float32. None: as torch is set to.
+        "tf32": True if is_torch_tf32_available() else None,
         # Transformers accepts bf16 on a CPU only with `use_cpu`.
         "use_cpu": not torch.accelerator.is_available(),
         "bf16": _bf16_pays(),
@@ -136,10 +141,20 @@ def describe_fine_tuning(settings: TrainSettings, arguments: TrainingArguments) 
         )
 
 
+def _workers(settings: TrainSettings) -> int:
+    """Processes that pad batches while a GPU works; on a CPU they would take cores from training.
+
+    Each worker of a stream reads all of it.
+    """
+    if not torch.cuda.is_available():
+        return 0
+    return 1 if settings.streaming else 2
+
+
 def _bf16_pays() -> bool:
     """Whether matrix products are faster in bfloat16 on this machine; some devices emulate them."""
     if torch.cuda.is_available():
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+        return gpu_computes_bfloat16()
     return not torch.accelerator.is_available() and _bf16_is_faster_on_cpu()
 
 
@@ -246,6 +261,16 @@ def check_settings(settings: TrainSettings, arguments: Seq2SeqTrainingArguments)
         faults.append(
             f"--tokenizer must be left out with --init_from, which keeps the tokenizers of "
             f"{settings.init_from!r}, got {settings.tokenizer!r}."
+        )
+    if arguments.torch_compile and settings.compile_layers:
+        faults.append(
+            "--torch_compile compiles the whole model and --compile_layers its layers, got both. "
+            "Leave one of the two out."
+        )
+    if arguments.torch_compile and settings.attn_implementation == VARLEN:
+        faults.append(
+            "--torch_compile keeps the padding, which --attn_implementation varlen removes, got "
+            "both. Give --compile_layers instead of --torch_compile, or leave varlen out."
         )
     faults += _faults_of_fine_tuning(settings, arguments)
     for name in ("moving_average", "early_stopping_patience"):

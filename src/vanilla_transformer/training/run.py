@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from accelerate import PartialState
 from datasets import Dataset
 from transformers import (
@@ -48,6 +49,7 @@ from vanilla_transformer.modeling.configuration_vanilla_transformer import Vanil
 from vanilla_transformer.modeling.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
+from vanilla_transformer.modeling.packing_vanilla_transformer import VARLEN, kernel_fits
 from vanilla_transformer.sharing.model_card import record_results, write_model_card
 from vanilla_transformer.threads import IdleCores
 from vanilla_transformer.tokenization.tokenization_vanilla_transformer import (
@@ -77,6 +79,7 @@ from vanilla_transformer.training.checkpoints import (
     failed_writes_named,
     with_intact_weights,
 )
+from vanilla_transformer.training.compiling import compile_layers
 from vanilla_transformer.training.curves import plot_curves
 from vanilla_transformer.training.fine_tuning import choose_parameters, merge_adapter
 from vanilla_transformer.training.legs import (
@@ -237,12 +240,23 @@ def _build_model(
         tokenizers = _make_tokenizers(settings, pairs)
         model = _initialise_model(settings, tokenizers)
     choose_parameters(model, settings)
-    if settings.attn_implementation:
-        model.set_attn_implementation(settings.attn_implementation)
+    if kernel := settings.attn_implementation or _better_kernel(model, arguments):
+        model.set_attn_implementation(kernel)
+    if settings.compile_layers:
+        compile_layers(model)
     # The model smooths its own loss, without the full logits that Trainer's smoother needs.
     model.config.label_smoothing = arguments.label_smoothing_factor
     arguments.label_smoothing_factor = 0.0
     return tokenizers, model
+
+
+def _better_kernel(model: PreTrainedModel, arguments: Seq2SeqTrainingArguments) -> str | None:
+    """The kernel without padding, if a GPU has it for this model; None: the default one."""
+    dtype = torch.float16 if arguments.fp16 else torch.float32
+    dtype = torch.bfloat16 if arguments.bf16 else dtype
+    if arguments.torch_compile or not kernel_fits(model.config, arguments.device, dtype):
+        return None
+    return VARLEN
 
 
 def _in_one_direction(

@@ -92,6 +92,23 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             called = partial(self.training_pass, model)
         return super().compute_loss(called, *args, **kwargs)
 
+    def _prepare_input(self, data: Any) -> Any:
+        """Trainer's; tensors are copied to a GPU while it works."""
+        if isinstance(data, torch.Tensor):
+            return data.to(self.args.device, non_blocking=True)
+        return super()._prepare_input(data)
+
+    def get_batch_samples(
+        self, epoch_iterator: Any, num_batches: int, device: torch.device
+    ) -> tuple[list[Any], torch.Tensor | int | None]:
+        """Trainer's; the number of targets stays on the CPU unless processes add theirs up."""
+        if self.args.world_size == 1:
+            device = torch.device("cpu")
+        samples: tuple[list[Any], torch.Tensor | int | None] = super().get_batch_samples(
+            epoch_iterator, num_batches, device
+        )
+        return samples
+
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Trainer's; remembers whether all losses were finite."""
         loss = super().training_step(*args, **kwargs)

@@ -1,0 +1,88 @@
+"""Layers compiled one by one: the same training, in two graphs."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx
+
+from vanilla_transformer.training.compiling import compile_layers
+
+from ..conftest import Batch, Model, build_variant, gradients
+
+# Torch's compiler imports torch's own deprecated modules.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
+]
+
+
+@pytest.fixture
+def graphs() -> Iterator[list[fx.GraphModule]]:
+    """Graphs that `count` has been given."""
+    torch.compiler.reset()
+    yield []
+    torch.compiler.reset()
+
+
+def counting(graphs: list[fx.GraphModule]) -> Any:
+    """A backend of `torch.compile` that runs graphs as they are and counts."""
+
+    def count(graph: fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    return count
+
+
+def ragged(number: int) -> Batch:
+    """A batch with padding on both sides, whose sizes depend on the number."""
+    generator = torch.Generator().manual_seed(number)
+    rows, source, target = 3 + number % 4, 5 + 2 * number, 4 + number
+    input_ids = torch.randint(3, 37, (rows, source), generator=generator)
+    labels = torch.randint(3, 37, (rows, target), generator=generator)
+    input_ids[1, -2:], labels[1, -1:] = 0, -100
+    return {
+        "input_ids": input_ids,
+        "attention_mask": (input_ids != 0).long(),
+        "labels": labels,
+    }
+
+
+@pytest.mark.parametrize("kernel", ["sdpa", "varlen"])
+def test_ten_shapes_are_two_graphs_and_give_the_same_gradients(graphs, kernel):
+    plain, compiled = (build_variant(attn_implementation=kernel) for _ in range(2))
+    compile_layers(compiled, counting(graphs))
+
+    for number in range(10):
+        batch = ragged(number)
+        torch.testing.assert_close(gradients(compiled, batch), gradients(plain, batch))
+
+    assert len(graphs) == 2
+    with torch.compiler.set_stance("fail_on_recompile"):
+        compiled.train()(**ragged(11)).loss.backward()
+
+
+def test_compiled_layers_leave_no_trace_in_a_saved_folder(tmp_path, graphs, tiny_model):
+    names = list(tiny_model.state_dict())
+
+    compile_layers(tiny_model, counting(graphs))
+
+    tiny_model.save_pretrained(tmp_path)
+    assert list(tiny_model.state_dict()) == names
+    loaded = Model.from_pretrained(tmp_path)
+    assert all(layer._compiled_call_impl is None for layer in loaded.model.encoder.layers)
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_searches_do_not_compile_each_step(graphs, tiny_model, batch, num_beams):
+    source = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    expected = tiny_model.generate(**source, num_beams=num_beams, max_length=20)
+    compile_layers(tiny_model, counting(graphs))
+
+    found = tiny_model.generate(**source, num_beams=num_beams, max_length=20)
+
+    assert found.tolist() == expected.tolist()
+    # Of the encoder.
+    assert len(graphs) == 1
