@@ -80,7 +80,7 @@ class DistilSettings(TrainSettings):
     teacher_num_beams: int | None = _of_teacher("num_beams")
     teacher_length_penalty: float | None = _of_teacher("length_penalty")
     teacher_max_extra_tokens: int = _of_teacher("max_extra_tokens")
-    teacher_max_tokens_per_batch: int = _of_teacher("max_tokens_per_batch")
+    teacher_max_tokens_per_batch: int | None = _of_teacher("max_tokens_per_batch")
     teacher_max_source_length: int | None = _of_teacher("max_source_length")
     teacher_trust_remote_code: bool = _of_teacher("trust_remote_code")
 

@@ -327,7 +327,9 @@ class SearchSettings:
     source_language: str | None = option(_SOURCE_LANGUAGE)
     target_language: str | None = option(_TARGET_LANGUAGE)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
-        "Type of the weights in memory; auto: as they were saved.", "auto"
+        "Type of the weights in memory; auto: as they were saved, or bfloat16 on a GPU that "
+        "computes in it.",
+        "auto",
     )
     num_beams: int | None = option(
         "Beam width; 1: greedy. Default: the model's, usually 4; with --do_sample 1."
@@ -341,11 +343,10 @@ class SearchSettings:
         "Tokens that an output may have more than its source (section 6.1 of the paper).",
         50,
     )
-    max_tokens_per_batch: int = option(
+    max_tokens_per_batch: int | None = option(
         "Source tokens of a batch, counted with padding once for each beam or sample; sources of "
-        "fewer than 16 tokens count as 16. Changes speed and memory, never results; a GPU has room "
-        "for more.",
-        4096,
+        "fewer than 16 tokens count as 16. Changes speed and memory, never results. Default: 4096; "
+        "64000 on a GPU."
     )
     max_source_length: int | None = option(
         "Longest source, in tokens with </s>. A longer line is cut at sentence ends, else at "

@@ -359,3 +359,34 @@ def test_ensemble_shares_the_tokenizer_of_the_target_too(tmp_path):
 
     with pytest.raises(ValueError, match=r"share one tokenizer, got another one in .*two"):
         Translator.from_pretrained(names)
+
+
+@pytest.mark.parametrize(
+    ("device", "given", "tokens"), [("cuda", None, 64_000), ("cpu", None, 4096), ("cuda", 80, 80)]
+)
+def test_batches_of_a_gpu_are_larger(tiny_model, tokenizer, monkeypatch, device, given, tokens):
+    monkeypatch.setattr(type(tiny_model), "device", torch.device(device))
+
+    translator = Translator(tiny_model, tokenizer, num_beams=2, max_tokens_per_batch=given)
+
+    assert translator.max_tokens_per_batch == tokens // 2
+
+
+@pytest.mark.parametrize(
+    ("computes", "given", "used"),
+    [
+        (True, "auto", torch.bfloat16),
+        (True, "float32", torch.float32),
+        (False, "auto", torch.float32),
+    ],
+)
+def test_weights_on_a_gpu_are_bfloat16_unless_another_type_is_given(
+    tiny_model, tokenizer, tmp_path, monkeypatch, computes, given, used
+):
+    tiny_model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    monkeypatch.setattr(translation, "gpu_computes_bfloat16", lambda: computes)
+
+    translator = Translator.from_pretrained(str(tmp_path), engine="torch", dtype=given)
+
+    assert translator.engine.model.dtype == used

@@ -9,7 +9,7 @@ from typing import Any, Self, cast
 
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from vanilla_transformer.model_folder import RUN_FILE, read_run
+from vanilla_transformer.model_folder import RUN_FILE, gpu_computes_bfloat16, read_run
 from vanilla_transformer.tokenization.tokenizer_pair import (
     TokenizerPair,
     has_target_vocabulary,
@@ -26,6 +26,9 @@ from vanilla_transformer_cli.settings import EngineName
 # this number of characters. Results come in order, so a line waits for its window only.
 WINDOW_LINES = 2048
 WINDOW_CHARACTERS = 2**20
+
+# Source tokens of a batch, unless the caller gives another number.
+TOKENS_ON_CPU, TOKENS_ON_GPU = 4096, 64_000
 
 # Shorter sources count as this many tokens of a batch, since each hypothesis takes memory too.
 LEAST_TOKENS = 16
@@ -78,7 +81,7 @@ class Translator:
             source.
         generation_config: Where the defaults of a search come from; None: the model's.
         max_tokens_per_batch: Source tokens of a batch; padding, beams and samples counted, and a
-            shorter source as one of 16.
+            shorter source as one of 16; None: 64,000 on a GPU, else 4,096.
         max_source_length: Lines of more tokens, `</s>` counted, are cut into pieces; None: the
             longest that the model expects.
         details: Whether tokens, their scores and alignments are wanted; engine `torch` only.
@@ -101,7 +104,7 @@ class Translator:
         source_language: str | None = None,
         target_language: str | None = None,
         generation_config: GenerationConfig | None = None,
-        max_tokens_per_batch: int = 4096,
+        max_tokens_per_batch: int | None = None,
         max_source_length: int | None = None,
         details: bool = False,
         **settings: Any,
@@ -134,6 +137,10 @@ class Translator:
         )
         candidates = self.search.of_candidates()
         rows = candidates.num_hypotheses if candidates.do_sample else candidates.num_beams
+        if max_tokens_per_batch is None:
+            engine = self.engine
+            on_gpu = isinstance(engine, TorchEngine) and engine.model.device.type == "cuda"
+            max_tokens_per_batch = TOKENS_ON_GPU if on_gpu else TOKENS_ON_CPU
         self.max_tokens_per_batch = max_tokens_per_batch // rows
         self._check(max_tokens_per_batch, generation_config.decoder_start_token_id)
 
@@ -193,11 +200,14 @@ class Translator:
                 an ensemble, see `TorchEngine`.
             engine: What searches; `auto`: CTranslate2 if it is installed and has found the same as
                 torch in a sample (see `AutomaticEngine`), else torch.
-            dtype: Of the weights while they are used, such as `bfloat16`; `auto`: as saved.
+            dtype: Of the weights while they are used, such as `bfloat16`; `auto`: as saved, or
+                bfloat16 on a GPU that computes in it.
             trust_remote_code: Runs the code in the folder of a model of another architecture.
             settings: Arguments of the class. The default of `max_source_length` is the
                 `max_length` of the training, if the folder has a record of it.
         """
+        if dtype == "auto" and engine != "ctranslate2" and gpu_computes_bfloat16():
+            dtype = "bfloat16"
         if isinstance(model_name_or_path, str):
             model_name_or_path = [model_name_or_path]
         names = list(model_name_or_path)
