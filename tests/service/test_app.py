@@ -224,7 +224,6 @@ def as_json(**fields):
             400,
             "`source` must be one of the languages of this service, de, got 'fr'. See",
         ),
-        (as_json(source="auto"), JSON, 400, "It does not detect languages."),
         (
             as_json(target="\ud800"),
             JSON,
@@ -246,6 +245,19 @@ def test_request_that_cannot_be_translated_is_refused_with_a_reason(
 
     assert (answer.status, answer.content.keys()) == (status, {"error"})
     assert message in answer.content["error"]
+
+
+def test_only_source_language_need_not_be_named(server, expected):
+    answer = server.send("POST", "/translate", as_json(source="auto"), content_type=JSON)
+
+    assert (answer.status, answer.content["translatedText"]) == (200, expected("ja")[0])
+
+
+def test_source_is_not_detected_among_several():
+    languages = ServedLanguages(("de", "fr"), ("en",))
+
+    with pytest.raises(ValueError, match="It does not detect languages"):
+        languages.chosen("auto", "en")
 
 
 def test_largest_request_is_taken_however_it_is_written(server):

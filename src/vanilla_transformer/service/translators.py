@@ -73,7 +73,7 @@ class Translators:
         first: Translator,
         languages: ServedLanguages,
         defaults: GenerationConfig,
-        max_tokens_per_batch: int,
+        max_tokens_per_batch: int | None,
     ) -> None:
         self.first = first
         self.languages = languages
