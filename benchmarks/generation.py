@@ -5,6 +5,7 @@ M2M100 gets our weights and our position table, so it computes the same function
 In each round, all contenders translate the same batches in turn, tokenised beforehand and in the
 file's order. Tables show the median, the slowest and the fastest round. Peak memory is that of the
 largest batch, in a process for each. --preset: random weights and sources, 32 tokens of output.
+The contender auto chooses anew for each search and batch size, and needs 32 sentences to do so.
 
 Example:
   python benchmarks/generation.py --model runs/de-en --test test.de.gz --threads 1

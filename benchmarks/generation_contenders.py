@@ -281,8 +281,11 @@ def write_folders(
 
 
 def write_random_model(preset: str, folder: Path) -> None:
-    """A folder with a model of random weights and a tokenizer that only spells."""
+    """A folder with a model of random weights, and a tokenizer with as many invented words."""
     torch.manual_seed(0)
     sizes = PRESETS[preset].config()
     build("vanilla", vocab_size=RANDOM_VOCABULARY, **sizes).save_pretrained(folder)
-    VanillaTransformerTokenizer.train(["any text"], vocab_size=300).save_pretrained(folder)
+    # Four entries are special tokens.
+    words = [f"word{number}" for number in range(RANDOM_VOCABULARY - 4)]
+    tokenizer = VanillaTransformerTokenizer.train(words, vocab_size=RANDOM_VOCABULARY, kind="word")
+    tokenizer.save_pretrained(folder)

@@ -74,7 +74,6 @@ def tables(options: Namespace, labels: dict[str, str], scratch: Path) -> Iterato
         scratch: Folder for models.
     """
     disable_progress_bar()
-    # The choice of an engine is made anew.
     os.environ[CACHE_VARIABLE] = str(scratch / "cache")
     folder = Path(options.model or scratch / "random")
     if options.preset:
@@ -98,6 +97,11 @@ def tables(options: Namespace, labels: dict[str, str], scratch: Path) -> Iterato
             chosen = dict(contenders)
             if size != max(options.batch_sizes):
                 chosen.pop("translator", None)
+            if "auto" in chosen:
+                # What users choose whose batches are of this size.
+                for file in scratch.glob("cache/ctranslate2/*.json"):
+                    file.unlink()
+                chosen["auto"] = CONTENDERS["auto"](folders["auto"], dtype)
             where = f"{dtype}, {threads} threads, {num_beams} beams, batch {size}"
             tasks, results = warm_up(chosen, task, where)
             check_same_outputs(results, dtype)
