@@ -276,7 +276,7 @@ class TrainSettings:
     )
     compile_layers: bool = option(
         "Compiles the layers with torch.compile, once for all shapes of batches; varlen then still "
-        "removes the padding, which --torch_compile keeps. Pays off on a GPU.",
+        "removes the padding, which --torch_compile keeps. Meant for GPUs.",
         False,
     )
     r_drop: float = option(

@@ -189,7 +189,12 @@ def test_batch_without_any_target_has_no_loss(tiny_model, ragged):
     ragged["labels"][:] = -100
     tiny_model.set_attn_implementation("varlen")
 
+    shapes = shapes_of_inputs(tiny_model, "decoder.layers.0.fc1")
+
     assert tiny_model.train()(**ragged).loss == 0
+
+    # No kernel is asked for attention among no tokens.
+    assert shapes == [(3, 5, 24)]
 
 
 @pytest.mark.parametrize(

@@ -235,12 +235,11 @@ class Stack(VanillaTransformerPreTrainedModel):
             `[B, Q, D]`.
         """
         length = inputs_embeds.shape[1]
-        most: int | Tensor = past_length + length
         if attention_mask is not None and attention_mask.dim() == 2:
-            most = attention_mask.shape[1]
             position_ids = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -length:]
         else:
             position_ids = torch.arange(length, device=inputs_embeds.device)[None] + past_length
+        most = past_length + length
         positions = self.embed_positions(position_ids, inputs_embeds.dtype, most)
         return self.embed(inputs_embeds, positions)
 
