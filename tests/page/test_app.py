@@ -324,6 +324,20 @@ def test_example_is_translated(reader, page):
     assert reader.text.get_attribute("value") == "nein"
 
 
+def test_other_model_is_chosen(reader, page):
+    reader.type("ein hund")
+    reader.until(reader.written)
+    reader.one("input[aria-label=Model]").click()
+
+    reader.until(lambda: [one for one in reader.all("[role=option]") if one.text == "two"])[
+        0
+    ].click()
+
+    expected = page.translate("ein hund", "two", {})["text"]
+    reader.until(lambda: reader.written() == expected)
+    assert [one.text for one in reader.all("button") if one.text == "nein"] == ["nein"]
+
+
 def test_search_is_chosen(reader):
     reader.type("ja")
     reader.until(reader.written)

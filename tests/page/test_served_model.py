@@ -12,7 +12,7 @@ from vanilla_transformer.page.served_model import (
     Wanted,
     lines_of,
 )
-from vanilla_transformer.translation import Search, Translator
+from vanilla_transformer.translation import Search, Translation, Translator
 
 from ..conftest import save_small_model
 
@@ -80,14 +80,22 @@ def test_translations_are_those_of_a_translator_with_details(model, tokenizer):
     assert len(model.labels(found[0])) == len(found[0].tokens)
 
 
-def test_other_readers_get_their_turn_between_parts_of_a_file(model):
-    lines = ["a"] * (LINES_AT_A_TIME + 1)
-    translations = model.translate_lines(lines, Wanted(num_beams=1))
+def test_other_readers_get_their_turn_between_parts_of_a_file(model, monkeypatch):
+    parts = []
 
-    for _ in range(LINES_AT_A_TIME):
-        next(translations)
-        assert not model._lock.locked()
-    assert len(list(translations)) == 1
+    def translate(self, lines, *, first_line):
+        assert model._lock.locked()
+        parts.append((first_line, len(lines)))
+        return map(Translation, lines)
+
+    monkeypatch.setattr(Translator, "translate", translate)
+    lines = list(map(str, range(LINES_AT_A_TIME + 1)))
+
+    found = [one.text for one in model.translate_lines(lines, Wanted())]
+
+    assert found == lines
+    assert parts == [(1, LINES_AT_A_TIME), (1 + LINES_AT_A_TIME, 1)]
+    assert not model._lock.locked()
 
 
 def test_attention_is_that_of_the_translation(model):

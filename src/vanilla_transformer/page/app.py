@@ -341,7 +341,7 @@ class _Layout:
         return (
             gr.update(**languages["source"]),
             gr.update(**languages["target"]),
-            gr.Dataset(samples=samples, visible=bool(samples)),
+            gr.update(samples=samples, visible=bool(samples)),
         )
 
 
