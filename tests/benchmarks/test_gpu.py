@@ -132,7 +132,7 @@ def test_loss_in_half_precision_is_as_large_as_in_float64(dtype):
 
 
 def test_sweep_sets_the_rows_of_a_chunk(monkeypatch):
-    default = loss_vanilla_transformer.CHUNK_ROWS
+    default = loss_vanilla_transformer.chunk_rows
     seen = []
     compute = loss_vanilla_transformer._loss_and_gradient
 
@@ -146,7 +146,7 @@ def test_sweep_sets_the_rows_of_a_chunk(monkeypatch):
     problem.solve(*problem.tensors(), 4)
 
     assert seen == [4, 4, 2]
-    assert default == loss_vanilla_transformer.CHUNK_ROWS
+    assert loss_vanilla_transformer.chunk_rows is default
 
 
 def test_error_is_relative_to_the_exact_value():
