@@ -21,10 +21,9 @@ import gpu_training
 from generation_rounds import Result
 from gpu_loss import TERMS, UNFUSED, Problem
 from gpu_report import Report, bf16_peak, shown
-from gpu_tests import read_outcomes
+from gpu_tests import decoding_steps, kinds, read_outcomes, training_steps
 from gpu_training import share_of_peak, speeds, training_flops, wmt_like_batches
 from neighbours import tokens_of
-from synchronisations import waits_of
 from vanilla_transformer.modeling import loss_vanilla_transformer
 
 from ..conftest import build_variant
@@ -155,17 +154,18 @@ def test_error_is_relative_to_the_exact_value():
     )
 
 
-def test_waits_are_copies_to_the_host_and_shapes_that_depend_on_values():
-    values = torch.arange(3)
+def test_waits_are_counted_by_step_and_by_token():
+    count, _, found = training_steps()["training, padding"]()
+    # A look at the device in every eighth step.
+    per_token, _, found_per_token = decoding_steps()["greedy, our search"]()
 
-    def work():
-        values.tolist()
-        values[values > 1]
-        values[torch.tensor([0, 2])]
-        values.sum().item()
+    assert (count, found) == (3, "2 x _local_scalar_dense, 1 x nonzero")
+    assert (per_token, found_per_token) == (0.125, "0.125 x _to_copy from the device")
 
-    assert waits_of(work) == ["tolist", "aten::index", "aten::_local_scalar_dense"]
-    assert "tolist" not in vars(torch.Tensor)
+
+def test_operations_are_named_with_their_share_of_a_step():
+    assert kinds(["a", "b", "a"], 2) == "1 x a, 0.5 x b"
+    assert kinds([], 2) == "none"
 
 
 def test_outcomes_of_tests_are_read_from_pytests_report():
