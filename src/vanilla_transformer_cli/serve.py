@@ -1,5 +1,6 @@
 """The `serve` command: translations over HTTP."""
 
+import os
 import signal
 import socket
 import sys
@@ -155,4 +156,5 @@ def _run(service: "Service", listener: socket.socket) -> None:
     except KeyboardInterrupt:
         # Uvicorn passes the signal on when everything is finished.
         if server.force_exit:
-            raise
+            # The thread that translates would abort the interpreter while it shuts down.
+            os._exit(128 + signal.SIGINT)

@@ -83,6 +83,7 @@ def test_settings_reach_the_service(folder):
         source_language="de",
         target_language="en",
         num_beams=2,
+        max_tokens_per_batch=600,
         max_delay=7,
         max_characters=1001,
         max_texts=102,
@@ -98,7 +99,7 @@ def test_settings_reach_the_service(folder):
     assert service.batcher.max_delay == 0.007
     assert service.batcher.max_waiting_characters == 5005
     assert service.translators.first.search.num_beams == 2
-    assert service.batcher.max_tokens == settings.max_tokens_per_batch // 2
+    assert service.batcher.max_tokens == 300
 
 
 def test_help_loads_nothing_of_a_server():

@@ -18,6 +18,7 @@ from vanilla_transformer.files import read_lines
 from vanilla_transformer.modeling.layers_vanilla_transformer import EncoderLayer
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 from vanilla_transformer.training import run as training
+from vanilla_transformer.training import trainer
 from vanilla_transformer.training.averaging import average_checkpoints
 from vanilla_transformer.training.run import train
 from vanilla_transformer.training.trainer import TokenBatchTrainer
@@ -300,11 +301,12 @@ def test_each_epoch_has_batches_of_its_own(corpus, tmp_path, monkeypatch):
 def test_bpe_dropout_changes_the_text_of_each_epoch(corpus, tmp_path, monkeypatch):
     tokens = []
 
-    def count_tokens(trainer, inputs, *args):
+    def count_tokens(self, inputs, *args):
         tokens.append(int((inputs["labels"] != -100).sum()))
-        return super(TokenBatchTrainer, trainer)._prepare_inputs(inputs, *args)
+        return super(TokenBatchTrainer, self)._prepare_inputs(inputs, *args)
 
     monkeypatch.setattr(TokenBatchTrainer, "_prepare_inputs", count_tokens)
+    monkeypatch.setattr(trainer, "TRIED_BATCHES", 2)
 
     run_training(corpus, tmp_path, UNVALIDATED | {"bpe_dropout": 0.3}, num_train_epochs=3)
 
