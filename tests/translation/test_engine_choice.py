@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import sys
+from functools import partial
 from itertools import accumulate, count, cycle
 from pathlib import Path
 
@@ -182,6 +183,9 @@ def test_torch_translates_if_ctranslate2_is_slower(load, monkeypatch, caplog):
     assert texts(load()) == expected
     assert caplog.messages == ["torch translates: CTranslate2 was slower in a sample."] * 2
     monkeypatch.setattr(torch, "get_num_threads", lambda: 99)
+    # CTranslate2 would leave so many to all tests that follow.
+    one_thread = partial(CTranslate2Engine, intra_threads=1)
+    monkeypatch.setattr(engine_choice, "CTranslate2Engine", one_thread)
     other = load()
     texts(other, LINES[:5])
     assert other.engine.name == ""
