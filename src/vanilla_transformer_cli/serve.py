@@ -4,8 +4,9 @@ import os
 import signal
 import socket
 import sys
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
+from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from vanilla_transformer_cli.command import (
@@ -138,6 +139,12 @@ def _run(service: "Service", listener: socket.socket) -> None:
     class Server(uvicorn.Server):
         """Reports when it is ready, and stops without delay."""
 
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            if self.should_exit and sig == signal.SIGINT:
+                # The thread that translates would abort the interpreter while it shuts down.
+                os._exit(128 + sig)
+            super().handle_exit(sig, frame)
+
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
             print(
@@ -151,10 +158,6 @@ def _run(service: "Service", listener: socket.socket) -> None:
             await super().shutdown(sockets)
 
     server = Server(uvicorn.Config(build_app(service), log_level="warning", access_log=False))
-    try:
+    # Uvicorn passes the signal on when everything is finished.
+    with suppress(KeyboardInterrupt):
         server.run([listener])
-    except KeyboardInterrupt:
-        # Uvicorn passes the signal on when everything is finished.
-        if server.force_exit:
-            # The thread that translates would abort the interpreter while it shuts down.
-            os._exit(128 + signal.SIGINT)
