@@ -86,6 +86,15 @@ class Worker:
 
 def work(sizes: dict[str, float]) -> None:
     """Runs the tasks that it reads, and prints the seconds of each."""
+    tasks = build_tasks(sizes)
+    for line in sys.stdin:
+        started = time.perf_counter()
+        tasks[line.strip()]()
+        print(time.perf_counter() - started, flush=True)
+
+
+def build_tasks(sizes: dict[str, float]) -> dict[str, Callable[[], None]]:
+    """What is measured, by name, with a model of these sizes."""
     import torch
 
     from vanilla_transformer import (
@@ -115,11 +124,7 @@ def work(sizes: dict[str, float]) -> None:
         partial(generate, 4, SOURCES),
         partial(generate, 4, 1),
     )
-    tasks: dict[str, Callable[[], None]] = dict(zip(TASKS, calls, strict=True))
-    for line in sys.stdin:
-        started = time.perf_counter()
-        tasks[line.strip()]()
-        print(time.perf_counter() - started, flush=True)
+    return dict(zip(TASKS, calls, strict=True))
 
 
 if __name__ == "__main__":
