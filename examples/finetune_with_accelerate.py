@@ -92,6 +92,7 @@ def main() -> None:
     if accelerator.is_main_process:
         accelerator.unwrap_model(model).save_pretrained(given.output_dir)
         tokenizer.save_pretrained(given.output_dir)
+    accelerator.end_training()
 
 
 if __name__ == "__main__":

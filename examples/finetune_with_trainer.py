@@ -87,6 +87,7 @@ def main() -> None:
     )
     trainer.train(resume_from_checkpoint=training.resume_from_checkpoint)
     trainer.save_model()
+    trainer.accelerator.end_training()
 
 
 if __name__ == "__main__":

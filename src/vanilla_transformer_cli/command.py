@@ -32,6 +32,7 @@ def run(command: Command, argv: list[str] | None = None) -> None:
     try:
         command(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()
+        _leave_process_group()
     except BrokenPipeError:
         # The reader of our output has stopped, as in `| head`.
         _drop_output()
@@ -60,6 +61,13 @@ def run(command: Command, argv: list[str] | None = None) -> None:
     finally:
         # The work is done: Ctrl-C while the interpreter shuts down only prints tracebacks.
         atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
+
+
+def _leave_process_group() -> None:
+    """Ends the exchange with other processes, whose threads can abort an interpreter that exits."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed and distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 def _drop_output() -> None:

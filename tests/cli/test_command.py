@@ -5,8 +5,10 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from torch import distributed
 
 from vanilla_transformer import threads
+from vanilla_transformer_cli import command as commands
 from vanilla_transformer_cli.command import looks_like_a_path
 
 
@@ -33,6 +35,14 @@ def test_help_shows_defaults_that_are_values(run):
     assert "(default: 1.0)" in text
     for nothing in ("", "None", "False", "[]"):
         assert f"(default: {nothing})" not in text
+
+
+def test_process_group_ends_with_the_command():
+    def join(argv):
+        distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+
+    commands.run(join, [])
+    assert not distributed.is_initialized()
 
 
 def test_interrupt_after_the_work_changes_nothing():
