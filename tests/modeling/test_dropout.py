@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from vanilla_transformer.modeling.cpu_vanilla_transformer import Dropout
+from vanilla_transformer.modeling.layers_vanilla_transformer import Layer
 
 from ..conftest import both_attentions, build_variant, gradients, record_calls
 
@@ -134,3 +135,29 @@ def test_residual_stream_passes_when_every_sublayer_is_dropped(tiny_model, batch
             assert torch.equal(hidden, hidden_states[0])
     expected = tiny_model.model.encoder.layer_norm(output.encoder_hidden_states[0])
     assert torch.equal(output.encoder_last_hidden_state, expected)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "silu"])
+def test_activation_is_computed_again_with_the_same_dropout(tiny_model, activation):
+    config = tiny_model.config
+    config.activation_function, config.activation_dropout = activation, 0.4
+    layer, x = Layer(config, ffn_dim=40).train(), torch.randn(3, 5, config.d_model)
+
+    def derivatives(feed_forward):
+        torch.manual_seed(5)
+        return torch.autograd.grad(feed_forward(x).square().sum(), layer.fc1.weight)
+
+    expected = derivatives(
+        lambda x: layer.fc2(layer.activation_dropout(layer.activation(layer.fc1(x))))
+    )
+    torch.testing.assert_close(derivatives(layer.feed_forward), expected)
+
+
+def test_feed_forward_network_keeps_one_wide_tensor_whatever_its_activation(tiny_model):
+    rows, wide = 7, 40
+    for activation in ("relu", "gelu", "silu"):
+        tiny_model.config.activation_function = activation
+        layer, kept = Layer(tiny_model.config, ffn_dim=wide).train(), []
+        with torch.autograd.graph.saved_tensors_hooks(kept.append, lambda none: none):
+            layer.feed_forward(torch.randn(rows, tiny_model.config.d_model))
+        assert len({one.data_ptr() for one in kept if one.shape == (rows, wide)}) == 1

@@ -6,7 +6,9 @@ Shapes: B batch · S source · T target · Q query positions · D `d_model` · F
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers.activations import ACT2FN
 from transformers.cache_utils import EncoderDecoderCache
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -43,8 +45,20 @@ class Layer(GradientCheckpointingLayer):
         return norm(x + self.dropout(sublayer(x)))
 
     def feed_forward(self, x: Tensor) -> Tensor:
-        """Position-wise feed-forward network, equation (2): `[B, Q, D]` -> `[B, Q, D]`."""
-        return self.fc2(self.activation_dropout(self.activation(self.fc1(x))))
+        """Position-wise feed-forward network, equation (2): `[B, Q, D]` -> `[B, Q, D]`.
+
+        ReLU's gradient needs its output, as `fc2`'s does; other activations' need their input. Then
+        only the input is kept, and the output, which is cheap, is computed again.
+        """
+        hidden = self.fc1(x)
+        kept = isinstance(self.activation, nn.ReLU) or torch.compiler.is_compiling()
+        if kept or not self.training:
+            return self._contract(hidden)
+        return checkpoint(self._contract, hidden, use_reentrant=False)
+
+    def _contract(self, hidden: Tensor) -> Tensor:
+        """`[B, Q, F]` -> `[B, Q, D]`."""
+        return self.fc2(self.activation_dropout(self.activation(hidden)))
 
 
 class EncoderLayer(Layer):
