@@ -183,8 +183,9 @@ def test_torch_translates_if_ctranslate2_is_slower(load, monkeypatch, caplog):
     assert texts(load()) == expected
     assert caplog.messages == ["torch translates: CTranslate2 was slower in a sample."] * 2
     monkeypatch.setattr(torch, "get_num_threads", lambda: 99)
-    # CTranslate2 would leave so many to all tests that follow.
-    one_thread = partial(CTranslate2Engine, intra_threads=1)
+    # So many would stay for all tests that follow.
+    monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
+    one_thread = partial(CTranslate2Engine, inter_threads=1, intra_threads=1)
     monkeypatch.setattr(engine_choice, "CTranslate2Engine", one_thread)
     other = load()
     texts(other, LINES[:5])

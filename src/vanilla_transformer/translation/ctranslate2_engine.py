@@ -40,9 +40,10 @@ class CTranslate2Engine:
         device: `cpu`, `cuda`, or `auto` for a GPU if there is one.
         compute_type: Type to compute in, such as `int8_float32`; `default`: the one of the export,
             or else, with a message, one that the device has.
-        inter_threads: Parts of a batch that are translated at the same time.
-        intra_threads: Threads of each part; None: an equal share of torch's threads, which are all
-            cores or OMP_NUM_THREADS.
+        inter_threads: Parts of a batch that are translated at the same time; None: as many as
+            threads remain for them on a CPU, and one on a GPU.
+        intra_threads: Threads of each part, which wait for each other in every step; None: one, or
+            with `inter_threads` an equal share of torch's, which are all cores or OMP_NUM_THREADS.
         patience: Beam search ends once there are `num_beams * patience` hypotheses. Torch's ends
             once no better one is possible: 2 usually finds the same, 1 is faster and may find
             less.
@@ -58,12 +59,12 @@ class CTranslate2Engine:
         *,
         device: str = "auto",
         compute_type: str = "default",
-        inter_threads: int = 1,
+        inter_threads: int | None = None,
         intra_threads: int | None = None,
         patience: int = 2,
     ) -> None:
         try:
-            from ctranslate2 import Translator, __version__
+            from ctranslate2 import Translator, __version__, get_cuda_device_count
         except ImportError as error:
             raise ImportError(
                 "The engine `ctranslate2` needs the package `ctranslate2`. "
@@ -82,6 +83,11 @@ class CTranslate2Engine:
                 f"{_NO_EXPORT.format(str(folder))} {self.end_token!r} in its vocabulary."
             )
         self.end_id = self.ids[self.end_token]
+        threads = torch.get_num_threads()
+        if inter_threads is None:
+            on_gpu = device == "cuda" or (device == "auto" and get_cuda_device_count() > 0)
+            intra_threads = intra_threads or 1
+            inter_threads = 1 if on_gpu else max(1, threads // intra_threads)
         self.inter_threads = inter_threads
         self.patience = patience
         try:
@@ -90,7 +96,7 @@ class CTranslate2Engine:
                 device=device,
                 compute_type=compute_type,
                 inter_threads=inter_threads,
-                intra_threads=intra_threads or max(1, torch.get_num_threads() // inter_threads),
+                intra_threads=intra_threads or max(1, threads // inter_threads),
             )
         except (RuntimeError, ValueError) as error:
             raise ValueError(
@@ -98,6 +104,9 @@ class CTranslate2Engine:
                 f"to compute in {compute_type!r}: {str(error).rstrip('.')}. Export the model again "
                 "with this version, or compute in another type."
             ) from error
+        finally:
+            # CTranslate2 changes it to its own.
+            torch.set_num_threads(threads)
         self.name = f"CTranslate2 {__version__} ({self.translator.compute_type})"
 
     def translate_batch(
