@@ -1,7 +1,10 @@
 """What several processes do together; `launch` starts it, tests also import it.
 
-Its argument is a folder, which then holds `gradients.pt`, the trained `model` and, one for each
-process, `updates-RANK.pt`. The folder must hold what `write_corpus` writes.
+Usage: gradients_of_one_update.py FOLDER [--gradients_only]
+
+The folder then holds, one for each process, `gradients-RANK.pt` and `updates-RANK.pt`, and the
+trained `model`. It must hold what `write_corpus` writes. `--gradients_only` needs and trains no
+model.
 """
 
 import sys
@@ -34,8 +37,9 @@ SPLITS = [(16, 1), (4, 4), (2, 8)]
 # Smoothing that the config and Trainer's argument ask for; the argument wins.
 SMOOTHINGS = [(0.0, 0.0), (0.2, 0.0), (0.0, 0.2), (0.3, 0.2)]
 
-# What two processes try: each split and each smoothing.
+# What two processes try: each split and each smoothing; and what eight processes do.
 SHARED = list(zip([*SPLITS, SPLITS[1]], SMOOTHINGS, strict=True))
+SHARED_BY_EIGHT = [((16, 1), (0.2, 0.0)), ((8, 2), (0.0, 0.2))]
 
 VOCAB_SIZE = 37
 
@@ -183,21 +187,26 @@ def updates_until_stop(folder: Path, stop: StopOnRequest) -> int:
 def main() -> None:
     """Writes what the tests compare with a single process."""
     folder = Path(sys.argv[1])
+    only = "--gradients_only" in sys.argv
     gradients = {
         (split, smoothing): gradients_of_one_update(folder, split, smoothing)
-        for split, smoothing in SHARED
+        for split, smoothing in (SHARED_BY_EIGHT if only else SHARED)
     }
     rank = torch.distributed.get_rank()
-    if rank == 0:
-        torch.save(gradients, folder / "gradients.pt")
+    torch.save(gradients, folder / f"gradients-{rank}.pt")
+    if not only:
+        train_and_stop(folder, rank)
+    torch.distributed.destroy_process_group()
 
+
+def train_and_stop(folder: Path, rank: int) -> None:
+    """Trains a model by the command, and another one until a process is interrupted."""
     train_on_token_batches(folder, folder / "model")
 
     # The signal of a Ctrl-C need not reach all processes, and their clocks differ.
     stop = StopOnRequest(max_minutes=None)
     stop.interrupted = rank == 1
     torch.save(updates_until_stop(folder, stop), folder / f"updates-{rank}.pt")
-    torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

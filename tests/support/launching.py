@@ -1,4 +1,4 @@
-"""Starts a helper script of the tests in two processes."""
+"""Starts a helper script of the tests in several processes."""
 
 import gc
 import os
@@ -10,17 +10,30 @@ from collections.abc import Sequence
 from pathlib import Path
 
 
-def launch(script: str, *arguments: str | Path, launcher: Sequence[str] = ()) -> None:
-    """Runs a script to its end, one thread for each process.
+def launch(
+    script: str, *arguments: str | Path, processes: int = 2, launcher: Sequence[str] = ()
+) -> None:
+    """Runs a script to its end; see `run_processes`."""
+    done = run_processes(script, *arguments, processes=processes, launcher=launcher)
+    assert done.returncode == 0, done.stderr
+
+
+def run_processes(
+    script: str, *arguments: str | Path, processes: int = 2, launcher: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
+    """Runs a script, one thread for each process, and waits for all of them.
 
     Args:
         script: Its file.
         arguments: Of the script.
-        launcher: Module that starts both processes, and its options; without it they are forks of
-            one process, which imports only once what takes seconds.
+        processes: How many, without a launcher.
+        launcher: Module that starts the processes, and its options; without it they are forks of
+            one process, which imports only once what takes seconds. When one of them dies, nothing
+            ends the others.
     """
-    command = [sys.executable, "-m", *launcher] if launcher else [sys.executable, __file__]
-    done = subprocess.run(
+    forks = [sys.executable, __file__, str(processes)]
+    command = [sys.executable, "-m", *launcher] if launcher else forks
+    return subprocess.run(
         [*command, script, *arguments],
         env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
         capture_output=True,
@@ -28,7 +41,6 @@ def launch(script: str, *arguments: str | Path, launcher: Sequence[str] = ()) ->
         timeout=120,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
 
 
 def free_port() -> int:
@@ -38,18 +50,19 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def fork(script: str, arguments: list[str]) -> int:
-    """Runs a script in two forks, as `torchrun` would; returns 0 if both end well."""
+def fork(processes: int, script: str, arguments: list[str]) -> int:
+    """Runs a script in forks, as `torchrun` would; returns 0 if all end well."""
     import transformers.trainer_seq2seq  # noqa: F401
 
     import vanilla_transformer.training.run  # noqa: F401
 
     # Each run collects garbage, and need not look for it in what is imported.
     gc.freeze()
-    os.environ |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    os.environ["WORLD_SIZE"] = str(processes)
     sys.argv = [script, *arguments]
     children = []
-    for rank in ("0", "1"):
+    for rank in map(str, range(processes)):
         child = os.fork()
         if not child:
             os.environ |= {"RANK": rank, "LOCAL_RANK": rank}
@@ -60,4 +73,4 @@ def fork(script: str, arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(fork(sys.argv[1], sys.argv[2:]))
+    sys.exit(fork(int(sys.argv[1]), sys.argv[2], sys.argv[3:]))

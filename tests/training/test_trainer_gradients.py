@@ -10,7 +10,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ..support import gradients_of_one_update as one_update
-from ..support.gradients_of_one_update import SHARED, SMOOTHINGS, SPLITS, gradients_of_one_update
+from ..support.gradients_of_one_update import (
+    SHARED,
+    SHARED_BY_EIGHT,
+    SMOOTHINGS,
+    SPLITS,
+    gradients_of_one_update,
+)
 from ..support.launching import launch
 
 
@@ -66,9 +72,20 @@ def test_gradients_are_those_of_one_mean_when_batches_are_accumulated(tmp_path, 
 def test_gradients_are_those_of_one_mean_when_processes_share_batches(
     of_two_processes, split, smoothing
 ):
-    gradients = torch.load(of_two_processes / "gradients.pt")
+    gradients = torch.load(of_two_processes / "gradients-0.pt")
 
     assert_same(gradients[split, smoothing], expected_gradients(in_force(*smoothing)))
+
+
+@pytest.mark.slow
+def test_gradients_are_those_of_one_mean_when_eight_processes_share_batches(tmp_path):
+    launch(one_update.__file__, tmp_path, "--gradients_only", processes=8)
+
+    for rank in range(8):
+        gradients = torch.load(tmp_path / f"gradients-{rank}.pt")
+        assert list(gradients) == SHARED_BY_EIGHT
+        for (_, smoothing), of_eight in gradients.items():
+            assert_same(of_eight, expected_gradients(in_force(*smoothing)))
 
 
 def test_smoothing_changes_the_gradients():
