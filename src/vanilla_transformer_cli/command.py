@@ -57,10 +57,22 @@ def run(command: Command, argv: list[str] | None = None) -> None:
         said = str(error)
         if isinstance(error, MemoryError) or re.search("out of memory|allocate memory", said):
             fail(f"there is not enough memory; try smaller batches: {' '.join(said.split())}")
+        if type(error).__name__.startswith("Dist") or "/gloo/" in said:
+            fail(_loss_of_a_process(said))
         raise
     finally:
         # The work is done: Ctrl-C while the interpreter shuts down only prints tracebacks.
         atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
+
+
+def _loss_of_a_process(said: str) -> str:
+    """Message for an error of gloo, of NCCL, or of the store where processes meet."""
+    # Gloo begins with a place in its source, and ends with advice.
+    reason = re.sub(r"^\[\S+\] ", "", said).splitlines()[0].partition(". ")[0]
+    return (
+        f"lost another process: {reason}. It has ended, or did not answer for --ddp_timeout "
+        "seconds; its own output may say why. --resume continues from the last checkpoint."
+    )
 
 
 def _leave_process_group() -> None:

@@ -45,6 +45,29 @@ def test_process_group_ends_with_the_command():
     assert not distributed.is_initialized()
 
 
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (
+            RuntimeError("[/x/gloo/transport/tcp/pair.cc:55] Closed by peer [127.0.0.1]:1. Look."),
+            "Closed by peer [127.0.0.1]:1",
+        ),
+        (distributed.DistBackendError("NCCL error in: x.cpp\nmore"), "NCCL error in: x.cpp"),
+        (distributed.DistNetworkError("The client socket has timed out"), "The client socket has"),
+    ],
+)
+def test_lost_process_is_reported_in_one_line(capsys, error, reason):
+    def lose(argv):
+        raise error
+
+    with pytest.raises(SystemExit, match="2"):
+        commands.run(lose, [])
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"vanilla-transformer: lost another process: {reason}")
+    assert "--ddp_timeout" in line
+
+
 def test_interrupt_after_the_work_changes_nothing():
     code = """if True:
         import atexit, os, signal

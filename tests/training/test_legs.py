@@ -143,6 +143,11 @@ def test_length_and_reports_of_a_run_may_change(record, name):
     check_continuation(record, {**record, "arguments": {**record["arguments"], name: 77}})
 
 
+@pytest.mark.parametrize("name", ["ddp_timeout", "ddp_find_unused_parameters"])
+def test_what_processes_do_beside_training_may_change(record, name):
+    check_continuation(record, {**record, "arguments": {**record["arguments"], name: 77}})
+
+
 # On record
 
 

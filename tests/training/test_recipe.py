@@ -121,6 +121,10 @@ def test_no_process_searches_for_unused_parameters():
     assert recipe(TrainSettings(**TRAINED))["ddp_find_unused_parameters"] is False
 
 
+def test_lost_process_is_noticed_within_ten_minutes():
+    assert recipe(TrainSettings(**TRAINED))["ddp_timeout"] == 10 * 60
+
+
 def test_all_mistakes_are_reported_at_once(tmp_path):
     settings = TrainSettings(**TRAINED, r_drop=-1.0, moving_average=0.9, target_vocab_size=9)
 

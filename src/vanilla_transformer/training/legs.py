@@ -72,6 +72,8 @@ _ARGUMENTS_THAT_MAY_CHANGE = {
     "dataloader_persistent_workers",
     "dataloader_prefetch_factor",
     "local_rank",
+    "ddp_timeout",
+    "ddp_find_unused_parameters",
     "use_cpu",
     "skip_memory_metrics",
 }

@@ -104,6 +104,9 @@ def recipe(settings: TrainSettings) -> dict[str, Any]:
         "bf16": _bf16_pays(),
         # Every weight takes part in every update, so no process need search for the others.
         "ddp_find_unused_parameters": False,
+        # Seconds that processes wait for one that does not answer. The longest pause is before the
+        # first update, while some still read their pairs.
+        "ddp_timeout": 600,
     }
     if settings.validation:
         arguments |= {

@@ -87,6 +87,7 @@ from vanilla_transformer.training.legs import (
     claimed,
     continue_run,
 )
+from vanilla_transformer.training.processes import limit_waiting
 from vanilla_transformer.training.progress import progress_shown
 from vanilla_transformer.training.r_drop import r_drop
 from vanilla_transformer.training.recipe import (
@@ -187,6 +188,7 @@ def _begin(
 ) -> tuple[str | None, dict[str, Any]]:
     """Checks a run and seeds it; returns the checkpoint to resume from and the run's record."""
     check_settings(settings, arguments)
+    limit_waiting(arguments)
     prefer_better_scores(arguments)
     checkpoint = find_checkpoint(settings, arguments)
     first_update = int(checkpoint.rpartition("-")[2]) if checkpoint else 0

@@ -1,0 +1,58 @@
+"""What processes that train together do when one of them is lost."""
+
+import re
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import distributed
+
+from vanilla_transformer.training import run as module
+from vanilla_transformer.training.processes import limit_waiting
+from vanilla_transformer_cli.settings import TrainSettings
+
+from ..support import lose_a_process
+from ..support.gradients_of_one_update import build_arguments, write_corpus
+from ..support.launching import run_processes
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    """A group of one process."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+def seconds_to_wait() -> float:
+    backend = distributed.group.WORLD._get_backend(torch.device("cpu"))
+    return backend.options._timeout.total_seconds()
+
+
+def test_processes_wait_as_long_as_asked_for(group, tmp_path):
+    assert seconds_to_wait() == 30 * 60
+
+    module._begin(TrainSettings(train=["a"]), build_arguments(tmp_path / "run", ddp_timeout=7))
+
+    assert seconds_to_wait() == 7
+
+
+def test_single_process_waits_for_nobody(tmp_path):
+    limit_waiting(build_arguments(tmp_path, ddp_timeout=7))
+
+    assert not distributed.is_initialized()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [("killed", r"(closed|reset) by peer|Broken pipe"), ("silent", "Timed out waiting 5000ms")],
+)
+def test_run_ends_with_a_message_when_a_process_is_lost(tmp_path, how, reason):
+    write_corpus(tmp_path)
+
+    done = run_processes(lose_a_process.__file__, tmp_path, how)
+
+    assert (tmp_path / "status-0").read_text() == "2"
+    assert re.search(f"vanilla-transformer: lost another process: .*({reason})", done.stderr)
+    assert "Traceback" not in done.stderr
