@@ -52,6 +52,14 @@ def test_documents_run_and_print_what_they_show(capsys):
     assert len(blocks) > 20
 
 
+def test_estimates_are_those_of_their_formula(capsys):
+    ((code, shown),) = blocks_and_output("docs/scale.md")
+
+    exec(code, {})
+
+    assert capsys.readouterr().out == shown
+
+
 def anchors(page: Path) -> set[str]:
     """What `#` in a link to a page may name: its headings as GitHub spells them."""
     headings = re.findall(r"^#+ (.*)", without_code(str(page.relative_to(ROOT))), re.MULTILINE)
