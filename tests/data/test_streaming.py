@@ -174,6 +174,28 @@ def test_processes_share_the_batches_of_one(build, numbers_in, num_processes):
     assert max(cost(*parts) for parts in shares) <= 300
 
 
+def test_processes_read_each_line_once_when_they_do_not_divide_them(build, numbers_in, tmp_path):
+    pairs = [(source, f"{target}x") for source, target in number_pairs(601)]
+    files = tuple(str(tmp_path / side) for side in ("source", "target"))
+    for file, side in zip(files, zip(*pairs, strict=True), strict=True):
+        Path(file).write_text("".join(f"{line}\n" for line in side))
+
+    read = []
+    for index in range(8):
+        stream = build(
+            lambda: read_pairs(ParallelText(files)),
+            # A buffer is one pass.
+            buffer_size=601,
+            max_tokens=700,
+            num_processes=8,
+            process_index=index,
+        )
+        read.append([numbers_in(batch) for batch in islice(stream, stream.batches_per_buffer)])
+
+    assert sorted(chain(*chain(*read))) == list(range(601))
+    assert all(map(all, read))
+
+
 def test_only_two_buffers_are_in_memory_and_no_batch_waits_for_a_whole_one(build):
     taken = []
 

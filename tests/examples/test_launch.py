@@ -1,5 +1,6 @@
 """Two processes under the files of `examples/launch` train the model of one process."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from ..support import run_sharded
 from ..support.documents import ROOT
-from ..support.launching import launch
+from ..support.launching import free_port, launch
 from ..support.scripts import run_script
 from .conftest import SOURCES, TARGETS, pairs_of
 
@@ -27,6 +28,14 @@ SIZES = {
 
 def launcher(file: str) -> list[str]:
     return ["accelerate.commands.launch", "--config_file", str(EXAMPLES / "launch" / file)]
+
+
+def machines(file: str) -> list[list[str]]:
+    """What each machine adds to the file; there is a launcher on each."""
+    if file != "two_machines.yaml":
+        return [[]]
+    port = str(free_port())
+    return [["--machine_rank", rank, "--main_process_port", port] for rank in "01"]
 
 
 def options(script: str, place: Path, folder: Path, batch_size: int) -> list[str]:
@@ -60,6 +69,7 @@ def shared_cache(tmp_path, monkeypatch):
         ("ddp.yaml", "finetune_with_trainer.py"),
         ("ddp.yaml", "finetune_with_accelerate.py"),
         ("fsdp.yaml", "finetune_with_trainer.py"),
+        ("two_machines.yaml", "finetune_with_trainer.py"),
     ],
 )
 def test_two_processes_train_the_model_of_one(place, tmp_path, shared_cache, file, script):
@@ -70,7 +80,11 @@ def test_two_processes_train_the_model_of_one(place, tmp_path, shared_cache, fil
     command = [str(EXAMPLES / script), *options(script, place, together, len(SOURCES) // 2)]
     if file == "fsdp.yaml":
         command = [run_sharded.__file__, str(tmp_path / "sharded"), *command]
-    launch(*command, launcher=launcher(file))
+    launchers = [[*launcher(file), *added] for added in machines(file)]
+    with ThreadPoolExecutor() as threads:
+        ended = [threads.submit(launch, *command, launcher=one) for one in launchers]
+    for one in ended:
+        one.result()
 
     expected = logits_of(alone)
     torch.testing.assert_close(logits_of(together), expected, rtol=0, atol=1e-3)
