@@ -1,7 +1,6 @@
 """Several processes that train together: how long they wait for each other."""
 
 from torch import distributed
-from torch.distributed.distributed_c10d import _set_pg_timeout
 from transformers import TrainingArguments
 
 
@@ -10,5 +9,9 @@ def limit_waiting(arguments: TrainingArguments) -> None:
 
     Otherwise processes would wait half an hour for a machine that is gone.
     """
-    if distributed.is_initialized() and distributed.get_backend() == "gloo":
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return
+    if distributed.get_backend() == "gloo":
+        from torch.distributed.distributed_c10d import _set_pg_timeout
+
         _set_pg_timeout(arguments.ddp_timeout_delta)
