@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
-from transformers.utils import cached_file
+from transformers import AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedModel
+from transformers.utils import GENERATION_CONFIG_NAME, cached_file
 
 from vanilla_transformer.files import checksum, parse_json, write_lines
 
@@ -78,6 +78,13 @@ def find_file(model_name_or_path: str, name: str, revision: str | None = None) -
         _raise_exceptions_for_connection_errors=False,
     )
     return None if file is None else Path(file)
+
+
+def read_generation_config(model_name_or_path: str) -> GenerationConfig:
+    """The defaults of a model's searches; those of Transformers where it was saved with none."""
+    if find_file(model_name_or_path, GENERATION_CONFIG_NAME) is None:
+        return GenerationConfig()
+    return GenerationConfig.from_pretrained(model_name_or_path)
 
 
 def read_object(file: Path) -> dict[str, Any]:

@@ -5,16 +5,19 @@ import re
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 
+from vanilla_transformer.interop.importing import import_model
 from vanilla_transformer.page.page import Page
 from vanilla_transformer.page.served_model import Wanted
 
 from ..conftest import build_variant
 from ..support.browser import open_browser
+from ..support.pretrained import GERMAN, save_pretrained_model
 
 pytestmark = [
     pytest.mark.slow,
@@ -41,22 +44,27 @@ def page(folders):
     return Page.load(folders)
 
 
-@pytest.fixture(scope="module")
-def address(folders, tmp_path_factory):
-    """Where a process of the command serves the page."""
+@contextmanager
+def serve(*options):
+    """Starts a process of the command; gives the address of its page."""
     pytest.importorskip("gradio_client", reason="Gradio is not installed")
-    examples = tmp_path_factory.mktemp("examples") / "lines.txt"
-    examples.write_text("ja\nnein\n")
-    command = [sys.executable, "-m", "vanilla_transformer_cli", "demo", "--model", *folders]
+    command = [sys.executable, "-m", "vanilla_transformer_cli", "demo", *options]
     with (
         pytest.MonkeyPatch.context() as patch,
-        subprocess.Popen(
-            [*command, "--examples", examples], stdout=subprocess.PIPE, text=True
-        ) as process,
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process,
     ):
         patch.setenv("NO_PROXY", "127.0.0.1")
         yield process.stdout.readline().removeprefix("The page is at ").strip()
         process.terminate()
+
+
+@pytest.fixture(scope="module")
+def address(folders, tmp_path_factory):
+    """Where the page of both models is."""
+    examples = tmp_path_factory.mktemp("examples") / "lines.txt"
+    examples.write_text("ja\nnein\n")
+    with serve("--model", *folders, "--examples", examples) as address:
+        yield address
 
 
 # Programs
@@ -199,6 +207,13 @@ class Reader:
         self.browser.execute_script("for (const one of arguments[0]) one.click()", buttons)
         return self
 
+    def choose(self, label, option):
+        """Takes an option of a dropdown."""
+        self.one(f"input[aria-label='{label}']").click()
+        self.until(lambda: [one for one in self.all("[role=option]") if one.text == option])[
+            0
+        ].click()
+
     def says(self, part):
         return self.one(f"#vt-{part}").get_attribute("textContent")
 
@@ -327,15 +342,35 @@ def test_example_is_translated(reader, page):
 def test_other_model_is_chosen(reader, page):
     reader.type("ein hund")
     reader.until(reader.written)
-    reader.one("input[aria-label=Model]").click()
 
-    reader.until(lambda: [one for one in reader.all("[role=option]") if one.text == "two"])[
-        0
-    ].click()
+    reader.choose("Model", "two")
 
     expected = page.translate("ein hund", "two", {})["text"]
     reader.until(lambda: reader.written() == expected)
     assert [one.text for one in reader.all("button") if one.text == "nein"] == ["nein"]
+
+
+def test_languages_are_chosen(browser, tmp_path):
+    import_model(str(save_pretrained_model("nllb", tmp_path / "source")), tmp_path / "model")
+    page = Page.load([str(tmp_path / "model")])
+
+    def translated(source, target):
+        chosen = {"source_language": source, "target_language": target}
+        return page.translate(GERMAN[35], "", chosen)["text"]
+
+    with serve("--model", tmp_path / "model", "--target_language", "fra_Latn") as address:
+        reader = Reader(browser, address)
+        reader.type(GERMAN[35])
+        seen = [reader.until(lambda: (text := reader.written()) and text)]
+        for label, language in (("Source", "eng_Latn"), ("Target", "deu_Latn")):
+            reader.choose(f"{label} language", language)
+            seen.append(reader.until(lambda: (text := reader.written()) != seen[-1] and text))
+
+    assert seen == [
+        translated("deu_Latn", "fra_Latn"),
+        translated("eng_Latn", "fra_Latn"),
+        translated("eng_Latn", "deu_Latn"),
+    ]
 
 
 def test_search_is_chosen(reader):

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer.interop.importing import import_model
 from vanilla_transformer.page.served_model import (
     LINES_AT_A_TIME,
     MOST_CHARACTERS,
@@ -15,6 +16,7 @@ from vanilla_transformer.page.served_model import (
 from vanilla_transformer.translation import Search, Translation, Translator
 
 from ..conftest import save_small_model
+from ..support.pretrained import save_pretrained_model
 
 
 def test_choices_of_a_page_are_those_of_a_search():
@@ -160,6 +162,27 @@ def test_model_of_several_directions_offers_them(tmp_path):
     assert ServedModel.load(str(tmp_path), target_language="fr").target_language == "fr"
     with pytest.raises(ValueError, match="de, fr, got 'it'"):
         model.translate(["ja"], Wanted(target_language="it"))
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "target"),
+    [
+        ("nllb", "deu_Latn", "zho_Hans"),
+        # Its decoder begins with the code of the one language that it writes.
+        ("mbart", "ar_AR", "de_DE"),
+    ],
+)
+def test_model_between_languages_begins_with_two_of_them(tmp_path, name, source, target):
+    import_model(str(save_pretrained_model(name, tmp_path / "source")), tmp_path / "model")
+
+    model = ServedModel.load(str(tmp_path / "model"))
+
+    assert (model.source_language, model.target_language) == (source, target)
+    assert {source, "zho_Hans" if name == "nllb" else "zh_CN"} <= {*model.source_languages}
+    assert (model.target_languages == [target]) == (name == "mbart")
+    chosen = model._translator(Wanted(source_language=model.source_languages[1]), False)
+    assert chosen.tokenizer.src_lang == model.source_languages[1]
+    assert chosen.tokenizer.tgt_lang == target
 
 
 def test_languages_of_another_model_are_left_out(model):

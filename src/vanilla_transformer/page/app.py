@@ -134,7 +134,7 @@ class _Layout:
             "target": (model.target_languages, model.target_language),
         }
         return {
-            side: {"choices": known, "value": default, "visible": bool(known)}
+            side: {"choices": sorted(known), "value": default, "visible": bool(known)}
             for side, (known, default) in sides.items()
         }
 

@@ -13,8 +13,9 @@ from vanilla_transformer.inspection.attention_maps import (
     token_labels,
 )
 from vanilla_transformer.inspection.attention_page import attention_page
+from vanilla_transformer.model_folder import read_generation_config
 from vanilla_transformer.page.links import LinkedPair, link_parts
-from vanilla_transformer.tokenization.languages import language_codes, target_tags
+from vanilla_transformer.tokenization.languages import offered_languages
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 from vanilla_transformer.translation import Translation, Translator
 from vanilla_transformer.translation.engines import TorchEngine
@@ -127,7 +128,9 @@ class ServedModel:
         self.search = translator.search
         self.max_source_length = translator.max_source_length
         self.tokenizers = translator.tokenizers
-        self.source_languages, self.target_languages = _languages(self.tokenizers)
+        self.source_languages, self.target_languages = offered_languages(
+            self.tokenizers.source, self.engine.model.generation_config
+        )
         self._lock = threading.Lock()
         self._translator = lru_cache(_TRANSLATORS)(self._new_translator)
 
@@ -151,7 +154,7 @@ class ServedModel:
             trust_remote_code: Runs the code in the folder of a model of another architecture.
         """
         tokenizers = TokenizerPair.from_pretrained(name, trust_remote_code=trust_remote_code)
-        sources, targets = _languages(tokenizers)
+        sources, targets = offered_languages(tokenizers.source, read_generation_config(name))
         if targets and not sources:
             target_language = target_language or targets[0]
         choices = [(source_language, target_language)]
@@ -306,10 +309,3 @@ def lines_of(text: str) -> list[str]:
         )
     text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text.replace("\r\n", "\n").split("\n")
-
-
-def _languages(tokenizers: TokenizerPair) -> tuple[list[str], list[str]]:
-    """Languages of sources and of targets; none where there is no choice."""
-    if codes := sorted(language_codes(tokenizers.source)):
-        return codes, codes
-    return [], list(target_tags(tokenizers.source))

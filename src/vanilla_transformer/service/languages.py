@@ -8,7 +8,7 @@ from huggingface_hub import metadata_load
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from vanilla_transformer.model_folder import find_file
-from vanilla_transformer.tokenization.languages import language_codes, target_tags
+from vanilla_transformer.tokenization.languages import offered_languages
 
 # Languages that an error names.
 _NAMED = 8
@@ -22,13 +22,13 @@ class ServedLanguages:
         sources: Languages to translate from.
         targets: Languages to translate into.
         has_codes: Whether the tokenizer names the languages of both sides by codes.
-        has_tags: Whether the tokenizer names the target language by a tag.
+        has_targets: Whether the tokenizer names the target language, by a code or a tag.
     """
 
     sources: tuple[str, ...]
     targets: tuple[str, ...]
     has_codes: bool = False
-    has_tags: bool = False
+    has_targets: bool = False
 
     @classmethod
     def of(
@@ -52,13 +52,11 @@ class ServedLanguages:
             ValueError: If nothing names them.
         """
         card = _card_languages(name)
-        if codes := language_codes(tokenizer):
-            # What the decoder of mBART and PLBart reads first is the one language that they write.
-            starts = [code for code, token in codes.items() if token == _start_token(defaults)]
-            sources, targets = list(codes), starts or list(codes)
-        elif tags := target_tags(tokenizer):
-            sources, targets = list(dict.fromkeys([*card, *tags])), list(tags)
-        else:
+        sources, targets = offered_languages(tokenizer, defaults)
+        has_codes, has_targets = bool(sources), bool(targets)
+        if has_targets and not has_codes:
+            sources = list(dict.fromkeys([*card, *targets]))
+        elif not has_targets:
             sources, targets = ([card[0]], [card[1]]) if len(card) == 2 else ([], [])
         sources, targets = [source] if source else sources, [target] if target else targets
         faults = [
@@ -70,7 +68,7 @@ class ServedLanguages:
         ]
         if faults:
             raise ValueError("\n".join(faults))
-        return cls(tuple(sources), tuple(targets), bool(codes), bool(target_tags(tokenizer)))
+        return cls(tuple(sources), tuple(targets), has_codes, has_targets)
 
     def chosen(self, source: str, target: str) -> tuple[str | None, str | None]:
         """Source and target language for a `Translator`, from what a client names.
@@ -93,16 +91,10 @@ class ServedLanguages:
         ]
         if faults:
             raise ValueError(" ".join(faults))
-        takes_target = self.has_codes or self.has_tags
-        return source if self.has_codes else None, target if takes_target else None
+        return source if self.has_codes else None, target if self.has_targets else None
 
     def __str__(self) -> str:
         return f"{_some(self.sources)} -> {_some(self.targets)}"
-
-
-def _start_token(defaults: GenerationConfig) -> int | None:
-    start: int | None = defaults.decoder_start_token_id
-    return start
 
 
 def _card_languages(name: str) -> list[str]:

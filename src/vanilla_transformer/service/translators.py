@@ -6,9 +6,8 @@ from functools import lru_cache
 from typing import Any
 
 from transformers import GenerationConfig
-from transformers.utils import GENERATION_CONFIG_NAME
 
-from vanilla_transformer.model_folder import find_file
+from vanilla_transformer.model_folder import read_generation_config
 from vanilla_transformer.service.batcher import Part
 from vanilla_transformer.service.languages import ServedLanguages
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
@@ -51,8 +50,7 @@ def offered_languages(
         ValueError: If nothing names the languages, or the folder is damaged.
     """
     tokenizer = TokenizerPair.from_pretrained(name, **loading).source
-    has_defaults = find_file(name, GENERATION_CONFIG_NAME) is not None
-    defaults = GenerationConfig.from_pretrained(name) if has_defaults else GenerationConfig()
+    defaults = read_generation_config(name)
     return ServedLanguages.of(name, tokenizer, defaults, source, target), defaults
 
 

@@ -58,6 +58,25 @@ def language_codes(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
     }
 
 
+def offered_languages(
+    tokenizer: PreTrainedTokenizerBase, defaults: GenerationConfig
+) -> tuple[list[str], list[str]]:
+    """Languages of sources and of targets that a model lets its user choose from.
+
+    Models with tags let nobody choose the language of a source, most others neither language.
+
+    Args:
+        tokenizer: Of the sources, before any language is chosen.
+        defaults: Of the model.
+    """
+    if codes := language_codes(tokenizer):
+        # What the decoder of mBART and PLBart reads first is the one language that they write.
+        start = defaults.decoder_start_token_id
+        starts = [code for code, token_id in codes.items() if token_id == start]
+        return list(codes), starts or list(codes)
+    return [], list(target_tags(tokenizer))
+
+
 def refuse_legacy_codes(tokenizer: PreTrainedTokenizerBase) -> None:
     """Refuses NLLB's tokenizer as old releases of Transformers had it, with codes after the text.
 
