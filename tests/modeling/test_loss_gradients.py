@@ -1,11 +1,13 @@
 """Gradients of the loss: who owns them, and how those of a tied matrix are summed."""
 
 from collections.abc import Callable, Iterable
+from copy import deepcopy
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -14,10 +16,12 @@ from vanilla_transformer.modeling import loss_vanilla_transformer
 from vanilla_transformer.modeling.loss_vanilla_transformer import (
     LossTerms,
     chunk_rows,
+    loss_sum,
     projected_loss_sum,
 )
 
 from ..conftest import Batch, Model, build_variant
+from ..support.pretended_device import move, pretended_device, put
 
 
 @pytest.fixture
@@ -206,6 +210,8 @@ def emulate_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch, "mm", mm)
     monkeypatch.setattr(loss_vanilla_transformer, "sums_in_float32", lambda device: True)
+    # A CPU's products have rows to spare.
+    monkeypatch.setattr(loss_vanilla_transformer, "fill_rows", lambda x: x)
 
 
 @pytest.mark.parametrize("rows", [1, 7, 256, 4096, 10_000])
@@ -269,3 +275,88 @@ def test_float16_gradients_are_those_of_float64(monkeypatch, device, weights, lo
 def test_rows_of_a_chunk_follow_from_device_and_vocabulary(device, vocab_size, rows):
     # 16 GiB are assumed.
     assert chunk_rows(torch.device(device), vocab_size) == rows
+
+
+every_term = pytest.mark.parametrize("terms", [LossTerms(), LossTerms(0.1), LossTerms(0.1, 2.0)])
+
+
+@every_term
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_entries_that_fill_up_a_row_change_no_gradient(monkeypatch, terms, has_bias):
+    torch.manual_seed(0)
+    projection = nn.Linear(24, 37, bias=has_bias)
+    states = torch.randn(2, 9, 24, requires_grad=True)
+    labels = torch.randint(37, (1, 9)).expand(2, -1)
+    inputs = (states, *projection.parameters())
+    exact_total = loss_sum(projection(states), labels, terms)
+    expected = torch.autograd.grad(exact_total, inputs)
+    emulate_cuda(monkeypatch)
+    widths = []
+    compute = loss_vanilla_transformer._loss_and_gradient
+
+    def watch(logits: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+        widths.append(logits.shape[1])
+        return compute(logits, *others)
+
+    monkeypatch.setattr(loss_vanilla_transformer, "_loss_and_gradient", watch)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        total = projected_loss_sum(projection, states, labels, terms)
+    found = torch.autograd.grad(total, inputs)
+
+    assert set(widths) == {64}
+    assert (total - exact_total).abs() < 2**-7 * exact_total
+    for one, exact in zip(found, expected, strict=True):
+        # Eight bits of mantissa.
+        assert (one - exact).norm() < 2**-7 * exact.norm()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@every_term
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiled_loss_is_one_graph_with_the_gradients_of_float64(
+    monkeypatch, terms, dtype, backend
+):
+    torch.compiler.reset()
+    emulate_cuda(monkeypatch)
+    graphs = CompileCounterWithBackend(backend)
+    torch.manual_seed(0)
+    projection = nn.Linear(24, 37)
+    # Chunks of one size, then of others, the last of them ragged.
+    for rows, positions in ((8, 16), (6, 20), (1000, 45)):
+        monkeypatch.setattr(loss_vanilla_transformer, "CHUNK_ROWS", rows)
+        states = torch.randn(2, positions, 24, requires_grad=True)
+        labels = torch.randint(37, (1, positions)).expand(2, -1)
+        inputs = (states, *projection.parameters())
+        wide = deepcopy(projection).double()
+        exact_states = states.detach().double().requires_grad_()
+        exact = loss_sum(wide(exact_states), labels, terms)
+        expected = torch.autograd.grad(exact, (exact_states, *wide.parameters()))
+
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+            total = projected_loss_sum(projection, states, labels, terms, compiler=graphs)
+        found = torch.autograd.grad(total, inputs)
+
+        bound = 1e-5 if dtype == torch.float32 else 2**-7
+        assert (total - exact).abs() < bound * exact
+        for one, other in zip(found, expected, strict=True):
+            assert (one - other).norm() < bound * other.norm()
+    assert graphs.frame_count == 1
+
+
+def test_chunks_of_a_gpu_have_about_the_same_size(monkeypatch):
+    monkeypatch.setattr(loss_vanilla_transformer, "chunk_rows", lambda *_: 8)
+    sizes = []
+    compute = loss_vanilla_transformer._loss_and_gradient
+
+    def watch(logits: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+        sizes.append(len(logits))
+        return compute(logits, *others)
+
+    monkeypatch.setattr(loss_vanilla_transformer, "_loss_and_gradient", watch)
+    with pretended_device():
+        projection = move(nn.Linear(24, 37))
+        given = put({"states": torch.randn(1, 17, 24), "labels": torch.randint(37, (1, 17))})
+        projected_loss_sum(projection, given["states"], given["labels"])
+
+    assert sizes == [6, 6, 5]

@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, fx
+from torch._subclasses import FakeTensorMode
 
+from vanilla_transformer.modeling import modeling_vanilla_transformer
 from vanilla_transformer.training.compiling import compile_layers
 
 from ..conftest import Batch, Model, build_variant, gradients
@@ -73,6 +75,25 @@ def test_compiled_layers_leave_no_trace_in_a_saved_folder(tmp_path, graphs, tiny
     assert list(tiny_model.state_dict()) == names
     loaded = Model.from_pretrained(tmp_path)
     assert all(layer._compiled_call_impl is None for layer in loaded.model.encoder.layers)
+
+
+@pytest.mark.parametrize(("device", "compiler"), [("cuda", "inductor"), ("cpu", None)])
+def test_loss_is_compiled_on_a_gpu(tiny_model, monkeypatch, device, compiler):
+    given = []
+
+    def compute(lm_head, hidden_states, labels, terms, matrix, compiler):
+        given.append(compiler)
+        return hidden_states.sum()
+
+    monkeypatch.setattr(modeling_vanilla_transformer, "projected_loss_sum", compute)
+    compile_layers(tiny_model)
+
+    with FakeTensorMode():
+        hidden_states = torch.ones(2, 3, 24, device=device)
+        labels = torch.ones(2, 3, dtype=torch.long, device=device)
+        tiny_model._loss(hidden_states, None, None, labels, 6, r_drop_alpha=0.0)
+
+    assert given == [compiler]
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])

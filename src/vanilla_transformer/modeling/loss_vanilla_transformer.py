@@ -4,7 +4,8 @@ Shapes: B batch · T target · D `d_model` · V vocabulary · N real target posi
 """
 
 import math
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +29,10 @@ USUAL_MEMORY = 16 * 2**30
 # Chunks of a compiled loss; if it depended on the batch, each size would be compiled.
 COMPILED_CHUNKS = 8
 
+# A GPU multiplies narrow matrices fastest if their rows are multiples of 128 bytes.
+ALIGNED_ENTRIES = 64
+# Logit of an entry that only fills up a row. Infinity minus infinity would be no number.
+FILLER_LOGIT = -1e30
 
 # Gradients of logits are multiplied by this before they are rounded to float16, whose least number
 # is 6e-8. Its largest, 65,504, leaves room for gradients of up to 255.
@@ -47,6 +52,22 @@ class LossTerms(NamedTuple):
 
 
 PLAIN = LossTerms()
+
+
+class Projection(NamedTuple):
+    """How the gradient of logits enters the matrix products.
+
+    Attributes:
+        entries: Size of the vocabulary V; later logits of a row are fillers.
+        dtype: Of the products' factors.
+        scale: The gradient is multiplied by this before it is rounded to `dtype`.
+        has_bias: Whether the sum of each entry's gradients is needed.
+    """
+
+    entries: int
+    dtype: torch.dtype
+    scale: float
+    has_bias: bool
 
 
 def cross_entropy_sum(logits: Tensor, labels: Tensor, label_smoothing: float) -> Tensor:
@@ -98,6 +119,7 @@ def projected_loss_sum(
     labels: Tensor,
     terms: LossTerms = PLAIN,
     matrix: Tensor | None = None,
+    compiler: Any = None,
 ) -> Tensor:
     """`loss_sum(lm_head(hidden_states), ...)` in O(`CHUNK_ROWS` * V) memory.
 
@@ -110,6 +132,8 @@ def projected_loss_sum(
         labels: `[B, T]`, -100 at positions without a target.
         terms: Of the loss.
         matrix: Of `lm_head`, if `tied_lookups` returned it.
+        compiler: Backend of `torch.compile` for softmax, loss and gradient of a chunk; None: they
+            are computed operation by operation.
     """
     # [passes, positions, ...]: a chunk takes the same positions of each pass.
     passes = 2 if terms.r_drop_alpha else 1
@@ -126,7 +150,7 @@ def projected_loss_sum(
         lm_head.unshard()  # type: ignore[operator]
     if _is_plain_linear(lm_head):
         weight = lm_head.weight if matrix is None else matrix
-        args = (hidden_states, weight, lm_head.bias, labels, terms)
+        args = (hidden_states, weight, lm_head.bias, labels, terms, compiler)
         total: Tensor = ProjectedLoss.apply(*args)  # type: ignore[no-untyped-call]
         return total
     return _sum_by_module(lm_head, hidden_states, labels, terms)
@@ -313,6 +337,7 @@ class ProjectedLoss(torch.autograd.Function):
         bias: Tensor | None,
         labels: Tensor,
         terms: LossTerms,
+        compiler: Any,
     ) -> Tensor:
         """`loss_sum` of `hidden_states @ weight.T + bias`; P = 2 passes with R-Drop, else 1.
 
@@ -325,8 +350,10 @@ class ProjectedLoss(torch.autograd.Function):
             bias: `[V]`, or None.
             labels: `[P, N]`, all real.
             terms: Of the loss.
+            compiler: See `projected_loss_sum`.
         """
-        ctx.settings = terms, factor_dtype(hidden_states), ctx.needs_input_grad[:3]
+        kernel = _loss_and_factor if compiler is None else _compiled_kernel(compiler)
+        ctx.settings = terms, factor_dtype(hidden_states), ctx.needs_input_grad[:3], kernel
         ctx.save_for_backward(hidden_states, weight, bias, labels)
         total, *ctx.gradients = _loss_and_gradients(
             hidden_states, weight, bias, labels, *ctx.settings
@@ -344,7 +371,8 @@ class ProjectedLoss(torch.autograd.Function):
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
             gradients = _loss_and_gradients(*ctx.saved_tensors, *ctx.settings)[1:]
-        return *(None if one is None else _scale(one, grad_output) for one in gradients), None, None
+        scaled = (None if one is None else _scale(one, grad_output) for one in gradients)
+        return *scaled, None, None, None
 
 
 def _scale(gradient: Tensor, factor: Tensor) -> Tensor:
@@ -364,14 +392,19 @@ def _loss_and_gradients(
     terms: LossTerms,
     narrow: torch.dtype,
     needed: tuple[bool, bool, bool],
+    kernel: Callable[..., tuple[Tensor, Tensor, Tensor | None]],
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """What `ProjectedLoss.forward` returns, and the `needed` gradients of its first arguments."""
+    """What `ProjectedLoss.forward` returns, and the `needed` gradients of its first arguments.
+
+    The `kernel` computes what `_loss_and_factor` does.
+    """
     device = hidden_states.device
     wide = torch.promote_types(hidden_states.dtype, torch.float32)
     has_wide_products = narrow != wide and sums_in_float32(device)
     product = partial(torch.mm, out_dtype=torch.float32) if has_wide_products else torch.mm
     scale = FLOAT16_SCALE if narrow == torch.float16 else 1.0
-    matrix = weight.to(narrow)
+    entries = len(weight)
+    matrix = _filled_up(weight, narrow) if has_wide_products else weight.to(narrow)
     total = hidden_states.new_zeros((), dtype=wide)
     dtype = gradient_dtype(hidden_states)
     grad_hidden = torch.empty_like(hidden_states, dtype=dtype) if needed[0] else None
@@ -379,9 +412,13 @@ def _loss_and_gradients(
     grad_bias = None
     if bias is not None and needed[2]:
         grad_bias = torch.zeros_like(bias, dtype=wide)
+    projection = Projection(entries, narrow, scale, grad_bias is not None)
     passes, positions = labels.shape
-    at_once = chunk_rows(device, len(weight))
+    at_once = chunk_rows(device, entries)
     size = at_once // passes
+    if device.type != "cpu" and positions:
+        # Chunks of about the same size: a GPU computes a short one no faster.
+        size = math.ceil(positions / math.ceil(positions / size))
     # One buffer for the logits of all chunks: fresh memory costs a CPU as much as a softmax.
     buffered = 0 if has_wide_products else min(at_once, labels.numel())
     buffer = matrix.new_empty(buffered, len(matrix), dtype=wide)
@@ -395,16 +432,15 @@ def _loss_and_gradients(
                 logits = torch.mm(hidden, matrix.T, out=buffer[:rows])
             elif has_wide_products:
                 logits = product(hidden, matrix.T).to(wide)
+                logits[:, entries:] = FILLER_LOGIT
             else:
                 logits = buffer[:rows].copy_(product(hidden, matrix.T)[:rows])
             if bias is not None:
-                logits += bias
-            loss, grad_logits = _loss_and_gradient(logits, label, terms)
+                logits[:, :entries] += bias
+            loss, grad_logits, bias_sums = kernel(logits, label, terms, projection)
             total += loss
             if grad_bias is not None:
-                grad_bias += grad_logits.sum(0)
-            if scale != 1:
-                grad_logits *= scale
+                grad_bias += bias_sums
             grad_logits = _factor(grad_logits, narrow)
             if grad_hidden is not None:
                 grad = product(grad_logits, matrix)[:rows] / scale
@@ -412,7 +448,7 @@ def _loss_and_gradients(
             if grad_weight is not None and narrow == wide:
                 grad_weight.addmm_(grad_logits.T, hidden)
             elif grad_weight is not None:
-                grad_weight.add_(product(grad_logits.T, hidden), alpha=1 / scale)
+                grad_weight.add_(product(grad_logits.T, hidden)[:entries], alpha=1 / scale)
             # The next chunk's take their place.
             del logits, grad_logits
     return (
@@ -429,15 +465,59 @@ def _factor(x: Tensor, dtype: torch.dtype) -> Tensor:
     return fill_rows(x) if dtype == torch.bfloat16 and x.device.type == "cpu" else x
 
 
-def _loss_and_gradient(logits: Tensor, label: Tensor, terms: LossTerms) -> tuple[Tensor, Tensor]:
+def _filled_up(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """A copy of `weight` with rows of zeros up to a multiple of `ALIGNED_ENTRIES`.
+
+    Of V = 58,101 entries each row of logits would begin at an address that suits no vector load.
+    """
+    entries, width = weight.shape
+    filled = weight.new_zeros(entries + -entries % ALIGNED_ENTRIES, width, dtype=dtype)
+    filled[:entries] = weight
+    return filled
+
+
+@cache
+def _compiled_kernel(backend: Any) -> Any:
+    """`_loss_and_factor` as one graph for chunks of all sizes."""
+    compiled = torch.compile(_loss_and_factor, backend=backend)
+
+    def kernel(logits: Tensor, label: Tensor, *settings: Any) -> Any:
+        for tensor in (logits, label):
+            torch._dynamo.maybe_mark_dynamic(tensor, 0)
+        return compiled(logits, label, *settings)
+
+    return kernel
+
+
+def _loss_and_factor(
+    logits: Tensor, label: Tensor, terms: LossTerms, projection: Projection
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """`loss_sum` of `logits`, its gradient as a factor of products, and the bias' gradient.
+
+    The logits are overwritten, except by compiled code: its kernels hold no wide gradient.
+    """
+    if torch.compiler.is_compiling():
+        logits = logits.clone()
+    loss, gradient = _loss_and_gradient(logits, label, terms, projection.entries)
+    bias_sums = gradient[:, : projection.entries].sum(0) if projection.has_bias else None
+    if projection.scale != 1:
+        gradient *= projection.scale
+    return loss, gradient.to(projection.dtype), bias_sums
+
+
+def _loss_and_gradient(
+    logits: Tensor, label: Tensor, terms: LossTerms, entries: int
+) -> tuple[Tensor, Tensor]:
     """`loss_sum` of `logits` `[rows, V]` and its gradient, written over them.
+
+    Logits after the first V `entries` are fillers, whose gradient has no meaning.
 
     With smoothing e the target is t = (1 - e) * one_hot(label) + e / V, the cross-entropy is
     logsumexp(logits) - t · logits, and its gradient is softmax(logits) - t.
     """
     label_smoothing, r_drop_alpha = terms
     target_logits = logits.gather(1, label)
-    mean_logits = logits.mean(-1, keepdim=True) if label_smoothing else 0.0
+    mean_logits = logits[:, :entries].mean(-1, keepdim=True) if label_smoothing else 0.0
     largest = logits.amax(-1, keepdim=True)
     difference = torch.sub(*logits.chunk(2)) if r_drop_alpha else None
     gradient = torch.softmax(logits, -1, out=logits)
@@ -448,7 +528,11 @@ def _loss_and_gradient(logits: Tensor, label: Tensor, terms: LossTerms) -> tuple
     if difference is not None:
         total += _add_divergence(gradient, difference, r_drop_alpha)
     if label_smoothing:
-        gradient -= label_smoothing / gradient.shape[1]
+        gradient -= label_smoothing / entries
+    if torch.compiler.is_compiling():
+        # A scatter would be a kernel of its own.
+        is_label = torch.arange(gradient.shape[1], device=label.device) == label
+        return total, torch.where(is_label, gradient + (label_smoothing - 1), gradient)
     gradient.scatter_add_(1, label, gradient.new_full(label.shape, label_smoothing - 1))
     return total, gradient
 

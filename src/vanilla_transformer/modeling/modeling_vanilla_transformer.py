@@ -520,6 +520,9 @@ class VanillaTransformerForConditionalGeneration(
 ):
     """The complete model: encoder, decoder, output projection, loss and `generate`."""
 
+    # Backend of `torch.compile` for the loss on a GPU; None: it is not compiled.
+    loss_compiler: Any = None
+
     def __init__(self, config: VanillaTransformerConfig) -> None:
         super().__init__(config)
         self.model = VanillaTransformerModel(config)
@@ -668,7 +671,8 @@ class VanillaTransformerForConditionalGeneration(
         smoothing = self.config.label_smoothing if self.training else 0.0
         terms = LossTerms(smoothing, r_drop_alpha)
         if logits is None:
-            total = projected_loss_sum(self.lm_head, hidden_states, labels, terms, matrix)
+            compiler = self.loss_compiler if hidden_states.device.type == "cuda" else None
+            total = projected_loss_sum(self.lm_head, hidden_states, labels, terms, matrix, compiler)
         else:
             total = loss_sum(logits, labels, terms)
         if num_items_in_batch is None:
