@@ -12,10 +12,11 @@ from pathlib import Path
 
 def launch(
     script: str, *arguments: str | Path, processes: int = 2, launcher: Sequence[str] = ()
-) -> None:
-    """Runs a script to its end; see `run_processes`."""
+) -> str:
+    """Runs a script to its end and returns what it printed; see `run_processes`."""
     done = run_processes(script, *arguments, processes=processes, launcher=launcher)
     assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def run_processes(

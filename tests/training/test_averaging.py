@@ -113,7 +113,6 @@ def test_averaged_weights_are_taken_unless_both_score_and_loss_are_worse(
 class OneWeightTrainer:
     """Has a model of one weight, and scores whatever is in it alike."""
 
-    is_fsdp_enabled = is_deepspeed_enabled = False
     accelerator = SimpleNamespace(unwrap_model=lambda model: model)
 
     def __init__(self, scores, *, metric="loss", folder="unused"):

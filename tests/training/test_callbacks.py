@@ -78,9 +78,24 @@ def test_moving_average_is_taken_up_by_name(tmp_path):
     average.on_step_end(model=model)
 
     (tmp_path / "new").mkdir()
-    average.save(tmp_path / "new")
+    average.save(tmp_path / "new", writes=True)
     expected = {"a.weight": torch.full((1, 1), 0.5), "b.weight": torch.full((1, 1), 3.0)}
     torch.testing.assert_close(load_file(tmp_path / "new" / MOVING_AVERAGE_FILE), expected)
+
+
+def test_moving_average_is_gathered_by_all_processes_and_written_by_one(tmp_path):
+    gathered = []
+
+    def part(name):
+        return SimpleNamespace(full_tensor=lambda: gathered.append(name) or torch.ones(1))
+
+    average = MovingAverage(0.5)
+    average.weights = {name: part(name) for name in "ab"}
+
+    average.save(tmp_path, writes=False)
+
+    assert gathered == ["a", "b"]
+    assert not list(tmp_path.iterdir())
 
 
 # Divergence

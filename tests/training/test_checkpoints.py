@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from vanilla_transformer.model_folder import FILES_FILE, load_model
 from vanilla_transformer.training.callbacks import StopOnRequest
 from vanilla_transformer.training.checkpoints import (
+    check_optimizer,
     close_checkpoint,
     closed_checkpoints,
     delete_oldest,
@@ -229,6 +230,19 @@ def test_newest_whole_checkpoint_is_resumed_and_newer_ones_are_explained(make, t
         ("checkpoint-11", "its global_step/part is missing"),
         ("checkpoint-10", "its optimizer.pt has other bytes than were saved"),
     ]
+
+
+@pytest.mark.parametrize("was_sharded", [False, True])
+def test_run_is_resumed_under_fsdp_if_it_began_so(make, was_sharded):
+    folder = make(9)
+    if was_sharded:
+        (folder / "optimizer.pt").rename(folder / "optimizer.bin")
+
+    check_optimizer(folder, was_sharded)
+
+    before, now = ("with", "without") if was_sharded else ("without", "with")
+    with pytest.raises(ValueError, match=f"checkpoint-9 {before} FSDP, .* got a run {now} it"):
+        check_optimizer(folder, not was_sharded)
 
 
 @pytest.mark.parametrize(

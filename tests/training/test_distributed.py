@@ -7,12 +7,18 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM
 
+from vanilla_transformer_cli.train import train
+
 from ..modeling.test_remote_code import HUB_FILES
+from ..support import run_sharded
 from ..support import train_shortly as helper
+from ..support.documents import ROOT
 from ..support.launching import launch
+from ..support.training_runs import checkpoints_of, read_json, training_options
 
 pytestmark = pytest.mark.slow
 
@@ -107,3 +113,93 @@ def test_folder_saved_under_fsdp_loads(launched, alone):
     ids = torch.tensor([[5, 9, 2]])
     logits = [model(input_ids=ids, decoder_input_ids=ids).logits for model in (loaded, expected)]
     torch.testing.assert_close(*logits)
+
+
+# The command under FSDP
+
+
+def command_options(corpus: Path, folder: Path) -> list[str]:
+    """Twelve updates with all that looks at whole weights: scores, averages, checkpoints."""
+    pairs = [corpus / f"validation.{language}" for language in ("de", "en")]
+    options = [*training_options(corpus, "dropout=0"), "--validation", *pairs]
+    options += ["--moving_average", "0.8", "--average_last", "2", "--output_dir", folder]
+    for kind in ("eval", "save"):
+        options += [f"--{kind}_strategy", "steps", f"--{kind}_steps", "6"]
+    # Adam divides by small numbers, which makes a step out of rounding.
+    return [*map(str, options), "--adam_epsilon", "1e-4", "--max_steps", "12"]
+
+
+@pytest.fixture(scope="module")
+def command_alone(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a run of one process."""
+    folder = tmp_path_factory.mktemp("command") / "run"
+    train(command_options(corpus, folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def command_sharded(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Folder of the same run in two processes that stopped once, and what they printed."""
+    place = tmp_path_factory.mktemp("sharded")
+    folder = place / "run"
+    settings = yaml.safe_load((ROOT / "examples" / "launch" / "fsdp.yaml").read_text())
+    script = [run_sharded.__file__, str(place / "note"), str(ROOT / "scripts" / "train.py")]
+    with pytest.MonkeyPatch.context() as patch:
+        # What `accelerate launch` makes of the file.
+        patch.setenv("ACCELERATE_USE_FSDP", "true")
+        for name, value in settings["fsdp_config"].items():
+            patch.setenv(name.upper(), str(value).lower() if value in (True, False) else str(value))
+        # Launchers' files that `accelerate config` writes have this.
+        patch.setenv("FSDP_STATE_DICT_TYPE", "SHARDED_STATE_DICT")
+        patch.setenv("HF_DATASETS_CACHE", str(place / "cache"))
+        options = command_options(corpus, folder)
+        printed = launch(*script, *options, "--max_steps", "6")
+        printed += launch(*script, *options, "--resume")
+    assert {path.name for path in place.glob("note-*")} == {"note-0", "note-1"}
+    return folder, printed
+
+
+def test_command_under_fsdp_ends_in_the_folder_of_one_process(command_alone, command_sharded):
+    folder, _ = command_sharded
+
+    ids = torch.tensor([[5, 9, 2]])
+    logits = [
+        AutoModelForSeq2SeqLM.from_pretrained(each)(input_ids=ids, decoder_input_ids=ids).logits
+        for each in (command_alone, folder)
+    ]
+    torch.testing.assert_close(*logits, rtol=0, atol=1e-4)
+    names = [{path.name for path in each.iterdir()} for each in (command_alone, folder)]
+    assert names[0] == names[1]
+    records = [read_json(each / "run.json") for each in (command_alone, folder)]
+    assert records[0]["weights"] == records[1]["weights"]
+    assert records[0]["parameters"] == records[1]["parameters"]
+
+
+@pytest.mark.parametrize("update", [6, 12])
+def test_checkpoints_under_fsdp_are_those_of_one_process(command_alone, command_sharded, update):
+    folder, _ = command_sharded
+    assert checkpoints_of(folder) == checkpoints_of(command_alone) == [6, 12]
+
+    for name in ("model.safetensors", "moving_average.safetensors"):
+        actual, expected = (
+            load_file(each / f"checkpoint-{update}" / name) for each in (folder, command_alone)
+        )
+        assert actual.keys() == expected.keys()
+        for key, weight in expected.items():
+            torch.testing.assert_close(actual[key], weight, rtol=0, atol=1e-4)
+    assert not list(folder.glob("checkpoint-*/pytorch_model_fsdp*"))
+
+
+def test_command_under_fsdp_tries_averages_but_no_batches(command_sharded):
+    _, printed = command_sharded
+
+    assert printed.count("no batches are tried") == 2
+    assert "(mean of the last 2 checkpoints)" in printed
+    assert "(exponential moving average, 0.8)" in printed
+
+
+def test_run_under_fsdp_is_not_resumed_without_it(corpus, command_sharded):
+    folder, _ = command_sharded
+
+    with pytest.raises(ValueError, match="continues checkpoint-12 with FSDP"):
+        train([*command_options(corpus, folder), "--max_steps", "14", "--resume"])

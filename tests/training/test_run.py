@@ -1,5 +1,7 @@
 """The steps of `train`, one at a time."""
 
+import signal
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +14,8 @@ from vanilla_transformer.data.filters import has_empty_side
 from vanilla_transformer.data.parallel_text import ParallelText
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 from vanilla_transformer.training import run as training
+from vanilla_transformer.training.averaging import Outcome
+from vanilla_transformer.training.callbacks import StopOnRequest, StoppedBySignalError
 from vanilla_transformer_cli.settings import TrainSettings
 
 from ..conftest import build_variant
@@ -150,3 +154,23 @@ def test_new_model_is_compiled_and_packed_as_it_is_asked_for(tmp_path, monkeypat
 
     assert model.config._attn_implementation == given.get("attn_implementation", "varlen")
     assert compiled == [model] * ("compile_layers" in given)
+
+
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_second_signal_leaves_weights_to_save_unless_they_are_divided(is_sharded):
+    error = StoppedBySignalError(signal.SIGINT)
+
+    def train(resume_from_checkpoint):
+        raise error
+
+    trainer = SimpleNamespace(
+        train=train, is_sharded=is_sharded, add_callback=print, check_weights=list
+    )
+    run = partial(training._run, trainer, SETTINGS, None, StopOnRequest(None))
+
+    if is_sharded:
+        # Other processes may no longer answer.
+        with pytest.raises(StoppedBySignalError):
+            run()
+    else:
+        assert run() == (Outcome("last update"), error)

@@ -213,6 +213,18 @@ def test_plan_counts_the_batches_that_are_left(planned):
     assert planned(update=50, **given)[1]["time"].endswith("; 0 epochs end in 0.0 h")
 
 
+def test_plan_of_a_sharded_model_says_that_no_batches_are_tried(build, monkeypatch):
+    trainer = build()
+    trainer.is_sharded = True
+    monkeypatch.setattr(module, "_try_batches", None)
+
+    *others, last = plan(trainer, None)
+
+    assert [line.split()[0] for line in others] == ["device", "pairs", "parameters", "batches"]
+    assert last.startswith("sharded ")
+    assert "no batches are tried" in last
+
+
 def test_trial_leaves_gradients_and_random_numbers_as_they_were(build):
     trainer = build()
     for dropout in trainer.model.modules():

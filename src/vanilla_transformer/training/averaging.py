@@ -17,6 +17,7 @@ from transformers import Trainer, TrainingArguments
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from vanilla_transformer.training.checkpoints import closed_checkpoints, with_intact_weights
+from vanilla_transformer.training.sharding import put_weights
 
 
 @dataclass(frozen=True)
@@ -88,12 +89,11 @@ def try_weights(
     Returns:
         The outcome whose weights the model now holds.
     """
-    if outcome.scores is None or trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+    if outcome.scores is None:
         return outcome
     model = trainer.accelerator.unwrap_model(trainer.model)
     before = copy.deepcopy(model.state_dict())
-    # Not strict, because tied tensors occur under one of their names.
-    model.load_state_dict(weights, strict=False)
+    put_weights(model, weights)
     scores = trainer.evaluate(metric_key_prefix="mean")
     scores = {key.removeprefix("mean_"): value for key, value in scores.items()}
     metric = metric_of(trainer.args)
@@ -106,7 +106,7 @@ def try_weights(
     # Every comparison with NaN is false, so a score that is NaN is no better.
     if math.isfinite(scores["loss"]) and (is_better or scores["loss"] < outcome.scores["loss"]):
         return Outcome(name, scores)
-    model.load_state_dict(before)
+    put_weights(model, before)
     return outcome
 
 

@@ -25,6 +25,7 @@ from transformers import (
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from vanilla_transformer.threads import IdleCores
+from vanilla_transformer.training.sharding import divided_like, gathered
 
 # A file of each checkpoint.
 MOVING_AVERAGE_FILE = "moving_average.safetensors"
@@ -110,9 +111,11 @@ class MovingAverage(TrainerCallback):
         if state.global_step:
             checkpoint = f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
             file = Path(args.output_dir) / checkpoint / MOVING_AVERAGE_FILE
-            saved = load_file(file, device=str(args.device))
+            saved = load_file(file)
             # Updates pair tensors by position, and the file has another order than the model.
-            self.weights = {name: saved[name] for name in _trained(model)}
+            self.weights = {
+                name: divided_like(saved[name], weight) for name, weight in _trained(model).items()
+            }
 
     def on_step_end(self, *args: Any, model: nn.Module, **kwargs: Any) -> None:
         """Adds the weights of an update."""
@@ -121,9 +124,20 @@ class MovingAverage(TrainerCallback):
             self.weights = {name: weight.clone() for name, weight in weights.items()}
         self._update(list(self.weights.values()), list(weights.values()), None)
 
-    def save(self, checkpoint: Path) -> None:
-        """Puts the average into a new checkpoint."""
-        save_file(self.weights, checkpoint / MOVING_AVERAGE_FILE)
+    def save(self, checkpoint: Path, writes: bool) -> None:
+        """Puts the average into a new checkpoint.
+
+        Args:
+            checkpoint: Its folder.
+            writes: Whether this process does; all call it, because each may have a part.
+        """
+        whole = {}
+        for name, weight in self.weights.items():
+            tensor = gathered(weight)
+            if writes:
+                whole[name] = tensor.cpu()
+        if writes:
+            save_file(whole, checkpoint / MOVING_AVERAGE_FILE)
 
 
 def _trained(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -13,8 +13,9 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from vanilla_transformer.files import write_lines
 from vanilla_transformer.model_folder import FILES_FILE, describe_files, differs, read_object
 
-# Beginnings of the names of the optimizer's state: Trainer's own, sharded ones, DeepSpeed's.
-_OPTIMIZER_STATES = ("optimizer", "global_step")
+# Beginning of the names of the optimizer's state, and its file under FSDP.
+_OPTIMIZER_STATE = "optimizer"
+_SHARDED_OPTIMIZER_STATE = "optimizer.bin"
 
 # Beginning of the names of the weights: one file, or shards and their index.
 _WEIGHTS = "model"
@@ -88,6 +89,26 @@ def resumable_checkpoint(folder: Path) -> tuple[Path | None, dict[Path, str]]:
     return None, skipped
 
 
+def check_optimizer(checkpoint: Path, is_sharded: bool) -> None:
+    """Refuses to resume with FSDP what was trained without it, and the other way round.
+
+    Args:
+        checkpoint: Has the state of an optimizer.
+        is_sharded: Whether this run divides the model among processes.
+
+    Raises:
+        ValueError: If the state is of the other kind.
+    """
+    was_sharded = (checkpoint / _SHARDED_OPTIMIZER_STATE).is_file()
+    if was_sharded != is_sharded:
+        before, now = ("with" if flag else "without" for flag in (was_sharded, is_sharded))
+        raise ValueError(
+            f"--resume continues {checkpoint.name} {before} FSDP, as it was trained, got a run "
+            f"{now} it. Launch it as before, with any number of processes, or train in another "
+            "folder, with --init_from this checkpoint."
+        )
+
+
 def delete_unclosed(folder: Path) -> None:
     """Removes checkpoints whose saving was interrupted."""
     for checkpoint in _checkpoints(folder):
@@ -131,7 +152,7 @@ def _faults(checkpoint: Path) -> Iterator[str]:
         yield f"it has no {FILES_FILE}, so the run ended while saving it"
         return
     yield from _damage(checkpoint)
-    if not any(path.name.startswith(_OPTIMIZER_STATES) for path in checkpoint.iterdir()):
+    if not any(path.name.startswith(_OPTIMIZER_STATE) for path in checkpoint.iterdir()):
         yield "it holds no state of the optimizer (--save_only_model)"
 
 

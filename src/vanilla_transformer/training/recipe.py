@@ -275,7 +275,7 @@ def check_settings(settings: TrainSettings, arguments: Seq2SeqTrainingArguments)
             "--torch_compile keeps the padding, which --attn_implementation varlen removes, got "
             "both. Give --compile_layers instead of --torch_compile, or leave varlen out."
         )
-    faults += _faults_of_fine_tuning(settings, arguments)
+    faults += _faults_of_fine_tuning(settings)
     for name in ("moving_average", "early_stopping_patience"):
         if getattr(settings, name) is not None and not settings.validation:
             faults.append(f"--{name} needs --validation pairs to score on, got none.")
@@ -300,9 +300,7 @@ def check_settings(settings: TrainSettings, arguments: Seq2SeqTrainingArguments)
         check_streaming(settings, arguments)
 
 
-def _faults_of_fine_tuning(
-    settings: TrainSettings, arguments: Seq2SeqTrainingArguments
-) -> Iterator[str]:
+def _faults_of_fine_tuning(settings: TrainSettings) -> Iterator[str]:
     """Settings of fine-tuning that contradict each other or have no effect."""
     for name in ("freeze", "peft"):
         value = getattr(settings, name)
@@ -314,11 +312,6 @@ def _faults_of_fine_tuning(
         yield (
             "--freeze must be left out with --peft, which trains adapters and freezes everything "
             f"else, got {' '.join(settings.freeze)}. Choose layers by --lora_target_modules."
-        )
-    if settings.peft and (arguments.fsdp or arguments.deepspeed):
-        yield (
-            f"--peft {settings.peft} needs whole weights in each process, to merge the adapter; "
-            "FSDP and DeepSpeed divide them. Leave one of the two out."
         )
     for field in dataclasses.fields(settings):
         is_used = settings.peft or not field.name.startswith("lora_")

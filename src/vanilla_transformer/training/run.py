@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from accelerate import PartialState
 from datasets import Dataset
+from torch import Tensor
 from transformers import (
     AutoConfig,
     EarlyStoppingCallback,
@@ -74,6 +75,7 @@ from vanilla_transformer.training.callbacks import (
     interrupts_stop,
 )
 from vanilla_transformer.training.checkpoints import (
+    check_optimizer,
     closed_checkpoints,
     delete_unclosed,
     failed_writes_named,
@@ -159,6 +161,9 @@ def train(
         settings, arguments, model, tokenizers, data, validation_pairs, training_pass
     )
 
+    if checkpoint:
+        check_optimizer(Path(checkpoint), trainer.is_sharded)
+
     trainer.add_callback(UseIdleCores(cores))
 
     say, folder = PartialState().print, Path(arguments.output_dir)
@@ -174,9 +179,13 @@ def train(
         trainer.add_callback(log)
         with progress_shown(trainer, stop):
             outcome, interruption = _run(trainer, settings, checkpoint, stop)
+        weights = None
+        if trainer.is_sharded:
+            # Gathered from all processes; empty in all but the main one.
+            weights = trainer.accelerator.get_state_dict(trainer.model)
         if is_main:
             run |= _results(trainer, filtered, outcome, log)
-            _save(trainer, settings.init_from, run, outcome)
+            _save(trainer, settings.init_from, run, outcome, weights)
     say(f"The model is in {folder}")
     if interruption:
         raise interruption
@@ -443,6 +452,9 @@ def _run(
             name = f"exponential moving average, {settings.moving_average}"
             outcome = try_weights(trainer, moving_average.weights, name, outcome)
     except StoppedBySignalError as error:
+        if trainer.is_sharded:
+            # Another process may be anywhere, so its part of the weights cannot be had.
+            raise
         trainer.check_weights()
         return Outcome("last update"), error
     except DivergedError as error:
@@ -502,15 +514,27 @@ def _model_of(trainer: TokenBatchTrainer) -> PreTrainedModel:
 
 
 def _save(
-    trainer: TokenBatchTrainer, base: str | None, run: Mapping[str, Any], outcome: Outcome
+    trainer: TokenBatchTrainer,
+    base: str | None,
+    run: Mapping[str, Any],
+    outcome: Outcome,
+    weights: dict[str, Tensor] | None,
 ) -> None:
-    """Writes the model's folder; each file appears whole or not at all."""
+    """Writes the model's folder; each file appears whole or not at all.
+
+    Args:
+        trainer: After training.
+        base: Folder or Hub name of the model that an adapter was trained for.
+        run: Its record.
+        outcome: Its scores.
+        weights: By name; None for those in the trainer's model, which a sharded one has not.
+    """
     folder = Path(trainer.args.output_dir)
     model = _model_of(trainer)
     with scratch_folder(folder, ".saving-") as unfinished:
         with failed_writes_named(folder):
             merge_adapter(model, unfinished, base)
-            model.save_pretrained(unfinished)
+            model.save_pretrained(unfinished, state_dict=weights)
             trainer.tokenizers.save_pretrained(unfinished)
         run = {**run, "parameters": model.num_parameters()}
         # Earlier checksums do not match the files that now replace the old ones.

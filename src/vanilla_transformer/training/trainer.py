@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
+from accelerate.utils import gather_object
 from torch import nn
 from torch.utils.data import DataLoader
 from transformers import (
@@ -21,13 +22,14 @@ from transformers import (
     TrainerState,
 )
 from transformers.modeling_outputs import Seq2SeqLMOutput
-from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer import FSDP_MODEL_NAME, TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput
 
 from vanilla_transformer.data.training_data import TrainingData
 from vanilla_transformer.evaluation.metrics import TranslationScores
 from vanilla_transformer.model_folder import align_weights, nonfinite_tensors
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
+from vanilla_transformer.training.averaging import average_checkpoints
 from vanilla_transformer.training.callbacks import (
     DivergedError,
     FindBestCheckpoint,
@@ -43,6 +45,7 @@ from vanilla_transformer.training.checkpoints import (
     with_intact_weights,
 )
 from vanilla_transformer.training.run_record import hardware
+from vanilla_transformer.training.sharding import is_sharded, put_weights, save_in_full
 
 TrainingPass = Callable[..., Seq2SeqLMOutput]
 
@@ -78,6 +81,9 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         )
         self.data = data
         self.tokenizers = tokenizers
+        self.is_sharded = is_sharded(self)
+        if self.is_sharded:
+            save_in_full(self.accelerator.state.fsdp_plugin)
         self.training_pass = training_pass
         self.has_trained = False
         self.loss_is_finite = torch.tensor(True, device=self.args.device)
@@ -157,11 +163,13 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             self.args.save_total_limit = limit
         # Each process saves the state of its random numbers.
         self.accelerator.wait_for_everyone()
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, MovingAverage):
+                with failed_writes_named(folder):
+                    callback.save(folder, self.args.should_save)
         if self.args.should_save:
-            for callback in self.callback_handler.callbacks:
-                if isinstance(callback, MovingAverage):
-                    with failed_writes_named(folder):
-                        callback.save(folder)
+            # Of a sharded model Trainer also saves this, with the weights of model.safetensors.
+            (folder / f"{FSDP_MODEL_NAME}.bin").unlink(missing_ok=True)
             close_checkpoint(folder)
             delete_oldest(Path(self.args.output_dir), limit, self.state.best_model_checkpoint)
 
@@ -178,17 +186,24 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             logs.pop("train_loss", None)
         super().log(logs, *args, **kwargs)
 
-    def _load_from_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+    def _load_from_checkpoint(self, checkpoint: str, *args: Any, **kwargs: Any) -> None:
         """Trainer's; aligns the weights in memory, so that products equal those of one long run."""
-        super()._load_from_checkpoint(*args, **kwargs)
-        align_weights(self.model)
+        if self.is_sharded:
+            # Of one checkpoint, the mean is what it holds.
+            put_weights(self.model, average_checkpoints([Path(checkpoint)]))
+        else:
+            super()._load_from_checkpoint(checkpoint, *args, **kwargs)
+            align_weights(self.model)
 
     def _load_best_model(self) -> None:
         """Trainer's, if the checkpoint is as it was saved; otherwise the last weights stay."""
-        if with_intact_weights([Path(self.state.best_model_checkpoint)]):
-            super()._load_best_model()
-        else:
+        best = self.state.best_model_checkpoint
+        if not with_intact_weights([Path(best)]):
             self.state.best_global_step = None
+        elif self.is_sharded:
+            self._load_from_checkpoint(best)
+        else:
+            super()._load_best_model()
 
     def check_weights(self) -> None:
         """Refuses weights that are not finite.
@@ -196,9 +211,11 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         Raises:
             DivergedError: If one is not.
         """
-        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
-            return
-        if names := nonfinite_tensors(self.model):
+        names = nonfinite_tensors(self.model)
+        if self.is_sharded:
+            # Each process knows its parts only, and all must stop.
+            names = sorted(set(gather_object(names)))
+        if names:
             raise DivergedError(
                 f"{len(names)} weights, {names[0]} among them, are not finite after update "
                 f"{self.state.global_step:,}"
@@ -246,7 +263,7 @@ def scorer(
 
 
 def plan(trainer: TokenBatchTrainer, checkpoint: str | None) -> Iterator[str]:
-    """Describes a run before its first update; some batches are tried for it.
+    """Describes a run before its first update; a model that is not sharded tries some batches.
 
     Args:
         trainer: Ready to train.
@@ -257,6 +274,18 @@ def plan(trainer: TokenBatchTrainer, checkpoint: str | None) -> Iterator[str]:
     if not trainer.tokenizers.is_joint:
         sizes = f"{model.config.vocab_size:,} and {model.config.target_vocab_size:,}"
         vocabulary = f"vocabularies {sizes}"
+    yield f"device      {hardware()}, {'bf16' if arguments.bf16 else 'float32'}"
+    yield f"pairs       {data.describe_pairs()}"
+    trained = model.num_parameters(only_trainable=True)
+    of_which = f", of which {trained:,} are trained" * (trained < model.num_parameters())
+    yield f"parameters  {model.num_parameters():,}{of_which}, {vocabulary}"
+    yield f"batches     {data.describe_batches()}"
+    if trainer.is_sharded:
+        yield (
+            f"sharded     {arguments.world_size} processes divide the model when training begins, "
+            "so no batches are tried for memory and time"
+        )
+        return
     seconds, gigabytes = _try_batches(trainer)
     periods_per_update = arguments.gradient_accumulation_steps / data.batches
     periods = arguments.num_train_epochs
@@ -266,12 +295,6 @@ def plan(trainer: TokenBatchTrainer, checkpoint: str | None) -> Iterator[str]:
         state = TrainerState.load_from_json(str(Path(checkpoint) / TRAINER_STATE_NAME))
         periods = max(0, periods - state.global_step * periods_per_update)
     minutes = seconds * data.batches / 60
-    yield f"device      {hardware()}, {'bf16' if arguments.bf16 else 'float32'}"
-    yield f"pairs       {data.describe_pairs()}"
-    trained = model.num_parameters(only_trainable=True)
-    of_which = f", of which {trained:,} are trained" * (trained < model.num_parameters())
-    yield f"parameters  {model.num_parameters():,}{of_which}, {vocabulary}"
-    yield f"batches     {data.describe_batches()}"
     yield f"memory      about {gigabytes:.1f} GB"
     end = _moment(60 * minutes * periods)
     yield (
