@@ -107,7 +107,7 @@ def distil(argv: list[str]) -> None:
     options = read_options(distil, DistilSettings, _EXAMPLE, argv)
     if options is None:
         return
-    settings, arguments = options
+    settings, arguments = options.settings, options.arguments
     _check(settings)
 
     from vanilla_transformer.training.checkpoints import closed_checkpoints

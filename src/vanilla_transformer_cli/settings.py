@@ -254,6 +254,12 @@ class TrainSettings:
         DEFAULT_METRICS,
         choices=tuple(METRIC_TITLES),
     )
+    minutes: float | None = option(
+        "Minutes for the whole run. Tokenizer, size, batches, dropout, learning rate and the rest "
+        "are chosen by the data and by the speed of the machine, each with a line that says why, "
+        "unless they are given; the learning rate falls with the time and ends with it at 0. "
+        "Instead of --max_steps, --num_train_epochs, --lr_scheduler_type and --max_minutes."
+    )
     max_minutes: float | None = option(
         "Minutes after which training ends, evaluates, and keeps the best checkpoint. Default: no "
         "limit."

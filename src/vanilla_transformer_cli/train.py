@@ -1,6 +1,7 @@
 """The `train` command: trains a model on parallel text."""
 
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from vanilla_transformer_cli.command import Command, Parser, build_parser, check_folder, refuse
 from vanilla_transformer_cli.recipes import insert_recipe
@@ -8,6 +9,8 @@ from vanilla_transformer_cli.settings import TrainSettings
 
 if TYPE_CHECKING:
     from transformers import Seq2SeqTrainingArguments
+
+    from vanilla_transformer.training.budget import Decision
 
 Settings = TypeVar("Settings", bound=TrainSettings)
 
@@ -25,7 +28,17 @@ example:
   vanilla-transformer train --train train.de train.en --validation valid.de valid.en \\
       --preset tiny --output_dir runs/de-en
   vanilla-transformer train recipes/multi30k_en_de.yaml --data multi30k --output_dir runs/en-de
+  vanilla-transformer train --train train.de train.en --validation valid.de valid.en --minutes 30
 """
+
+
+@dataclass
+class Options(Generic[Settings]):
+    """What a command that trains was asked for, and what `--minutes` decided."""
+
+    settings: Settings
+    arguments: "Seq2SeqTrainingArguments"
+    decisions: "list[Decision]" = field(default_factory=list)
 
 
 def train(argv: list[str]) -> None:
@@ -33,14 +46,13 @@ def train(argv: list[str]) -> None:
     if options := read_options(train, TrainSettings, _EXAMPLE, argv):
         from vanilla_transformer.training.run import train as train_model
 
-        settings, arguments = options
-        train_model(settings, arguments)
+        train_model(options.settings, options.arguments, decisions=options.decisions)
 
 
 def read_options(
     command: Command, kind: type[Settings], epilog: str, argv: list[str]
-) -> "tuple[Settings, Seq2SeqTrainingArguments] | None":
-    """Options of a command that trains: ours and Trainer's; None after `--help-all`.
+) -> Options[Settings] | None:
+    """Options of a command that trains; None after `--help-all`.
 
     Args:
         command: Its docstring is the description.
@@ -51,10 +63,13 @@ def read_options(
     parser = build_parser(command, kind, epilog)
     parser.usage = f"{parser.prog} [RECIPE.yaml] [options]"
     parser.add_argument("--help-all", action="store_true", help="Also list Trainer's options.")
-    namespace, others = parser.parse_known_args(insert_recipe(argv, kind))
+    argv = insert_recipe(argv, kind)
+    namespace, others = parser.parse_known_args(argv)
     values = vars(namespace)
     help_all = values.pop("help_all")
     settings = kind(**values)
+    if settings.minutes is not None and kind is not TrainSettings:
+        parser.error("--minutes is an option of train alone; give --max_minutes, which cuts a run")
     if not settings.train and not help_all:
         parser.error("--train needs the training pairs")
     for name in _MODELS:
@@ -79,4 +94,19 @@ def read_options(
     )
     refuse(unknown, parser, trainer_parser)
     disable_progress_bar()
-    return settings, arguments
+    if settings.minutes is None:
+        return Options(settings, arguments)
+
+    from vanilla_transformer.data.parallel_text import read_pairs
+    from vanilla_transformer.training.budget import apply, choose
+    from vanilla_transformer.training.recipe import check_settings
+    from vanilla_transformer.training.run import parallel_text
+
+    check_settings(settings, arguments)
+    given = {word[2:].partition("=")[0] for word in argv if word.startswith("--")}
+    pairs = read_pairs(parallel_text(settings, settings.train, settings.train_split))
+    decisions = choose(settings, arguments, given, pairs)
+    settings, defaults = apply(decisions, settings)
+    trainer_parser.set_defaults(**recipe(settings) | defaults)
+    (arguments,) = trainer_parser.parse_args_into_dataclasses(others)
+    return Options(settings, arguments, decisions)

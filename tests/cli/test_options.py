@@ -15,6 +15,7 @@ from vanilla_transformer.evaluation import metrics, significance
 from vanilla_transformer.interop import export as exporting
 from vanilla_transformer.sharing import model_card
 from vanilla_transformer.sharing import push as pushing
+from vanilla_transformer.training import budget
 from vanilla_transformer.training import run as training
 from vanilla_transformer.translation import Translation, Translator
 from vanilla_transformer_cli import main
@@ -104,7 +105,9 @@ OF_THE_PATHS = {"data"}
 def test_train_passes_each_option_on(of_the_paths, watch):
     calls = watch(training, "train")
     chosen = [
-        field for field in fields(TrainSettings) if (field.name in OF_THE_PATHS) == of_the_paths
+        field
+        for field in fields(TrainSettings)
+        if (field.name in OF_THE_PATHS) == of_the_paths and field.name != "minutes"
     ]
     options = [another(field) for field in chosen]
 
@@ -115,6 +118,27 @@ def test_train_passes_each_option_on(of_the_paths, watch):
     default = TrainSettings()
     for field, (_, value) in zip(chosen, options, strict=True):
         assert getattr(settings, field.name) == value != getattr(default, field.name), field.name
+
+
+def test_minutes_choose_what_neither_recipe_nor_command_line_gives(watch, tmp_path, monkeypatch):
+    calls = watch(training, "train")
+    monkeypatch.setattr(budget, "tokens_per_second", lambda arguments: 10_000.0)
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("vocab_size: 300\n", encoding="utf-8")
+    pairs = [tmp_path / "a.de", tmp_path / "a.en"]
+    for path in pairs:
+        path.write_text("ein Hund schläft\n", encoding="utf-8")
+
+    options = ["--minutes", "5", "--warmup_steps", "7", "--use_cpu"]
+    main(["train", str(recipe), "--train", *map(str, pairs), *options])
+
+    ((settings, arguments), others) = calls[0]
+    assert (settings.vocab_size, arguments.warmup_steps) == (300, 7)
+    assert (settings.r_drop, arguments.learning_rate) == (2.0, 0.003)
+    assert arguments.lr_scheduler_type == "constant_with_warmup"
+    options = {decision.option for decision in others["decisions"]}
+    assert {"learning_rate", "r_drop"} <= options
+    assert options.isdisjoint({"vocab_size", "warmup_steps"})
 
 
 @pytest.mark.parametrize("preset", PRESETS)

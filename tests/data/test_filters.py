@@ -351,7 +351,7 @@ def test_missing_file_of_overlap_is_refused(tmp_path):
 
 def test_command_line_takes_overlap_without_files_and_leaves_it_off(monkeypatch):
     given = []
-    monkeypatch.setattr(training, "train", lambda settings, arguments: given.append(settings))
+    monkeypatch.setattr(training, "train", lambda settings, *_, **__: given.append(settings))
     for options in (["--filter_overlap"], []):
         main(["train", "--train", "a", "b", *options])
 

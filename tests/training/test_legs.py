@@ -130,7 +130,7 @@ def test_every_setting_may_change_or_is_refused(record):
         check_continuation(record, {**record, "settings": others})
 
     assert {name for name in others if f"--{name} was" not in str(error.value)} == {
-        *("data", "resume", "max_minutes", "average_last", "early_stopping_patience"),
+        *("data", "resume", "minutes", "max_minutes", "average_last", "early_stopping_patience"),
         *("max_validation_pairs", "bleu_tokenize", "metrics"),
         *("language", "dataset_tags", "license"),
     }

@@ -75,6 +75,7 @@ def test_numbers_at_the_ends_of_their_ranges_are_allowed(tmp_path, settings, giv
         ({"max_validation_pairs": 0}, {}, "--max_validation_pairs must be at least 1 and finite"),
         ({"max_tokens_per_batch": 0}, {}, "--max_tokens_per_batch must be at least 1"),
         ({"max_length": 1}, {}, "--max_length must be at least 2 and finite, got 1"),
+        ({"minutes": -1.0}, {}, "--minutes must be at least 0 and finite, got -1.0"),
         ({"max_minutes": -1.0}, {}, "--max_minutes must be at least 0 and finite, got -1.0"),
         ({"average_last": -3}, {}, "--average_last must be at least 0 and finite, got -3"),
         ({"r_drop": math.inf}, {}, "--r_drop must be at least 0 and finite, got inf"),
@@ -106,6 +107,38 @@ def test_numbers_at_the_ends_of_their_ranges_are_allowed(tmp_path, settings, giv
 def test_setting_is_refused_when_no_run_can_follow_it(tmp_path, settings, given, message):
     with pytest.raises(ValueError, match=message):
         check_settings(TrainSettings(**VALIDATED | settings), build_arguments(tmp_path, **given))
+
+
+@pytest.mark.parametrize(
+    ("settings", "given", "named"),
+    [
+        ({}, {"max_steps": 9}, "--max_steps 9"),
+        ({}, {"num_train_epochs": 3}, "--num_train_epochs 3"),
+        ({}, {"lr_scheduler_type": "linear"}, "--lr_scheduler_type linear"),
+        ({"max_minutes": 2.0}, {}, "--max_minutes 2.0"),
+    ],
+)
+def test_minutes_exclude_another_length_and_schedule(tmp_path, settings, given, named):
+    settings = TrainSettings(**TRAINED, minutes=1.5, **settings)
+    by_time = {name: recipe(settings)[name] for name in ("lr_scheduler_type", "num_train_epochs")}
+
+    check_settings(TrainSettings(**TRAINED, minutes=1.5), build_arguments(tmp_path, **by_time))
+    with pytest.raises(ValueError, match=f"got --minutes 1.5 and {named}. Leave either out"):
+        check_settings(settings, build_arguments(tmp_path, **by_time | given))
+
+
+def test_minutes_are_of_new_models(tmp_path):
+    settings = TrainSettings(**TRAINED, minutes=1.5, init_from="runs/old")
+
+    with pytest.raises(ValueError, match="size of a new model, got --init_from runs/old"):
+        check_settings(settings, build_arguments(tmp_path))
+
+
+def test_run_of_minutes_is_saved_and_scored_by_updates():
+    given = recipe(TrainSettings(**VALIDATED, minutes=1.0))
+
+    assert (given["save_strategy"], given["eval_strategy"]) == ("steps", "steps")
+    assert "eval_strategy" not in recipe(TrainSettings(**TRAINED, minutes=1.0))
 
 
 def test_two_gpus_of_one_process_are_refused(tmp_path):

@@ -39,6 +39,7 @@ _FIELDS_OF_A_LEG = (
 _SETTINGS_THAT_MAY_CHANGE = {
     "resume",
     "data",
+    "minutes",
     "max_minutes",
     "max_validation_pairs",
     "metrics",

@@ -145,6 +145,8 @@ class Progress(TrainerCallback):
         if self.bar is not None:
             parts = [self._time_left(state), self.loss, self.score, self.speed]
             self.bar.set_postfix_str(", ".join(filter(None, parts)), refresh=False)
+            # A schedule of time only estimates it.
+            self.bar.total = state.max_steps
             self.bar.update(state.global_step - self.bar.n)
 
     def _place(self, state: TrainerState) -> Iterator[str]:

@@ -37,6 +37,7 @@ _RANGES = {
     "bpe_dropout": (0, 1),
     "max_length": (2, math.inf),
     "max_tokens_per_batch": (1, math.inf),
+    "minutes": (0, math.inf),
     "max_minutes": (0, math.inf),
     "average_last": (0, math.inf),
     "moving_average": (0, 1),
@@ -69,6 +70,12 @@ _SET_ELSEWHERE = {
 # An adapter, which begins at zero, needs about ten times as much.
 _FINE_TUNING = {"learning_rate": 1e-4, "warmup_steps": 100}
 _ADAPTER_RATE = 1e-3
+
+# With --minutes, `TimeSchedule` makes the rate fall and ends the run.
+_BY_TIME: dict[str, Any] = {
+    "lr_scheduler_type": "constant_with_warmup",
+    "num_train_epochs": 1_000_000,
+}
 
 
 def recipe(settings: TrainSettings) -> dict[str, Any]:
@@ -117,6 +124,11 @@ def recipe(settings: TrainSettings) -> dict[str, Any]:
             "generation_num_beams": 1,
             "per_device_eval_batch_size": 64,
         }
+    if settings.minutes is not None:
+        by_updates = {"save_strategy": "steps"}
+        if settings.validation:
+            by_updates["eval_strategy"] = "steps"
+        arguments |= _BY_TIME | by_updates
     if settings.streaming:
         # A stream has no epochs.
         arguments |= {"save_strategy": "steps", "save_steps": 1000}
@@ -275,6 +287,8 @@ def check_settings(settings: TrainSettings, arguments: Seq2SeqTrainingArguments)
             "--torch_compile keeps the padding, which --attn_implementation varlen removes, got "
             "both. Give --compile_layers instead of --torch_compile, or leave varlen out."
         )
+    if settings.minutes is not None:
+        faults += _faults_of_minutes(settings, arguments)
     faults += _faults_of_fine_tuning(settings)
     for name in ("moving_average", "early_stopping_patience"):
         if getattr(settings, name) is not None and not settings.validation:
@@ -298,6 +312,31 @@ def check_settings(settings: TrainSettings, arguments: Seq2SeqTrainingArguments)
         raise ValueError("\n".join(faults))
     if settings.streaming:
         check_streaming(settings, arguments)
+
+
+def _faults_of_minutes(
+    settings: TrainSettings, arguments: Seq2SeqTrainingArguments
+) -> Iterator[str]:
+    """Settings that contradict a schedule of time."""
+    lengths = {name: getattr(arguments, name) for name in (*_BY_TIME, "max_steps")}
+    lengths |= {"max_minutes": settings.max_minutes, "streaming": settings.streaming}
+    free: dict[str, Any] = _BY_TIME | {"max_steps": -1, "max_minutes": None, "streaming": False}
+    given = [
+        # The name of a schedule is an enum.
+        f"--{name} {getattr(value, 'value', value)}"
+        for name, value in lengths.items()
+        if value != free[name]
+    ]
+    if given:
+        yield (
+            f"--minutes decides when the run ends and how its learning rate falls, got "
+            f"--minutes {settings.minutes:g} and {', '.join(given)}. Leave either out."
+        )
+    if settings.init_from:
+        yield (
+            f"--minutes chooses the size of a new model, got --init_from {settings.init_from}. "
+            "Fine-tune with --max_steps and --lr_scheduler_type linear, or with --max_minutes."
+        )
 
 
 def _faults_of_fine_tuning(settings: TrainSettings) -> Iterator[str]:

@@ -8,6 +8,8 @@ Differs from the paper:
 """
 
 import copy
+import dataclasses
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -66,6 +68,7 @@ from vanilla_transformer.training.averaging import (
     scores_of_update,
     try_weights,
 )
+from vanilla_transformer.training.budget import Decision
 from vanilla_transformer.training.callbacks import (
     DivergedError,
     MovingAverage,
@@ -101,6 +104,7 @@ from vanilla_transformer.training.recipe import (
     prefer_better_scores,
 )
 from vanilla_transformer.training.run_record import JsonLinesLog, describe_run
+from vanilla_transformer.training.time_schedule import TimeSchedule
 from vanilla_transformer.training.trainer import TokenBatchTrainer, TrainingPass, plan, scorer
 from vanilla_transformer_cli.settings import PRESETS, TrainSettings
 
@@ -125,6 +129,7 @@ def train(
     settings: TrainSettings,
     arguments: Seq2SeqTrainingArguments,
     training_pass: TrainingPass | None = None,
+    decisions: Sequence[Decision] = (),
 ) -> Path:
     """Trains tokenizers and model, or continues with saved ones, and saves the result.
 
@@ -132,6 +137,7 @@ def train(
         settings: Data, sizes, vocabulary, batches.
         arguments: Trainer's arguments; `recipe` has our defaults.
         training_pass: See `TokenBatchTrainer`; None: that of the settings.
+        decisions: Those of `--minutes` that are in the settings already, to be reported.
 
     Returns:
         The folder with the model, `arguments.output_dir`.
@@ -144,8 +150,10 @@ def train(
         StoppedBySignalError: After Ctrl-C or SIGTERM, when the model has been saved.
     """
     # The caller's stay as they are.
-    arguments, cores = copy.copy(arguments), IdleCores()
+    arguments, cores, started = copy.copy(arguments), IdleCores(), time.monotonic()
     checkpoint, run = _begin(settings, arguments)
+    if decisions:
+        run["decisions"] = [dataclasses.asdict(decision) for decision in decisions]
     text = parallel_text(settings, settings.train, settings.train_split)
     validation_pairs = _load_validation(settings)
     rules = drop_rules(settings, validation_pairs)
@@ -172,8 +180,13 @@ def train(
         if is_main:
             _open_folder(folder, run, filtered, checkpoint)
         cores.use(at_once=True)
-        chosen = describe_fine_tuning(settings, arguments)
-        for line in chain(filtered.summary(), chosen, plan(trainer, checkpoint)):
+        minutes_left = None
+        if settings.minutes is not None:
+            schedule = TimeSchedule(settings.minutes, started, stop, checkpoint)
+            trainer.add_callback(schedule)
+            minutes_left = schedule.minutes_left
+        chosen = chain(map(str, decisions), describe_fine_tuning(settings, arguments))
+        for line in chain(filtered.summary(), chosen, plan(trainer, checkpoint, minutes_left)):
             say(line)
         log = JsonLinesLog(folder / LOG_FILE, run["first_update"])
         trainer.add_callback(log)

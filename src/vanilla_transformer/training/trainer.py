@@ -262,12 +262,15 @@ def scorer(
     return score
 
 
-def plan(trainer: TokenBatchTrainer, checkpoint: str | None) -> Iterator[str]:
+def plan(
+    trainer: TokenBatchTrainer, checkpoint: str | None, minutes_left: float | None = None
+) -> Iterator[str]:
     """Describes a run before its first update; a model that is not sharded tries some batches.
 
     Args:
         trainer: Ready to train.
         checkpoint: Folder from which the run is resumed; None for a new run.
+        minutes_left: Until the end of a run whose schedule is one of time; None: of another one.
     """
     arguments, model, data = trainer.args, trainer.model, trainer.data
     vocabulary = f"vocabulary {model.config.vocab_size:,}"
@@ -296,6 +299,13 @@ def plan(trainer: TokenBatchTrainer, checkpoint: str | None) -> Iterator[str]:
         periods = max(0, periods - state.global_step * periods_per_update)
     minutes = seconds * data.batches / 60
     yield f"memory      about {gigabytes:.1f} GB"
+    if minutes_left is not None:
+        end = _moment(60 * max(0.0, minutes_left))
+        yield (
+            f"time        about {minutes:.1f} minutes {data.period.one}; the run ends {end} "
+            "(evaluation counted)"
+        )
+        return
     end = _moment(60 * minutes * periods)
     yield (
         f"time        about {minutes:.1f} minutes {data.period.one}; "

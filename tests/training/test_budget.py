@@ -1,0 +1,213 @@
+"""What `--minutes` decides, from facts alone."""
+
+import dataclasses
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from vanilla_transformer.training import budget
+from vanilla_transformer.training.budget import (
+    RULES,
+    Decision,
+    Facts,
+    apply,
+    choose,
+    decide,
+    read_facts,
+)
+from vanilla_transformer_cli.settings import TrainSettings
+
+SETTINGS = TrainSettings(train=["a", "b"], validation=["c", "d"])
+
+# Captions: 35 tokens a pair, so one pass takes 100 seconds of updates.
+CAPTIONS = Facts(
+    minutes=30,
+    speed=10_000,
+    device="cpu",
+    pairs=29_000,
+    source_words=12,
+    words=24,
+    source_characters=60,
+    characters=132,
+    long_words=26,
+    long_characters=140,
+    distinct_words=17_000,
+    occurrences=40,
+    shared_letters=1.0,
+    copied_words=0.0,
+    spaced_stops=0.0,
+)
+# Spelling to phonemes, and commands to actions.
+SYMBOLS = dataclasses.replace(CAPTIONS, pairs=8000, distinct_words=60, occurrences=2000)
+PATTERN = dataclasses.replace(SYMBOLS, distinct_words=19)
+
+
+def decided(facts, given=(), settings=SETTINGS):
+    return {decision.option: decision.value for decision in decide(facts, settings, given)}
+
+
+@pytest.mark.parametrize(
+    ("facts", "changes", "expected"),
+    [
+        (CAPTIONS, {}, {"tokenizer_kind": "bpe", "vocab_size": 10_000, "preset": "tiny"}),
+        (CAPTIONS, {"pairs": 9000}, {"vocab_size": 4000}),
+        (CAPTIONS, {"pairs": 2_000_000}, {"vocab_size": 32_000, "preset": "tiny"}),
+        (CAPTIONS, {"copied_words": 0.3}, {"vocab_size": 2000}),
+        (CAPTIONS, {"shared_letters": 0.1}, {"separate_vocabularies": True}),
+        (CAPTIONS, {"spaced_stops": 1.0}, {"pretokenized": True, "bleu_tokenize": "none"}),
+        (CAPTIONS, {"long_characters": 900}, {"max_length": 301}),
+        (CAPTIONS, {"long_characters": 9000}, {"max_length": 640}),
+        (CAPTIONS, {"source_words": 1, "source_characters": 8}, {"tokenizer_kind": "char"}),
+        (CAPTIONS, {"minutes": 15}, {"dropout": 0.1}),
+        (CAPTIONS, {}, {"dropout": 0.2, "max_tokens_per_batch": 2048, "learning_rate": 0.003}),
+        (CAPTIONS, {"minutes": 60}, {"dropout": 0.3}),
+        (CAPTIONS, {"minutes": 120}, {"r_drop": 2.0, "max_tokens_per_batch": 2048}),
+        (CAPTIONS, {"minutes": 300}, {"max_tokens_per_batch": 4096, "learning_rate": 0.004}),
+        (CAPTIONS, {"minutes": 2}, {"max_validation_pairs": 50, "warmup_steps": 50}),
+        (CAPTIONS, {"speed": 1e5, "pairs": 200_000}, {"preset": "tiny"}),
+        (CAPTIONS, {"speed": 2e6, "pairs": 200_000}, {"preset": "small"}),
+        (CAPTIONS, {"speed": 1e7, "pairs": 1_500_000}, {"preset": "base"}),
+        (SYMBOLS, {}, {"tokenizer_kind": "word", "metrics": ["wer", "per"], "dropout": 0.2}),
+        (SYMBOLS, {"minutes": 5}, {"max_tokens_per_batch": 1024, "learning_rate": 0.003}),
+        (PATTERN, {}, {"dropout": 0.1, "label_smoothing_factor": 0.0, "learning_rate": 0.002}),
+    ],
+)
+def test_rule_decides_by_the_facts(facts, changes, expected):
+    values = decided(dataclasses.replace(facts, **changes))
+
+    assert {name: values.get(name) for name in expected} == expected
+
+
+def test_most_defaults_of_captions_stay():
+    assert decided(CAPTIONS).keys() == {
+        *("tokenizer_kind", "vocab_size", "preset", "dropout", "max_tokens_per_batch"),
+        *("learning_rate", "warmup_steps", "average_last", "max_validation_pairs", "eval_steps"),
+    }
+
+
+def test_evaluations_are_spread_over_the_updates():
+    values = decided(CAPTIONS)
+
+    # 30 minutes of 10,000 tokens a second, of which a share is for updates.
+    updates = 30 * 60 * 10_000 * 0.85 / values["max_tokens_per_batch"]
+    assert values["eval_steps"] == round(updates / 12)
+    assert values["warmup_steps"] == round(updates / 10)
+
+
+def test_given_options_are_left_alone_and_later_rules_follow_them():
+    given = dataclasses.replace(SETTINGS, max_tokens_per_batch=8192)
+
+    values = decided(CAPTIONS, {"max_tokens_per_batch"}, given)
+
+    assert "max_tokens_per_batch" not in values
+    assert values["learning_rate"] == 0.004
+    assert values["warmup_steps"] < decided(CAPTIONS)["warmup_steps"]
+
+
+@pytest.mark.parametrize("option", RULES)
+def test_every_rule_yields(option):
+    assert option not in decided(PATTERN, {option})
+    assert option not in decided(dataclasses.replace(CAPTIONS, minutes=120), {option})
+
+
+def test_dropout_of_the_config_is_given():
+    settings = dataclasses.replace(SETTINGS, config=["dropout=0.5", "d_model=64"])
+
+    assert "dropout" not in decided(CAPTIONS, {"config"}, settings)
+
+
+def test_strategy_of_the_user_keeps_its_steps():
+    assert "eval_steps" not in decided(CAPTIONS, {"eval_strategy"})
+
+
+def test_metrics_stay_when_the_user_names_the_one_that_decides():
+    assert "metrics" not in decided(SYMBOLS, {"metric_for_best_model"})
+
+
+def test_saved_tokenizers_stay_as_they_are():
+    values = decided(CAPTIONS, (), dataclasses.replace(SETTINGS, tokenizer="m"))
+
+    assert "vocab_size" not in values
+    assert "dropout" in values
+
+
+def test_decision_is_a_line_with_its_reason():
+    assert str(Decision("vocab_size", 4000, "few")) == "chosen      --vocab_size 4000: few"
+    assert str(Decision("pretokenized", True, "x")) == "chosen      --pretokenized: x"
+    assert str(Decision("dropout", 0.1, "x")) == "chosen      --config dropout=0.1: x"
+    assert str(Decision("metrics", ["wer", "per"], "x")) == "chosen      --metrics wer per: x"
+
+
+def test_decisions_go_where_they_belong():
+    settings = TrainSettings(train=["a"], data="corpus", config=["d_model=64"])
+    made = [
+        Decision("vocab_size", 77, ""),
+        Decision("dropout", 0.1, ""),
+        Decision("eval_steps", 5, ""),
+    ]
+
+    ours, arguments = apply(made, settings)
+
+    assert (ours.vocab_size, ours.config) == (77, ["d_model=64", "dropout=0.1"])
+    assert ours.train == ["corpus/a"]
+    assert arguments == {"eval_steps": 5, "save_steps": 5}
+
+
+# Reading the data
+
+
+def facts_of(*pairs):
+    return read_facts(pairs, minutes=1, speed=2, device="cpu")
+
+
+def test_facts_are_counted():
+    facts = facts_of(("ab cd", "xy"), ("ab", "ab cd efgh ij"))
+
+    assert (facts.pairs, facts.distinct_words) == (2, 5)
+    assert (facts.source_words, facts.words) == (1.5, 4.0)
+    assert (facts.source_characters, facts.characters) == (3.5, 11.0)
+    assert facts.occurrences == 8 / 5
+    assert facts.long_characters == 12
+
+
+def test_copied_words_are_long_ones_of_the_same_pair():
+    facts = facts_of(("int openFile ;", "int openFile ;"), ("none", "other openFile"))
+
+    assert facts.copied_words == pytest.approx(1 / 3)
+
+
+def test_shared_letters_are_those_of_the_target():
+    assert facts_of(("aac 1", "αβ a")).shared_letters == pytest.approx(1 / 3)
+
+
+def test_stops_after_a_blank_are_tokenised():
+    assert facts_of(("a , b .", "a b .")).spaced_stops == 1.0
+    assert facts_of(("a, b .", "a b.")).spaced_stops == pytest.approx(1 / 3)
+    assert facts_of(("a", "b")).spaced_stops == 0.0
+
+
+def test_pairs_beyond_those_examined_are_counted(monkeypatch):
+    monkeypatch.setattr(budget, "EXAMINED_PAIRS", 1)
+
+    facts = facts_of(("a b", "c"), ("d", "e"), ("f", "g"))
+
+    assert (facts.pairs, facts.distinct_words) == (3, 3)
+
+
+def test_third_column_is_no_text():
+    assert facts_of(("a", "b", "de")).distinct_words == 2
+
+
+# A resumed run
+
+
+def test_resumed_run_keeps_what_was_chosen(tmp_path, monkeypatch):
+    made = Decision("vocab_size", 4000, "few")
+    record = {"decisions": [dataclasses.asdict(made)]}
+    (tmp_path / "run.json").write_text(json.dumps(record), encoding="utf-8")
+    settings = dataclasses.replace(SETTINGS, minutes=1.0, resume=True)
+    monkeypatch.setattr(budget, "tokens_per_second", lambda _: pytest.fail("measured again"))
+
+    assert choose(settings, SimpleNamespace(output_dir=tmp_path), (), []) == [made]
+    assert choose(settings, SimpleNamespace(output_dir=tmp_path / "new"), (), []) == []

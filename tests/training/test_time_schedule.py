@@ -1,0 +1,259 @@
+"""A learning rate that falls with the time, by a clock that the test turns."""
+
+import json
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from transformers import TrainerControl, TrainerState, get_constant_schedule_with_warmup
+
+from vanilla_transformer.training import run as training
+from vanilla_transformer.training.budget import Decision
+from vanilla_transformer.training.callbacks import StopOnRequest
+from vanilla_transformer.training.run import train
+from vanilla_transformer.training.time_schedule import TimeSchedule
+from vanilla_transformer_cli import main
+
+from ..support.training_runs import build_arguments, build_settings, read_json, read_log
+
+ARGUMENTS = SimpleNamespace(
+    world_size=1, device=torch.device("cpu"), save_strategy="steps", eval_strategy="steps"
+)
+
+
+class Run:
+    """A run of 100 seconds without a model, with a learning rate of 1."""
+
+    def __init__(self, monkeypatch, warmup=0, checkpoint=None, first=0, now=1000.0):
+        self.now = now
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+        self.state = TrainerState(global_step=first, max_steps=10**9)
+        optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
+        self.scheduler = get_constant_schedule_with_warmup(optimizer, warmup)
+        self.control = TrainerControl()
+        self.stop = StopOnRequest(None)
+        self.schedule = TimeSchedule(100 / 60, self.now, self.stop, checkpoint)
+        self.callbacks = [self.schedule, self.stop]
+        self.tell("on_train_begin", lr_scheduler=self.scheduler)
+
+    def tell(self, event, **others):
+        for callback in self.callbacks:
+            getattr(callback, event)(ARGUMENTS, self.state, self.control, **others)
+
+    def update(self, seconds):
+        """In the order of Trainer; returns the rate of the next update."""
+        self.now += seconds
+        self.scheduler.optimizer.step()
+        self.scheduler.step()
+        self.state.global_step += 1
+        self.tell("on_step_end")
+        return self.scheduler.get_last_lr()[0]
+
+    def to_the_end(self, seconds):
+        rates = []
+        while not self.control.should_training_stop:
+            rates.append(self.update(seconds))
+        return rates
+
+
+@pytest.mark.parametrize("pace", [0.25, 4.0])
+def test_rate_ends_at_zero_with_the_time_at_any_pace(monkeypatch, pace):
+    run = Run(monkeypatch)
+
+    rates = run.to_the_end(pace)
+
+    assert rates == sorted(rates, reverse=True)
+    assert rates[0] > 0.9
+    assert rates[-1] <= 2 * pace / 100
+    # 3 % are reserved.
+    assert 97 <= run.now - 1000 <= 97 + pace
+
+
+def test_half_of_the_time_is_half_of_the_rate(monkeypatch):
+    run = Run(monkeypatch)
+
+    run.update(48.5)
+
+    assert run.update(0) == pytest.approx(0.5)
+
+
+def test_schedule_bends_when_the_machine_gets_slower(monkeypatch):
+    run = Run(monkeypatch)
+
+    rates = [run.update(1.0) for _ in range(30)] + run.to_the_end(5.0)
+
+    # 30 seconds of 1, then 14 updates of 5.
+    assert len(rates) == 44
+    assert rates[28] - rates[29] == pytest.approx(1 / 97)
+    assert rates[35] - rates[36] == pytest.approx(5 / 97)
+    assert rates[-1] < 0.06
+
+
+def test_warm_up_is_in_updates(monkeypatch):
+    run = Run(monkeypatch, warmup=40)
+
+    rates = [run.update(0.001) for _ in range(45)]
+
+    assert rates[19] == pytest.approx(0.5, abs=1e-3)
+    assert rates[44] == pytest.approx(1.0, abs=1e-3)
+
+
+def test_time_for_the_last_evaluation_and_checkpoint_is_reserved(monkeypatch):
+    run = Run(monkeypatch)
+    run.update(10)
+    run.now += 7
+    run.tell("on_evaluate")
+    run.now += 2
+    run.tell("on_save")
+
+    run.to_the_end(0.5)
+
+    # 7 seconds, and 2 for a checkpoint and for the folder each.
+    assert 89 < run.now - 1000 <= 89.5
+
+
+def test_evaluation_is_left_out_when_it_would_end_in_the_time_of_the_last_one(monkeypatch):
+    run = Run(monkeypatch)
+    run.update(10)
+    run.now += 7
+    run.tell("on_evaluate")
+
+    # The last evaluation begins after 93 seconds.
+    for seconds, is_made in ((60, True), (12, False)):
+        run.control.should_evaluate = run.control.should_save = True
+        run.update(seconds)
+        assert (run.control.should_evaluate, run.control.should_save) == (is_made, is_made)
+
+
+def test_evaluation_counts_as_time(monkeypatch):
+    run = Run(monkeypatch)
+    run.update(10)
+    run.now += 20
+    run.tell("on_evaluate")
+
+    assert run.update(0) == pytest.approx(1 - 30 / 80)
+
+
+def test_number_of_updates_is_estimated_and_never_the_next_one(monkeypatch):
+    run = Run(monkeypatch)
+
+    run.update(0.97)
+
+    assert run.state.max_steps == pytest.approx(100, abs=3)
+    while not run.control.should_training_stop:
+        run.update(9)
+        assert run.state.max_steps > run.state.global_step + 1
+
+
+def save(run, folder):
+    run.state.save_to_json(str(folder / "trainer_state.json"))
+    return str(folder)
+
+
+def test_resumed_run_keeps_to_the_time_that_was_left(monkeypatch, tmp_path):
+    run = Run(monkeypatch)
+    run.update(48.5)
+    checkpoint = save(run, tmp_path)
+
+    resumed = Run(monkeypatch, checkpoint=checkpoint, first=1, now=9e9)
+
+    assert resumed.schedule.minutes_left == pytest.approx(51.5 / 60)
+    rates = resumed.to_the_end(1.0)
+    assert rates[0] == pytest.approx(0.5)
+    assert resumed.now - 9e9 == pytest.approx(49, abs=1)
+
+
+def test_resumed_run_without_time_makes_no_update(monkeypatch, tmp_path):
+    run = Run(monkeypatch)
+    run.to_the_end(30)
+
+    resumed = Run(monkeypatch, checkpoint=save(run, tmp_path), first=4)
+
+    assert resumed.state.max_steps == resumed.state.global_step
+
+
+def test_checkpoint_keeps_the_time_used_as_plain_json(monkeypatch, tmp_path):
+    run = Run(monkeypatch)
+    run.update(3)
+
+    save(run, tmp_path)
+
+    state = json.loads((tmp_path / "trainer_state.json").read_text(encoding="utf-8"))
+    assert state["stateful_callbacks"] == {"seconds_of_schedule": {"used": 3.0}}
+
+
+def test_one_clock_decides_the_rate_of_all_processes(monkeypatch):
+    run = Run(monkeypatch)
+    monkeypatch.setattr(
+        "vanilla_transformer.training.time_schedule.broadcast", lambda clock: 0 * clock + 0.25
+    )
+    run.callbacks = [run.schedule]
+    monkeypatch.setattr(ARGUMENTS, "world_size", 2)
+
+    run.update(1)
+
+    assert run.update(1) == pytest.approx(0.25)
+
+
+# Runs
+
+
+def run_minutes(corpus, folder, minutes, decisions=(), **changes):
+    settings = build_settings(corpus, minutes=minutes, **changes)
+    arguments = build_arguments(settings, folder, num_train_epochs=1_000_000)
+    return train(settings, arguments, decisions=decisions)
+
+
+def test_run_ends_scored_and_records_what_was_chosen(corpus, tmp_path, capsys):
+    run_minutes(corpus, tmp_path, 0.0, [Decision("vocab_size", 320, "few pairs")])
+
+    run = read_json(tmp_path / "run.json")
+    assert run["updates"] == 1
+    assert run["decisions"] == [{"option": "vocab_size", "value": 320, "reason": "few pairs"}]
+    assert "validation" in read_json(tmp_path / "results.json")
+    printed = capsys.readouterr().out
+    assert "chosen      --vocab_size 320: few pairs" in printed
+    assert "minutes an epoch; the run ends at" in printed
+
+
+@pytest.mark.slow
+def test_resumed_run_trains_for_the_minutes_that_were_added(corpus, tmp_path):
+    run_minutes(corpus, tmp_path, 0.03)
+    first = read_json(tmp_path / "run.json")["updates"]
+
+    run_minutes(corpus, tmp_path, 0.03, resume=True)
+    assert read_json(tmp_path / "run.json")["updates"] == first
+    run_minutes(corpus, tmp_path, 0.15, resume=True)
+
+    assert read_json(tmp_path / "run.json")["updates"] > first
+    assert read_log(tmp_path)[-1]["minutes"] < 0.2
+
+
+@pytest.mark.slow
+def test_command_with_minutes_ends_with_them_annealed(corpus, tmp_path, monkeypatch):
+    seconds = []
+
+    def timed_train(*given, **others):
+        began = time.monotonic()
+        train(*given, **others)
+        seconds.append(time.monotonic() - began)
+
+    monkeypatch.setattr(training, "train", timed_train)
+    files = {
+        split: [f"{corpus}/{split}.de", f"{corpus}/{split}.en"] for split in ("train", "validation")
+    }
+    argv = ["train", "--train", *files["train"], "--validation", *files["validation"]]
+    argv += ["--output_dir", str(tmp_path / "out"), "--minutes", "0.3", "--logging_steps", "5"]
+
+    main([*argv, "--use_cpu", "--bf16", "false"])
+
+    # A single update takes 2 % of so short a run.
+    assert seconds == [pytest.approx(18, rel=0.1)]
+    reports = [report for report in read_log(tmp_path / "out") if "learning_rate" in report]
+    rates = [report["learning_rate"] for report in reports]
+    assert rates[-1] < 0.1 * max(rates)
+    run = read_json(tmp_path / "out" / "run.json")
+    assert all(decision["reason"] for decision in run["decisions"])
+    assert run["weights"]
