@@ -245,15 +245,16 @@ def test_command_with_minutes_ends_with_them_annealed(corpus, tmp_path, monkeypa
         split: [f"{corpus}/{split}.de", f"{corpus}/{split}.en"] for split in ("train", "validation")
     }
     argv = ["train", "--train", *files["train"], "--validation", *files["validation"]]
-    argv += ["--output_dir", str(tmp_path / "out"), "--minutes", "0.3", "--logging_steps", "5"]
+    argv += ["--output_dir", str(tmp_path / "out"), "--minutes", "0.3", "--logging_steps", "1"]
 
-    main([*argv, "--use_cpu", "--bf16", "false"])
+    main([*argv, "--warmup_steps", "5", "--use_cpu", "--bf16", "false"])
 
     # A single update takes 2 % of so short a run.
     assert seconds == [pytest.approx(18, rel=0.1)]
     reports = [report for report in read_log(tmp_path / "out") if "learning_rate" in report]
     rates = [report["learning_rate"] for report in reports]
-    assert rates[-1] < 0.1 * max(rates)
+    # Some 40 updates, of which the rate is two behind, and an evaluation between them.
+    assert rates[-1] < 0.2 * max(rates)
     run = read_json(tmp_path / "out" / "run.json")
     assert all(decision["reason"] for decision in run["decisions"])
     assert run["weights"]
