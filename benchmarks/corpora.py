@@ -10,12 +10,8 @@ from transformers import BatchEncoding, DataCollatorForSeq2Seq
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.data.batches import TokenBatchSampler
-from vanilla_transformer.data.parallel_text import (
-    ParallelText,
-    load_pairs,
-    pair_lengths,
-    tokenize_pairs,
-)
+from vanilla_transformer.data.parallel_text import ParallelText, load_pairs
+from vanilla_transformer.data.token_ids import pair_lengths, tokenize_pairs
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 
 

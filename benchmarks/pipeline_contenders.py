@@ -19,7 +19,8 @@ from transformers import (
 from corpora import encode, learn_and_encode
 from neighbours import build
 from vanilla_transformer.data.batches import TokenBatchSampler
-from vanilla_transformer.data.parallel_text import ParallelText, load_pairs, pair_lengths
+from vanilla_transformer.data.parallel_text import ParallelText, load_pairs
+from vanilla_transformer.data.token_ids import pair_lengths
 from vanilla_transformer.data.training_data import in_epochs
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 from vanilla_transformer.training.recipe import recipe

@@ -161,6 +161,9 @@ def write_together(contents: Mapping[Path, Iterable[str]]) -> None:
                 file.writelines(f"{line}\n" for line in lines)
 
 
+# Folder of what this package keeps for later runs; empty: nothing is kept.
+CACHE_VARIABLE = "VANILLA_TRANSFORMER_CACHE"
+
 # XXH3 finds damage as well as SHA-256 in a tenth of the time, but is no proof against forgery.
 _DIGESTS: dict[str, Callable[[], Any]] = {"sha256": hashlib.sha256, "xxh3_128": xxhash.xxh3_128}
 

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 from transformers import DataCollatorForSeq2Seq
 
 from vanilla_transformer.data.batches import TokenBatchSampler
-from vanilla_transformer.data.parallel_text import pair_lengths
+from vanilla_transformer.data.token_ids import pair_lengths
 from vanilla_transformer.tokenization.tokenization_vanilla_transformer import (
     VanillaTransformerTokenizer,
 )

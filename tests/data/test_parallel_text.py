@@ -7,23 +7,13 @@ import sys
 from pathlib import Path
 
 import datasets
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset, DatasetDict
 
 from vanilla_transformer.data import parallel_text as data
-from vanilla_transformer.data.parallel_text import (
-    ParallelText,
-    load_pairs,
-    pair_lengths,
-    tokenize_pairs,
-)
-from vanilla_transformer.tokenization.tokenization_vanilla_transformer import (
-    VanillaTransformerTokenizer,
-)
-from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
+from vanilla_transformer.data.parallel_text import ParallelText, load_pairs
 
 from ..support.full_disk import small_files
 
@@ -423,84 +413,3 @@ def test_dataset_without_pairs_is_refused(tmp_path):
 
     with pytest.raises(ValueError, match=r"'.*none\.parquet' is empty"):
         load(str(path))
-
-
-# Tokenizing
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return VanillaTransformerTokenizer.train(["aaaabc"], vocab_size=20, kind="char")
-
-
-@pytest.fixture
-def abc_pairs(write):
-    return load(write("pairs.tsv", ["abc\taa", "\tbcab", "abca\tabcb", "bbbbbb\ta"]))
-
-
-def test_tokenizing_truncates_before_eos_and_counts_pairs(abc_pairs, tokenizer):
-    before = tokenizer.backend_tokenizer.to_str()
-
-    tokenized, truncated = tokenize_pairs(abc_pairs, TokenizerPair.joint(tokenizer), max_length=4)
-
-    # One pair is too long on its target, one on both sides, one on its source.
-    assert truncated == 3
-    sources, targets = tokenized["input_ids"][:], tokenized["labels"][:]
-    assert tokenizer.batch_decode(sources) == ["abc</s>", "</s>", "abc</s>", "bbb</s>"]
-    assert tokenizer.batch_decode(targets) == ["aa</s>", "bca</s>", "abc</s>", "a</s>"]
-    # The tokenizer would go on truncating if it had been told to.
-    assert tokenizer.backend_tokenizer.to_str() == before
-
-
-def test_tokenizing_takes_the_tokenizer_of_each_side(abc_pairs, tokenizer):
-    other = VanillaTransformerTokenizer.train(["cba"], vocab_size=9, kind="char")
-    assert other("abc")["input_ids"] != tokenizer("abc")["input_ids"]
-
-    tokenized, truncated = tokenize_pairs(abc_pairs, TokenizerPair(tokenizer, other), max_length=7)
-
-    assert truncated == 0
-    assert tokenized.column_names == ["source", "target", "input_ids", "labels"]
-    assert tokenizer.batch_decode(tokenized["input_ids"][:2]) == ["abc</s>", "</s>"]
-    assert other.batch_decode(tokenized["labels"][:2]) == ["aa</s>", "bcab</s>"]
-
-
-def test_tokenizing_draws_new_segmentations_each_time(abc_pairs):
-    tokenizer = VanillaTransformerTokenizer.train(["abc bcab abca " * 9], vocab_size=280)
-    tokenizer.backend_tokenizer.model.dropout = 0.5
-
-    draws = [
-        tokenize_pairs(abc_pairs, TokenizerPair.joint(tokenizer), max_length=20)[0]
-        for _ in range(9)
-    ]
-
-    assert len({str(draw["labels"][:]) for draw in draws}) > 1
-
-
-def test_tokenizing_refuses_a_limit_without_room_for_text(abc_pairs, tokenizer):
-    with pytest.raises(ValueError, match=r"at least 2.* got 1\."):
-        tokenize_pairs(abc_pairs, TokenizerPair.joint(tokenizer), max_length=1)
-
-
-def test_tokenizing_tells_a_full_disk(write, tokenizer):
-    pairs = load(write("pairs.tsv", ["abc\tabc"] * 5_000))
-
-    with (
-        small_files(100_000),
-        pytest.raises(OSError, match=r"no room for the token ids of the pairs in .* TMPDIR"),
-    ):
-        tokenize_pairs(pairs, TokenizerPair.joint(tokenizer), max_length=10)
-
-
-def test_tokenizing_prints_nothing_without_a_terminal(abc_pairs, tokenizer, capfd):
-    tokenize_pairs(abc_pairs, TokenizerPair.joint(tokenizer), max_length=4)
-
-    assert capfd.readouterr() == ("", "")
-    assert not datasets.are_progress_bars_disabled()
-
-
-def test_pair_lengths_count_tokens_in_the_order_of_the_dataset(abc_pairs, tokenizer):
-    tokenized, _ = tokenize_pairs(abc_pairs, TokenizerPair.joint(tokenizer), max_length=10)
-
-    lengths = pair_lengths(tokenized.select([3, 1, 0]))
-
-    np.testing.assert_array_equal(lengths, [[7, 2], [1, 5], [4, 3]])

@@ -249,7 +249,7 @@ def test_truncated_pairs_of_all_parts_are_counted(build, monkeypatch):
 
 def test_ids_of_a_large_vocabulary_are_kept(build, monkeypatch):
     columns = {"input_ids": [[70_000, 2]], "labels": [[90_000, 2]], "is_truncated": [False]}
-    monkeypatch.setattr(streaming, "encode_pairs", lambda *_: columns)
+    monkeypatch.setattr(streaming.PairEncoder, "__call__", lambda *_: columns)
 
     (batch,) = islice(build([("x", "x")], buffer_size=1), 1)
 
@@ -456,3 +456,35 @@ def test_two_processes_train_on_a_stream_like_one(tmp_path):
     # Were all batches given to both, the weights would be the same.
     tokens = [read_log(folder)[-1]["num_input_tokens_seen"] for folder in (alone, together)]
     assert tokens[0] == tokens[1] > 0
+
+
+def test_pairs_of_several_directions_are_streamed_with_their_tags(tmp_path):
+    corpus = tmp_path / "pairs.tsv"
+    rows = [(f"a b{n}", f"b a{n}", ("de", "en")[n % 3 == 0]) for n in range(60)]
+    corpus.write_text("".join("\t".join(row) + "\n" for row in rows))
+
+    folder = run(
+        tmp_path,
+        tmp_path / "run",
+        train=[str(corpus)],
+        tag_column="tag",
+        filter_identical=True,
+        max_steps=1,
+    )
+
+    assert read_json(folder / "run.json")["target_languages"] == ["de", "en"]
+
+
+def test_tag_comes_before_the_source_of_its_pair():
+    tokenizer = VanillaTransformerTokenizer.train(
+        ["abc"], vocab_size=20, kind="char", target_languages=["de", "en"]
+    )
+    rows = [("a" * n, "b" * n, ("de", "en")[n % 3 == 0]) for n in range(1, 9)]
+    given = {"max_length": MAX_LENGTH, "max_tokens": 300, "buffer_size": 8, "seed": 0}
+
+    stream = TokenBatchStream(lambda: iter(rows), TokenizerPair.joint(tokenizer), **given)
+
+    read = [row for batch in islice(stream, stream.batches_per_buffer) for row in batch]
+    texts = [tokenizer.batch_decode([row[name] for row in read]) for name in read[0]]
+    expected = [(f"<2{tag}>{source}</s>", f"{target}</s>") for source, target, tag in rows]
+    assert sorted(zip(*texts, strict=True)) == sorted(expected)

@@ -14,12 +14,8 @@ from transformers import AutoTokenizer
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.data.bpe_dropout import SegmentedPairs
 from vanilla_transformer.data.filters import drop_rules, filter_pairs
-from vanilla_transformer.data.parallel_text import (
-    ParallelText,
-    load_pairs,
-    pair_lengths,
-    tokenize_pairs,
-)
+from vanilla_transformer.data.parallel_text import ParallelText, load_pairs
+from vanilla_transformer.data.token_ids import pair_lengths, tokenize_pairs
 from vanilla_transformer.interop.export import export_to_ctranslate2
 from vanilla_transformer.tokenization.languages import language_prefix
 from vanilla_transformer.tokenization.tokenization_vanilla_transformer import language_tags
@@ -198,16 +194,9 @@ def test_missing_tag_column_is_refused_with_its_option(tmp_path):
         load_pairs(text)
 
 
-@pytest.mark.parametrize(
-    ("paths", "streaming", "message"),
-    [
-        (("a", "b"), False, "got the `tag_column` 'to' for 'a' and 'b'"),
-        (("a.tsv",), True, "stream has one direction, got the `tag_column` 'to'"),
-    ],
-)
-def test_tag_column_of_two_files_or_of_a_stream_is_refused(paths, streaming, message):
-    with pytest.raises(ValueError, match=message):
-        ParallelText(paths, tag_column="to", streaming=streaming)
+def test_tag_column_of_two_files_is_refused():
+    with pytest.raises(ValueError, match="got the `tag_column` 'to' for 'a' and 'b'"):
+        ParallelText(("a", "b"), tag_column="to")
 
 
 def tagged(*rows):

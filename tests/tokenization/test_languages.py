@@ -7,7 +7,7 @@ import pytest
 from transformers import AutoTokenizer, GenerationConfig
 
 from vanilla_transformer.data.bpe_dropout import SegmentedPairs
-from vanilla_transformer.data.parallel_text import encode_pairs
+from vanilla_transformer.data.token_ids import encode_pairs
 from vanilla_transformer.tokenization.languages import (
     choose_languages,
     language_codes,

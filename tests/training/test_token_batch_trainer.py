@@ -9,7 +9,7 @@ from transformers import Seq2SeqTrainer, TrainerState
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.data.batches import TokenBatchSampler
-from vanilla_transformer.data.parallel_text import pair_lengths
+from vanilla_transformer.data.token_ids import pair_lengths
 from vanilla_transformer.data.training_data import in_epochs
 from vanilla_transformer.model_folder import TARGET_FOLDER
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair

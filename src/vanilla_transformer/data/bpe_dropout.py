@@ -15,7 +15,7 @@ import numpy.typing as npt
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from vanilla_transformer.data.parallel_text import source_prefixes, truncate
+from vanilla_transformer.data.token_ids import source_prefixes, truncate
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 
 # Segmentations of a word to choose from in an epoch; a rare word has one for each occurrence.

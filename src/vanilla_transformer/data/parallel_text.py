@@ -1,4 +1,4 @@
-"""Parallel text: pairs from files or `datasets`, and their token ids."""
+"""Parallel text: pairs from files or `datasets`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import islice, zip_longest
@@ -16,20 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from datasets import Dataset, DatasetDict, IterableDataset, load_dataset, load_from_disk
 from datasets.exceptions import DatasetsError
 
 from vanilla_transformer.files import naming_full_disk, parse_json, read_lines, scratch_folder
-from vanilla_transformer.tokenization.languages import end_length, language_prefix
-from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 
 # Names of `ParallelText.columns` after reading.
-_COLUMNS = ("source", "target", "tag")
+COLUMNS = ("source", "target", "tag")
 _ROWS_AT_A_TIME = 10_000
 _SIGNS_OF_DAMAGE = (
     pa.ArrowException,
@@ -82,14 +77,7 @@ class ParallelText:
                 "`paths` must hold two files, one per side, or one file or dataset that holds "
                 f"both, got {self.paths!r}."
             )
-        if self.tag_column is None:
-            return
-        if self.streaming:
-            raise ValueError(
-                f"A stream has one direction, got the `tag_column` {self.tag_column!r}. Leave it "
-                "or `streaming` out."
-            )
-        if len(self.paths) == 2:
+        if self.tag_column is not None and len(self.paths) == 2:
             raise ValueError(
                 "Two plain text files have no column of target languages, got the `tag_column` "
                 f"{self.tag_column!r} for {self}. Put them into one: paste source target tag > "
@@ -131,7 +119,7 @@ def load_pairs(text: ParallelText, first: int | None = None) -> Dataset:
     files = [path for path in text.paths if os.path.isfile(path)]
     size = sum(map(os.path.getsize, files)) / 2**20
     takes = f" of {size:,.1f} MiB" if files and first is None else ""
-    with _temporary_room(f"a copy of {text}{takes}"):
+    with temporary_room(f"a copy of {text}{takes}"):
         return _store(islice(read_pairs(text), first), len(text.columns))
 
 
@@ -151,7 +139,7 @@ def read_pairs(text: ParallelText) -> Iterator[tuple[str, ...]]:
 
 
 def _store(pairs: Iterator[tuple[str, ...]], num_columns: int) -> Dataset:
-    schema = pa.schema([(name, pa.string()) for name in _COLUMNS[:num_columns]])
+    schema = pa.schema([(name, pa.string()) for name in COLUMNS[:num_columns]])
     handle, path = tempfile.mkstemp(suffix=".arrow", dir=_temporary_folder())
     os.close(handle)
     try:
@@ -172,7 +160,8 @@ def _temporary_folder() -> Path:
     return context.__enter__()
 
 
-def _temporary_room(purpose: str) -> AbstractContextManager[None]:
+def temporary_room(purpose: str) -> AbstractContextManager[None]:
+    """Names the folder of temporary copies where there is no room for something."""
     hint = "Make room there, or set TMPDIR to a folder with more."
     return naming_full_disk(_temporary_folder(), purpose, hint)
 
@@ -216,7 +205,7 @@ def _read_one_path(text: ParallelText) -> Iterator[tuple[str, ...]]:
 
 
 def _read_tsv(text: ParallelText) -> Iterator[tuple[str, ...]]:
-    form = ", tab, ".join(_COLUMNS[: len(text.columns)])
+    form = ", tab, ".join(COLUMNS[: len(text.columns)])
     for number, line in enumerate(read_lines(text.paths[0]), start=1):
         cells = line.split("\t")
         if len(cells) != len(text.columns):
@@ -308,7 +297,7 @@ def _open_dataset(text: ParallelText) -> Dataset | IterableDataset:
             return saved[text.split]
         return saved
     try:
-        with _progress_bars_only_on_terminals(), _damage_is_named(text), _room_in_cache(text):
+        with progress_bars_only_on_terminals(), _damage_is_named(text), _room_in_cache(text):
             return load_dataset(path, text.config_name, split=text.split, streaming=text.streaming)
     except (FileNotFoundError, ConnectionError) as error:
         raise FileNotFoundError(
@@ -362,7 +351,7 @@ def _suffix(path: str) -> str:
 def _check_columns(text: ParallelText, columns: Iterable[str], place: str) -> None:
     missing = [name for name in text.columns if name not in columns]
     if missing:
-        options = [f"`{name}_column`" for name in _COLUMNS[: len(text.columns)]]
+        options = [f"`{name}_column`" for name in COLUMNS[: len(text.columns)]]
         raise ValueError(
             f"{place} has no column {' and no column '.join(map(repr, missing))}. Choose "
             f"{' and '.join(options)} from: {', '.join(columns):.300}."
@@ -380,7 +369,8 @@ def _check_cells(text: ParallelText, row: int, cells: tuple[Any, ...]) -> tuple[
 
 
 @contextmanager
-def _progress_bars_only_on_terminals() -> Iterator[None]:
+def progress_bars_only_on_terminals() -> Iterator[None]:
+    """Keeps the bars of `datasets` out of files and pipes."""
     if sys.stderr.isatty() or datasets.are_progress_bars_disabled():
         yield
         return
@@ -389,103 +379,3 @@ def _progress_bars_only_on_terminals() -> Iterator[None]:
         yield
     finally:
         datasets.enable_progress_bars()
-
-
-def tokenize_pairs(
-    dataset: Dataset, tokenizers: TokenizerPair, *, max_length: int
-) -> tuple[Dataset, int]:
-    """Adds the token ids as columns `input_ids` and `labels`, and counts truncated pairs.
-
-    Args:
-        dataset: Pairs as `load_pairs` returns them.
-        tokenizers: Of source and target. Truncation keeps their last token, `</s>`, and the tag of
-            the target language before the source.
-        max_length: Most tokens that a side keeps, `</s>` counted.
-
-    Returns:
-        The dataset, and the number of pairs with a truncated side.
-
-    Raises:
-        ValueError: If `max_length` leaves no room for text, or a tag is none of the tokenizer's.
-        OSError: If there is no room for the ids.
-    """
-    encode = functools.partial(encode_pairs, tokenizers=tokenizers, max_length=max_length)
-    with _progress_bars_only_on_terminals(), _temporary_room("the token ids of the pairs"):
-        tokenized = dataset.map(encode, batched=True, load_from_cache_file=False, desc="Tokenize")
-    truncated_pairs = sum(tokenized["is_truncated"][:])
-    return tokenized.remove_columns("is_truncated"), truncated_pairs
-
-
-def encode_pairs(
-    pairs: dict[str, list[str]], tokenizers: TokenizerPair, max_length: int
-) -> dict[str, list[Any]]:
-    """Token ids of pairs in memory, and which pairs were truncated.
-
-    Args:
-        pairs: Columns `source`, `target` and, for several directions, `tag`.
-        tokenizers: As for `tokenize_pairs`.
-        max_length: As for `tokenize_pairs`.
-
-    Returns:
-        Columns `input_ids`, `labels` and `is_truncated`.
-
-    Raises:
-        ValueError: If `max_length` leaves no room for text, or a tag is none of the tokenizer's.
-    """
-    prefixes = source_prefixes(pairs.get("tag"), len(pairs["source"]), tokenizers)
-    shortest = 2 + len(prefixes[0])
-    if max_length < shortest:
-        raise ValueError(
-            f"`max_length` must be at least {shortest}, one token of text and `</s>`"
-            f"{' after a tag' * len(prefixes[0])}, got {max_length}."
-        )
-    options = {"return_attention_mask": False, "verbose": False}
-    encoded = tokenizers.source(pairs["source"], **options)["input_ids"]
-    targets = tokenizers.target(text_target=pairs["target"], **options)["input_ids"]
-    sources = [[*prefix, *ids] for prefix, ids in zip(prefixes, encoded, strict=True)]
-    ends = end_length(tokenizers.source), end_length(tokenizers.target)
-    # The tokenizer would not count what it truncates, and would keep truncating later texts.
-    return {
-        "input_ids": [truncate(ids, max_length, ends[0]) for ids in sources],
-        "labels": [truncate(ids, max_length, ends[1]) for ids in targets],
-        "is_truncated": [
-            max(len(source), len(target)) > max_length
-            for source, target in zip(sources, targets, strict=True)
-        ],
-    }
-
-
-def source_prefixes(
-    languages: Sequence[str] | None, num_pairs: int, tokenizers: TokenizerPair
-) -> list[list[int]]:
-    """Prefix of each source: the tag of its target language, or nothing.
-
-    Args:
-        languages: One for each pair; None for a single direction, that of the tokenizers.
-        num_pairs: Number of pairs.
-        tokenizers: Of the pairs.
-
-    Raises:
-        ValueError: If the tokenizer lacks a language, or has languages and none is given.
-    """
-    if languages is None and tokenizers.source_prefix:
-        return [list(tokenizers.source_prefix)] * num_pairs
-    named: Sequence[str | None] = [None] * num_pairs if languages is None else languages
-    prefixes = {language: language_prefix(tokenizers.source, language) for language in set(named)}
-    return [prefixes[language] for language in named]
-
-
-def truncate(ids: list[int], max_length: int, end: int = 1) -> list[int]:
-    """Keeps at most `max_length` tokens, including the last `end`, `</s>` among them."""
-    return ids if len(ids) <= max_length else ids[: max_length - end] + ids[-end:]
-
-
-def pair_lengths(dataset: Dataset) -> npt.NDArray[np.int64]:
-    """Tokens of source and target, `[pairs, 2]`, of a dataset from `tokenize_pairs`."""
-    names = ["input_ids", "labels"]
-    tables = dataset.select_columns(names).with_format("arrow").iter(_ROWS_AT_A_TIME)
-    parts = [
-        np.stack([pc.list_value_length(table[name]).to_numpy() for name in names], axis=1)
-        for table in tables
-    ]
-    return np.concatenate(parts).astype(np.int64)

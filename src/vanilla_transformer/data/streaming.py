@@ -10,7 +10,8 @@ from torch.utils.data import IterableDataset, get_worker_info
 from transformers import TrainingArguments
 
 from vanilla_transformer.data.batches import TokenBatchSampler
-from vanilla_transformer.data.parallel_text import encode_pairs
+from vanilla_transformer.data.parallel_text import COLUMNS
+from vanilla_transformer.data.token_ids import PairEncoder
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 from vanilla_transformer_cli.settings import TrainSettings
 
@@ -63,7 +64,8 @@ class TokenBatchStream(IterableDataset[list[dict[str, list[int]]]]):
     resumed by skipping batches, whose pairs are read and tokenised again.
 
     Args:
-        read: Begins a pass and yields pairs of text, source and target, the same at each call.
+        read: Begins a pass and yields pairs of text, the same at each call: source, target and,
+            for several directions, the language of the target.
         tokenizers: Of source and target.
         max_length: Most tokens that a side keeps, `</s>` counted.
         max_tokens: Most tokens that a batch costs, padding counted, over all processes together.
@@ -86,7 +88,7 @@ class TokenBatchStream(IterableDataset[list[dict[str, list[int]]]]):
 
     def __init__(
         self,
-        read: Callable[[], Iterator[tuple[str, str]]],
+        read: Callable[[], Iterator[tuple[str, ...]]],
         tokenizers: TokenizerPair,
         *,
         max_length: int,
@@ -113,8 +115,7 @@ class TokenBatchStream(IterableDataset[list[dict[str, list[int]]]]):
             )
         self.buffer_size = buffer_size
         self._read = read
-        self._tokenizers = tokenizers
-        self._max_length = max_length
+        self._encoder = PairEncoder(tokenizers, max_length)
         self._sampling: dict[str, Any] = {
             "max_tokens": max_tokens,
             "seed": seed,
@@ -148,20 +149,19 @@ class TokenBatchStream(IterableDataset[list[dict[str, list[int]]]]):
                 following += self._encode(pairs, size)[0]
             buffer = following
 
-    def _pairs(self) -> Iterator[tuple[str, str]]:
+    def _pairs(self) -> Iterator[tuple[str, ...]]:
         while True:
             yield from self._read()
 
-    def _encode(self, pairs: Iterator[tuple[str, str]], size: int) -> tuple[list[EncodedPair], int]:
+    def _encode(self, pairs: Iterator[tuple[str, ...]], size: int) -> tuple[list[EncodedPair], int]:
         """The next pairs, and the number of truncated ones."""
         rows: list[EncodedPair] = []
         truncated = 0
         chosen = islice(pairs, size)
         while part := list(islice(chosen, _PAIRS_AT_A_TIME)):
-            sources, targets = map(list, zip(*part, strict=True))
-            columns = encode_pairs(
-                {"source": sources, "target": targets}, self._tokenizers, self._max_length
-            )
+            # Without tags, the last name remains unused.
+            texts = dict(zip(COLUMNS, map(list, zip(*part, strict=True)), strict=False))
+            columns = self._encoder(texts)
             # Lists would take ten times the memory.
             rows += (
                 (np.array(source, np.int32), np.array(target, np.int32))

@@ -11,8 +11,9 @@ from transformers import TrainingArguments
 
 from vanilla_transformer.data.batches import TokenBatchSampler
 from vanilla_transformer.data.bpe_dropout import SegmentedPairs
-from vanilla_transformer.data.parallel_text import pair_lengths, tokenize_pairs
 from vanilla_transformer.data.streaming import TokenBatchStream
+from vanilla_transformer.data.token_cache import cached_ids
+from vanilla_transformer.data.token_ids import pair_lengths
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 from vanilla_transformer_cli.settings import TrainSettings
 
@@ -87,7 +88,7 @@ def stored(
     settings: TrainSettings,
     arguments: TrainingArguments,
 ) -> TrainingData:
-    """Pairs whose token ids are computed once.
+    """Pairs whose token ids are computed once, and kept for other runs, see `cached_ids`.
 
     Args:
         pairs: As `load_pairs` returns them.
@@ -95,9 +96,9 @@ def stored(
         settings: Longest side and budget of a batch.
         arguments: Seed and processes.
     """
-    tokenized, truncated = tokenize_pairs(pairs, tokenizers, max_length=settings.max_length)
+    tokenized, truncated = cached_ids(pairs, tokenizers, max_length=settings.max_length)
     sampler = TokenBatchSampler(pair_lengths(tokenized), **_sampling(settings, arguments))
-    return in_epochs(tokenized.select_columns(["input_ids", "labels"]), sampler, truncated)
+    return in_epochs(tokenized, sampler, truncated)
 
 
 def drawn_each_epoch(
@@ -154,7 +155,7 @@ def in_epochs(
 
 
 def streamed(
-    read: Callable[[], Iterator[tuple[str, str]]],
+    read: Callable[[], Iterator[tuple[str, ...]]],
     tokenizers: TokenizerPair,
     settings: TrainSettings,
     arguments: TrainingArguments,
@@ -162,7 +163,8 @@ def streamed(
     """Pairs that are read and tokenised during training, in the batches of a `TokenBatchStream`.
 
     Args:
-        read: Begins a pass and yields pairs of text, the same at each call.
+        read: Begins a pass and yields pairs of text, with tags if there are any, the same at each
+            call.
         tokenizers: Of source and target.
         settings: Longest side, budget of a batch, size of a buffer.
         arguments: Seed and processes.

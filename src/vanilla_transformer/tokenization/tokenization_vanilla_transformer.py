@@ -63,6 +63,9 @@ _NAMES_OF_BYTE_TOKENS = r"0x[0-9A-F]{2}"
 # The trainers take time that grows with the square of the longest word.
 _LONGEST_TRAINED_WORD = 500
 
+# `_WORDS` keeps white space together that stands side by side.
+_WIDE_SPACE = re.compile(r"\A\s|\s\s|\s\Z")
+
 _LANGUAGE_TAG = re.compile(r"<2([\w-]+)>")
 
 
@@ -198,6 +201,30 @@ class VanillaTransformerTokenizer(ComposingTokenizer):
         """Strings in `texts` that become `<unk>`, with the number of times each occurs."""
         counts = self._surface_counts(texts)
         return Counter({surface: n for (surface, unknown), n in counts.items() if unknown})
+
+    def has_independent_parts(self) -> bool:
+        """Whether the ids of a line are those of its `independent_parts`, and `</s>` after them.
+
+        It is so for pieces of words without a Unicode form, which may write blanks anew, and
+        without tokens that a text can spell or BPE-dropout.
+        """
+        backend = json.loads(self.backend_tokenizer.to_str())
+        boundaries = (backend["pre_tokenizer"] or {}).get("pretokenizers") or [{}]
+        return bool(
+            boundaries[-1].get("pattern") in [{"Regex": _WORDS}, {"Regex": _BLANK_SEPARATED}]
+            and (backend["normalizer"] or {}).get("type") == "Replace"
+            and backend["model"].get("dropout") is None
+            and self.split_special_tokens
+            and all(token.special for token in self.added_tokens_decoder.values())
+            and self("")["input_ids"] == [self.eos_token_id]
+        )
+
+    @staticmethod
+    def independent_parts(line: str) -> list[str]:
+        """The words of a line; the line itself if it has white space at an end or side by side."""
+        words = line.split(" ")
+        # Most lines have blanks only, one between two words, which is seen faster.
+        return words if words == line.split() or not _WIDE_SPACE.search(line) else [line]
 
     def save_pretrained(
         self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any

@@ -33,13 +33,8 @@ from transformers import (
 from transformers.trainer import TRAINER_STATE_NAME
 
 from vanilla_transformer.data.filters import FilteredPairs, Rule, drop_rules, filter_pairs
-from vanilla_transformer.data.parallel_text import (
-    ParallelText,
-    load_pairs,
-    pair_lengths,
-    read_pairs,
-    tokenize_pairs,
-)
+from vanilla_transformer.data.parallel_text import ParallelText, load_pairs, read_pairs
+from vanilla_transformer.data.token_ids import pair_lengths, tokenize_pairs
 from vanilla_transformer.data.training_data import (
     TrainingData,
     drawn_each_epoch,
@@ -240,11 +235,11 @@ def _load_validation(settings: TrainSettings) -> Dataset | None:
     return load_pairs(parallel_text(settings, settings.validation, settings.validation_split))
 
 
-def _read_kept(text: ParallelText, rules: Mapping[str, Rule]) -> Iterator[tuple[str, str]]:
-    """One pass over the pairs that no filter drops."""
-    for source, target in read_pairs(text):
+def _read_kept(text: ParallelText, rules: Mapping[str, Rule]) -> Iterator[tuple[str, ...]]:
+    """One pass over the pairs that no filter drops, with their tags if there are any."""
+    for source, target, *tag in read_pairs(text):
         if not any(drops(source, target) for drops in rules.values()):
-            yield source, target
+            yield source, target, *tag
 
 
 def _build_model(
@@ -366,7 +361,7 @@ def _build_data(
     arguments: Seq2SeqTrainingArguments,
     tokenizers: TokenizerPair,
     pairs: Dataset,
-    read: Callable[[], Iterator[tuple[str, str]]],
+    read: Callable[[], Iterator[tuple[str, ...]]],
 ) -> TrainingData:
     """Training data of the kind that the settings ask for.
 

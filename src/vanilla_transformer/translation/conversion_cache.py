@@ -19,7 +19,13 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from vanilla_transformer.files import checksum, naming_full_disk, scratch_folder, write_lines
+from vanilla_transformer.files import (
+    CACHE_VARIABLE,
+    checksum,
+    naming_full_disk,
+    scratch_folder,
+    write_lines,
+)
 from vanilla_transformer.model_folder import (
     FILES_FILE,
     TARGET_FILES,
@@ -28,8 +34,6 @@ from vanilla_transformer.model_folder import (
     read_object,
 )
 from vanilla_transformer.translation.search import Search
-
-CACHE_VARIABLE = "VANILLA_TRANSFORMER_CACHE"
 
 # Models in the cache; those that were not used for longest are deleted.
 MOST_MODELS = 8

@@ -1,0 +1,271 @@
+"""The cache of token ids: when an entry is used, and that it is whole or not there."""
+
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import datasets
+import pytest
+from accelerate import PartialState
+from datasets import Dataset
+
+from vanilla_transformer.data import token_cache, token_ids
+from vanilla_transformer.data.parallel_text import ParallelText, load_pairs
+from vanilla_transformer.data.token_cache import cached_ids
+from vanilla_transformer.data.token_ids import map_to_ids, tokenize_pairs
+from vanilla_transformer.files import CACHE_VARIABLE
+from vanilla_transformer.tokenization.tokenization_vanilla_transformer import (
+    VanillaTransformerTokenizer,
+)
+from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
+
+from ..support.full_disk import small_files
+
+PAIRS = [("abc", "aa"), ("", "bcab"), ("abca", "abcb"), ("bbbbbb", "a")]
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """Folder of the entries."""
+    monkeypatch.delenv(CACHE_VARIABLE)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "vanilla_transformer"
+
+
+@pytest.fixture(scope="module")
+def tokenizers():
+    return learn("aaaabc")
+
+
+@pytest.fixture
+def tokenized(monkeypatch):
+    """Numbers of pairs in the batches that were tokenised for entries, not for their names."""
+    sizes = []
+
+    class Recorder(token_ids.PairEncoder):
+        def __call__(self, pairs):
+            sizes.append(len(pairs["source"]))
+            return super().__call__(pairs)
+
+    monkeypatch.setattr(token_ids, "PairEncoder", Recorder)
+    # Names are made from the ids of a sample.
+    monkeypatch.setattr(token_cache, "encode_pairs", lambda *_: {})
+    return sizes
+
+
+def learn(text, **options):
+    tokenizer = VanillaTransformerTokenizer.train([text], vocab_size=20, kind="char", **options)
+    return TokenizerPair.joint(tokenizer)
+
+
+def pairs_of(rows, names=("source", "target", "tag")):
+    columns = zip(*rows, strict=True)
+    return Dataset.from_dict(dict(zip(names, map(list, columns), strict=False)))
+
+
+def entries(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_second_run_reads_what_the_first_one_tokenised(cache, tokenizers, tokenized):
+    first, truncated = cached_ids(pairs_of(PAIRS), tokenizers, max_length=4)
+    second, truncated_again = cached_ids(pairs_of(PAIRS), tokenizers, max_length=4)
+
+    expected, _ = tokenize_pairs(pairs_of(PAIRS), tokenizers, max_length=4)
+    assert tokenized == [4, 4]  # the first run and `tokenize_pairs`
+    assert first.column_names == second.column_names == ["input_ids", "labels"]
+    assert first[:] == second[:] == expected.select_columns(["input_ids", "labels"])[:]
+    assert truncated == truncated_again == 3
+    assert len(entries(cache)) == 1
+
+
+@pytest.mark.parametrize("kind", ["char", "bpe"])
+def test_saved_tokenizer_finds_the_entry_of_the_fresh_one(cache, tmp_path, kind):
+    fresh = TokenizerPair.joint(
+        VanillaTransformerTokenizer.train(["ab"], vocab_size=270, kind=kind)
+    )
+    cached_ids(pairs_of(PAIRS), fresh, max_length=9)
+    fresh.save_pretrained(tmp_path / "model")
+
+    cached_ids(
+        pairs_of(PAIRS), TokenizerPair.from_pretrained(str(tmp_path / "model")), max_length=9
+    )
+
+    assert len(entries(cache)) == 1
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        [*PAIRS[:3], ("bbbbbb", "b")],
+        [*PAIRS[:2], PAIRS[3], PAIRS[2]],
+        # The same characters, cut elsewhere.
+        [PAIRS[0], ("ab", "bcab"), ("ca", "abcb"), PAIRS[3]],
+    ],
+)
+def test_changed_text_is_tokenised_anew(cache, tokenizers, monkeypatch, changed):
+    # Otherwise the ids of the sample would differ.
+    monkeypatch.setattr(token_cache, "_SAMPLE", 1)
+    cached_ids(pairs_of(PAIRS), tokenizers, max_length=9)
+
+    ids, _ = cached_ids(pairs_of(changed), tokenizers, max_length=9)
+
+    texts = [tokenizers.source.batch_decode(ids[name][:], True) for name in ids.column_names]
+    assert list(zip(*texts, strict=True)) == changed
+
+
+def test_changed_tokenizer_or_setting_or_tag_is_tokenised_anew(cache, tokenizers, monkeypatch):
+    monkeypatch.setattr(token_cache, "_SAMPLE", 1)
+    # All tokenizers give the sample the same ids.
+    plain = [("", ""), *PAIRS]
+    german = [(*pair, "de") for pair in plain]
+    tagged = learn("aaaabc", target_languages=["de", "en"])
+
+    for number, (rows, tokenizer, max_length) in enumerate(
+        [
+            (plain, tokenizers, 9),
+            (plain, tokenizers, 5),
+            (plain, learn("bbbbca"), 9),
+            (german, tagged, 9),
+            ([*german[:4], (*PAIRS[3], "en")], tagged, 9),
+        ],
+        start=1,
+    ):
+        cached_ids(pairs_of(rows), tokenizer, max_length=max_length)
+        assert len(entries(cache)) == number
+
+
+def test_tokenizer_that_encodes_otherwise_gets_an_entry_of_its_own(cache, tokenizers, monkeypatch):
+    cached_ids(pairs_of(PAIRS), tokenizers, max_length=9)
+    # Languages that are chosen for a tokenizer may be no part of its file.
+    monkeypatch.setattr(
+        token_cache, "encode_pairs", lambda *_: {"input_ids": [[7]], "labels": [[8]]}
+    )
+
+    cached_ids(pairs_of(PAIRS), tokenizers, max_length=9)
+
+    assert len(entries(cache)) == 2
+
+
+def test_damaged_entry_is_made_again(cache, tokenizers):
+    whole, _ = cached_ids(pairs_of(PAIRS), tokenizers, max_length=9)
+    (path,) = cache.iterdir()
+    content = path.read_bytes()
+
+    for damaged in (b"", content[: len(content) // 2], content[:-200]):
+        path.unlink()
+        path.write_bytes(damaged)
+        again, _ = cached_ids(pairs_of(PAIRS), tokenizers, max_length=9)
+        assert again[:] == whole[:]
+
+
+def test_entry_of_another_length_is_made_again(cache, tokenizers):
+    whole, _ = cached_ids(pairs_of(PAIRS), tokenizers, max_length=9)
+    expected = whole[:]
+    (path,) = cache.iterdir()
+    # A file that is cut between two batches can be read.
+    map_to_ids(pairs_of(PAIRS[:2]), tokenizers, 9, path)
+
+    again, _ = cached_ids(pairs_of(PAIRS), tokenizers, max_length=9)
+
+    assert again[:] == expected
+
+
+def test_full_disk_is_named_and_leaves_no_entry(cache, tokenizers):
+    pairs = pairs_of([("abc", "abc")] * 5_000)
+
+    with (
+        small_files(100_000),
+        pytest.raises(OSError, match=r"no room for the token ids .*vanilla_transformer'.* HF_DATA"),
+    ):
+        cached_ids(pairs, tokenizers, max_length=10)
+
+    assert entries(cache) == []
+
+
+def test_what_a_killed_run_left_is_deleted_and_no_entry(cache, tokenizers):
+    left = cache / ".new-0123456789abcdef"
+    left.mkdir(parents=True)
+    (left / "half.arrow").write_bytes(b"half")
+
+    ids, _ = cached_ids(pairs_of(PAIRS), tokenizers, max_length=9)
+
+    assert len(ids) == 4
+    assert not left.exists()
+
+
+def test_two_runs_at_once_leave_one_whole_entry(cache, tokenizers, monkeypatch):
+    results = []
+
+    def map_to_ids_after_another_run(*arguments):
+        monkeypatch.setattr(token_cache, "map_to_ids", map_to_ids)
+        results.append(cached_ids(pairs_of(PAIRS), tokenizers, max_length=9)[0])
+        return map_to_ids(*arguments)
+
+    monkeypatch.setattr(token_cache, "map_to_ids", map_to_ids_after_another_run)
+
+    results.append(cached_ids(pairs_of(PAIRS), tokenizers, max_length=9)[0])
+
+    assert results[0][:] == results[1][:]
+    assert len(entries(cache)) == 1
+
+
+def test_process_reads_what_the_first_of_its_machine_tokenised(
+    cache, tokenizers, tokenized, monkeypatch
+):
+    of_the_first = []
+
+    @contextmanager
+    def after_the_first_process():
+        with monkeypatch.context() as patched:
+            patched.setattr(token_cache, "PartialState", PartialState)
+            of_the_first.append(cached_ids(pairs_of(PAIRS), tokenizers, max_length=9)[0])
+        yield
+
+    state = SimpleNamespace(local_main_process_first=after_the_first_process)
+    monkeypatch.setattr(token_cache, "PartialState", lambda: state)
+
+    ids, _ = cached_ids(pairs_of(PAIRS), tokenizers, max_length=9)
+
+    assert ids[:] == of_the_first[0][:]
+    assert tokenized == [4]
+
+
+def test_entries_that_were_not_used_for_longest_are_deleted(cache, tokenizers, monkeypatch):
+    monkeypatch.setattr(token_cache, "MOST_CORPORA", 2)
+
+    def use(max_length):
+        cached_ids(pairs_of(PAIRS), tokenizers, max_length=max_length)
+        return {path: path.stat().st_mtime for path in cache.iterdir()}
+
+    (first,) = use(4)
+    (second,) = use(5).keys() - {first}
+    (third,) = use(6).keys() - {first, second}
+
+    assert set(cache.iterdir()) == {second, third}
+    use(5)
+    assert set(use(7)) & {second, third} == {second}
+
+
+@pytest.mark.parametrize("how", ["variable", "datasets", "unwritable"])
+def test_nothing_is_kept_when_it_cannot_or_shall_not_be(cache, tokenizers, monkeypatch, how):
+    if how == "variable":
+        monkeypatch.setenv(CACHE_VARIABLE, "")
+    elif how == "datasets":
+        monkeypatch.setattr(token_cache.datasets, "is_caching_enabled", lambda: False)
+    else:
+        cache.parent.write_text("no folder")
+
+    ids, truncated = cached_ids(pairs_of(PAIRS), tokenizers, max_length=4)
+
+    assert (ids.column_names, len(ids), truncated) == (["input_ids", "labels"], 4, 3)
+    assert not cache.exists()
+
+
+def test_filtered_pairs_are_those_of_the_entry(cache, tokenizers, tmp_path):
+    (tmp_path / "pairs.tsv").write_text("".join(f"{s}\t{t}\n" for s, t in PAIRS))
+    pairs = load_pairs(ParallelText((str(tmp_path / "pairs.tsv"),)))
+    cached_ids(pairs, tokenizers, max_length=9)
+
+    ids, _ = cached_ids(pairs.select([3, 0]), tokenizers, max_length=9)
+
+    assert tokenizers.source.batch_decode(ids["input_ids"][:], True) == ["bbbbbb", "abc"]
