@@ -220,7 +220,7 @@ def abandoned(parent: Path, prefix: str) -> Iterator[Path]:
         try:
             if os.fstat(held).st_uid == os.geteuid():
                 yield path
-                _delete(path)
+                delete(path)
         finally:
             os.close(held)
 
@@ -279,7 +279,7 @@ def _scratch(parent: Path, prefix: str, make: Callable[[Path], None]) -> Iterato
     finally:
         # A forked child leaves it to its parent.
         if os.getpid() == maker:
-            _delete(path)
+            delete(path)
         if held is not None:
             os.close(held)
 
@@ -320,7 +320,8 @@ def _lock(path: Path, waits: bool) -> int:
     return held
 
 
-def _delete(path: Path) -> None:
+def delete(path: Path) -> None:
+    """Deletes a file or a folder, if it is there."""
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:

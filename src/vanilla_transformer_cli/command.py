@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import signal
+import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import Field, fields
@@ -172,6 +173,31 @@ def check_folder(parser: Parser, option: str, name: str) -> None:
 def looks_like_a_path(name: str) -> bool:
     """Whether a name cannot be one on the Hub, whose error would only mention its form."""
     return name.startswith((".", "/", "~")) or name.count("/") > 1
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket at this address that does not listen yet.
+
+    Raises:
+        OSError: If the address is taken, or is not one of this machine.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        raise OSError(
+            f"The server cannot listen on {host}:{port}: {error.strerror}. Choose another --port "
+            "or --host."
+        ) from error
+    return listener
 
 
 def load_translator(settings: SearchSettings | AttentionSettings, **others: Any) -> "Translator":

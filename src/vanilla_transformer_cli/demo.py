@@ -2,7 +2,7 @@
 
 import gc
 
-from vanilla_transformer_cli.command import build_parser, check_model, fail, refuse
+from vanilla_transformer_cli.command import bind, build_parser, check_model, fail, refuse
 from vanilla_transformer_cli.settings import DemoSettings
 
 _EXAMPLE = """The page needs the extra demo, and no network. It is served until Ctrl-C.
@@ -20,6 +20,11 @@ def demo(argv: list[str]) -> None:
     refuse(unknown, parser)
     settings = DemoSettings(**vars(namespace))
     check_model(parser, settings.model)
+    if settings.port is not None and not 0 < settings.port < 2**16:
+        parser.error(f"--port must be from 1 to {2**16 - 1}, got {settings.port}")
+    # Before the model is loaded. Gradio would try a hundred ports of a wrong host, and takes the
+    # brackets of IPv6.
+    bind(settings.host.strip("[]"), settings.port or 0).close()
     # Without garbage collection, imports are half a second faster.
     gc.disable()
     try:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from vanilla_transformer_cli.command import (
     Parser,
+    bind,
     build_parser,
     check_model,
     fail,
@@ -51,7 +52,7 @@ def serve(argv: list[str]) -> None:
         )
     signal.signal(signal.SIGTERM, _interrupt)
     # A port that is taken is reported before the model is loaded.
-    with closing(_bind(settings.host, settings.port)) as listener:
+    with closing(bind(settings.host, settings.port)) as listener:
         _run(_load(settings), listener)
 
 
@@ -77,31 +78,6 @@ def _interrupt(signum: int, _: object) -> NoReturn:
     interrupt = KeyboardInterrupt()
     interrupt.signum = signum  # type: ignore[attr-defined]
     raise interrupt
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    """A socket at this address that does not listen yet.
-
-    Raises:
-        OSError: If the address is taken, or is not one of this machine.
-    """
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-        except OSError:
-            listener.close()
-            raise
-    except OSError as error:
-        raise OSError(
-            f"The service cannot listen on {host}:{port}: {error.strerror}. Choose another --port "
-            "(0: any that is free) or --host."
-        ) from error
-    return listener
 
 
 def _load(settings: ServeSettings) -> "Service":

@@ -1,9 +1,14 @@
 """The command `demo`: what it serves, where, and what it refuses."""
 
+import socket
 import sys
 from types import SimpleNamespace
 
 import pytest
+
+from vanilla_transformer.page.page import Page
+
+from ..support.launching import free_port
 
 
 @pytest.fixture
@@ -37,14 +42,14 @@ def test_page_is_served_on_loopback_until_it_is_stopped(run, folder, served):
 
 
 def test_options_reach_the_page(run, folder, served, write):
-    examples = write("lines.txt", "oh nein!")
+    examples, port = write("lines.txt", "oh nein!"), free_port()
     run(
-        *("demo", "--model", folder, folder, "--host", "0.0.0.0", "--port", 8080, "--share"),
+        *("demo", "--model", folder, folder, "--host", "0.0.0.0", "--port", port, "--share"),
         *("--examples", examples, "--dtype", "bfloat16"),
     )
 
     (page, where), _ = served
-    assert where == {"host": "0.0.0.0", "port": 8080, "share": True}
+    assert where == {"host": "0.0.0.0", "port": port, "share": True}
     ((name, model),) = page.models.items()
     assert page.examples[name] == ["oh nein!"]
     assert str(model.engine.model.dtype) == "torch.bfloat16"
@@ -55,6 +60,42 @@ def test_languages_that_the_model_does_not_have_are_refused(run, folder, served)
 
     assert (status, served) == (2, [])
     assert "takes no target language, got 'de'" in err
+
+
+@pytest.fixture
+def no_page(monkeypatch):
+    """Loading models is a mistake here."""
+
+    def load(*_, **__):
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr(Page, "load", load)
+
+
+def test_port_that_is_taken_is_told_before_a_model_is_loaded(run, folder, served, no_page):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        status, _, err = run("demo", "--model", folder, "--port", port)
+
+    assert (status, served) == (2, [])
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use. Choose another" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--host", "192.0.2.1"], "cannot listen on 192.0.2.1:0: "),
+        (["--port", 0], "--port must be from 1 to 65535, got 0"),
+        (["--port", 65536], "--port must be from 1 to 65535, got 65536"),
+    ],
+)
+def test_wrong_address_is_told_before_a_model_is_loaded(
+    run, folder, served, no_page, options, message
+):
+    status, _, err = run("demo", "--model", folder, *options)
+
+    assert (status, served) == (2, [])
+    assert message in err
 
 
 def test_missing_gradio_is_told_with_its_cure(run, folder, monkeypatch):

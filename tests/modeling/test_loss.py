@@ -1,6 +1,6 @@
 """What the loss holds in memory, when it calls the output projection, and how it divides."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,9 +9,6 @@ import torch.nn.functional as F
 from accelerate.hooks import ModelHook, add_hook_to_module
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 from transformers.utils import logging
 
@@ -19,6 +16,7 @@ from vanilla_transformer.modeling import loss_vanilla_transformer
 from vanilla_transformer.modeling.loss_vanilla_transformer import LossTerms, projected_loss_sum
 
 from ..conftest import Batch, Model, build_variant, gradients
+from ..support.tensors_in_memory import TensorRecorder
 
 # No other size of the model, so that a tensor of this width holds logits.
 WIDE_VOCABULARY = 499
@@ -44,35 +42,14 @@ def assert_same_gradients(
         torch.testing.assert_close(gradient, expected[name], msg=lambda m, n=name: f"{n}: {m}")
 
 
-class LogitsRecorder(TorchDispatchMode):
-    """Counts the rows of `[..., V]` tensors that are in memory at once, in every operation."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.alive: dict[int, tuple[StorageWeakRef, int]] = {}
-        self.most_rows = 0
-
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor) and tensor.shape[-1:] == (WIDE_VOCABULARY,):
-                reference = StorageWeakRef(tensor.untyped_storage())
-                self.alive[reference.cdata] = reference, tensor.numel() // WIDE_VOCABULARY
-        self.alive = {key: entry for key, entry in self.alive.items() if not entry[0].expired()}
-        self.most_rows = max(self.most_rows, sum(rows for _, rows in self.alive.values()))
-        return result
+def rows_of_logits(tensor: Tensor) -> int:
+    return tensor.numel() // WIDE_VOCABULARY if tensor.shape[-1:] == (WIDE_VOCABULARY,) else 0
 
 
 def rows_of_logits_in_memory(model: Model, batch: Batch, **kwargs: Any) -> int:
-    with LogitsRecorder() as recorder:
+    with TensorRecorder(rows_of_logits) as recorder:
         model.train()(**batch, **kwargs).loss.backward()
-    return recorder.most_rows
+    return recorder.most
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Gradients of the loss: who owns them, and how those of a tied matrix are summed."""
 
-from collections.abc import Callable, Iterable
 from copy import deepcopy
 from typing import Any
 
@@ -8,9 +7,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from vanilla_transformer.modeling import loss_vanilla_transformer
 from vanilla_transformer.modeling.loss_vanilla_transformer import (
@@ -22,6 +18,7 @@ from vanilla_transformer.modeling.loss_vanilla_transformer import (
 
 from ..conftest import Batch, Model, build_variant
 from ..support.pretended_device import move, pretended_device, put
+from ..support.tensors_in_memory import TensorRecorder
 
 
 @pytest.fixture
@@ -81,33 +78,15 @@ def test_batched_gradients_are_those_of_each_factor(projection):
         torch.testing.assert_close(actual, torch.stack((gradient, -2 * gradient)))
 
 
-class TableRecorder(TorchDispatchMode):
-    """Counts the tensors `[V, D]` that are in memory at once, in every operation."""
+def other_tables(table: Tensor) -> TensorRecorder:
+    """Counts tensors `[V, D]` besides the table itself."""
+    own = table.untyped_storage().data_ptr()
 
-    def __init__(self, table: Tensor) -> None:
-        super().__init__()
-        self.shape = table.shape
-        self.own = table.untyped_storage().data_ptr()
-        self.alive: dict[int, StorageWeakRef] = {}
-        self.most = 0
+    def is_another(tensor: Tensor) -> bool:
+        is_table = tensor.layout == torch.strided and tensor.shape == table.shape
+        return is_table and tensor.untyped_storage().data_ptr() != own
 
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor) and tensor.layout == torch.strided:
-                storage = tensor.untyped_storage()
-                if tensor.shape == self.shape and storage.data_ptr() != self.own:
-                    reference = StorageWeakRef(storage)
-                    self.alive[reference.cdata] = reference
-        self.alive = {key: one for key, one in self.alive.items() if not one.expired()}
-        self.most = max(self.most, len(self.alive))
-        return result
+    return TensorRecorder(is_another)
 
 
 def gradients_of(model: Model, batch: Batch) -> dict[str, Tensor]:
@@ -123,10 +102,10 @@ def call_tables(model: Model) -> None:
 
 
 def test_training_step_holds_one_gradient_of_a_tied_matrix(tiny_model, batch):
-    with TableRecorder(tiny_model.lm_head.weight) as recorder:
+    with other_tables(tiny_model.lm_head.weight) as recorder:
         gradients_of(tiny_model, batch)
     call_tables(tiny_model)
-    with TableRecorder(tiny_model.lm_head.weight) as called:
+    with other_tables(tiny_model.lm_head.weight) as called:
         gradients_of(tiny_model, batch)
 
     assert recorder.most == 1

@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+from transformers import AutoTokenizer
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.interop.importing import import_model
@@ -183,6 +184,16 @@ def test_model_between_languages_begins_with_two_of_them(tmp_path, name, source,
     chosen = model._translator(Wanted(source_language=model.source_languages[1]), False)
     assert chosen.tokenizer.src_lang == model.source_languages[1]
     assert chosen.tokenizer.tgt_lang == target
+
+
+def test_page_begins_with_the_languages_that_a_model_was_tuned_for(tmp_path):
+    import_model(str(save_pretrained_model("nllb", tmp_path / "source")), tmp_path / "model")
+    saved = {"src_lang": "eng_Latn", "tgt_lang": "fra_Latn"}
+    AutoTokenizer.from_pretrained(tmp_path / "model", **saved).save_pretrained(tmp_path / "model")
+
+    model = ServedModel.load(str(tmp_path / "model"))
+
+    assert (model.source_language, model.target_language) == ("eng_Latn", "fra_Latn")
 
 
 def test_languages_of_another_model_are_left_out(model):

@@ -354,7 +354,7 @@ def test_card_of_an_earlier_release_loads_the_repository_too(hub, make_folder):
 
     command("--model", folder, "me/earlier")
 
-    expected = card.replace('from_pretrained("my folder"', 'from_pretrained("me/earlier"')
+    expected = card.replace('"my folder"', '"me/earlier"')
     assert unmarked != card
     assert card_of(hub, "me/earlier") == expected
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 
 import pytest
 import yaml
@@ -12,7 +13,11 @@ from vanilla_transformer.sharing.model_card import (
     with_example_for,
     write_model_card,
 )
+from vanilla_transformer_cli import main
+from vanilla_transformer_cli.demo import demo
+from vanilla_transformer_cli.serve import serve
 from vanilla_transformer_cli.settings import TrainSettings
+from vanilla_transformer_cli.translate import translate
 
 from ..support.hub_server import card_faults
 
@@ -125,6 +130,29 @@ def test_card_of_two_vocabularies_loads_both_tokenizers(make_card, tmp_path):
 
     assert f'from_pretrained("{tmp_path.name}", subfolder="target_tokenizer")' in card
     assert "print(target_tokenizer.batch_decode(" in card
+
+
+def test_commands_of_the_card_are_those_of_the_package(make_card, monkeypatch, tmp_path):
+    called = []
+    monkeypatch.setattr("vanilla_transformer_cli.__main__.run", lambda *call: called.append(call))
+    make_card()
+
+    for line in re.search("```bash\n(.*?)```", card_in(tmp_path), re.DOTALL)[1].splitlines():
+        program, *arguments = shlex.split(line, comments=True)
+        assert program == "vanilla-transformer"
+        main(arguments)
+
+    named = ["--model", tmp_path.name]
+    assert called == [(translate, [*named, "..."]), (demo, named), (serve, named)]
+
+
+def test_command_of_the_card_names_a_language_of_the_model(make_card, tmp_path):
+    make_card()
+    run = json.loads((tmp_path / "run.json").read_text())
+    (tmp_path / "run.json").write_text(json.dumps({**run, "target_languages": ["fr", "de"]}))
+    write_model_card(tmp_path)
+
+    assert f'translate --model "{tmp_path.name}" --target_language fr "..."' in card_in(tmp_path)
 
 
 # A card that a person edits
@@ -317,6 +345,7 @@ EARLIER_WORDS = {
 def written_earlier(card):
     """The card of the first release, which had no marks."""
     card = re.sub("<!-- vanilla_transformer.*-->\n", "", card)
+    card = re.sub("```bash\n.*?```\n\n", "", card, flags=re.DOTALL)
     for pattern, words in EARLIER_WORDS.items():
         card = re.sub(pattern, words, card)
     assert card.count("scores below were measured") == card.count("was never taught them") == 1
@@ -348,7 +377,7 @@ def test_card_of_an_earlier_release_that_was_edited_stays(folder, caplog):
 
 
 def test_example_of_the_card_alone_loads_the_repository(folder):
-    mine = '\n`AutoTokenizer.from_pretrained("me/other")`\n'
+    mine = '\n`AutoTokenizer.from_pretrained("me/other")`, `demo --model "me/other"`\n'
     begin = "<!-- vanilla_transformer:begin model"
     card = card_in(folder).replace(begin, mine + begin) + mine
 
@@ -356,7 +385,8 @@ def test_example_of_the_card_alone_loads_the_repository(folder):
 
     example = re.search("begin use -->(.*?)<!-- vanilla_transformer:end use", renamed, re.DOTALL)[1]
     assert example.count('from_pretrained("me/model"') == 2
-    assert renamed.count('"me/model"') == 2
+    assert example.count('--model "me/model"') == 3
+    assert renamed.count('"me/model"') == 5
     assert renamed.replace('"me/model"', f'"{folder.name}"') == card
 
 

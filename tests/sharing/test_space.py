@@ -15,6 +15,7 @@ from vanilla_transformer.sharing import space as spaces
 from vanilla_transformer.sharing.space import save_space, space_files
 
 from ..support.documents import ROOT
+from ..support.full_disk import small_files
 from ..tokenization.test_tokenizer_pair import LATIN, learn
 from .test_hub import command, hub, make_model  # noqa: F401  (a fixture)
 
@@ -89,6 +90,24 @@ def test_folder_is_new(tmp_path):
         save_space(tmp_path, "me/x")
 
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.parametrize("name", ["file", "file/space"])
+def test_place_that_is_no_folder_is_refused(tmp_path, name):
+    (tmp_path / "file").write_text("mine")
+
+    with pytest.raises(OSError, match=f"cannot be written to '.*{name}': .* another folder"):
+        save_space(tmp_path / name, "me/x")
+
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_space_that_does_not_fit_leaves_an_empty_folder(tmp_path):
+    with small_files(5000), pytest.raises(OSError, match=r"no room for .* Make room there"):
+        save_space(tmp_path / "space", "me/x")
+
+    assert list((tmp_path / "space").iterdir()) == []
+    assert save_space(tmp_path / "space", "me/x")
 
 
 def test_command_saves_and_uploads_nothing(hub, tmp_path, files):  # noqa: F811

@@ -176,6 +176,9 @@ class ServedModel:
                     raise
             else:
                 break
+        if sources:
+            chosen = translator.tokenizer.init_kwargs
+            source, target = chosen["src_lang"], chosen["tgt_lang"]
         return cls(name, translator, source, target)
 
     def translate(self, lines: Sequence[str], wanted: Wanted) -> list[Translation]:

@@ -31,6 +31,8 @@ _SECTION = re.compile(
     re.DOTALL,
 )
 _MARK = re.compile(r"^<!-- vanilla_transformer:.*-->\n", re.MULTILINE)
+# Cards of the release whose cards had no marks lack them.
+_COMMANDS = re.compile(r"^```bash\n.*?^```\n\n", re.DOTALL | re.MULTILINE)
 # Words of today's template, and those of the release whose cards had no marks.
 _EARLIER_WORDS = {
     "# A source begins with the tag": "# In front of a source stands the tag",
@@ -117,18 +119,16 @@ def _mark(folder: Path, results: dict[str, Any]) -> None:
 
 def _without_marks(card: str) -> str:
     """The card as an earlier release wrote it."""
-    card = _MARK.sub("", card)
+    card = _COMMANDS.sub("", _MARK.sub("", card))
     for words, earlier in _EARLIER_WORDS.items():
         card = card.replace(words, earlier)
     return card
 
 
 def with_example_for(card: str, repo_id: str) -> str:
-    """The card with an example that loads a repository, where our own section has one."""
-    called = re.compile(r'from_pretrained\("[^"]*"')
-    return _SECTION.sub(
-        lambda section: called.sub(f'from_pretrained("{repo_id}"', section[0]), card
-    )
+    """The card with examples that load a repository, where our own section has some."""
+    called = re.compile(r'(from_pretrained\(|--model )"[^"]*"')
+    return _SECTION.sub(lambda section: called.sub(rf'\1"{repo_id}"', section[0]), card)
 
 
 def _read(file: Path) -> str:

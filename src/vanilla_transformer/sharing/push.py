@@ -71,10 +71,7 @@ def push(
         HfHubHTTPError: If the Hub refuses the repository or the commit.
     """
     files = _shared_files(folder)
-    if get_token() is None:
-        raise LocalTokenNotFoundError(
-            "An upload needs a token of the Hub, got none. Run `hf auth login`, or set HF_TOKEN."
-        )
+    check_token()
     # A model that nobody could load is not uploaded.
     load_model(str(folder))
     if (folder / CARD_FILE).exists():
@@ -94,6 +91,18 @@ def push(
     # Asks the Hub about the card's metadata before it uploads anything.
     api.create_commit(repo_id, operations, commit_message=commit_message, revision=revision)
     return str(repository)
+
+
+def check_token() -> None:
+    """Refuses an upload by nobody.
+
+    Raises:
+        LocalTokenNotFoundError: If nobody is logged in.
+    """
+    if get_token() is None:
+        raise LocalTokenNotFoundError(
+            "An upload needs a token of the Hub, got none. Run `hf auth login`, or set HF_TOKEN."
+        )
 
 
 def _shared_files(folder: Path) -> list[Path]:

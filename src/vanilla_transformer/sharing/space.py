@@ -7,11 +7,11 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 
 import yaml
-from huggingface_hub import CommitOperationAdd, HfApi, get_token
-from huggingface_hub.errors import LocalTokenNotFoundError
+from huggingface_hub import CommitOperationAdd, HfApi
 
-from vanilla_transformer.files import written_whole
+from vanilla_transformer.files import delete, written_whole
 from vanilla_transformer.model_folder import CARD_FILE
+from vanilla_transformer.sharing.push import check_token
 
 APP_FILE, REQUIREMENTS_FILE = "app.py", "requirements.txt"
 # They travel with the page, so that a Space needs no release of them in a package index.
@@ -74,17 +74,31 @@ def save_space(folder: Path, model: str) -> list[Path]:
 
     Raises:
         ValueError: If there is something in the folder, or see `space_files`.
+        OSError: If they cannot be written; the folder is empty then.
     """
     contents = space_files(model)
-    if folder.exists() and any(folder.iterdir()):
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(
+            f"The Space cannot be written to {str(folder)!r}: {error.strerror}. Choose another "
+            "folder."
+        ) from error
+    if any(folder.iterdir()):
         raise ValueError(
             f"--save_space needs an empty folder, got {str(folder)!r}. Name a new one."
         )
-    for name, content in contents.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with written_whole(path) as temporary:
-            temporary.write_bytes(content)
+    try:
+        for name, content in contents.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with written_whole(path) as temporary:
+                temporary.write_bytes(content)
+    except BaseException:
+        # A part of them would only be in the way of the next attempt.
+        for name in {name.partition("/")[0] for name in contents}:
+            delete(folder / name)
+        raise
     return [folder / name for name in contents]
 
 
@@ -105,10 +119,7 @@ def push_space(space: str, model: str, *, private: bool | None = None) -> str:
         HfHubHTTPError: If the Hub refuses the repository or the commit.
     """
     contents = space_files(model)
-    if get_token() is None:
-        raise LocalTokenNotFoundError(
-            "An upload needs a token of the Hub, got none. Run `hf auth login`, or set HF_TOKEN."
-        )
+    check_token()
     api = HfApi()
     repository = api.create_repo(
         space, repo_type="space", space_sdk="gradio", private=private, exist_ok=True
