@@ -439,7 +439,7 @@ def _loss_and_gradients(
                 logits[:, :entries] += bias
             loss, grad_logits, bias_sums = kernel(logits, label, terms, projection)
             total += loss
-            if grad_bias is not None:
+            if grad_bias is not None and bias_sums is not None:
                 grad_bias += bias_sums
             grad_logits = _factor(grad_logits, narrow)
             if grad_hidden is not None:
