@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import unicodedata
+from types import SimpleNamespace
 from typing import get_args
 
 import pytest
@@ -17,6 +18,7 @@ from vanilla_transformer.tokenization.tokenization_vanilla_transformer import (
     VanillaTransformerTokenizer,
 )
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
+from vanilla_transformer.training.trainer import scorer
 from vanilla_transformer.translation import Translator
 
 from ..conftest import save_small_model
@@ -75,6 +77,41 @@ def test_decomposed_syllables_have_tokens_of_their_own():
 
     assert tokens_of("NFD") == list(unicodedata.normalize("NFD", text))
     assert tokens_of(None) == ["국", "장"]
+
+
+@pytest.mark.parametrize("kind", get_args(TokenizerKind))
+def test_text_that_was_apart_comes_back_apart(tmp_path, kind):
+    apart = [unicodedata.normalize("NFD", line) for line in LINES]
+    tokenizer = VanillaTransformerTokenizer.train(
+        [*apart, LINES[0]], vocab_size=400, kind=kind, unicode_form="NFD"
+    )
+    tokenizer.save_pretrained(tmp_path)
+
+    assert decoded(tokenizer) == apart
+    assert decoded(VanillaTransformerTokenizer.from_pretrained(tmp_path)) == apart
+
+
+def test_stray_lines_that_are_apart_leave_the_rest_composed():
+    stray = unicodedata.normalize("NFD", LINES[0])
+    tokenizer = VanillaTransformerTokenizer.train(
+        [stray, *LINES[1:], *LINES[1:]], kind="char", unicode_form="NFD"
+    )
+
+    assert decoded(tokenizer, LINES[1:]) == LINES[1:]
+
+
+def test_text_without_accents_in_training_is_composed():
+    tokenizer = VanillaTransformerTokenizer.train(["ete"], vocab_size=300, unicode_form="NFD")
+
+    assert decoded(tokenizer, ["été"]) == ["été"]
+
+
+def test_training_scores_text_in_the_form_of_its_references():
+    tokenizer = train("char")
+    score = scorer(tokenizer, ["été où"], "13a", ["wer"])
+    ids = tokenizer(["été où"], add_special_tokens=False).input_ids
+
+    assert score(SimpleNamespace(predictions=ids))["wer"] == 0.0
 
 
 def test_compatibility_forms_replace_characters_for_good():

@@ -17,8 +17,9 @@ import logging
 import os
 import re
 import shutil
+import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
@@ -41,6 +42,11 @@ from vanilla_transformer.tokenization import composing_vanilla_transformer
 from vanilla_transformer.tokenization.composing_vanilla_transformer import (
     DECOMPOSED_FORMS,
     ComposingTokenizer,
+)
+from vanilla_transformer.tokenization.words import (
+    count_characters,
+    learn_from_parts,
+    unused_character,
 )
 
 logger = logging.getLogger(__name__)
@@ -101,7 +107,8 @@ class VanillaTransformerTokenizer(ComposingTokenizer):
     ) -> Self:
         """Learns a vocabulary; the same text gives the same tokenizer.
 
-        For a joint vocabulary give the text of both languages. All text is held in memory.
+        For a joint vocabulary give the text of both languages. It is read once; of `bpe`, `unigram`
+        and `word`, each different word is held in memory.
 
         Args:
             texts: Lines to learn from; either this or `files`.
@@ -121,7 +128,8 @@ class VanillaTransformerTokenizer(ComposingTokenizer):
                 `language_tags`.
             unicode_form: Unicode normalization form of all text on the way in; None: text stays as
                 it is. NFD and NFKD take syllables of Hangul and letters with accents apart, and
-                decoded text is then in NFC.
+                decoded text is then in NFC, unless most of the text was apart already. Of `word`,
+                they change how tokens are spelled, not how many there are.
             show_progress: Show the trainer's progress bars.
 
         Raises:
@@ -141,12 +149,14 @@ class VanillaTransformerTokenizer(ComposingTokenizer):
         tags = [_language_tag(language) for language in target_languages]
         _check_vocab_size(kind, vocab_size, len(tags))
         vocab_size -= len(tags)
-        lines = list(chain.from_iterable(map(read_lines, files or ())) if texts is None else texts)
+        lines = chain.from_iterable(map(read_lines, files or ())) if texts is None else iter(texts)
         normalizer = None if unicode_form is None else _unicode_normalizer(unicode_form)
+        changed: Counter[str] = Counter()
+        if unicode_form in DECOMPOSED_FORMS:
+            lines = _count_changed(lines, changed)
         if normalizer:
-            lines = [normalizer.normalize_str(line) for line in lines]
-        if not any(lines):
-            raise ValueError(f"There is no text to learn from: got {len(lines)} lines, all empty.")
+            lines = map(normalizer.normalize_str, lines)
+        lines = _with_text(lines)
 
         if kind == "char":
             backend = _char_backend(lines, vocab_size)
@@ -157,7 +167,11 @@ class VanillaTransformerTokenizer(ComposingTokenizer):
         if normalizer:
             others = [backend.normalizer] if backend.normalizer else []
             backend.normalizer = normalizers.Sequence([normalizer, *others])
-        return cls.of_pipeline(backend, [*SPECIAL_TOKENS, *tags], unicode_form)
+        # All lines have been read by now.
+        is_apart = changed["NFC"] > changed["NFD"]
+        return cls.of_pipeline(
+            backend, [*SPECIAL_TOKENS, *tags], None if is_apart else unicode_form
+        )
 
     @classmethod
     def of_pipeline(
@@ -171,7 +185,8 @@ class VanillaTransformerTokenizer(ComposingTokenizer):
         Args:
             backend: Splits text, and has an id for each special token; changed in place.
             special_tokens: `<pad>`, `<s>`, `</s>`, `<unk>` and others that no text can spell.
-            unicode_form: Form that the normalizer of `backend` gives to text, if it gives one.
+            unicode_form: Form that the normalizer of `backend` gives to text; decoding composes
+                text of NFD and NFKD. None: decoded text stays as it is.
         """
         backend.add_special_tokens([AddedToken(token, special=True) for token in special_tokens])
         backend.post_processor = processors.TemplateProcessing(
@@ -279,6 +294,13 @@ def _unicode_normalizer(form: UnicodeForm) -> normalizers.Normalizer:
     return normalizer
 
 
+def _count_changed(lines: Iterable[str], changed: Counter[str]) -> Iterator[str]:
+    """The lines; counts those that NFC and NFD would change. Text that is apart is so in most."""
+    for line in lines:
+        changed.update(form for form in ("NFC", "NFD") if not unicodedata.is_normalized(form, line))
+        yield line
+
+
 def _settings_of_form(form: UnicodeForm | None) -> dict[str, Any]:
     """Settings of a saved tokenizer; they name the code that composes what was decomposed."""
     if form not in DECOMPOSED_FORMS:
@@ -331,8 +353,19 @@ def _check_vocab_size(kind: TokenizerKind, vocab_size: int, num_tags: int) -> No
         )
 
 
+def _with_text(lines: Iterable[str]) -> Iterator[str]:
+    """The lines; raises a ValueError after them if all are empty."""
+    number, has_text = 0, False
+    for line in lines:
+        number += 1
+        has_text = has_text or bool(line)
+        yield line
+    if not has_text:
+        raise ValueError(f"There is no text to learn from: got {number} lines, all empty.")
+
+
 def _subword_backend(
-    lines: list[str],
+    lines: Iterable[str],
     vocab_size: int,
     tags: list[str],
     kind: TokenizerKind,
@@ -353,14 +386,16 @@ def _subword_backend(
         pre_tokenizers.Split(Regex(_BLANK_SEPARATED if pretokenized else _WORDS), "isolated"),
     ]
 
+    parts = Counter(chain.from_iterable(map(VanillaTransformerTokenizer.independent_parts, lines)))
+    characters = count_characters(parts)
     learner = Tokenizer(models.BPE() if kind == "bpe" else models.Unigram())
     learner.normalizer = normalizer
     learner.pre_tokenizer = pre_tokenizers.Sequence(
         [
             blank_in_front,
-            *_rare_characters(lines, budget),
+            *_rare_characters(characters, budget),
             *boundaries,
-            *_overlong_words(lines),
+            *_overlong_words(parts),
         ]
     )
     trainer = (
@@ -368,7 +403,7 @@ def _subword_backend(
         if kind == "bpe"
         else trainers.UnigramTrainer(vocab_size=budget, show_progress=show_progress)
     )
-    learner.train_from_iterator(lines, trainer, length=len(lines))
+    learn_from_parts(learner, trainer, parts, unused_character(characters))
     learned = json.loads(learner.to_str())["model"]
 
     backend = Tokenizer(_bpe_model(learned) if kind == "bpe" else _unigram_model(learned))
@@ -381,16 +416,13 @@ def _subword_backend(
     return backend
 
 
-def _rare_characters(lines: list[str], budget: int) -> list[pre_tokenizers.PreTokenizer]:
+def _rare_characters(counts: Counter[str], budget: int) -> list[pre_tokenizers.PreTokenizer]:
     """Cuts the rarest characters out of the training text where they would take too many tokens.
 
     The most frequent ones may take half of `budget`; the others are left to the byte tokens. BPE's
     trainer would choose at random among equally frequent ones, and unigram's would exceed `budget`
     or never finish.
     """
-    counts = Counter(" " * len(lines))
-    for line in lines:
-        counts.update(line)
     # NUL comes last: it is the end mark of unigram's trainer, which gives no score to NUL alone.
     ranked = sorted(counts, key=lambda character: (character == "\0", -counts[character]))
     rare = ranked[budget // 2 :]
@@ -406,10 +438,10 @@ def _rare_characters(lines: list[str], budget: int) -> list[pre_tokenizers.PreTo
     return [pre_tokenizers.Split(Regex(f"[{pattern}]"), "removed")]
 
 
-def _overlong_words(lines: list[str]) -> list[pre_tokenizers.PreTokenizer]:
+def _overlong_words(parts: Iterable[str]) -> list[pre_tokenizers.PreTokenizer]:
     """Cuts words of more than 500 characters, such as binary data, in training only."""
-    # The first word of a line has one more blank in front.
-    if max(map(len, lines)) < _LONGEST_TRAINED_WORD:
+    # A word has one more blank in front.
+    if max(map(len, parts)) < _LONGEST_TRAINED_WORD:
         return []
     return [pre_tokenizers.Split(Regex(rf"[\s\S]{{{_LONGEST_TRAINED_WORD}}}"), "isolated")]
 
@@ -445,7 +477,7 @@ def _unigram_model(learned: dict[str, Any]) -> models.Unigram:
     )
 
 
-def _char_backend(lines: list[str], vocab_size: int) -> Tokenizer:
+def _char_backend(lines: Iterable[str], vocab_size: int) -> Tokenizer:
     counts: Counter[str] = Counter()
     for line in lines:
         counts.update(line)
@@ -455,7 +487,7 @@ def _char_backend(lines: list[str], vocab_size: int) -> Tokenizer:
     return backend
 
 
-def _word_backend(lines: list[str], vocab_size: int, tags: list[str]) -> Tokenizer:
+def _word_backend(lines: Iterable[str], vocab_size: int, tags: list[str]) -> Tokenizer:
     counts: Counter[str] = Counter()
     for line in lines:
         counts.update(line.split(" "))
