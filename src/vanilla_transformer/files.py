@@ -29,8 +29,8 @@ import xxhash
 if sys.platform != "win32":
     import fcntl
 
-_GZIP_MAGIC = b"\x1f\x8b"
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+GZIP_MAGIC = b"\x1f\x8b"
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 _RANDOM_BYTES = 8
 _RANDOM_NAME = re.compile(rf"[0-9a-f]{{{2 * _RANDOM_BYTES}}}")
@@ -58,12 +58,12 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[str]:
     """
     number = 0
     with open(path, "rb") as raw:
-        is_gzip = raw.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
+        is_gzip = raw.read(len(GZIP_MAGIC)) == GZIP_MAGIC
         raw.seek(0)
         stream = cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if is_gzip else raw
         try:
             for number, line in enumerate(stream, start=1):
-                content = line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
+                content = line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
                 if number == 1 and _is_utf16(content):
                     raise ValueError(
                         f"{os.fspath(path)!r} must be UTF-8, got what looks like UTF-16: every "

@@ -79,6 +79,29 @@ def test_two_files_give_every_pair_unaltered(write, names):
     assert pairs_of(load(*paths)) == PAIRS
 
 
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("a\nb\nc\nd\n", "\n\nx y\n\n"),
+        ("\na\n\n", "é\r\n\u2028\n\0漢\n"),
+        ("a\nb\n\nd", "\n\n\nx"),
+        ("\n", "\n"),
+        ("a", "b\n"),
+    ],
+)
+def test_plain_files_are_read_like_any_others(tmp_path, monkeypatch, source, target):
+    paths = (str(tmp_path / "source"), str(tmp_path / "target"))
+    for path, content in zip(paths, (source, target), strict=True):
+        Path(path).write_bytes(content.encode())
+    expected = list(data.read_pairs(ParallelText(paths)))
+    monkeypatch.setattr(data, "_ROWS_AT_A_TIME", 2)
+    monkeypatch.delattr(data, "read_pairs")
+
+    pairs = load_pairs(ParallelText(paths))
+
+    assert [tuple(pair.values()) for pair in pairs] == expected
+
+
 def test_two_files_keep_empty_lines_and_need_no_final_newline(write):
     source, target = write("a", ["eins", "", ""]), write("b", ["one", "", "x"], end="")
 
@@ -248,6 +271,14 @@ PAIR = '{"source": "a", "target": "b"}'
 def test_file_with_a_fault_is_refused_with_its_place(write, name, lines, message):
     with pytest.raises(ValueError, match=message):
         load(write(name, lines))
+
+
+def test_plain_files_in_utf16_are_refused(tmp_path):
+    path = tmp_path / "source"
+    path.write_bytes("ab\ncd\n".encode("utf-16-le"))
+
+    with pytest.raises(ValueError, match="must be UTF-8, got what looks like UTF-16"):
+        load_pairs(ParallelText((str(path), str(path))))
 
 
 def test_two_files_that_each_hold_both_sides_are_refused(write):

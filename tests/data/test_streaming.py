@@ -8,6 +8,7 @@ from typing import Any
 
 import datasets
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -248,7 +249,11 @@ def test_truncated_pairs_of_all_parts_are_counted(build, monkeypatch):
 
 
 def test_ids_of_a_large_vocabulary_are_kept(build, monkeypatch):
-    columns = {"input_ids": [[70_000, 2]], "labels": [[90_000, 2]], "is_truncated": [False]}
+    ids = ([[70_000, 2]], [[90_000, 2]])
+    columns = {
+        **dict(zip(("input_ids", "labels"), map(pa.array, ids), strict=True)),
+        "is_truncated": pa.array([False]),
+    }
     monkeypatch.setattr(streaming.PairEncoder, "__call__", lambda *_: columns)
 
     (batch,) = islice(build([("x", "x")], buffer_size=1), 1)

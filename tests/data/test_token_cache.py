@@ -1,4 +1,4 @@
-"""The cache of token ids: when an entry is used, and that it is whole or not there."""
+"""The cache of vocabularies and token ids: when an entry is used, and that it is whole."""
 
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -10,8 +10,8 @@ from datasets import Dataset
 
 from vanilla_transformer.data import token_cache, token_ids
 from vanilla_transformer.data.parallel_text import ParallelText, load_pairs
-from vanilla_transformer.data.token_cache import cached_ids
-from vanilla_transformer.data.token_ids import map_to_ids, tokenize_pairs
+from vanilla_transformer.data.token_cache import cached_ids, cached_tokenizer
+from vanilla_transformer.data.token_ids import store_ids, tokenize_pairs
 from vanilla_transformer.files import CACHE_VARIABLE
 from vanilla_transformer.tokenization.tokenization_vanilla_transformer import (
     VanillaTransformerTokenizer,
@@ -163,7 +163,7 @@ def test_entry_of_another_length_is_made_again(cache, tokenizers):
     expected = whole[:]
     (path,) = cache.iterdir()
     # A file that is cut between two batches can be read.
-    map_to_ids(pairs_of(PAIRS[:2]), tokenizers, 9, path)
+    store_ids(pairs_of(PAIRS[:2]), tokenizers, 9, path)
 
     again, _ = cached_ids(pairs_of(PAIRS), tokenizers, max_length=9)
 
@@ -196,12 +196,12 @@ def test_what_a_killed_run_left_is_deleted_and_no_entry(cache, tokenizers):
 def test_two_runs_at_once_leave_one_whole_entry(cache, tokenizers, monkeypatch):
     results = []
 
-    def map_to_ids_after_another_run(*arguments):
-        monkeypatch.setattr(token_cache, "map_to_ids", map_to_ids)
+    def store_ids_after_another_run(*arguments):
+        monkeypatch.setattr(token_cache, "store_ids", store_ids)
         results.append(cached_ids(pairs_of(PAIRS), tokenizers, max_length=9)[0])
-        return map_to_ids(*arguments)
+        return store_ids(*arguments)
 
-    monkeypatch.setattr(token_cache, "map_to_ids", map_to_ids_after_another_run)
+    monkeypatch.setattr(token_cache, "store_ids", store_ids_after_another_run)
 
     results.append(cached_ids(pairs_of(PAIRS), tokenizers, max_length=9)[0])
 
@@ -231,7 +231,7 @@ def test_process_reads_what_the_first_of_its_machine_tokenised(
 
 
 def test_entries_that_were_not_used_for_longest_are_deleted(cache, tokenizers, monkeypatch):
-    monkeypatch.setattr(token_cache, "MOST_CORPORA", 2)
+    monkeypatch.setattr(token_cache, "MOST_ENTRIES", 2)
 
     def use(max_length):
         cached_ids(pairs_of(PAIRS), tokenizers, max_length=max_length)
@@ -269,3 +269,129 @@ def test_filtered_pairs_are_those_of_the_entry(cache, tokenizers, tmp_path):
     ids, _ = cached_ids(pairs.select([3, 0]), tokenizers, max_length=9)
 
     assert tokenizers.source.batch_decode(ids["input_ids"][:], True) == ["bbbbbb", "abc"]
+
+
+# Vocabularies
+
+BOTH = ["source", "target"]
+SETTINGS = {"vocab_size": 270, "kind": "bpe"}
+
+
+@pytest.fixture
+def learned(monkeypatch):
+    """Texts from which a vocabulary was learned, one list for each."""
+    texts_of = []
+    train = VanillaTransformerTokenizer.train.__func__
+
+    def recording(cls, texts, **settings):
+        texts_of.append(list(texts))
+        return train(cls, texts_of[-1], **settings)
+
+    monkeypatch.setattr(VanillaTransformerTokenizer, "train", classmethod(recording))
+    return texts_of
+
+
+def saved_files(tokenizer, folder):
+    tokenizer.save_pretrained(folder)
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"kind": "unigram"},
+        {"kind": "char"},
+        {"kind": "word"},
+        {"target_languages": ["en", "de"]},
+        {"unicode_form": "NFKD"},
+        {"pretokenized": True},
+    ],
+)
+def test_second_run_has_the_vocabulary_of_the_first(cache, learned, tmp_path, settings):
+    settings = {**SETTINGS, **settings}
+    first = cached_tokenizer(pairs_of(PAIRS), BOTH, **settings)
+    second = cached_tokenizer(pairs_of(PAIRS), BOTH, **settings)
+
+    assert learned == [["abc", "", "abca", "bbbbbb", "aa", "bcab", "abcb", "a"]]
+    assert first("abc bé")["input_ids"] == second("abc bé")["input_ids"]
+    assert saved_files(first, tmp_path / "1") == saved_files(second, tmp_path / "2")
+
+
+def test_vocabulary_depends_on_text_sides_and_settings(cache, learned):
+    for number, (rows, columns, changed) in enumerate(
+        [
+            (PAIRS, BOTH, {}),
+            ([*PAIRS[:3], ("bbbbbb", "b")], BOTH, {}),
+            (PAIRS, ["source"], {}),
+            (PAIRS, ["target"], {}),
+            (PAIRS, BOTH, {"vocab_size": 280}),
+            (PAIRS, BOTH, {"kind": "unigram"}),
+            (PAIRS, BOTH, {"unicode_form": "NFD"}),
+            (PAIRS, BOTH, {"target_languages": ["de"]}),
+        ],
+        start=1,
+    ):
+        cached_tokenizer(pairs_of(rows), columns, **SETTINGS | changed)
+        assert len(learned) == len(entries(cache)) == number
+
+
+def test_vocabulary_of_other_versions_is_learned_anew(cache, learned, monkeypatch):
+    cached_tokenizer(pairs_of(PAIRS), BOTH, **SETTINGS)
+    monkeypatch.setattr(token_cache, "version", lambda name: f"another {name}")
+
+    cached_tokenizer(pairs_of(PAIRS), BOTH, **SETTINGS)
+
+    assert len(learned) == 2
+
+
+def test_vocabulary_that_was_cut_or_changed_is_learned_anew(cache, learned):
+    whole = cached_tokenizer(pairs_of(PAIRS), BOTH, **SETTINGS).backend_tokenizer.to_str()
+    (path,) = cache.iterdir()
+    content = path.read_bytes()
+
+    changed = content.replace(b'"bc"', b'"cb"')
+    assert changed != content
+    for damaged in (b"", content[: len(content) // 2], content[:-1], changed, b"\xff" + content):
+        path.write_bytes(damaged)
+        again = cached_tokenizer(pairs_of(PAIRS), BOTH, **SETTINGS)
+        assert again.backend_tokenizer.to_str() == whole
+        assert path.read_bytes() == content
+    assert len(learned) == 6
+
+
+def test_vocabulary_of_a_large_corpus_is_learned_from_the_same_pairs_each_time(
+    cache, learned, monkeypatch
+):
+    monkeypatch.setattr(token_cache, "MOST_LEARNED_PAIRS", 30)
+    monkeypatch.setattr(token_cache, "_ROWS_AT_A_TIME", 7)
+    rows = [(f"s{number}", f"t{number}") for number in range(100)]
+
+    monkeypatch.setenv(CACHE_VARIABLE, "")
+    for _ in range(2):
+        cached_tokenizer(pairs_of(rows), BOTH, **SETTINGS)
+
+    assert learned[0] == learned[1]
+    sources, targets = learned[0][:30], learned[0][30:]
+    assert [text.replace("s", "t") for text in sources] == targets
+    assert sources != [source for source, _ in rows[:30]]
+    assert len(set(sources)) == 30
+
+
+def test_vocabulary_is_not_kept_when_it_shall_not_be(cache, learned, monkeypatch):
+    monkeypatch.setenv(CACHE_VARIABLE, "")
+
+    cached_tokenizer(pairs_of(PAIRS), BOTH, **SETTINGS)
+
+    assert len(learned) == 1
+    assert not cache.exists()
+
+
+def test_vocabularies_and_ids_do_not_push_each_other_out(cache, tokenizers, monkeypatch):
+    monkeypatch.setattr(token_cache, "MOST_ENTRIES", 1)
+
+    for size in (270, 280):
+        cached_tokenizer(pairs_of(PAIRS), BOTH, **SETTINGS | {"vocab_size": size})
+        cached_ids(pairs_of(PAIRS), tokenizers, max_length=size)
+
+    assert sorted(path.suffix for path in cache.iterdir()) == [".arrow", ".tokenizer"]

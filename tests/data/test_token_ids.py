@@ -2,6 +2,8 @@
 
 import datasets
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from datasets import Dataset
 
@@ -9,9 +11,11 @@ from vanilla_transformer.data import token_ids
 from vanilla_transformer.data.parallel_text import ParallelText, load_pairs
 from vanilla_transformer.data.token_ids import (
     PairEncoder,
+    _joined,
     encode_pairs,
     pair_lengths,
     tokenize_pairs,
+    truncate,
 )
 from vanilla_transformer.tokenization.tokenization_vanilla_transformer import (
     VanillaTransformerTokenizer,
@@ -19,32 +23,12 @@ from vanilla_transformer.tokenization.tokenization_vanilla_transformer import (
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 
 from ..support.full_disk import small_files
-
-# Words with everything that takes part in splitting: letters, marks, joiners, digits, signs, blanks
-# of several kinds, and what spells special tokens, byte tokens and language tags.
-CHARACTERS = [*"aébßç漢한12.!-<>😀", "\u0301", "\u200d", "\t", "\r", "\u00a0", "\u2028", "\x85"]
-CHARACTERS += ["\x1c", "\u180e", "\u3000"]
-SPELLED = ["<pad>", "</s>", "<unk>", "<0x41>", "<2de>", "<s"]
+from ..support.odd_text import odd_lines
 
 
 def pairs_of(rows):
     source, target = zip(*rows, strict=True)
     return Dataset.from_dict({"source": source, "target": target})
-
-
-def odd_lines(size):
-    """Lines of which every third has more than one blank somewhere."""
-    rng = np.random.default_rng(5)
-    lines = []
-    for number in range(size):
-        words = [
-            "".join(rng.choice([*CHARACTERS, *SPELLED], rng.integers(1, 6)))
-            for _ in range(rng.integers(1, 6))
-        ]
-        if number % 3 == 0:
-            words.insert(rng.integers(len(words) + 1), "")
-        lines.append(" ".join(words))
-    return ["", " ", *lines]
 
 
 @pytest.mark.parametrize(
@@ -71,7 +55,8 @@ def test_ids_are_those_of_the_tokenizer_for_whole_lines(options, by_words, monke
     # Lines of the first part occur again in the last one.
     for first in (0, 100, 200, 300, 0):
         part = lines[first : first + 100]
-        columns = encoder({"source": part, "target": part[::-1], **tagged})
+        encoded = encoder({"source": part, "target": part[::-1], **tagged})
+        columns = {name: column.to_pylist() for name, column in encoded.items()}
         expected = tokenizer(part)["input_ids"]
         assert [ids[len(tagged) :] for ids in columns["input_ids"]] == expected
         assert columns["labels"] == expected[::-1]
@@ -79,6 +64,16 @@ def test_ids_are_those_of_the_tokenizer_for_whole_lines(options, by_words, monke
 
     assert found[0] == found[-1]
     assert tokenizer.has_independent_parts() == by_words
+
+
+def test_white_space_of_all_kinds_is_found():
+    spaces = [chr(number) for number in range(0x110000) if chr(number).isspace()]
+    lines = [text for space in spaces for text in (f"a{space}{space}b", f"{space}a", f"a{space}")]
+
+    found = pc.match_substring_regex(pa.array(lines), token_ids._WIDE_SPACE)
+
+    assert found.to_pylist() == [True] * len(lines)
+    assert not pc.match_substring_regex("a b\tc", token_ids._WIDE_SPACE).as_py()
 
 
 def test_words_that_a_text_must_not_spell_are_plain_text_from_the_first_batch():
@@ -112,7 +107,9 @@ def test_memory_of_words_is_limited(monkeypatch):
         lines = [str(number) for number in range(first, first + 20)]
         encoder({"source": lines, "target": lines})
 
-    assert 20 <= len(encoder._source._ids) <= 30
+    # Numbers of two digits have three tokens or fewer, with the blank in front of them.
+    assert 20 <= len(encoder._source._numbers) <= 30
+    assert len(encoder._source._ids) <= 3 * 30
 
 
 @pytest.fixture(scope="module")
@@ -171,6 +168,15 @@ def test_each_occurrence_of_a_word_is_drawn_under_dropout():
     ids = encode_pairs({"source": lines, "target": lines}, TokenizerPair.joint(tokenizer), 20)
 
     assert len(set(map(tuple, ids["labels"]))) > 1
+
+
+@pytest.mark.parametrize("end", [1, 2])
+def test_lines_are_truncated_like_single_ones(end):
+    lines = [[1, 2, 3, 4, 5, 6], [7], [8, 9, 10], [11, 12, 13, 14]]
+
+    truncated = _joined(lines).truncated(3, end)
+
+    assert truncated.in_arrow().to_pylist() == [truncate(line, 3, end) for line in lines]
 
 
 def test_tokenizing_refuses_a_limit_without_room_for_text(abc_pairs, tokenizer):

@@ -212,5 +212,5 @@ class SegmentedPairs(Dataset[dict[str, list[int]]]):
     def __getitem__(self, pair: int) -> dict[str, list[int]]:
         """`input_ids` and `labels` of a pair, as last drawn."""
         ids = {column: side[pair] for column, side in self._sides.items()}
-        ids["input_ids"] = self._prefixes[pair] + ids["input_ids"]
+        ids["input_ids"] = [*self._prefixes[pair], *ids["input_ids"]]
         return {column: truncate(side, self._max_length) for column, side in ids.items()}

@@ -9,19 +9,27 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets import Dataset, DatasetDict, IterableDataset, load_dataset, load_from_disk
 from datasets.exceptions import DatasetsError
 
-from vanilla_transformer.files import naming_full_disk, parse_json, read_lines, scratch_folder
+from vanilla_transformer.files import (
+    BYTE_ORDER_MARK,
+    GZIP_MAGIC,
+    naming_full_disk,
+    parse_json,
+    read_lines,
+    scratch_folder,
+)
 
 # Names of `ParallelText.columns` after reading.
 COLUMNS = ("source", "target", "tag")
@@ -120,7 +128,11 @@ def load_pairs(text: ParallelText, first: int | None = None) -> Dataset:
     size = sum(map(os.path.getsize, files)) / 2**20
     takes = f" of {size:,.1f} MiB" if files and first is None else ""
     with temporary_room(f"a copy of {text}{takes}"):
-        return _store(islice(read_pairs(text), first), len(text.columns))
+        schema = pa.schema([(name, pa.string()) for name in COLUMNS[: len(text.columns)]])
+        if len(text.paths) == 2 and first is None:
+            with suppress(_NotPlainError):
+                return store(_plain_batches(text), schema)
+        return store(_batches(islice(read_pairs(text), first), schema), schema)
 
 
 def read_pairs(text: ParallelText) -> Iterator[tuple[str, ...]]:
@@ -138,18 +150,82 @@ def read_pairs(text: ParallelText) -> Iterator[tuple[str, ...]]:
         raise ValueError(f"{text} is empty: expected at least one pair.")
 
 
-def _store(pairs: Iterator[tuple[str, ...]], num_columns: int) -> Dataset:
-    schema = pa.schema([(name, pa.string()) for name in COLUMNS[:num_columns]])
-    handle, path = tempfile.mkstemp(suffix=".arrow", dir=_temporary_folder())
-    os.close(handle)
+def _batches(pairs: Iterator[tuple[str, ...]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    while rows := list(islice(pairs, _ROWS_AT_A_TIME)):
+        columns = [pa.array(column, pa.string()) for column in zip(*rows, strict=True)]
+        yield pa.record_batch(columns, schema=schema)
+
+
+class _NotPlainError(Exception):
+    """Files that `read_pairs` must read: it reads more kinds, and names faults."""
+
+
+def _plain_batches(text: ParallelText) -> Iterator[pa.RecordBatch]:
+    """The pairs of two text files without a detour by Python's strings, in a tenth of the time.
+
+    Raises:
+        _NotPlainError: If they are compressed, or anything is wrong with them.
+    """
+    sides = map(_plain_lines, text.paths)
+    if any(map(holds_both_sides, text.paths)):
+        raise _NotPlainError
+    rows = 0
+    for source, target in zip_longest(*sides):
+        if source is None or target is None or len(source) != len(target):
+            raise _NotPlainError
+        rows += len(source)
+        yield pa.record_batch([source, target], names=COLUMNS[:2])
+    if not rows:
+        raise _NotPlainError
+
+
+def _plain_lines(path: str) -> Iterator[pa.StringArray]:
+    r"""Lines of a text file that end in `\n`, thousands at a time."""
+    with open(path, "rb") as file:
+        head = file.readline()
+        # read_lines takes zeros in the first line for UTF-16.
+        if head.startswith((GZIP_MAGIC, BYTE_ORDER_MARK)) or b"\0" in head:
+            raise _NotPlainError
+        file.seek(0)
+        while lines := list(islice(file, _ROWS_AT_A_TIME)):
+            joined = b"".join(lines)
+            sizes = np.fromiter(map(len, lines), np.int64, len(lines)) - 1
+            # Only the last line of a file may have no end.
+            sizes[-1] += not joined.endswith(b"\n")
+            offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
+            content = pa.py_buffer(joined.replace(b"\n", b""))
+            texts = pa.StringArray.from_buffers(len(lines), pa.py_buffer(offsets), content)
+            try:
+                texts.validate(full=True)
+            except pa.ArrowInvalid as error:
+                raise _NotPlainError from error
+            yield texts
+
+
+def store(
+    batches: Iterable[pa.RecordBatch], schema: pa.Schema, file: Path | None = None
+) -> Dataset:
+    """Writes batches to an Arrow file, and maps it to memory.
+
+    Args:
+        batches: Rows, one batch after another.
+        schema: Of all batches.
+        file: Where to write; None: a temporary file, which is deleted with those of `load_pairs`.
+
+    Raises:
+        OSError: If there is no room, in words of the system.
+    """
+    if file is None:
+        handle, name = tempfile.mkstemp(suffix=".arrow", dir=_temporary_folder())
+        os.close(handle)
+        file = Path(name)
     try:
-        with pa.OSFile(path, "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
-            while rows := list(islice(pairs, _ROWS_AT_A_TIME)):
-                columns = [pa.array(column, pa.string()) for column in zip(*rows, strict=True)]
-                writer.write_batch(pa.record_batch(columns, schema=schema))
-        return Dataset.from_file(path)
+        with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+        return Dataset.from_file(str(file))
     except BaseException:
-        os.unlink(path)
+        file.unlink(missing_ok=True)
         raise
 
 

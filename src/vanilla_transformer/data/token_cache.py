@@ -1,38 +1,56 @@
-"""Token ids of training pairs, kept in the cache of `datasets`, so that another run need not wait.
+"""Vocabularies and token ids of training pairs, kept so that another run need not wait for them.
 
-The folder `vanilla_transformer` of that cache has an Arrow file for each corpus, named by all that
-its ids depend on. Everything in it may be deleted at any time.
+The folder `vanilla_transformer` in the cache of `datasets` has a file for each vocabulary and an
+Arrow file for the ids of each corpus, named by all that they depend on. Everything in it may be
+deleted at any time.
 """
 
 import os
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import datasets
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 from accelerate import PartialState
 from datasets import Dataset
+from tokenizers import Tokenizer
 
 from vanilla_transformer.data.token_ids import (
     count_truncated,
     encode_pairs,
-    map_to_ids,
+    store_ids,
     tokenize_pairs,
 )
-from vanilla_transformer.files import CACHE_VARIABLE, naming_full_disk, scratch_folder
+from vanilla_transformer.files import (
+    CACHE_VARIABLE,
+    naming_full_disk,
+    scratch_folder,
+    written_whole,
+)
+from vanilla_transformer.tokenization.tokenization_vanilla_transformer import (
+    VanillaTransformerTokenizer,
+)
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 
-# Corpora in the cache; those that were not used for longest are deleted.
-MOST_CORPORA = 8
+# Entries of each kind in the cache; those that were not used for longest are deleted.
+MOST_ENTRIES = 8
+
+# Pairs that a vocabulary is learned from. Each different word of them is in memory.
+MOST_LEARNED_PAIRS = 2_000_000
 
 _ROWS_AT_A_TIME = 10_000
 # Pairs whose ids are part of a name, for what a tokenizer does not record of itself: languages that
 # were chosen for it, or segmentations that it draws at random.
 _SAMPLE = 100
-_SUFFIX = ".arrow"
+_IDS, _VOCABULARY = ".arrow", ".tokenizer"
+_HINT = "Make room there, or set HF_DATASETS_CACHE to a folder with more."
+_LIBRARIES = ("vanilla-transformer", "transformers", "tokenizers")
 
 
 def cached_ids(
@@ -61,20 +79,68 @@ def cached_ids(
     if folder is None:
         tokenized, truncated = tokenize_pairs(pairs, tokenizers, max_length=max_length)
         return tokenized.select_columns(["input_ids", "labels"]), truncated
-    name = _key(pairs, tokenizers, max_length) + _SUFFIX
+    sample = encode_pairs(pairs[:_SAMPLE], tokenizers, max_length)
+    about = [tokenizers.contents, max_length, sample]
+    name = _digest(pairs, pairs.column_names, about) + _IDS
     with PartialState().local_main_process_first():
-        kept = _read(folder / name, len(pairs))
+        kept = _read_ids(folder / name, len(pairs))
         if kept is None:
-            hint = "Make room there, or set HF_DATASETS_CACHE to a folder with more."
             with (
-                naming_full_disk(folder, "the token ids of the pairs", hint),
+                naming_full_disk(folder, "the token ids of the pairs", _HINT),
                 scratch_folder(folder, ".new-") as scratch,
             ):
-                map_to_ids(pairs, tokenizers, max_length, scratch / name)
+                store_ids(pairs, tokenizers, max_length, scratch / name)
                 os.replace(scratch / name, folder / name)
-            _delete_oldest(folder)
+            _delete_oldest(folder, _IDS)
             kept = Dataset.from_file(str(folder / name))
     return kept.remove_columns("is_truncated"), count_truncated(kept)
+
+
+def cached_tokenizer(
+    pairs: Dataset, columns: Sequence[str], **settings: Any
+) -> VanillaTransformerTokenizer:
+    """A tokenizer that is learned from columns of pairs, from the cache if it is there.
+
+    Of more than `MOST_LEARNED_PAIRS` pairs, as many are drawn, the same in each run. Text, settings
+    and the versions of the libraries decide which file is read; the rest is as for `cached_ids`.
+
+    Args:
+        pairs: As `load_pairs` returns them.
+        columns: `source`, `target` or both, whose text is read in this order.
+        settings: Of `VanillaTransformerTokenizer.train`.
+
+    Raises:
+        ValueError: As `VanillaTransformerTokenizer.train`.
+        OSError: If there is no room for the vocabulary.
+    """
+    texts, folder = _drawn_texts(pairs, columns), _folder()
+    if folder is None:
+        return VanillaTransformerTokenizer.train(texts, **settings)
+    about = [MOST_LEARNED_PAIRS, *sorted(settings.items())]
+    path = folder / (_digest(pairs, columns, about) + _VOCABULARY)
+    with PartialState().local_main_process_first():
+        kept = _read_tokenizer(path, settings.get("unicode_form"))
+        if kept is None:
+            kept = VanillaTransformerTokenizer.train(texts, **settings)
+            content = kept.backend_tokenizer.to_str()
+            with naming_full_disk(folder, "the vocabulary", _HINT), written_whole(path) as file:
+                file.write_text(f"{_checksum(content)}\n{content}", encoding="utf-8", newline="\n")
+            _delete_oldest(folder, _VOCABULARY)
+    return kept
+
+
+def _drawn_texts(pairs: Dataset, columns: Sequence[str]) -> Iterator[str]:
+    """Texts of one column after the other, of all pairs or of those that are drawn."""
+    drawn = np.ones(len(pairs), bool)
+    if len(pairs) > MOST_LEARNED_PAIRS:
+        rng = np.random.default_rng(0)
+        drawn[:] = False
+        drawn[rng.choice(len(pairs), MOST_LEARNED_PAIRS, replace=False, shuffle=False)] = True
+    for name in columns:
+        first = 0
+        for table in _tables(pairs):
+            yield from table[name].filter(drawn[first : first + len(table)]).to_pylist()
+            first += len(table)
 
 
 def _folder() -> Path | None:
@@ -87,34 +153,62 @@ def _folder() -> Path | None:
     return folder if os.access(folder, os.W_OK | os.X_OK) else None
 
 
-def _key(pairs: Dataset, tokenizers: TokenizerPair, max_length: int) -> str:
-    """Digest of all that the ids depend on."""
+def _digest(pairs: Dataset, columns: Sequence[str], about: Sequence[Any]) -> str:
+    """Digest of all that an entry depends on: text, the versions of libraries, and more."""
     digest = xxhash.xxh3_128()
-    sample = encode_pairs(pairs[:_SAMPLE], tokenizers, max_length)
-    versions = [version(name) for name in ("vanilla-transformer", "transformers", "tokenizers")]
-    digest.update(repr([tokenizers.contents, max_length, versions, sample]).encode())
-    for table in pairs.with_format("arrow").iter(_ROWS_AT_A_TIME):
-        for name in pairs.column_names:
-            # The lengths decide where a text ends.
-            digest.update(pc.binary_length(table[name]).to_numpy().tobytes())
-            digest.update("".join(table[name].to_pylist()).encode())
+    digest.update(repr([*about, *map(version, _LIBRARIES)]).encode())
+    for table in _tables(pairs):
+        for name in columns:
+            for text in table[name].chunks:
+                # The lengths decide where a text ends.
+                digest.update(pc.binary_length(text).to_numpy())
+                whole = pa.ListArray.from_arrays([0, len(text)], text)
+                digest.update(pc.binary_join(whole, "")[0].as_buffer())
     return digest.hexdigest()
 
 
-def _read(path: Path, num_pairs: int) -> Dataset | None:
+def _tables(pairs: Dataset) -> Iterator[pa.Table]:
+    tables: Iterator[pa.Table] = pairs.with_format("arrow").iter(_ROWS_AT_A_TIME)
+    return tables
+
+
+def _checksum(content: str) -> str:
+    return xxhash.xxh3_128_hexdigest(content.encode())
+
+
+def _read_ids(path: Path, num_pairs: int) -> Dataset | None:
     """The ids in a file, which becomes the one last used; None if it is not there or not whole."""
     try:
         kept = Dataset.from_file(str(path))
     except (OSError, pa.ArrowException):
         return None
-    # In a folder of several users, it may be somebody else's.
-    with suppress(OSError):
-        os.utime(path)
+    _mark_as_used(path)
     return kept if len(kept) == num_pairs else None
 
 
-def _delete_oldest(folder: Path) -> None:
+def _read_tokenizer(path: Path, unicode_form: Any) -> VanillaTransformerTokenizer | None:
+    """As `_read_ids`; also None if the file was changed."""
+    try:
+        checksum, _, content = path.read_text(encoding="utf-8").partition("\n")
+    except (OSError, UnicodeDecodeError):
+        return None
+    if checksum != _checksum(content):
+        return None
+    _mark_as_used(path)
+    backend = Tokenizer.from_str(content)
+    added = sorted(backend.get_added_tokens_decoder().items())
+    special_tokens = [token.content for _, token in added]
+    return VanillaTransformerTokenizer.of_pipeline(backend, special_tokens, unicode_form)
+
+
+def _mark_as_used(path: Path) -> None:
+    # In a folder of several users, it may be somebody else's.
     with suppress(OSError):
-        files = sorted(folder.glob(f"*{_SUFFIX}"), key=lambda path: path.stat().st_mtime)
-        for old in files[:-MOST_CORPORA]:
+        os.utime(path)
+
+
+def _delete_oldest(folder: Path, suffix: str) -> None:
+    with suppress(OSError):
+        files = sorted(folder.glob(f"*{suffix}"), key=lambda path: path.stat().st_mtime)
+        for old in files[:-MOST_ENTRIES]:
             old.unlink(missing_ok=True)

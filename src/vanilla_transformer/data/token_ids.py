@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import chain
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import pyarrow.compute as pc
-from datasets import Dataset, Features, Value
+from datasets import Dataset, concatenate_datasets
+from datasets.utils import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from vanilla_transformer.data.parallel_text import (
     progress_bars_only_on_terminals,
+    store,
     temporary_room,
 )
 from vanilla_transformer.tokenization.languages import end_length, language_prefix
@@ -24,13 +27,22 @@ from vanilla_transformer.tokenization.tokenization_vanilla_transformer import (
 )
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 
-# Words whose ids are remembered, in about 400 bytes each. Those of the beginning are, and frequent
+# Words whose ids are remembered, in about 200 bytes each. Those of the beginning are, and frequent
 # words are among them.
 _MOST_WORDS = 100_000
 
+# White space that `independent_parts` leaves together; RE2 has no other name for all of it.
+_SPACE = (
+    r"[\t-\r\x1c-\x20\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}]"
+)
+_WIDE_SPACE = rf"\A{_SPACE}|{_SPACE}{{2}}|{_SPACE}\z"
+
+# A word, or the ids of what surrounds the text of a line.
+_Word = str | tuple[int, ...]
+
 _ROWS_AT_A_TIME = 10_000
-_IDS = datasets.Sequence(Value("int32"))
-_FEATURES = {"input_ids": _IDS, "labels": _IDS, "is_truncated": Value("bool")}
+_IDS = pa.list_(pa.int32())
+_SCHEMA = pa.schema([("input_ids", _IDS), ("labels", _IDS), ("is_truncated", pa.bool_())])
 
 
 def tokenize_pairs(
@@ -52,47 +64,41 @@ def tokenize_pairs(
         OSError: If there is no room for the ids.
     """
     with temporary_room("the token ids of the pairs"):
-        tokenized = map_to_ids(dataset, tokenizers, max_length)
-    return tokenized.remove_columns("is_truncated"), count_truncated(tokenized)
+        ids = store_ids(dataset, tokenizers, max_length)
+    tokenized = concatenate_datasets([dataset, ids.remove_columns("is_truncated")], axis=1)
+    return tokenized, count_truncated(ids)
 
 
-def map_to_ids(
+def store_ids(
     dataset: Dataset, tokenizers: TokenizerPair, max_length: int, file: Path | None = None
 ) -> Dataset:
-    """Adds the columns of `encode_pairs`.
+    """The columns of `PairEncoder`, in an Arrow file.
 
     Args:
         dataset: Pairs.
         tokenizers: As for `tokenize_pairs`.
         max_length: As for `tokenize_pairs`.
-        file: Where to write them, without the text; None: with the text, beside that of the pairs.
+        file: Where to write them; None: beside the temporary copy of the pairs.
 
     Raises:
         ValueError: As `tokenize_pairs`.
         OSError: If there is no room, in words of the system.
     """
-    place: dict[str, Any] = {}
-    if file:
-        place = {
-            "cache_file_name": str(file),
-            # Otherwise `datasets` would hash the tokenizers.
-            "new_fingerprint": file.stem,
-            "remove_columns": dataset.column_names,
-        }
-    kept = {} if file else dataset.features
+    encoder = PairEncoder(tokenizers, max_length)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        with tqdm(total=len(dataset), desc="Tokenize", unit=" pairs") as bar:
+            for table in dataset.with_format("arrow").iter(_ROWS_AT_A_TIME):
+                columns = encoder(table.to_pydict())
+                yield pa.record_batch(columns, schema=_SCHEMA)
+                bar.update(len(table))
+
     with progress_bars_only_on_terminals():
-        return dataset.map(
-            PairEncoder(tokenizers, max_length),
-            batched=True,
-            load_from_cache_file=False,
-            features=Features({**kept, **_FEATURES}),
-            desc="Tokenize",
-            **place,
-        )
+        return store(batches(), _SCHEMA, file)
 
 
 def count_truncated(tokenized: Dataset) -> int:
-    """Number of pairs with a truncated side, of a dataset from `map_to_ids`."""
+    """Number of pairs with a truncated side, of a dataset from `store_ids`."""
     tables = tokenized.select_columns("is_truncated").with_format("arrow").iter(_ROWS_AT_A_TIME)
     return sum(pc.sum(table["is_truncated"]).as_py() for table in tables)
 
@@ -113,7 +119,7 @@ class PairEncoder:
         if not (tokenizers.is_joint and isinstance(self._source, _ByWords)):
             self._target = _line_encoder(tokenizers.target, "text_target")
 
-    def __call__(self, pairs: Mapping[str, list[str]]) -> dict[str, list[Any]]:
+    def __call__(self, pairs: Mapping[str, list[str]]) -> dict[str, pa.Array]:
         """Token ids of pairs in memory, and which pairs were truncated.
 
         Args:
@@ -133,26 +139,50 @@ class PairEncoder:
                 f"`max_length` must be at least {shortest}, one token of text and `</s>`"
                 f"{' after a tag' * len(prefixes[0])}, got {max_length}."
             )
-        encoded = self._source.encode(pairs["source"])
-        targets = self._target.encode(pairs["target"])
-        sources = [[*prefix, *ids] for prefix, ids in zip(prefixes, encoded, strict=True)]
+        source = self._source.encode(pairs["source"], prefixes)
+        target = self._target.encode(pairs["target"], [()] * len(pairs["target"]))
         ends = [end_length(side) for side in (self._tokenizers.source, self._tokenizers.target)]
         # The tokenizer would not count what it truncates, and would keep truncating later texts.
         return {
-            "input_ids": [truncate(ids, max_length, ends[0]) for ids in sources],
-            "labels": [truncate(ids, max_length, ends[1]) for ids in targets],
-            "is_truncated": [
-                max(len(source), len(target)) > max_length
-                for source, target in zip(sources, targets, strict=True)
-            ],
+            "input_ids": source.truncated(max_length, ends[0]).in_arrow(),
+            "labels": target.truncated(max_length, ends[1]).in_arrow(),
+            "is_truncated": pa.array(np.maximum(source.lengths, target.lengths) > max_length),
         }
 
 
 def encode_pairs(
     pairs: Mapping[str, list[str]], tokenizers: TokenizerPair, max_length: int
 ) -> dict[str, list[Any]]:
-    """As `PairEncoder` for a single batch."""
-    return PairEncoder(tokenizers, max_length)(pairs)
+    """As `PairEncoder` for a single batch, in lists."""
+    columns = PairEncoder(tokenizers, max_length)(pairs)
+    return {name: column.to_pylist() for name, column in columns.items()}
+
+
+@dataclass(frozen=True)
+class _Lines:
+    """Token ids of several lines, one after another.
+
+    Attributes:
+        ids: Of all lines.
+        lengths: Number of ids of each line.
+    """
+
+    ids: npt.NDArray[np.int32]
+    lengths: npt.NDArray[np.int64]
+
+    def truncated(self, max_length: int, end: int) -> _Lines:
+        """Each line as `truncate` returns it."""
+        if self.lengths.max() <= max_length:
+            return self
+        starts = np.cumsum(self.lengths) - self.lengths
+        places = np.arange(len(self.ids)) - np.repeat(starts, self.lengths)
+        left = np.repeat(self.lengths, self.lengths) - places
+        kept = (places < max_length - end) | (left <= end)
+        return _Lines(self.ids[kept], np.minimum(self.lengths, max_length))
+
+    def in_arrow(self) -> pa.ListArray:
+        offsets = np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int32)
+        return pa.ListArray.from_arrays(offsets, self.ids)
 
 
 class _ByLines:
@@ -162,10 +192,10 @@ class _ByLines:
         self._tokenizer = tokenizer
         self._argument = argument
 
-    def encode(self, lines: list[str]) -> list[list[int]]:
+    def encode(self, lines: list[str], prefixes: Sequence[tuple[int, ...]]) -> _Lines:
         options = {self._argument: lines, "return_attention_mask": False, "verbose": False}
-        ids: list[list[int]] = self._tokenizer(**options)["input_ids"]
-        return ids
+        encoded = self._tokenizer(**options)["input_ids"]
+        return _joined([[*prefix, *ids] for prefix, ids in zip(prefixes, encoded, strict=True)])
 
 
 class _ByWords:
@@ -176,23 +206,86 @@ class _ByWords:
 
     def __init__(self, tokenizer: VanillaTransformerTokenizer) -> None:
         self._tokenizer = tokenizer
-        self._ids: dict[str, list[int]] = {}
+        self._numbers = _Numbers()
+        self._ids = np.empty(0, np.int32)
+        # Where the ids of a word begin, by its number, and after all of them their end.
+        self._starts = np.zeros(1, np.int64)
 
-    def encode(self, lines: list[str]) -> list[list[int]]:
-        parts_of = [self._tokenizer.independent_parts(line) for line in lines]
-        unseen = list(set(chain.from_iterable(parts_of)).difference(self._ids))
-        # Tokenizers refuse to encode nothing.
+    def encode(self, lines: list[str], prefixes: Sequence[tuple[int, ...]]) -> _Lines:
+        known = len(self._numbers)
+        numbers, sizes = self._numbered(lines, prefixes)
+        unseen = list(islice(self._numbers, known, None))
         if unseen:
-            encoded = self._tokenizer(
-                unseen, add_special_tokens=False, return_attention_mask=False, verbose=False
-            )
-            self._ids.update(zip(unseen, encoded["input_ids"], strict=True))
-        ids_of, end = self._ids.__getitem__, self._tokenizer.eos_token_id
-        lines_of_ids = [[*chain.from_iterable(map(ids_of, parts)), end] for parts in parts_of]
-        if len(self._ids) > _MOST_WORDS:
-            for part in unseen:
-                del self._ids[part]
-        return lines_of_ids
+            self._learn(unseen)
+        starts = self._starts[numbers]
+        lengths = self._starts[numbers + 1] - starts
+        places = np.arange(lengths.sum())
+        places += np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
+        encoded = _Lines(self._ids[places], np.add.reduceat(lengths, np.cumsum(sizes) - sizes))
+        if len(self._numbers) > _MOST_WORDS:
+            self._forget(unseen)
+        return encoded
+
+    def _numbered(
+        self, lines: list[str], prefixes: Sequence[tuple[int, ...]]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Numbers of the words of all lines, and of how many words each line consists.
+
+        What surrounds the text of a line counts as two words, which consist of their ids.
+        """
+        # As `independent_parts`, for all lines at once.
+        texts = pa.array(lines, pa.string())
+        is_whole = pc.match_substring_regex(texts, _WIDE_SPACE)
+        split = pc.split_pattern(texts.filter(pc.invert(is_whole)), " ")
+        is_whole = is_whole.to_numpy(zero_copy_only=False)
+        sizes = np.full(len(lines), 3)
+        sizes[~is_whole] = 2 + pc.list_value_length(split).to_numpy()
+        ends = np.cumsum(sizes)
+        words = np.full(ends[-1], True)
+        words[ends - sizes] = words[ends - 1] = False
+        in_whole = np.repeat(is_whole, sizes) & words
+
+        number_of = self._numbers.__getitem__
+        numbers = np.empty(len(words), np.int64)
+        numbers[ends - sizes] = np.fromiter(map(number_of, prefixes), np.int64, len(lines))
+        numbers[ends - 1] = number_of((self._tokenizer.eos_token_id,))
+        wholes = texts.filter(pa.array(is_whole)).to_pylist()
+        numbers[in_whole] = np.fromiter(map(number_of, wholes), np.int64, len(wholes))
+        found = split.flatten().dictionary_encode()
+        different = found.dictionary.to_pylist()
+        numbers_of = np.fromiter(map(number_of, different), np.int64, len(different))
+        numbers[words & ~in_whole] = numbers_of[found.indices.to_numpy()]
+        return numbers, sizes
+
+    def _learn(self, unseen: list[_Word]) -> None:
+        texts = [word for word in unseen if isinstance(word, str)]
+        encoded: Iterator[list[int]] = iter(())
+        # Tokenizers refuse to encode nothing.
+        if texts:
+            options = {"add_special_tokens": False, "return_attention_mask": False}
+            encoded = iter(self._tokenizer(texts, verbose=False, **options)["input_ids"])
+        learned = _joined([next(encoded) if isinstance(word, str) else word for word in unseen])
+        self._starts = np.append(self._starts, self._starts[-1] + np.cumsum(learned.lengths))
+        self._ids = np.append(self._ids, learned.ids)
+
+    def _forget(self, unseen: list[_Word]) -> None:
+        for word in unseen:
+            del self._numbers[word]
+        self._starts = self._starts[: len(self._numbers) + 1]
+        self._ids = self._ids[: self._starts[-1]]
+
+
+class _Numbers(dict[_Word, int]):
+    """Words, numbered in the order in which they are looked up for the first time."""
+
+    def __missing__(self, word: _Word) -> int:
+        number = self[word] = len(self)
+        return number
+
+
+def _joined(lines: Sequence[Sequence[int]]) -> _Lines:
+    lengths = np.fromiter(map(len, lines), np.int64, len(lines))
+    return _Lines(np.fromiter(chain.from_iterable(lines), np.int32, lengths.sum()), lengths)
 
 
 def _line_encoder(tokenizer: PreTrainedTokenizerBase, argument: str) -> _ByLines | _ByWords:
@@ -203,7 +296,7 @@ def _line_encoder(tokenizer: PreTrainedTokenizerBase, argument: str) -> _ByLines
 
 def source_prefixes(
     languages: Sequence[str] | None, num_pairs: int, tokenizers: TokenizerPair
-) -> list[list[int]]:
+) -> list[tuple[int, ...]]:
     """Prefix of each source: the tag of its target language, or nothing.
 
     Args:
@@ -215,9 +308,11 @@ def source_prefixes(
         ValueError: If the tokenizer lacks a language, or has languages and none is given.
     """
     if languages is None and tokenizers.source_prefix:
-        return [list(tokenizers.source_prefix)] * num_pairs
+        return [tokenizers.source_prefix] * num_pairs
     named: Sequence[str | None] = [None] * num_pairs if languages is None else languages
-    prefixes = {language: language_prefix(tokenizers.source, language) for language in set(named)}
+    prefixes = {
+        language: tuple(language_prefix(tokenizers.source, language)) for language in set(named)
+    }
     return [prefixes[language] for language in named]
 
 
