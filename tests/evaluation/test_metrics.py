@@ -323,6 +323,12 @@ def test_interval_is_that_of_sacrebleu(metric, many, name, theirs):
     assert scores[f"{name}_signature"] == str(scorer.get_signature())
 
 
+def test_interval_counts_resamples_without_anything_in_common(metric):
+    scores = score(metric, ["abcdefg", "", "z"], ["abcdefg", "x", "c"], bootstrap=100)
+
+    assert 0 < scores["chrf_ci"] <= 50
+
+
 @pytest.mark.parametrize("name", ["exact_match", "wer", "per"])
 def test_interval_of_a_ratio_is_that_of_resampled_lines(metric, many, name):
     predictions, references = many

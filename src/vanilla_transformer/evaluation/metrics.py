@@ -87,6 +87,17 @@ class CodeXGlueBLEU(BLEU):
         return score
 
 
+class ResampledCHRF(CHRF):
+    """sacreBLEU's chrF, whose score is always a number of Python.
+
+    sacreBLEU's is 0.0 without a common n-gram and else, of a resample, one of NumPy; Python's mean
+    refuses both together.
+    """
+
+    def _compute_f_score(self, statistics: list[int]) -> float:
+        return float(super()._compute_f_score(statistics))
+
+
 def edit_distance(first: Sequence[str], second: Sequence[str]) -> int:
     """Fewest tokens to insert, delete and replace between two sequences (Levenshtein)."""
     distances = list(range(len(second) + 1))
@@ -132,7 +143,7 @@ METRICS = {
             tokenize=tokenize, lowercase=lowercase, force=tokenize == "none"
         ),
     ),
-    "chrf": MetricKind(lambda _, lowercase: CHRF(lowercase=lowercase)),
+    "chrf": MetricKind(lambda _, lowercase: ResampledCHRF(lowercase=lowercase)),
     "exact_match": MetricKind(
         lambda *_: Ratio("exact match", _equal_lines, {"unit": "line", "equal": "code-points"}),
     ),
