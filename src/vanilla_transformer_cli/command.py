@@ -10,9 +10,11 @@ import re
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import Field, fields
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from transformers.hf_argparser import HfArgumentParser
@@ -80,6 +82,8 @@ def _leave_process_group() -> None:
     """Ends the exchange with other processes, whose threads can abort an interpreter that exits."""
     distributed = sys.modules.get("torch.distributed")
     if distributed and distributed.is_available() and distributed.is_initialized():
+        # Torch joins those threads with Python's lock held, and they need it to drop a tensor.
+        time.sleep(0.1)
         distributed.destroy_process_group()
 
 
@@ -198,6 +202,18 @@ def bind(host: str, port: int) -> socket.socket:
             "or --host."
         ) from error
     return listener
+
+
+def interrupt(signum: int, _: FrameType | None) -> NoReturn:
+    """Does what Ctrl-C does; for other signals that ask a program to stop."""
+    error = KeyboardInterrupt()
+    error.signum = signum  # type: ignore[attr-defined]
+    raise error
+
+
+def end_at_once(signum: int) -> NoReturn:
+    """Ends the program while other threads work, which would hold up or abort its usual end."""
+    os._exit(128 + signum)
 
 
 def load_translator(settings: SearchSettings | AttentionSettings, **others: Any) -> "Translator":

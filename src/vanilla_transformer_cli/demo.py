@@ -1,11 +1,23 @@
 """The `demo` command: a page in the browser for saved models."""
 
 import gc
+import signal
+import threading
+from contextlib import suppress
 
-from vanilla_transformer_cli.command import bind, build_parser, check_model, fail, refuse
+from vanilla_transformer_cli.command import (
+    bind,
+    build_parser,
+    check_model,
+    end_at_once,
+    fail,
+    interrupt,
+    refuse,
+)
 from vanilla_transformer_cli.settings import DemoSettings
 
-_EXAMPLE = """The page needs the extra demo, and no network. It is served until Ctrl-C.
+_EXAMPLE = """The page needs the extra demo, and no network.
+Ctrl-C and SIGTERM close it, and end with status 0.
 
 example:
   vanilla-transformer demo --model runs/de-en
@@ -22,6 +34,9 @@ def demo(argv: list[str]) -> None:
     check_model(parser, settings.model)
     if settings.port is not None and not 0 < settings.port < 2**16:
         parser.error(f"--port must be from 1 to {2**16 - 1}, got {settings.port}")
+    # SIGINT too: jobs that a script starts in the background ignore it, unless told otherwise.
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, interrupt)
     # Before the model is loaded. Gradio would try a hundred ports of a wrong host, and takes the
     # brackets of IPv6.
     bind(settings.host.strip("[]"), settings.port or 0).close()
@@ -47,8 +62,14 @@ def demo(argv: list[str]) -> None:
         trust_remote_code=settings.trust_remote_code,
     )
     app, address = launch(page, host=settings.host, port=settings.port, share=settings.share)
-    print(f"The page is at {address}", flush=True)
-    try:
-        app.block_thread()
-    finally:
-        app.close(verbose=False)
+    with suppress(KeyboardInterrupt):
+        print(f"The page is at {address}", flush=True)
+        _wait()
+    # Gradio gives readers who wait some seconds; a second Ctrl-C does not.
+    signal.signal(signal.SIGINT, lambda signum, _: end_at_once(signum))
+    app.close(verbose=False)
+
+
+def _wait() -> None:
+    """Waits for a signal. Gradio's own function would then wait for browsers to close the page."""
+    threading.Event().wait()

@@ -1,20 +1,21 @@
 """The `serve` command: translations over HTTP."""
 
-import os
 import signal
 import socket
 import sys
 from contextlib import closing, suppress
 from dataclasses import replace
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from vanilla_transformer_cli.command import (
     Parser,
     bind,
     build_parser,
     check_model,
+    end_at_once,
     fail,
+    interrupt,
     load_translator,
     refuse,
 )
@@ -50,7 +51,7 @@ def serve(argv: list[str]) -> None:
             f"serve needs the package `{error.name}`, which is not installed. Install it: "
             "pip install 'vanilla-transformer[serve]'"
         )
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, interrupt)
     # A port that is taken is reported before the model is loaded.
     with closing(bind(settings.host, settings.port)) as listener:
         _run(_load(settings), listener)
@@ -72,12 +73,6 @@ def _check(parser: Parser, settings: ServeSettings) -> None:
             f"would never be taken, got {settings.max_waiting_characters} and "
             f"{settings.max_characters}"
         )
-
-
-def _interrupt(signum: int, _: object) -> NoReturn:
-    interrupt = KeyboardInterrupt()
-    interrupt.signum = signum  # type: ignore[attr-defined]
-    raise interrupt
 
 
 def _load(settings: ServeSettings) -> "Service":
@@ -117,8 +112,7 @@ def _run(service: "Service", listener: socket.socket) -> None:
 
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             if self.should_exit and sig == signal.SIGINT:
-                # The thread that translates would abort the interpreter while it shuts down.
-                os._exit(128 + sig)
+                end_at_once(sig)
             super().handle_exit(sig, frame)
 
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:

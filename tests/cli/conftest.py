@@ -1,6 +1,7 @@
 """Commands in this process: what they print, and how they end."""
 
 import io
+import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
@@ -30,7 +31,21 @@ Run = Callable[..., Outcome]
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]) -> Run:
+def signals() -> Iterator[None]:
+    """Commands that react to signals do so until the end of a test."""
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+    # A command that forgets one must not end the tests; jobs in the background ignore SIGINT.
+    for signum in before:
+        signal.signal(signum, signal.SIG_IGN)
+    yield
+    for signum, action in before.items():
+        signal.signal(signum, action)
+
+
+@pytest.fixture
+def run(
+    monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes], signals: None
+) -> Run:
     """Runs a command in this process, with bytes as its standard input."""
 
     def run_command(*argv: object, stdin: bytes = b"") -> Outcome:

@@ -1,5 +1,6 @@
-"""The command `demo`: what it serves, where, and what it refuses."""
+"""The command `demo`: what it serves, where, what it refuses, and how it ends."""
 
+import signal
 import socket
 import sys
 from types import SimpleNamespace
@@ -8,18 +9,16 @@ import pytest
 
 from vanilla_transformer.page.page import Page
 
+from ..support.commands import command_server
 from ..support.launching import free_port
 
 
 @pytest.fixture
 def served(monkeypatch):
-    """What would be served; nothing is."""
+    """What would be served; nothing is, and Ctrl-C comes at once."""
     calls = []
 
     class App:
-        def block_thread(self):
-            raise KeyboardInterrupt
-
         def close(self, verbose):
             calls.append("closed")
 
@@ -27,18 +26,47 @@ def served(monkeypatch):
         calls.append((page, where))
         return App(), "http://somewhere/"
 
+    monkeypatch.setattr(
+        "vanilla_transformer_cli.demo._wait", lambda: signal.raise_signal(signal.SIGINT)
+    )
     # Importing Gradio would take seconds.
     monkeypatch.setitem(sys.modules, "vanilla_transformer.page.app", SimpleNamespace(launch=launch))
     return calls
 
 
-def test_page_is_served_on_loopback_until_it_is_stopped(run, folder, served):
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_page_is_served_on_loopback_until_a_signal_comes(run, folder, served, monkeypatch, signum):
+    def wait():
+        signal.raise_signal(signum)
+        pytest.fail("the signal was ignored")
+
+    monkeypatch.setattr("vanilla_transformer_cli.demo._wait", wait)
+
     status, out, _ = run("demo", "--model", folder)
 
     (page, where), last = served
     assert list(page.models) == [folder.name]
     assert where == {"host": "127.0.0.1", "port": None, "share": False}
-    assert (status, out, last) == (130, "The page is at http://somewhere/\n", "closed")
+    assert (status, out, last) == (0, "The page is at http://somewhere/\n", "closed")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_signal_closes_a_real_page_with_status_0(folder, tmp_path, signum):
+    port = free_port()
+    with command_server() as commands:
+        command = commands.start(tmp_path, "demo", "--model", folder, "--port", port)
+        command.wait_until(lambda: command.output_file.exists() and command.output)
+        with socket.create_connection(("127.0.0.1", port)) as reader:
+            # A browser holds such a connection as long as the page is open.
+            reader.sendall(b"GET /gradio_api/heartbeat/0 HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert reader.recv(12) == b"HTTP/1.1 200"
+            command.signal(signum)
+
+            assert command.wait(4) == 0
+
+    assert command.output == f"The page is at http://127.0.0.1:{port}/\n"
+    assert command.errors == ""
 
 
 def test_options_reach_the_page(run, folder, served, write):

@@ -3,7 +3,6 @@
 import re
 import signal
 import socket
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlencode
@@ -100,21 +99,6 @@ def test_settings_reach_the_service(folder):
     assert service.batcher.max_waiting_characters == 5005
     assert service.translators.first.search.num_beams == 2
     assert service.batcher.max_tokens == 300
-
-
-def test_help_loads_nothing_of_a_server():
-    code = (
-        "import sys\n"
-        "from vanilla_transformer_cli import main\n"
-        "try:\n"
-        "    main(['serve', '--help'])\n"
-        "finally:\n"
-        "    print(sorted({'torch', 'fastapi', 'uvicorn', 'prometheus_client'} & {*sys.modules}))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-
-    assert "--max_delay" in done.stdout
-    assert done.stdout.endswith("[]\n")
 
 
 @pytest.fixture(scope="module")

@@ -113,6 +113,19 @@ def test_program_gets_numbers(page):
     assert all(0 < probability <= 1 for probability in first["probabilities"])
 
 
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ((["ja"], "one", 1), r"The text must be a string, got \['ja'\]"),
+        (("ja", ["one"], 1), r"one of one, two, got \['one'\]"),
+        (("ja", "one", "1"), "between 1 and 1, got '1'"),
+    ],
+)
+def test_values_of_a_wrong_type_are_refused(page, arguments, match):
+    with pytest.raises(ValueError, match=match):
+        page.attention(*arguments, {})
+
+
 def test_attention_is_that_of_the_line_asked_for(page):
     assert '"source":"nein"' in page.attention("ja\nnein", "one", 2, GREEDY)
     with pytest.raises(ValueError, match="between 1 and 2, got 3"):

@@ -83,7 +83,7 @@ class Page:
         """
         if not name:
             return next(iter(self.models.values()))
-        if name not in self.models:
+        if not isinstance(name, str) or name not in self.models:
             raise ValueError(f"The model must be one of {', '.join(self.models)}, got {name!r}.")
         return self.models[name]
 
@@ -179,8 +179,8 @@ class Page:
                 range.
         """
         lines = lines_of(text)
-        if not 1 <= line <= len(lines):
-            raise ValueError(f"The line must be between 1 and {len(lines)}, got {line}.")
+        if not isinstance(line, int) or not 1 <= line <= len(lines):
+            raise ValueError(f"The line must be between 1 and {len(lines)}, got {line!r:.60}.")
         return self.model(name).attention(lines[line - 1], Wanted.of(choices))
 
     def compare(self, text: str, names: tuple[str, str], choices: Choices) -> str:

@@ -69,8 +69,12 @@ class Wanted:
             choices: By the names above; empty text and None: the default.
 
         Raises:
-            ValueError: If one is unknown, of another type, or too large.
+            ValueError: If one is unknown, of another type, or out of range.
         """
+        if not isinstance(choices, Mapping):
+            raise ValueError(
+                f"The settings must be an object, such as {{'num_beams': 4}}, got {choices!r:.60}."
+            )
         known = {field.name: field.default for field in fields(cls)}
         kinds: dict[str, tuple[type, ...]] = {
             name: (str,) if name.endswith("language") else (type(known[name]),) for name in known
@@ -90,12 +94,12 @@ class Wanted:
         if faults:
             raise ValueError("\n".join(faults))
         wanted = cls(**given)
-        widest = max(wanted.num_beams or 1, wanted.num_hypotheses)
-        if widest > WIDEST_BEAM:
-            raise ValueError(
-                f"`num_beams` and `num_hypotheses` must be at most {WIDEST_BEAM} here, got "
-                f"{widest}."
-            )
+        for width in (wanted.num_hypotheses, 1 if wanted.num_beams is None else wanted.num_beams):
+            if not 1 <= width <= WIDEST_BEAM:
+                raise ValueError(
+                    "`num_beams` and `num_hypotheses` must be at least 1 and at most "
+                    f"{WIDEST_BEAM} here, got {width}."
+                )
         return wanted
 
 
@@ -303,8 +307,10 @@ def lines_of(text: str) -> list[str]:
     """The lines of what a reader typed, without lone surrogates, which no answer could hold.
 
     Raises:
-        ValueError: If it is too long.
+        ValueError: If it is too long, or a program sent something else.
     """
+    if not isinstance(text, str):
+        raise ValueError(f"The text must be a string, got {text!r:.60}.")
     if len(text) > MOST_CHARACTERS:
         raise ValueError(
             f"A text has at most {MOST_CHARACTERS:,} characters here, got {len(text):,}. Shorten "
