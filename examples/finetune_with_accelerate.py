@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import set_seed
 from datasets import Dataset, concatenate_datasets, load_dataset
 from torch.utils.data import DataLoader
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, DataCollatorForSeq2Seq, get_scheduler
@@ -47,9 +46,8 @@ def translate(model: Any, loader: DataLoader, tokenizer: Any, accelerator: Accel
     """Translations of all sources, in their order, for each process."""
     for batch in loader:
         ids = accelerator.unwrap_model(model).generate(**batch, num_beams=1)
-        ids = accelerator.pad_across_processes(ids, dim=1, pad_index=tokenizer.pad_token_id)
-        ids = accelerator.gather_for_metrics(ids)
-        yield from tokenizer.batch_decode(ids, skip_special_tokens=True)
+        texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
+        yield from accelerator.gather_for_metrics(texts, use_gather_object=True)
 
 
 def main() -> None:
@@ -62,7 +60,7 @@ def main() -> None:
     given = parser.parse_args()
     # Unless told so, processes on a CPU would train without each other.
     accelerator = Accelerator(cpu=not torch.accelerator.is_available())
-    set_seed(given.seed, device_specific=True)
+    torch.manual_seed(given.seed + accelerator.process_index)
     tokenizer = AutoTokenizer.from_pretrained(given.model)
     model = AutoModelForSeq2SeqLM.from_pretrained(given.model)
     with accelerator.main_process_first():
@@ -89,9 +87,11 @@ def main() -> None:
         texts = list(translate(model.eval(), validation_loader, tokenizer, accelerator))
         scores = TranslationScores().compute(predictions=texts, references=pairs[1]["target"][:])
         accelerator.print(f"epoch {epoch}  last loss {loss:.3f}  chrF {scores['chrf']:.2f}")
+    weights = accelerator.get_state_dict(model)  # all processes take part: FSDP divides them
     if accelerator.is_main_process:
-        accelerator.unwrap_model(model).save_pretrained(given.output_dir)
+        accelerator.unwrap_model(model).save_pretrained(given.output_dir, state_dict=weights)
         tokenizer.save_pretrained(given.output_dir)
+    accelerator.wait_for_everyone()
     accelerator.end_training()
 
 

@@ -87,6 +87,8 @@ def main() -> None:
     )
     trainer.train(resume_from_checkpoint=training.resume_from_checkpoint)
     trainer.save_model()
+    # Without this, a process that leaves right after an exchange can hang.
+    trainer.accelerator.wait_for_everyone()
     trainer.accelerator.end_training()
 
 

@@ -2,7 +2,10 @@
 
 import ast
 import json
+import os
+import re
 import runpy
+import subprocess
 
 import pytest
 import torch
@@ -18,7 +21,8 @@ from vanilla_transformer.evaluation.metrics import TranslationScores
 from vanilla_transformer.interop.export import export_to_ctranslate2
 from vanilla_transformer.translation import Translator
 
-from ..support.documents import ROOT
+from ..support.documents import ROOT, read
+from ..support.environments import build_environment
 from ..support.scripts import run_script
 from .conftest import SOURCES, TARGETS, pairs_of
 
@@ -61,6 +65,48 @@ def batches_of(folder, size):
 @pytest.mark.parametrize("script", SCRIPTS, ids=[script.stem for script in SCRIPTS])
 def test_script_is_short_enough_to_be_read(script):
     assert len(script.read_text(encoding="utf-8").splitlines()) < 100
+
+
+def needed_by(script):
+    """What the table of the page says that a script needs, as pip takes it."""
+    row = next(
+        line for line in read("examples/README.md").splitlines() if f"]({script.name})" in line
+    )
+    words = re.search("`pip install (.+?)`", row.split("|")[3])[1].split()
+    return ["vanilla-transformer"] if words == ["-e", "."] else words
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", SCRIPTS, ids=[script.stem for script in SCRIPTS])
+def test_script_runs_with_nothing_but_what_it_says_it_needs(place, tmp_path, script):
+    needed = needed_by(script)
+    python = build_environment(tmp_path / "environment", needed)
+    sources = {"PYTHONPATH": str(ROOT / "src")} if needed == ["vanilla-transformer"] else {}
+    others = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    once = ["--max_steps", "1", "--disable_tqdm", "true", *pairs_of(place)]
+    made = ["--output_dir", str(tmp_path / "made")]
+    options = {
+        "distil": ["--teacher", str(place / "model"), *made, *once],
+        "evaluate_model": ["--model", str(place / "model"), "--test", *pairs_of(place)[1:3]],
+        "finetune_with_accelerate": [
+            *("--model", str(place / "model"), *made, "--epochs", "1", *pairs_of(place))
+        ],
+        "finetune_with_trainer": ["--model", str(place / "model"), *made, *once],
+        # It would run for ever.
+        "serve_with_ctranslate2": ["--help"],
+        "talking_heads": [*made, *once, "--vocab_size", "330"],
+    }
+
+    done = subprocess.run(
+        [python, script, *options[script.stem]],
+        cwd=tmp_path,
+        env={**others, **sources, "HF_HOME": str(tmp_path / "hf")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture(scope="module")

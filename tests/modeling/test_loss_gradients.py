@@ -1,6 +1,7 @@
 """Gradients of the loss: who owns them, and how those of a tied matrix are summed."""
 
 from copy import deepcopy
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -254,6 +255,15 @@ def test_float16_gradients_are_those_of_float64(monkeypatch, device, weights, lo
 def test_rows_of_a_chunk_follow_from_device_and_vocabulary(device, vocab_size, rows):
     # 16 GiB are assumed.
     assert chunk_rows(torch.device(device), vocab_size) == rows
+
+
+@pytest.mark.parametrize(("vocab_size", "rows"), [(37_000, 8192), (256_206, 2619)])
+def test_rows_of_a_chunk_follow_from_the_memory_of_a_gpu(monkeypatch, vocab_size, rows):
+    memory = SimpleNamespace(total_memory=80 * 2**30)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: memory)
+
+    assert chunk_rows(torch.device("cuda"), vocab_size) == rows
 
 
 every_term = pytest.mark.parametrize("terms", [LossTerms(), LossTerms(0.1), LossTerms(0.1, 2.0)])

@@ -455,7 +455,8 @@ def test_push_of_what_was_trained_here_is_not_refused(hub, make_folder, tmp_path
     monkeypatch.setenv("HOME", str(tmp_path))
     arguments = Seq2SeqTrainingArguments(str(folder), use_cpu=True, hub_token=SECRET)
     monkeypatch.setattr(sys, "argv", [str(tmp_path / "vanilla-transformer"), "--x", SECRET])
-    settings = TrainSettings(train=[str(tmp_path / "a.de"), str(tmp_path / "a.en")])
+    pair = [str(tmp_path / "a.de"), str(tmp_path / "a.en")]
+    settings = TrainSettings(train=pair, max_tokens_per_batch=8192)
     write_json(folder / "run.json", **describe_run(settings, arguments, 0))
 
     assert command("--model", folder, "me/clean").startswith("The model is at ")

@@ -3,7 +3,6 @@
 import os
 import re
 import subprocess
-import sys
 from importlib import metadata
 
 import httpx
@@ -15,6 +14,7 @@ from vanilla_transformer.sharing import space as spaces
 from vanilla_transformer.sharing.space import save_space, space_files
 
 from ..support.documents import ROOT
+from ..support.environments import build_environment
 from ..support.full_disk import small_files
 from ..tokenization.test_tokenizer_pair import LATIN, learn
 from .test_hub import command, hub, make_model  # noqa: F401  (a fixture)
@@ -168,20 +168,21 @@ def test_saving_and_uploading_exclude_each_other(tmp_path):
 
 
 @pytest.mark.slow
-def test_folder_runs_by_itself(hub, tmp_path):  # noqa: F811
+def test_folder_runs_with_nothing_but_its_requirements(hub, tmp_path):  # noqa: F811
     model, folder = tmp_path / "model", tmp_path / "space"
     make_model().save_pretrained(model)
     learn(LATIN).save_pretrained(model)
     command("--model", model, "me/runs")
     command("me/runs", "--save_space", folder)
+    needed = (folder / "requirements.txt").read_text().splitlines()
+    python = build_environment(tmp_path / "environment", needed)
     environment = {
         **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
         **{"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "0"},
         "NO_PROXY": "127.0.0.1",
     }
-    # -P -S would hide Gradio too; the folder comes first, so its own package is the one that runs.
     with subprocess.Popen(
-        [sys.executable, "app.py"],
+        [python, "app.py"],
         cwd=folder,
         env=environment,
         stdout=subprocess.PIPE,

@@ -215,6 +215,20 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
                 f"{implementation!r}`. Leave it out."
             )
 
+    def _prepare_model_inputs(self, *args: Any, **kwargs: Any) -> Any:
+        """As in Transformers, which will call the encoder alone.
+
+        FSDP2 collects what belongs to no layer, such as the norm after the last one, in the model's
+        own `forward` only.
+
+        Args:
+            args: Of Transformers' own.
+            kwargs: Of Transformers' own.
+        """
+        if hasattr(type(self), "unshard"):
+            self.unshard()
+        return super()._prepare_model_inputs(*args, **kwargs)
+
     def _reorder_cache(
         self, past_key_values: EncoderDecoderCache, beam_idx: Tensor
     ) -> EncoderDecoderCache:
