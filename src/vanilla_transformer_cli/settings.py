@@ -225,8 +225,8 @@ class TrainSettings:
     )
     unicode_form: Literal["NFC", "NFD", "NFKC", "NFKD"] | None = option(
         "Unicode normalization form of the text on its way into the tokenizer. NFD and NFKD take "
-        "syllables of Hangul and letters with accents apart; what is written is then in NFC. "
-        "Default: the text stays as it is."
+        "syllables of Hangul and letters with accents apart; what is written is composed again "
+        "(NFC), unless the training text was apart. Default: the text stays as it is."
     )
     bpe_dropout: float = option(
         "Probability of skipping a merge when training text is segmented, anew in each epoch "
@@ -239,9 +239,10 @@ class TrainSettings:
         "their number is reported.",
         256,
     )
-    max_tokens_per_batch: int = option(
-        "Source plus target tokens of a batch, padding included, over all processes together.",
-        8192,
+    max_tokens_per_batch: int | None = option(
+        "Source plus target tokens of a batch, padding included, over all processes together. "
+        "Default: 8,192; on a GPU what its memory holds, for base and big with a million pairs up "
+        "to 50,000; with --resume, those of the run."
     )
     bleu_tokenize: str = option(
         "sacreBLEU's tokenizer for the validation score: 13a, intl, char, zh, ja-mecab, or none "
@@ -260,9 +261,19 @@ class TrainSettings:
         "unless they are given; the learning rate falls with the time and ends with it at 0. "
         "Instead of --max_steps, --num_train_epochs, --lr_scheduler_type and --max_minutes."
     )
+    tune: int | None = option(
+        "Number of candidates of a search around what --minutes chooses, in learning rate, dropout "
+        "and batches: half of the minutes are for short runs with them, in --output_dir/tuning, "
+        "and the others for a run with the best. Needs --validation and the extra tune."
+    )
     max_minutes: float | None = option(
         "Minutes after which training ends, evaluates, and keeps the best checkpoint. Default: no "
         "limit."
+    )
+    finish_within: float | None = option(
+        "Minutes within which the first Ctrl-C or SIGTERM ends the run as if it were complete: the "
+        "learning rate falls from where it is to 0, then the model is evaluated and saved. A "
+        "second signal stops after an update. Default: so does the first."
     )
     average_last: int = option(
         "Number of last checkpoints to average (section 6.1 of the paper) and to keep beside the "

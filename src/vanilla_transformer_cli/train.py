@@ -1,6 +1,8 @@
 """The `train` command: trains a model on parallel text."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from vanilla_transformer_cli.command import Command, Parser, build_parser, check_folder, refuse
@@ -98,15 +100,26 @@ def read_options(
         return Options(settings, arguments)
 
     from vanilla_transformer.data.parallel_text import read_pairs
-    from vanilla_transformer.training.budget import apply, choose
+    from vanilla_transformer.training.budget import apply, choose, measure
     from vanilla_transformer.training.recipe import check_settings
     from vanilla_transformer.training.run import parallel_text
+
+    def build(
+        settings: Settings, decisions: "Sequence[Decision]"
+    ) -> "tuple[Settings, Seq2SeqTrainingArguments]":
+        settings, defaults = apply(decisions, settings)
+        trainer_parser.set_defaults(**recipe(settings) | defaults)
+        (arguments,) = trainer_parser.parse_args_into_dataclasses(others)
+        return settings, arguments
 
     check_settings(settings, arguments)
     given = {word[2:].partition("=")[0] for word in argv if word.startswith("--")}
     pairs = read_pairs(parallel_text(settings, settings.train, settings.train_split))
-    decisions = choose(settings, arguments, given, pairs)
-    settings, defaults = apply(decisions, settings)
-    trainer_parser.set_defaults(**recipe(settings) | defaults)
-    (arguments,) = trainer_parser.parse_args_into_dataclasses(others)
-    return Options(settings, arguments, decisions)
+    if settings.tune is None:
+        decisions = choose(settings, arguments, given, pairs)
+    else:
+        from vanilla_transformer.training.tuning import tune
+
+        facts = partial(measure, arguments=arguments, pairs=pairs)
+        settings, decisions = tune(settings, arguments, given, facts, build)
+    return Options(*build(settings, decisions), decisions)

@@ -8,6 +8,7 @@ model.
 """
 
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from vanilla_transformer import (
 from vanilla_transformer.training.callbacks import StopOnRequest
 from vanilla_transformer.training.recipe import recipe
 from vanilla_transformer.training.run import train
+from vanilla_transformer.training.time_schedule import TimeSchedule
 from vanilla_transformer_cli.settings import TrainSettings
 
 # Sentences of a batch, over all processes together, and batches of an update: 16 sentences each.
@@ -172,13 +174,14 @@ def write_corpus(folder: Path) -> None:
 
 def updates_until_stop(folder: Path, stop: StopOnRequest) -> int:
     """Number of updates that training makes until `stop` ends it."""
+    schedule = TimeSchedule(None, time.monotonic(), stop, None)
     model = build_model(label_smoothing=0.0)
     trainer = Seq2SeqTrainer(
         model=model,
         args=build_arguments(folder, max_steps=5, per_device_train_batch_size=1),
         train_dataset=ragged_pairs(),
         data_collator=build_collator(model),
-        callbacks=[stop],
+        callbacks=[schedule, stop],
     )
     trainer.train()
     return trainer.state.global_step
@@ -204,9 +207,10 @@ def train_and_stop(folder: Path, rank: int) -> None:
     train_on_token_batches(folder, folder / "model")
 
     # The signal of a Ctrl-C need not reach all processes, and their clocks differ.
-    stop = StopOnRequest(max_minutes=None)
-    stop.interrupted = rank == 1
-    torch.save(updates_until_stop(folder, stop), folder / f"updates-{rank}.pt")
+    stop, finish = StopOnRequest(None), StopOnRequest(None, finish_within=0.0)
+    stop.interrupted = finish.asked = rank == 1
+    updates = [updates_until_stop(folder, end) for end in (stop, finish)]
+    torch.save(updates, folder / f"updates-{rank}.pt")
 
 
 if __name__ == "__main__":

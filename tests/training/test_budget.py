@@ -37,6 +37,13 @@ CAPTIONS = Facts(
     shared_letters=1.0,
     copied_words=0.0,
     spaced_stops=0.0,
+    alphabet=90,
+    alphabet_apart=46,
+    growth_apart=1.5,
+)
+# Single words, and half of their alphabet.
+WORDS = dataclasses.replace(
+    CAPTIONS, source_words=1, source_characters=8, alphabet=120, alphabet_apart=60
 )
 # Spelling to phonemes, and commands to actions.
 SYMBOLS = dataclasses.replace(CAPTIONS, pairs=8000, distinct_words=60, occurrences=2000)
@@ -58,7 +65,11 @@ def decided(facts, given=(), settings=SETTINGS):
         (CAPTIONS, {"spaced_stops": 1.0}, {"pretokenized": True, "bleu_tokenize": "none"}),
         (CAPTIONS, {"long_characters": 900}, {"max_length": 301}),
         (CAPTIONS, {"long_characters": 9000}, {"max_length": 640}),
-        (CAPTIONS, {"source_words": 1, "source_characters": 8}, {"tokenizer_kind": "char"}),
+        (WORDS, {}, {"tokenizer_kind": "char", "unicode_form": "NFD"}),
+        (WORDS, {"alphabet_apart": 61}, {"unicode_form": None}),
+        (WORDS, {"long_characters": 200}, {"max_length": 301}),
+        (WORDS, {"long_characters": 200, "alphabet_apart": 61}, {"max_length": None}),
+        (CAPTIONS, {"alphabet_apart": 9}, {"tokenizer_kind": "bpe", "unicode_form": None}),
         (CAPTIONS, {"minutes": 15}, {"dropout": 0.1}),
         (CAPTIONS, {}, {"dropout": 0.2, "max_tokens_per_batch": 2048, "learning_rate": 0.003}),
         (CAPTIONS, {"minutes": 60}, {"dropout": 0.3}),
@@ -86,6 +97,16 @@ def test_most_defaults_of_captions_stay():
     }
 
 
+def test_characters_apart_make_passes_longer():
+    apart, whole = (
+        WORDS.passes({"tokenizer_kind": "char", "preset": "tiny", "unicode_form": form})
+        for form in ("NFKD", "NFC")
+    )
+
+    # Two ends, and 132 characters that are 198 parts.
+    assert whole / apart == pytest.approx(200 / 134)
+
+
 def test_evaluations_are_spread_over_the_updates():
     values = decided(CAPTIONS)
 
@@ -107,8 +128,11 @@ def test_given_options_are_left_alone_and_later_rules_follow_them():
 
 @pytest.mark.parametrize("option", RULES)
 def test_every_rule_yields(option):
-    assert option not in decided(PATTERN, {option})
-    assert option not in decided(dataclasses.replace(CAPTIONS, minutes=120), {option})
+    # Other rules read it, and without --minutes it has no value of its own.
+    settings = dataclasses.replace(SETTINGS, max_tokens_per_batch=8192)
+    assert option not in decided(PATTERN, {option}, settings)
+    assert option not in decided(WORDS, {option}, settings)
+    assert option not in decided(dataclasses.replace(CAPTIONS, minutes=120), {option}, settings)
 
 
 def test_dropout_of_the_config_is_given():
@@ -130,6 +154,8 @@ def test_saved_tokenizers_stay_as_they_are():
 
     assert "vocab_size" not in values
     assert "dropout" in values
+    saved = dataclasses.replace(SETTINGS, tokenizer="m", tokenizer_kind="char")
+    assert "unicode_form" not in decided(WORDS, (), saved)
 
 
 def test_decision_is_a_line_with_its_reason():
@@ -169,6 +195,13 @@ def test_facts_are_counted():
     assert (facts.source_characters, facts.characters) == (3.5, 11.0)
     assert facts.occurrences == 8 / 5
     assert facts.long_characters == 12
+
+
+def test_alphabet_is_counted_whole_and_in_parts():
+    facts = facts_of(("한 é", "ee\u0301"))
+
+    assert (facts.alphabet, facts.alphabet_apart) == (5, 6)
+    assert facts.growth_apart == 9 / 6
 
 
 def test_copied_words_are_long_ones_of_the_same_pair():

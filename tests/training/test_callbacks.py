@@ -19,6 +19,8 @@ from vanilla_transformer.training.callbacks import (
     SeedEpochs,
     StopOnDivergence,
     StopOnRequest,
+    StoppedBySignalError,
+    interrupts_stop,
 )
 
 ARGUMENTS = {"world_size": 1, "device": torch.device("cpu"), "save_strategy": "steps"}
@@ -179,6 +181,38 @@ def test_early_end_is_saved_and_scored_once(clock, changes, interrupted, done, s
     stop.on_epoch_end(arguments, state, control)
 
     assert (control.should_save, control.should_evaluate) == (saves, scores)
+
+
+def test_first_signal_only_asks_a_run_that_can_finish(capsys):
+    stop = StopOnRequest(max_minutes=None, finish_within=3)
+
+    with interrupts_stop(stop):
+        signal.raise_signal(signal.SIGINT)
+        assert (stop.asked, stop.interrupted) == (True, False)
+        assert "Finishing within 3 minutes. Repeat" in capsys.readouterr().out
+        signal.raise_signal(signal.SIGINT)
+        assert stop.interrupted
+        assert "Stopping after this update" in capsys.readouterr().out
+        with pytest.raises(StoppedBySignalError):
+            signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_processes_finish_when_all_know_that_one_was_asked(monkeypatch, world_size):
+    here, there = (StopOnRequest(max_minutes=None, finish_within=3) for _ in range(2))
+    there.asked = True
+    votes = torch.tensor([0, 0, 1])
+    monkeypatch.setattr("vanilla_transformer.training.callbacks.reduce", lambda *_: votes)
+    control = TrainerControl()
+    assert not there.finishing
+
+    for stop in (here, there):
+        stop.on_step_end(arguments_of(world_size=world_size), TrainerState(), control)
+
+    assert there.finishing
+    # A signal that comes now is the second one.
+    assert (here.finishing, here.asked) == (world_size == 2, world_size == 2)
+    assert not control.should_training_stop
 
 
 def test_epoch_that_runs_to_its_end_is_left_to_trainer():

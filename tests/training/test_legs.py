@@ -130,7 +130,8 @@ def test_every_setting_may_change_or_is_refused(record):
         check_continuation(record, {**record, "settings": others})
 
     assert {name for name in others if f"--{name} was" not in str(error.value)} == {
-        *("data", "resume", "minutes", "max_minutes", "average_last", "early_stopping_patience"),
+        *("data", "resume", "minutes", "max_minutes", "finish_within", "average_last"),
+        "early_stopping_patience",
         *("max_validation_pairs", "bleu_tokenize", "metrics"),
         *("language", "dataset_tags", "license"),
     }
@@ -368,6 +369,46 @@ def test_signal_saves_a_model_and_ends_with_the_status_of_the_signal(
     assert checkpoints_of(tmp_path) == [3]
     assert run_script(SCRIPT, *argv, "--max_steps", 5, "--resume").returncode == 0
     assert read_json(tmp_path / "run.json")["updates"] == 5
+
+
+def rates_of(folder):
+    logs = read_log(folder / "log.jsonl")
+    return [log["learning_rate"] for log in logs if "learning_rate" in log]
+
+
+@pytest.mark.usefixtures("outlived")
+def test_signal_finishes_a_run_that_was_asked_to(corpus, tmp_path, monkeypatch, capsys):
+    step = TokenBatchTrainer.training_step
+
+    def disturb(trainer, *args, **kwargs):
+        if trainer.state.global_step == 2:
+            signal.raise_signal(signal.SIGTERM)
+        return step(trainer, *args, **kwargs)
+
+    monkeypatch.setattr(TokenBatchTrainer, "training_step", disturb)
+    settings = {"finish_within": 0.03, "max_validation_pairs": 2}
+    given = {"lr_scheduler_type": "constant", "logging_steps": 1}
+
+    run_training(corpus, tmp_path, settings, max_steps=10**5, **given)
+
+    run = read_json(tmp_path / "run.json")
+    assert run["finished_on_request"]
+    assert 3 <= run["updates"] < 10**5
+    assert checkpoints_of(tmp_path)[-1] == run["updates"]
+    assert "validation" in read_json(tmp_path / "results.json")
+    rates = rates_of(tmp_path)
+    assert rates[0] == 1e-2
+    assert rates[-1] < 5e-3
+    assert f"The model is in {tmp_path}" in capsys.readouterr().out
+    # The schedule is the one from before the signal.
+    monkeypatch.undo()
+    updates = run["updates"] + 2
+    run_training(corpus, tmp_path, settings | {"resume": True}, max_steps=updates, **given)
+    assert read_json(tmp_path / "run.json")["updates"] == updates
+    assert not read_json(tmp_path / "run.json")["finished_on_request"]
+    assert [log for log in read_log(tmp_path / "log.jsonl") if "learning_rate" in log][-1][
+        "learning_rate"
+    ] == 1e-2
 
 
 @pytest.mark.usefixtures("outlived")

@@ -127,6 +127,45 @@ def test_minutes_exclude_another_length_and_schedule(tmp_path, settings, given, 
         check_settings(settings, build_arguments(tmp_path, **by_time | given))
 
 
+@pytest.mark.parametrize("schedule", ["reduce_lr_on_plateau", "greedy"])
+def test_schedule_of_the_loss_cannot_finish_on_request(tmp_path, schedule):
+    arguments = build_arguments(tmp_path, lr_scheduler_type=schedule, eval_strategy="epoch")
+
+    check_settings(TrainSettings(**VALIDATED), arguments)
+    with pytest.raises(ValueError, match=f"got --lr_scheduler_type {schedule}, where the loss"):
+        check_settings(TrainSettings(**VALIDATED, finish_within=3), arguments)
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_available", "message"),
+    [
+        ({"minutes": None}, True, "--tune needs --minutes, which it shares out, got none"),
+        ({"validation": []}, True, "--tune needs --validation, which it compares losses on"),
+        ({"tune": 1}, True, "--tune must be at least 2 and finite, got 1"),
+        ({}, False, r"needs the package optuna. Install it: pip install .*\[tune\]"),
+    ],
+)
+def test_search_needs_minutes_pairs_and_optuna(
+    tmp_path, monkeypatch, settings, is_available, message
+):
+    monkeypatch.setattr(
+        "vanilla_transformer.training.recipe.is_optuna_available", lambda: is_available
+    )
+    settings = TrainSettings(**VALIDATED | {"minutes": 20.0, "tune": 8} | settings)
+
+    with pytest.raises(ValueError, match=message):
+        check_settings(settings, build_arguments(tmp_path))
+
+
+def test_search_is_of_one_process(tmp_path, monkeypatch):
+    settings = TrainSettings(**VALIDATED, minutes=20.0, tune=8)
+    arguments = build_arguments(tmp_path)
+    monkeypatch.setattr(type(arguments), "world_size", 3)
+
+    with pytest.raises(ValueError, match="--tune searches in one process, got 3"):
+        check_settings(settings, arguments)
+
+
 def test_minutes_are_of_new_models(tmp_path):
     settings = TrainSettings(**TRAINED, minutes=1.5, init_from="runs/old")
 

@@ -70,6 +70,17 @@ def test_new_vocabulary_has_the_unicode_form_of_the_settings(tmp_path):
 
 
 @pytest.mark.parametrize("separate", [False, True])
+def test_form_is_that_of_both_sides_and_undone(tmp_path, separate):
+    sizes = {"tokenizer_kind": "bpe", "vocab_size": 300, "target_vocab_size": 300}
+    tokenizers, _, _ = build(tmp_path, **sizes, unicode_form="NFD", separate_vocabularies=separate)
+
+    for tokenizer in (tokenizers.source, tokenizers.target):
+        ids = tokenizer("é").input_ids
+        assert len(ids) > len(tokenizer("e").input_ids)
+        assert tokenizer.decode(ids, skip_special_tokens=True) == "é"
+
+
+@pytest.mark.parametrize("separate", [False, True])
 def test_new_model_can_have_the_vocabularies_of_a_saved_one(tmp_path, separate):
     for one in build(tmp_path, separate_vocabularies=separate)[:2]:
         one.save_pretrained(tmp_path)

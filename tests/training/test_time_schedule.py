@@ -24,17 +24,21 @@ ARGUMENTS = SimpleNamespace(
 
 
 class Run:
-    """A run of 100 seconds without a model, with a learning rate of 1."""
+    """A run of 100 seconds without a model, with a learning rate of 1; or one of so many updates.
 
-    def __init__(self, monkeypatch, warmup=0, checkpoint=None, first=0, now=1000.0):
+    A signal makes it finish within 20 seconds.
+    """
+
+    def __init__(self, monkeypatch, warmup=0, checkpoint=None, first=0, now=1000.0, updates=None):
         self.now = now
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
-        self.state = TrainerState(global_step=first, max_steps=10**9)
+        self.state = TrainerState(global_step=first, max_steps=updates or 10**9)
         optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
         self.scheduler = get_constant_schedule_with_warmup(optimizer, warmup)
         self.control = TrainerControl()
-        self.stop = StopOnRequest(None)
-        self.schedule = TimeSchedule(100 / 60, self.now, self.stop, checkpoint)
+        self.stop = StopOnRequest(None, finish_within=20 / 60)
+        minutes = None if updates else 100 / 60
+        self.schedule = TimeSchedule(minutes, self.now, self.stop, checkpoint)
         self.callbacks = [self.schedule, self.stop]
         self.tell("on_train_begin", lr_scheduler=self.scheduler)
 
@@ -48,8 +52,15 @@ class Run:
         self.scheduler.optimizer.step()
         self.scheduler.step()
         self.state.global_step += 1
-        self.tell("on_step_end")
+        # As Trainer's own callback, the first one, does.
+        self.control.should_training_stop = self.state.global_step >= self.state.max_steps
+        self.tell("on_step_end", lr_scheduler=self.scheduler)
         return self.scheduler.get_last_lr()[0]
+
+    def ask(self):
+        """The signal, and the updates until the schedule has it."""
+        self.stop.asked = True
+        return [self.update(0) for _ in range(3)][-1]
 
     def to_the_end(self, seconds):
         rates = []
@@ -195,6 +206,147 @@ def test_one_clock_decides_the_rate_of_all_processes(monkeypatch):
     run.update(1)
 
     assert run.update(1) == pytest.approx(0.25)
+
+
+# A signal
+
+
+def test_rate_falls_from_where_it_is_to_zero_within_the_minutes_asked_for(monkeypatch):
+    run = Run(monkeypatch)
+    run.update(48.5)
+
+    assert run.ask() == pytest.approx(0.5)
+    rates = run.to_the_end(1.0)
+
+    # 3 % of 20 seconds are reserved.
+    assert 19.4 <= run.now - 1048.5 <= 20.4
+    assert rates[0] - rates[1] == pytest.approx(0.5 / 19.4)
+    assert rates == sorted(rates, reverse=True)
+    assert 0 <= rates[-2] < 0.05
+    assert run.stop.evaluates
+
+
+def test_schedule_of_updates_falls_to_zero_too(monkeypatch):
+    run = Run(monkeypatch, updates=10**6)
+    assert [run.update(9.0) for _ in range(3)] == [1.0] * 3
+
+    assert run.ask() == pytest.approx(1.0, rel=1e-3)
+    rates = run.to_the_end(1.0)
+
+    assert 19.4 <= run.now - 1027 <= 20.4
+    assert rates[0] - rates[1] == pytest.approx(1 / 19.4, rel=1e-3)
+    assert 0 <= rates[-2] < 0.1
+    # The bar has a time for the rest.
+    assert run.state.max_steps == 10**6
+
+
+def test_rate_that_was_warming_up_only_falls(monkeypatch):
+    run = Run(monkeypatch, updates=1000, warmup=100)
+    for _ in range(47):
+        run.update(0.0)
+
+    assert run.ask() == pytest.approx(0.49, rel=0.01)
+    assert run.to_the_end(1.0)[0] <= 0.49
+
+
+def test_rate_is_zero_at_the_last_update_when_that_comes_first(monkeypatch):
+    run = Run(monkeypatch, updates=100)
+    for _ in range(88):
+        run.update(0.0)
+    run.ask()
+
+    rates = run.to_the_end(0.01)
+
+    assert run.state.global_step == 100
+    assert len(rates) == 9
+    assert rates[-2] == pytest.approx(0.1)
+
+
+def test_end_that_is_planned_earlier_stays(monkeypatch):
+    run = Run(monkeypatch)
+    run.update(90.0)
+    run.ask()
+
+    run.to_the_end(0.5)
+
+    assert 97 <= run.now - 1000 <= 97.5
+
+
+def test_half_of_the_minutes_asked_for_stays_for_updates(monkeypatch):
+    run = Run(monkeypatch, updates=10**6)
+    run.update(1.0)
+    run.now += 50
+    run.tell("on_evaluate")
+    run.ask()
+
+    run.to_the_end(1.0)
+
+    assert 10 <= run.now - 1051 <= 11
+
+
+def test_finishing_run_evaluates_at_its_end_alone(monkeypatch):
+    run = Run(monkeypatch, updates=10**6)
+    run.update(1.0)
+    run.now += 8
+    run.tell("on_evaluate")
+    run.ask()
+
+    # The last evaluation begins 12 seconds after the signal.
+    run.control.should_evaluate = run.control.should_save = True
+    run.update(5)
+    assert not run.control.should_evaluate
+    run.control.should_evaluate = run.control.should_save = True
+    run.tell("on_epoch_end")
+    assert not run.control.should_evaluate
+    assert not run.control.should_save
+    run.to_the_end(1)
+    run.tell("on_epoch_end")
+    assert run.control.should_evaluate
+    assert run.control.should_save
+
+
+def test_resumed_run_has_the_schedule_from_before_the_signal(monkeypatch, tmp_path):
+    run = Run(monkeypatch)
+    run.update(28.5)
+    run.ask()
+    run.to_the_end(1.0)
+
+    resumed = Run(monkeypatch, checkpoint=save(run, tmp_path), first=run.state.global_step)
+
+    # 20 of the other 71.5 seconds are over.
+    assert resumed.schedule.minutes_left == pytest.approx(51.5 / 60, abs=1 / 60)
+    assert resumed.update(0.0) == pytest.approx(0.5, abs=0.02)
+
+
+def test_updates_may_be_resumed_with_another_end(monkeypatch, tmp_path):
+    TrainerState(global_step=3).save_to_json(str(tmp_path / "trainer_state.json"))
+
+    resumed = Run(monkeypatch, checkpoint=str(tmp_path), first=3, updates=10)
+
+    assert resumed.schedule.minutes_left is None
+    assert len(resumed.to_the_end(1.0)) == 7
+
+
+def test_process_that_got_the_signal_waits_for_the_others(monkeypatch):
+    run = Run(monkeypatch, updates=10**6)
+    run.callbacks = [run.schedule]
+    run.stop.asked = True
+
+    run.update(1.0)
+    assert run.schedule.bent_at is None
+    run.stop.finishing = True
+    run.update(1.0)
+    assert run.schedule.bent_at == 2
+
+
+def test_end_of_the_rate_is_printed(monkeypatch, capsys):
+    run = Run(monkeypatch)
+    run.update(48.5)
+
+    run.ask()
+
+    line = "finishing   the learning rate falls from 5.00e-01 to 0 in 00:19, then"
+    assert line in capsys.readouterr().out
 
 
 # Runs

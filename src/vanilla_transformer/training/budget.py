@@ -5,6 +5,7 @@ An option that the user gives is left alone, and later rules follow it.
 """
 
 import time
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -23,6 +24,7 @@ from vanilla_transformer.modeling.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
 from vanilla_transformer.threads import IdleCores
+from vanilla_transformer.tokenization.composing_vanilla_transformer import DECOMPOSED_FORMS
 from vanilla_transformer_cli.settings import PRESETS, TrainSettings
 
 Settings = TypeVar("Settings", bound=TrainSettings)
@@ -38,7 +40,9 @@ _WORDS_OF_A_PATTERN = 50
 _LARGEST_BATCH = {"cpu": 4096, "cuda": 32_768}
 
 # The saved model of --tokenizer decides these.
-_OF_TOKENIZERS = {"tokenizer_kind", "vocab_size", "separate_vocabularies", "pretokenized"}
+_OF_TOKENIZERS = {
+    *("tokenizer_kind", "unicode_form", "vocab_size", "separate_vocabularies", "pretokenized"),
+}
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,9 @@ class Facts:
         shared_letters: Share of the letters of the targets that sources have too, 0 to 1.
         copied_words: Share of the words of four letters and more of a target that its source has.
         spaced_stops: Share of commas and full stops after a blank, 0 to 1.
+        alphabet: Number of different characters of both sides.
+        alphabet_apart: The same of text in NFD.
+        growth_apart: Characters of text in NFD for each one as it is.
     """
 
     minutes: float
@@ -78,11 +85,18 @@ class Facts:
     shared_letters: float
     copied_words: float
     spaced_stops: float
+    alphabet: int
+    alphabet_apart: int
+    growth_apart: float
 
-    def tokens_per_pair(self, kind: str) -> float:
+    def growth(self, chosen: Mapping[str, Any]) -> float:
+        """How many times as many characters text has in the Unicode form of the tokenizer."""
+        return self.growth_apart if chosen["unicode_form"] in DECOMPOSED_FORMS else 1.0
+
+    def tokens_per_pair(self, chosen: Mapping[str, Any]) -> float:
         """Tokens of a pair, its two ends included; BPE has about 4 characters a token."""
-        tokens = {"word": self.words, "char": self.characters}
-        return 2 + tokens.get(kind, self.characters / 4)
+        tokens = {"word": self.words, "char": self.characters * self.growth(chosen)}
+        return 2 + tokens.get(chosen["tokenizer_kind"], self.characters / 4)
 
     def tokens(self, preset: str) -> float:
         """Tokens that a model of this size trains on in the minutes."""
@@ -90,7 +104,7 @@ class Facts:
 
     def passes(self, chosen: Mapping[str, Any]) -> float:
         """Passes over the corpus that the minutes allow."""
-        tokens_of_corpus = self.pairs * self.tokens_per_pair(chosen["tokenizer_kind"])
+        tokens_of_corpus = self.pairs * self.tokens_per_pair(chosen)
         return self.tokens(chosen["preset"]) / tokens_of_corpus
 
     def updates(self, chosen: Mapping[str, Any], batch: int) -> float:
@@ -127,6 +141,15 @@ def _tokenizer_kind(facts: Facts, chosen: Mapping[str, Any]) -> tuple[Any, str] 
     return "bpe", f"{facts.distinct_words:,} different words"
 
 
+def _unicode_form(facts: Facts, chosen: Mapping[str, Any]) -> tuple[Any, str] | None:
+    # Tokens of other kinds are longer than a character.
+    if chosen["tokenizer_kind"] == "char" and facts.alphabet_apart <= facts.alphabet / 2:
+        return "NFD", (
+            f"{facts.alphabet:,} different characters consist of {facts.alphabet_apart:,} parts"
+        )
+    return None
+
+
 def _pretokenized(facts: Facts, chosen: Mapping[str, Any]) -> tuple[Any, str] | None:
     if chosen["tokenizer_kind"] == "bpe" and facts.spaced_stops >= 0.95:
         return True, f"{facts.spaced_stops:.0%} of commas and full stops come after a blank"
@@ -151,7 +174,8 @@ def _separate_vocabularies(facts: Facts, chosen: Mapping[str, Any]) -> tuple[Any
 
 
 def _max_length(facts: Facts, chosen: Mapping[str, Any]) -> tuple[Any, str] | None:
-    tokens = {"word": facts.long_words, "char": facts.long_characters}
+    long_characters = round(facts.long_characters * facts.growth(chosen))
+    tokens = {"word": facts.long_words, "char": long_characters}
     # BPE on identifiers and rare words has 3 characters a token.
     needed = 1 + tokens.get(chosen["tokenizer_kind"], facts.long_characters // 3)
     if needed <= chosen["max_length"]:
@@ -255,6 +279,7 @@ def _eval_steps(facts: Facts, chosen: Mapping[str, Any]) -> tuple[Any, str] | No
 # In the order of the decisions: a rule sees those above it. `dropout` is a field of --config.
 RULES: dict[str, Rule] = {
     "tokenizer_kind": _tokenizer_kind,
+    "unicode_form": _unicode_form,
     "pretokenized": _pretokenized,
     "vocab_size": _vocab_size,
     "separate_vocabularies": _separate_vocabularies,
@@ -336,9 +361,14 @@ def choose(
         record = Path(arguments.output_dir) / RUN_FILE
         earlier = read_object(record).get("decisions", []) if record.is_file() else []
         return [Decision(**decision) for decision in earlier]
-    speed = tokens_per_second(arguments)
-    facts = read_facts(pairs, settings.minutes, speed, arguments.device.type)
-    return decide(facts, settings, given)
+    return decide(measure(settings.minutes, arguments, pairs), settings, given)
+
+
+def measure(
+    minutes: float, arguments: TrainingArguments, pairs: Iterable[tuple[str, ...]]
+) -> Facts:
+    """Facts of the pairs and of this machine, for a run of so many minutes."""
+    return read_facts(pairs, minutes, tokens_per_second(arguments), arguments.device.type)
 
 
 def read_facts(
@@ -353,7 +383,7 @@ def read_facts(
         device: Type of the device.
     """
     words: Counter[str] = Counter()
-    letters: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
+    characters: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
     # Words and characters of source and target of each pair.
     lengths: list[tuple[int, int, int, int]] = []
     copied = long_words = spaced = stops = number = 0
@@ -363,8 +393,8 @@ def read_facts(
         of_source, of_target = source.split(), target.split()
         words.update(of_source)
         words.update(of_target)
-        for side, text in zip(letters, (source, target), strict=True):
-            side.update(character for character in text if character.isalpha())
+        for side, text in zip(characters, (source, target), strict=True):
+            side.update(text)
         lengths.append((len(of_source), len(of_target), len(source), len(target)))
         long = [word for word in of_target if len(word) >= 4]
         copied += len(set(of_source).intersection(long))
@@ -374,7 +404,11 @@ def read_facts(
             spaced += text.count(" .") + text.count(" ,")
     table = np.array(lengths)
     means = table.mean(axis=0)
-    shared = sum(times for letter, times in letters[1].items() if letter in letters[0])
+    letters = {letter: times for letter, times in characters[1].items() if letter.isalpha()}
+    shared = sum(times for letter, times in letters.items() if letter in characters[0])
+    alphabet = characters[0] + characters[1]
+    parts = {character: unicodedata.normalize("NFD", character) for character in alphabet}
+    apart = sum(len(parts[character]) * times for character, times in alphabet.items())
     return Facts(
         minutes=minutes,
         speed=speed,
@@ -388,9 +422,12 @@ def read_facts(
         long_characters=int(np.quantile(table[:, 2:].max(axis=1), 0.99)),
         distinct_words=len(words),
         occurrences=words.total() / max(1, len(words)),
-        shared_letters=shared / max(1, letters[1].total()),
+        shared_letters=shared / max(1, sum(letters.values())),
         copied_words=copied / max(1, long_words),
         spaced_stops=spaced / max(1, stops),
+        alphabet=len(alphabet),
+        alphabet_apart=len(set().union(*parts.values())),
+        growth_apart=apart / max(1, alphabet.total()),
     )
 
 

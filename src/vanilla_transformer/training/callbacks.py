@@ -207,17 +207,24 @@ class StoppedBySignalError(KeyboardInterrupt):
 class StopOnRequest(TrainerCallback):
     """Ends training after the current update: at a deadline, or after a signal.
 
+    With `finish_within`, a first signal only asks for it: `TimeSchedule` then sets the deadline.
+
     Attributes:
-        interrupted: Whether a signal arrived, in this process or in another one.
+        asked: Whether such a signal arrived, in this process or in another one.
+        finishing: The same, as all processes know it since the latest update.
+        interrupted: Whether a signal to stop arrived, in this process or in another one.
         signum: Number of the signal in this process; SIGTERM if another process received one.
 
     Args:
         max_minutes: Minutes until the deadline; None: there is none.
+        finish_within: Minutes from the first signal to the end; None: that signal stops the run.
     """
 
-    def __init__(self, max_minutes: float | None) -> None:
+    def __init__(self, max_minutes: float | None, finish_within: float | None = None) -> None:
         self.max_minutes = max_minutes
+        self.finish_within = finish_within
         self.deadline = float("inf")
+        self.asked = self.finishing = False
         self.interrupted = False
         self.signum: int = signal.SIGTERM
         self.evaluates = True
@@ -235,11 +242,17 @@ class StopOnRequest(TrainerCallback):
     ) -> None:
         """Stops training in all processes at the same update."""
         interrupted, late = self.interrupted, time.monotonic() > self.deadline
+        finishing = self.asked
         if args.world_size > 1:
             # If only one process stopped after a signal, the others would wait for it forever.
-            votes = torch.tensor([interrupted, late], dtype=torch.int32, device=args.device)
-            interrupted, late = reduce(votes, "sum").bool().tolist()
-            self.interrupted = interrupted
+            votes = torch.tensor(
+                [interrupted, late, finishing], dtype=torch.int32, device=args.device
+            )
+            interrupted, late, finishing = reduce(votes, "sum").bool().tolist()
+            # A signal may arrive meanwhile.
+            self.interrupted |= interrupted
+            self.asked |= finishing
+        self.finishing = finishing
         if interrupted or late:
             self.evaluates = not interrupted
             control.should_training_stop = True
@@ -273,12 +286,20 @@ class StopOnRequest(TrainerCallback):
 def interrupts_stop(stop: StopOnRequest) -> Iterator[None]:
     """The first Ctrl-C ends training after the current update, a second one at once.
 
-    So does SIGTERM, which batch systems send some time before SIGKILL.
+    If the run can finish within some minutes, one before these asks for that. So does SIGTERM,
+    which batch systems send some time before SIGKILL.
     """
 
     def request(signum: int, frame: FrameType | None) -> None:
         if stop.interrupted:
             raise StoppedBySignalError(signum)
+        if stop.finish_within is not None and not stop.asked:
+            stop.asked = True
+            PartialState().print(
+                f"\nFinishing within {stop.finish_within:g} minutes. Repeat the signal to stop "
+                "after an update."
+            )
+            return
         stop.interrupted, stop.signum = True, signum
         PartialState().print("\nStopping after this update. Repeat the signal to stop at once.")
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from vanilla_transformer.model_folder import (
 from vanilla_transformer.training.checkpoints import closed_checkpoints
 from vanilla_transformer.training.curves import CURVES_FILE
 from vanilla_transformer.training.fine_tuning import ADAPTER_FOLDER
+from vanilla_transformer_cli.settings import TrainSettings
 
 # What is recorded of each leg.
 _FIELDS_OF_A_LEG = (
@@ -41,6 +43,7 @@ _SETTINGS_THAT_MAY_CHANGE = {
     "data",
     "minutes",
     "max_minutes",
+    "finish_within",
     "max_validation_pairs",
     "metrics",
     "bleu_tokenize",
@@ -126,6 +129,20 @@ def continue_run(folder: Path, run: Mapping[str, Any]) -> dict[str, Any]:
     check_continuation(earlier, run)
     leg = {name: earlier[name] for name in _FIELDS_OF_A_LEG if name in earlier}
     return {**earlier, **run, "earlier_legs": [*earlier.get("earlier_legs", []), leg]}
+
+
+def with_recorded_batches(settings: TrainSettings, folder: Path) -> TrainSettings:
+    """The settings with the run's own size of batches, unless they name one.
+
+    Args:
+        settings: Of the leg that is about to begin.
+        folder: Of the run.
+    """
+    file = folder / RUN_FILE
+    if settings.max_tokens_per_batch is not None or not file.is_file():
+        return settings
+    recorded = read_object(file).get("settings", {}).get("max_tokens_per_batch")
+    return replace(settings, max_tokens_per_batch=recorded)
 
 
 def check_continuation(earlier: Mapping[str, Any], run: Mapping[str, Any]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from transformers import Seq2SeqTrainingArguments, TrainingArguments
+from transformers.integrations import is_optuna_available
 from transformers.utils import is_peft_available, is_torch_tf32_available
 
 from vanilla_transformer.data.streaming import check_streaming
@@ -39,6 +40,8 @@ _RANGES = {
     "max_tokens_per_batch": (1, math.inf),
     "minutes": (0, math.inf),
     "max_minutes": (0, math.inf),
+    "finish_within": (0, math.inf),
+    "tune": (2, math.inf),
     "average_last": (0, math.inf),
     "moving_average": (0, 1),
     "r_drop": (0, math.inf),
@@ -70,6 +73,9 @@ _SET_ELSEWHERE = {
 # An adapter, which begins at zero, needs about ten times as much.
 _FINE_TUNING = {"learning_rate": 1e-4, "warmup_steps": 100}
 _ADAPTER_RATE = 1e-3
+
+# Schedules that are no function of the update.
+_BY_LOSS = {"reduce_lr_on_plateau", "greedy"}
 
 # With --minutes, `TimeSchedule` makes the rate fall and ends the run.
 _BY_TIME: dict[str, Any] = {
@@ -289,6 +295,14 @@ def check_settings(settings: TrainSettings, arguments: Seq2SeqTrainingArguments)
         )
     if settings.minutes is not None:
         faults += _faults_of_minutes(settings, arguments)
+    if settings.tune is not None:
+        faults += _faults_of_tuning(settings, arguments)
+    schedule = getattr(arguments.lr_scheduler_type, "value", arguments.lr_scheduler_type)
+    if settings.finish_within is not None and schedule in _BY_LOSS:
+        faults.append(
+            f"--finish_within needs a schedule that the number of updates decides, got "
+            f"--lr_scheduler_type {schedule}, where the loss does. Leave one of the two out."
+        )
     faults += _faults_of_fine_tuning(settings)
     for name in ("moving_average", "early_stopping_patience"):
         if getattr(settings, name) is not None and not settings.validation:
@@ -337,6 +351,22 @@ def _faults_of_minutes(
             f"--minutes chooses the size of a new model, got --init_from {settings.init_from}. "
             "Fine-tune with --max_steps and --lr_scheduler_type linear, or with --max_minutes."
         )
+
+
+def _faults_of_tuning(
+    settings: TrainSettings, arguments: Seq2SeqTrainingArguments
+) -> Iterator[str]:
+    """What a search lacks."""
+    for name, shared in (("minutes", "shares out"), ("validation", "compares losses on")):
+        if not getattr(settings, name):
+            yield f"--tune needs --{name}, which it {shared}, got none. Add it."
+    if arguments.world_size > 1:
+        yield (
+            f"--tune searches in one process, got {arguments.world_size}. Search alone, then train "
+            "with what it chose."
+        )
+    if not is_optuna_available():
+        yield "--tune needs the package optuna. Install it: pip install 'vanilla-transformer[tune]'"
 
 
 def _faults_of_fine_tuning(settings: TrainSettings) -> Iterator[str]:

@@ -34,6 +34,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 
 from vanilla_transformer.data.filters import FilteredPairs, Rule, drop_rules, filter_pairs
 from vanilla_transformer.data.parallel_text import ParallelText, load_pairs, read_pairs
+from vanilla_transformer.data.token_cache import cached_tokenizer
 from vanilla_transformer.data.token_ids import pair_lengths, tokenize_pairs
 from vanilla_transformer.data.training_data import (
     TrainingData,
@@ -63,6 +64,7 @@ from vanilla_transformer.training.averaging import (
     scores_of_update,
     try_weights,
 )
+from vanilla_transformer.training.batch_size import choose_batch_size
 from vanilla_transformer.training.budget import Decision
 from vanilla_transformer.training.callbacks import (
     DivergedError,
@@ -86,6 +88,7 @@ from vanilla_transformer.training.legs import (
     check_free,
     claimed,
     continue_run,
+    with_recorded_batches,
 )
 from vanilla_transformer.training.processes import limit_waiting
 from vanilla_transformer.training.progress import progress_shown
@@ -146,7 +149,11 @@ def train(
     """
     # The caller's stay as they are.
     arguments, cores, started = copy.copy(arguments), IdleCores(), time.monotonic()
-    checkpoint, run = _begin(settings, arguments)
+    # What a rule chose is not fixed yet: it has to fit the memory.
+    wanted = next((one.value for one in decisions if one.option == "max_tokens_per_batch"), None)
+    if wanted is not None:
+        settings = dataclasses.replace(settings, max_tokens_per_batch=None)
+    checkpoint, settings, run = _begin(settings, arguments)
     if decisions:
         run["decisions"] = [dataclasses.asdict(decision) for decision in decisions]
     text = parallel_text(settings, settings.train, settings.train_split)
@@ -156,6 +163,10 @@ def train(
     pairs = load_pairs(text, settings.tokenizer_pairs if settings.streaming else None)
     filtered = filter_pairs(pairs, rules)
     tokenizers, model = _build_model(settings, arguments, filtered.kept, checkpoint)
+    number = None if settings.streaming else len(filtered.kept)
+    batch_size = choose_batch_size(settings, arguments, model, number, wanted)
+    settings = dataclasses.replace(settings, max_tokens_per_batch=batch_size.tokens)
+    run["settings"]["max_tokens_per_batch"] = batch_size.tokens
     read = partial(_read_kept, text, rules)
     data = _build_data(settings, arguments, tokenizers, filtered.kept, read)
     if settings.r_drop:
@@ -170,18 +181,20 @@ def train(
     trainer.add_callback(UseIdleCores(cores))
 
     say, folder = PartialState().print, Path(arguments.output_dir)
-    is_main, stop = trainer.is_world_process_zero(), StopOnRequest(settings.max_minutes)
+    is_main = trainer.is_world_process_zero()
+    stop = StopOnRequest(settings.max_minutes, settings.finish_within)
     with claimed(folder) if is_main else nullcontext(), interrupts_stop(stop):
         if is_main:
             _open_folder(folder, run, filtered, checkpoint)
         cores.use(at_once=True)
         minutes_left = None
-        if settings.minutes is not None:
+        if settings.minutes is not None or settings.finish_within is not None:
             schedule = TimeSchedule(settings.minutes, started, stop, checkpoint)
             trainer.add_callback(schedule)
             minutes_left = schedule.minutes_left
         chosen = chain(map(str, decisions), describe_fine_tuning(settings, arguments))
-        for line in chain(filtered.summary(), chosen, plan(trainer, checkpoint, minutes_left)):
+        of_trainer = plan(trainer, checkpoint, minutes_left)
+        for line in chain(filtered.summary(), chosen, batch_size.describe(), of_trainer):
             say(line)
         log = JsonLinesLog(folder / LOG_FILE, run["first_update"])
         trainer.add_callback(log)
@@ -193,6 +206,7 @@ def train(
             weights = trainer.accelerator.get_state_dict(trainer.model)
         if is_main:
             run |= _results(trainer, filtered, outcome, log)
+            run["finished_on_request"] = stop.finishing and not interruption
             _save(trainer, settings.init_from, run, outcome, weights)
     say(f"The model is in {folder}")
     if interruption:
@@ -202,18 +216,26 @@ def train(
 
 def _begin(
     settings: TrainSettings, arguments: Seq2SeqTrainingArguments
-) -> tuple[str | None, dict[str, Any]]:
-    """Checks a run and seeds it; returns the checkpoint to resume from and the run's record."""
+) -> tuple[str | None, TrainSettings, dict[str, Any]]:
+    """Checks a run and seeds it.
+
+    Returns:
+        The checkpoint to resume from, the settings, with which a resumed run has its own batches,
+        and the run's record.
+    """
     check_settings(settings, arguments)
     limit_waiting(arguments)
     prefer_better_scores(arguments)
     checkpoint = find_checkpoint(settings, arguments)
     first_update = int(checkpoint.rpartition("-")[2]) if checkpoint else 0
+    folder = Path(arguments.output_dir)
+    if checkpoint:
+        settings = with_recorded_batches(settings, folder)
     run = describe_run(settings, arguments, first_update)
     if checkpoint:
-        run = continue_run(Path(arguments.output_dir), run)
+        run = continue_run(folder, run)
     set_seed(arguments.seed)
-    return checkpoint, run
+    return checkpoint, settings, run
 
 
 def parallel_text(settings: TrainSettings, paths: list[str], split: str) -> ParallelText:
@@ -337,8 +359,9 @@ def _make_tokenizers(settings: TrainSettings, pairs: Dataset) -> TokenizerPair:
     def learn(
         columns: Sequence[str], vocab_size: int, languages: Sequence[str]
     ) -> VanillaTransformerTokenizer:
-        return VanillaTransformerTokenizer.train(
-            (text for column in columns for text in pairs[column]),
+        return cached_tokenizer(
+            pairs,
+            columns,
             vocab_size=vocab_size,
             kind=settings.tokenizer_kind,
             pretokenized=settings.pretokenized,

@@ -1,5 +1,6 @@
-"""A schedule of time: the learning rate falls with the minutes of a run and ends with them at 0."""
+"""Schedules of time: the learning rate falls with the minutes of a run and ends with them at 0."""
 
+import math
 import time
 from collections.abc import Callable
 from functools import partial
@@ -7,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import PartialState
 from accelerate.utils import broadcast
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 
+from vanilla_transformer.progress import duration
 from vanilla_transformer.training.callbacks import StopOnRequest
 
 # Where a checkpoint keeps the seconds that its run has used, in its trainer_state.json.
@@ -28,10 +31,15 @@ class TimeSchedule(TrainerCallback):
     latest ones took; an earlier one that would end in this time is left out. A resumed run has the
     time that was left at its checkpoint.
 
+    When a signal has asked the run to finish, the rate falls from where it is to 0 within
+    `stop.finish_within` minutes, in any schedule that is a function of the update. Half of these at
+    most are reserved. A resumed run has the schedule that it had before the signal.
+
     The clock of process 0 decides for all.
 
     Args:
-        minutes: Length of the run, over all its legs.
+        minutes: Length of the run, over all its legs; None: another schedule and length hold until
+            a signal comes.
         started: When this leg began, by `time.monotonic`.
         stop: Ends the run; its deadline is set.
         checkpoint: Folder from which the run is resumed; None for a new run.
@@ -42,19 +50,27 @@ class TimeSchedule(TrainerCallback):
     """
 
     def __init__(
-        self, minutes: float, started: float, stop: StopOnRequest, checkpoint: str | None
+        self, minutes: float | None, started: float, stop: StopOnRequest, checkpoint: str | None
     ) -> None:
-        self.seconds = 60 * minutes
-        # As if there had been one leg without a pause.
-        self.started = started - _seconds_used(checkpoint)
+        self.seconds = math.inf
+        if minutes is not None:
+            self.seconds = 60 * minutes
+            # As if there had been one leg without a pause.
+            started -= _seconds_used(checkpoint)
+        self.started = started
         self.stop = stop
         self.share_left, self.can_evaluate = 1.0, True
         self.evaluating: float | None = None
         self.saving = 0.0
+        # When the rate began to fall, from which share, and the update of the signal.
+        self.fell, self.height = started, 1.0
+        self.bent_at: int | None = None
 
     @property
-    def minutes_left(self) -> float:
-        """Minutes until the end, evaluation included."""
+    def minutes_left(self) -> float | None:
+        """Minutes until the end, evaluation included; None: updates decide."""
+        if math.isinf(self.seconds):
+            return None
         return (self.started + self.seconds - time.monotonic()) / 60
 
     def on_train_begin(
@@ -65,44 +81,83 @@ class TimeSchedule(TrainerCallback):
         lr_scheduler: LambdaLR,
         **kwargs: Any,
     ) -> None:
-        """Puts the time into the schedule, which otherwise only warms up."""
+        """Puts the time into the schedule, which with `minutes` otherwise only warms up."""
         self.began, self.first = time.monotonic(), state.global_step
         self._count(args, state)
         lr_scheduler.lr_lambdas = [
-            partial(self._rate, warm_up) for warm_up in lr_scheduler.lr_lambdas
+            partial(self._rate, schedule) for schedule in lr_scheduler.lr_lambdas
         ]
         # `_run_epoch` makes no update in a run that has no time left.
         if state.global_step and not self.share_left:
             state.max_steps = state.global_step
 
-    def _rate(self, warm_up: Callable[[int], float], update: int) -> float:
-        return warm_up(update) * self.share_left
+    def _rate(self, schedule: Callable[[int], float], update: int) -> float:
+        # After the signal the rate only falls, also if it was warming up.
+        return schedule(update if self.bent_at is None else self.bent_at) * self.share_left
+
+    def _reserve(self, seconds: float) -> float:
+        """Seconds for the last evaluation, a checkpoint, and then the folder of the model."""
+        evaluating = _RESERVE * seconds if self.evaluating is None else self.evaluating
+        return evaluating + 2 * self.saving
 
     def _count(self, args: TrainingArguments, state: TrainerState) -> None:
         """Looks at the clock."""
         self.mark = time.monotonic()
-        used = self.mark - self.started
-        state.stateful_callbacks[_SECONDS] = {"used": used}
-        reserve = _RESERVE * self.seconds if self.evaluating is None else self.evaluating
-        # A checkpoint, and then the folder of the model.
-        for_updates = self.seconds - reserve - 2 * self.saving
-        self.stop.deadline = self.started + for_updates
-        share = 0.0 if for_updates <= 0 else max(0.0, 1 - used / for_updates)
-        can_evaluate = used + (self.evaluating or 0.0) <= for_updates
+        state.stateful_callbacks[_SECONDS] = {"used": self.mark - self.started}
+        if self.bent_at is None:
+            if math.isinf(self.seconds):
+                return
+            self.stop.deadline = self.started + self.seconds - self._reserve(self.seconds)
+        for_updates = self.stop.deadline - self.fell
+        left = max(0.0, self.stop.deadline - self.mark)
+        share = left / for_updates if for_updates > 0 else 0.0
+        if self.bent_at is not None and math.isinf(self.seconds):
+            # The last update may come first. This sets the rate of the next one.
+            updates = state.max_steps - 1 - state.global_step
+            share = min(share, max(0, updates) / max(1, state.max_steps - self.bent_at))
+        can_evaluate = self.mark + (self.evaluating or 0.0) <= self.stop.deadline
         if args.world_size > 1:
             clock = torch.tensor([share, can_evaluate], dtype=torch.float32, device=args.device)
             share, can_evaluate = broadcast(clock).tolist()
-        self.share_left, self.can_evaluate = share, bool(can_evaluate)
+        self.share_left, self.can_evaluate = self.height * share, bool(can_evaluate)
+
+    def _bend(self, state: TrainerState, rate: float) -> None:
+        """Sets the end that a signal has asked for, unless an earlier one is planned."""
+        self.fell, self.height, self.bent_at = time.monotonic(), self.share_left, state.global_step
+        seconds = 60 * (self.stop.finish_within or 0.0)
+        end = self.fell + seconds - min(self._reserve(seconds), seconds / 2)
+        self.stop.deadline = min(self.stop.deadline, end)
+        left = duration(max(0.0, self.stop.deadline - self.fell))
+        PartialState().print(
+            f"finishing   the learning rate falls from {rate:.2e} to 0 in {left}, then the run is "
+            "evaluated and saved"
+        )
 
     def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        lr_scheduler: LambdaLR,
+        **kwargs: Any,
     ) -> None:
         """Looks at the clock, and estimates the number of updates for the reports."""
+        if self.stop.finishing and self.bent_at is None:
+            self._bend(state, float(lr_scheduler.get_last_lr()[0]))
         self._count(args, state)
+        if not self.can_evaluate:
+            control.should_evaluate = control.should_save = False
+        if math.isinf(self.seconds):
+            return
         pace = (self.mark - self.began) / (state.global_step - self.first)
         left = max(0.0, self.stop.deadline - self.mark)
         # Trainer would stop at this update, so it is never the next one.
         state.max_steps = state.global_step + 2 + int(left / max(pace, 1e-9))
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Leaves out the evaluation of an epoch likewise; `StopOnRequest` asks for the last one."""
         if not self.can_evaluate:
             control.should_evaluate = control.should_save = False
 

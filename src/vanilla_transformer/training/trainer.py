@@ -148,9 +148,11 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         if self.args.should_save:
             self.tokenizers.save_target(Path(output_dir or self.args.output_dir))
 
-    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Trainer's, for finite weights only; older ones are deleted after this one is closed."""
-        folder = Path(self.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        # Each trial of a `hyperparameter_search` has a folder of its own.
+        run = Path(self._get_output_dir(trial=trial))
+        folder = run / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         self.check_weights()
         if self.args.should_save:
             reopen_checkpoint(folder)
@@ -158,7 +160,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         limit, self.args.save_total_limit = self.args.save_total_limit, None
         try:
             with failed_writes_named(folder):
-                super()._save_checkpoint(*args, **kwargs)
+                super()._save_checkpoint(model, trial)
         finally:
             self.args.save_total_limit = limit
         # Each process saves the state of its random numbers.
@@ -171,7 +173,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             # Of a sharded model Trainer also saves this, with the weights of model.safetensors.
             (folder / f"{FSDP_MODEL_NAME}.bin").unlink(missing_ok=True)
             close_checkpoint(folder)
-            delete_oldest(Path(self.args.output_dir), limit, self.state.best_model_checkpoint)
+            delete_oldest(run, limit, self.state.best_model_checkpoint)
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         """Trainer's; does nothing in a resumed run that has already made all its updates."""

@@ -1,0 +1,244 @@
+"""Tokens of a batch that the user did not choose: on a GPU by its memory."""
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import M2M100Config
+
+from vanilla_transformer.modeling.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.modeling.modeling_vanilla_transformer import (
+    VanillaTransformerForConditionalGeneration,
+)
+from vanilla_transformer.training import batch_size as module
+from vanilla_transformer.training.batch_size import (
+    PLANNED_SHARE,
+    choose_batch_size,
+    estimated_memory,
+)
+from vanilla_transformer.training.budget import Decision
+from vanilla_transformer.training.legs import with_recorded_batches
+from vanilla_transformer.training.run import train
+from vanilla_transformer_cli.settings import PRESETS, TrainSettings
+
+from ..conftest import build_variant
+from ..support.pretended_device import OnDevice, move, pretended_device, put
+from ..support.training_runs import build_arguments, build_settings, read_json
+
+GIGABYTE = 10**9
+CUDA = torch.device("cuda")
+
+
+def model_of(preset):
+    """A model without values."""
+    with torch.device("meta"):
+        config = VanillaTransformerConfig(**PRESETS[preset].config(), vocab_size=10_000)
+        return VanillaTransformerForConditionalGeneration(config)
+
+
+def choose(
+    monkeypatch,
+    gigabytes,
+    *,
+    accumulated=1,
+    processes=1,
+    pairs=1_000_000,
+    wanted=None,
+    device=CUDA,
+    model=None,
+    **settings: Any,
+):
+    """The choice for a GPU with so much free memory."""
+    free = round(gigabytes * GIGABYTE)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 2 * free))
+    arguments = SimpleNamespace(
+        device=torch.device(device),
+        gradient_accumulation_steps=accumulated,
+        world_size=processes,
+        bf16=True,
+        fp16=False,
+    )
+    settings = TrainSettings(**settings)
+    model = model or model_of(settings.preset)
+    return choose_batch_size(settings, arguments, model, pairs, wanted)
+
+
+@pytest.mark.parametrize(
+    ("settings", "tokens"),
+    [
+        # Section 5.1 of the paper, whose rates these presets have.
+        ({"preset": "base"}, 50_000),
+        ({"preset": "big"}, 50_000),
+        ({"preset": "base", "pairs": None}, 50_000),
+        ({"preset": "base", "accumulated": 2}, 25_000),
+        ({"preset": "base", "accumulated": 16}, 8192),
+        ({"preset": "base", "pairs": 999_999}, 8192),
+        ({"preset": "small"}, 8192),
+        # Its rate was not found with the paper's batch.
+        ({"preset": "base", "init_from": "a"}, 8192),
+    ],
+)
+def test_large_gpu_gets_the_batch_that_the_rate_belongs_to(monkeypatch, settings, tokens):
+    chosen = choose(monkeypatch, 80, **settings)
+
+    assert chosen.tokens == tokens
+    (line,) = chosen.describe()
+    assert line.startswith(f"batch       {tokens:,} tokens, ")
+    assert ("50,000 an update as in the paper" in line) == (tokens > 8192)
+    assert line.endswith(" fit the GPU's memory")
+
+
+@pytest.mark.parametrize(
+    ("settings", "passes", "copies"),
+    [
+        ({"preset": "base"}, 1, 0),
+        ({"preset": "big"}, 1, 0),
+        ({"preset": "base", "r_drop": 5.0}, 2, 0),
+        ({"preset": "base", "moving_average": 0.9}, 1, 1),
+    ],
+)
+def test_small_gpu_gets_what_fits(monkeypatch, settings, passes, copies):
+    chosen = choose(monkeypatch, 9, **settings)
+
+    model = model_of(settings["preset"])
+    memory = estimated_memory(model, CUDA, is_half=True, passes=passes, copies=copies)
+    planned = PLANNED_SHARE * 9 * GIGABYTE - memory.fixed
+    assert chosen.tokens % 1000 == 0
+    assert 0 < chosen.tokens * memory.per_token <= planned
+    assert (chosen.tokens + 1000) * memory.per_token > planned
+    reason = "because 50,000 do not fit 9.0 GB of free memory, by estimate"
+    assert list(chosen.describe()) == [f"batch       {chosen.tokens:,} tokens, {reason}"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "tokens"), [({}, 1024), ({"max_length": 640}, 2560), ({"processes": 4}, 4096)]
+)
+def test_gpu_without_room_gets_the_fewest_tokens_that_hold_all_pairs(monkeypatch, settings, tokens):
+    assert choose(monkeypatch, 0.5, preset="big", **settings).tokens == tokens
+
+
+def test_two_passes_take_twice_the_activations():
+    once, twice = (estimated_memory(model_of("base"), CUDA, True, n) for n in (1, 2))
+
+    assert twice.fixed == once.fixed
+    assert twice.per_token == pytest.approx(2 * once.per_token, rel=1e-4)
+
+
+def test_processes_share_what_fits_the_fullest_gpu(monkeypatch):
+    monkeypatch.setattr(module, "gather_object", lambda free: [*free, 4 * GIGABYTE, free[0] + 1])
+    chosen = choose(monkeypatch, 6, preset="base", processes=3)
+
+    # Each has a copy of the gradients.
+    memory = estimated_memory(model_of("base"), CUDA, is_half=True, copies=1)
+    room = 3 * ((PLANNED_SHARE * 4 * GIGABYTE - memory.fixed) / memory.per_token)
+    assert chosen.tokens == room // 1000 * 1000
+    assert "4.0 GB" in chosen.reason
+
+
+@pytest.mark.parametrize(
+    ("given", "tokens"),
+    [
+        ({"device": "cpu"}, 8192),
+        ({"device": "cpu", "wanted": 2048}, 2048),
+        ({"wanted": 2048}, 2048),
+        ({"preset": "base", "max_tokens_per_batch": 123_456_789}, 123_456_789),
+        # Not of this package, so its memory is not known.
+        ({"model": SimpleNamespace(config=M2M100Config()), "init_from": "a"}, 8192),
+    ],
+)
+def test_plan_explains_no_choice_where_there_was_none(monkeypatch, given, tokens):
+    chosen = choose(monkeypatch, 80, **given)
+
+    assert chosen.tokens == tokens
+    assert not list(chosen.describe())
+
+
+@pytest.mark.parametrize(("given", "tokens"), [(None, 7000), (400, 400)])
+def test_resumed_run_keeps_its_batches(tmp_path, given, tokens):
+    record = {"settings": {"max_tokens_per_batch": 7000}}
+    (tmp_path / "run.json").write_text(json.dumps(record))
+
+    kept = with_recorded_batches(TrainSettings(max_tokens_per_batch=given), tmp_path)
+
+    # `continue_run` refuses what differs.
+    assert kept.max_tokens_per_batch == tokens
+
+
+def test_batch_that_a_rule_chose_must_fit_and_is_kept(corpus, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(module, "free_memory", lambda device: 1)
+    decisions = [Decision("max_tokens_per_batch", 5000, "about 9 updates")]
+
+    for updates, resume in ((1, False), (2, True)):
+        settings = build_settings(
+            corpus, validated=False, max_tokens_per_batch=5000, max_length=20, resume=resume
+        )
+        changes = {"max_steps": updates, "save_strategy": "steps", "save_steps": 1}
+        train(settings, build_arguments(settings, tmp_path, **changes), decisions=decisions)
+        assert read_json(tmp_path / "run.json")["settings"]["max_tokens_per_batch"] == 80
+        # A free GPU does not change the batches of a run.
+        monkeypatch.setattr(module, "free_memory", lambda device: 10**12)
+
+    line = "batch       80 tokens, because 5,000 do not fit 0.0 GB of free memory, by estimate\n"
+    assert capsys.readouterr().out.count(line) == 1
+
+
+def test_run_without_a_given_batch_has_the_default_on_record(corpus, tmp_path):
+    settings = build_settings(corpus, validated=False, max_tokens_per_batch=None)
+
+    train(settings, build_arguments(settings, tmp_path, max_steps=1, save_strategy="no"))
+
+    assert read_json(tmp_path / "run.json")["settings"]["max_tokens_per_batch"] == 8192
+
+
+@pytest.mark.parametrize("sizes", [{}, {"encoder_layers": 1, "decoder_layers": 4}])
+def test_estimate_is_near_what_a_step_keeps_for_its_backward_pass(sizes):
+    widths = {"d_model": 64, "encoder_ffn_dim": 256, "decoder_ffn_dim": 256}
+    model = build_variant(**widths, dropout=0.1, **sizes).train()
+    ids = torch.randint(3, 37, (8, 6), generator=torch.Generator().manual_seed(0))
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+    kept: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        if isinstance(tensor, OnDevice):
+            kept[tensor.on_cpu.untyped_storage().data_ptr()] = tensor.on_cpu
+        return tensor
+
+    with pretended_device():
+        move(model)
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            model(**put(batch))
+        weights = {one.on_cpu.untyped_storage().data_ptr() for one in model.parameters()}
+    bytes_kept = sum(
+        tensor.untyped_storage().nbytes()
+        for address, tensor in kept.items()
+        if address not in weights
+    )
+
+    estimate = estimated_memory(model, torch.device("cpu"), is_half=False).per_token
+    assert 0.6 * estimate < bytes_kept / (2 * ids.numel()) < 1.1 * estimate
+
+
+def test_fixed_memory_holds_weights_gradients_and_moments():
+    model = model_of("base")
+
+    whole = estimated_memory(model, torch.device("cpu"), is_half=False).fixed
+    model.model.encoder.requires_grad_(False)
+    frozen = estimated_memory(model, torch.device("cpu"), is_half=False).fixed
+
+    # And the logits of 256 targets, with gradient and difference.
+    logits = 256 * 10_000 * 12
+    trained = model.num_parameters(only_trainable=True)
+    assert whole == 16 * model.num_parameters() + logits
+    assert frozen == 4 * model.num_parameters() + 12 * trained + logits
+
+
+def test_half_precision_halves_what_products_keep():
+    model = model_of("base")
+    full, half = (estimated_memory(model, torch.device("cpu"), is_half=x) for x in (False, True))
+
+    # Norms read float32 in both; autocast has a copy of the weights.
+    assert 0.5 < half.per_token / full.per_token < 0.7
+    assert half.fixed > full.fixed
