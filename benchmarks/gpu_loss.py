@@ -24,8 +24,9 @@ NOTE = (
     "Forward and backward pass of projection and loss, divided by the number of targets. An error "
     "is the length of the difference from float64, relative to the length of the value in float64; "
     "it is measured on fewer targets than time and memory. `default`: the rows that the package "
-    "chooses. `unfused`: all logits at once, by autograd. Parameters are float32; other types are "
-    "autocast's."
+    "chooses. `compiled`: the same rows, softmax and loss as one graph, as with --compile_layers. "
+    "`unfused`: all logits at once, by autograd. Parameters are float32; other types are those of "
+    "autocast."
 )
 COLUMNS = ("type", "V", "loss", "rows", "error of loss", "of hidden states", "of weights")
 COLUMNS += ("ms", "MB")
@@ -34,7 +35,7 @@ TERMS = {
     "smoothed": LossTerms(label_smoothing=0.1),
     "smoothed, R-Drop": LossTerms(label_smoothing=0.1, r_drop_alpha=5.0),
 }
-DEFAULT, UNFUSED = "default", "unfused"
+DEFAULT, COMPILED, UNFUSED = "default", "compiled", "unfused"
 # What torch's GradScaler begins with.
 FLOAT16_SCALE = 2.0**16
 
@@ -50,6 +51,7 @@ class Sizes:
         exact: Targets that errors are measured on.
         timed: Targets that time and memory are measured on.
         rounds: Timed.
+        compiler: Backend of `COMPILED`.
     """
 
     width: int
@@ -58,11 +60,13 @@ class Sizes:
     exact: int
     timed: int
     rounds: int
+    compiler: str = "inductor"
 
 
 # WMT's 37,000 is no multiple of 64; 256,206 is NLLB's. The last chunk is never full.
 FULL = Sizes(512, (32_000, 37_000, 256_206), (256, 1024, 4096, 8192), 2054, 25_000, rounds=5)
-SMOKE = Sizes(16, (101,), (8, 64), 30, 60, rounds=1)
+# Generating C++ takes a minute.
+SMOKE = Sizes(16, (101,), (8, 64), 30, 60, rounds=1, compiler="aot_eager")
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,7 @@ class Problem:
         width: Entries of a hidden state.
         vocabulary: Number of entries.
         targets: Number of targets, both passes of R-Drop counted.
+        compiler: Backend of `COMPILED`.
     """
 
     dtype: str
@@ -82,6 +87,7 @@ class Problem:
     width: int
     vocabulary: int
     targets: int
+    compiler: str = "inductor"
 
     def tensors(self) -> tuple[nn.Linear, Tensor, Tensor]:
         """Projection, hidden states `[P, N, D]`, and labels `[P, N]`, in float32."""
@@ -102,14 +108,15 @@ class Problem:
             head: These three as `tensors` returns them.
             hidden: See `head`.
             labels: See `head`.
-            rows: Of a chunk of logits, `DEFAULT` or `UNFUSED`.
+            rows: Of a chunk of logits, `DEFAULT`, `COMPILED` or `UNFUSED`.
         """
         narrow = self.dtype != "float32"
         with torch.autocast(device(), getattr(torch, self.dtype), enabled=narrow), chunks_of(rows):
             if rows == UNFUSED:
                 total = loss_sum(head(hidden), labels, self.terms)
             else:
-                total = projected_loss_sum(head, hidden, labels, self.terms)
+                compiler = self.compiler if rows == COMPILED else None
+                total = projected_loss_sum(head, hidden, labels, self.terms, compiler=compiler)
         loss = total / labels.numel()
         scale = FLOAT16_SCALE if self.dtype == "float16" else 1
         gradients = torch.autograd.grad(scale * loss, (hidden, head.weight))
@@ -141,7 +148,8 @@ def run(report: Report, smoke: bool) -> None:
     table = report.table("Fused loss", *COLUMNS)
     for vocabulary, (name, terms) in product(sizes.vocabularies, TERMS.items()):
         where = f"{vocabulary} entries, {name}"
-        problem = Problem("float32", terms, sizes.width, vocabulary, sizes.exact)
+        shape = sizes.width, vocabulary, sizes.exact
+        problem = Problem("float32", terms, *shape, sizes.compiler)
         exact = report.attempt(f"{where}, float64", problem.solve_exactly)
         if exact is None:
             continue
@@ -156,6 +164,8 @@ def measure(
 ) -> tuple[dict[int | str, list[float]], dict[int | str, tuple[float, float | None]]]:
     """Errors, and milliseconds and megabytes, by the rows of a chunk; failures are left out."""
     timed = replace(problem, targets=sizes.timed)
+    # After eight graphs of one function torch would compile no more.
+    torch.compiler.reset()
     errors: dict[int | str, list[float]] = {}
     growths: dict[int | str, float | None] = {}
 
@@ -165,7 +175,7 @@ def measure(
         tensors = timed.tensors()
         growths[rows] = growth_of(partial(timed.solve, *tensors, rows))
 
-    for rows in (*sizes.rows, DEFAULT, UNFUSED):
+    for rows in (*sizes.rows, DEFAULT, COMPILED, UNFUSED):
         report.attempt(f"{where}, {problem.dtype}, {rows} rows", partial(first_run, rows))
     tensors = timed.tensors()
     contenders = {

@@ -10,21 +10,24 @@ from typing import Any
 import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers import BatchEncoding, PreTrainedConfig
+from transformers import BatchEncoding, PreTrainedConfig, PreTrainedModel
 
 from gpu_report import Report, bf16_peak, device, growth_of
 from neighbours import Training, padding_of, tokens_of
 from rounds import take_turns
 from vanilla_transformer.data.batches import TokenBatchSampler
+from vanilla_transformer.modeling.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.training.batch_size import estimated_memory
 
 NOTE = (
     "Forward, backward and Adam in bfloat16 by autocast, on the same batches in turn. Tokens of "
     "both sides do not count padding. MB: weights, Adam's state, and what a round adds to them at "
-    "its peak. Share: floating-point operations of the real tokens, see `training_flops`, against "
+    "its peak; estimated MB: what `train` expects of the same batch when it chooses the size of "
+    "batches. Share: floating-point operations of the real tokens, see `training_flops`, against "
     "the device's dense bfloat16 peak."
 )
 COLUMNS = ("size", "model", "tokens/s", "slowest", "fastest", "ms an update")
-COLUMNS += ("against M2M100", "MB", "share of the peak, %")
+COLUMNS += ("against M2M100", "MB", "estimated MB", "share of the peak, %")
 # Family, changed fields, and whether its layers are compiled.
 CONTENDERS: dict[str, tuple[str, dict[str, Any], bool]] = {
     "vanilla": ("vanilla", {}, False),
@@ -151,8 +154,9 @@ def run(report: Report, smoke: bool) -> None:
             contender, megabytes = warm[name]
             against = median(seconds[REFERENCE]) / median(times) if REFERENCE in seconds else None
             flops = training_flops(contender.model.config, cut)
+            costs = megabytes, expected_megabytes(contender.model, sizes.tokens)
             share = share_of_peak(flops, median(times))
-            report.add(table, preset, name, *speeds(cut, times), against, megabytes, share)
+            report.add(table, preset, name, *speeds(cut, times), against, *costs, share)
 
 
 def warm_up(
@@ -180,6 +184,14 @@ def with_state(growth: float | None, contender: Training) -> float | None:
     if growth is None:
         return None
     return 12e-6 * contender.model.num_parameters() + growth
+
+
+def expected_megabytes(model: PreTrainedModel, tokens: int) -> float | None:
+    """What `train` expects a batch to take, weights and Adam's state included; ours only."""
+    if not isinstance(model.config, VanillaTransformerConfig):
+        return None
+    memory = estimated_memory(model, torch.device(device()), is_half=True)
+    return (memory.fixed + tokens * memory.per_token) / 1e6
 
 
 def share_of_peak(flops: int, seconds: float) -> float | None:

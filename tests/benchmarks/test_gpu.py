@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import BatchEncoding
+from transformers import BatchEncoding, M2M100Config
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
@@ -19,12 +20,13 @@ import gpu_loss
 import gpu_recipe
 import gpu_training
 from generation_rounds import Result
-from gpu_loss import TERMS, UNFUSED, Problem
+from gpu_loss import COMPILED, TERMS, UNFUSED, Problem
 from gpu_report import Report, bf16_peak, shown
 from gpu_tests import decoding_steps, kinds, read_outcomes, training_steps
 from gpu_training import share_of_peak, speeds, training_flops, wmt_like_batches
 from neighbours import tokens_of
 from vanilla_transformer.modeling import loss_vanilla_transformer
+from vanilla_transformer.training.batch_size import estimated_memory
 
 from ..conftest import build_variant
 from ..support.documents import ROOT
@@ -128,6 +130,28 @@ def test_loss_in_half_precision_is_as_large_as_in_float64(dtype):
 
     # Eight bits.
     assert max(map(gpu_loss.error, found, problem.solve_exactly())) < 0.02
+
+
+# Torch's compiler imports torch's own deprecated modules.
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_sweep_compiles_the_loss():
+    torch.compiler.reset()
+    graphs = CompileCounter()
+    problem = Problem("float32", TERMS["plain"], 8, 31, 18, compiler=graphs)
+
+    plain, compiled = (problem.solve(*problem.tensors(), rows) for rows in (4, COMPILED))
+
+    assert graphs.frame_count == 1
+    torch.testing.assert_close(compiled, plain)
+
+
+def test_batch_takes_the_memory_that_train_expects():
+    model = build_variant()
+    few, many = (gpu_training.expected_megabytes(model, tokens) for tokens in (1000, 3000))
+
+    memory = estimated_memory(model, torch.device(gpu_training.device()), is_half=True)
+    assert many - few == pytest.approx(2000 * memory.per_token / 1e6)
+    assert gpu_training.expected_megabytes(Namespace(config=M2M100Config()), 1000) is None
 
 
 def test_sweep_sets_the_rows_of_a_chunk(monkeypatch):

@@ -21,41 +21,54 @@ def runs(monkeypatch):
         calls.append((argv, output.name, cache.name))
         output.mkdir(exist_ok=True)
         seconds = float(len(calls))
-        report = {"seconds": seconds, "peak": 3e9, "unmapped": 2e9, "checkpoint": seconds / 10}
-        return report
+        return {
+            "seconds": seconds,
+            "cpu": 10 * seconds,
+            "peak": 3e9 * seconds,
+            "unmapped": 2e9 * seconds,
+            "checkpoint": seconds / 10,
+        }
 
     monkeypatch.setattr(growth, "run", run)
     return calls
 
 
 def options_of(**changes):
-    return argparse.Namespace(**{"preset": "tiny", "vocab_size": 300, "learn": False} | changes)
+    return argparse.Namespace(**{"preset": "tiny", "vocab_size": 300, "streaming": False} | changes)
 
 
-def test_second_run_has_cache_and_vocabulary_of_the_first_and_is_resumed(runs, tmp_path):
+def test_second_run_has_the_cache_of_the_first_and_is_resumed(runs, tmp_path):
     measured = measure(20, tmp_path, options_of())
 
-    assert list(cells(measured)) == ["20", "2.0", "3,000 (2,000)", "3.0", "4.0", "0.2"]
+    row = ["20", "1.0 (10.0)", "3.00 (2.00)", "2.0 (20.0)", "3.0 (30.0)", "0.1"]
+    assert list(cells(measured)) == row
     assert [(output, cache) for _, output, cache in runs] == [
-        ("vocabulary", "unused"),
-        ("first-20", "cache"),
-        ("again-20", "cache"),
-        ("again-20", "cache"),
+        ("first-20", "cache-20"),
+        ("again-20", "cache-20"),
+        ("again-20", "cache-20"),
     ]
-    assert ["--resume" in argv for argv, *_ in runs] == [False, False, False, True]
-    assert ["--tokenizer" in argv for argv, *_ in runs] == [False, True, True, True]
+    assert ["--resume" in argv for argv, *_ in runs] == [False, False, True]
+    assert all(argv[argv.index("--vocab_size") + 1] == "300" for argv, *_ in runs)
     assert not list(tmp_path.glob("train.*"))
 
 
-def test_vocabulary_is_learned_once_for_all_sizes_unless_for_each(runs, tmp_path):
-    for pairs in (10, 20):
-        measure(pairs, tmp_path, options_of())
-    assert sum("--vocab_size" in argv for argv, *_ in runs) == 1
+@pytest.mark.parametrize("streaming", [False, True])
+def test_pairs_are_streamed_on_request(runs, tmp_path, streaming):
+    measure(20, tmp_path, options_of(streaming=streaming))
 
-    runs.clear()
-    measure(30, tmp_path, options_of(learn=True))
-    assert ["--vocab_size" in argv for argv, *_ in runs] == [True, False, False]
-    assert runs[1][0][-4:-2] == ["--tokenizer", str(tmp_path / "first-30")]
+    assert ["--streaming" in argv for argv, *_ in runs] == [streaming] * 3
+
+
+def test_memory_is_the_most_so_far(monkeypatch):
+    looks = iter([5, 9, 7])
+    monkeypatch.setattr(growth, "unmapped_bytes", lambda: next(looks))
+    monkeypatch.setattr(growth.time, "sleep", lambda _: None)
+    most = growth.MostUnmapped()
+
+    with pytest.raises(StopIteration):
+        most.run()
+
+    assert most.bytes == 9
 
 
 def test_made_lines_have_27_words_on_average_and_are_the_same_each_time():
