@@ -4,6 +4,7 @@ import argparse
 import hashlib
 import json
 import sys
+import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -35,6 +36,12 @@ def build_parser() -> argparse.ArgumentParser:
         "--seed", default="0", help="for the choice of --carve (default: %(default)s)"
     )
     parser.add_argument(
+        "--apart",
+        action="store_true",
+        help="for g2p: letters and their accents, and the parts of a syllable of Hangul, are "
+        "separated too (NFD). The same words are carved",
+    )
+    parser.add_argument(
         "--unseen_in",
         nargs="+",
         default=[],
@@ -63,6 +70,11 @@ def read(kind: str, files: list[str]) -> Iterable[tuple[str, str]]:
         yield " ".join(source.replace(" ", "_")) if kind == "g2p" else source, target
 
 
+def take_apart(letters: str) -> str:
+    """Letters separated by blanks, as their parts (NFD), each a token."""
+    return " ".join(unicodedata.normalize("NFD", letters).replace(" ", ""))
+
+
 def check(given: argparse.Namespace, outputs: Iterable[Path]) -> None:
     """Refuses options that do not go together, and an output that is an input.
 
@@ -74,6 +86,10 @@ def check(given: argparse.Namespace, outputs: Iterable[Path]) -> None:
         faults.append(f"--carve must be at least 0 and below 1, got {given.carve}.")
     if given.carve and given.split == "validation":
         faults.append("--carve writes validation.jsonl, got --split validation too. Name another.")
+    if given.apart and given.kind != "g2p":
+        faults.append(
+            f"--apart is for g2p, got {given.kind}. Give `train --unicode_form NFD` instead."
+        )
     if given.kind == "scan" and len(given.files) > 1:
         faults.append(f"scan takes one file, got {len(given.files)}: {', '.join(given.files)}.")
     inputs = {Path(file).resolve() for file in (*given.files, *given.unseen_in)}
@@ -103,7 +119,8 @@ def main() -> int:
                 continue
             digest = hashlib.sha256(f"{given.seed} {source}".encode()).digest()
             is_carved = int.from_bytes(digest[:8], "big") < given.carve * 2**64
-            row = json.dumps({"source": source, "target": target}, ensure_ascii=False)
+            written = take_apart(source) if given.apart else source
+            row = json.dumps({"source": written, "target": target}, ensure_ascii=False)
             splits["validation" if is_carved else given.split].append(row)
         for split, rows in splits.items():
             if not rows:
