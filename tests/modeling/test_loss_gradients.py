@@ -171,6 +171,9 @@ def test_gradient_of_hidden_states_alone_is_dense(tiny_model, batch):
     assert set(gradient.any(1).nonzero().flatten().tolist()) == set(looked_up.tolist()) - {0}
 
 
+every_term = pytest.mark.parametrize("terms", [LossTerms(), LossTerms(0.1), LossTerms(0.1, 2.0)])
+
+
 def reference(weight: Tensor, states: Tensor, labels: Tensor, smoothing: float) -> list[Tensor]:
     """Gradients of the mean loss in float64, for hidden states and weight."""
     inputs = [one.detach().double().requires_grad_() for one in (states, weight)]
@@ -209,6 +212,67 @@ def test_gradients_are_those_of_float64_at_every_chunk_size(monkeypatch, rows):
 
     for one, expected in zip(actual, reference(weight, states, labels, 0.1), strict=True):
         torch.testing.assert_close(one, expected, rtol=1e-9, atol=1e-12)
+
+
+@every_term
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_are_those_of_float64_in_parts_of_a_chunk(monkeypatch, terms, dtype):
+    # Chunks of 16 or 32 rows, parts of at most 6, blocks of 5 entries: the last of each is short.
+    monkeypatch.setattr(loss_vanilla_transformer, "CHUNK_ROWS", 16)
+    monkeypatch.setattr(loss_vanilla_transformer, "PART_BYTES", 6 * 4 * 37)
+    monkeypatch.setattr(loss_vanilla_transformer, "BLOCK_ENTRIES", 5 * 24)
+    torch.manual_seed(0)
+    projection = nn.Linear(24, 37)
+    states = torch.randn(2, 45, 24, requires_grad=True)
+    labels = torch.randint(37, (1, 45)).expand(2, -1)
+    wide = deepcopy(projection).double()
+    exact_states = states.detach().double().requires_grad_()
+    exact = loss_sum(wide(exact_states), labels, terms)
+    expected = torch.autograd.grad(exact, (exact_states, *wide.parameters()))
+
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+        total = projected_loss_sum(projection, states, labels, terms)
+    found = torch.autograd.grad(total, (states, *projection.parameters()))
+
+    bound = 1e-5 if dtype == torch.float32 else 2**-7
+    assert (total - exact).abs() < bound * exact
+    for one, other in zip(found, expected, strict=True):
+        assert (one - other).norm() < bound * other.norm()
+
+
+def rows_of_each_call(monkeypatch: pytest.MonkeyPatch, name: str, passes: int) -> list[int]:
+    """Rows of logits at each call of a function of the loss, with 45 positions and 37 entries."""
+    rows = []
+    compute = getattr(loss_vanilla_transformer, name)
+
+    def watch(logits: Tensor, *others: Any) -> Any:
+        rows.append(len(logits))
+        return compute(logits, *others)
+
+    monkeypatch.setattr(loss_vanilla_transformer, name, watch)
+    labels = torch.randint(37, (1, 45)).expand(passes, -1)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        states = torch.randn(passes, 45, 24)
+        projected_loss_sum(nn.Linear(24, 37), states, labels, LossTerms(0.0, 2.0 * (passes - 1)))
+    return rows
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_softmax_of_a_cpu_stays_in_its_cache(monkeypatch, passes):
+    monkeypatch.setattr(loss_vanilla_transformer, "PART_BYTES", 20 * 4 * 37)
+
+    rows = rows_of_each_call(monkeypatch, "_loss_and_gradient", passes)
+
+    assert sum(rows) == passes * 45
+    assert max(rows) == 20
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_chunk_of_narrow_logits_has_twice_the_rows(monkeypatch, passes):
+    monkeypatch.setattr(loss_vanilla_transformer, "CHUNK_ROWS", 32)
+
+    # Of 45 rows in one chunk of 64, or of 90 in two.
+    assert len(rows_of_each_call(monkeypatch, "_replace_in_parts", passes)) == passes
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -264,9 +328,6 @@ def test_rows_of_a_chunk_follow_from_the_memory_of_a_gpu(monkeypatch, vocab_size
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: memory)
 
     assert chunk_rows(torch.device("cuda"), vocab_size) == rows
-
-
-every_term = pytest.mark.parametrize("terms", [LossTerms(), LossTerms(0.1), LossTerms(0.1, 2.0)])
 
 
 @every_term

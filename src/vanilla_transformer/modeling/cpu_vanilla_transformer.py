@@ -52,7 +52,25 @@ def fill_rows(x: Tensor) -> Tensor:
     takes as long as the product and permanently occupies megabytes of memory.
     """
     missing = -len(x) % ROW_BLOCK
-    return F.pad(x, (0, 0, 0, missing)) if missing else x
+    # F.pad would first fill all rows with zeros.
+    return torch.cat((x, x.new_zeros(missing, x.shape[1]))) if missing else x
+
+
+class FirstRows(torch.autograd.Function):
+    """The first rows of `[rows, D]`: the inverse of `fill_rows`.
+
+    The gradient of a slice would be filled with zeros and then overwritten.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rows: int) -> Tensor:
+        """`[rows and filling, D]` -> `[rows, D]`."""
+        return x[:rows]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        """Fills the gradient up."""
+        return fill_rows(gradient), None
 
 
 class Linear(nn.Linear):
@@ -69,7 +87,8 @@ class Linear(nn.Linear):
             return super().forward(x)
         rows = x.to(torch.bfloat16).flatten(0, -2)
         mapped = super().forward(fill_rows(rows))
-        return mapped[: len(rows)].unflatten(0, x.shape[:-1])
+        mapped = FirstRows.apply(mapped, len(rows))  # type: ignore[no-untyped-call]
+        return mapped.unflatten(0, x.shape[:-1])
 
 
 class WeightForFewRows:

@@ -22,6 +22,10 @@ IGNORED = -100
 # Target positions whose logits [rows, V] exist at the same time on a CPU, and the most elsewhere.
 CHUNK_ROWS = 256
 MOST_CHUNK_ROWS = 8192
+# Bytes of wide logits whose softmax a CPU computes at once, in its cache.
+PART_BYTES = 2**20
+# Entries of a matrix to which a CPU adds a narrow product at once, likewise.
+BLOCK_ENTRIES = 2**18
 # Memory of a device is divided by this for the logits of a chunk.
 CHUNK_SHARE = 32
 # Of a device that does not report it.
@@ -412,51 +416,105 @@ def _loss_and_gradients(
     grad_bias = None
     if bias is not None and needed[2]:
         grad_bias = torch.zeros_like(bias, dtype=wide)
-    projection = Projection(entries, narrow, scale, grad_bias is not None)
-    passes, positions = labels.shape
-    at_once = chunk_rows(device, entries)
-    size = at_once // passes
-    if device.type != "cpu" and positions:
-        # Chunks of about the same size: a GPU computes a short one no faster.
-        size = math.ceil(positions / math.ceil(positions / size))
+    # Without wide products the gradient is rounded when it replaces narrow logits.
+    factor = narrow if has_wide_products else wide
+    projection = Projection(entries, factor, scale, grad_bias is not None)
+
+    def gradient_of(logits: Tensor, label: Tensor) -> Tensor:
+        """The gradient of wide logits; adds to the loss and to the bias' gradient."""
+        if bias is not None:
+            logits[:, :entries] += bias
+        loss, gradient, bias_sums = kernel(logits, label, terms, projection)
+        total.add_(loss)
+        if grad_bias is not None and bias_sums is not None:
+            grad_bias.add_(bias_sums)
+        return gradient
+
+    size = _chunk_size(labels, entries, narrow, wide)
     # One buffer for the logits of all chunks: fresh memory costs a CPU as much as a softmax.
-    buffered = 0 if has_wide_products else min(at_once, labels.numel())
-    buffer = matrix.new_empty(buffered, len(matrix), dtype=wide)
+    buffered = 0 if has_wide_products else labels[:, :size].numel()
+    buffer = fill_rows(matrix.new_empty(buffered, len(matrix)))
     with torch.autocast(device.type, enabled=False):
-        for start in range(0, positions, size):
+        for start in range(0, labels.shape[1], size):
             chunk = slice(start, start + size)
             hidden = _factor(hidden_states[:, chunk].flatten(0, 1), narrow)
-            label = labels[:, chunk].reshape(-1, 1)
-            rows = len(label)
-            if narrow == wide:
-                logits = torch.mm(hidden, matrix.T, out=buffer[:rows])
-            elif has_wide_products:
+            label = labels[:, chunk]
+            if has_wide_products:
                 logits = product(hidden, matrix.T).to(wide)
                 logits[:, entries:] = FILLER_LOGIT
+                grad_logits = gradient_of(logits, label.reshape(-1, 1))
             else:
-                logits = buffer[:rows].copy_(product(hidden, matrix.T)[:rows])
-            if bias is not None:
-                logits[:, :entries] += bias
-            loss, grad_logits, bias_sums = kernel(logits, label, terms, projection)
-            total += loss
-            if grad_bias is not None and bias_sums is not None:
-                grad_bias += bias_sums
-            grad_logits = _factor(grad_logits, narrow)
+                grad_logits = torch.mm(hidden, matrix.T, out=buffer[: len(hidden)])
+                _replace_in_parts(grad_logits, label, wide, gradient_of)
             if grad_hidden is not None:
-                grad = product(grad_logits, matrix)[:rows] / scale
-                grad_hidden[:, chunk] = grad.unflatten(0, (passes, -1))
-            if grad_weight is not None and narrow == wide:
+                grad = product(grad_logits, matrix)[: label.numel()] / scale
+                grad_hidden[:, chunk] = grad.unflatten(0, label.shape)
+            if grad_weight is None:
+                continue
+            if narrow == wide:
                 grad_weight.addmm_(grad_logits.T, hidden)
-            elif grad_weight is not None:
+            elif has_wide_products:
                 grad_weight.add_(product(grad_logits.T, hidden)[:entries], alpha=1 / scale)
-            # The next chunk's take their place.
-            del logits, grad_logits
+            else:
+                _add_narrow_product(grad_weight, grad_logits.T, hidden)
     return (
         total,
         grad_hidden,
         None if grad_weight is None else grad_weight.to(gradient_dtype(weight)),
         None if grad_bias is None else grad_bias.to(gradient_dtype(weight)),
     )
+
+
+def _chunk_size(labels: Tensor, entries: int, narrow: torch.dtype, wide: torch.dtype) -> int:
+    """Positions of a chunk; R-Drop has two rows of logits for each."""
+    passes, positions = labels.shape
+    size = chunk_rows(labels.device, entries) // passes
+    if labels.device.type == "cpu":
+        # Narrow logits, of which only a part is widened at a time, take half the memory.
+        return size * wide.itemsize // narrow.itemsize
+    # Chunks of about the same size: a GPU computes a short one no faster.
+    return math.ceil(positions / math.ceil(positions / size)) if positions else size
+
+
+def _replace_in_parts(
+    logits: Tensor,
+    labels: Tensor,
+    wide: torch.dtype,
+    gradient_of: Callable[[Tensor, Tensor], Tensor],
+) -> None:
+    """Writes the gradient over logits, on a CPU few at a time, which stay in its cache.
+
+    Args:
+        logits: `[rows, V]`; rows without a label fill up a block and stay as they are.
+        labels: `[P, N]`, whose rows come first.
+        wide: Dtype of softmax and gradient.
+        gradient_of: Takes wide logits, which it may overwrite, and their labels `[rows, 1]`.
+    """
+    passes, positions = labels.shape
+    by_position = logits[: labels.numel()].unflatten(0, labels.shape)
+    at_once = positions
+    if logits.device.type == "cpu":
+        at_once = max(1, PART_BYTES // (passes * logits.shape[1] * wide.itemsize))
+    for start in range(0, positions, at_once):
+        chunk = slice(start, start + at_once)
+        part = by_position[:, chunk]
+        gradient = gradient_of(part.flatten(0, 1).to(wide), labels[:, chunk].reshape(-1, 1))
+        if gradient.data_ptr() != part.data_ptr():
+            part.copy_(gradient.view_as(part))
+
+
+def _add_narrow_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Adds `left @ right`, which are narrow, to the wide `total` in blocks of rows.
+
+    Blocks stay in a processor's cache. A whole product would be widened in fresh memory.
+    """
+    width = total.shape[1]
+    at_once = max(1, BLOCK_ENTRIES // width)
+    narrow = right.new_empty(at_once, width)
+    wide = total.new_empty(at_once, width)
+    for block, rows in zip(total.split(at_once), left.split(at_once), strict=True):
+        torch.mm(rows, right, out=narrow[: len(rows)])
+        block.add_(wide[: len(rows)].copy_(narrow[: len(rows)]))
 
 
 def _factor(x: Tensor, dtype: torch.dtype) -> Tensor:
