@@ -23,7 +23,7 @@ class Machine:
         return [SimpleNamespace(**times)] * 8
 
     def process(self) -> SimpleNamespace:
-        child = SimpleNamespace(cpu_times=lambda: (self.children, 0.0, 99.0, 99.0))
+        child = SimpleNamespace(cpu_times=lambda: (self.children, 0.0, self.children, 0.0))
         return SimpleNamespace(
             cpu_times=lambda: (self.own, 0.0, 0.0, 0.0, 77.0), children=lambda recursive: [child]
         )

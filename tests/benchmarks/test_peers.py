@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import yaml
 
@@ -256,13 +257,22 @@ for n in range(1, 99):
     Path(f'model/{3 * n}.txt').write_text(f'{n}')
 """
     run = job(program)
-    run.text.bleu = lambda lines: time.sleep(1) or float(lines[0])
+    states = []
+
+    def bleu(lines: list[str]) -> float:
+        time.sleep(1)
+        children = psutil.Process().children()
+        states.extend(one.status() for one in children if one.cwd() == str(run.folder))
+        return float(lines[0])
+
+    run.text.bleu = bleu
     (run.text.folder / "validation.en").write_text("")
     scores = run.scores()
 
     found = [next(scores) for _ in range(2)]
     scores.close()
 
+    assert states == 2 * [psutil.STATUS_STOPPED]
     assert [(updates, bleu) for _, updates, bleu, _ in found] == [(6, 2.0), (12, 4.0)]
     # Two reports, of which one may sleep while it is halted; a score takes longer.
     assert 0.05 < 60 * (found[1][0] - found[0][0]) < 0.95
