@@ -13,7 +13,8 @@ from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 from transformers.utils import logging
 
 from vanilla_transformer.modeling import loss_vanilla_transformer
-from vanilla_transformer.modeling.loss_vanilla_transformer import LossTerms, projected_loss_sum
+from vanilla_transformer.modeling.loss_vanilla_transformer import LossTerms
+from vanilla_transformer.modeling.projection_vanilla_transformer import projected_loss_sum
 
 from ..conftest import Batch, Model, build_variant, gradients
 from ..support.tensors_in_memory import TensorRecorder

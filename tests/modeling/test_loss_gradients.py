@@ -10,12 +10,8 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from vanilla_transformer.modeling import loss_vanilla_transformer
-from vanilla_transformer.modeling.loss_vanilla_transformer import (
-    LossTerms,
-    chunk_rows,
-    loss_sum,
-    projected_loss_sum,
-)
+from vanilla_transformer.modeling.loss_vanilla_transformer import LossTerms, chunk_rows, loss_sum
+from vanilla_transformer.modeling.projection_vanilla_transformer import projected_loss_sum
 
 from ..conftest import Batch, Model, build_variant
 from ..support.pretended_device import move, pretended_device, put

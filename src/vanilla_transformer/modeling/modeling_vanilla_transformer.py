@@ -41,14 +41,7 @@ from .cpu_vanilla_transformer import Dropout
 from .generation_vanilla_transformer import VanillaTransformerGenerationMixin
 from .kernels_vanilla_transformer import causal_mask
 from .layers_vanilla_transformer import DecoderLayer, EncoderLayer
-from .loss_vanilla_transformer import (
-    IGNORED,
-    Lookup,
-    LossTerms,
-    loss_sum,
-    projected_loss_sum,
-    tied_lookups,
-)
+from .loss_vanilla_transformer import IGNORED, LossTerms, loss_sum
 from .packing_vanilla_transformer import (
     VARLEN,
     PackedMask,
@@ -57,6 +50,7 @@ from .packing_vanilla_transformer import (
     up_to_last_target,
 )
 from .positions_vanilla_transformer import POSITIONS
+from .projection_vanilla_transformer import Lookup, projected_loss_sum, tied_lookups
 
 logger = logging.get_logger(__name__)
 

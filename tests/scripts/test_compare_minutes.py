@@ -1,0 +1,171 @@
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ..support.documents import ROOT
+
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import compare_minutes
+import minutes
+
+SCRIPT = ROOT / "scripts/compare_minutes.py"
+PLAN = """
+Two words:
+  folder: raw
+  prepare: pairs pairs.de.gz pairs.en.gz --split train --carve 0.3
+  metric: exact_match
+  evaluate: --num_beams 1
+  recipe: recipes/scan.yaml --config d_model=8 --warmup_steps 1
+  left_out: --learning_rate 0.001
+Others:
+  folder: other
+  train: train.tsv
+  validation: validation.tsv
+  metric: wer
+  evaluate: --num_beams 5
+"""
+
+
+@pytest.fixture
+def plan(tmp_path):
+    path = tmp_path / "plan.yaml"
+    path.write_text(PLAN, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def corpora(plan, tmp_path):
+    """The corpora of the plan by name."""
+    found = minutes.read_corpora(plan, ["*"], tmp_path / "data", tmp_path / "runs")
+    return {corpus.name: corpus for corpus in found}
+
+
+def test_rules_have_files_and_metric_and_what_is_left_out_has_its_options_too(corpora, tmp_path):
+    words = corpora["Others"].options("rules", 15)
+    less = corpora["Two words"].options("left out", 15)
+
+    files = ["--train", "train.tsv", "--validation", "validation.tsv"]
+    folders = ["--data", str(tmp_path / "data/other")]
+    folders += ["--output_dir", str(tmp_path / "runs/others/rules")]
+    budget = ["--minutes", "15", "--metrics", "wer"]
+    assert words == [*files, *budget, *folders, "--disable_tqdm", "true"]
+    assert less[less.index("--learning_rate") + 1] == "0.001"
+    assert less[less.index("--train") + 1] == "train.jsonl"
+
+
+def test_recipe_is_stopped_after_the_minutes(corpora, tmp_path):
+    words = corpora["Two words"].options("recipe", 15)
+
+    assert words[:3] == [str(ROOT / "recipes/scan.yaml"), "--config", "d_model=8"]
+    assert words[words.index("--max_minutes") + 1] == "15"
+    assert words[words.index("--data") + 1] == str(tmp_path / "runs/two-words/data")
+    assert "--minutes" not in words
+
+
+def test_corpus_without_a_recipe_and_without_evidence_has_one_run(corpora):
+    assert [corpora["Others"].options(run, 15) for run in ("left out", "recipe")] == [None, None]
+
+
+def test_corpora_come_in_the_order_of_the_patterns_each_once(plan, tmp_path):
+    found = minutes.read_corpora(plan, ["Oth*", "*"], tmp_path, tmp_path)
+
+    assert [corpus.name for corpus in found] == ["Others", "Two words"]
+
+
+@pytest.mark.parametrize(
+    ("text", "patterns", "message"),
+    [
+        (PLAN, ["Java*"], r"Two words, Others, got \['Java\*'\]"),
+        ("- 1", ["*"], "must be YAML like ablations/minutes.yaml"),
+        ("A: {folder: a, metric: wer, beam: 4}", ["*"], "beam"),
+    ],
+)
+def test_wrong_plan_is_refused(plan, tmp_path, text, patterns, message):
+    plan.write_text(text, encoding="utf-8")
+
+    with pytest.raises(ValueError, match=message):
+        minutes.read_corpora(plan, patterns, tmp_path, tmp_path)
+
+
+def test_plan_of_the_repository_names_its_recipes():
+    found = minutes.read_corpora(ROOT / "ablations/minutes.yaml", ["*"], Path("d"), Path("r"))
+
+    recipes = [corpus.recipe.split()[0] for corpus in found if corpus.recipe]
+    assert len(found) == 12
+    assert [recipe for recipe in recipes if not (ROOT / recipe).is_file()] == []
+
+
+def test_table_has_the_difference_to_the_recipe(corpora, monkeypatch):
+    scores = {"rules": 41.5, "left out": 40.0, "recipe": 42.0}
+    signature = {"exact_match_signature": "unit:line"}
+    monkeypatch.setattr(
+        minutes.Corpus,
+        "scores",
+        lambda self, run: (
+            {"exact_match": scores[run], "minutes": 7.2, **signature}
+            if self.metric == "exact_match"
+            else {}
+        ),
+    )
+
+    lines = minutes.table([*corpora.values()]).splitlines()
+
+    assert lines[2] == "| Two words | exact_match | 41.50 | 40.00 | 42.00 | 7.2 | -0.50 |"
+    assert lines[3] == "| Others | wer |  |  |  |  |  |"
+    assert lines[4:] == ["", "exact_match: unit:line"]
+
+
+def test_run_that_fails_is_named_and_the_others_are_done(corpora, plan, monkeypatch, capsys):
+    done = []
+    monkeypatch.setattr(minutes.Corpus, "make_files", lambda self: None)
+    monkeypatch.setattr(
+        minutes, "train", lambda folder, words: done.append(folder.name) or 3 * (len(done) == 1)
+    )
+    evaluated = subprocess.CompletedProcess([], 0)
+    monkeypatch.setattr(minutes.subprocess, "run", lambda *args, **kwargs: evaluated)
+    folders = ["--data", str(plan.parent), "--output", str(plan.parent / "runs")]
+    monkeypatch.setattr(sys, "argv", ["compare_minutes.py", str(plan), *folders])
+
+    status = compare_minutes.main()
+
+    assert status == 1
+    assert done == ["rules", "left-out", "recipe", "rules"]
+    assert "two-words/rules: ended with status 3." in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_each_corpus_is_trained_and_scored_once(plan, tmp_path):
+    for side, lines in (("de", ("ein", "zwei", "drei")), ("en", ("one", "two", "three"))):
+        texts = [f"{first} {second}" for first in lines for second in lines] * 3
+        (tmp_path / "data/raw").mkdir(parents=True, exist_ok=True)
+        path = tmp_path / f"data/raw/pairs.{side}.gz"
+        path.write_bytes(gzip.compress("".join(f"{text}\n" for text in texts).encode()))
+    command = [sys.executable, SCRIPT, plan, "--data", tmp_path / "data", "--minutes", "0.05"]
+    command += ["--output", tmp_path / "runs", "--corpora", "Two*", "--jobs", "2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+    def run():
+        finished = subprocess.run(
+            command, capture_output=True, text=True, check=False, env=environment
+        )
+        assert finished.returncode == 0, finished.stderr
+        return finished.stdout
+
+    table = run()
+
+    folder = tmp_path / "runs/two-words"
+    results = [
+        json.loads((folder / run / "results.json").read_text(encoding="utf-8"))[minutes.NAME]
+        for run in ("rules", "left-out", "recipe")
+    ]
+    cells = [cell.strip() for cell in table.splitlines()[2].split("|")]
+    assert cells[3:6] == [f"{one['exact_match']:.2f}" for one in results]
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*")}
+    assert run() == table
+    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*")}
