@@ -7,6 +7,7 @@ the best fixed number.
 
 Example:
   python benchmarks/threads.py --presets tiny base --neighbours 0 1 2
+  taskset --cpu-list 0 python benchmarks/threads.py --neighbours 0
 """
 
 import argparse
@@ -61,7 +62,8 @@ def main() -> int:
 
     from vanilla_transformer_cli.settings import PRESETS
 
-    numbers = range(1, torch.get_num_threads() + 1)
+    # Under `taskset` torch starts with fewer than the machine has.
+    numbers = range(1, max(torch.get_num_threads(), os.cpu_count() or 1) + 1)
     names = [f"{number} thread{'s' * (number > 1)}, s" for number in numbers]
     print(head("preset", "task", "busy programs", *names, "idle cores, s", "ratio"))
     for preset in options.presets:

@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 from subprocess import CalledProcessError
 
-from minutes import Corpus, finish, read_corpora, table
+from minutes import Corpus, draw, finish, read_corpora, table
 
 
 def parse() -> argparse.Namespace:
@@ -42,6 +42,7 @@ def parse() -> argparse.Namespace:
         help="Default: all.",
     )
     parser.add_argument("--jobs", type=int, default=1, help="Runs at the same time (default: 1).")
+    parser.add_argument("--curves", type=Path, help="Picture of scores and rates over the minutes.")
     parser.add_argument("--table", action="store_true", help="Only print the finished runs.")
     return parser.parse_args()
 
@@ -53,6 +54,8 @@ def main() -> int:
         corpora = read_corpora(options.plan, options.corpora, options.data, options.output)
         failed = [] if options.table else finish(corpora, options)
         print(table(corpora))
+        if options.curves:
+            draw(corpora, options.curves)
     except (ValueError, OSError, CalledProcessError) as error:
         print(error, file=sys.stderr)
         return 2

@@ -105,6 +105,15 @@ class Corpus:
         command += ["--test", *(str(self.data / file) for file in self.validation.split())]
         return subprocess.run(command, check=False, stdout=sys.stderr).returncode
 
+    def curve(self, run: str, name: str) -> list[tuple[float, float]]:
+        """Minutes and values of what a run reported under a name, if it is finished."""
+        from vanilla_transformer.model_folder import LOG_FILE
+        from vanilla_transformer.training.run_record import read_log
+
+        folder = self.folder(run)
+        reports = read_log(folder / LOG_FILE) if is_finished(folder) else []
+        return [(report["minutes"], report[name]) for report in reports if name in report]
+
 
 def read_corpora(plan: Path, patterns: list[str], data: Path, output: Path) -> list[Corpus]:
     """The corpora of a plan that match a pattern, in the order of the patterns.
@@ -173,3 +182,21 @@ def table(corpora: list[Corpus]) -> str:
         for scores in filter(None, found.values()):
             signatures.add(f"{corpus.metric}: {scores[f'{corpus.metric}_signature']}")
     return "\n".join([*lines, "", *sorted(signatures)])
+
+
+def draw(corpora: list[Corpus], path: Path) -> None:
+    """Draws the greedy validation score and the learning rate of finished runs over the minutes."""
+    from vanilla_transformer.figures import new_figure, save_figure
+
+    figure = new_figure(4.2 * len(corpora), 5.6)
+    columns = figure.subplots(2, len(corpora), sharex="col", squeeze=False).T
+    for corpus, (score, rate) in zip(corpora, columns, strict=True):
+        score.set_title(corpus.name)
+        for axes, label in ((score, f"eval_{corpus.metric}"), (rate, "learning_rate")):
+            axes.set_ylabel(label.removeprefix("eval_").replace("_", " "))
+            for run in Corpus.RUNS:
+                if points := corpus.curve(run, label):
+                    axes.plot(*zip(*points, strict=True), label=run)
+                    axes.legend()
+        rate.set_xlabel("minutes")
+    save_figure(figure, path)

@@ -44,7 +44,8 @@ class Machine:
 def machine(monkeypatch, tmp_path) -> Machine:
     machine = Machine()
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(threads, "QUOTA", tmp_path / "none")
+    quotas = ((tmp_path / "max",), (tmp_path / "quota", tmp_path / "period"))
+    monkeypatch.setattr(threads, "QUOTAS", quotas)
     monkeypatch.setattr(threads, "_cores", lambda: list(range(8)))
     monkeypatch.setattr(threads.psutil, "cpu_times", machine.cpu_times)
     monkeypatch.setattr(threads.psutil, "Process", machine.process)
@@ -110,7 +111,19 @@ def test_first_count_takes_a_moment_at_most(machine):
 
 @pytest.mark.parametrize(("quota", "expected"), [("250000 100000", 2), ("50000 100000", 1)])
 def test_quota_of_a_container_is_kept(machine, quota, expected):
-    threads.QUOTA.write_text(quota)
+    threads.QUOTAS[0][0].write_text(quota)
+    cores = IdleCores()
+    machine.pass_time(INTERVAL, others=3)
+
+    cores.use()
+
+    assert machine.threads == expected
+
+
+@pytest.mark.parametrize(("quota", "expected"), [("250000\n", 2), ("-1\n", 5)])
+def test_quota_of_the_first_control_groups_is_kept(machine, quota, expected):
+    for file, text in zip(threads.QUOTAS[1], (quota, "100000\n"), strict=True):
+        file.write_text(text)
     cores = IdleCores()
     machine.pass_time(INTERVAL, others=3)
 
@@ -120,7 +133,7 @@ def test_quota_of_a_container_is_kept(machine, quota, expected):
 
 
 def test_container_without_a_quota_uses_idle_cores(machine):
-    threads.QUOTA.write_text("max 100000")
+    threads.QUOTAS[0][0].write_text("max 100000")
     cores = IdleCores()
     machine.pass_time(INTERVAL, others=3)
 

@@ -18,8 +18,12 @@ INTERVAL = 5.0
 # A first look takes at least this long; the system counts hundredths of seconds.
 FIRST_INTERVAL = 0.3
 
-# Of a container: microseconds of work in each period of so many, or "max".
-QUOTA = Path("/sys/fs/cgroup/cpu.max")
+# Of a container: microseconds of work in each period of so many, in one file or, with the first
+# version of control groups, in two. "max" or a negative number: no quota.
+QUOTAS = (
+    (Path("/sys/fs/cgroup/cpu.max"),),
+    (Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"), Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us")),
+)
 
 _WORK = ("user", "nice", "system", "irq", "softirq", "steal")
 
@@ -62,12 +66,13 @@ class IdleCores:
 def _allowed() -> int:
     """Cores that this process may keep busy: those it may run on, within its container's quota."""
     cores = len(_cores())
-    try:
-        quota, period = QUOTA.read_text(encoding="ascii").split()
-        return min(cores, int(quota) // int(period))
-    except (OSError, ValueError):
-        # There is no quota.
-        return cores
+    for files in QUOTAS:
+        with suppress(OSError, ValueError):
+            text = " ".join(file.read_text(encoding="ascii") for file in files)
+            quota, period = map(int, text.split())
+            if quota > 0:
+                return min(cores, quota // period)
+    return cores
 
 
 def _cores() -> list[int]:

@@ -73,6 +73,9 @@ def decided(facts, given=(), settings=SETTINGS):
         (CAPTIONS, {"minutes": 15}, {"dropout": 0.1}),
         (CAPTIONS, {}, {"dropout": 0.2, "max_tokens_per_batch": 2048, "learning_rate": 0.003}),
         (CAPTIONS, {"minutes": 60}, {"dropout": 0.3}),
+        # 35 tokens a pair, and 46 in the shorter pieces that copy.
+        (CAPTIONS, {"minutes": 20}, {"dropout": 0.2}),
+        (CAPTIONS, {"minutes": 20, "copied_words": 0.3}, {"dropout": 0.1}),
         (CAPTIONS, {"minutes": 120}, {"r_drop": 2.0, "max_tokens_per_batch": 2048}),
         (CAPTIONS, {"minutes": 300}, {"max_tokens_per_batch": 4096, "learning_rate": 0.004}),
         (CAPTIONS, {"minutes": 2}, {"max_validation_pairs": 50, "warmup_steps": 50}),
@@ -97,11 +100,11 @@ def test_most_defaults_of_captions_stay():
     }
 
 
+CHARACTERS = {"tokenizer_kind": "char", "preset": "tiny", "vocab_size": 10_000}
+
+
 def test_characters_apart_make_passes_longer():
-    apart, whole = (
-        WORDS.passes({"tokenizer_kind": "char", "preset": "tiny", "unicode_form": form})
-        for form in ("NFKD", "NFC")
-    )
+    apart, whole = (WORDS.passes({**CHARACTERS, "unicode_form": form}) for form in ("NFKD", "NFC"))
 
     # Two ends, and 132 characters that are 198 parts.
     assert whole / apart == pytest.approx(200 / 134)

@@ -37,6 +37,8 @@ _FOR_UPDATES = 0.85
 _COST = {"tiny": 1, "small": 24, "base": 34, "big": 136}
 # A task of fewer words is a closed pattern.
 _WORDS_OF_A_PATTERN = 50
+# Size of a vocabulary whose pieces spell names.
+_VOCABULARY_THAT_COPIES = 2000
 _LARGEST_BATCH = {"cpu": 4096, "cuda": 32_768}
 
 # The saved model of --tokenizer decides these.
@@ -58,7 +60,7 @@ class Facts:
         words: Mean number of words of source and target together.
         source_characters: Mean number of characters of a source.
         characters: Mean number of characters of source and target together.
-        long_words: Words of the longer side, which 99 % of the pairs do not exceed.
+        long_words: Words of the longer side, which 999 of 1,000 pairs do not exceed.
         long_characters: Characters of the longer side, likewise.
         distinct_words: Number of different words of both sides.
         occurrences: Mean number of times that a word occurs.
@@ -94,9 +96,11 @@ class Facts:
         return self.growth_apart if chosen["unicode_form"] in DECOMPOSED_FORMS else 1.0
 
     def tokens_per_pair(self, chosen: Mapping[str, Any]) -> float:
-        """Tokens of a pair, its two ends included; BPE has about 4 characters a token."""
+        """Tokens of a pair, its two ends included."""
         tokens = {"word": self.words, "char": self.characters * self.growth(chosen)}
-        return 2 + tokens.get(chosen["tokenizer_kind"], self.characters / 4)
+        # Pieces are shorter where names have to be copied by them.
+        characters_of_a_piece = 3 if chosen["vocab_size"] <= _VOCABULARY_THAT_COPIES else 4
+        return 2 + tokens.get(chosen["tokenizer_kind"], self.characters / characters_of_a_piece)
 
     def tokens(self, preset: str) -> float:
         """Tokens that a model of this size trains on in the minutes."""
@@ -160,7 +164,8 @@ def _vocab_size(facts: Facts, chosen: Mapping[str, Any]) -> tuple[Any, str] | No
     if chosen["tokenizer_kind"] not in ("bpe", "unigram"):
         return None
     if facts.copied_words >= 0.25:
-        return 2000, f"{facts.copied_words:.0%} of the long words are copied, by their pieces"
+        reason = f"{facts.copied_words:.0%} of the long words are copied, by their pieces"
+        return _VOCABULARY_THAT_COPIES, reason
     for size, limit in ((4000, 10_000), (10_000, 1_000_000)):
         if facts.pairs < limit:
             return size, f"{facts.pairs:,} pairs, less than {limit:,}"
@@ -180,7 +185,7 @@ def _max_length(facts: Facts, chosen: Mapping[str, Any]) -> tuple[Any, str] | No
     needed = 1 + tokens.get(chosen["tokenizer_kind"], facts.long_characters // 3)
     if needed <= chosen["max_length"]:
         return None
-    return min(640, needed), f"1 % of the pairs are longer than about {needed:,} tokens"
+    return min(640, needed), f"1 pair in 1,000 is longer than about {needed:,} tokens"
 
 
 def _metrics(facts: Facts, chosen: Mapping[str, Any]) -> tuple[Any, str] | None:
@@ -418,8 +423,8 @@ def read_facts(
         words=means[0] + means[1],
         source_characters=means[2],
         characters=means[2] + means[3],
-        long_words=int(np.quantile(table[:, :2].max(axis=1), 0.99)),
-        long_characters=int(np.quantile(table[:, 2:].max(axis=1), 0.99)),
+        long_words=int(np.quantile(table[:, :2].max(axis=1), 0.999)),
+        long_characters=int(np.quantile(table[:, 2:].max(axis=1), 0.999)),
         distinct_words=len(words),
         occurrences=words.total() / max(1, len(words)),
         shared_letters=shared / max(1, sum(letters.values())),
