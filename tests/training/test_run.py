@@ -14,6 +14,7 @@ from vanilla_transformer.data.filters import has_empty_side
 from vanilla_transformer.data.parallel_text import ParallelText
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 from vanilla_transformer.training import run as training
+from vanilla_transformer.training import starting_model
 from vanilla_transformer.training.averaging import Outcome
 from vanilla_transformer.training.callbacks import StopOnRequest, StoppedBySignalError
 from vanilla_transformer_cli.settings import TrainSettings
@@ -31,7 +32,7 @@ SETTINGS = TrainSettings(
 def build(tmp_path, **changes):
     settings = TrainSettings(**vars(SETTINGS) | changes)
     arguments = build_arguments(tmp_path, label_smoothing_factor=0.25)
-    tokenizers, model = training._build_model(settings, arguments, PAIRS, None)
+    tokenizers, model = starting_model.build_model(settings, arguments, PAIRS, None)
     return tokenizers, model, arguments
 
 
@@ -150,18 +151,18 @@ def test_batches_have_no_padding_where_the_kernel_for_that_runs(monkeypatch, con
     defaults = {"fp16": False, "bf16": False, "torch_compile": False}
     arguments = SimpleNamespace(**{**defaults, "device": torch.device("cuda"), **given})
 
-    assert training._better_kernel(build_variant(**{**sizes, **config}), arguments) == kernel
+    assert starting_model._better_kernel(build_variant(**{**sizes, **config}), arguments) == kernel
 
 
 @pytest.mark.parametrize("given", [{}, {"attn_implementation": "eager", "compile_layers": True}])
 def test_new_model_is_compiled_and_packed_as_it_is_asked_for(tmp_path, monkeypatch, given):
     compiled = []
-    monkeypatch.setattr(training, "compile_layers", compiled.append)
-    monkeypatch.setattr(training, "_better_kernel", lambda *_: "varlen")
+    monkeypatch.setattr(starting_model, "compile_layers", compiled.append)
+    monkeypatch.setattr(starting_model, "_better_kernel", lambda *_: "varlen")
     pairs = Dataset.from_dict({"source": ["a b"], "target": ["b a"]})
     settings = TrainSettings(config=SIZES, tokenizer_kind="word", vocab_size=6, **given)
 
-    _, model = training._build_model(settings, build_arguments(tmp_path), pairs, None)
+    _, model = starting_model.build_model(settings, build_arguments(tmp_path), pairs, None)
 
     assert model.config._attn_implementation == given.get("attn_implementation", "varlen")
     assert compiled == [model] * ("compile_layers" in given)

@@ -1,0 +1,155 @@
+"""The tokenizers and the model that a run starts with: new ones, or saved ones."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import AutoConfig, PreTrainedModel, Seq2SeqTrainingArguments
+
+from vanilla_transformer.data.token_cache import cached_tokenizer
+from vanilla_transformer.model_folder import load_model
+from vanilla_transformer.modeling.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.modeling.modeling_vanilla_transformer import (
+    VanillaTransformerForConditionalGeneration,
+)
+from vanilla_transformer.modeling.packing_vanilla_transformer import VARLEN, kernel_fits
+from vanilla_transformer.tokenization.tokenization_vanilla_transformer import (
+    VanillaTransformerTokenizer,
+)
+from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
+from vanilla_transformer.training.compiling import compile_layers
+from vanilla_transformer.training.fine_tuning import choose_parameters
+from vanilla_transformer.training.recipe import check_vocabularies, config_overrides
+from vanilla_transformer_cli.settings import PRESETS, TrainSettings
+
+# Section 6.1: beam 4, length penalty 0.6, output at most 50 tokens longer than its source.
+NUM_BEAMS = 4
+LENGTH_PENALTY = 0.6
+MAX_EXTRA_TOKENS = 50
+
+# Fields of a config that belong to the tokenizers.
+_VOCABULARY_FIELDS = (
+    "vocab_size",
+    "decoder_vocab_size",
+    "share_encoder_decoder_embeddings",
+    "pad_token_id",
+    "bos_token_id",
+    "eos_token_id",
+    "decoder_start_token_id",
+)
+
+
+def build_model(
+    settings: TrainSettings,
+    arguments: Seq2SeqTrainingArguments,
+    pairs: Dataset,
+    checkpoint: str | None,
+) -> tuple[TokenizerPair, VanillaTransformerForConditionalGeneration]:
+    """Loads tokenizers and model, or makes tokenizers and initialises a model for them."""
+    # With an adapter a checkpoint is no model yet; Trainer loads it when there is one.
+    if start := settings.init_from if settings.peft else checkpoint or settings.init_from:
+        model = load_model(start)
+        tokenizers = TokenizerPair.from_pretrained(start)
+        check_vocabularies(settings, start, tokenizers)
+        tokenizers = _in_one_direction(settings, tokenizers, model)
+    else:
+        tokenizers = _make_tokenizers(settings, pairs)
+        model = _initialise_model(settings, tokenizers)
+    choose_parameters(model, settings)
+    if kernel := settings.attn_implementation or _better_kernel(model, arguments):
+        model.set_attn_implementation(kernel)
+    if settings.compile_layers:
+        compile_layers(model)
+    # The model smooths its own loss, without the full logits that Trainer's smoother needs.
+    model.config.label_smoothing = arguments.label_smoothing_factor
+    arguments.label_smoothing_factor = 0.0
+    return tokenizers, model
+
+
+def _better_kernel(model: PreTrainedModel, arguments: Seq2SeqTrainingArguments) -> str | None:
+    """The kernel without padding, if a GPU has it for this model; None: the default one."""
+    dtype = torch.float16 if arguments.fp16 else torch.float32
+    dtype = torch.bfloat16 if arguments.bf16 else dtype
+    if arguments.torch_compile or not kernel_fits(model.config, arguments.device, dtype):
+        return None
+    return VARLEN
+
+
+def _in_one_direction(
+    settings: TrainSettings, tokenizers: TokenizerPair, model: PreTrainedModel
+) -> TokenizerPair:
+    """The tokenizers of a saved model for the languages of this run; it then begins with them."""
+    if settings.tag_column:
+        return tokenizers
+    defaults = model.generation_config
+    tokenizers = tokenizers.between(settings.source_language, settings.target_language, defaults)
+    if tokenizers.first_token is not None:
+        defaults.forced_bos_token_id = tokenizers.first_token
+    if tokenizers.start_token is not None:
+        for config in (model.config, defaults):
+            config.decoder_start_token_id = tokenizers.start_token
+    return tokenizers
+
+
+def _initialise_model(
+    settings: TrainSettings, tokenizers: TokenizerPair
+) -> VanillaTransformerForConditionalGeneration:
+    fields = PRESETS[settings.preset].config() | config_overrides(settings)
+    if settings.tokenizer:
+        fields |= _vocabulary_of(settings.tokenizer)
+    else:
+        fields["vocab_size"] = len(tokenizers.source)
+        if not tokenizers.is_joint:
+            fields["share_encoder_decoder_embeddings"] = False
+            fields["decoder_vocab_size"] = len(tokenizers.target)
+    model = VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(**fields))
+    model.generation_config.update(
+        num_beams=NUM_BEAMS,
+        length_penalty=LENGTH_PENALTY,
+        # The start token, and the longest output that the longest source may have.
+        max_length=1 + settings.max_length + MAX_EXTRA_TOKENS,
+    )
+    return model
+
+
+def _vocabulary_of(model_name_or_path: str) -> dict[str, Any]:
+    """What the config of a saved model says of its vocabularies."""
+    config = AutoConfig.from_pretrained(model_name_or_path)
+    if config.model_type != VanillaTransformerConfig.model_type:
+        raise ValueError(
+            f"--tokenizer needs a model of this package, got the type {config.model_type!r} of "
+            f"{model_name_or_path!r}. Bring it in by `vanilla-transformer import`."
+        )
+    return {name: getattr(config, name) for name in _VOCABULARY_FIELDS}
+
+
+def _make_tokenizers(settings: TrainSettings, pairs: Dataset) -> TokenizerPair:
+    """Learns one vocabulary, or one for each side, or loads those of a saved model.
+
+    All processes learn the same.
+    """
+    if settings.tokenizer:
+        return TokenizerPair.from_pretrained(settings.tokenizer)
+
+    def learn(
+        columns: Sequence[str], vocab_size: int, languages: Sequence[str]
+    ) -> VanillaTransformerTokenizer:
+        return cached_tokenizer(
+            pairs,
+            columns,
+            vocab_size=vocab_size,
+            kind=settings.tokenizer_kind,
+            pretokenized=settings.pretokenized,
+            unicode_form=settings.unicode_form,
+            target_languages=languages,
+        )
+
+    # Tags are prefixed to sources.
+    languages = sorted(set(pairs["tag"])) if settings.tag_column else []
+    if settings.separate_vocabularies:
+        return TokenizerPair(
+            learn(["source"], settings.vocab_size, languages),
+            learn(["target"], settings.target_vocab_size or settings.vocab_size, []),
+        )
+    return TokenizerPair.joint(learn(["source", "target"], settings.vocab_size, languages))
