@@ -41,7 +41,7 @@ def evaluate(argv: list[str]) -> None:
     from vanilla_transformer.evaluation.metrics import TranslationScores, format_scores
     from vanilla_transformer.evaluation.significance import compare, format_comparisons
     from vanilla_transformer.files import write_lines
-    from vanilla_transformer.sharing.model_card import record_results
+    from vanilla_transformer.sharing.model_card import read_results, record_results
 
     # Mistakes are reported before the translation, which may take an hour.
     options = _options(settings)
@@ -64,6 +64,8 @@ def evaluate(argv: list[str]) -> None:
     if translator and folder:
         # Until a choice is made, torch's translations are taken.
         how = {"search": str(translator.search), "engine": translator.engine.name or "torch"}
+        # A test set that chooses among many attempts is one no longer.
+        how["scorings"] = 1 + read_results(folder).get(settings.name, {}).get("scorings", 0)
         record_results(folder, settings.name, scores | how)
     if settings.against:
         if other_translator:

@@ -142,13 +142,26 @@ def test_evaluate_computes_the_scores_that_are_asked_for(run, copied_model, corp
     outcome = run("evaluate", *argv, "--metrics", "per", "codexglue_bleu")
 
     scores = json.loads((copied_model / "results.json").read_text())["test"]
-    assert scores.keys() - {"lines", "search", "engine"} == {
+    assert scores.keys() - {"lines", "search", "engine", "scorings"} == {
         *("per", "per_signature", "codexglue_bleu", "codexglue_bleu_signature")
     }
     assert outcome.out.startswith(f"PER {scores['per']:.2f} ({scores['per_signature']})\nCodeXGLUE")
     card = (copied_model / "README.md").read_text(encoding="utf-8")
     assert "\n| lines | PER | CodeXGLUE BLEU | search |\n" in card
     assert f"\n| 25 | {scores['per']:.2f} | {scores['codexglue_bleu']:.2f} | beam 4, " in card
+
+
+def test_evaluate_counts_how_often_a_test_set_was_scored(run, copied_model, corpus):
+    evaluate = ["evaluate", "--model", copied_model, "--test", *pair(corpus, "test")]
+    seen = []
+
+    for name in ("one", "one", "two"):
+        run(*evaluate, "--name", name)
+        seen.append(json.loads((copied_model / "results.json").read_text())[name]["scorings"])
+
+    card = (copied_model / "README.md").read_text(encoding="utf-8")
+    assert seen == [1, 2, 1]
+    assert re.findall(r"\nScored (\d+) times under this name", card) == ["2"]
 
 
 def test_evaluate_scores_what_translate_gives(run, copied_model, corpus, sources, tmp_path):
