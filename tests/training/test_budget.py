@@ -79,6 +79,10 @@ def decided(facts, given=(), settings=SETTINGS):
         (CAPTIONS, {"minutes": 120}, {"r_drop": 2.0, "max_tokens_per_batch": 2048}),
         (CAPTIONS, {"minutes": 300}, {"max_tokens_per_batch": 4096, "learning_rate": 0.004}),
         (CAPTIONS, {"minutes": 2}, {"max_validation_pairs": 50, "warmup_steps": 50}),
+        # 35 tokens a pair, then 140.
+        (CAPTIONS, {"minutes": 10}, {"max_validation_pairs": 200}),
+        (CAPTIONS, {"minutes": 10, "characters": 552}, {"max_validation_pairs": 50}),
+        (CAPTIONS, {"minutes": 20, "characters": 552}, {"max_validation_pairs": 100}),
         (CAPTIONS, {"speed": 1e5, "pairs": 200_000}, {"preset": "tiny"}),
         (CAPTIONS, {"speed": 2e6, "pairs": 200_000}, {"preset": "small"}),
         (CAPTIONS, {"speed": 1e7, "pairs": 1_500_000}, {"preset": "base"}),

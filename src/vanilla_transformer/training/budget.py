@@ -37,6 +37,8 @@ _FOR_UPDATES = 0.85
 _COST = {"tiny": 1, "small": 24, "base": 34, "big": 136}
 # A task of fewer words is a closed pattern.
 _WORDS_OF_A_PATTERN = 50
+# So that evaluations take a few hundredths of the time.
+_VALIDATION_TOKENS_PER_MINUTE = 700
 # Size of a vocabulary whose pieces spell names.
 _VOCABULARY_THAT_COPIES = 2000
 _LARGEST_BATCH = {"cpu": 4096, "cuda": 32_768}
@@ -271,8 +273,9 @@ def _average_last(facts: Facts, chosen: Mapping[str, Any]) -> tuple[Any, str] | 
 def _max_validation_pairs(facts: Facts, chosen: Mapping[str, Any]) -> tuple[Any, str] | None:
     if not chosen["validation"]:
         return None
-    pairs = round(min(max(20 * facts.minutes, 50), 500))
-    return pairs, "20 a minute, from 50 to 500"
+    tokens = _VALIDATION_TOKENS_PER_MINUTE
+    pairs = round(min(max(tokens * facts.minutes / facts.tokens_per_pair(chosen), 50), 500))
+    return pairs, f"{tokens} tokens of the corpus a minute, from 50 to 500 pairs"
 
 
 def _eval_steps(facts: Facts, chosen: Mapping[str, Any]) -> tuple[Any, str] | None:
