@@ -11,7 +11,7 @@ Finished runs are not repeated, and one that was stopped begins anew. With --job
 the machine; give each one thread with OMP_NUM_THREADS.
 
 Example:
-  OMP_NUM_THREADS=1 python scripts/compare_minutes.py ablations/minutes.yaml --data data \
+  OMP_NUM_THREADS=1 python scripts/compare_minutes.py scripts/corpora.yaml --data data \
       --output runs/minutes --minutes 15 --jobs 2
 """
 

@@ -132,7 +132,7 @@ def read_corpora(plan: Path, patterns: list[str], data: Path, output: Path) -> l
         ]
     except (yaml.YAMLError, AttributeError, TypeError, KeyError) as error:
         raise ValueError(
-            f"{plan} must be YAML like ablations/minutes.yaml: {' '.join(str(error).split())}"
+            f"{plan} must be YAML like scripts/corpora.yaml: {' '.join(str(error).split())}"
         ) from error
     # A dict keeps each corpus once, in the order of the patterns.
     chosen = {

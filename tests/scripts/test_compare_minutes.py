@@ -82,7 +82,7 @@ def test_corpora_come_in_the_order_of_the_patterns_each_once(plan, tmp_path):
     ("text", "patterns", "message"),
     [
         (PLAN, ["Java*"], r"Two words, Others, got \['Java\*'\]"),
-        ("- 1", ["*"], "must be YAML like ablations/minutes.yaml"),
+        ("- 1", ["*"], "must be YAML like scripts/corpora.yaml"),
         ("A: {folder: a, metric: wer, beam: 4}", ["*"], "beam"),
     ],
 )
@@ -94,7 +94,7 @@ def test_wrong_plan_is_refused(plan, tmp_path, text, patterns, message):
 
 
 def test_plan_of_the_repository_names_its_recipes():
-    found = minutes.read_corpora(ROOT / "ablations/minutes.yaml", ["*"], Path("d"), Path("r"))
+    found = minutes.read_corpora(ROOT / "scripts/corpora.yaml", ["*"], Path("d"), Path("r"))
 
     recipes = [corpus.recipe.split()[0] for corpus in found if corpus.recipe]
     assert len(found) == 12
