@@ -252,8 +252,8 @@ import time
 from pathlib import Path
 Path('model').mkdir()
 for n in range(1, 99):
-    time.sleep(0.1)
     print('step')
+    time.sleep(0.2)
     Path(f'model/{3 * n}.txt').write_text(f'{n}')
 """
     run = job(program)
