@@ -109,37 +109,28 @@ def test_first_count_takes_a_moment_at_most(machine):
     assert machine.threads == 5
 
 
-@pytest.mark.parametrize(("quota", "expected"), [("250000 100000", 2), ("50000 100000", 1)])
-def test_quota_of_a_container_is_kept(machine, quota, expected):
-    threads.QUOTAS[0][0].write_text(quota)
+def threads_within(machine, version, *texts):
+    """Threads on eight cores, of which three are busy, with a quota in the files of a version."""
+    for file, text in zip(threads.QUOTAS[version], texts, strict=True):
+        file.write_text(text)
     cores = IdleCores()
     machine.pass_time(INTERVAL, others=3)
-
     cores.use()
+    return machine.threads
 
-    assert machine.threads == expected
+
+@pytest.mark.parametrize(("quota", "expected"), [("250000 100000", 2), ("50000 100000", 1)])
+def test_quota_of_a_container_is_kept(machine, quota, expected):
+    assert threads_within(machine, 0, quota) == expected
 
 
 @pytest.mark.parametrize(("quota", "expected"), [("250000\n", 2), ("-1\n", 5)])
 def test_quota_of_the_first_control_groups_is_kept(machine, quota, expected):
-    for file, text in zip(threads.QUOTAS[1], (quota, "100000\n"), strict=True):
-        file.write_text(text)
-    cores = IdleCores()
-    machine.pass_time(INTERVAL, others=3)
-
-    cores.use()
-
-    assert machine.threads == expected
+    assert threads_within(machine, 1, quota, "100000\n") == expected
 
 
 def test_container_without_a_quota_uses_idle_cores(machine):
-    threads.QUOTAS[0][0].write_text("max 100000")
-    cores = IdleCores()
-    machine.pass_time(INTERVAL, others=3)
-
-    cores.use()
-
-    assert machine.threads == 5
+    assert threads_within(machine, 0, "max 100000") == 5
 
 
 def test_number_that_the_user_has_set_stays(machine, monkeypatch):

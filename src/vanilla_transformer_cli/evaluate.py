@@ -64,7 +64,7 @@ def evaluate(argv: list[str]) -> None:
     if translator and folder:
         # Until a choice is made, torch's translations are taken.
         how = {"search": str(translator.search), "engine": translator.engine.name or "torch"}
-        # A test set that chooses among many attempts is one no longer.
+        # A test set that is scored again and again becomes a validation set.
         how["scorings"] = 1 + read_results(folder).get(settings.name, {}).get("scorings", 0)
         record_results(folder, settings.name, scores | how)
     if settings.against:

@@ -119,7 +119,7 @@ def loss_sum(logits: Tensor, labels: Tensor, terms: LossTerms = PLAIN) -> Tensor
 def loss_sum_by_module(
     lm_head: nn.Module, hidden_states: Tensor, labels: Tensor, terms: LossTerms
 ) -> Tensor:
-    """`loss_sum`, for which the module is called a chunk at a time, and again backwards.
+    """`loss_sum`, calling the module for a chunk at a time, and again in the backward pass.
 
     Compiled, it takes an eighth of the positions at a time.
 
@@ -205,7 +205,7 @@ class ProjectedLoss(torch.autograd.Function):
             bias: `[V]`, or None.
             labels: `[P, N]`, all real.
             terms: Of the loss.
-            compiler: Backend of `torch.compile` for all but the products of a chunk; None: none.
+            compiler: Backend of `torch.compile` for softmax, loss and gradient; None: not compiled.
         """
         kernel = _loss_and_factor if compiler is None else _compiled_kernel(compiler)
         ctx.settings = terms, factor_dtype(hidden_states), ctx.needs_input_grad[:3], kernel

@@ -37,9 +37,9 @@ _FOR_UPDATES = 0.85
 _COST = {"tiny": 1, "small": 24, "base": 34, "big": 136}
 # A task of fewer words is a closed pattern.
 _WORDS_OF_A_PATTERN = 50
-# So that evaluations take a few hundredths of the time.
+# Evaluations should take little of the time.
 _VALIDATION_TOKENS_PER_MINUTE = 700
-# Size of a vocabulary whose pieces spell names.
+# Size of a vocabulary with which names are copied piece by piece.
 _VOCABULARY_THAT_COPIES = 2000
 _LARGEST_BATCH = {"cpu": 4096, "cuda": 32_768}
 
@@ -100,7 +100,7 @@ class Facts:
     def tokens_per_pair(self, chosen: Mapping[str, Any]) -> float:
         """Tokens of a pair, its two ends included."""
         tokens = {"word": self.words, "char": self.characters * self.growth(chosen)}
-        # Pieces are shorter where names have to be copied by them.
+        # A small vocabulary has shorter pieces.
         characters_of_a_piece = 3 if chosen["vocab_size"] <= _VOCABULARY_THAT_COPIES else 4
         return 2 + tokens.get(chosen["tokenizer_kind"], self.characters / characters_of_a_piece)
 
@@ -275,7 +275,7 @@ def _max_validation_pairs(facts: Facts, chosen: Mapping[str, Any]) -> tuple[Any,
         return None
     tokens = _VALIDATION_TOKENS_PER_MINUTE
     pairs = round(min(max(tokens * facts.minutes / facts.tokens_per_pair(chosen), 50), 500))
-    return pairs, f"{tokens} tokens of the corpus a minute, from 50 to 500 pairs"
+    return pairs, f"about {tokens} tokens for each minute, from 50 to 500 pairs"
 
 
 def _eval_steps(facts: Facts, chosen: Mapping[str, Any]) -> tuple[Any, str] | None:
