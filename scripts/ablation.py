@@ -8,6 +8,7 @@ import statistics
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +23,13 @@ def read_rows(options: argparse.Namespace) -> dict[str, list[str]]:
         ValueError: If the plan or the options are wrong.
         OSError: If the plan cannot be read.
     """
-    import yaml
-
-    try:
-        plan = yaml.safe_load(options.plan.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ValueError(f"{options.plan} must be YAML: {' '.join(str(error).split())}") from error
+    plan = read_plan(options.plan)
     if not isinstance(plan, dict) or not isinstance(plan.get("rows"), dict):
         raise ValueError(f"{options.plan} must have `options` and `rows`, see --help.")
     repeated = [seed for seed, times in Counter(options.seeds).items() if times > 1]
     if repeated:
         raise ValueError(f"--seeds must name each seed once, got several {repeated[0]}.")
-    folders: dict[str, str] = {}
-    for name in map(str, plan["rows"]):
-        other = folders.setdefault(slug(name), name)
-        if other != name:
-            raise ValueError(f"{other!r} and {name!r} would have one folder. Rename a row.")
+    check_folders(map(str, plan["rows"]), "row")
     rows = {
         str(name): shlex.split(plan.get("options") or "") + shlex.split(words or "")
         for name, words in plan["rows"].items()
@@ -47,6 +39,34 @@ def read_rows(options: argparse.Namespace) -> dict[str, list[str]]:
         known = ", ".join(map(str, plan["rows"]))
         raise ValueError(f"--rows must name some of {known}, got {options.rows}.")
     return rows
+
+
+def read_plan(path: Path) -> Any:
+    """What a plan says.
+
+    Raises:
+        ValueError: If it is not YAML.
+        OSError: If it cannot be read.
+    """
+    import yaml
+
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} must be YAML: {' '.join(str(error).split())}") from error
+
+
+def check_folders(names: Iterable[str], kind: str) -> None:
+    """Compares the folders of names.
+
+    Raises:
+        ValueError: If two would have one.
+    """
+    folders: dict[str, str] = {}
+    for name in names:
+        other = folders.setdefault(slug(name), name)
+        if other != name:
+            raise ValueError(f"{other!r} and {name!r} would have one folder. Rename a {kind}.")
 
 
 def slug(name: str) -> str:

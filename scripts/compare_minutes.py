@@ -1,11 +1,10 @@
 #!/usr/bin/env python
-r"""What `train --minutes` reaches with a corpus, and its recipe in as many minutes.
+r"""Compares `train --minutes` with the recipes of corpora that are given as many minutes.
 
-For each corpus of the plan, up to three models are trained and scored on the validation pairs:
-rules: `train --minutes` with the files and the metric alone;
-left out: the same, with what the rules would choose without the experiments on this corpus, where
-that differs;
-recipe: the recipe, stopped after these minutes if it takes longer.
+For each corpus of the plan, up to three models are trained and scored on all validation pairs:
+rules: by `train --minutes`, with nothing but the files and the metric;
+left out: the same, but as the rules would be without the experiments on this corpus;
+recipe: by the recipe, which is stopped if it takes longer.
 
 Finished runs are not repeated, and one that was stopped begins anew. With --jobs 2, two runs share
 the machine; give each one thread with OMP_NUM_THREADS.
@@ -56,7 +55,7 @@ def main() -> int:
         print(table(corpora))
         if options.curves:
             draw(corpora, options.curves)
-    except (ValueError, OSError, CalledProcessError) as error:
+    except (ValueError, OSError, ImportError, CalledProcessError) as error:
         print(error, file=sys.stderr)
         return 2
     for folder, status in failed:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ablation import is_finished, slug, train
+from ablation import check_folders, is_finished, read_plan, slug, train
 
 ROOT = Path(__file__).parents[1]
 # Of the scores in `results.json`.
@@ -93,6 +93,24 @@ class Corpus:
         scores = read_object(folder / RESULTS_FILE).get(NAME) if is_finished(folder) else None
         return read_object(folder / RUN_FILE) | scores if scores else {}
 
+    def check_minutes(self, run: str, minutes: float) -> None:
+        """Compares the minutes of a finished run with those that are asked for.
+
+        Raises:
+            ValueError: If they differ.
+        """
+        from vanilla_transformer.model_folder import RUN_FILE, read_object
+
+        folder = self.folder(run)
+        if is_finished(folder):
+            settings = read_object(folder / RUN_FILE)["settings"]
+            had = settings["max_minutes" if run == "recipe" else "minutes"]
+            if had != minutes:
+                raise ValueError(
+                    f"{folder} holds a run of {had:g} minutes, and --minutes is {minutes:g}. "
+                    "Choose another --output."
+                )
+
     def finish(self, run: str, minutes: float) -> int:
         """Trains and scores one model, unless that has been done; returns the exit status."""
         folder, words = self.folder(run), self.options(run, minutes)
@@ -122,18 +140,14 @@ def read_corpora(plan: Path, patterns: list[str], data: Path, output: Path) -> l
         ValueError: If the plan is wrong, or nothing matches.
         OSError: If it cannot be read.
     """
-    import yaml
-
     try:
-        entries = yaml.safe_load(plan.read_text(encoding="utf-8"))
         corpora = [
             Corpus(name, data / entry.pop("folder"), output / slug(name), **entry)
-            for name, entry in entries.items()
+            for name, entry in read_plan(plan).items()
         ]
-    except (yaml.YAMLError, AttributeError, TypeError, KeyError) as error:
-        raise ValueError(
-            f"{plan} must be YAML like scripts/corpora.yaml: {' '.join(str(error).split())}"
-        ) from error
+    except (AttributeError, TypeError, KeyError) as error:
+        raise ValueError(f"{plan} must be YAML like scripts/corpora.yaml: {error}") from error
+    check_folders((corpus.name for corpus in corpora), "corpus")
     # A dict keeps each corpus once, in the order of the patterns.
     chosen = {
         one.name: one for glob in patterns for one in corpora if fnmatch.fnmatch(one.name, glob)
@@ -148,9 +162,12 @@ def finish(corpora: list[Corpus], options: argparse.Namespace) -> list[tuple[Pat
     """Runs what is missing; returns the folders of runs that failed, with their statuses.
 
     Raises:
+        ValueError: If a finished run had another number of minutes.
         subprocess.CalledProcessError: If the files of a corpus cannot be made.
     """
     for corpus in corpora:
+        for run in options.runs:
+            corpus.check_minutes(run, options.minutes)
         corpus.make_files()
     with ThreadPoolExecutor(options.jobs) as pool:
         started = [
@@ -185,7 +202,11 @@ def table(corpora: list[Corpus]) -> str:
 
 
 def draw(corpora: list[Corpus], path: Path) -> None:
-    """Draws the greedy validation score and the learning rate of finished runs over the minutes."""
+    """Draws the greedy validation score and the learning rate of finished runs over the minutes.
+
+    Raises:
+        ImportError: If matplotlib is not installed.
+    """
     from vanilla_transformer.figures import new_figure, save_figure
 
     figure = new_figure(4.2 * len(corpora), 5.6)

@@ -84,6 +84,13 @@ def test_corpora_come_in_the_order_of_the_patterns_each_once(plan, tmp_path):
         (PLAN, ["Java*"], r"Two words, Others, got \['Java\*'\]"),
         ("- 1", ["*"], "must be YAML like scripts/corpora.yaml"),
         ("A: {folder: a, metric: wer, beam: 4}", ["*"], "beam"),
+        ("A: {metric: wer}", ["*"], "like scripts/corpora.yaml: 'folder'"),
+        ("a: {b: c}\n : :", ["*"], "must be YAML: while parsing"),
+        (
+            PLAN + "two words: {folder: a, metric: wer, evaluate: ''}",
+            ["*"],
+            "would have one folder",
+        ),
     ],
 )
 def test_wrong_plan_is_refused(plan, tmp_path, text, patterns, message):
@@ -119,6 +126,29 @@ def test_table_has_the_difference_to_the_recipe(corpora, monkeypatch):
     assert lines[2] == "| Two words | exact_match | 41.50 | 40.00 | 42.00 | 7.2 | -0.50 |"
     assert lines[3] == "| Others | wer |  |  |  |  |  |"
     assert lines[4:] == ["", "exact_match: unit:line"]
+
+
+@pytest.mark.parametrize("run", ["rules", "recipe"])
+def test_finished_run_of_other_minutes_is_no_result(corpora, plan, monkeypatch, capsys, run):
+    folder = corpora["Two words"].folder(run)
+    folder.mkdir(parents=True)
+    had = {"minutes": None, "max_minutes": None}
+    had["max_minutes" if run == "recipe" else "minutes"] = 15.0
+    (folder / "run.json").write_text(json.dumps({"settings": had}), encoding="utf-8")
+    (folder / "results.json").write_text("{}", encoding="utf-8")
+    begun = []
+    monkeypatch.setattr(minutes.Corpus, "make_files", lambda self: begun.append(self))
+    monkeypatch.setattr(minutes.Corpus, "finish", lambda *given: begun.append(given) or 0)
+    words = [str(plan), "--data", str(plan.parent), "--output", str(plan.parent / "runs")]
+
+    monkeypatch.setattr(sys, "argv", ["compare_minutes.py", *words, "--minutes", "30"])
+    assert compare_minutes.main() == 2
+    assert "holds a run of 15 minutes, and --minutes is 30." in capsys.readouterr().err
+    assert begun == []
+
+    monkeypatch.setattr(sys, "argv", ["compare_minutes.py", *words])
+    assert compare_minutes.main() == 0
+    assert begun
 
 
 def test_run_that_fails_is_named_and_the_others_are_done(corpora, plan, monkeypatch, capsys):
