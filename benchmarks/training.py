@@ -12,6 +12,7 @@ Examples:
       --models default 'talking heads*' --compile
   python benchmarks/training.py --corpus train.de.gz train.en.gz --presets tiny --variants \
       --models default 'no padding' --unsorted
+  python benchmarks/training.py --corpus train.de.gz train.en.gz --presets base --products
 """
 
 import argparse
@@ -43,6 +44,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--compile", action="store_true", help="Compile their layers.")
     parser.add_argument(
         "--unsorted", action="store_true", help="Draw pairs at random, as Trainer does by default."
+    )
+    parser.add_argument(
+        "--products", action="store_true", help="Also time the matrix products alone."
     )
     parser.add_argument("--tokens", type=int, default=4096, help="Tokens per batch, both sides.")
     parser.add_argument("--rounds", type=int, default=5, help="Timed rounds (default: 5).")
@@ -77,6 +81,7 @@ def print_table(
 ) -> None:
     """Times the contenders in turn, and measures the memory of each in a process of its own."""
     from corpora import batches
+    from matrix_products import MatrixProducts
     from memory import measure_alone
     from neighbours import Training, hardware_line, padding_of, run_steps, tokens_of
     from rounds import take_turns
@@ -87,6 +92,9 @@ def print_table(
     compiler = "inductor" if options.compile else None
     setting = (preset, vocab_size, dtype, options.label_smoothing, compiler, cut)
     contenders = {name: Training(*model, *setting).run for name, model in models.items()}
+    if options.products:
+        products = {f"{name}, products": MatrixProducts(run) for name, run in contenders.items()}
+        contenders |= {name: each.run for name, each in products.items()}
     seconds = take_turns(contenders, options.rounds, warm_ups=1)
     tokens = tokens_of(cut)
     print(
@@ -98,23 +106,21 @@ def print_table(
     print(head(*COLUMNS))
     first = next(iter(seconds.values()))
     for name, times in seconds.items():
-        memory = measure_alone(run_steps, *models[name], *setting)
-        print(row(name, *cells(tokens, times, first, memory)))
+        speeds = (rate(tokens, times), rate_range(tokens, times), ratio(times, first))
+        memory = ["-"] * 4
+        if name in models:
+            memory = memory_cells(measure_alone(run_steps, *models[name], *setting))
+        print(row(name, *speeds, *memory))
 
 
-def cells(tokens: int, seconds: list[float], reference: list[float], memory: "Memory") -> list[str]:
-    """The row of one contender.
+def memory_cells(memory: "Memory") -> list[str]:
+    """The last columns of one contender.
 
     Args:
-        tokens: Of a round.
-        seconds: Of its rounds.
-        reference: Of those of the first contender.
         memory: Of its process, with the bytes of weights, gradients and Adam as the result.
     """
     state = memory.result
-    sizes = (memory.growth - state, memory.peak, memory.start, state)
-    speeds = (rate(tokens, seconds), rate_range(tokens, seconds), ratio(seconds, reference))
-    return [*speeds, *megabytes(sizes)]
+    return megabytes((memory.growth - state, memory.peak, memory.start, state))
 
 
 if __name__ == "__main__":

@@ -6,15 +6,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import BatchEncoding
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import corpora
+import matrix_products
 import memory
 import neighbours
 import training
 from corpora import batches
+from matrix_products import MatrixProducts
 from memory import Memory
 from neighbours import (
     Training,
@@ -35,19 +38,17 @@ BATCH = BatchEncoding(
 )
 
 
-def test_cells_have_speed_time_against_the_first_and_memory():
+def test_growth_is_what_training_adds_to_weights_gradients_and_adam():
     used = Memory(start=10_000_000, peak=100_000_000, result=30_000_000)
 
-    cells = training.cells(1200, [3.0, 2.0, 10.0], [6.0, 1.0, 7.0], used)
+    cells = training.memory_cells(used)
 
-    assert training.COLUMNS[1:] == (
-        *("tokens/s", "range", "time"),
-        *("growth MB", "peak MB", "start MB", "state MB"),
-    )
-    assert cells == ["400", "120-600", "0.50", "60", "100", "10", "30"]
+    assert training.COLUMNS[-4:] == ("growth MB", "peak MB", "start MB", "state MB")
+    assert cells == ["60", "100", "10", "30"]
 
 
-def test_each_contender_has_a_row_with_its_own_time_and_memory(monkeypatch, capsys):
+@pytest.mark.parametrize("products", [False, True])
+def test_each_contender_has_a_row_with_its_own_time_and_memory(monkeypatch, capsys, products):
     class Fake:
         def __init__(self, family, *_):
             self.seconds = {"vanilla": [9.0, 1.0, 1.0], "m2m100": [1.0, 2.0, 4.0]}[family]
@@ -59,13 +60,20 @@ def test_each_contender_has_a_row_with_its_own_time_and_memory(monkeypatch, caps
         assert work is run_steps
         return Memory(1_000_000, {"vanilla": 5_000_000, "m2m100": 8_000_000}[family], 0)
 
+    class FakeProducts:
+        def __init__(self, work):
+            assert isinstance(work.__self__, Fake)
+
+        def run(self):
+            return 0.5
+
     monkeypatch.setattr(neighbours, "Training", Fake)
+    monkeypatch.setattr(matrix_products, "MatrixProducts", FakeProducts)
     monkeypatch.setattr(corpora, "batches", lambda *_: [BATCH])
     monkeypatch.setattr(memory, "measure_alone", measure)
     models = {"vanilla": ("vanilla", {}), "m2m100": ("m2m100", {})}
-    options = Namespace(
-        tokens=1, batches=1, unsorted=False, corpus=[], label_smoothing=0, compile=False, rounds=2
-    )
+    options = Namespace(tokens=1, batches=1, unsorted=False, corpus=[], label_smoothing=0)
+    vars(options).update(compile=False, rounds=2, products=products)
 
     training.print_table("tiny", "float32", models, options)
 
@@ -74,7 +82,37 @@ def test_each_contender_has_a_row_with_its_own_time_and_memory(monkeypatch, caps
     assert rows == [
         "| vanilla | 8 | 8-8 | 1.00 | 4 | 5 | 1 | 0 |",
         "| m2m100 | 3 | 2-4 | 3.00 | 7 | 8 | 1 | 0 |",
+        *(f"| {name}, products | 16 | 16-16 | 0.50 {'| - ' * 4}|" for name in models if products),
     ]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_products_alone_are_those_of_the_steps(dtype):
+    contender = Training("vanilla", {}, "tiny", 50, dtype, 0.0, None, [BATCH, BATCH])
+    products = MatrixProducts(contender.run)
+    steps, alone = FlopCounterMode(display=False), FlopCounterMode(display=False)
+
+    with steps:
+        contender.run()
+    with alone:
+        seconds = products.run()
+
+    counted = {key: n for key, n in steps.get_flop_counts()["Global"].items() if "mm" in str(key)}
+    assert alone.get_flop_counts()["Global"] == counted
+    assert seconds > 0
+
+
+def test_products_have_the_layouts_of_the_steps():
+    left, right = torch.randn(3, 4).T, torch.randn(1, 5).expand(3, 5)
+    total = torch.zeros(4, 5)
+    products = MatrixProducts(lambda: total.addmm_(left, right))
+
+    [(function, operands, named)] = products._calls
+
+    assert function is torch.ops.aten.addmm_.default
+    assert [value.stride() for value in operands] == [(5, 1), (1, 4), (0, 1)]
+    assert [value.shape for value in operands] == [total.shape, left.shape, right.shape]
+    assert named == {}
 
 
 def test_tokens_and_padding_are_counted_on_both_sides():
