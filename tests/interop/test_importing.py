@@ -46,7 +46,9 @@ SIZES = {name: size for name, size in TINY.items() if name != "vocab_size"} | {
     "attention_dropout": 0.0,
     "max_position_embeddings": 40,
 }
-LIKE_OPUS = {"pad_token_id": 36, "decoder_start_token_id": 36, "scale_embedding": True}
+# As on the Hub, where the class's own defaults are others.
+LIKE_OPUS = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 36, "decoder_start_token_id": 36}
+LIKE_OPUS |= {"scale_embedding": True}
 TWO_TABLES = {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 41}
 
 
@@ -65,21 +67,40 @@ BUILD = {
     "m2m_100_unscaled": lambda: M2M100ForConditionalGeneration(
         M2M100Config(vocab_size=37, scale_embedding=False, activation_function="gelu", **SIZES)
     ),
+    "m2m_100_untied": lambda: M2M100ForConditionalGeneration(
+        M2M100Config(vocab_size=37, tie_word_embeddings=False, **SIZES)
+    ),
     "marian": marian,
     "marian_swish": lambda: marian(activation_function="swish"),
     "marian_two_tables": lambda: marian(**TWO_TABLES),
+    "marian_untied": lambda: marian(tie_word_embeddings=False, **TWO_TABLES),
     "pegasus": lambda: PegasusForConditionalGeneration(PegasusConfig(vocab_size=37, **SIZES)),
+    "pegasus_untied": lambda: PegasusForConditionalGeneration(
+        PegasusConfig(vocab_size=37, tie_word_embeddings=False, **SIZES)
+    ),
     "fsmt": fsmt,
     "fsmt_tied": lambda: fsmt(target=37, tie_word_embeddings=True),
     "bart": lambda: BartForConditionalGeneration(BartConfig(vocab_size=37, **SIZES)),
+    "bart_untied": lambda: BartForConditionalGeneration(
+        BartConfig(vocab_size=37, tie_word_embeddings=False, **SIZES)
+    ),
     "plbart": lambda: PLBartForConditionalGeneration(
         PLBartConfig(vocab_size=37, decoder_start_token_id=2, **SIZES)
+    ),
+    "plbart_untied": lambda: PLBartForConditionalGeneration(
+        PLBartConfig(vocab_size=37, decoder_start_token_id=2, tie_word_embeddings=False, **SIZES)
     ),
     "mbart": lambda: MBartForConditionalGeneration(
         MBartConfig(vocab_size=37, decoder_start_token_id=2, scale_embedding=True, **SIZES)
     ),
+    "mbart_untied": lambda: MBartForConditionalGeneration(
+        MBartConfig(vocab_size=37, decoder_start_token_id=2, tie_word_embeddings=False, **SIZES)
+    ),
     "blenderbot": lambda: BlenderbotForConditionalGeneration(
         BlenderbotConfig(vocab_size=37, scale_embedding=True, **SIZES)
+    ),
+    "blenderbot_untied": lambda: BlenderbotForConditionalGeneration(
+        BlenderbotConfig(vocab_size=37, tie_word_embeddings=False, **SIZES)
     ),
 }
 FSMT_COUNTS_STEPS = (
@@ -109,7 +130,7 @@ def source(request):
     model = BUILD[request.param]().eval()
     if not request.param.startswith("fsmt"):
         model = model.double()
-    has_sinusoids = request.param not in ("bart", "plbart", "mbart", "blenderbot")
+    has_sinusoids = model.config.model_type not in ("bart", "plbart", "mbart", "blenderbot")
     with torch.no_grad():
         for name, tensor in model.state_dict().items():
             if not (has_sinusoids and "embed_positions" in name):
@@ -413,6 +434,14 @@ def test_folder_that_exists_is_not_touched(saved, tmp_path):
 
     with pytest.raises(FileExistsError, match="ours' must not exist yet"):
         import_model(str(saved), tmp_path / "ours")
+
+
+@pytest.mark.parametrize("source", ["mbart", "plbart"])
+def test_pretrained_model_without_a_start_token_has_that_of_fine_tuned_ones(source):
+    original = BUILD[source]()
+    start, original.config.decoder_start_token_id = original.config.decoder_start_token_id, None
+
+    assert convert(original).config.decoder_start_token_id == start == 2
 
 
 def test_every_class_has_a_test():

@@ -80,6 +80,12 @@ def test_fresh_model_generates_greedily_up_to_max_position_embeddings(batch):
     assert generated.tolist() == again.tolist()
 
 
+def test_start_token_that_is_an_end_may_be_generated():
+    config = build_variant(bos_token_id=EOS, eos_token_id=[EOS, 7]).generation_config
+
+    assert config.bad_words_ids == [[0]]
+
+
 @pytest.mark.parametrize("search", [{}, {"num_beams": 3}, {"do_sample": True}], ids=str)
 def test_generation_never_emits_padding_or_start_inside_a_sentence(batch, search):
     model = build_variant(tie_word_embeddings=False)

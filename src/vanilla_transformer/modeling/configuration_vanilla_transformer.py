@@ -127,7 +127,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
         lm_head_bias: Adds a bias to the output projection.
         use_cache: Decoding keeps keys and values of earlier steps.
         pad_token_id: Pads batches; never generated.
-        bos_token_id: First decoder input; never generated.
+        bos_token_id: First decoder input; never generated, unless it ends targets, too.
         eos_token_id: Ends every source and target.
         decoder_start_token_id: What decoding starts from.
         is_encoder_decoder: Always True.
@@ -206,6 +206,12 @@ class VanillaTransformerConfig(PreTrainedConfig):
     def target_vocab_size(self) -> int:
         """Size of the target's vocabulary, and so of the output projection."""
         return self.decoder_vocab_size or self.vocab_size
+
+    @property
+    def eos_token_ids(self) -> list[int]:
+        """Ids of all tokens that end a target."""
+        ends = self.eos_token_id
+        return ends if isinstance(ends, list) else [ends] if ends is not None else []
 
     @property
     def last_position(self) -> float:
@@ -331,13 +337,12 @@ class VanillaTransformerConfig(PreTrainedConfig):
             for token in (tokens if isinstance(tokens, list) else [tokens])
             if token is not None and not 0 <= token < size
         ]
-        ends = self.eos_token_id if isinstance(self.eos_token_id, list) else [self.eos_token_id]
-        faults += [
-            f"`eos_token_id` must differ from `{name}`, which is never generated, got "
-            f"{self.eos_token_id} and {getattr(self, name)}. Give the two tokens ids of their own."
-            for name in ("pad_token_id", "bos_token_id")
-            if getattr(self, name) is not None and getattr(self, name) in ends
-        ]
+        if self.pad_token_id in self.eos_token_ids:
+            faults.append(
+                "`eos_token_id` must differ from `pad_token_id`, which is never generated, got "
+                f"{self.eos_token_id} and {self.pad_token_id}. Give the two tokens ids of their "
+                "own."
+            )
         return faults
 
 

@@ -526,8 +526,8 @@ class VanillaTransformerForConditionalGeneration(
         self._tied_weights_keys = {"lm_head.weight": f"{table}.weight"}
         # Transformers' own default stops after 20 tokens.
         self.generation_config.max_length = config.max_position_embeddings
-        silent = [config.pad_token_id, config.bos_token_id]
-        self.generation_config.bad_words_ids = [[token] for token in silent if token is not None]
+        silent, spoken = (config.pad_token_id, config.bos_token_id), (None, *config.eos_token_ids)
+        self.generation_config.bad_words_ids = [[one] for one in silent if one not in spoken]
         self.post_init()
 
     def _init_linear(self, module: nn.Linear) -> None:
