@@ -19,7 +19,7 @@ import shutil
 import sys
 import zlib
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -159,6 +159,29 @@ def write_together(contents: Mapping[Path, Iterable[str]]) -> None:
             temporary = stack.enter_context(written_whole(path))
             with temporary.open("w", encoding="utf-8", newline="\n") as file:
                 file.writelines(f"{line}\n" for line in lines)
+
+
+@contextmanager
+def rows_written(paths: Sequence[Path], rows: Iterable[Sequence[str]]) -> Iterator[None]:
+    """Writes rows, each column to a file of its own, a row a line.
+
+    The block runs when all are written; at its end the files are put in place, unless it fails.
+
+    Args:
+        paths: One for each column.
+        rows: With as many texts as there are paths, without line ends.
+    """
+    with ExitStack() as places:
+        temporary = [places.enter_context(written_whole(path)) for path in paths]
+        with ExitStack() as opened:
+            files = [
+                opened.enter_context(path.open("w", encoding="utf-8", newline="\n"))
+                for path in temporary
+            ]
+            for row in rows:
+                for file, text in zip(files, row, strict=True):
+                    file.write(f"{text}\n")
+        yield
 
 
 # Folder of what this package keeps for later runs; empty: nothing is kept.

@@ -1,9 +1,9 @@
 """The `distil` command: a small model from the translations of a large one."""
 
 import re
-from collections.abc import Iterator
 from dataclasses import Field, dataclass, field, fields, replace
 from functools import partial
+from itertools import tee
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,7 +33,7 @@ TEACHER_FOLDER = "teacher"
 SOURCES_FILE = "sources.txt"
 REFERENCES_FILE = "references.txt"
 OUTPUTS_FILE = "outputs.txt"
-PAIRS_FILE = "pairs.jsonl"
+PAIR_FILES = ("student_sources.txt", "student_targets.txt")
 RECORD_FILE = "record.json"
 
 _PREFIX = "teacher_"
@@ -115,13 +115,19 @@ def distil(argv: list[str]) -> None:
     from vanilla_transformer.training.legs import check_free, claimed
     from vanilla_transformer.training.recipe import check_settings
     from vanilla_transformer.training.run import train as train_model
+    from vanilla_transformer.training.starting_model import saved_tokenizers
 
     check_settings(settings, arguments)
+    if settings.word_level and not settings.init_from:
+        settings = replace(settings, tokenizer=settings.tokenizer or settings.teacher[0])
+    start = settings.init_from or settings.tokenizer
+    if start in settings.teacher:
+        settings = _in_the_languages_of_its_teacher(settings)
+    if start:
+        # Faults are better told before the teacher translates.
+        saved_tokenizers(settings, start)
     training_pass = None
     if settings.word_level:
-        start = settings.init_from or settings.tokenizer or settings.teacher[0]
-        if not settings.init_from:
-            settings = replace(settings, tokenizer=start)
         teachers = load_teachers(settings.teacher, start, arguments.device)
         training_pass = partial(word_level, teachers=teachers, weight=settings.word_level)
     output = Path(arguments.output_dir)
@@ -161,6 +167,15 @@ def _check(settings: DistilSettings) -> None:
         raise ValueError("\n".join(faults))
 
 
+def _in_the_languages_of_its_teacher(settings: DistilSettings) -> DistilSettings:
+    """The settings of a student with the tokenizers of its teacher, whose languages are its own."""
+    languages = {
+        name: getattr(settings, name) or getattr(settings, f"{_PREFIX}{name}")
+        for name in ("source_language", "target_language")
+    }
+    return replace(settings, **languages)
+
+
 def _teach(settings: DistilSettings, folder: Path) -> DistilSettings:
     """Makes the pairs of the student; returns the settings of its training."""
     from vanilla_transformer.training.distillation import Targets, read_outputs, write_pairs
@@ -168,15 +183,13 @@ def _teach(settings: DistilSettings, folder: Path) -> DistilSettings:
     record = _translate(settings, folder)
     targets = Targets(settings.targets == "both", settings.nearest, settings.bleu_tokenize)
     outputs = read_outputs(folder / OUTPUTS_FILE, settings.teacher_n_best)
-    pairs = folder / PAIRS_FILE
-    taught = write_pairs(pairs, folder / SOURCES_FILE, folder / REFERENCES_FILE, outputs, targets)
-    print(f"{pairs}: {taught}")
+    # Plain text, so that `source_column` and `target_column` remain those of the validation pairs.
+    pairs = [folder / name for name in PAIR_FILES]
+    counts = write_pairs(pairs, folder / SOURCES_FILE, folder / REFERENCES_FILE, outputs, targets)
+    print(f"{pairs[0]} and {pairs[1]}: {counts}")
     return replace(
         settings,
-        train=[str(pairs)],
-        data=None,
-        source_column="source",
-        target_column="target",
+        train=list(map(str, pairs)),
         teacher_num_beams=record.num_beams,
         teacher_length_penalty=record.length_penalty,
     )
@@ -189,7 +202,6 @@ def _translate(settings: DistilSettings, folder: Path) -> TeacherRecord:
         ValueError: If the folder has outputs of another teacher, search or corpus, or others than
             were written.
     """
-    from vanilla_transformer.files import write_lines
     from vanilla_transformer.model_folder import describe_files
 
     sources, outputs = folder / SOURCES_FILE, folder / OUTPUTS_FILE
@@ -204,16 +216,8 @@ def _translate(settings: DistilSettings, folder: Path) -> TeacherRecord:
             if item.name.startswith(_PREFIX)
         },
     )
-    lines = CountedLines(_side(settings, 0))
-    for _ in lines:
-        pass
-    record = replace(
-        TeacherRecord.of(job), teacher=settings.teacher, lines=lines.count, input=lines.sha256
-    )
-    earlier = _earlier(folder, record)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_lines(sources, _side(settings, 0))
-    write_lines(folder / REFERENCES_FILE, _side(settings, 1))
+    record = replace(TeacherRecord.of(job), teacher=settings.teacher)
+    record, earlier = _write_corpus(settings, folder, record)
     if earlier:
         record = replace(record, num_beams=earlier.num_beams, length_penalty=earlier.length_penalty)
     # `translate` keeps a record of its own beside an output that is not complete.
@@ -232,13 +236,36 @@ def _translate(settings: DistilSettings, folder: Path) -> TeacherRecord:
     return record
 
 
-def _side(settings: DistilSettings, side: int) -> Iterator[str]:
-    """Sources (0) or references (1) of the training pairs, each on one line."""
+def _write_corpus(
+    settings: DistilSettings, folder: Path, record: TeacherRecord
+) -> tuple[TeacherRecord, TeacherRecord | None]:
+    """Writes the sources and the references of the training pairs, each on one line.
+
+    Args:
+        settings: Where the pairs are.
+        folder: Of the teacher's outputs.
+        record: Of the teacher and its search.
+
+    Returns:
+        The record with these sources, and that of the outputs in the folder, if there are any.
+
+    Raises:
+        ValueError: If these are of another job; the files then stay as they were.
+    """
     from vanilla_transformer.data.parallel_text import read_pairs
+    from vanilla_transformer.files import rows_written
     from vanilla_transformer.training.run import parallel_text
 
     text = parallel_text(settings, settings.train, settings.train_split)
-    return (pair[side].replace("\n", " ") for pair in read_pairs(text))
+    pairs = ((side.replace("\n", " ") for side in pair[:2]) for pair in read_pairs(text))
+    left, right = tee(map(tuple, pairs))
+    sources = CountedLines(source for source, _ in left)
+    rows = zip(sources, (reference for _, reference in right), strict=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    with rows_written([folder / SOURCES_FILE, folder / REFERENCES_FILE], rows):
+        record = replace(record, lines=sources.count, input=sources.sha256)
+        earlier = _earlier(folder, record)
+    return record, earlier
 
 
 def _earlier(folder: Path, record: TeacherRecord) -> TeacherRecord | None:

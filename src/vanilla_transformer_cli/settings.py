@@ -177,11 +177,12 @@ class TrainSettings:
         "lora, and --warmup_steps 100."
     )
     source_language: str | None = option(
-        f"For --init_from. {_SOURCE_LANGUAGE}",
+        f"For --init_from and --tokenizer. {_SOURCE_LANGUAGE}",
     )
     target_language: str | None = option(
-        "For --init_from: language of the targets, of a model of several directions, if all pairs "
-        "have the same. The trained model then translates into it by default."
+        "For --init_from and --tokenizer: language of the targets, of a model of several "
+        "directions, if all pairs have the same. The trained model then translates into it by "
+        "default."
     )
     freeze: list[str] = option(
         "Parts of the model of --init_from that stay as they are: encoder, decoder (layers and "
@@ -320,6 +321,8 @@ class TrainSettings:
             for name in ("train", "validation"):
                 paths = [str(Path(self.data, path)) for path in getattr(self, name)]
                 object.__setattr__(self, name, paths)
+            # A copy with other settings has these paths already.
+            object.__setattr__(self, "data", None)
         is_on_hub = len(self.train) == 1 and not Path(self.train[0]).exists()
         if is_on_hub and not self.dataset_tags:
             object.__setattr__(self, "dataset_tags", list(self.train))

@@ -9,6 +9,7 @@ from datasets.utils.logging import disable_progress_bar, enable_progress_bar
 from transformers import M2M100ForConditionalGeneration, T5ForConditionalGeneration
 
 from vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer.interop.importing import import_model
 from vanilla_transformer.training import recipe
 from vanilla_transformer.training import run as training
 from vanilla_transformer.training.callbacks import StopOnRequest
@@ -17,12 +18,14 @@ from vanilla_transformer_cli import main
 from vanilla_transformer_cli.distil import DistilSettings
 
 from ..conftest import interrupted_after, redraw_parameters, save_small_model
+from ..support.pretrained import save_pretrained_model
 from ..support.training_runs import SIZES, assert_same_weights, read_json
 
 SOURCES = ["zwei", "drei", "vier", "fünf", "zwei drei", "vier fünf", "drei vier", "fünf"]
 REFERENCES = ["two", "three", "four", "five", "two three", "four five", "three four", "five"]
 SPECIAL = ("pad", "bos", "eos")
-FILES = ("sources.txt", "references.txt", "outputs.txt", "pairs.jsonl")
+PAIRS = ("student_sources.txt", "student_targets.txt")
+FILES = ("sources.txt", "references.txt", "outputs.txt", *PAIRS)
 
 
 @pytest.fixture(scope="module")
@@ -91,8 +94,8 @@ def no_training(monkeypatch):
 
 
 def pairs_of(folder):
-    lines = (folder / "teacher" / "pairs.jsonl").read_text("utf-8").splitlines()
-    return [tuple(json.loads(line).values()) for line in lines]
+    sides = ((folder / "teacher" / name).read_text("utf-8").split("\n") for name in PAIRS)
+    return list(zip(*sides, strict=True))[:-1]
 
 
 def translations(models, **settings):
@@ -115,7 +118,7 @@ def test_student_learns_the_translations_of_its_teacher(whole, teachers):
     lines = (whole / "teacher" / "outputs.txt").read_text("utf-8").splitlines()
     assert lines == expected
     run = read_json(whole / "run.json")
-    assert run["settings"]["train"] == list(run["sha256"]) == ["pairs.jsonl"]
+    assert run["settings"]["train"] == list(run["sha256"]) == list(PAIRS)
     assert run["settings"]["teacher"] == [teachers[0].name]
     assert run["settings"]["teacher_num_beams"] == 3
     card = (whole / "README.md").read_text("utf-8")
@@ -200,9 +203,20 @@ def test_pairs_may_have_any_form_that_training_reads(
 
     assert outcome.status == 0, outcome.err
     (settings,) = no_training
-    assert settings.train == ["out/teacher/pairs.jsonl"]
-    assert (settings.source_column, settings.target_column) == ("source", "target")
+    assert settings.train == [f"out/teacher/{name}" for name in PAIRS]
     assert [source for source, _ in pairs_of(tmp_path / "out")] == ["zwei drei"]
+
+
+def test_validation_pairs_have_the_columns_of_the_training_pairs(distil, write, tmp_path):
+    rows = (f'{{"de": "{de}", "en": "{en}"}}' for de, en in zip(SOURCES, REFERENCES, strict=True))
+    both = write("both.jsonl", *rows)
+    options = ["--source_column", "de", "--target_column", "en", "--metrics", "chrf"]
+    options += ["--eval_strategy", "steps", "--eval_steps", 1]
+
+    outcome = distil("--train", both, "--validation", both, *options)
+
+    assert outcome.status == 0, outcome.err
+    assert "eval_loss" in (tmp_path / "out" / "log.jsonl").read_text("utf-8")
 
 
 TEACHERS = [field for field in fields(DistilSettings) if field.name.startswith("teacher_")]
@@ -415,6 +429,36 @@ def test_word_level_teachers_must_have_the_tokenizer_of_the_student(
     outcome = distil("--word_level", 1, teacher=[teachers[0], saved])
 
     assert_refused(outcome, "with the tokenizers of", repr(str(saved)))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture
+def multilingual(tmp_path):
+    """A teacher that names the languages of both sides."""
+    import_model(str(save_pretrained_model("nllb", tmp_path / "nllb")), tmp_path / "imported")
+    return tmp_path / "imported"
+
+
+def test_student_has_the_languages_of_a_teacher_whose_tokenizer_it_takes(
+    distil, multilingual, tmp_path
+):
+    languages = ["--teacher_source_language", "deu_Latn", "--teacher_target_language", "fra_Latn"]
+
+    outcome = distil(*languages, "--word_level", 0.5, teacher=[multilingual])
+
+    assert outcome.status == 0, outcome.err
+    # Without languages: the student has one direction.
+    translator = Translator.from_pretrained(str(tmp_path / "out"))
+    french = translator.tokenizer.convert_tokens_to_ids("fra_Latn")
+    assert translator.search.first_token == french
+
+
+def test_missing_language_is_told_before_the_teacher_translates(
+    distil, multilingual, teachers, tmp_path
+):
+    outcome = distil("--tokenizer", multilingual)
+
+    assert_refused(outcome, "--source_language", "such as deu_Latn")
     assert not (tmp_path / "out").exists()
 
 

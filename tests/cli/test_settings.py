@@ -1,5 +1,7 @@
 """Options: values that belong together, and paths that are completed."""
 
+from dataclasses import replace
+
 import pytest
 
 from vanilla_transformer_cli.settings import PRESETS, SearchSettings, TrainSettings
@@ -42,5 +44,7 @@ def test_data_is_the_folder_of_training_and_validation_files():
         data="corpus", train=["a.de", "/b/a.en"], validation=["v.de", "../v.en"]
     )
 
-    assert settings.train == ["corpus/a.de", "/b/a.en"]
-    assert settings.validation == ["corpus/v.de", "corpus/../v.en"]
+    # A copy has them as they are.
+    for same in (settings, replace(settings, tokenizer="x")):
+        assert same.train == ["corpus/a.de", "/b/a.en"]
+        assert same.validation == ["corpus/v.de", "corpus/../v.en"]

@@ -1,7 +1,5 @@
 """Which outputs of a teacher a student learns from."""
 
-import json
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -80,32 +78,29 @@ def test_outputs_are_read_in_groups(write):
 
 @pytest.fixture
 def write_some(write, tmp_path):
-    """Writes the pairs of these outputs for two sources; gives path and counts."""
+    """Writes the pairs of these outputs for two sources; gives paths and counts."""
 
     def write_some_pairs(*outputs, **targets):
         sources, references = write("sources", "s", "ß\tt"), write("references", "a", "b")
-        path = tmp_path / "pairs.jsonl"
-        return path, write_pairs(path, sources, references, iter(outputs), Targets(**targets))
+        paths = [tmp_path / "de", tmp_path / "en"]
+        return paths, write_pairs(paths, sources, references, iter(outputs), Targets(**targets))
 
     return write_some_pairs
 
 
 def test_pairs_are_read_as_they_were_written(write_some):
-    path, taught = write_some(["a", "x"], ["y\tz", " "], references=True)
+    paths, counts = write_some(["a", "x"], ["y\tz", " "], references=True)
 
     pairs = [("s", "a"), ("s", "x"), ("ß\tt", "b"), ("ß\tt", "y\tz")]
-    assert list(read_pairs(ParallelText((str(path),)))) == pairs
-    assert (taught.sources, taught.blank, taught.equal, taught.pairs) == (2, 0, 1, 4)
+    assert list(read_pairs(ParallelText(tuple(map(str, paths))))) == pairs
+    assert (counts.sources, counts.blank, counts.equal, counts.pairs) == (2, 0, 1, 4)
 
 
 def test_source_without_an_output_is_counted_and_left_out(write_some):
-    path, taught = write_some([" ", ""], ["b", "c"])
+    paths, counts = write_some([" ", ""], ["b", "c"])
 
-    assert [json.loads(line)["target"] for line in path.read_text("utf-8").splitlines()] == [
-        "b",
-        "c",
-    ]
-    assert str(taught) == (
+    assert paths[1].read_text("utf-8") == "b\nc\n"
+    assert str(counts) == (
         "2 pairs from 2 sources; the teacher wrote nothing for 1, and the reference for 1"
     )
 
@@ -115,9 +110,11 @@ def test_outputs_of_other_sources_are_refused(write_some):
         write_some(["a"])
 
 
-def test_teacher_must_write_something(write_some):
+def test_teacher_must_write_something(write_some, tmp_path):
     with pytest.raises(ValueError, match="at least one source, got 2 blank outputs beside"):
         write_some([""], [" "])
+
+    assert not (tmp_path / "de").exists()
 
 
 @pytest.fixture

@@ -1,10 +1,14 @@
 """Fine-tuning of imported models with the tokenizers of their own classes."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from vanilla_transformer.interop.importing import import_model
+from vanilla_transformer.model_folder import read_generation_config
+from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 from vanilla_transformer.training.run import train
 from vanilla_transformer.translation import Translator
 from vanilla_transformer_cli.settings import TrainSettings
@@ -63,6 +67,33 @@ def test_fine_tuned_folder_has_the_tokenizer_and_its_languages(pairs, name):
     assert read_json(pairs / "run" / "run.json")["updates"] == 3
 
 
+@pytest.mark.parametrize("name", ["nllb", "m2m100", "mbart"])
+def test_new_model_with_saved_tokenizers_has_their_languages(pairs, name):
+    fine_tuned = settings_of(name, pairs)
+    sizes = ["d_model=16", "encoder_layers=1", "decoder_layers=1"]
+    settings = replace(fine_tuned, init_from=None, tokenizer=fine_tuned.init_from, config=sizes)
+
+    folder = run(settings, pairs)
+
+    given = TokenizerPair.from_pretrained(fine_tuned.init_from).between(
+        settings.source_language,
+        settings.target_language,
+        read_generation_config(fine_tuned.init_from),
+    )
+    saved = Translator.from_pretrained(str(folder)).tokenizers
+    assert (saved.first_token, saved.start_token) == (given.first_token, given.start_token)
+    for side in ("source", "target"):
+        texts = {"text_target" if side == "target" else "text": GERMAN[:2]}
+        assert getattr(saved, side)(**texts).input_ids == getattr(given, side)(**texts).input_ids
+
+
+def test_new_model_with_tokenizers_of_several_languages_must_name_them(pairs):
+    fine_tuned = settings_of("m2m100", pairs, source_language=None)
+
+    with pytest.raises(ValueError, match="--source_language"):
+        run(replace(fine_tuned, init_from=None, tokenizer=fine_tuned.init_from), pairs)
+
+
 def test_loss_of_fine_tuning_is_that_of_the_labels_of_the_tokenizer(pairs):
     settings = settings_of("nllb", pairs)
     model = AutoModelForSeq2SeqLM.from_pretrained(settings.init_from).eval()
@@ -104,7 +135,7 @@ def test_column_of_languages_is_refused_by_a_model_that_names_both_sides(pairs):
 def test_new_model_takes_no_language(pairs, language):
     settings = TrainSettings(train=[str(pairs / "train.tsv")], **{language: "de"})
 
-    with pytest.raises(ValueError, match=f"--{language} needs --init_from, got 'de'"):
+    with pytest.raises(ValueError, match=f"--{language} needs the tokenizers of a saved"):
         run(settings, pairs)
 
 

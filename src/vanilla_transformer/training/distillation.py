@@ -5,7 +5,6 @@ outputs instead of the references, or on the output that is nearest to the refer
 word level: its distribution over the vocabulary is compared with the teacher's at each target.
 """
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -20,7 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
-from vanilla_transformer.files import read_lines, write_lines
+from vanilla_transformer.files import read_lines, rows_written
 from vanilla_transformer.model_folder import load_model
 from vanilla_transformer.modeling.loss_vanilla_transformer import IGNORED
 from vanilla_transformer.modeling.modeling_vanilla_transformer import (
@@ -124,7 +123,7 @@ class Targets:
 
 
 @dataclass
-class Taught:
+class PairCounts:
     """Counts of the pairs that a student learns from.
 
     Attributes:
@@ -180,12 +179,16 @@ def read_outputs(path: Path, n_best: int) -> Iterator[list[str]]:
 
 
 def write_pairs(
-    path: Path, sources: Path, references: Path, outputs: Iterator[list[str]], targets: Targets
-) -> Taught:
-    """Writes the pairs of a student as JSON lines, which `ParallelText` reads.
+    paths: Sequence[Path],
+    sources: Path,
+    references: Path,
+    outputs: Iterator[list[str]],
+    targets: Targets,
+) -> PairCounts:
+    """Writes the pairs of a student as two files with a text a line, which `ParallelText` reads.
 
     Args:
-        path: Of the file to write.
+        paths: Of the sources and of the targets.
         sources: File of the sources, one a line.
         references: File of their references.
         outputs: Of the teacher, for each source.
@@ -195,26 +198,26 @@ def write_pairs(
         ValueError: If there are no pairs.
     """
     metric = targets.metric()
-    taught = Taught()
+    counts = PairCounts()
 
-    def pairs() -> Iterator[str]:
+    def pairs() -> Iterator[tuple[str, str]]:
         for source, reference, texts in zip(
             read_lines(sources), read_lines(references), outputs, strict=True
         ):
             chosen = choose_targets(
                 reference, texts, with_reference=targets.references, metric=metric
             )
-            taught.sources += 1
-            taught.blank += not any(map(str.strip, texts))
-            taught.equal += reference in texts
-            taught.pairs += len(chosen)
+            counts.sources += 1
+            counts.blank += not any(map(str.strip, texts))
+            counts.equal += reference in texts
+            counts.pairs += len(chosen)
             for target in chosen:
-                yield json.dumps({"source": source, "target": target}, ensure_ascii=False)
+                yield source, target
 
-    write_lines(path, pairs())
-    if not taught.pairs:
-        raise ValueError(
-            f"The teacher must translate at least one source, got {taught.sources:,} blank "
-            f"outputs beside {str(sources)!r}. Try `translate` with it, and another search."
-        )
-    return taught
+    with rows_written(paths, pairs()):
+        if not counts.pairs:
+            raise ValueError(
+                f"The teacher must translate at least one source, got {counts.sources:,} blank "
+                f"outputs beside {str(sources)!r}. Try `translate` with it, and another search."
+            )
+    return counts

@@ -265,10 +265,10 @@ def check_settings(settings: TrainSettings, arguments: Seq2SeqTrainingArguments)
             "--target_vocab_size needs --separate_vocabularies, got "
             f"{settings.target_vocab_size} alone. Add that, or set --vocab_size."
         )
-    if not settings.init_from:
+    if not (settings.init_from or settings.tokenizer):
         faults += [
-            f"--{name} needs --init_from, got {value!r} for a new model. For one of several "
-            "directions, give --tag_column."
+            f"--{name} needs the tokenizers of a saved model, got {value!r} for new ones. Give "
+            "--init_from or --tokenizer; or --tag_column, for a model of several directions."
             for name in ("source_language", "target_language")
             for value in [getattr(settings, name)]
             if value is not None

@@ -5,10 +5,15 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import AutoConfig, PreTrainedModel, Seq2SeqTrainingArguments
+from transformers import (
+    AutoConfig,
+    GenerationConfig,
+    PreTrainedModel,
+    Seq2SeqTrainingArguments,
+)
 
 from vanilla_transformer.data.token_cache import cached_tokenizer
-from vanilla_transformer.model_folder import load_model
+from vanilla_transformer.model_folder import load_model, read_generation_config
 from vanilla_transformer.modeling.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.modeling.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
@@ -50,12 +55,11 @@ def build_model(
     # With an adapter a checkpoint is no model yet; Trainer loads it when there is one.
     if start := settings.init_from if settings.peft else checkpoint or settings.init_from:
         model = load_model(start)
-        tokenizers = TokenizerPair.from_pretrained(start)
-        check_vocabularies(settings, start, tokenizers)
-        tokenizers = _in_one_direction(settings, tokenizers, model)
+        tokenizers = saved_tokenizers(settings, start, model.generation_config)
     else:
-        tokenizers = _make_tokenizers(settings, pairs)
+        tokenizers = _new_tokenizers(settings, pairs)
         model = _initialise_model(settings, tokenizers)
+    _begin_with_languages(model, tokenizers)
     choose_parameters(model, settings)
     if kernel := settings.attn_implementation or _better_kernel(model, arguments):
         model.set_attn_implementation(kernel)
@@ -76,20 +80,36 @@ def _better_kernel(model: PreTrainedModel, arguments: Seq2SeqTrainingArguments) 
     return VARLEN
 
 
-def _in_one_direction(
-    settings: TrainSettings, tokenizers: TokenizerPair, model: PreTrainedModel
+def saved_tokenizers(
+    settings: TrainSettings, name: str, defaults: GenerationConfig | None = None
 ) -> TokenizerPair:
-    """The tokenizers of a saved model for the languages of this run; it then begins with them."""
+    """The tokenizers of a saved model, for the languages of this run.
+
+    Args:
+        settings: Of the run.
+        name: Folder or Hub name of the model.
+        defaults: Of its searches; None: as they are saved.
+
+    Raises:
+        ValueError: If they are not those of the model, cannot do what the run needs, or if a
+            language is unknown, missing, or given to tokenizers without languages.
+    """
+    tokenizers = TokenizerPair.from_pretrained(name)
+    check_vocabularies(settings, name, tokenizers)
     if settings.tag_column:
         return tokenizers
+    defaults = defaults or read_generation_config(name)
+    return tokenizers.between(settings.source_language, settings.target_language, defaults)
+
+
+def _begin_with_languages(model: PreTrainedModel, tokenizers: TokenizerPair) -> None:
+    """Lets outputs begin with the language that the tokenizers were set up for."""
     defaults = model.generation_config
-    tokenizers = tokenizers.between(settings.source_language, settings.target_language, defaults)
     if tokenizers.first_token is not None:
         defaults.forced_bos_token_id = tokenizers.first_token
     if tokenizers.start_token is not None:
         for config in (model.config, defaults):
             config.decoder_start_token_id = tokenizers.start_token
-    return tokenizers
 
 
 def _initialise_model(
@@ -124,13 +144,13 @@ def _vocabulary_of(model_name_or_path: str) -> dict[str, Any]:
     return {name: getattr(config, name) for name in _VOCABULARY_FIELDS}
 
 
-def _make_tokenizers(settings: TrainSettings, pairs: Dataset) -> TokenizerPair:
+def _new_tokenizers(settings: TrainSettings, pairs: Dataset) -> TokenizerPair:
     """Learns one vocabulary, or one for each side, or loads those of a saved model.
 
     All processes learn the same.
     """
     if settings.tokenizer:
-        return TokenizerPair.from_pretrained(settings.tokenizer)
+        return saved_tokenizers(settings, settings.tokenizer)
 
     def learn(
         columns: Sequence[str], vocab_size: int, languages: Sequence[str]
