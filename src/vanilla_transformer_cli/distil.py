@@ -120,7 +120,7 @@ def distil(argv: list[str]) -> None:
     check_settings(settings, arguments)
     if settings.word_level and not settings.init_from:
         settings = replace(settings, tokenizer=settings.tokenizer or settings.teacher[0])
-    start = settings.init_from or settings.tokenizer
+    start = settings.init_from or settings.tokenizer or ""
     if start in settings.teacher:
         settings = _in_the_languages_of_its_teacher(settings)
     if start:

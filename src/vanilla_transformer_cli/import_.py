@@ -1,6 +1,7 @@
 """The `import` command: a pretrained model of another class as one of ours."""
 
 from pathlib import Path
+from typing import Any
 
 from vanilla_transformer_cli.command import build_parser, check_folder, fail, refuse
 from vanilla_transformer_cli.settings import ImportSettings
@@ -66,6 +67,7 @@ def _import(source: str, output: Path, settings: ImportSettings) -> None:
         for line in plan.tensors.lines():
             print(line)
         plan.tensors.check()
+        _print_assumed(plan.assumed)
         if plan.entries:
             entries, kept = plan.entries
             print(f"vocabulary of {entries:,} entries would be cut to {kept:,}")
@@ -79,5 +81,14 @@ def _import(source: str, output: Path, settings: ImportSettings) -> None:
         print(
             f"{output}: every tensor is used; no logits were compared, as nothing here runs SOURCE"
         )
-    if sizes := read_run(str(output)).get("trimmed"):
+    run = read_run(str(output))
+    _print_assumed(run["imported_from"].get("assumed", {}))
+    if sizes := run.get("trimmed"):
         print(describe_sizes(sizes))
+
+
+def _print_assumed(fields: dict[str, Any]) -> None:
+    """What to check, since neither the mapping nor any tensor says it."""
+    if fields:
+        values = ", ".join(f"{name} {value}" for name, value in fields.items())
+        print(f"not in the mapping, so as in the paper: {values}")

@@ -7,13 +7,15 @@ import warnings
 import pytest
 import torch
 import yaml
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from torch import nn
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoModelForSeq2SeqLM, PreTrainedTokenizerFast
 
-from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.interop.declarations import Declaration
 from vanilla_transformer.interop.importing import import_model, plan_import
 from vanilla_transformer.interop.weight_maps import shapes_of
+from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 from vanilla_transformer_cli import main
 
 from ..support.documents import code_blocks
@@ -189,14 +191,63 @@ def test_command_says_that_nothing_was_compared(weights, mapping, tmp_path, caps
     assert "ours: every tensor is used; no logits were compared" in capsys.readouterr().out
 
 
-def test_tokenizer_comes_along(weights, mapping, tmp_path):
-    tokenizer = VanillaTransformerTokenizer.train(["ein hund rennt"], vocab_size=9, kind="word")
-    tokenizer.save_pretrained(tmp_path / "words")
+@pytest.mark.parametrize("options", [["--dry_run"], []])
+def test_command_names_what_neither_mapping_nor_tensors_say(
+    weights, mapping, tmp_path, capsys, options
+):
+    constants = {name: MAPPING["constants"][name] for name in MAPPING["constants"]}
+    del constants["encoder_attention_heads"]
+    file = mapping(constants=constants)
+
+    main(["import", "--mapping", str(file), *options, str(weights), str(tmp_path / "ours")])
+
+    assert (
+        "not in the mapping, so as in the paper: encoder_attention_heads 8, scale_embedding True, "
+        "position_embedding_type sinusoidal\n"
+    ) in capsys.readouterr().out
+
+
+def words(count):
+    """A tokenizer with as many entries, in the order of PyTorch's tutorial."""
+    special = {"unk_token": "<unk>", "pad_token": "<pad>", "bos_token": "<bos>"}
+    special["eos_token"] = "<eos>"
+    entries = [*special.values(), *(f"w{number}" for number in range(count - 4))]
+    backend = Tokenizer(WordLevel({entry: place for place, entry in enumerate(entries)}, "<unk>"))
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **special)
+
+
+def test_tokenizers_of_both_sides_come_along(weights, mapping, tmp_path):
+    TokenizerPair(words(SOURCE_WORDS), words(TARGET_WORDS)).save_pretrained(tmp_path / "words")
 
     folder, own = tmp_path / "ours", str(tmp_path / "words")
     import_model(str(weights), folder, mapping=mapping(), tokenizer=own)
 
-    assert AutoTokenizer.from_pretrained(folder).get_vocab() == tokenizer.get_vocab()
+    pair = TokenizerPair.from_pretrained(str(folder))
+    assert (len(pair.source), len(pair.target)) == (SOURCE_WORDS, TARGET_WORDS)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "message"),
+    [
+        (SOURCE_WORDS, None, "must hold the tokenizer of its target"),
+        (SOURCE_WORDS + 1, TARGET_WORDS, "34 entries of the source for a table of 33"),
+        (SOURCE_WORDS, TARGET_WORDS + 1, "38 entries of the target for a table of 37"),
+    ],
+)
+def test_tokenizer_of_another_model_is_refused(weights, mapping, tmp_path, source, target, message):
+    words(source).save_pretrained(tmp_path / "words")
+    if target:
+        words(target).save_pretrained(tmp_path / "words" / "target_tokenizer")
+
+    with pytest.raises(ValueError, match=message):
+        import_model(
+            str(weights),
+            tmp_path / "ours",
+            mapping=mapping(),
+            tokenizer=str(tmp_path / "words"),
+        )
+
+    assert not (tmp_path / "ours").exists()
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save_file
 from transformers import AutoModelForSeq2SeqLM
 
 from vanilla_transformer.interop.declarations import Declaration
@@ -559,3 +560,10 @@ def test_folder_of_transformers_is_none_of_fairseq(folder):
     (folder / "config.json").touch()
 
     assert find_checkpoint(folder) is None
+
+
+def test_weights_without_a_config_are_no_checkpoint(tmp_path):
+    save_file({"weight": torch.ones(2)}, tmp_path / "weights.safetensors")
+
+    with pytest.raises(ValueError, match=r"weights without a config\. Name the folder .*--mapping"):
+        import_model(str(tmp_path / "weights.safetensors"), tmp_path / "ours")

@@ -37,6 +37,7 @@ from vanilla_transformer.interop import declarations, importing
 from vanilla_transformer.interop.declarations import Declaration, known_sources
 from vanilla_transformer.interop.importing import Comparison, compare, convert, import_model
 from vanilla_transformer.interop.weight_maps import shapes_of
+from vanilla_transformer.translation import Translator
 from vanilla_transformer_cli import main
 
 from ..conftest import TINY
@@ -457,6 +458,7 @@ def test_several_ends_come_in(saved, tmp_path):
 
     config = json.loads((tmp_path / "ours" / "config.json").read_text())
     assert config["eos_token_id"] == [2, 3]
+    assert Translator.from_pretrained(str(tmp_path / "ours")).tokenizer.eos_token_id == 2
 
 
 def test_package_that_a_tokenizer_lacks_is_named_in_one_line(saved, tmp_path, capsys, monkeypatch):

@@ -64,6 +64,14 @@ def test_missing_shard_is_named(shards):
         read_tensors(shards)
 
 
+@pytest.mark.parametrize("listed", [None, [], {"a": 1}, {"a": ["b"]}])
+def test_damaged_index_is_refused(shards, listed):
+    (shards / "model.safetensors.index.json").write_text(json.dumps({"weight_map": listed}))
+
+    with pytest.raises(ValueError, match=r"must have a `weight_map` .*, got .*\. Copy the model"):
+        read_tensors(shards)
+
+
 @pytest.mark.parametrize(("names", "got"), [([], "none"), (["a.pt", "b.pt"], "a.pt, b.pt")])
 def test_folder_must_hold_one_model(tmp_path, names, got):
     for name in names:

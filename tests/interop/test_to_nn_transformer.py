@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, GenerationConfig
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.interop import nn_transformer
@@ -14,6 +14,7 @@ from vanilla_transformer.interop import to_nn_transformer as module
 from vanilla_transformer.interop.importing import import_model
 from vanilla_transformer.interop.to_nn_transformer import save_nn_transformer
 from vanilla_transformer.model_folder import load_model
+from vanilla_transformer.translation import Translator
 from vanilla_transformer_cli import main
 
 from ..conftest import LEARNED, TWO_TABLES, UNTIED, build_variant
@@ -127,3 +128,22 @@ def test_export_that_computes_something_else_is_not_kept(ours, tmp_path, monkeyp
         main(["export", "--format", "nn_transformer", str(ours), str(tmp_path / "out")])
 
     assert [path.name for path in tmp_path.iterdir()] == ["ours"]
+
+
+def test_folder_comes_back_with_its_tokenizer_and_settings(ours, tmp_path, capsys):
+    settings = GenerationConfig.from_pretrained(ours)
+    settings.num_beams = 3
+    settings.save_pretrained(ours)
+    main(["export", "--format", "nn_transformer", str(ours), str(tmp_path / "out")])
+    with pytest.raises(SystemExit):
+        main(["import", str(tmp_path / "out"), str(tmp_path / "back")])
+    mapping = tmp_path / "out" / "mapping.yaml"
+    assert f"Give --mapping {mapping}, which brings" in capsys.readouterr().err
+
+    main(["import", "--mapping", str(mapping), str(tmp_path / "out"), str(tmp_path / "back")])
+
+    before, after = (Translator.from_pretrained(str(tmp_path / name)) for name in ("ours", "back"))
+    assert after.search == before.search
+    assert after.search.num_beams == 3
+    assert after.tokenizers.contents == before.tokenizers.contents
+    assert "not in the mapping" not in capsys.readouterr().out

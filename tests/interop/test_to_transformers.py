@@ -25,6 +25,7 @@ from vanilla_transformer.interop.export import export_to_class
 from vanilla_transformer.interop.importing import compare, convert, import_model
 from vanilla_transformer.interop.to_transformers import FORMATS, to_transformers
 from vanilla_transformer.model_folder import load_model
+from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 from vanilla_transformer_cli import main
 from vanilla_transformer_cli.settings import ExportSettings
 
@@ -263,6 +264,9 @@ def test_both_tokenizers_go_out(tmp_path):
     for side in ("", "target_tokenizer/"):
         config = json.loads((tmp_path / "out" / f"{side}tokenizer_config.json").read_text())
         assert config["tokenizer_class"] == "PreTrainedTokenizerFast"
+    import_model(str(tmp_path / "out"), tmp_path / "back")
+    back = TokenizerPair.from_pretrained(str(tmp_path / "back"))
+    assert back.target("αβγ")["input_ids"] == pair.target("αβγ")["input_ids"]
 
 
 def words(*specials, last=(), **named):

@@ -250,6 +250,16 @@ def test_vocabulary_of_words_is_refused(text):
         trim(build_variant(vocab_size=len(tokenizer)), tokenizer, Trimming((text,)))
 
 
+def test_one_table_with_a_size_for_each_side_is_trimmed(text):
+    # Marian's configs give both.
+    tokenizer = VanillaTransformerTokenizer.train(TEXT, vocab_size=290)
+    model = build_variant(vocab_size=len(tokenizer), decoder_vocab_size=len(tokenizer))
+
+    config = trim(model, tokenizer, Trimming((text,), min_count=9)).model.config
+
+    assert config.vocab_size == config.decoder_vocab_size < len(tokenizer)
+
+
 def test_two_vocabularies_are_refused(sources, text):
     model = build_variant(share_encoder_decoder_embeddings=False, decoder_vocab_size=40)
 

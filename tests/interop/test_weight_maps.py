@@ -97,6 +97,18 @@ def test_results_share_no_memory_with_the_source():
         ({"a": "b"}, {"a": (2,)}, {"b": ()}, "a must be [2], got b []"),
         ({"{a,c}": "b"}, {"a": (2,), "c": (2,)}, {"b": (2,)}, "b is used more than once"),
         (
+            {"a": "b[0/2]", "c": ["b[0/4]", "b[3/4]"]},
+            {"a": (2,), "c": (2,)},
+            {"b": (4,)},
+            "b is used more than once",
+        ),
+        (
+            {"a": "b[0/2]", "c": "b[1/2]^T"},
+            {"a": (1, 2), "c": (1, 2)},
+            {"b": (2, 2)},
+            "b is used more than once",
+        ),
+        (
             {"a": "b[0/2]", "c": "b[0/2]"},
             {"a": (1,), "c": (1,)},
             {"b": (2,)},

@@ -18,10 +18,22 @@ from vanilla_transformer.interop.weight_maps import WeightMap
 from vanilla_transformer.modeling.configuration_vanilla_transformer import VanillaTransformerConfig
 
 SOURCES = Path(__file__).with_name("sources")
+# Of weights that were exported for torch alone; brings them back.
+MAPPING_FILE = "mapping.yaml"
 # Declarations that are no class of Transformers: what these extend, and other programs.
 _NO_CLASSES = ("transformers", "fairseq", "nn_transformer")
 # What a mapping may extend: declarations that take nothing from a config.
 _EXTENDABLE = ("nn_transformer",)
+
+# Fields of our config that change what is computed, but no shape of a tensor.
+_WITHOUT_A_SHAPE = (
+    "encoder_attention_heads",
+    "decoder_attention_heads",
+    "activation_function",
+    "pre_norm",
+    "scale_embedding",
+    "position_embedding_type",
+)
 
 Fields = Mapping[str, Any]
 
@@ -169,6 +181,15 @@ class Declaration:
             for name, other in self.same.items()
             if source.get(name) is not None and source[name] != source.get(other)
         ]
+
+    def assumed(self) -> dict[str, Any]:
+        """Defaults for fields that are not declared, where no tensor would show a mistake."""
+        declared = {**self.config, **self.constants, **self.computed}
+        return {
+            name: getattr(VanillaTransformerConfig, name)
+            for name in _WITHOUT_A_SHAPE
+            if name not in declared
+        }
 
     def useless_rules(self, targets: Iterable[str]) -> list[str]:
         """Rules of a mapping that are for none of our tensors.

@@ -51,8 +51,13 @@ def find_checkpoint(source: Path) -> Path | None:
     """The checkpoint that a path names: itself, or in a folder that is no model of Transformers.
 
     Raises:
-        ValueError: If a folder has several, none of a usual name.
+        ValueError: If a folder has several, none of a usual name; or if a file is of another form.
     """
+    if source.suffix == ".safetensors" and source.is_file():
+        raise ValueError(
+            f"{str(source)!r} holds weights without a config. Name the folder of a model of "
+            "Transformers, or give --mapping, which says what becomes of each tensor."
+        )
     if source.is_file():
         return source
     files = [] if (source / "config.json").exists() else sorted(source.glob("*.pt"))

@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import CONFIG_NAME
+from transformers import AutoConfig, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
+from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME
 
 from vanilla_transformer.files import naming_full_disk, scratch_folder
-from vanilla_transformer.interop.declarations import Declaration, Fields
+from vanilla_transformer.interop.declarations import MAPPING_FILE, Declaration, Fields
 from vanilla_transformer.interop.fairseq import find_checkpoint, read_checkpoint
 from vanilla_transformer.interop.tensor_files import check_shards, read_tensors, unreadable
 from vanilla_transformer.interop.trimming import Trimming, kept_ids, trim
@@ -49,7 +50,8 @@ class _Source:
         declaration: How models of its kind become ours.
         fields: Of its config.
         tensors: By name.
-        tokenizer: One, or one for each side; None: it has none.
+        tokenizers: Of both sides; None: it has none.
+        generation_config: Of its searches; None: it has none.
         model: What computes with these weights, in evaluation mode; None: nothing here does.
     """
 
@@ -57,7 +59,8 @@ class _Source:
     declaration: Declaration
     fields: Fields
     tensors: Mapping[str, Tensor]
-    tokenizer: PreTrainedTokenizerBase | TokenizerPair | None = None
+    tokenizers: TokenizerPair | None = None
+    generation_config: GenerationConfig | None = None
     model: PreTrainedModel | None = None
 
     @classmethod
@@ -69,6 +72,7 @@ class _Source:
             Declaration.of(kind),
             model.config.to_dict(),
             untied_tensors(model),
+            generation_config=model.generation_config,
             model=model,
         )
 
@@ -82,6 +86,8 @@ class _Source:
         faults = self.declaration.faults(self.fields)
         with torch.device("meta"):
             model = VanillaTransformerForConditionalGeneration(config)
+        if self.generation_config:
+            model.generation_config = copy.deepcopy(self.generation_config)
         targets, tied = shapes_of(untied_tensors(model)), model.all_tied_weights_keys
         plan = self.declaration.weights.plan(targets, shapes_of(self.tensors), tied)
         faults += self.declaration.useless_rules([*targets, *tied])
@@ -93,12 +99,12 @@ class _Source:
         Raises:
             ValueError: If there is none, or one for each side.
         """
-        if not isinstance(self.tokenizer, PreTrainedTokenizerBase):
+        if not (self.tokenizers and self.tokenizers.is_joint):
             raise ValueError(
                 "--keep_vocabulary needs a source with one tokenizer for both sides, got "
-                f"{'none' if self.tokenizer is None else 'two'}. Leave it out."
+                f"{'two' if self.tokenizers else 'none'}. Leave it out."
             )
-        return self.tokenizer
+        return self.tokenizers.source
 
     def convert(self) -> VanillaTransformerForConditionalGeneration:
         """One of our models with these weights, in memory of its own.
@@ -133,9 +139,7 @@ def convert(source: PreTrainedModel) -> VanillaTransformerForConditionalGenerati
     Raises:
         ValueError: If the class, its settings or its tensors cannot be expressed; names all faults.
     """
-    model = _Source.of(source).convert()
-    model.generation_config = copy.deepcopy(source.generation_config)
-    return model.train(source.training)
+    return _Source.of(source).convert().train(source.training)
 
 
 def plan_conversion(
@@ -246,20 +250,20 @@ def import_model(
     if folder.exists():
         raise FileExistsError(f"{str(folder)!r} must not exist yet. Give another folder.")
     source = _load(name_or_path, mapping, tokenizer)
+    model = source.convert()
     comparison = None
     if source.model is not None:
-        model = convert(source.model)
-        comparison = compare(source.model, model)
+        comparison = compare(source.model, model.eval())
         comparison.check(model.dtype)
-    else:
-        model = source.convert()
-        if damaged := nonfinite_tensors(model):
-            raise ValueError(f"Weights must be finite, got others in {', '.join(damaged)}.")
+    elif damaged := nonfinite_tensors(model):
+        raise ValueError(f"Weights must be finite, got others in {', '.join(damaged)}.")
     record: dict[str, Any] = {"imported_from": source.record}
-    tokenizers = source.tokenizer
+    if mapping:
+        record["imported_from"] |= {"assumed": source.declaration.assumed()}
+    tokenizers = source.tokenizers
     if trimming:
         trimmed = trim(model, source.one_tokenizer(), trimming)
-        model, tokenizers = trimmed.model, trimmed.tokenizer
+        model, tokenizers = trimmed.model, TokenizerPair.joint(trimmed.tokenizer)
         record["trimmed"] = trimmed.sizes
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (
@@ -281,11 +285,13 @@ class ImportPlan:
 
     Attributes:
         tensors: With them.
+        assumed: Fields of the config that a mapping leaves to their defaults, and no tensor shows.
         entries: Of the vocabulary, and of these those that trimming keeps; None without trimming,
             or if the tensors do not fit.
     """
 
     tensors: Plan
+    assumed: dict[str, Any]
     entries: tuple[int, int] | None = None
 
 
@@ -306,25 +312,17 @@ def plan_import(
     """
     source = _load(name_or_path, mapping, tokenizer)
     model, plan = source.plan()
+    assumed = source.declaration.assumed() if mapping else {}
     if not trimming or plan.faults:
-        return ImportPlan(plan)
-    if source.model is not None:
-        model.generation_config = source.model.generation_config
+        return ImportPlan(plan, assumed)
     kept = kept_ids(model, source.one_tokenizer(), trimming)
-    return ImportPlan(plan, (model.config.vocab_size, len(kept)))
+    return ImportPlan(plan, assumed, (model.config.vocab_size, len(kept)))
 
 
 def _load(name_or_path: str, mapping: Path | None, tokenizer: str | None = None) -> _Source:
     path = Path(name_or_path)
     if mapping is not None:
-        declaration = Declaration.of_mapping(mapping)
-        return _Source(
-            {"name": path.name, "mapping": mapping.name},
-            declaration,
-            {},
-            read_tensors(path),
-            load_tokenizer(tokenizer) if tokenizer else None,
-        )
+        return _with_mapping(path, mapping, tokenizer)
     if file := find_checkpoint(path):
         found = read_checkpoint(file)
         return _Source(
@@ -334,18 +332,45 @@ def _load(name_or_path: str, mapping: Path | None, tokenizer: str | None = None)
             found.tensors,
             found.tokenizers,
         )
-    _check_config(name_or_path)
-    loaded = load_tokenizer(name_or_path)
+    config = _check_config(name_or_path)
+    tokenizers = TokenizerPair.for_config(load_tokenizer(name_or_path), config, name_or_path)
     try:
         model = load_model(name_or_path, use_safetensors=None).eval()
     # From torch's readers of pickles and of cut files.
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
         raise unreadable(name_or_path, error) from error
-    return replace(_Source.of(model, path.name), tokenizer=loaded)
+    return replace(_Source.of(model, path.name), tokenizers=tokenizers)
 
 
-def _check_config(name_or_path: str) -> None:
-    """Refuses what is no model, or none that can be expressed, before gigabytes are read."""
+def _with_mapping(path: Path, mapping: Path, tokenizer: str | None) -> _Source:
+    """Weights of another program, with what lies beside them of a tokenizer and of settings."""
+    declaration = Declaration.of_mapping(mapping)
+    folder = path if path.is_dir() else path.parent
+    if tokenizer is None and (folder / TOKENIZER_CONFIG_FILE).is_file():
+        tokenizer = str(folder)
+    tokenizers = generation_config = None
+    if tokenizer is not None:
+        config = declaration.config_of({}).to_dict()
+        tokenizers = TokenizerPair.for_config(load_tokenizer(tokenizer), config, tokenizer)
+    if (folder / GENERATION_CONFIG_NAME).is_file():
+        check_objects(folder)
+        generation_config = GenerationConfig.from_pretrained(folder)
+    return _Source(
+        {"name": path.name, "mapping": mapping.name},
+        declaration,
+        {},
+        read_tensors(path),
+        tokenizers,
+        generation_config,
+    )
+
+
+def _check_config(name_or_path: str) -> dict[str, Any]:
+    """Refuses what is no model, or none that can be expressed, before gigabytes are read.
+
+    Returns:
+        Fields of our config; none if it cannot be found, which loading the tokenizer explains.
+    """
     folder = Path(name_or_path)
     if folder.is_dir():
         check_objects(folder)
@@ -357,7 +382,12 @@ def _check_config(name_or_path: str) -> None:
                 "weights of other programs."
             )
     file = find_file(name_or_path, CONFIG_NAME)
-    # Without a file, loading the tokenizer explains what is wrong with a name.
-    if file:
-        declaration = Declaration.of(str(read_object(file).get("model_type")))
-        declaration.config_of(AutoConfig.from_pretrained(name_or_path).to_dict())
+    if not file:
+        return {}
+    if (folder / MAPPING_FILE).is_file():
+        raise ValueError(
+            f"{name_or_path!r} holds weights for torch alone. Give --mapping "
+            f"{folder / MAPPING_FILE}, which brings them back."
+        )
+    declaration = Declaration.of(str(read_object(file).get("model_type")))
+    return declaration.config_of(AutoConfig.from_pretrained(name_or_path).to_dict()).to_dict()

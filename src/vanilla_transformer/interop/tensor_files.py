@@ -111,12 +111,18 @@ def check_shards(folder: Path) -> list[Path]:
     """The files that a folder's index lists; empty if it has no index.
 
     Raises:
-        ValueError: If files are missing.
+        ValueError: If files are missing, or the index is damaged.
     """
     indices = sorted(folder.glob("*.index.json"))
     if not indices:
         return []
-    names = sorted(set(read_object(indices[0]).get("weight_map", {}).values()))
+    listed = read_object(indices[0]).get("weight_map")
+    if not isinstance(listed, dict) or not all(isinstance(one, str) for one in listed.values()):
+        raise ValueError(
+            f"{indices[0]} must have a `weight_map` with the file of each tensor, got "
+            f"{listed!r:.60}. Copy the model again."
+        )
+    names = sorted(set(listed.values()))
     missing = [name for name in names if not (folder / name).is_file()]
     if missing or not names:
         raise ValueError(

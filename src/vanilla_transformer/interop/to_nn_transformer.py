@@ -16,11 +16,9 @@ from transformers import PreTrainedModel
 
 from vanilla_transformer.files import write_lines
 from vanilla_transformer.interop import nn_transformer
-from vanilla_transformer.interop.declarations import Declaration
+from vanilla_transformer.interop.declarations import MAPPING_FILE, Declaration
 from vanilla_transformer.interop.to_transformers import refuse_other_models, take_apart
 from vanilla_transformer.interop.weight_maps import shapes_of
-
-MAPPING_FILE = "mapping.yaml"
 
 _ACTIVATIONS = ("relu", "gelu")
 _TABLES = {

@@ -23,6 +23,7 @@ from vanilla_transformer.modeling.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
 from vanilla_transformer.tokenization.languages import language_codes
+from vanilla_transformer.tokenization.tokenizer_pair import has_target_vocabulary
 
 # Tensors with a row for each entry.
 _TABLES = (
@@ -160,7 +161,7 @@ def describe_sizes(sizes: Mapping[str, Sequence[float]]) -> str:
 
 def _check(model: VanillaTransformerForConditionalGeneration, tokenizer: Any) -> None:
     faults = []
-    if model.config.decoder_vocab_size is not None:
+    if has_target_vocabulary(model.config.to_dict()):
         faults.append(
             "--keep_vocabulary needs a model with one vocabulary for both sides, got "
             f"`decoder_vocab_size` {model.config.decoder_vocab_size}."
@@ -193,7 +194,7 @@ def _kept_ids(
     counts = Counter(chain.from_iterable(_encoded(tokenizer, trimming.lines())))
     kept = {token_id for token_id, count in counts.items() if count >= trimming.min_count}
     entries = _entries(backend)
-    # A piece that begins a word holds its blank.
+    # All single characters and bytes; `▁a` is two characters.
     kept |= {
         token_id
         for token, token_id in entries.items()
@@ -292,7 +293,7 @@ def _trimmed_tokenizer(
         ]
     for added in backend["added_tokens"]:
         added["id"] = new_ids[added["id"]]
-    _renumber_frame(backend["post_processor"], new_ids)
+    _renumber_special_tokens(backend["post_processor"], new_ids)
     # Those of the last call.
     backend["padding"] = backend["truncation"] = None
     with TemporaryDirectory() as folder:
@@ -304,12 +305,12 @@ def _trimmed_tokenizer(
     return smaller
 
 
-def _renumber_frame(processor: Any, new_ids: Mapping[int, int]) -> None:
+def _renumber_special_tokens(processor: Any, new_ids: Mapping[int, int]) -> None:
     """New ids for the tokens that a post-processor puts around text."""
     if not processor:
         return
     for part in processor.get("processors", ()):
-        _renumber_frame(part, new_ids)
+        _renumber_special_tokens(part, new_ids)
     # TemplateProcessing has an object by token, RobertaProcessing and BertProcessing pairs.
     special = processor.get("special_tokens", {})
     for token in special.values():
@@ -353,6 +354,8 @@ def _trimmed_model(
 ) -> VanillaTransformerForConditionalGeneration:
     config = copy.deepcopy(model.config)
     config.vocab_size = len(kept)
+    if config.decoder_vocab_size is not None:
+        config.decoder_vocab_size = len(kept)
     _renumber_needed(config, new_ids)
     with torch.device("meta"):
         smaller = type(model)(config)

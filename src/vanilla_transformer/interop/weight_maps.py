@@ -11,11 +11,12 @@ A rule is written `target: source`, both patterns of names:
 
 import itertools
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from fractions import Fraction
+from itertools import chain, pairwise
 
 import torch
 from torch import Tensor
@@ -192,11 +193,7 @@ class WeightMap:
         }
         for (name, target), found in copies.items():
             faults += _shape_faults(name, targets[target], found, sources)
-        used = Counter(
-            (piece.name, piece.block, piece.blocks)
-            for found in (*pieces.values(), *copies.values())
-            for piece in found
-        )
+        used = chain.from_iterable((*pieces.values(), *copies.values()))
         return Plan(targets, pieces, copies, faults + self._use_faults(used, sources))
 
     def _pieces(self, target: str, sources: Container[str]) -> list[list[Piece]]:
@@ -214,21 +211,32 @@ class WeightMap:
         found = [one for (one,) in self.older._pieces(piece.name, sources) if one.name in sources]
         return found[0] if found else piece
 
-    def _use_faults(
-        self, used: Counter[tuple[str, int, int]], sources: Mapping[str, Shape]
-    ) -> list[str]:
-        shares: dict[str, Fraction] = defaultdict(Fraction)
-        for (name, _, blocks), count in used.items():
-            shares[name] += Fraction(count, blocks)
-        twice = {name for (name, _, _), count in used.items() if count > 1}
-        faults = [f"{name} is used more than once" for name in sorted(twice)]
+    def _use_faults(self, used: Iterable[Piece], sources: Mapping[str, Shape]) -> list[str]:
+        uses: dict[str, list[Piece]] = defaultdict(list)
+        for piece in used:
+            uses[piece.name].append(piece)
+        twice = sorted(name for name, pieces in uses.items() if _overlap(pieces))
+        faults = [f"{name} is used more than once" for name in twice]
         for name, shape in sources.items():
             if any(fnmatchcase(name, one) for one in self.ignored):
                 continue
-            if shares[name] != 1 and name not in twice:
-                part = "in part" if shares[name] else "by no rule"
-                faults.append(f"{name} {list(shape)} is used {part}")
+            share = sum(Fraction(1, piece.blocks) for piece in uses[name])
+            if share != 1 and name not in twice:
+                faults.append(
+                    f"{name} {list(shape)} is used {'in part' if share else 'by no rule'}"
+                )
         return faults
+
+
+def _overlap(pieces: list[Piece]) -> bool:
+    """Whether some rows of a tensor are in two pieces of it, or in other columns of it."""
+    if len({piece.transposed for piece in pieces}) > 1:
+        return True
+    ranges = sorted(
+        (Fraction(piece.block, piece.blocks), Fraction(piece.block + 1, piece.blocks))
+        for piece in pieces
+    )
+    return any(end > start for (_, end), (start, _) in pairwise(ranges))
 
 
 def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, Shape]:

@@ -101,8 +101,25 @@ class TokenizerPair:
         source = load_tokenizer(model_name_or_path, **loading)
         file = find_file(model_name_or_path, CONFIG_NAME, loading.get("revision"))
         config = read_object(file) if file else {}
-        pair = cls._beside(source, config, model_name_or_path, **loading)
-        pair._check_config(config, model_name_or_path)
+        return cls.for_config(source, config, model_name_or_path, **loading)
+
+    @classmethod
+    def for_config(
+        cls, source: PreTrainedTokenizerBase, config: dict[str, Any], name: str, **loading: Any
+    ) -> Self:
+        """The tokenizers in a folder or on the Hub, for a model with a given config.
+
+        Args:
+            source: From the root of the folder.
+            config: Fields of the config; those that it lacks are not compared.
+            name: Of the folder.
+            loading: Further arguments of `AutoTokenizer`.
+
+        Raises:
+            ValueError: As `from_pretrained` does.
+        """
+        pair = cls._beside(source, config, name, **loading)
+        pair._check_config(config, name)
         return pair
 
     @classmethod
@@ -164,7 +181,7 @@ class TokenizerPair:
             for token in _COMMON_TOKENS
             for token_id in [getattr(self.source, f"{token}_id")]
             # Marian's tokenizer has no `<s>`.
-            if config.get(f"{token}_id", token_id) != token_id
+            if token_id not in _as_list(config.get(f"{token}_id", token_id))
             and not (token == "bos_token" and token_id is None)
         ]
         if faults:
@@ -234,6 +251,11 @@ def tokens_by_id(tokenizer: PreTrainedTokenizerBase, side: str) -> dict[int, str
     # M2M100 does not count them.
     codes = language_codes(tokenizer).values()
     return tokens | {token_id: tokenizer.convert_ids_to_tokens(token_id) for token_id in codes}
+
+
+def _as_list(ids: int | list[int] | None) -> list[int | None]:
+    """Ids of which a config may give one or several."""
+    return [*ids] if isinstance(ids, list) else [ids]
 
 
 def _entries(tokenizer: PreTrainedTokenizerBase, side: str) -> int:
