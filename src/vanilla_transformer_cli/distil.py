@@ -108,7 +108,7 @@ def distil(argv: list[str]) -> None:
     if options is None:
         return
     settings, arguments = options.settings, options.arguments
-    _check(settings)
+    _check(settings, arguments.world_size)
 
     from vanilla_transformer.training.checkpoints import closed_checkpoints
     from vanilla_transformer.training.distillation import load_teachers, word_level
@@ -140,8 +140,14 @@ def distil(argv: list[str]) -> None:
     train_model(replace(student, resume=continues), arguments, training_pass)
 
 
-def _check(settings: DistilSettings) -> None:
+def _check(settings: DistilSettings, processes: int) -> None:
     faults = []
+    if processes > 1:
+        faults.append(
+            f"distil translates in one process, got {processes}. Run it in one until the teacher "
+            "is done, and train on the two files that it names with `accelerate launch "
+            "scripts/train.py --train ...`."
+        )
     if not settings.teacher:
         faults.append("--teacher needs the folders or Hub names of one or more models.")
     if settings.teacher_n_best < 1:

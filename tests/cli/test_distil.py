@@ -6,7 +6,11 @@ from dataclasses import fields, replace
 
 import pytest
 from datasets.utils.logging import disable_progress_bar, enable_progress_bar
-from transformers import M2M100ForConditionalGeneration, T5ForConditionalGeneration
+from transformers import (
+    M2M100ForConditionalGeneration,
+    Seq2SeqTrainingArguments,
+    T5ForConditionalGeneration,
+)
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.interop.importing import import_model
@@ -459,6 +463,13 @@ def test_missing_language_is_told_before_the_teacher_translates(
     outcome = distil("--tokenizer", multilingual)
 
     assert_refused(outcome, "--source_language", "such as deu_Latn")
+    assert not (tmp_path / "out").exists()
+
+
+def test_several_processes_are_refused(distil, no_model, monkeypatch, tmp_path):
+    monkeypatch.setattr(Seq2SeqTrainingArguments, "world_size", 2)
+
+    assert_refused(distil(), "distil translates in one process, got 2")
     assert not (tmp_path / "out").exists()
 
 
