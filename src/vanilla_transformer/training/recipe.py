@@ -241,91 +241,124 @@ def check_settings(settings: TrainSettings, arguments: Seq2SeqTrainingArguments)
     """
     config_overrides(settings)
     faults = [
-        f"--{name} must be at least {least} and {bound}, got {value}."
-        for given in (settings, arguments)
-        for name, (least, limit) in _RANGES.items()
-        for value in [getattr(given, name, None)]
-        for bound in [f"below {limit:g}" if limit < math.inf else "finite"]
-        # Every comparison with NaN is false, so NaN is refused.
-        if value is not None and not least <= value < limit
+        *_faults_of_ranges(settings, arguments),
+        *_faults_of_devices(settings, arguments),
+        *_faults_of_vocabularies(settings),
+        *_faults_of_schedules(settings, arguments),
+        *_faults_of_fine_tuning(settings),
+        *_faults_of_scores(settings, arguments),
     ]
-    if not (arguments.max_steps > 0 or arguments.num_train_epochs > 0):
-        faults.append(
-            "--num_train_epochs or --max_steps must be above 0, got "
-            f"{arguments.num_train_epochs} and {arguments.max_steps}."
-        )
-    if arguments.n_gpu > 1:
-        faults.append(
-            f"Each GPU needs a process of its own, got one process for {arguments.n_gpu}. Train by "
-            f"`accelerate launch --num_processes {arguments.n_gpu} scripts/train.py` with the same "
-            "options, or on one GPU, with CUDA_VISIBLE_DEVICES=0."
-        )
-    if settings.target_vocab_size is not None and not settings.separate_vocabularies:
-        faults.append(
-            "--target_vocab_size needs --separate_vocabularies, got "
-            f"{settings.target_vocab_size} alone. Add that, or set --vocab_size."
-        )
-    if not (settings.init_from or settings.tokenizer):
-        faults += [
-            f"--{name} needs the tokenizers of a saved model, got {value!r} for new ones. Give "
-            "--init_from or --tokenizer; or --tag_column, for a model of several directions."
-            for name in ("source_language", "target_language")
-            for value in [getattr(settings, name)]
-            if value is not None
-        ]
-    elif settings.tag_column and settings.target_language is not None:
-        faults.append(
-            "--target_language is that of all pairs, and --tag_column that of each, got "
-            f"{settings.target_language!r} and {settings.tag_column!r}. Leave one of the two out."
-        )
-    if settings.tokenizer and settings.init_from:
-        faults.append(
-            f"--tokenizer must be left out with --init_from, which keeps the tokenizers of "
-            f"{settings.init_from!r}, got {settings.tokenizer!r}."
-        )
-    if arguments.torch_compile and settings.compile_layers:
-        faults.append(
-            "--torch_compile compiles the whole model and --compile_layers its layers, got both. "
-            "Leave one of the two out."
-        )
-    if arguments.torch_compile and settings.attn_implementation == VARLEN:
-        faults.append(
-            "--torch_compile keeps the padding, which --attn_implementation varlen removes, got "
-            "both. Give --compile_layers instead of --torch_compile, or leave varlen out."
-        )
-    if settings.minutes is not None:
-        faults += _faults_of_minutes(settings, arguments)
-    if settings.tune is not None:
-        faults += _faults_of_tuning(settings, arguments)
-    schedule = getattr(arguments.lr_scheduler_type, "value", arguments.lr_scheduler_type)
-    if settings.finish_within is not None and schedule in _BY_LOSS:
-        faults.append(
-            f"--finish_within needs a schedule that the number of updates decides, got "
-            f"--lr_scheduler_type {schedule}, where the loss does. Leave one of the two out."
-        )
-    faults += _faults_of_fine_tuning(settings)
-    for name in ("moving_average", "early_stopping_patience"):
-        if getattr(settings, name) is not None and not settings.validation:
-            faults.append(f"--{name} needs --validation pairs to score on, got none.")
-    try:
-        build_metrics(settings.metrics, settings.bleu_tokenize)
-    except ValueError as error:
-        faults.append(f"--bleu_tokenize: {error}")
-    metric = metric_of(arguments)
-    if metric in METRICS and metric not in settings.metrics:
-        faults.append(
-            f"--metric_for_best_model must be one of --metrics, got {metric} and "
-            f"{' '.join(settings.metrics)}. Add it to --metrics."
-        )
-    if metric in METRICS and not arguments.predict_with_generate:
-        faults.append(
-            "--metric_for_best_model must be loss with --predict_with_generate false, got "
-            f"{metric}, which scores generated text. Change either one."
-        )
     if faults:
         raise ValueError("\n".join(faults))
     if settings.streaming:
         check_streaming(settings, arguments)
+
+
+def _faults_of_ranges(
+    settings: TrainSettings, arguments: Seq2SeqTrainingArguments
+) -> Iterator[str]:
+    """Numbers that are too small or too large."""
+    for given in (settings, arguments):
+        for name, (least, limit) in _RANGES.items():
+            value = getattr(given, name, None)
+            # Every comparison with NaN is false, so NaN is refused.
+            if value is not None and not least <= value < limit:
+                bound = f"below {limit:g}" if limit < math.inf else "finite"
+                yield f"--{name} must be at least {least} and {bound}, got {value}."
+    if not (arguments.max_steps > 0 or arguments.num_train_epochs > 0):
+        yield (
+            "--num_train_epochs or --max_steps must be above 0, got "
+            f"{arguments.num_train_epochs} and {arguments.max_steps}."
+        )
+
+
+def _faults_of_devices(
+    settings: TrainSettings, arguments: Seq2SeqTrainingArguments
+) -> Iterator[str]:
+    """Processes and compilers that do not go together."""
+    if arguments.n_gpu > 1:
+        yield (
+            f"Each GPU needs a process of its own, got one process for {arguments.n_gpu}. Train by "
+            f"`accelerate launch --num_processes {arguments.n_gpu} scripts/train.py` with the same "
+            "options, or on one GPU, with CUDA_VISIBLE_DEVICES=0."
+        )
+    if arguments.torch_compile and settings.compile_layers:
+        yield (
+            "--torch_compile compiles the whole model and --compile_layers its layers, got both. "
+            "Leave one of the two out."
+        )
+    if arguments.torch_compile and settings.attn_implementation == VARLEN:
+        yield (
+            "--torch_compile keeps the padding, which --attn_implementation varlen removes, got "
+            "both. Give --compile_layers instead of --torch_compile, or leave varlen out."
+        )
+
+
+def _faults_of_vocabularies(settings: TrainSettings) -> Iterator[str]:
+    """Vocabularies and languages that contradict each other."""
+    if settings.target_vocab_size is not None and not settings.separate_vocabularies:
+        yield (
+            "--target_vocab_size needs --separate_vocabularies, got "
+            f"{settings.target_vocab_size} alone. Add that, or set --vocab_size."
+        )
+    if not (settings.init_from or settings.tokenizer):
+        for name in ("source_language", "target_language"):
+            if (value := getattr(settings, name)) is not None:
+                yield (
+                    f"--{name} needs the tokenizers of a saved model, got {value!r} for new ones. "
+                    "Give --init_from or --tokenizer; or --tag_column, for a model of several "
+                    "directions."
+                )
+    elif settings.tag_column and settings.target_language is not None:
+        yield (
+            "--target_language is that of all pairs, and --tag_column that of each, got "
+            f"{settings.target_language!r} and {settings.tag_column!r}. Leave one of the two out."
+        )
+    if settings.tokenizer and settings.init_from:
+        yield (
+            f"--tokenizer must be left out with --init_from, which keeps the tokenizers of "
+            f"{settings.init_from!r}, got {settings.tokenizer!r}."
+        )
+
+
+def _faults_of_schedules(
+    settings: TrainSettings, arguments: Seq2SeqTrainingArguments
+) -> Iterator[str]:
+    """Schedules that contradict each other."""
+    if settings.minutes is not None:
+        yield from _faults_of_minutes(settings, arguments)
+    if settings.tune is not None:
+        yield from _faults_of_tuning(settings, arguments)
+    schedule = getattr(arguments.lr_scheduler_type, "value", arguments.lr_scheduler_type)
+    if settings.finish_within is not None and schedule in _BY_LOSS:
+        yield (
+            f"--finish_within needs a schedule that the number of updates decides, got "
+            f"--lr_scheduler_type {schedule}, where the loss does. Leave one of the two out."
+        )
+
+
+def _faults_of_scores(
+    settings: TrainSettings, arguments: Seq2SeqTrainingArguments
+) -> Iterator[str]:
+    """Scores that nothing computes."""
+    for name in ("moving_average", "early_stopping_patience"):
+        if getattr(settings, name) is not None and not settings.validation:
+            yield f"--{name} needs --validation pairs to score on, got none."
+    try:
+        build_metrics(settings.metrics, settings.bleu_tokenize)
+    except ValueError as error:
+        yield f"--bleu_tokenize: {error}"
+    metric = metric_of(arguments)
+    if metric in METRICS and metric not in settings.metrics:
+        yield (
+            f"--metric_for_best_model must be one of --metrics, got {metric} and "
+            f"{' '.join(settings.metrics)}. Add it to --metrics."
+        )
+    if metric in METRICS and not arguments.predict_with_generate:
+        yield (
+            "--metric_for_best_model must be loss with --predict_with_generate false, got "
+            f"{metric}, which scores generated text. Change either one."
+        )
 
 
 def _faults_of_minutes(
