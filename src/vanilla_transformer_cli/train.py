@@ -5,7 +5,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from vanilla_transformer_cli.command import Command, Parser, build_parser, check_folder, refuse
+from vanilla_transformer_cli.command import (
+    Command,
+    Parser,
+    build_parser,
+    check_folder,
+    options_among,
+    refuse,
+)
 from vanilla_transformer_cli.recipes import insert_recipe
 from vanilla_transformer_cli.settings import TrainSettings
 
@@ -113,7 +120,7 @@ def read_options(
         return settings, arguments
 
     check_settings(settings, arguments)
-    given = {word[2:].partition("=")[0] for word in argv if word.startswith("--")}
+    given = options_among(argv, parser, trainer_parser)
     pairs = read_pairs(parallel_text(settings, settings.train, settings.train_split))
     if settings.tune is None:
         decisions = choose(settings, arguments, given, pairs)

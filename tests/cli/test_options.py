@@ -121,25 +121,54 @@ def test_train_passes_each_option_on(of_the_paths, watch):
         assert getattr(settings, field.name) == value != getattr(default, field.name), field.name
 
 
-def test_minutes_choose_what_neither_recipe_nor_command_line_gives(watch, tmp_path, monkeypatch):
+@pytest.fixture
+def train_for_minutes(watch, tmp_path, monkeypatch):
+    """Runs `train --minutes 5` up to its training; gives settings, arguments and decisions."""
     calls = watch(training, "train")
     monkeypatch.setattr(budget, "tokens_per_second", lambda arguments: 10_000.0)
-    recipe = tmp_path / "mine.yaml"
-    recipe.write_text("vocab_size: 300\n", encoding="utf-8")
-    pairs = [tmp_path / "a.de", tmp_path / "a.en"]
+    pairs = [str(tmp_path / f"a.{language}") for language in ("de", "en")]
     for path in pairs:
-        path.write_text("ein Hund schläft\n", encoding="utf-8")
+        Path(path).write_text("ein Hund schläft\n", encoding="utf-8")
 
-    options = ["--minutes", "5", "--warmup_steps", "7", "--use_cpu"]
-    main(["train", str(recipe), "--train", *map(str, pairs), *options])
+    def run(*options: str, recipe: str = "") -> tuple[TrainSettings, Any, list[Any]]:
+        file = tmp_path / "mine.yaml"
+        file.write_text(recipe, encoding="utf-8")
+        first = [str(file)] if recipe else []
+        output = ["--output_dir", str(tmp_path / "out"), "--use_cpu"]
+        main(["train", *first, "--train", *pairs, "--minutes", "5", *output, *options])
+        ((settings, arguments), others) = calls[-1]
+        return settings, arguments, others["decisions"]
 
-    ((settings, arguments), others) = calls[0]
+    return run
+
+
+def test_minutes_choose_what_neither_recipe_nor_command_line_gives(train_for_minutes):
+    settings, arguments, decisions = train_for_minutes(
+        "--warmup_steps", "7", recipe="vocab_size: 300\n"
+    )
+
     assert (settings.vocab_size, arguments.warmup_steps) == (300, 7)
     assert (settings.r_drop, arguments.learning_rate) == (2.0, 0.003)
     assert arguments.lr_scheduler_type == "constant_with_warmup"
-    options = {decision.option for decision in others["decisions"]}
+    options = {decision.option for decision in decisions}
     assert {"learning_rate", "r_drop"} <= options
     assert options.isdisjoint({"vocab_size", "warmup_steps"})
+
+
+@pytest.mark.parametrize("words", [["--vocab_size", "300"], ["--vocab-size=300"]])
+def test_minutes_leave_our_options_alone_in_both_spellings(words, train_for_minutes):
+    settings, _, decisions = train_for_minutes(*words)
+
+    assert settings.vocab_size == 300
+    assert "vocab_size" not in {decision.option for decision in decisions}
+
+
+@pytest.mark.parametrize("words", [["--warmup_steps=7"], ["--warmup-steps", "7"]])
+def test_minutes_leave_options_of_trainer_alone_in_both_spellings(words, train_for_minutes):
+    _, arguments, decisions = train_for_minutes(*words)
+
+    assert arguments.warmup_steps == 7
+    assert "warmup_steps" not in {decision.option for decision in decisions}
 
 
 @pytest.mark.parametrize("preset", PRESETS)
