@@ -1,6 +1,7 @@
 """Every option of every command: its value arrives where it is used, or is read there."""
 
 import dataclasses
+import json
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields
@@ -169,6 +170,21 @@ def test_minutes_leave_options_of_trainer_alone_in_both_spellings(words, train_f
 
     assert arguments.warmup_steps == 7
     assert "warmup_steps" not in {decision.option for decision in decisions}
+
+
+def test_resumed_minutes_follow_the_command_line(train_for_minutes, tmp_path):
+    made = {"preset": "tiny", "max_validation_pairs": 400, "vocab_size": 300}
+    decisions = [{"option": name, "value": made[name], "reason": "few"} for name in made]
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/run.json").write_text(json.dumps({"decisions": decisions}), encoding="utf-8")
+
+    settings, _, kept = train_for_minutes(
+        "--resume", "--preset", "small", "--max-validation-pairs", "7"
+    )
+
+    assert (settings.preset, settings.max_validation_pairs) == ("small", 7)
+    assert settings.vocab_size == 300
+    assert [decision.option for decision in kept] == ["vocab_size"]
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -251,3 +251,13 @@ def test_resumed_run_keeps_what_was_chosen(tmp_path, monkeypatch):
 
     assert choose(settings, SimpleNamespace(output_dir=tmp_path), (), []) == [made]
     assert choose(settings, SimpleNamespace(output_dir=tmp_path / "new"), (), []) == []
+
+
+def test_resumed_run_follows_the_options_that_it_is_given(tmp_path):
+    made = [Decision(name, 4, "few") for name in ("vocab_size", "metrics", "dropout", "eval_steps")]
+    record = {"decisions": [dataclasses.asdict(decision) for decision in made]}
+    (tmp_path / "run.json").write_text(json.dumps(record), encoding="utf-8")
+    settings = dataclasses.replace(SETTINGS, minutes=1.0, resume=True, config=["dropout=0.5"])
+    given = {"metrics", "save_steps", "config"}
+
+    assert choose(settings, SimpleNamespace(output_dir=tmp_path), given, []) == made[:1]

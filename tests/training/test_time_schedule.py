@@ -370,6 +370,19 @@ def test_run_ends_scored_and_records_what_was_chosen(corpus, tmp_path, capsys):
     assert "minutes an epoch; the run ends at" in printed
 
 
+def test_resumed_run_keeps_the_record_of_what_was_chosen_at_its_beginning(corpus, tmp_path):
+    made = [Decision("vocab_size", 320, "few pairs"), Decision("average_last", 1, "annealed")]
+    for settings, decisions in (
+        (build_settings(corpus, average_last=1), made),
+        (build_settings(corpus, average_last=2, resume=True), made[:1]),
+    ):
+        train(settings, build_arguments(settings, tmp_path, max_steps=1), decisions=decisions)
+
+    run = read_json(tmp_path / "run.json")
+    assert run["settings"]["average_last"] == 2
+    assert [decision["option"] for decision in run["decisions"]] == ["vocab_size", "average_last"]
+
+
 @pytest.mark.slow
 def test_resumed_run_trains_for_the_minutes_that_were_added(corpus, tmp_path):
     run_minutes(corpus, tmp_path, 0.03)

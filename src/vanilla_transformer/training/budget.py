@@ -315,13 +315,7 @@ def decide(facts: Facts, settings: TrainSettings, given: Iterable[str]) -> list[
         settings: With what the user gave, and defaults.
         given: Names of the options that the user gave.
     """
-    taken = set(given) | {field.partition("=")[0] for field in settings.config}
-    if settings.tokenizer:
-        taken |= _OF_TOKENIZERS
-    if taken & {"eval_strategy", "save_strategy", "save_steps"}:
-        taken.add("eval_steps")
-    if "metric_for_best_model" in taken:
-        taken.add("metrics")
+    taken = _taken(settings, given)
     chosen, decisions = asdict(settings), []
     for option, rule in RULES.items():
         decided = None if option in taken else rule(facts, chosen)
@@ -329,6 +323,32 @@ def decide(facts: Facts, settings: TrainSettings, given: Iterable[str]) -> list[
             chosen[option] = decided[0]
             decisions.append(Decision(option, *decided))
     return decisions
+
+
+def _taken(settings: TrainSettings, given: Iterable[str]) -> set[str]:
+    """Options that the rules leave alone: those that the user gave, and what these decide."""
+    taken = set(given) | {field.partition("=")[0] for field in settings.config}
+    if settings.tokenizer:
+        taken |= _OF_TOKENIZERS
+    if taken & {"eval_strategy", "save_strategy", "save_steps"}:
+        taken.add("eval_steps")
+    if "metric_for_best_model" in taken:
+        taken.add("metrics")
+    return taken
+
+
+def still_open(
+    decisions: Iterable[Decision], settings: TrainSettings, given: Iterable[str]
+) -> list[Decision]:
+    """Earlier decisions, without those on options that the user gives now.
+
+    Args:
+        decisions: Of the beginning of a run.
+        settings: Of the leg that continues it, with what the user gave, and defaults.
+        given: Names of the options that the user gave for it.
+    """
+    taken = _taken(settings, given)
+    return [decision for decision in decisions if decision.option not in taken]
 
 
 def apply(decisions: Iterable[Decision], settings: Settings) -> tuple[Settings, dict[str, Any]]:
@@ -357,6 +377,8 @@ def choose(
 ) -> list[Decision]:
     """What the rules choose for a new run; a resumed run keeps what was chosen for it.
 
+    Where a resumed run is given an option of its own, that counts.
+
     Args:
         settings: With what the user gave, and defaults. Without `minutes` nothing is chosen.
         arguments: Trainer's, likewise.
@@ -368,7 +390,7 @@ def choose(
     if settings.resume:
         record = Path(arguments.output_dir) / RUN_FILE
         earlier = read_object(record).get("decisions", []) if record.is_file() else []
-        return [Decision(**decision) for decision in earlier]
+        return still_open((Decision(**decision) for decision in earlier), settings, given)
     return decide(measure(settings.minutes, arguments, pairs), settings, given)
 
 

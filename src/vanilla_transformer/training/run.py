@@ -128,7 +128,8 @@ def train(
         settings = dataclasses.replace(settings, max_tokens_per_batch=None)
     checkpoint, settings, run = _begin(settings, arguments)
     if decisions:
-        run["decisions"] = [dataclasses.asdict(decision) for decision in decisions]
+        # A resumed run has those of its beginning, also on options that a leg was given.
+        run.setdefault("decisions", [dataclasses.asdict(decision) for decision in decisions])
     text = parallel_text(settings, settings.train, settings.train_split)
     validation_pairs = _load_validation(settings)
     rules = drop_rules(settings, validation_pairs)
