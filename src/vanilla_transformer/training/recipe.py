@@ -38,7 +38,6 @@ _RANGES = {
     "bpe_dropout": (0, 1),
     "max_length": (2, math.inf),
     "max_tokens_per_batch": (1, math.inf),
-    "minutes": (0, math.inf),
     "max_minutes": (0, math.inf),
     "finish_within": (0, math.inf),
     "tune": (2, math.inf),
@@ -331,7 +330,11 @@ def check_settings(settings: TrainSettings, arguments: Seq2SeqTrainingArguments)
 def _faults_of_minutes(
     settings: TrainSettings, arguments: Seq2SeqTrainingArguments
 ) -> Iterator[str]:
-    """Settings that contradict a schedule of time."""
+    """Minutes without time, and settings that contradict a schedule of time."""
+    minutes = settings.minutes or 0.0
+    # False for NaN too.
+    if not 0 < minutes < math.inf:
+        yield f"--minutes must be above 0 and finite, got {minutes}."
     lengths = {name: getattr(arguments, name) for name in (*_BY_TIME, "max_steps")}
     lengths |= {"max_minutes": settings.max_minutes, "streaming": settings.streaming}
     free: dict[str, Any] = _BY_TIME | {"max_steps": -1, "max_minutes": None, "streaming": False}
@@ -344,7 +347,7 @@ def _faults_of_minutes(
     if given:
         yield (
             f"--minutes decides when the run ends and how its learning rate falls, got "
-            f"--minutes {settings.minutes:g} and {', '.join(given)}. Leave either out."
+            f"--minutes {minutes:g} and {', '.join(given)}. Leave either out."
         )
     if settings.init_from:
         yield (
