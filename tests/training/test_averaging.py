@@ -173,21 +173,23 @@ def test_checkpoint_with_a_flipped_bit_is_left_out_of_the_mean(one_weight_run, t
 
 
 @pytest.mark.parametrize(
-    ("loads_best", "best_update", "expected"),
+    ("loads_best", "best", "expected"),
     [
-        (True, 9, Outcome("best checkpoint", {"loss": 2.0})),
+        (True, "run/checkpoint-9", Outcome("best checkpoint", {"loss": 2.0})),
         (True, None, Outcome("last update", {"loss": 4.0})),
-        (False, 9, Outcome("last update", {"loss": 4.0})),
+        (False, "run/checkpoint-9", Outcome("last update", {"loss": 4.0})),
     ],
 )
-def test_outcome_has_the_scores_of_the_weights_in_the_model(loads_best, best_update, expected):
+def test_outcome_has_the_scores_of_the_weights_in_the_model(loads_best, best, expected):
     trainer = OneWeightTrainer({})
     trainer.args.load_best_model_at_end = loads_best
-    # Update 10 was evaluated again when the run was resumed.
-    history = [("eval_loss", 2.0, 9), ("eval_loss", 3.0, 10), ("loss", 9.0, 10)]
+    # No checkpoint is of update 8. Update 10 was evaluated again when the run was resumed.
+    history = [("eval_loss", 1.0, 8), ("eval_loss", 2.0, 9), ("eval_loss", 3.0, 10)]
+    history.append(("loss", 9.0, 10))
     trainer.state = SimpleNamespace(
         global_step=10,
-        best_global_step=best_update,
+        best_global_step=8,
+        best_model_checkpoint=best,
         log_history=[
             {name: value, "step": step} for name, value, step in [*history, ("eval_loss", 4.0, 10)]
         ],

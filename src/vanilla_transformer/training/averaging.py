@@ -16,7 +16,11 @@ from torch import Tensor
 from transformers import Trainer, TrainingArguments
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
-from vanilla_transformer.training.checkpoints import closed_checkpoints, with_intact_weights
+from vanilla_transformer.training.checkpoints import (
+    closed_checkpoints,
+    update_of,
+    with_intact_weights,
+)
 from vanilla_transformer.training.sharding import put_weights
 
 
@@ -29,11 +33,16 @@ class Outcome:
 
 
 def best_weights(trainer: Trainer) -> Outcome:
-    """The outcome of the weights that Trainer left in the model."""
-    is_best = trainer.args.load_best_model_at_end and trainer.state.best_global_step is not None
-    if is_best:
-        return Outcome("best checkpoint", scores_of_update(trainer, trainer.state.best_global_step))
-    return Outcome("last update", scores_of_update(trainer, trainer.state.global_step))
+    """The outcome of the weights that Trainer left in the model.
+
+    Those of the best evaluation (`best_global_step`) were not saved if `save_steps` is a multiple
+    of `eval_steps`; Trainer then loads the best of the checkpoints that it has, or none.
+    """
+    state = trainer.state
+    if trainer.args.load_best_model_at_end and state.best_model_checkpoint is not None:
+        best_update = update_of(state.best_model_checkpoint)
+        return Outcome("best checkpoint", scores_of_update(trainer, best_update))
+    return Outcome("last update", scores_of_update(trainer, state.global_step))
 
 
 def scores_of_update(trainer: Trainer, step: int) -> dict[str, Any] | None:

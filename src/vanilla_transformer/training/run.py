@@ -70,6 +70,7 @@ from vanilla_transformer.training.checkpoints import (
     closed_checkpoints,
     delete_unclosed,
     failed_writes_named,
+    update_of,
     with_intact_weights,
 )
 from vanilla_transformer.training.curves import plot_curves
@@ -201,7 +202,7 @@ def _begin(
     limit_waiting(arguments)
     prefer_better_scores(arguments)
     checkpoint = find_checkpoint(settings, arguments)
-    first_update = int(checkpoint.rpartition("-")[2]) if checkpoint else 0
+    first_update = update_of(checkpoint) if checkpoint else 0
     folder = Path(arguments.output_dir)
     if checkpoint:
         settings = with_recorded_batches(settings, folder)
