@@ -123,12 +123,14 @@ class _TrainerOptions:
         """Parser with the defaults of a run, before which comes what was chosen for it."""
         from transformers import Seq2SeqTrainingArguments
 
-        from vanilla_transformer.training.recipe import recipe
+        from vanilla_transformer.training.recipe import in_step, recipe
 
         parser = Parser(
             Seq2SeqTrainingArguments, prog=self.prog, add_help=False, allow_abbrev=False
         )
-        parser.set_defaults(**recipe(settings) | dict(chosen or {}))
+        values, _ = parser.parse_known_args(self.words)
+        given = {name: getattr(values, name) for name in options_among(self.words, parser)}
+        parser.set_defaults(**in_step(recipe(settings) | dict(chosen or {}), given))
         return parser
 
     def read(

@@ -172,6 +172,38 @@ def test_minutes_leave_options_of_trainer_alone_in_both_spellings(words, train_f
     assert "warmup_steps" not in {decision.option for decision in decisions}
 
 
+@pytest.mark.parametrize(
+    ("words", "steps"),
+    [
+        ([], None),
+        (["--logging_steps", "200"], None),
+        (["--eval_steps", "300"], (300, 300)),
+        (["--save-steps", "300"], (300, 300)),
+        (["--eval_steps", "100", "--save_steps", "300"], (100, 300)),
+    ],
+)
+def test_minutes_save_and_score_at_the_same_updates_unless_both_are_given(
+    words, steps, train_for_minutes, tmp_path
+):
+    pairs = [str(tmp_path / f"a.{language}") for language in ("de", "en")]
+
+    _, arguments, decisions = train_for_minutes("--validation", *pairs, *words)
+
+    chosen = {decision.option: decision.value for decision in decisions}
+    assert ("eval_steps" in chosen) == (steps is None)
+    expected = steps or (chosen["eval_steps"], chosen["eval_steps"])
+    assert (arguments.eval_steps, arguments.save_steps) == expected
+
+
+def test_steps_of_a_run_in_epochs_are_those_of_trainer(watch):
+    calls = watch(training, "train")
+
+    main(["train", "--train", "a.de", "a.en", "--use_cpu", "--save_steps", "300"])
+
+    ((_, arguments), _) = calls[0]
+    assert (arguments.save_steps, arguments.eval_steps) == (300, None)
+
+
 def test_resumed_minutes_follow_the_command_line(train_for_minutes, tmp_path):
     made = {"preset": "tiny", "max_validation_pairs": 400, "vocab_size": 300}
     decisions = [{"option": name, "value": made[name], "reason": "few"} for name in made]

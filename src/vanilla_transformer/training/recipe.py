@@ -5,7 +5,7 @@ import difflib
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -130,16 +130,27 @@ def recipe(settings: TrainSettings) -> dict[str, Any]:
             "per_device_eval_batch_size": 64,
         }
     if settings.minutes is not None:
-        by_updates = {"save_strategy": "steps"}
-        if settings.validation:
-            by_updates["eval_strategy"] = "steps"
-        arguments |= _BY_TIME | by_updates
-    if settings.streaming:
-        # A stream has no epochs.
+        arguments |= _BY_TIME
+    if settings.streaming or settings.minutes is not None:
+        # A stream has no epochs; those of a run of minutes may be longer than the run.
         arguments |= {"save_strategy": "steps", "save_steps": 1000}
         if settings.validation:
             arguments |= {"eval_strategy": "steps", "eval_steps": 1000}
     return arguments
+
+
+def in_step(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Defaults with the steps of one that the user gave: each evaluation is of a checkpoint.
+
+    Args:
+        defaults: By the names of Trainer's arguments; without `save_steps` nothing changes.
+        given: What the user gave, likewise.
+    """
+    both = ("eval_steps", "save_steps")
+    steps = [given[name] for name in both if name in given]
+    if len(steps) != 1 or "save_steps" not in defaults:
+        return dict(defaults)
+    return {**defaults, **dict.fromkeys(both, steps[0])}
 
 
 def _schedule(settings: TrainSettings) -> dict[str, float]:
