@@ -1,5 +1,6 @@
 """Threads: as many as there are idle cores, within what the process may use."""
 
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -16,11 +17,14 @@ class Machine:
         self.now = self.others = self.own = self.children = 0.0
         self.threads = self.slept = 0
 
-    def cpu_times(self, percpu: bool) -> list[SimpleNamespace]:
-        work = self.others + self.own + self.children
+    def read_text(self, encoding: str) -> str:
+        """The file of times, in ticks."""
+        tick = 1 / os.sysconf("SC_CLK_TCK")
+        work = (self.others + self.own + self.children) / 8 / tick
+        idle, waiting = (1e6 + self.now) / tick, self.now / tick
         # A guest's work is counted in `user` too; idle and waiting cores are free.
-        times = {"user": work / 8, "guest": work / 8, "idle": 1e6 + self.now, "iowait": self.now}
-        return [SimpleNamespace(**times)] * 8
+        times = f"{work} 0 0 {idle} {waiting} 0 0 0 {work} 0"
+        return "".join(f"cpu{name} {times}\n" for name in ("", *range(8))) + "intr 5 0\n"
 
     def process(self) -> SimpleNamespace:
         child = SimpleNamespace(cpu_times=lambda: (self.children, 0.0, self.children, 0.0))
@@ -47,7 +51,7 @@ def machine(monkeypatch, tmp_path) -> Machine:
     quotas = ((tmp_path / "max",), (tmp_path / "quota", tmp_path / "period"))
     monkeypatch.setattr(threads, "QUOTAS", quotas)
     monkeypatch.setattr(threads, "_cores", lambda: list(range(8)))
-    monkeypatch.setattr(threads.psutil, "cpu_times", machine.cpu_times)
+    monkeypatch.setattr(threads, "STAT", machine)
     monkeypatch.setattr(threads.psutil, "Process", machine.process)
     monkeypatch.setattr(threads.time, "monotonic", lambda: machine.now)
     monkeypatch.setattr(threads.time, "sleep", machine.sleep)
@@ -133,8 +137,33 @@ def test_container_without_a_quota_uses_idle_cores(machine):
     assert threads_within(machine, 0, "max 100000") == 5
 
 
+def test_work_is_that_of_the_own_cores_by_their_numbers(machine, monkeypatch, tmp_path):
+    # Core 1 is offline.
+    lines = ["cpu  900 0 0", "cpu0 200 0 0 9 9 0 0 0", "cpu2 400 100 200 9 9 0 0 0", "ctxt 7"]
+    (tmp_path / "stat").write_text("\n".join(lines))
+    monkeypatch.setattr(threads, "STAT", tmp_path / "stat")
+    monkeypatch.setattr(threads.os, "sysconf", lambda _: 100)
+    monkeypatch.setattr(threads, "_cores", lambda: [2])
+
+    assert threads._look().busy == 7.0
+
+
+@pytest.mark.parametrize("cores", [[0, 1, 8], list(range(4, 12))])
+def test_cores_count_as_idle_when_one_of_them_is_not_listed(machine, monkeypatch, cores):
+    monkeypatch.setattr(threads, "_cores", lambda: cores)
+
+    assert threads_within(machine, 0, "max 100000") == len(cores)
+
+
+def test_cores_count_as_idle_without_a_list(machine, monkeypatch, tmp_path):
+    monkeypatch.setattr(threads, "STAT", tmp_path / "none")
+
+    assert threads_within(machine, 0, "max 100000") == 8
+
+
 def test_number_that_the_user_has_set_stays(machine, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setattr(threads, "_look", lambda: pytest.fail("looked"))
     cores = IdleCores()
     machine.pass_time(INTERVAL, others=3)
 
