@@ -21,15 +21,14 @@ INTERVAL = 5.0
 # A first look takes at least this long; the system counts hundredths of seconds.
 FIRST_INTERVAL = 0.3
 
-# Of Linux: times of each core.
+# Of Linux: times of each core, control groups, and the names of those of this process.
 STAT = Path("/proc/stat")
+CGROUPS = Path("/sys/fs/cgroup")
+OWN_CGROUPS = Path("/proc/self/cgroup")
 
-# Of a container: microseconds of work in each period of so many, in one file or, with the first
-# version of control groups, in two. "max" or a negative number: no quota.
-QUOTAS = (
-    (Path("/sys/fs/cgroup/cpu.max"),),
-    (Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"), Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us")),
-)
+# Microseconds of work in each period of so many, in one file of a control group or, in the first
+# version, in two. "max" or a negative number: no quota.
+_QUOTAS = (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
 
 # States of a core in the order of `STAT`; a guest's work is counted in the first two as well.
 _STATES = (
@@ -116,15 +115,8 @@ def _look() -> _Look:
 
 
 def _allowed() -> int:
-    """Cores that this process may keep busy: those it may run on, within its container's quota."""
-    cores = len(_cores())
-    for files in QUOTAS:
-        with suppress(OSError, ValueError):
-            text = " ".join(file.read_text(encoding="ascii") for file in files)
-            quota, period = map(int, text.split())
-            if quota > 0:
-                return min(cores, quota // period)
-    return cores
+    """Cores that this process may keep busy: those it may run on, within the smallest quota."""
+    return min([len(_cores()), *_quotas()])
 
 
 def _cores() -> list[int]:
@@ -150,3 +142,33 @@ def _work_by_core() -> dict[int, float]:
     else:
         times = {core: each._asdict() for core, each in enumerate(psutil.cpu_times(percpu=True))}
     return {core: sum(each.get(kind, 0.0) for kind in _WORK) for core, each in times.items()}
+
+
+def _quotas() -> list[int]:
+    """Whole cores within each quota that holds for this process."""
+    found = []
+    for folder in _control_groups():
+        for names in _QUOTAS:
+            with suppress(OSError, ValueError):
+                text = " ".join((folder / name).read_text(encoding="ascii") for name in names)
+                quota, period = map(int, text.split())
+                if quota > 0:
+                    found.append(quota // period)
+    return found
+
+
+def _control_groups() -> list[Path]:
+    """Folders of this process's control groups and of those above them, whose quotas hold too.
+
+    A container's own group is usually the root that it sees, whatever its name.
+    """
+    roots = {"": CGROUPS, "cpu": CGROUPS / "cpu"}
+    folders = [*roots.values()]
+    with suppress(OSError, ValueError):
+        text = OWN_CGROUPS.read_text(encoding="utf-8", errors="surrogateescape")
+        for line in text.splitlines():
+            _, controllers, path = line.split(":", 2)
+            for root in (roots[name] for name in controllers.split(",") if name in roots):
+                parts = path.strip("/").split("/")
+                folders += [root.joinpath(*parts[:number]) for number in range(1, 1 + len(parts))]
+    return folders
