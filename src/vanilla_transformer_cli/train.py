@@ -168,7 +168,8 @@ def _choose(
         of_trainer: Those of Trainer.
     """
     from vanilla_transformer.data.parallel_text import read_pairs
-    from vanilla_transformer.training.budget import choose, measure
+    from vanilla_transformer.training.budget import choose
+    from vanilla_transformer.training.facts import measure
     from vanilla_transformer.training.recipe import check_settings
     from vanilla_transformer.training.run import parallel_text
 

@@ -17,7 +17,7 @@ from vanilla_transformer.evaluation import metrics, significance
 from vanilla_transformer.interop import export as exporting
 from vanilla_transformer.sharing import model_card
 from vanilla_transformer.sharing import push as pushing
-from vanilla_transformer.training import budget
+from vanilla_transformer.training import facts
 from vanilla_transformer.training import run as training
 from vanilla_transformer.translation import Translation, Translator
 from vanilla_transformer_cli import main
@@ -126,7 +126,7 @@ def test_train_passes_each_option_on(of_the_paths, watch):
 def train_for_minutes(watch, tmp_path, monkeypatch):
     """Runs `train --minutes 5` up to its training; gives settings, arguments and decisions."""
     calls = watch(training, "train")
-    monkeypatch.setattr(budget, "tokens_per_second", lambda arguments: 10_000.0)
+    monkeypatch.setattr(facts, "tokens_per_second", lambda arguments: 10_000.0)
     pairs = [str(tmp_path / f"a.{language}") for language in ("de", "en")]
     for path in pairs:
         Path(path).write_text("ein Hund schläft\n", encoding="utf-8")

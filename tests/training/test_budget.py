@@ -7,15 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from vanilla_transformer.training import budget
-from vanilla_transformer.training.budget import (
-    RULES,
-    Decision,
-    Facts,
-    apply,
-    choose,
-    decide,
-    read_facts,
-)
+from vanilla_transformer.training.budget import RULES, Decision, apply, choose, decide
+from vanilla_transformer.training.facts import Facts
 from vanilla_transformer_cli.settings import TrainSettings
 
 SETTINGS = TrainSettings(train=["a", "b"], validation=["c", "d"])
@@ -187,58 +180,6 @@ def test_decisions_go_where_they_belong():
     assert arguments == {"eval_steps": 5, "save_steps": 5}
 
 
-# Reading the data
-
-
-def facts_of(*pairs):
-    return read_facts(pairs, minutes=1, speed=2, device="cpu")
-
-
-def test_facts_are_counted():
-    facts = facts_of(("ab cd", "xy"), ("ab", "ab cd efgh ij"))
-
-    assert (facts.pairs, facts.distinct_words) == (2, 5)
-    assert (facts.source_words, facts.words) == (1.5, 4.0)
-    assert (facts.source_characters, facts.characters) == (3.5, 11.0)
-    assert facts.occurrences == 8 / 5
-    assert facts.long_characters == 12
-
-
-def test_alphabet_is_counted_whole_and_in_parts():
-    facts = facts_of(("한 é", "ee\u0301"))
-
-    assert (facts.alphabet, facts.alphabet_apart) == (5, 6)
-    assert facts.growth_apart == 9 / 6
-
-
-def test_copied_words_are_long_ones_of_the_same_pair():
-    facts = facts_of(("int openFile ;", "int openFile ;"), ("none", "other openFile"))
-
-    assert facts.copied_words == pytest.approx(1 / 3)
-
-
-def test_shared_letters_are_those_of_the_target():
-    assert facts_of(("aac 1", "αβ a")).shared_letters == pytest.approx(1 / 3)
-
-
-def test_stops_after_a_blank_are_tokenised():
-    assert facts_of(("a , b .", "a b .")).spaced_stops == 1.0
-    assert facts_of(("a, b .", "a b.")).spaced_stops == pytest.approx(1 / 3)
-    assert facts_of(("a", "b")).spaced_stops == 0.0
-
-
-def test_pairs_beyond_those_examined_are_counted(monkeypatch):
-    monkeypatch.setattr(budget, "EXAMINED_PAIRS", 1)
-
-    facts = facts_of(("a b", "c"), ("d", "e"), ("f", "g"))
-
-    assert (facts.pairs, facts.distinct_words) == (3, 3)
-
-
-def test_third_column_is_no_text():
-    assert facts_of(("a", "b", "de")).distinct_words == 2
-
-
 # A resumed run
 
 
@@ -247,7 +188,7 @@ def test_resumed_run_keeps_what_was_chosen(tmp_path, monkeypatch):
     record = {"decisions": [dataclasses.asdict(made)]}
     (tmp_path / "run.json").write_text(json.dumps(record), encoding="utf-8")
     settings = dataclasses.replace(SETTINGS, minutes=1.0, resume=True)
-    monkeypatch.setattr(budget, "tokens_per_second", lambda _: pytest.fail("measured again"))
+    monkeypatch.setattr(budget, "measure", lambda *_: pytest.fail("measured again"))
 
     assert choose(settings, SimpleNamespace(output_dir=tmp_path), (), []) == [made]
     assert choose(settings, SimpleNamespace(output_dir=tmp_path / "new"), (), []) == []

@@ -370,7 +370,7 @@ def test_command_searches_and_trains_with_the_best(corpus, tmp_path, monkeypatch
         "vanilla_transformer.training.run.train", lambda *given, **others: last.append(given)
     )
     monkeypatch.setattr(
-        "vanilla_transformer.training.budget.tokens_per_second", lambda arguments: 10_000.0
+        "vanilla_transformer.training.facts.tokens_per_second", lambda arguments: 10_000.0
     )
 
     main(["train", *options(corpus, tmp_path), "--minutes", "20", "--tune", "3"])

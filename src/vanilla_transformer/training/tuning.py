@@ -23,7 +23,6 @@ from vanilla_transformer.model_folder import LOG_FILE
 from vanilla_transformer.training.budget import (
     RULES,
     Decision,
-    Facts,
     Settings,
     apply,
     choose,
@@ -32,6 +31,7 @@ from vanilla_transformer.training.budget import (
 )
 from vanilla_transformer.training.callbacks import DivergedError
 from vanilla_transformer.training.checkpoints import closed_checkpoints
+from vanilla_transformer.training.facts import Facts
 from vanilla_transformer.training.legs import check_continuation, check_free, claimed
 from vanilla_transformer.training.run import train
 from vanilla_transformer.training.run_record import describe_run, read_log
