@@ -172,6 +172,15 @@ def test_minutes_leave_options_of_trainer_alone_in_both_spellings(words, train_f
     assert "warmup_steps" not in {decision.option for decision in decisions}
 
 
+def test_minutes_count_accumulated_batches(train_for_minutes):
+    steps = [
+        train_for_minutes("--gradient_accumulation_steps", number)[1].save_steps
+        for number in ("1", "8")
+    ]
+
+    assert steps[0] == pytest.approx(8 * steps[1], rel=0.05)
+
+
 @pytest.mark.parametrize(
     ("words", "steps"),
     [

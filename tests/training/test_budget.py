@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.training import budget
 from vanilla_transformer.training.budget import RULES, Decision, apply, choose, decide
 from vanilla_transformer.training.facts import Facts
@@ -97,7 +98,7 @@ def test_most_defaults_of_captions_stay():
     }
 
 
-CHARACTERS = {"tokenizer_kind": "char", "preset": "tiny", "vocab_size": 10_000}
+CHARACTERS = {"tokenizer_kind": "char", "preset": "tiny", "vocab_size": 10_000, "config": []}
 
 
 def test_characters_apart_make_passes_longer():
@@ -114,6 +115,34 @@ def test_evaluations_are_spread_over_the_updates():
     updates = 30 * 60 * 10_000 * 0.85 / values["max_tokens_per_batch"]
     assert values["eval_steps"] == round(updates / 12)
     assert values["warmup_steps"] == round(updates / 10)
+
+
+def test_updates_are_those_of_accumulated_batches():
+    steps = [
+        decided(dataclasses.replace(CAPTIONS, minutes=60, batches_per_update=number))["eval_steps"]
+        for number in (1, 8)
+    ]
+
+    assert steps[0] == pytest.approx(8 * steps[1], rel=0.01)
+
+
+def test_cost_is_that_of_the_sizes_in_the_config():
+    half = dataclasses.replace(SETTINGS, config=["encoder_layers=2", "decoder_layers=2"])
+    named = dataclasses.replace(SETTINGS, config=["d_model=128", "dropout=0.2"])
+
+    steps, fewer, as_many = (
+        decided(CAPTIONS, (), settings)["eval_steps"] for settings in (half, SETTINGS, named)
+    )
+
+    assert steps == pytest.approx(2 * fewer, rel=0.01)
+    assert as_many == fewer
+
+
+@pytest.mark.parametrize(("preset", "cost"), [("tiny", 1), ("small", 24), ("base", 34)])
+def test_cost_of_a_preset_is_that_of_the_docs(preset, cost):
+    tokens = 30 * 60 * 10_000 * 0.85 / cost
+
+    assert CAPTIONS.tokens({"preset": preset, "config": []}) == pytest.approx(tokens)
 
 
 def test_given_options_are_left_alone_and_later_rules_follow_them():
@@ -149,13 +178,34 @@ def test_metrics_stay_when_the_user_names_the_one_that_decides():
     assert "metrics" not in decided(SYMBOLS, {"metric_for_best_model"})
 
 
-def test_saved_tokenizers_stay_as_they_are():
-    values = decided(CAPTIONS, (), dataclasses.replace(SETTINGS, tokenizer="m"))
+def with_saved_tokenizer(folder, **options):
+    lines = ["the old man sleeps , yes ."] * 3
+    VanillaTransformerTokenizer.train(lines, vocab_size=300, **options).save_pretrained(folder)
+    return dataclasses.replace(SETTINGS, tokenizer=str(folder))
 
-    assert "vocab_size" not in values
+
+def test_saved_tokenizers_stay_as_they_are(tmp_path):
+    values = decided(WORDS, (), with_saved_tokenizer(tmp_path, kind="char"))
+
+    assert not {"tokenizer_kind", "unicode_form", "vocab_size"} & values.keys()
     assert "dropout" in values
-    saved = dataclasses.replace(SETTINGS, tokenizer="m", tokenizer_kind="char")
-    assert "unicode_form" not in decided(WORDS, (), saved)
+
+
+@pytest.mark.parametrize(
+    ("options", "of_tokenizers"),
+    [
+        ({"kind": "char"}, {"tokenizer_kind": "char"}),
+        ({"kind": "bpe", "pretokenized": True}, {"pretokenized": True, "vocab_size": 300}),
+    ],
+)
+def test_rules_follow_saved_tokenizers(options, of_tokenizers, tmp_path):
+    of_saved = {"tokenizer_kind", "unicode_form", "vocab_size", "pretokenized"}
+    alike = dataclasses.replace(SETTINGS, **of_tokenizers)
+
+    values = decided(CAPTIONS, (), with_saved_tokenizer(tmp_path, **options))
+
+    assert values == decided(CAPTIONS, of_saved, alike)
+    assert values != decided(CAPTIONS, of_saved)
 
 
 def test_decision_is_a_line_with_its_reason():

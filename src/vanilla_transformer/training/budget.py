@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 from transformers import TrainingArguments
 
 from vanilla_transformer.model_folder import RUN_FILE, read_object
+from vanilla_transformer.tokenization.saved_options import options_of
+from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 from vanilla_transformer.training.facts import VOCABULARY_THAT_COPIES, Facts, measure
 from vanilla_transformer_cli.settings import PRESETS, TrainSettings
 
@@ -23,7 +25,7 @@ _WORDS_OF_A_PATTERN = 50
 _VALIDATION_TOKENS_PER_MINUTE = 700
 _LARGEST_BATCH = {"cpu": 4096, "cuda": 32_768}
 
-# The saved model of --tokenizer decides these.
+# The saved model of --tokenizer decides these, see `options_of`.
 _OF_TOKENIZERS = {
     *("tokenizer_kind", "unicode_form", "vocab_size", "separate_vocabularies", "pretokenized"),
 }
@@ -228,6 +230,8 @@ def decide(facts: Facts, settings: TrainSettings, given: Iterable[str]) -> list[
     """
     taken = _taken(settings, given)
     chosen, decisions = asdict(settings), []
+    if settings.tokenizer:
+        chosen |= options_of(TokenizerPair.from_pretrained(settings.tokenizer))
     for option, rule in RULES.items():
         decided = None if option in taken else rule(facts, chosen)
         if decided:

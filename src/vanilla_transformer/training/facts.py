@@ -4,7 +4,8 @@ import time
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import count
 from typing import Any
 
@@ -19,7 +20,8 @@ from vanilla_transformer.modeling.modeling_vanilla_transformer import (
 )
 from vanilla_transformer.threads import IdleCores
 from vanilla_transformer.tokenization.composing_vanilla_transformer import DECOMPOSED_FORMS
-from vanilla_transformer_cli.settings import PRESETS
+from vanilla_transformer.training.recipe import config_overrides
+from vanilla_transformer_cli.settings import PRESETS, TrainSettings
 
 # Only so many pairs, from the beginning, are looked at; all of them are counted.
 EXAMINED_PAIRS = 100_000
@@ -27,7 +29,7 @@ EXAMINED_PAIRS = 100_000
 VOCABULARY_THAT_COPIES = 2000
 # Share of the minutes that is left for updates; the rest is reading, evaluating and saving.
 _FOR_UPDATES = 0.85
-# Work per token compared with `tiny`, by the number of weights in the layers.
+# Work per token compared with `tiny`, by the number of weights in the layers; see `_cost`.
 _COST = {"tiny": 1, "small": 24, "base": 34, "big": 136}
 
 
@@ -54,6 +56,7 @@ class Facts:
         alphabet: Number of different characters of both sides.
         alphabet_apart: The same of text in NFD.
         growth_apart: Characters of text in NFD for each one as it is.
+        batches_per_update: Those whose gradients are accumulated.
     """
 
     minutes: float
@@ -74,6 +77,7 @@ class Facts:
     alphabet: int
     alphabet_apart: int
     growth_apart: float
+    batches_per_update: int = 1
 
     def growth(self, chosen: Mapping[str, Any]) -> float:
         """How many times as many characters text has in the Unicode form of the tokenizer."""
@@ -86,18 +90,35 @@ class Facts:
         characters_of_a_piece = 3 if chosen["vocab_size"] <= VOCABULARY_THAT_COPIES else 4
         return 2 + tokens.get(chosen["tokenizer_kind"], self.characters / characters_of_a_piece)
 
-    def tokens(self, preset: str) -> float:
-        """Tokens that a model of this size trains on in the minutes."""
-        return self.speed * 60 * self.minutes * _FOR_UPDATES / _COST[preset]
+    def tokens(self, chosen: Mapping[str, Any]) -> float:
+        """Tokens that a model of the size that was chosen trains on in the minutes."""
+        cost = _cost(chosen["preset"], tuple(chosen["config"]))
+        return self.speed * 60 * self.minutes * _FOR_UPDATES / cost
 
     def passes(self, chosen: Mapping[str, Any]) -> float:
         """Passes over the corpus that the minutes allow."""
         tokens_of_corpus = self.pairs * self.tokens_per_pair(chosen)
-        return self.tokens(chosen["preset"]) / tokens_of_corpus
+        return self.tokens(chosen) / tokens_of_corpus
 
     def updates(self, chosen: Mapping[str, Any], batch: int) -> float:
         """Updates that the minutes allow, with batches of so many tokens."""
-        return self.tokens(chosen["preset"]) / batch / (2 if chosen["r_drop"] else 1)
+        tokens_of_update = batch * self.batches_per_update
+        return self.tokens(chosen) / tokens_of_update / (2 if chosen["r_drop"] else 1)
+
+
+@cache
+def _cost(preset: str, config: tuple[str, ...]) -> float:
+    """Work per token of a preset with assignments of `--config`, compared with `tiny`."""
+    return _COST[preset] * _weights(preset, config) / _weights(preset, ())
+
+
+def _weights(preset: str, config: tuple[str, ...]) -> int:
+    """Number of weights in the layers."""
+    fields = PRESETS[preset].config() | config_overrides(TrainSettings(config=list(config)))
+    with torch.device("meta"):
+        model = VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(**fields))
+    stacks = model.model.encoder, model.model.decoder
+    return sum(weight.numel() for stack in stacks for weight in stack.layers.parameters())
 
 
 @dataclass
@@ -157,7 +178,8 @@ def measure(
     minutes: float, arguments: TrainingArguments, pairs: Iterable[tuple[str, ...]]
 ) -> Facts:
     """Facts of the pairs and of this machine, for a run of so many minutes."""
-    return read_facts(pairs, minutes, tokens_per_second(arguments), arguments.device.type)
+    facts = read_facts(pairs, minutes, tokens_per_second(arguments), arguments.device.type)
+    return replace(facts, batches_per_update=arguments.gradient_accumulation_steps)
 
 
 def read_facts(
