@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.training import averaging as module
 from vanilla_transformer.training.averaging import (
     Outcome,
     average_checkpoints,
@@ -151,6 +152,31 @@ def test_mean_is_of_the_last_checkpoints(one_weight_run):
 
     assert outcome == Outcome("mean of the last 2 checkpoints", {"loss": 1.0})
     assert one_weight_run.model.weight.item() == 3
+
+
+UNSCORED = Outcome("last update")
+
+
+def test_mean_that_was_asked_for_is_taken_when_there_is_nothing_to_compare(one_weight_run):
+    outcome = average_weights(one_weight_run, 2, UNSCORED)
+
+    assert outcome == Outcome("mean of the last 2 checkpoints")
+    assert one_weight_run.model.weight.item() == 3
+    assert not one_weight_run.evaluated
+
+
+def test_mean_is_of_five_by_default_when_it_can_be_compared(one_weight_run, monkeypatch):
+    monkeypatch.setattr(module, "AVERAGED", 2)
+
+    assert average_weights(one_weight_run, None, BEST).weights == "mean of the last 2 checkpoints"
+
+
+def test_checkpoints_are_not_read_by_default_when_there_is_nothing_to_compare(
+    one_weight_run, monkeypatch
+):
+    monkeypatch.setattr(module, "average_checkpoints", lambda _: pytest.fail("read"))
+
+    assert average_weights(one_weight_run, None, UNSCORED) is UNSCORED
 
 
 @pytest.mark.parametrize("count", [0, 1])

@@ -25,6 +25,7 @@ VALIDATED = {**TRAINED, "validation": ["b.de", "b.en"]}
 @pytest.mark.parametrize(("settings", "limit"), [(TRAINED, 3), (VALIDATED, 4)])
 def test_best_checkpoint_is_kept_beside_those_to_average(settings, limit):
     assert recipe(TrainSettings(**settings, average_last=3))["save_total_limit"] == limit
+    assert recipe(TrainSettings(**settings))["save_total_limit"] == limit + 2
 
 
 def test_validated_run_keeps_its_best_score():

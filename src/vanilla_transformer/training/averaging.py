@@ -23,6 +23,9 @@ from vanilla_transformer.training.checkpoints import (
 )
 from vanilla_transformer.training.sharding import put_weights
 
+# Number of checkpoints by default, as in the paper.
+AVERAGED = 5
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -55,18 +58,22 @@ def scores_of_update(trainer: Trainer, step: int) -> dict[str, Any] | None:
     return evaluations[-1] if evaluations else None
 
 
-def average_weights(trainer: Trainer, count: int, outcome: Outcome) -> Outcome:
-    """Puts the mean of the last `count` checkpoints into the model, if it is no worse.
+def average_weights(trainer: Trainer, count: int | None, outcome: Outcome) -> Outcome:
+    """Puts the mean of the last checkpoints into the model, unless it is worse.
+
+    Without scores to compare, a mean is taken if its `count` was asked for.
 
     Args:
         trainer: After training; its model holds the weights of `outcome`.
         count: Number of checkpoints to average, or all if there are fewer; damaged ones are left
-            out.
+            out. None: `AVERAGED`, if there are scores.
         outcome: Of the run so far.
 
     Returns:
         The outcome whose weights the model now holds.
     """
+    if count is None:
+        count = AVERAGED if outcome.scores else 1
     if count < 2:
         return outcome
     last = closed_checkpoints(Path(trainer.args.output_dir))[-count:]
@@ -74,9 +81,11 @@ def average_weights(trainer: Trainer, count: int, outcome: Outcome) -> Outcome:
     if len(checkpoints) < 2:
         return outcome
     weights = average_checkpoints(checkpoints)
-    return try_weights(
-        trainer, weights, f"mean of the last {len(checkpoints)} checkpoints", outcome
-    )
+    name = f"mean of the last {len(checkpoints)} checkpoints"
+    if outcome.scores is None:
+        put_weights(trainer.accelerator.unwrap_model(trainer.model), weights)
+        return Outcome(name)
+    return try_weights(trainer, weights, name, outcome)
 
 
 def try_weights(

@@ -23,7 +23,7 @@ from vanilla_transformer.modeling.configuration_vanilla_transformer import Vanil
 from vanilla_transformer.modeling.packing_vanilla_transformer import VARLEN
 from vanilla_transformer.tokenization.languages import language_codes
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
-from vanilla_transformer.training.averaging import metric_of
+from vanilla_transformer.training.averaging import AVERAGED, metric_of
 from vanilla_transformer.training.checkpoints import resumable_checkpoint
 from vanilla_transformer.training.legs import check_free
 from vanilla_transformer_cli.settings import PRESETS, TrainSettings
@@ -104,8 +104,7 @@ def recipe(settings: TrainSettings) -> dict[str, Any]:
         # The filter would hide a loss that is not finite: it reports the mean of earlier ones.
         "logging_nan_inf_filter": False,
         "save_strategy": "epoch",
-        # Trainer counts the best checkpoint too.
-        "save_total_limit": settings.average_last + bool(settings.validation),
+        "save_total_limit": _kept_checkpoints(settings),
         "report_to": "none",
         "dataloader_pin_memory": torch.cuda.is_available(),
         "dataloader_num_workers": _workers(settings),
@@ -151,6 +150,12 @@ def in_step(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, 
     if len(steps) != 1 or "save_steps" not in defaults:
         return dict(defaults)
     return {**defaults, **dict.fromkeys(both, steps[0])}
+
+
+def _kept_checkpoints(settings: TrainSettings) -> int:
+    """Number of those to average; Trainer counts the best checkpoint too."""
+    last = AVERAGED if settings.average_last is None else settings.average_last
+    return last + bool(settings.validation)
 
 
 def _schedule(settings: TrainSettings) -> dict[str, float]:
