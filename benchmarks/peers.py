@@ -42,6 +42,8 @@ SPEED = ("toolkit", "tokens/s", "range", "speed", "memory, MB", "lines")
 TIME = ("toolkit", "minutes", "updates", "BLEU", "memory, MB", "lines")
 # Updates without end.
 _MANY = 1_000_000
+# Reports from one checkpoint to the next, which is scored at one of them.
+_REPORTS = 10
 
 Result = TypeVar("Result")
 
@@ -66,7 +68,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=1, help="Timed in a round (default: 1).")
     parser.add_argument("--rounds", type=int, default=2, help="Default: 2.")
     parser.add_argument("--until_bleu", type=float, help="Measure the minutes to it instead.")
-    parser.add_argument("--save_every", type=int, default=200, help="Updates (default: 200).")
+    parser.add_argument(
+        "--save_every",
+        type=int,
+        default=200,
+        help=f"Updates, a multiple of {_REPORTS} (default: 200).",
+    )
     parser.add_argument("--limit", type=float, default=60.0, help="Most minutes (default: 60).")
     return parser.parse_args()
 
@@ -90,6 +97,13 @@ def main() -> int:
             f"--toolkits must be of {', '.join(pythons)}, got {', '.join(unknown)}. For one of "
             f"{', '.join(TOOLKITS)} in an environment of its own, name it: --environments "
             f"{unknown[0]}=PYTHON.",
+            file=sys.stderr,
+        )
+        return 2
+    if options.save_every < 1 or options.save_every % _REPORTS:
+        print(
+            f"--save_every must be a multiple of {_REPORTS}, as there are {_REPORTS} reports from "
+            f"one checkpoint to the next, got {options.save_every}.",
             file=sys.stderr,
         )
         return 2
@@ -179,7 +193,7 @@ def print_minutes(text: "Text", pythons: dict[str, str], options: argparse.Names
     print(head(*TIME))
     for name, python in pythons.items():
         toolkit, folder = TOOLKITS[name], text.folder / name
-        report = max(1, options.save_every // 10)
+        report = options.save_every // _REPORTS
         job = Job(toolkit, python, text, folder, _MANY, report, options.save_every)
         cells = attempt(name, partial(minutes_cells, job, options.until_bleu, options.limit))
         print(row(name, *(cells or ["failed", *["-"] * 3]), toolkit.lines()), flush=True)

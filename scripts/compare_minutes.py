@@ -6,8 +6,8 @@ rules: by `train --minutes`, with nothing but the files and the metric;
 left out: the same, but as the rules would be without the experiments on this corpus;
 recipe: by the recipe, which is stopped if it takes longer.
 
-Finished runs are not repeated, and one that was stopped begins anew. With --jobs 2, two runs share
-the machine; give each one thread with OMP_NUM_THREADS.
+Finished runs are not repeated, and one that was stopped begins anew. Ctrl-C ends all runs. With
+--jobs 2, two runs share the machine; give each one thread with OMP_NUM_THREADS.
 
 Example:
   OMP_NUM_THREADS=1 python scripts/compare_minutes.py scripts/corpora.yaml --data data \
@@ -58,6 +58,9 @@ def main() -> int:
     except (ValueError, OSError, ImportError, CalledProcessError) as error:
         print(error, file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        # The status with which shells report Ctrl-C.
+        return 130
     for folder, status in failed:
         print(f"{folder}: ended with status {status}.", file=sys.stderr)
     return 1 if failed else 0

@@ -11,7 +11,6 @@ What has been finished is kept, so an interrupted experiment can be started agai
 """
 
 import argparse
-import gzip
 import json
 import sys
 import time
@@ -69,22 +68,32 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> None:
-    """Runs what has not been run yet, and prints a table."""
+def main() -> int:
+    """Runs what has not been run yet, and prints a table; returns the exit status."""
     options = parse()
+    try:
+        run(options)
+    except (ValueError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+def run(options: argparse.Namespace) -> None:
+    """The four steps of the experiment."""
     folder, (minutes, minutes_of_a_leg) = options.folder, options.minutes
     # Imported late: they load torch, and `--help` should answer at once.
+    from vanilla_transformer.files import write_lines
     from vanilla_transformer_cli import main as command
 
     parent, imported = folder / "parent", folder / "imported"
     if not (parent / "config.json").exists():
-        train_parent(parent, [list(lines(path)) for path in options.parent], minutes)
+        train_parent(parent, read_sides(options.parent), minutes)
     if not imported.exists():
         command(["import", str(parent), str(imported)])
     few = [folder / f"few.{side}" for side in ("source", "target")]
-    for path, file in zip(options.child, few, strict=True):
-        text = "".join(f"{line}\n" for line in islice(lines(path), options.pairs))
-        file.write_text(text, encoding="utf-8")
+    for file, side in zip(few, read_sides(options.child, options.pairs), strict=True):
+        write_lines(file, side)
     common = ["--train", *map(str, few), "--validation", *options.validation]
     common += ["--max_validation_pairs", "300", "--max_tokens_per_batch", "2048"]
     common += ["--warmup_steps", "200", "--max_minutes", str(minutes_of_a_leg)]
@@ -101,11 +110,17 @@ def main() -> None:
     print_table({title: folder / name for name, title in rows.items()})
 
 
-def lines(path: str) -> list[str]:
-    """Lines of a file, plain or .gz."""
-    opened = gzip.open if path.endswith(".gz") else open
-    with opened(path, "rt", encoding="utf-8") as file:
-        return file.read().splitlines()
+def read_sides(paths: list[str], first: int | None = None) -> list[list[str]]:
+    """Sources and targets of all pairs, or of the first ones.
+
+    Raises:
+        ValueError: If the files do not have the same number of lines, or one is no text.
+        OSError: If one cannot be read.
+    """
+    from vanilla_transformer.data.parallel_text import ParallelText, read_pairs
+
+    pairs = islice(read_pairs(ParallelText(tuple(paths))), first)
+    return [list(side) for side in zip(*pairs, strict=True)]
 
 
 def train_parent(folder: Path, sides: list[list[str]], minutes: float) -> None:

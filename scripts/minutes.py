@@ -170,12 +170,16 @@ def finish(corpora: list[Corpus], options: argparse.Namespace) -> list[tuple[Pat
             corpus.check_minutes(run, options.minutes)
         corpus.make_files()
     with ThreadPoolExecutor(options.jobs) as pool:
-        started = [
-            (corpus.folder(run), pool.submit(corpus.finish, run, options.minutes))
-            for corpus in corpora
-            for run in options.runs
-        ]
-        ended = [(folder, job.result()) for folder, job in started]
+        try:
+            started = [
+                (corpus.folder(run), pool.submit(corpus.finish, run, options.minutes))
+                for corpus in corpora
+                for run in options.runs
+            ]
+            ended = [(folder, job.result()) for folder, job in started]
+        finally:
+            # After Ctrl-C or an error, no other run begins; leaving the block waits for the others.
+            pool.shutdown(wait=False, cancel_futures=True)
     return [(folder, status) for folder, status in ended if status]
 
 

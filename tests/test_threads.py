@@ -1,5 +1,6 @@
 """Threads: as many as there are idle cores, within what the process may use."""
 
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -16,11 +17,14 @@ class Machine:
         self.now = self.others = self.own = self.children = 0.0
         self.threads = self.slept = 0
 
-    def cpu_times(self, percpu: bool) -> list[SimpleNamespace]:
-        work = self.others + self.own + self.children
+    def read_text(self, encoding: str) -> str:
+        """The file of times, in ticks."""
+        tick = 1 / os.sysconf("SC_CLK_TCK")
+        work = (self.others + self.own + self.children) / 8 / tick
+        idle, waiting = (1e6 + self.now) / tick, self.now / tick
         # A guest's work is counted in `user` too; idle and waiting cores are free.
-        times = {"user": work / 8, "guest": work / 8, "idle": 1e6 + self.now, "iowait": self.now}
-        return [SimpleNamespace(**times)] * 8
+        times = f"{work} 0 0 {idle} {waiting} 0 0 0 {work} 0"
+        return "".join(f"cpu{name} {times}\n" for name in ("", *range(8))) + "intr 5 0\n"
 
     def process(self) -> SimpleNamespace:
         child = SimpleNamespace(cpu_times=lambda: (self.children, 0.0, self.children, 0.0))
@@ -44,10 +48,10 @@ class Machine:
 def machine(monkeypatch, tmp_path) -> Machine:
     machine = Machine()
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    quotas = ((tmp_path / "max",), (tmp_path / "quota", tmp_path / "period"))
-    monkeypatch.setattr(threads, "QUOTAS", quotas)
+    monkeypatch.setattr(threads, "CGROUPS", tmp_path)
+    monkeypatch.setattr(threads, "OWN_CGROUPS", tmp_path / "own")
     monkeypatch.setattr(threads, "_cores", lambda: list(range(8)))
-    monkeypatch.setattr(threads.psutil, "cpu_times", machine.cpu_times)
+    monkeypatch.setattr(threads, "STAT", machine)
     monkeypatch.setattr(threads.psutil, "Process", machine.process)
     monkeypatch.setattr(threads.time, "monotonic", lambda: machine.now)
     monkeypatch.setattr(threads.time, "sleep", machine.sleep)
@@ -109,10 +113,22 @@ def test_first_count_takes_a_moment_at_most(machine):
     assert machine.threads == 5
 
 
-def threads_within(machine, version, *texts):
-    """Threads on eight cores, of which three are busy, with a quota in the files of a version."""
-    for file, text in zip(threads.QUOTAS[version], texts, strict=True):
-        file.write_text(text)
+@pytest.fixture
+def write_quota(tmp_path):
+    """Writes the quota of a control group, in both versions."""
+
+    def write(folder: str, *texts: str) -> None:
+        place = tmp_path / folder
+        place.mkdir(parents=True, exist_ok=True)
+        names = ("cpu.max",) if len(texts) == 1 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+        for name, text in zip(names, texts, strict=True):
+            (place / name).write_text(text)
+
+    return write
+
+
+def threads_beside_three(machine):
+    """Threads on eight cores, of which three are busy."""
     cores = IdleCores()
     machine.pass_time(INTERVAL, others=3)
     cores.use()
@@ -120,21 +136,79 @@ def threads_within(machine, version, *texts):
 
 
 @pytest.mark.parametrize(("quota", "expected"), [("250000 100000", 2), ("50000 100000", 1)])
-def test_quota_of_a_container_is_kept(machine, quota, expected):
-    assert threads_within(machine, 0, quota) == expected
+def test_quota_of_a_container_is_kept(machine, write_quota, quota, expected):
+    write_quota("", quota)
+
+    assert threads_beside_three(machine) == expected
 
 
 @pytest.mark.parametrize(("quota", "expected"), [("250000\n", 2), ("-1\n", 5)])
-def test_quota_of_the_first_control_groups_is_kept(machine, quota, expected):
-    assert threads_within(machine, 1, quota, "100000\n") == expected
+def test_quota_of_the_first_control_groups_is_kept(machine, write_quota, quota, expected):
+    write_quota("cpu", quota, "100000\n")
+
+    assert threads_beside_three(machine) == expected
 
 
-def test_container_without_a_quota_uses_idle_cores(machine):
-    assert threads_within(machine, 0, "max 100000") == 5
+def test_container_without_a_quota_uses_idle_cores(machine, write_quota):
+    write_quota("", "max 100000")
+
+    assert threads_beside_three(machine) == 5
+
+
+@pytest.mark.parametrize(
+    ("quotas", "expected"),
+    [
+        ({"a.slice/b:c.service": "300000"}, 3),
+        ({"a.slice": "200000", "a.slice/b:c.service": "400000"}, 2),
+        ({"": "100000", "a.slice": "200000"}, 1),
+        ({"other.slice": "100000"}, 5),
+    ],
+)
+def test_smallest_quota_of_the_own_groups_and_those_above_is_kept(
+    machine, write_quota, tmp_path, quotas, expected
+):
+    (tmp_path / "own").write_text("7:memory:/other.slice\n0::/a.slice/b:c.service\n")
+    for folder, quota in quotas.items():
+        write_quota(folder, f"{quota} 100000")
+
+    assert threads_beside_three(machine) == expected
+
+
+def test_quota_of_a_group_of_the_first_version_is_kept(machine, write_quota, tmp_path):
+    (tmp_path / "own").write_text("4:cpu,cpuacct:/slurm/job_1\n1:name=systemd:/other\n0::/\n")
+    write_quota("cpu/slurm", "200000", "100000")
+    write_quota("cpu/other", "100000", "100000")
+
+    assert threads_beside_three(machine) == 2
+
+
+def test_work_is_that_of_the_own_cores_by_their_numbers(machine, monkeypatch, tmp_path):
+    # Core 1 is offline.
+    lines = ["cpu  900 0 0", "cpu0 200 0 0 9 9 0 0 0", "cpu2 400 100 200 9 9 0 0 0", "ctxt 7"]
+    (tmp_path / "stat").write_text("\n".join(lines))
+    monkeypatch.setattr(threads, "STAT", tmp_path / "stat")
+    monkeypatch.setattr(threads.os, "sysconf", lambda _: 100)
+    monkeypatch.setattr(threads, "_cores", lambda: [2])
+
+    assert threads._look().busy == 7.0
+
+
+@pytest.mark.parametrize("cores", [[0, 1, 8], list(range(4, 12))])
+def test_cores_count_as_idle_when_one_of_them_is_not_listed(machine, monkeypatch, cores):
+    monkeypatch.setattr(threads, "_cores", lambda: cores)
+
+    assert threads_beside_three(machine) == len(cores)
+
+
+def test_cores_count_as_idle_without_a_list(machine, monkeypatch, tmp_path):
+    monkeypatch.setattr(threads, "STAT", tmp_path / "none")
+
+    assert threads_beside_three(machine) == 8
 
 
 def test_number_that_the_user_has_set_stays(machine, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setattr(threads, "_look", lambda: pytest.fail("looked"))
     cores = IdleCores()
     machine.pass_time(INTERVAL, others=3)
 

@@ -7,8 +7,11 @@ less (docs/speed.md, Threads).
 
 import math
 import os
+import re
+import sys
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -18,13 +21,28 @@ INTERVAL = 5.0
 # A first look takes at least this long; the system counts hundredths of seconds.
 FIRST_INTERVAL = 0.3
 
-# Of a container: microseconds of work in each period of so many, in one file or, with the first
-# version of control groups, in two. "max" or a negative number: no quota.
-QUOTAS = (
-    (Path("/sys/fs/cgroup/cpu.max"),),
-    (Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"), Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us")),
-)
+# Of Linux: times of each core, control groups, and the names of those of this process.
+STAT = Path("/proc/stat")
+CGROUPS = Path("/sys/fs/cgroup")
+OWN_CGROUPS = Path("/proc/self/cgroup")
 
+# Microseconds of work in each period of so many, in one file of a control group or, in the first
+# version, in two. "max" or a negative number: no quota.
+_QUOTAS = (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
+
+# States of a core in the order of `STAT`; a guest's work is counted in the first two as well.
+_STATES = (
+    "user",
+    "nice",
+    "system",
+    "idle",
+    "iowait",
+    "irq",
+    "softirq",
+    "steal",
+    "guest",
+    "guest_nice",
+)
 _WORK = ("user", "nice", "system", "irq", "softirq", "steal")
 
 
@@ -37,7 +55,8 @@ class IdleCores:
 
     def __init__(self) -> None:
         self.is_fixed = "OMP_NUM_THREADS" in os.environ
-        self._seen = _times()
+        if not self.is_fixed:
+            self._seen = _look()
 
     def use(self, at_once: bool = False) -> None:
         """Counts idle cores and uses them, if it did so at least `INTERVAL` seconds ago.
@@ -49,30 +68,55 @@ class IdleCores:
         """
         if self.is_fixed:
             return
-        elapsed = time.monotonic() - self._seen[0]
+        elapsed = time.monotonic() - self._seen.clock
         if at_once:
             time.sleep(max(0.0, FIRST_INTERVAL - elapsed))
         elif elapsed < INTERVAL:
             return
-        before, self._seen = self._seen, _times()
-        seconds, busy, own = (now - then for now, then in zip(self._seen, before, strict=True))
-        idle = len(_cores()) - max(0.0, busy - own) / seconds
+        before, self._seen = self._seen, _look()
+        idle = len(_cores()) - self._seen.cores_of_others(before)
         # Imported late, so that the clock can start before torch is loaded.
         import torch
 
         torch.set_num_threads(max(1, min(_allowed(), math.floor(idle + 0.5))))
 
 
+@dataclass(frozen=True)
+class _Look:
+    """Seconds at one moment.
+
+    Attributes:
+        clock: Of a clock.
+        busy: Of work on our cores; None: the system does not say.
+        own: Of work by this process and its children.
+    """
+
+    clock: float
+    busy: float | None
+    own: float
+
+    def cores_of_others(self, before: "_Look") -> float:
+        """How many of our cores other programs have kept busy since an earlier look."""
+        if self.busy is None or before.busy is None:
+            return 0.0
+        work = self.busy - before.busy - (self.own - before.own)
+        return max(0.0, work) / (self.clock - before.clock)
+
+
+def _look() -> _Look:
+    work, cores = _work_by_core(), _cores()
+    busy = sum(work[core] for core in cores) if work.keys() >= set(cores) else None
+    process = psutil.Process()
+    own = sum(process.cpu_times()[:4])
+    for child in process.children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            own += sum(child.cpu_times()[:2])
+    return _Look(time.monotonic(), busy, own)
+
+
 def _allowed() -> int:
-    """Cores that this process may keep busy: those it may run on, within its container's quota."""
-    cores = len(_cores())
-    for files in QUOTAS:
-        with suppress(OSError, ValueError):
-            text = " ".join(file.read_text(encoding="ascii") for file in files)
-            quota, period = map(int, text.split())
-            if quota > 0:
-                return min(cores, quota // period)
-    return cores
+    """Cores that this process may keep busy: those it may run on, within the smallest quota."""
+    return min([len(_cores()), *_quotas()])
 
 
 def _cores() -> list[int]:
@@ -82,13 +126,49 @@ def _cores() -> list[int]:
     return list(range(psutil.cpu_count() or 1))
 
 
-def _times() -> tuple[float, float, float]:
-    """Seconds: of a clock, of work on our cores, and of that by this process and its children."""
-    per_core = psutil.cpu_times(percpu=True)
-    busy = sum(getattr(per_core[core], kind, 0.0) for core in _cores() for kind in _WORK)
-    process = psutil.Process()
-    own = sum(process.cpu_times()[:4])
-    for child in process.children(recursive=True):
-        with suppress(psutil.NoSuchProcess):
-            own += sum(child.cpu_times()[:2])
-    return time.monotonic(), busy, own
+def _work_by_core() -> dict[int, float]:
+    """Seconds of work by the number of a core, of those that the system lists.
+
+    psutil lists cores without their numbers, which have gaps where some are offline. A container
+    may list fewer cores than there are, or under numbers of its own.
+    """
+    times: dict[int, dict[str, float]] = {}
+    if sys.platform == "linux":
+        with suppress(OSError):
+            text = STAT.read_text(encoding="ascii")
+            for core, ticks in re.findall(r"^cpu(\d+) (.+)$", text, re.MULTILINE):
+                seconds = [float(each) / os.sysconf("SC_CLK_TCK") for each in ticks.split()]
+                times[int(core)] = dict(zip(_STATES, seconds, strict=False))
+    else:
+        times = {core: each._asdict() for core, each in enumerate(psutil.cpu_times(percpu=True))}
+    return {core: sum(each.get(kind, 0.0) for kind in _WORK) for core, each in times.items()}
+
+
+def _quotas() -> list[int]:
+    """Whole cores within each quota that holds for this process."""
+    found = []
+    for folder in _control_groups():
+        for names in _QUOTAS:
+            with suppress(OSError, ValueError):
+                text = " ".join((folder / name).read_text(encoding="ascii") for name in names)
+                quota, period = map(int, text.split())
+                if quota > 0:
+                    found.append(quota // period)
+    return found
+
+
+def _control_groups() -> list[Path]:
+    """Folders of this process's control groups and of those above them, whose quotas hold too.
+
+    A container's own group is usually the root that it sees, whatever its name.
+    """
+    roots = {"": CGROUPS, "cpu": CGROUPS / "cpu"}
+    folders = [*roots.values()]
+    with suppress(OSError, ValueError):
+        text = OWN_CGROUPS.read_text(encoding="utf-8", errors="surrogateescape")
+        for line in text.splitlines():
+            _, controllers, path = line.split(":", 2)
+            for root in (roots[name] for name in controllers.split(",") if name in roots):
+                parts = path.strip("/").split("/")
+                folders += [root.joinpath(*parts[:number]) for number in range(1, 1 + len(parts))]
+    return folders

@@ -137,6 +137,17 @@ def refuse(unknown: list[str], *parsers: Parser) -> None:
         fail("\n".join(faults) or f"unexpected argument {unknown[0]!r}; --help shows the usage")
 
 
+def options_among(words: Iterable[str], *parsers: Parser) -> set[str]:
+    """Names of the fields that options among the arguments set, with hyphens or underscores."""
+    actions = {
+        spelling: action
+        for parser in parsers
+        for spelling, action in parser._option_string_actions.items()
+    }
+    spellings = (word.partition("=")[0] for word in words)
+    return {actions[spelling].dest for spelling in spellings if spelling in actions}
+
+
 def build_parser(command: Command, settings: type, epilog: str) -> Parser:
     """Parser of a command: its docstring is the description, fields of its settings the options."""
     return _SettingsParser(

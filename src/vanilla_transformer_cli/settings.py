@@ -276,11 +276,11 @@ class TrainSettings:
         "learning rate falls from where it is to 0, then the model is evaluated and saved. A "
         "second signal stops after an update. Default: so does the first."
     )
-    average_last: int = option(
+    average_last: int | None = option(
         "Number of last checkpoints to average (section 6.1 of the paper) and to keep beside the "
-        "best one. The average is saved unless both its score and its loss on --validation are "
-        "worse than those of the best checkpoint; 1: no averaging.",
-        5,
+        "best one; 1: no averaging. The average is saved unless both its score and its loss on "
+        "--validation are worse than those of the best checkpoint; without --validation it is "
+        "always saved. Default: 5; without --validation these are kept, and the last one is saved."
     )
     moving_average: float | None = option(
         "Decay of an exponential moving average of the weights, such as 0.999, which competes at "

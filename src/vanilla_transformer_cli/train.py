@@ -1,11 +1,18 @@
 """The `train` command: trains a model on parallel text."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from vanilla_transformer_cli.command import Command, Parser, build_parser, check_folder, refuse
+from vanilla_transformer_cli.command import (
+    Command,
+    Parser,
+    build_parser,
+    check_folder,
+    options_among,
+    refuse,
+)
 from vanilla_transformer_cli.recipes import insert_recipe
 from vanilla_transformer_cli.settings import TrainSettings
 
@@ -65,55 +72,108 @@ def read_options(
     parser = build_parser(command, kind, epilog)
     parser.usage = f"{parser.prog} [RECIPE.yaml] [options]"
     parser.add_argument("--help-all", action="store_true", help="Also list Trainer's options.")
-    argv = insert_recipe(argv, kind)
-    namespace, others = parser.parse_known_args(argv)
+    words = insert_recipe(argv, kind)
+    namespace, others = parser.parse_known_args(words)
     values = vars(namespace)
     help_all = values.pop("help_all")
     settings = kind(**values)
-    if settings.minutes is not None and kind is not TrainSettings:
+    of_trainer = _TrainerOptions(parser.prog, others)
+    if help_all:
+        print(parser.format_help() + "\n" + of_trainer.parser(settings).format_help())
+        return None
+    _check_settings(parser, settings)
+    arguments, unknown = of_trainer.read(settings)
+    trainer_parser = of_trainer.parser(settings)
+    refuse(unknown, parser, trainer_parser)
+
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    if settings.minutes is None:
+        return Options(settings, arguments)
+    given = options_among(words, parser, trainer_parser)
+    return _choose(settings, arguments, given, of_trainer)
+
+
+def _check_settings(parser: Parser, settings: TrainSettings) -> None:
+    """Ends the program if it cannot train; `recipe.check_settings` knows the other mistakes."""
+    if settings.minutes is not None and type(settings) is not TrainSettings:
         parser.error("--minutes is an option of train alone; give --max_minutes, which cuts a run")
-    if not settings.train and not help_all:
+    if not settings.train:
         parser.error("--train needs the training pairs")
     for name in _MODELS:
         value = getattr(settings, name, None) or []
         for model in [value] if isinstance(value, str) else value:
             check_folder(parser, f"--{name}", model)
 
-    from transformers import Seq2SeqTrainingArguments
-    from transformers.utils.logging import disable_progress_bar
 
-    from vanilla_transformer.training.recipe import recipe
+@dataclass(frozen=True)
+class _TrainerOptions:
+    """Trainer's options on the command line.
 
-    trainer_parser = Parser(
-        Seq2SeqTrainingArguments, prog=parser.prog, add_help=False, allow_abbrev=False
-    )
-    trainer_parser.set_defaults(**recipe(settings))
-    if help_all:
-        print(parser.format_help() + "\n" + trainer_parser.format_help())
-        return None
-    arguments, unknown = trainer_parser.parse_args_into_dataclasses(
-        others, return_remaining_strings=True
-    )
-    refuse(unknown, parser, trainer_parser)
-    disable_progress_bar()
-    if settings.minutes is None:
-        return Options(settings, arguments)
+    Attributes:
+        prog: Name of the command.
+        words: Arguments that are no settings of ours.
+    """
 
+    prog: str
+    words: list[str]
+
+    def parser(self, settings: TrainSettings, chosen: Mapping[str, Any] | None = None) -> Parser:
+        """Parser with the defaults of a run, before which comes what was chosen for it."""
+        from transformers import Seq2SeqTrainingArguments
+
+        from vanilla_transformer.training.recipe import in_step, recipe
+
+        parser = Parser(
+            Seq2SeqTrainingArguments, prog=self.prog, add_help=False, allow_abbrev=False
+        )
+        values, _ = parser.parse_known_args(self.words)
+        given = {name: getattr(values, name) for name in options_among(self.words, parser)}
+        parser.set_defaults(**in_step(recipe(settings) | dict(chosen or {}), given))
+        return parser
+
+    def read(
+        self, settings: TrainSettings, chosen: Mapping[str, Any] | None = None
+    ) -> "tuple[Seq2SeqTrainingArguments, list[str]]":
+        """Trainer's arguments, and the words that are no options of Trainer."""
+        arguments, unknown = self.parser(settings, chosen).parse_args_into_dataclasses(
+            self.words, return_remaining_strings=True
+        )
+        return arguments, unknown
+
+    def build(
+        self, settings: Settings, decisions: "Sequence[Decision]"
+    ) -> "tuple[Settings, Seq2SeqTrainingArguments]":
+        """Settings and Trainer's arguments with these decisions in them."""
+        from vanilla_transformer.training.budget import apply
+
+        settings, chosen = apply(decisions, settings)
+        arguments, _ = self.read(settings, chosen)
+        return settings, arguments
+
+
+def _choose(
+    settings: Settings,
+    arguments: "Seq2SeqTrainingArguments",
+    given: set[str],
+    of_trainer: _TrainerOptions,
+) -> Options[Settings]:
+    """Options of a run of `--minutes`, after the search of `--tune` if there is one.
+
+    Args:
+        settings: With what the user gave, and defaults.
+        arguments: Trainer's, likewise.
+        given: Names of the options that the user gave.
+        of_trainer: Those of Trainer.
+    """
     from vanilla_transformer.data.parallel_text import read_pairs
-    from vanilla_transformer.training.budget import apply, choose, measure
+    from vanilla_transformer.training.budget import choose
+    from vanilla_transformer.training.facts import measure
     from vanilla_transformer.training.recipe import check_settings
     from vanilla_transformer.training.run import parallel_text
 
-    def build(
-        settings: Settings, decisions: "Sequence[Decision]"
-    ) -> "tuple[Settings, Seq2SeqTrainingArguments]":
-        settings, defaults = apply(decisions, settings)
-        trainer_parser.set_defaults(**recipe(settings) | defaults)
-        (arguments,) = trainer_parser.parse_args_into_dataclasses(others)
-        return settings, arguments
-
     check_settings(settings, arguments)
-    given = {word[2:].partition("=")[0] for word in argv if word.startswith("--")}
     pairs = read_pairs(parallel_text(settings, settings.train, settings.train_split))
     if settings.tune is None:
         decisions = choose(settings, arguments, given, pairs)
@@ -121,5 +181,5 @@ def read_options(
         from vanilla_transformer.training.tuning import tune
 
         facts = partial(measure, arguments=arguments, pairs=pairs)
-        settings, decisions = tune(settings, arguments, given, facts, build)
-    return Options(*build(settings, decisions), decisions)
+        settings, decisions = tune(settings, arguments, given, facts, of_trainer.build)
+    return Options(*of_trainer.build(settings, decisions), decisions)

@@ -118,6 +118,18 @@ def test_failed_toolkits_are_reported_and_have_a_row(monkeypatch, capsys):
     assert "m2m100 failed. No module named 'joeynmt'" in errors
 
 
+@pytest.mark.parametrize("updates", ["25", "0"])
+def test_checkpoints_between_two_reports_are_refused(monkeypatch, capsys, tmp_path, updates):
+    argv = ["peers.py", "--data", str(tmp_path), "--until_bleu", "30", "--save_every", updates]
+    monkeypatch.setattr(sys, "argv", argv)
+
+    assert peers.main() == 2
+
+    errors = capsys.readouterr().err
+    assert "--save_every must be a multiple of 10" in errors
+    assert f"got {updates}." in errors
+
+
 def test_toolkits_without_an_environment_are_refused(monkeypatch, capsys, tmp_path):
     argv = ["peers.py", "--data", str(tmp_path), "--toolkits", "vanilla", "eole"]
     monkeypatch.setattr(sys, "argv", [*argv, "--environments", "joeynmt=python"])

@@ -1,6 +1,7 @@
 """Every option of every command: its value arrives where it is used, or is read there."""
 
 import dataclasses
+import json
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields
@@ -16,7 +17,7 @@ from vanilla_transformer.evaluation import metrics, significance
 from vanilla_transformer.interop import export as exporting
 from vanilla_transformer.sharing import model_card
 from vanilla_transformer.sharing import push as pushing
-from vanilla_transformer.training import budget
+from vanilla_transformer.training import facts
 from vanilla_transformer.training import run as training
 from vanilla_transformer.translation import Translation, Translator
 from vanilla_transformer_cli import main
@@ -121,25 +122,110 @@ def test_train_passes_each_option_on(of_the_paths, watch):
         assert getattr(settings, field.name) == value != getattr(default, field.name), field.name
 
 
-def test_minutes_choose_what_neither_recipe_nor_command_line_gives(watch, tmp_path, monkeypatch):
+@pytest.fixture
+def train_for_minutes(watch, tmp_path, monkeypatch):
+    """Runs `train --minutes 5` up to its training; gives settings, arguments and decisions."""
     calls = watch(training, "train")
-    monkeypatch.setattr(budget, "tokens_per_second", lambda arguments: 10_000.0)
-    recipe = tmp_path / "mine.yaml"
-    recipe.write_text("vocab_size: 300\n", encoding="utf-8")
-    pairs = [tmp_path / "a.de", tmp_path / "a.en"]
+    monkeypatch.setattr(facts, "tokens_per_second", lambda arguments: 10_000.0)
+    pairs = [str(tmp_path / f"a.{language}") for language in ("de", "en")]
     for path in pairs:
-        path.write_text("ein Hund schläft\n", encoding="utf-8")
+        Path(path).write_text("ein Hund schläft\n", encoding="utf-8")
 
-    options = ["--minutes", "5", "--warmup_steps", "7", "--use_cpu"]
-    main(["train", str(recipe), "--train", *map(str, pairs), *options])
+    def run(*options: str, recipe: str = "") -> tuple[TrainSettings, Any, list[Any]]:
+        file = tmp_path / "mine.yaml"
+        file.write_text(recipe, encoding="utf-8")
+        first = [str(file)] if recipe else []
+        output = ["--output_dir", str(tmp_path / "out"), "--use_cpu"]
+        main(["train", *first, "--train", *pairs, "--minutes", "5", *output, *options])
+        ((settings, arguments), others) = calls[-1]
+        return settings, arguments, others["decisions"]
 
-    ((settings, arguments), others) = calls[0]
+    return run
+
+
+def test_minutes_choose_what_neither_recipe_nor_command_line_gives(train_for_minutes):
+    settings, arguments, decisions = train_for_minutes(
+        "--warmup_steps", "7", recipe="vocab_size: 300\n"
+    )
+
     assert (settings.vocab_size, arguments.warmup_steps) == (300, 7)
     assert (settings.r_drop, arguments.learning_rate) == (2.0, 0.003)
     assert arguments.lr_scheduler_type == "constant_with_warmup"
-    options = {decision.option for decision in others["decisions"]}
+    options = {decision.option for decision in decisions}
     assert {"learning_rate", "r_drop"} <= options
     assert options.isdisjoint({"vocab_size", "warmup_steps"})
+
+
+@pytest.mark.parametrize("words", [["--vocab_size", "300"], ["--vocab-size=300"]])
+def test_minutes_leave_our_options_alone_in_both_spellings(words, train_for_minutes):
+    settings, _, decisions = train_for_minutes(*words)
+
+    assert settings.vocab_size == 300
+    assert "vocab_size" not in {decision.option for decision in decisions}
+
+
+@pytest.mark.parametrize("words", [["--warmup_steps=7"], ["--warmup-steps", "7"]])
+def test_minutes_leave_options_of_trainer_alone_in_both_spellings(words, train_for_minutes):
+    _, arguments, decisions = train_for_minutes(*words)
+
+    assert arguments.warmup_steps == 7
+    assert "warmup_steps" not in {decision.option for decision in decisions}
+
+
+def test_minutes_count_accumulated_batches(train_for_minutes):
+    steps = [
+        train_for_minutes("--gradient_accumulation_steps", number)[1].save_steps
+        for number in ("1", "8")
+    ]
+
+    assert steps[0] == pytest.approx(8 * steps[1], rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("words", "steps"),
+    [
+        ([], None),
+        (["--logging_steps", "200"], None),
+        (["--eval_steps", "300"], (300, 300)),
+        (["--save-steps", "300"], (300, 300)),
+        (["--eval_steps", "100", "--save_steps", "300"], (100, 300)),
+    ],
+)
+def test_minutes_save_and_score_at_the_same_updates_unless_both_are_given(
+    words, steps, train_for_minutes, tmp_path
+):
+    pairs = [str(tmp_path / f"a.{language}") for language in ("de", "en")]
+
+    _, arguments, decisions = train_for_minutes("--validation", *pairs, *words)
+
+    chosen = {decision.option: decision.value for decision in decisions}
+    assert ("eval_steps" in chosen) == (steps is None)
+    expected = steps or (chosen["eval_steps"], chosen["eval_steps"])
+    assert (arguments.eval_steps, arguments.save_steps) == expected
+
+
+def test_steps_of_a_run_in_epochs_are_those_of_trainer(watch):
+    calls = watch(training, "train")
+
+    main(["train", "--train", "a.de", "a.en", "--use_cpu", "--save_steps", "300"])
+
+    ((_, arguments), _) = calls[0]
+    assert (arguments.save_steps, arguments.eval_steps) == (300, None)
+
+
+def test_resumed_minutes_follow_the_command_line(train_for_minutes, tmp_path):
+    made = {"preset": "tiny", "max_validation_pairs": 400, "vocab_size": 300}
+    decisions = [{"option": name, "value": made[name], "reason": "few"} for name in made]
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/run.json").write_text(json.dumps({"decisions": decisions}), encoding="utf-8")
+
+    settings, _, kept = train_for_minutes(
+        "--resume", "--preset", "small", "--max-validation-pairs", "7"
+    )
+
+    assert (settings.preset, settings.max_validation_pairs) == ("small", 7)
+    assert settings.vocab_size == 300
+    assert [decision.option for decision in kept] == ["vocab_size"]
 
 
 @pytest.mark.parametrize("preset", PRESETS)

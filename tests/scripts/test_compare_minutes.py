@@ -1,8 +1,10 @@
 import gzip
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -169,6 +171,35 @@ def test_run_that_fails_is_named_and_the_others_are_done(corpora, plan, monkeypa
     assert "two-words/rules: ended with status 3." in capsys.readouterr().err
 
 
+@pytest.fixture
+def ctrl_c():
+    """Ctrl-C, which a process in the background ignores, raises its exception."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_no_run_begins_after_ctrl_c(plan, monkeypatch, ctrl_c):
+    begun = []
+
+    def finish(self, run, _):
+        begun.append(run)
+        # All runs are in the queue by then.
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGINT)
+        # As long as a training takes to stop.
+        time.sleep(0.5)
+        return 130
+
+    monkeypatch.setattr(minutes.Corpus, "make_files", lambda self: None)
+    monkeypatch.setattr(minutes.Corpus, "finish", finish)
+    folders = ["--data", str(plan.parent), "--output", str(plan.parent / "runs")]
+    monkeypatch.setattr(sys, "argv", ["compare_minutes.py", str(plan), *folders])
+
+    assert compare_minutes.main() == 130
+    assert begun == ["rules"]
+
+
 @pytest.mark.slow
 def test_each_corpus_is_trained_and_scored_once(plan, tmp_path):
     for side, lines in (("de", ("ein", "zwei", "drei")), ("en", ("one", "two", "three"))):
@@ -176,7 +207,7 @@ def test_each_corpus_is_trained_and_scored_once(plan, tmp_path):
         (tmp_path / "data/raw").mkdir(parents=True, exist_ok=True)
         path = tmp_path / f"data/raw/pairs.{side}.gz"
         path.write_bytes(gzip.compress("".join(f"{text}\n" for text in texts).encode()))
-    command = [sys.executable, SCRIPT, plan, "--data", tmp_path / "data", "--minutes", "0.05"]
+    command = [sys.executable, SCRIPT, plan, "--data", tmp_path / "data", "--minutes", "0.1"]
     command += ["--output", tmp_path / "runs", "--corpora", "Two*", "--jobs", "2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
 

@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.training import averaging as module
 from vanilla_transformer.training.averaging import (
     Outcome,
     average_checkpoints,
@@ -153,6 +154,31 @@ def test_mean_is_of_the_last_checkpoints(one_weight_run):
     assert one_weight_run.model.weight.item() == 3
 
 
+UNSCORED = Outcome("last update")
+
+
+def test_mean_that_was_asked_for_is_taken_when_there_is_nothing_to_compare(one_weight_run):
+    outcome = average_weights(one_weight_run, 2, UNSCORED)
+
+    assert outcome == Outcome("mean of the last 2 checkpoints")
+    assert one_weight_run.model.weight.item() == 3
+    assert not one_weight_run.evaluated
+
+
+def test_mean_is_of_five_by_default_when_it_can_be_compared(one_weight_run, monkeypatch):
+    monkeypatch.setattr(module, "AVERAGED", 2)
+
+    assert average_weights(one_weight_run, None, BEST).weights == "mean of the last 2 checkpoints"
+
+
+def test_checkpoints_are_not_read_by_default_when_there_is_nothing_to_compare(
+    one_weight_run, monkeypatch
+):
+    monkeypatch.setattr(module, "average_checkpoints", lambda _: pytest.fail("read"))
+
+    assert average_weights(one_weight_run, None, UNSCORED) is UNSCORED
+
+
 @pytest.mark.parametrize("count", [0, 1])
 def test_single_checkpoint_is_not_averaged(one_weight_run, count):
     assert average_weights(one_weight_run, count, BEST) is BEST
@@ -173,21 +199,23 @@ def test_checkpoint_with_a_flipped_bit_is_left_out_of_the_mean(one_weight_run, t
 
 
 @pytest.mark.parametrize(
-    ("loads_best", "best_update", "expected"),
+    ("loads_best", "best", "expected"),
     [
-        (True, 9, Outcome("best checkpoint", {"loss": 2.0})),
+        (True, "run/checkpoint-9", Outcome("best checkpoint", {"loss": 2.0})),
         (True, None, Outcome("last update", {"loss": 4.0})),
-        (False, 9, Outcome("last update", {"loss": 4.0})),
+        (False, "run/checkpoint-9", Outcome("last update", {"loss": 4.0})),
     ],
 )
-def test_outcome_has_the_scores_of_the_weights_in_the_model(loads_best, best_update, expected):
+def test_outcome_has_the_scores_of_the_weights_in_the_model(loads_best, best, expected):
     trainer = OneWeightTrainer({})
     trainer.args.load_best_model_at_end = loads_best
-    # Update 10 was evaluated again when the run was resumed.
-    history = [("eval_loss", 2.0, 9), ("eval_loss", 3.0, 10), ("loss", 9.0, 10)]
+    # No checkpoint is of update 8. Update 10 was evaluated again when the run was resumed.
+    history = [("eval_loss", 1.0, 8), ("eval_loss", 2.0, 9), ("eval_loss", 3.0, 10)]
+    history.append(("loss", 9.0, 10))
     trainer.state = SimpleNamespace(
         global_step=10,
-        best_global_step=best_update,
+        best_global_step=8,
+        best_model_checkpoint=best,
         log_history=[
             {name: value, "step": step} for name, value, step in [*history, ("eval_loss", 4.0, 10)]
         ],

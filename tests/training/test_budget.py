@@ -6,16 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.training import budget
-from vanilla_transformer.training.budget import (
-    RULES,
-    Decision,
-    Facts,
-    apply,
-    choose,
-    decide,
-    read_facts,
-)
+from vanilla_transformer.training.budget import RULES, Decision, apply, choose, decide
+from vanilla_transformer.training.facts import Facts
 from vanilla_transformer_cli.settings import TrainSettings
 
 SETTINGS = TrainSettings(train=["a", "b"], validation=["c", "d"])
@@ -104,7 +98,7 @@ def test_most_defaults_of_captions_stay():
     }
 
 
-CHARACTERS = {"tokenizer_kind": "char", "preset": "tiny", "vocab_size": 10_000}
+CHARACTERS = {"tokenizer_kind": "char", "preset": "tiny", "vocab_size": 10_000, "config": []}
 
 
 def test_characters_apart_make_passes_longer():
@@ -121,6 +115,34 @@ def test_evaluations_are_spread_over_the_updates():
     updates = 30 * 60 * 10_000 * 0.85 / values["max_tokens_per_batch"]
     assert values["eval_steps"] == round(updates / 12)
     assert values["warmup_steps"] == round(updates / 10)
+
+
+def test_updates_are_those_of_accumulated_batches():
+    steps = [
+        decided(dataclasses.replace(CAPTIONS, minutes=60, batches_per_update=number))["eval_steps"]
+        for number in (1, 8)
+    ]
+
+    assert steps[0] == pytest.approx(8 * steps[1], rel=0.01)
+
+
+def test_cost_is_that_of_the_sizes_in_the_config():
+    half = dataclasses.replace(SETTINGS, config=["encoder_layers=2", "decoder_layers=2"])
+    named = dataclasses.replace(SETTINGS, config=["d_model=128", "dropout=0.2"])
+
+    steps, fewer, as_many = (
+        decided(CAPTIONS, (), settings)["eval_steps"] for settings in (half, SETTINGS, named)
+    )
+
+    assert steps == pytest.approx(2 * fewer, rel=0.01)
+    assert as_many == fewer
+
+
+@pytest.mark.parametrize(("preset", "cost"), [("tiny", 1), ("small", 24), ("base", 34)])
+def test_cost_of_a_preset_is_that_of_the_docs(preset, cost):
+    tokens = 30 * 60 * 10_000 * 0.85 / cost
+
+    assert CAPTIONS.tokens({"preset": preset, "config": []}) == pytest.approx(tokens)
 
 
 def test_given_options_are_left_alone_and_later_rules_follow_them():
@@ -156,13 +178,34 @@ def test_metrics_stay_when_the_user_names_the_one_that_decides():
     assert "metrics" not in decided(SYMBOLS, {"metric_for_best_model"})
 
 
-def test_saved_tokenizers_stay_as_they_are():
-    values = decided(CAPTIONS, (), dataclasses.replace(SETTINGS, tokenizer="m"))
+def with_saved_tokenizer(folder, **options):
+    lines = ["the old man sleeps , yes ."] * 3
+    VanillaTransformerTokenizer.train(lines, vocab_size=300, **options).save_pretrained(folder)
+    return dataclasses.replace(SETTINGS, tokenizer=str(folder))
 
-    assert "vocab_size" not in values
+
+def test_saved_tokenizers_stay_as_they_are(tmp_path):
+    values = decided(WORDS, (), with_saved_tokenizer(tmp_path, kind="char"))
+
+    assert not {"tokenizer_kind", "unicode_form", "vocab_size"} & values.keys()
     assert "dropout" in values
-    saved = dataclasses.replace(SETTINGS, tokenizer="m", tokenizer_kind="char")
-    assert "unicode_form" not in decided(WORDS, (), saved)
+
+
+@pytest.mark.parametrize(
+    ("options", "of_tokenizers"),
+    [
+        ({"kind": "char"}, {"tokenizer_kind": "char"}),
+        ({"kind": "bpe", "pretokenized": True}, {"pretokenized": True, "vocab_size": 300}),
+    ],
+)
+def test_rules_follow_saved_tokenizers(options, of_tokenizers, tmp_path):
+    of_saved = {"tokenizer_kind", "unicode_form", "vocab_size", "pretokenized"}
+    alike = dataclasses.replace(SETTINGS, **of_tokenizers)
+
+    values = decided(CAPTIONS, (), with_saved_tokenizer(tmp_path, **options))
+
+    assert values == decided(CAPTIONS, of_saved, alike)
+    assert values != decided(CAPTIONS, of_saved)
 
 
 def test_decision_is_a_line_with_its_reason():
@@ -187,58 +230,6 @@ def test_decisions_go_where_they_belong():
     assert arguments == {"eval_steps": 5, "save_steps": 5}
 
 
-# Reading the data
-
-
-def facts_of(*pairs):
-    return read_facts(pairs, minutes=1, speed=2, device="cpu")
-
-
-def test_facts_are_counted():
-    facts = facts_of(("ab cd", "xy"), ("ab", "ab cd efgh ij"))
-
-    assert (facts.pairs, facts.distinct_words) == (2, 5)
-    assert (facts.source_words, facts.words) == (1.5, 4.0)
-    assert (facts.source_characters, facts.characters) == (3.5, 11.0)
-    assert facts.occurrences == 8 / 5
-    assert facts.long_characters == 12
-
-
-def test_alphabet_is_counted_whole_and_in_parts():
-    facts = facts_of(("한 é", "ee\u0301"))
-
-    assert (facts.alphabet, facts.alphabet_apart) == (5, 6)
-    assert facts.growth_apart == 9 / 6
-
-
-def test_copied_words_are_long_ones_of_the_same_pair():
-    facts = facts_of(("int openFile ;", "int openFile ;"), ("none", "other openFile"))
-
-    assert facts.copied_words == pytest.approx(1 / 3)
-
-
-def test_shared_letters_are_those_of_the_target():
-    assert facts_of(("aac 1", "αβ a")).shared_letters == pytest.approx(1 / 3)
-
-
-def test_stops_after_a_blank_are_tokenised():
-    assert facts_of(("a , b .", "a b .")).spaced_stops == 1.0
-    assert facts_of(("a, b .", "a b.")).spaced_stops == pytest.approx(1 / 3)
-    assert facts_of(("a", "b")).spaced_stops == 0.0
-
-
-def test_pairs_beyond_those_examined_are_counted(monkeypatch):
-    monkeypatch.setattr(budget, "EXAMINED_PAIRS", 1)
-
-    facts = facts_of(("a b", "c"), ("d", "e"), ("f", "g"))
-
-    assert (facts.pairs, facts.distinct_words) == (3, 3)
-
-
-def test_third_column_is_no_text():
-    assert facts_of(("a", "b", "de")).distinct_words == 2
-
-
 # A resumed run
 
 
@@ -247,7 +238,17 @@ def test_resumed_run_keeps_what_was_chosen(tmp_path, monkeypatch):
     record = {"decisions": [dataclasses.asdict(made)]}
     (tmp_path / "run.json").write_text(json.dumps(record), encoding="utf-8")
     settings = dataclasses.replace(SETTINGS, minutes=1.0, resume=True)
-    monkeypatch.setattr(budget, "tokens_per_second", lambda _: pytest.fail("measured again"))
+    monkeypatch.setattr(budget, "measure", lambda *_: pytest.fail("measured again"))
 
     assert choose(settings, SimpleNamespace(output_dir=tmp_path), (), []) == [made]
     assert choose(settings, SimpleNamespace(output_dir=tmp_path / "new"), (), []) == []
+
+
+def test_resumed_run_follows_the_options_that_it_is_given(tmp_path):
+    made = [Decision(name, 4, "few") for name in ("vocab_size", "metrics", "dropout", "eval_steps")]
+    record = {"decisions": [dataclasses.asdict(decision) for decision in made]}
+    (tmp_path / "run.json").write_text(json.dumps(record), encoding="utf-8")
+    settings = dataclasses.replace(SETTINGS, minutes=1.0, resume=True, config=["dropout=0.5"])
+    given = {"metrics", "save_steps", "config"}
+
+    assert choose(settings, SimpleNamespace(output_dir=tmp_path), given, []) == made[:1]

@@ -40,14 +40,25 @@ def test_epoch_is_announced_also_amid_one_that_is_resumed(epoch, expected):
     assert epochs == [expected]
 
 
-@pytest.mark.parametrize(("best", "is_found"), [(4, True), (5, False)])
-def test_best_checkpoint_is_looked_for_in_the_folder_of_the_run(tmp_path, best, is_found):
-    (tmp_path / "checkpoint-4").mkdir()
-    state = TrainerState(best_global_step=best, best_model_checkpoint="elsewhere")
+@pytest.mark.parametrize(
+    ("best", "expected"),
+    [
+        ("old/checkpoint-4", "new/checkpoint-4"),
+        ("old/checkpoint-5", "old/checkpoint-5"),
+        (None, None),
+    ],
+)
+def test_best_checkpoint_is_looked_for_in_the_folder_of_the_run(
+    tmp_path, monkeypatch, best, expected
+):
+    monkeypatch.chdir(tmp_path)
+    for number in (4, 6):
+        (tmp_path / f"new/checkpoint-{number}").mkdir(parents=True)
+    # The best evaluation came two updates later, between two checkpoints.
+    state = TrainerState(best_global_step=6, best_model_checkpoint=best)
 
-    FindBestCheckpoint().on_train_begin(arguments_of(output_dir=tmp_path), state, TrainerControl())
+    FindBestCheckpoint().on_train_begin(arguments_of(output_dir="new"), state, TrainerControl())
 
-    expected = str(tmp_path / "checkpoint-4") if is_found else "elsewhere"
     assert state.best_model_checkpoint == expected
 
 

@@ -25,6 +25,7 @@ VALIDATED = {**TRAINED, "validation": ["b.de", "b.en"]}
 @pytest.mark.parametrize(("settings", "limit"), [(TRAINED, 3), (VALIDATED, 4)])
 def test_best_checkpoint_is_kept_beside_those_to_average(settings, limit):
     assert recipe(TrainSettings(**settings, average_last=3))["save_total_limit"] == limit
+    assert recipe(TrainSettings(**settings))["save_total_limit"] == limit + 2
 
 
 def test_validated_run_keeps_its_best_score():
@@ -75,7 +76,8 @@ def test_numbers_at_the_ends_of_their_ranges_are_allowed(tmp_path, settings, giv
         ({"max_validation_pairs": 0}, {}, "--max_validation_pairs must be at least 1 and finite"),
         ({"max_tokens_per_batch": 0}, {}, "--max_tokens_per_batch must be at least 1"),
         ({"max_length": 1}, {}, "--max_length must be at least 2 and finite, got 1"),
-        ({"minutes": -1.0}, {}, "--minutes must be at least 0 and finite, got -1.0"),
+        ({"minutes": 0.0}, {}, "--minutes must be above 0 and finite, got 0.0"),
+        ({"minutes": math.nan}, {}, "--minutes must be above 0 and finite, got nan"),
         ({"max_minutes": -1.0}, {}, "--max_minutes must be at least 0 and finite, got -1.0"),
         ({"average_last": -3}, {}, "--average_last must be at least 0 and finite, got -3"),
         ({"r_drop": math.inf}, {}, "--r_drop must be at least 0 and finite, got inf"),

@@ -26,10 +26,19 @@ ARGUMENTS = SimpleNamespace(
 class Run:
     """A run of 100 seconds without a model, with a learning rate of 1; or one of so many updates.
 
-    A signal makes it finish within 20 seconds.
+    A signal makes it finish within 20 seconds. `reading` is how long it takes to begin.
     """
 
-    def __init__(self, monkeypatch, warmup=0, checkpoint=None, first=0, now=1000.0, updates=None):
+    def __init__(
+        self,
+        monkeypatch,
+        warmup=0,
+        checkpoint=None,
+        first=0,
+        now=1000.0,
+        updates=None,
+        reading=0.0,
+    ):
         self.now = now
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
         self.state = TrainerState(global_step=first, max_steps=updates or 10**9)
@@ -40,6 +49,7 @@ class Run:
         minutes = None if updates else 100 / 60
         self.schedule = TimeSchedule(minutes, self.now, self.stop, checkpoint)
         self.callbacks = [self.schedule, self.stop]
+        self.now += reading
         self.tell("on_train_begin", lr_scheduler=self.scheduler)
 
     def tell(self, event, **others):
@@ -183,6 +193,14 @@ def test_resumed_run_without_time_makes_no_update(monkeypatch, tmp_path):
     resumed = Run(monkeypatch, checkpoint=save(run, tmp_path), first=4)
 
     assert resumed.state.max_steps == resumed.state.global_step
+
+
+def test_new_run_without_time_is_refused(monkeypatch):
+    message = r"The 1.66667 minutes .* over before .* took 98 seconds, and 3 are reserved"
+    with pytest.raises(ValueError, match=message):
+        Run(monkeypatch, reading=98)
+
+    assert Run(monkeypatch, reading=96).schedule.share_left == pytest.approx(1 / 97)
 
 
 def test_checkpoint_keeps_the_time_used_as_plain_json(monkeypatch, tmp_path):
@@ -358,8 +376,12 @@ def run_minutes(corpus, folder, minutes, decisions=(), **changes):
     return train(settings, arguments, decisions=decisions)
 
 
-def test_run_ends_scored_and_records_what_was_chosen(corpus, tmp_path, capsys):
-    run_minutes(corpus, tmp_path, 0.0, [Decision("vocab_size", 320, "few pairs")])
+def test_run_ends_scored_and_records_what_was_chosen(corpus, tmp_path, monkeypatch, capsys):
+    def end(self, *_, **__):
+        self.stop.deadline = 0.0
+
+    monkeypatch.setattr(TimeSchedule, "on_step_end", end)
+    run_minutes(corpus, tmp_path, 10.0, [Decision("vocab_size", 320, "few pairs")])
 
     run = read_json(tmp_path / "run.json")
     assert run["updates"] == 1
@@ -370,17 +392,30 @@ def test_run_ends_scored_and_records_what_was_chosen(corpus, tmp_path, capsys):
     assert "minutes an epoch; the run ends at" in printed
 
 
+def test_resumed_run_keeps_the_record_of_what_was_chosen_at_its_beginning(corpus, tmp_path):
+    made = [Decision("vocab_size", 320, "few pairs"), Decision("average_last", 1, "annealed")]
+    for settings, decisions in (
+        (build_settings(corpus, average_last=1), made),
+        (build_settings(corpus, average_last=2, resume=True), made[:1]),
+    ):
+        train(settings, build_arguments(settings, tmp_path, max_steps=1), decisions=decisions)
+
+    run = read_json(tmp_path / "run.json")
+    assert run["settings"]["average_last"] == 2
+    assert [decision["option"] for decision in run["decisions"]] == ["vocab_size", "average_last"]
+
+
 @pytest.mark.slow
 def test_resumed_run_trains_for_the_minutes_that_were_added(corpus, tmp_path):
-    run_minutes(corpus, tmp_path, 0.03)
+    run_minutes(corpus, tmp_path, 0.08)
     first = read_json(tmp_path / "run.json")["updates"]
 
-    run_minutes(corpus, tmp_path, 0.03, resume=True)
+    run_minutes(corpus, tmp_path, 0.08, resume=True)
     assert read_json(tmp_path / "run.json")["updates"] == first
-    run_minutes(corpus, tmp_path, 0.15, resume=True)
+    run_minutes(corpus, tmp_path, 0.2, resume=True)
 
     assert read_json(tmp_path / "run.json")["updates"] > first
-    assert read_log(tmp_path)[-1]["minutes"] < 0.2
+    assert read_log(tmp_path)[-1]["minutes"] < 0.25
 
 
 @pytest.mark.slow

@@ -234,6 +234,16 @@ def test_last_checkpoint_is_saved_when_validation_is_absent(corpus, tmp_path):
     assert "Not evaluated yet" in (tmp_path / "README.md").read_text(encoding="utf-8")
 
 
+def test_mean_that_was_asked_for_is_saved_when_validation_is_absent(corpus, tmp_path):
+    run_training(corpus, tmp_path, UNVALIDATED | {"average_last": 2}, num_train_epochs=3)
+
+    assert len(checkpoints_of(tmp_path)) == 2
+    folders = [tmp_path / f"checkpoint-{update}" for update in checkpoints_of(tmp_path)]
+    expected = average_checkpoints(folders)
+    torch.testing.assert_close(weights_of(tmp_path), expected, rtol=0, atol=0)
+    assert read_json(tmp_path / "run.json")["weights"] == "mean of the last 2 checkpoints"
+
+
 def test_moving_average_weighs_each_update_by_its_age(corpus, tmp_path):
     settings = {"moving_average": 0.8, "max_validation_pairs": 1, "average_last": 9}
     by_updates = {"save_strategy": "steps", "save_steps": 1}

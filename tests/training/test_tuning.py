@@ -306,6 +306,27 @@ def test_last_run_that_has_begun_keeps_what_was_chosen(search):
     assert (settings.resume, settings.minutes) == (True, 35.0)
 
 
+def test_resumed_search_follows_options_that_may_change(search):
+    interrupt_after(search, 3)
+    search.loss = by_batch_and_rate
+    search.given = {"average_last", "max_validation_pairs"}
+
+    settings, decisions = search(resume=True, average_last=3, max_validation_pairs=7)
+
+    assert (settings.average_last, settings.max_validation_pairs) == (3, 7)
+    assert not search.given & values_of(decisions).keys()
+    assert {run[0].average_last for run in search.runs[4:]} == {3}
+
+
+def test_option_that_a_search_has_chosen_is_refused_when_it_is_resumed(search):
+    interrupt_after(search, 3)
+    # The default of its preset.
+    search.given = {"learning_rate"}
+
+    with pytest.raises(ValueError, match=r"--learning_rate was 0.003, got 0.005"):
+        search(resume=True)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -349,7 +370,7 @@ def test_command_searches_and_trains_with_the_best(corpus, tmp_path, monkeypatch
         "vanilla_transformer.training.run.train", lambda *given, **others: last.append(given)
     )
     monkeypatch.setattr(
-        "vanilla_transformer.training.budget.tokens_per_second", lambda arguments: 10_000.0
+        "vanilla_transformer.training.facts.tokens_per_second", lambda arguments: 10_000.0
     )
 
     main(["train", *options(corpus, tmp_path), "--minutes", "20", "--tune", "3"])

@@ -62,7 +62,7 @@ BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 # Letters with their accents and joiners, single digits, and signs are kept apart; each takes the
 # blank in front of it. Of several blanks the last one belongs to what follows.
 _WORDS = r" ?\p{L}[\p{L}\p{M}\x{200C}\x{200D}]*| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_BLANK_SEPARATED = r" ?[^ ]+| +(?= )| +"
+BLANK_SEPARATED = r" ?[^ ]+| +(?= )| +"
 _NAMES_OF_SPECIAL_TOKENS = r"pad|/?s|unk"
 _NAMES_OF_BYTE_TOKENS = r"0x[0-9A-F]{2}"
 
@@ -226,7 +226,7 @@ class VanillaTransformerTokenizer(ComposingTokenizer):
         backend = json.loads(self.backend_tokenizer.to_str())
         boundaries = (backend["pre_tokenizer"] or {}).get("pretokenizers") or [{}]
         return bool(
-            boundaries[-1].get("pattern") in [{"Regex": _WORDS}, {"Regex": _BLANK_SEPARATED}]
+            boundaries[-1].get("pattern") in [{"Regex": _WORDS}, {"Regex": BLANK_SEPARATED}]
             and (backend["normalizer"] or {}).get("type") == "Replace"
             and backend["model"].get("dropout") is None
             and self.split_special_tokens
@@ -383,7 +383,7 @@ def _subword_backend(
         pre_tokenizers.Split(
             Regex(rf"<(?=(?:{_special_names(tags)}|{_NAMES_OF_BYTE_TOKENS})>)"), "isolated"
         ),
-        pre_tokenizers.Split(Regex(_BLANK_SEPARATED if pretokenized else _WORDS), "isolated"),
+        pre_tokenizers.Split(Regex(BLANK_SEPARATED if pretokenized else _WORDS), "isolated"),
     ]
 
     parts = Counter(chain.from_iterable(map(VanillaTransformerTokenizer.independent_parts, lines)))

@@ -16,8 +16,15 @@ from torch import Tensor
 from transformers import Trainer, TrainingArguments
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
-from vanilla_transformer.training.checkpoints import closed_checkpoints, with_intact_weights
+from vanilla_transformer.training.checkpoints import (
+    closed_checkpoints,
+    update_of,
+    with_intact_weights,
+)
 from vanilla_transformer.training.sharding import put_weights
+
+# Number of checkpoints by default, as in the paper.
+AVERAGED = 5
 
 
 @dataclass(frozen=True)
@@ -29,11 +36,16 @@ class Outcome:
 
 
 def best_weights(trainer: Trainer) -> Outcome:
-    """The outcome of the weights that Trainer left in the model."""
-    is_best = trainer.args.load_best_model_at_end and trainer.state.best_global_step is not None
-    if is_best:
-        return Outcome("best checkpoint", scores_of_update(trainer, trainer.state.best_global_step))
-    return Outcome("last update", scores_of_update(trainer, trainer.state.global_step))
+    """The outcome of the weights that Trainer left in the model.
+
+    Those of the best evaluation (`best_global_step`) were not saved if `save_steps` is a multiple
+    of `eval_steps`; Trainer then loads the best of the checkpoints that it has, or none.
+    """
+    state = trainer.state
+    if trainer.args.load_best_model_at_end and state.best_model_checkpoint is not None:
+        best_update = update_of(state.best_model_checkpoint)
+        return Outcome("best checkpoint", scores_of_update(trainer, best_update))
+    return Outcome("last update", scores_of_update(trainer, state.global_step))
 
 
 def scores_of_update(trainer: Trainer, step: int) -> dict[str, Any] | None:
@@ -46,18 +58,22 @@ def scores_of_update(trainer: Trainer, step: int) -> dict[str, Any] | None:
     return evaluations[-1] if evaluations else None
 
 
-def average_weights(trainer: Trainer, count: int, outcome: Outcome) -> Outcome:
-    """Puts the mean of the last `count` checkpoints into the model, if it is no worse.
+def average_weights(trainer: Trainer, count: int | None, outcome: Outcome) -> Outcome:
+    """Puts the mean of the last checkpoints into the model, unless it is worse.
+
+    Without scores to compare, a mean is taken if its `count` was asked for.
 
     Args:
         trainer: After training; its model holds the weights of `outcome`.
         count: Number of checkpoints to average, or all if there are fewer; damaged ones are left
-            out.
+            out. None: `AVERAGED`, if there are scores.
         outcome: Of the run so far.
 
     Returns:
         The outcome whose weights the model now holds.
     """
+    if count is None:
+        count = AVERAGED if outcome.scores else 1
     if count < 2:
         return outcome
     last = closed_checkpoints(Path(trainer.args.output_dir))[-count:]
@@ -65,9 +81,11 @@ def average_weights(trainer: Trainer, count: int, outcome: Outcome) -> Outcome:
     if len(checkpoints) < 2:
         return outcome
     weights = average_checkpoints(checkpoints)
-    return try_weights(
-        trainer, weights, f"mean of the last {len(checkpoints)} checkpoints", outcome
-    )
+    name = f"mean of the last {len(checkpoints)} checkpoints"
+    if outcome.scores is None:
+        put_weights(trainer.accelerator.unwrap_model(trainer.model), weights)
+        return Outcome(name)
+    return try_weights(trainer, weights, name, outcome)
 
 
 def try_weights(

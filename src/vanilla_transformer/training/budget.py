@@ -4,118 +4,31 @@ The rules look at the data once and search for nothing. docs/defaults.md has the
 An option that the user gives is left alone, and later rules follow it.
 """
 
-import time
-import unicodedata
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-import torch
-from accelerate.utils import broadcast
 from transformers import TrainingArguments
 
 from vanilla_transformer.model_folder import RUN_FILE, read_object
-from vanilla_transformer.modeling.configuration_vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.modeling.modeling_vanilla_transformer import (
-    VanillaTransformerForConditionalGeneration,
-)
-from vanilla_transformer.threads import IdleCores
-from vanilla_transformer.tokenization.composing_vanilla_transformer import DECOMPOSED_FORMS
+from vanilla_transformer.tokenization.saved_options import options_of
+from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
+from vanilla_transformer.training.facts import VOCABULARY_THAT_COPIES, Facts, measure
 from vanilla_transformer_cli.settings import PRESETS, TrainSettings
 
 Settings = TypeVar("Settings", bound=TrainSettings)
 
-# Only so many pairs, from the beginning, are looked at; all of them are counted.
-EXAMINED_PAIRS = 100_000
-# Share of the minutes that is left for updates; the rest is reading, evaluating and saving.
-_FOR_UPDATES = 0.85
-# Work per token compared with `tiny`, by the number of weights in the layers.
-_COST = {"tiny": 1, "small": 24, "base": 34, "big": 136}
 # A task of fewer words is a closed pattern.
 _WORDS_OF_A_PATTERN = 50
 # Evaluations should take little of the time.
 _VALIDATION_TOKENS_PER_MINUTE = 700
-# Size of a vocabulary with which names are copied piece by piece.
-_VOCABULARY_THAT_COPIES = 2000
 _LARGEST_BATCH = {"cpu": 4096, "cuda": 32_768}
 
-# The saved model of --tokenizer decides these.
+# The saved model of --tokenizer decides these, see `options_of`.
 _OF_TOKENIZERS = {
     *("tokenizer_kind", "unicode_form", "vocab_size", "separate_vocabularies", "pretokenized"),
 }
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What the rules know of data and machine.
-
-    Attributes:
-        minutes: Length of the run.
-        speed: Tokens per second, source and target together, with which `tiny` trains here.
-        device: Type of the device.
-        pairs: Number of pairs.
-        source_words: Mean number of words, separated by blanks, of a source.
-        words: Mean number of words of source and target together.
-        source_characters: Mean number of characters of a source.
-        characters: Mean number of characters of source and target together.
-        long_words: Words of the longer side, which 999 of 1,000 pairs do not exceed.
-        long_characters: Characters of the longer side, likewise.
-        distinct_words: Number of different words of both sides.
-        occurrences: Mean number of times that a word occurs.
-        shared_letters: Share of the letters of the targets that sources have too, 0 to 1.
-        copied_words: Share of the words of four letters and more of a target that its source has.
-        spaced_stops: Share of commas and full stops after a blank, 0 to 1.
-        alphabet: Number of different characters of both sides.
-        alphabet_apart: The same of text in NFD.
-        growth_apart: Characters of text in NFD for each one as it is.
-    """
-
-    minutes: float
-    speed: float
-    device: str
-    pairs: int
-    source_words: float
-    words: float
-    source_characters: float
-    characters: float
-    long_words: int
-    long_characters: int
-    distinct_words: int
-    occurrences: float
-    shared_letters: float
-    copied_words: float
-    spaced_stops: float
-    alphabet: int
-    alphabet_apart: int
-    growth_apart: float
-
-    def growth(self, chosen: Mapping[str, Any]) -> float:
-        """How many times as many characters text has in the Unicode form of the tokenizer."""
-        return self.growth_apart if chosen["unicode_form"] in DECOMPOSED_FORMS else 1.0
-
-    def tokens_per_pair(self, chosen: Mapping[str, Any]) -> float:
-        """Tokens of a pair, its two ends included."""
-        tokens = {"word": self.words, "char": self.characters * self.growth(chosen)}
-        # A small vocabulary has shorter pieces.
-        characters_of_a_piece = 3 if chosen["vocab_size"] <= _VOCABULARY_THAT_COPIES else 4
-        return 2 + tokens.get(chosen["tokenizer_kind"], self.characters / characters_of_a_piece)
-
-    def tokens(self, preset: str) -> float:
-        """Tokens that a model of this size trains on in the minutes."""
-        return self.speed * 60 * self.minutes * _FOR_UPDATES / _COST[preset]
-
-    def passes(self, chosen: Mapping[str, Any]) -> float:
-        """Passes over the corpus that the minutes allow."""
-        tokens_of_corpus = self.pairs * self.tokens_per_pair(chosen)
-        return self.tokens(chosen["preset"]) / tokens_of_corpus
-
-    def updates(self, chosen: Mapping[str, Any], batch: int) -> float:
-        """Updates that the minutes allow, with batches of so many tokens."""
-        return self.tokens(chosen["preset"]) / batch / (2 if chosen["r_drop"] else 1)
 
 
 @dataclass(frozen=True)
@@ -167,7 +80,7 @@ def _vocab_size(facts: Facts, chosen: Mapping[str, Any]) -> tuple[Any, str] | No
         return None
     if facts.copied_words >= 0.25:
         reason = f"{facts.copied_words:.0%} of the long words are copied, by their pieces"
-        return _VOCABULARY_THAT_COPIES, reason
+        return VOCABULARY_THAT_COPIES, reason
     for size, limit in ((4000, 10_000), (10_000, 1_000_000)):
         if facts.pairs < limit:
             return size, f"{facts.pairs:,} pairs, less than {limit:,}"
@@ -315,6 +228,20 @@ def decide(facts: Facts, settings: TrainSettings, given: Iterable[str]) -> list[
         settings: With what the user gave, and defaults.
         given: Names of the options that the user gave.
     """
+    taken = _taken(settings, given)
+    chosen, decisions = asdict(settings), []
+    if settings.tokenizer:
+        chosen |= options_of(TokenizerPair.from_pretrained(settings.tokenizer))
+    for option, rule in RULES.items():
+        decided = None if option in taken else rule(facts, chosen)
+        if decided:
+            chosen[option] = decided[0]
+            decisions.append(Decision(option, *decided))
+    return decisions
+
+
+def _taken(settings: TrainSettings, given: Iterable[str]) -> set[str]:
+    """Options that the rules leave alone: those that the user gave, and what these decide."""
     taken = set(given) | {field.partition("=")[0] for field in settings.config}
     if settings.tokenizer:
         taken |= _OF_TOKENIZERS
@@ -322,13 +249,21 @@ def decide(facts: Facts, settings: TrainSettings, given: Iterable[str]) -> list[
         taken.add("eval_steps")
     if "metric_for_best_model" in taken:
         taken.add("metrics")
-    chosen, decisions = asdict(settings), []
-    for option, rule in RULES.items():
-        decided = None if option in taken else rule(facts, chosen)
-        if decided:
-            chosen[option] = decided[0]
-            decisions.append(Decision(option, *decided))
-    return decisions
+    return taken
+
+
+def still_open(
+    decisions: Iterable[Decision], settings: TrainSettings, given: Iterable[str]
+) -> list[Decision]:
+    """Earlier decisions, without those on options that the user gives now.
+
+    Args:
+        decisions: Of the beginning of a run.
+        settings: Of the leg that continues it, with what the user gave, and defaults.
+        given: Names of the options that the user gave for it.
+    """
+    taken = _taken(settings, given)
+    return [decision for decision in decisions if decision.option not in taken]
 
 
 def apply(decisions: Iterable[Decision], settings: Settings) -> tuple[Settings, dict[str, Any]]:
@@ -357,6 +292,8 @@ def choose(
 ) -> list[Decision]:
     """What the rules choose for a new run; a resumed run keeps what was chosen for it.
 
+    Where a resumed run is given an option of its own, that counts.
+
     Args:
         settings: With what the user gave, and defaults. Without `minutes` nothing is chosen.
         arguments: Trainer's, likewise.
@@ -368,98 +305,5 @@ def choose(
     if settings.resume:
         record = Path(arguments.output_dir) / RUN_FILE
         earlier = read_object(record).get("decisions", []) if record.is_file() else []
-        return [Decision(**decision) for decision in earlier]
+        return still_open((Decision(**decision) for decision in earlier), settings, given)
     return decide(measure(settings.minutes, arguments, pairs), settings, given)
-
-
-def measure(
-    minutes: float, arguments: TrainingArguments, pairs: Iterable[tuple[str, ...]]
-) -> Facts:
-    """Facts of the pairs and of this machine, for a run of so many minutes."""
-    return read_facts(pairs, minutes, tokens_per_second(arguments), arguments.device.type)
-
-
-def read_facts(
-    pairs: Iterable[tuple[str, ...]], minutes: float, speed: float, device: str
-) -> Facts:
-    """One pass over the pairs.
-
-    Args:
-        pairs: Source and target of each.
-        minutes: Length of the run.
-        speed: Of training, in tokens per second.
-        device: Type of the device.
-    """
-    words: Counter[str] = Counter()
-    characters: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
-    # Words and characters of source and target of each pair.
-    lengths: list[tuple[int, int, int, int]] = []
-    copied = long_words = spaced = stops = number = 0
-    for number, (source, target, *_) in zip(count(1), pairs):
-        if number > EXAMINED_PAIRS:
-            continue
-        of_source, of_target = source.split(), target.split()
-        words.update(of_source)
-        words.update(of_target)
-        for side, text in zip(characters, (source, target), strict=True):
-            side.update(text)
-        lengths.append((len(of_source), len(of_target), len(source), len(target)))
-        long = [word for word in of_target if len(word) >= 4]
-        copied += len(set(of_source).intersection(long))
-        long_words += len(set(long))
-        for text in (source, target):
-            stops += text.count(".") + text.count(",")
-            spaced += text.count(" .") + text.count(" ,")
-    table = np.array(lengths)
-    means = table.mean(axis=0)
-    letters = {letter: times for letter, times in characters[1].items() if letter.isalpha()}
-    shared = sum(times for letter, times in letters.items() if letter in characters[0])
-    alphabet = characters[0] + characters[1]
-    parts = {character: unicodedata.normalize("NFD", character) for character in alphabet}
-    apart = sum(len(parts[character]) * times for character, times in alphabet.items())
-    return Facts(
-        minutes=minutes,
-        speed=speed,
-        device=device,
-        pairs=number,
-        source_words=means[0],
-        words=means[0] + means[1],
-        source_characters=means[2],
-        characters=means[2] + means[3],
-        long_words=int(np.quantile(table[:, :2].max(axis=1), 0.999)),
-        long_characters=int(np.quantile(table[:, 2:].max(axis=1), 0.999)),
-        distinct_words=len(words),
-        occurrences=words.total() / max(1, len(words)),
-        shared_letters=shared / max(1, sum(letters.values())),
-        copied_words=copied / max(1, long_words),
-        spaced_stops=spaced / max(1, stops),
-        alphabet=len(alphabet),
-        alphabet_apart=len(set().union(*parts.values())),
-        growth_apart=apart / max(1, alphabet.total()),
-    )
-
-
-def tokens_per_second(arguments: TrainingArguments) -> float:
-    """Tokens of source and target per second with which `tiny` trains here, in all processes.
-
-    The optimizer is left out. Process 0 decides, so that all choose alike.
-    """
-    IdleCores().use(at_once=True)
-    device = arguments.device
-    with torch.random.fork_rng():
-        config = VanillaTransformerConfig(**PRESETS["tiny"].config(), vocab_size=10_000)
-        model = VanillaTransformerForConditionalGeneration(config).to(device).train()
-        ids = torch.randint(10, 10_000, (64, 20), device=device)
-        batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
-        seconds = []
-        # The first one warms up.
-        for _ in range(6):
-            started = time.monotonic()
-            with torch.autocast(device.type, torch.bfloat16, enabled=arguments.bf16):
-                loss = model(**batch).loss
-            loss.backward()
-            # Reading the value waits for the device.
-            loss.item()
-            seconds.append(time.monotonic() - started)
-    speed = torch.tensor([2 * ids.numel() / np.median(seconds[1:])], device=device)
-    return arguments.world_size * float(broadcast(speed.float()))

@@ -78,8 +78,8 @@ class FindBestCheckpoint(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Sets its path; Trainer keeps this checkpoint and loads it at the end."""
-        best = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}"
-        if best.is_dir():
+        saved = state.best_model_checkpoint
+        if saved and (best := Path(args.output_dir) / Path(saved).name).is_dir():
             state.best_model_checkpoint = str(best)
 
 

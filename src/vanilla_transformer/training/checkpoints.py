@@ -136,6 +136,11 @@ def delete_oldest(folder: Path, limit: int | None, best: str | None) -> None:
         shutil.rmtree(checkpoint, ignore_errors=True)
 
 
+def update_of(checkpoint: str) -> int:
+    """Number of the update after which a checkpoint was saved, by the name of its folder."""
+    return int(checkpoint.rpartition("-")[2])
+
+
 def _checkpoints(folder: Path) -> list[Path]:
     """Folders with the name of a checkpoint, in the order of their updates."""
     numbered = {

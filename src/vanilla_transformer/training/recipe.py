@@ -5,7 +5,7 @@ import difflib
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from vanilla_transformer.modeling.configuration_vanilla_transformer import Vanil
 from vanilla_transformer.modeling.packing_vanilla_transformer import VARLEN
 from vanilla_transformer.tokenization.languages import language_codes
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
-from vanilla_transformer.training.averaging import metric_of
+from vanilla_transformer.training.averaging import AVERAGED, metric_of
 from vanilla_transformer.training.checkpoints import resumable_checkpoint
 from vanilla_transformer.training.legs import check_free
 from vanilla_transformer_cli.settings import PRESETS, TrainSettings
@@ -38,7 +38,6 @@ _RANGES = {
     "bpe_dropout": (0, 1),
     "max_length": (2, math.inf),
     "max_tokens_per_batch": (1, math.inf),
-    "minutes": (0, math.inf),
     "max_minutes": (0, math.inf),
     "finish_within": (0, math.inf),
     "tune": (2, math.inf),
@@ -105,8 +104,7 @@ def recipe(settings: TrainSettings) -> dict[str, Any]:
         # The filter would hide a loss that is not finite: it reports the mean of earlier ones.
         "logging_nan_inf_filter": False,
         "save_strategy": "epoch",
-        # Trainer counts the best checkpoint too.
-        "save_total_limit": settings.average_last + bool(settings.validation),
+        "save_total_limit": _kept_checkpoints(settings),
         "report_to": "none",
         "dataloader_pin_memory": torch.cuda.is_available(),
         "dataloader_num_workers": _workers(settings),
@@ -131,16 +129,33 @@ def recipe(settings: TrainSettings) -> dict[str, Any]:
             "per_device_eval_batch_size": 64,
         }
     if settings.minutes is not None:
-        by_updates = {"save_strategy": "steps"}
-        if settings.validation:
-            by_updates["eval_strategy"] = "steps"
-        arguments |= _BY_TIME | by_updates
-    if settings.streaming:
-        # A stream has no epochs.
+        arguments |= _BY_TIME
+    if settings.streaming or settings.minutes is not None:
+        # A stream has no epochs; those of a run of minutes may be longer than the run.
         arguments |= {"save_strategy": "steps", "save_steps": 1000}
         if settings.validation:
             arguments |= {"eval_strategy": "steps", "eval_steps": 1000}
     return arguments
+
+
+def in_step(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Defaults with the steps of one that the user gave: each evaluation is of a checkpoint.
+
+    Args:
+        defaults: By the names of Trainer's arguments; without `save_steps` nothing changes.
+        given: What the user gave, likewise.
+    """
+    both = ("eval_steps", "save_steps")
+    steps = [given[name] for name in both if name in given]
+    if len(steps) != 1 or "save_steps" not in defaults:
+        return dict(defaults)
+    return {**defaults, **dict.fromkeys(both, steps[0])}
+
+
+def _kept_checkpoints(settings: TrainSettings) -> int:
+    """Number of those to average; Trainer counts the best checkpoint too."""
+    last = AVERAGED if settings.average_last is None else settings.average_last
+    return last + bool(settings.validation)
 
 
 def _schedule(settings: TrainSettings) -> dict[str, float]:
@@ -364,7 +379,11 @@ def _faults_of_scores(
 def _faults_of_minutes(
     settings: TrainSettings, arguments: Seq2SeqTrainingArguments
 ) -> Iterator[str]:
-    """Settings that contradict a schedule of time."""
+    """Minutes without time, and settings that contradict a schedule of time."""
+    minutes = settings.minutes or 0.0
+    # False for NaN too.
+    if not 0 < minutes < math.inf:
+        yield f"--minutes must be above 0 and finite, got {minutes}."
     lengths = {name: getattr(arguments, name) for name in (*_BY_TIME, "max_steps")}
     lengths |= {"max_minutes": settings.max_minutes, "streaming": settings.streaming}
     free: dict[str, Any] = _BY_TIME | {"max_steps": -1, "max_minutes": None, "streaming": False}
@@ -377,7 +396,7 @@ def _faults_of_minutes(
     if given:
         yield (
             f"--minutes decides when the run ends and how its learning rate falls, got "
-            f"--minutes {settings.minutes:g} and {', '.join(given)}. Leave either out."
+            f"--minutes {minutes:g} and {', '.join(given)}. Leave either out."
         )
     if settings.init_from:
         yield (

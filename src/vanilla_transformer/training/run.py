@@ -4,7 +4,8 @@ Differs from the paper:
     The length of a run is a number of epochs, and each epoch ends with a checkpoint; the paper
     fixes the number of updates and saves a checkpoint every ten minutes. As in the paper, the mean
     of the last checkpoints is saved, unless it does worse on the validation pairs than the best
-    checkpoint alone.
+    checkpoint alone. Without validation pairs, the last checkpoint is saved by default, and the
+    mean if `average_last` asks for it.
 """
 
 import copy
@@ -70,6 +71,7 @@ from vanilla_transformer.training.checkpoints import (
     closed_checkpoints,
     delete_unclosed,
     failed_writes_named,
+    update_of,
     with_intact_weights,
 )
 from vanilla_transformer.training.curves import plot_curves
@@ -128,7 +130,8 @@ def train(
         settings = dataclasses.replace(settings, max_tokens_per_batch=None)
     checkpoint, settings, run = _begin(settings, arguments)
     if decisions:
-        run["decisions"] = [dataclasses.asdict(decision) for decision in decisions]
+        # A resumed run has those of its beginning, also on options that a leg was given.
+        run.setdefault("decisions", [dataclasses.asdict(decision) for decision in decisions])
     text = parallel_text(settings, settings.train, settings.train_split)
     validation_pairs = _load_validation(settings)
     rules = drop_rules(settings, validation_pairs)
@@ -200,7 +203,7 @@ def _begin(
     limit_waiting(arguments)
     prefer_better_scores(arguments)
     checkpoint = find_checkpoint(settings, arguments)
-    first_update = int(checkpoint.rpartition("-")[2]) if checkpoint else 0
+    first_update = update_of(checkpoint) if checkpoint else 0
     folder = Path(arguments.output_dir)
     if checkpoint:
         settings = with_recorded_batches(settings, folder)

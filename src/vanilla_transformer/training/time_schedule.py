@@ -81,15 +81,27 @@ class TimeSchedule(TrainerCallback):
         lr_scheduler: LambdaLR,
         **kwargs: Any,
     ) -> None:
-        """Puts the time into the schedule, which with `minutes` otherwise only warms up."""
+        """Puts the time into the schedule, which with `minutes` otherwise only warms up.
+
+        Raises:
+            ValueError: If a new run has no time left for an update.
+        """
         self.began, self.first = time.monotonic(), state.global_step
         self._count(args, state)
         lr_scheduler.lr_lambdas = [
             partial(self._rate, schedule) for schedule in lr_scheduler.lr_lambdas
         ]
+        if self.share_left:
+            return
+        if not state.global_step:
+            raise ValueError(
+                f"The {self.seconds / 60:g} minutes of this run are over before its first update: "
+                f"reading the pairs and trying batches took {self.mark - self.started:.0f} "
+                f"seconds, and {self._reserve(self.seconds):.0f} are reserved for the last "
+                "evaluation. Give more --minutes, or fewer pairs."
+            )
         # `_run_epoch` makes no update in a run that has no time left.
-        if state.global_step and not self.share_left:
-            state.max_steps = state.global_step
+        state.max_steps = state.global_step
 
     def _rate(self, schedule: Callable[[int], float], update: int) -> float:
         # After the signal the rate only falls, also if it was warming up.

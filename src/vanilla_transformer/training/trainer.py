@@ -201,7 +201,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         """Trainer's, if the checkpoint is as it was saved; otherwise the last weights stay."""
         best = self.state.best_model_checkpoint
         if not with_intact_weights([Path(best)]):
-            self.state.best_global_step = None
+            self.state.best_model_checkpoint = None
         elif self.is_sharded:
             self._load_from_checkpoint(best)
         else:

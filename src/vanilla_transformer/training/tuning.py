@@ -23,14 +23,15 @@ from vanilla_transformer.model_folder import LOG_FILE
 from vanilla_transformer.training.budget import (
     RULES,
     Decision,
-    Facts,
     Settings,
     apply,
     choose,
     decide,
+    still_open,
 )
 from vanilla_transformer.training.callbacks import DivergedError
 from vanilla_transformer.training.checkpoints import closed_checkpoints
+from vanilla_transformer.training.facts import Facts
 from vanilla_transformer.training.legs import check_continuation, check_free, claimed
 from vanilla_transformer.training.run import train
 from vanilla_transformer.training.run_record import describe_run, read_log
@@ -110,11 +111,12 @@ def tune(
         if "plan" not in study.user_attrs:
             plan = _plan(settings, arguments, given, measure, build)
             study.set_user_attr("plan", asdict(plan))
-        search = _Search(study, settings, given, build, output / TUNING_FOLDER)
+        plan = _open_plan(_Plan.read(study.user_attrs["plan"]), settings, given, build)
+        search = _Search(study, plan, settings, given, build, output / TUNING_FOLDER)
         last = replace(
             settings,
             data=None,
-            minutes=(settings.minutes or 0.0) - search.plan.minutes,
+            minutes=(settings.minutes or 0.0) - plan.minutes,
             resume=bool(closed_checkpoints(output)),
         )
         if last.resume:
@@ -225,6 +227,20 @@ def _plan(
     return _Plan(facts, decisions, candidates, _SHARE * minutes)
 
 
+def _open_plan(plan: _Plan, settings: Settings, given: set[str], build: Build[Settings]) -> _Plan:
+    """The plan, without decisions on options that the user gives now, as `--resume` allows.
+
+    Raises:
+        ValueError: If one of these options changes an update.
+    """
+    decisions = still_open(plan.decisions, settings, given)
+    if decisions == plan.decisions:
+        return plan
+    earlier, run = (describe_run(*build(settings, each), 0) for each in (plan.decisions, decisions))
+    check_continuation(earlier, run)
+    return replace(plan, decisions=decisions)
+
+
 def _space(
     decisions: Sequence[Decision],
     given: set[str],
@@ -270,6 +286,7 @@ class _Search(Generic[Settings]):
 
     Args:
         study: Its record.
+        plan: What was decided at its beginning.
         settings: With what the user gave, and defaults.
         given: Names of the options that the user gave.
         build: See `Build`.
@@ -279,14 +296,14 @@ class _Search(Generic[Settings]):
     def __init__(
         self,
         study: "Study",
+        plan: _Plan,
         settings: Settings,
         given: set[str],
         build: Build[Settings],
         folder: Path,
     ) -> None:
-        self.study, self.settings, self.given = study, settings, given
-        self.build, self.folder = build, folder
-        self.plan = _Plan.read(study.user_attrs["plan"])
+        self.study, self.plan, self.settings = study, plan, settings
+        self.given, self.build, self.folder = given, build, folder
 
     def best(self, minutes: float) -> list[Decision]:
         """Does what is left of the search; returns the decisions for a last run of `minutes`."""

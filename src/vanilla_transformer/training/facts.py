@@ -1,0 +1,248 @@
+"""What the rules of `--minutes` know of data and machine: one pass over the pairs, and a speed."""
+
+import time
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import count
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate.utils import broadcast
+from transformers import TrainingArguments
+
+from vanilla_transformer.modeling.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.modeling.modeling_vanilla_transformer import (
+    VanillaTransformerForConditionalGeneration,
+)
+from vanilla_transformer.threads import IdleCores
+from vanilla_transformer.tokenization.composing_vanilla_transformer import DECOMPOSED_FORMS
+from vanilla_transformer.training.recipe import config_overrides
+from vanilla_transformer_cli.settings import PRESETS, TrainSettings
+
+# Only so many pairs, from the beginning, are looked at; all of them are counted.
+EXAMINED_PAIRS = 100_000
+# Size of a vocabulary with which names are copied piece by piece.
+VOCABULARY_THAT_COPIES = 2000
+# Share of the minutes that is left for updates; the rest is reading, evaluating and saving.
+_FOR_UPDATES = 0.85
+# Work per token compared with `tiny`, by the number of weights in the layers; see `_cost`.
+_COST = {"tiny": 1, "small": 24, "base": 34, "big": 136}
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the rules know of data and machine.
+
+    Attributes:
+        minutes: Length of the run.
+        speed: Tokens per second, source and target together, with which `tiny` trains here.
+        device: Type of the device.
+        pairs: Number of pairs.
+        source_words: Mean number of words, separated by blanks, of a source.
+        words: Mean number of words of source and target together.
+        source_characters: Mean number of characters of a source.
+        characters: Mean number of characters of source and target together.
+        long_words: Words of the longer side, which 999 of 1,000 pairs do not exceed.
+        long_characters: Characters of the longer side, likewise.
+        distinct_words: Number of different words of both sides.
+        occurrences: Mean number of times that a word occurs.
+        shared_letters: Share of the letters of the targets that sources have too, 0 to 1.
+        copied_words: Share of the words of four letters and more of a target that its source has.
+        spaced_stops: Share of commas and full stops after a blank, 0 to 1.
+        alphabet: Number of different characters of both sides.
+        alphabet_apart: The same of text in NFD.
+        growth_apart: Characters of text in NFD for each one as it is.
+        batches_per_update: Those whose gradients are accumulated.
+    """
+
+    minutes: float
+    speed: float
+    device: str
+    pairs: int
+    source_words: float
+    words: float
+    source_characters: float
+    characters: float
+    long_words: int
+    long_characters: int
+    distinct_words: int
+    occurrences: float
+    shared_letters: float
+    copied_words: float
+    spaced_stops: float
+    alphabet: int
+    alphabet_apart: int
+    growth_apart: float
+    batches_per_update: int = 1
+
+    def growth(self, chosen: Mapping[str, Any]) -> float:
+        """How many times as many characters text has in the Unicode form of the tokenizer."""
+        return self.growth_apart if chosen["unicode_form"] in DECOMPOSED_FORMS else 1.0
+
+    def tokens_per_pair(self, chosen: Mapping[str, Any]) -> float:
+        """Tokens of a pair, its two ends included."""
+        tokens = {"word": self.words, "char": self.characters * self.growth(chosen)}
+        # A small vocabulary has shorter pieces.
+        characters_of_a_piece = 3 if chosen["vocab_size"] <= VOCABULARY_THAT_COPIES else 4
+        return 2 + tokens.get(chosen["tokenizer_kind"], self.characters / characters_of_a_piece)
+
+    def tokens(self, chosen: Mapping[str, Any]) -> float:
+        """Tokens that a model of the size that was chosen trains on in the minutes."""
+        cost = _cost(chosen["preset"], tuple(chosen["config"]))
+        return self.speed * 60 * self.minutes * _FOR_UPDATES / cost
+
+    def passes(self, chosen: Mapping[str, Any]) -> float:
+        """Passes over the corpus that the minutes allow."""
+        tokens_of_corpus = self.pairs * self.tokens_per_pair(chosen)
+        return self.tokens(chosen) / tokens_of_corpus
+
+    def updates(self, chosen: Mapping[str, Any], batch: int) -> float:
+        """Updates that the minutes allow, with batches of so many tokens."""
+        tokens_of_update = batch * self.batches_per_update
+        return self.tokens(chosen) / tokens_of_update / (2 if chosen["r_drop"] else 1)
+
+
+@cache
+def _cost(preset: str, config: tuple[str, ...]) -> float:
+    """Work per token of a preset with assignments of `--config`, compared with `tiny`."""
+    return _COST[preset] * _weights(preset, config) / _weights(preset, ())
+
+
+def _weights(preset: str, config: tuple[str, ...]) -> int:
+    """Number of weights in the layers."""
+    fields = PRESETS[preset].config() | config_overrides(TrainSettings(config=list(config)))
+    with torch.device("meta"):
+        model = VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(**fields))
+    stacks = model.model.encoder, model.model.decoder
+    return sum(weight.numel() for stack in stacks for weight in stack.layers.parameters())
+
+
+@dataclass
+class _Counts:
+    """What is counted in pairs.
+
+    Attributes:
+        words: Of both sides.
+        of_sources: Characters of the sources.
+        of_targets: Characters of the targets.
+        lengths: Words and characters of source and target of each pair.
+        copied: Long words of targets that their sources have.
+        long_words: Long words of targets.
+        spaced: Commas and full stops after a blank.
+        stops: Commas and full stops.
+    """
+
+    words: Counter[str] = field(default_factory=Counter)
+    of_sources: Counter[str] = field(default_factory=Counter)
+    of_targets: Counter[str] = field(default_factory=Counter)
+    lengths: list[tuple[int, int, int, int]] = field(default_factory=list)
+    copied: int = 0
+    long_words: int = 0
+    spaced: int = 0
+    stops: int = 0
+
+    def add(self, source: str, target: str) -> None:
+        """Counts one pair."""
+        source_words, target_words = source.split(), target.split()
+        self.words.update(source_words)
+        self.words.update(target_words)
+        self.of_sources.update(source)
+        self.of_targets.update(target)
+        self.lengths.append((len(source_words), len(target_words), len(source), len(target)))
+        long = {word for word in target_words if len(word) >= 4}
+        self.copied += len(long.intersection(source_words))
+        self.long_words += len(long)
+        for text in (source, target):
+            self.stops += text.count(".") + text.count(",")
+            self.spaced += text.count(" .") + text.count(" ,")
+
+    def shared_letters(self) -> float:
+        """Share of the letters of the targets that sources have too."""
+        letters = {letter: times for letter, times in self.of_targets.items() if letter.isalpha()}
+        shared = sum(times for letter, times in letters.items() if letter in self.of_sources)
+        return shared / max(1, sum(letters.values()))
+
+    def alphabets(self) -> tuple[int, int, float]:
+        """Different characters of text as it is and in NFD, and how much longer the latter is."""
+        alphabet = self.of_sources + self.of_targets
+        parts = {character: unicodedata.normalize("NFD", character) for character in alphabet}
+        apart = sum(len(parts[character]) * times for character, times in alphabet.items())
+        return len(alphabet), len(set().union(*parts.values())), apart / max(1, alphabet.total())
+
+
+def measure(
+    minutes: float, arguments: TrainingArguments, pairs: Iterable[tuple[str, ...]]
+) -> Facts:
+    """Facts of the pairs and of this machine, for a run of so many minutes."""
+    facts = read_facts(pairs, minutes, tokens_per_second(arguments), arguments.device.type)
+    return replace(facts, batches_per_update=arguments.gradient_accumulation_steps)
+
+
+def read_facts(
+    pairs: Iterable[tuple[str, ...]], minutes: float, speed: float, device: str
+) -> Facts:
+    """One pass over the pairs.
+
+    Args:
+        pairs: Source and target of each.
+        minutes: Length of the run.
+        speed: Of training, in tokens per second.
+        device: Type of the device.
+    """
+    counts, number = _Counts(), 0
+    for number, (source, target, *_) in zip(count(1), pairs):
+        if number <= EXAMINED_PAIRS:
+            counts.add(source, target)
+    table = np.array(counts.lengths)
+    means = table.mean(axis=0)
+    alphabet, alphabet_apart, growth_apart = counts.alphabets()
+    return Facts(
+        minutes=minutes,
+        speed=speed,
+        device=device,
+        pairs=number,
+        source_words=means[0],
+        words=means[0] + means[1],
+        source_characters=means[2],
+        characters=means[2] + means[3],
+        long_words=int(np.quantile(table[:, :2].max(axis=1), 0.999)),
+        long_characters=int(np.quantile(table[:, 2:].max(axis=1), 0.999)),
+        distinct_words=len(counts.words),
+        occurrences=counts.words.total() / max(1, len(counts.words)),
+        shared_letters=counts.shared_letters(),
+        copied_words=counts.copied / max(1, counts.long_words),
+        spaced_stops=counts.spaced / max(1, counts.stops),
+        alphabet=alphabet,
+        alphabet_apart=alphabet_apart,
+        growth_apart=growth_apart,
+    )
+
+
+def tokens_per_second(arguments: TrainingArguments) -> float:
+    """Tokens of source and target per second with which `tiny` trains here, in all processes.
+
+    The optimizer is left out. Process 0 decides, so that all choose alike.
+    """
+    IdleCores().use(at_once=True)
+    device = arguments.device
+    with torch.random.fork_rng():
+        config = VanillaTransformerConfig(**PRESETS["tiny"].config(), vocab_size=10_000)
+        model = VanillaTransformerForConditionalGeneration(config).to(device).train()
+        ids = torch.randint(10, 10_000, (64, 20), device=device)
+        batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+        seconds = []
+        # The first one warms up.
+        for _ in range(6):
+            started = time.monotonic()
+            with torch.autocast(device.type, torch.bfloat16, enabled=arguments.bf16):
+                loss = model(**batch).loss
+            loss.backward()
+            # Reading the value waits for the device.
+            loss.item()
+            seconds.append(time.monotonic() - started)
+    speed = torch.tensor([2 * ids.numel() / np.median(seconds[1:])], device=device)
+    return arguments.world_size * float(broadcast(speed.float()))
