@@ -74,7 +74,13 @@ def test_output_that_is_read_is_refused(run, model, here, command, link, no_mode
     assert [Path(name).read_text() for name in read] == [BEFORE] * len(read)
 
 
-@pytest.mark.parametrize("name", ["config.json", "new.safetensors", "sub/x.py"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("config.json", "new.safetensors", "sub/x.py", "vocab.txt", "target_vocabulary.json"),
+        *("run.json", "README.md", "log.jsonl", "results.json", "files.json"),
+    ],
+)
 @every_writer
 def test_output_that_is_a_file_of_the_model_is_refused(run, model, here, command, name, no_model):
     Path("link").symlink_to(model)
@@ -87,9 +93,24 @@ def test_output_that_is_a_file_of_the_model_is_refused(run, model, here, command
     assert (model / "config.json").read_bytes() == before
 
 
+def test_file_of_a_model_is_not_overwritten_through_a_link(run, model, here, no_model):
+    Path("cache").mkdir()
+    copy = shutil.copytree(model, here / "model")
+    # As the Hub's cache keeps files.
+    shutil.move(copy / "config.json", "cache/blob")
+    (copy / "config.json").symlink_to(here / "cache/blob")
+    Path("out").symlink_to(copy / "tokenizer.json")
+
+    for out in ("model/config.json", "out"):
+        status, _, err = run("translate", "--model", "model", "--output", out, "ja")
+        assert status == 2
+        assert f"--output {out} would be a file of the model 'model'" in err
+
+
+@pytest.mark.parametrize("name", ["lines.txt", "lines.json", "notes.md"])
 @every_writer
-def test_other_output_in_the_folder_of_a_model_is_written(run, model, here, command):
-    out = shutil.copytree(model, here / "model") / "lines.txt"
+def test_other_output_in_the_folder_of_a_model_is_written(run, model, here, command, name):
+    out = shutil.copytree(model, here / "model") / name
 
     assert run(command, "--model", "model", *WRITERS[command], "--output", out)[0] == 0
 
