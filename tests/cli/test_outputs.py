@@ -2,6 +2,7 @@
 
 import io
 import os
+import pty
 import shutil
 import subprocess
 import sys
@@ -32,6 +33,13 @@ READERS = {
     "evaluate": ["--test", "a", "b", "--against", "c"],
     "attention": ["--alignments", "a", "b", "--units", "c", "d", "--gold", "e"],
 }
+
+# Prints typed lines in brackets.
+_TYPED = """
+from vanilla_transformer_cli.lines import typed_lines
+for line in typed_lines():
+    print(f"[{line}]")
+"""
 
 every_writer = pytest.mark.parametrize("command", WRITERS)
 
@@ -190,6 +198,26 @@ def test_export_does_not_replace_a_folder_that_holds_its_model(run, model, tmp_p
     assert status == 2
     assert f"MODEL '{copy}' must not be at OUT or inside it, got '{out}'" in err
     assert (copy / "config.json").exists()
+
+
+@pytest.mark.parametrize("has_terminal", [True, False])
+def test_prompt_is_shown_on_a_terminal_only(has_terminal):
+    ours, terminal = pty.openpty()
+    with open(ours, "r+b", buffering=0) as keyboard, open(terminal, "r+b", buffering=0) as side:
+        keyboard.write(b"ja\nnein\n\x04")
+        ended = subprocess.run(
+            [sys.executable, "-c", _TYPED],
+            stdin=side,
+            stdout=side if has_terminal else subprocess.PIPE,
+            stderr=side,
+            check=True,
+        )
+        shown = keyboard.read(1000) if has_terminal else ended.stdout
+
+    if has_terminal:
+        assert shown.count(b"> ") == 3
+    else:
+        assert shown == b"[ja]\n[nein]\n"
 
 
 def test_device_stays_what_it_is(tmp_path):
