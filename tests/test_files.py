@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -123,6 +124,32 @@ def test_read_lines_refuses_what_is_no_text(tmp_path, content, message):
 
     with pytest.raises(ValueError, match=rf"'{path}' .*{message}"):
         list(read_lines(path))
+
+
+@pytest.mark.parametrize("compress", [bytes, gzip.compress])
+@pytest.mark.parametrize("text", [b"ja\n" * 4, b"ja\nneinnein\n", b"j" * 12])
+def test_read_lines_takes_as_much_as_it_may(tmp_path, text, compress):
+    path = tmp_path / "text.txt"
+    path.write_bytes(compress(text))
+    fault = rf"'{path}' must have at most 11 bytes of text, unpacked, got more"
+
+    assert list(read_lines(path, max_bytes=12)) == list(read_lines(path))
+    with pytest.raises(ValueError, match=fault):
+        list(read_lines(path, max_bytes=11))
+
+
+def test_one_long_line_is_not_unpacked_beyond_the_limit(tmp_path):
+    path = tmp_path / "text.gz"
+    path.write_bytes(gzip.compress(bytes(2**26)))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="at most 1,000 bytes"):
+            list(read_lines(path, max_bytes=1000))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert peak < 2**21
 
 
 def test_read_lines_names_a_missing_file(tmp_path):

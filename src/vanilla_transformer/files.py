@@ -42,7 +42,7 @@ _NUMBER_FROM_RUST = re.compile(r"\(os error (\d+)\)")
 _DEEPEST_JSON = 100
 
 
-def read_lines(path: str | os.PathLike[str]) -> Iterator[str]:
+def read_lines(path: str | os.PathLike[str], max_bytes: int | None = None) -> Iterator[str]:
     r"""Yields the lines of a plain or gzipped UTF-8 file, without their line ends.
 
     A line ends at `\n` only: a carriage return, a form feed or U+2028 stays inside its line, so
@@ -51,10 +51,11 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[str]:
 
     Args:
         path: The file; whether it is gzipped is read from its first bytes, not from its name.
+        max_bytes: Largest size of its text, unpacked; no more is ever in memory. None: no limit.
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If the file is empty, is not UTF-8, or is a damaged gzip file.
+        ValueError: If the file is empty, is too large, is not UTF-8, or is a damaged gzip file.
     """
     number = 0
     with open(path, "rb") as raw:
@@ -62,7 +63,8 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[str]:
         raw.seek(0)
         stream = cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if is_gzip else raw
         try:
-            for number, line in enumerate(stream, start=1):
+            lines = stream if max_bytes is None else _limited(stream, path, max_bytes)
+            for number, line in enumerate(lines, start=1):
                 content = line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
                 if number == 1 and _is_utf16(content):
                     raise ValueError(
@@ -78,6 +80,19 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[str]:
             ) from error
     if number == 0:
         raise ValueError(f"{os.fspath(path)!r} is empty: expected at least one line of text.")
+
+
+def _limited(stream: BinaryIO, path: str | os.PathLike[str], max_bytes: int) -> Iterator[bytes]:
+    """The lines of a stream, none of which is read beyond the limit."""
+    left = max_bytes
+    while line := stream.readline(left + 1):
+        left -= len(line)
+        if left < 0:
+            raise ValueError(
+                f"{os.fspath(path)!r} must have at most {max_bytes:,} bytes of text, unpacked, got "
+                "more. Split the file."
+            )
+        yield line
 
 
 def decode_line(line: bytes, path: str | os.PathLike[str], number: int) -> str:

@@ -64,6 +64,18 @@ _OBJECT_FILES = (
     "tokenizer_config.json",
     RUN_FILE,
 )
+# Everything that translations depend on, as patterns.
+_MODEL_FILES = (
+    *_RECORDED_FILES,
+    *_OBJECT_FILES,
+    "*.safetensors",
+    "*.bin",
+    "*.index.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "*.py",
+)
+_FILES_BESIDE_MODEL = (CARD_FILE, LOG_FILE, RESULTS_FILE, FILES_FILE)
 # Tensors that an error names before it only counts the rest.
 _NAMED_TENSORS = 3
 
@@ -78,6 +90,24 @@ def find_file(model_name_or_path: str, name: str, revision: str | None = None) -
         _raise_exceptions_for_connection_errors=False,
     )
     return None if file is None else Path(file)
+
+
+def model_files(folder: Path) -> list[Path]:
+    """The files of a saved model, with those of the target's own tokenizer.
+
+    Checkpoints, the card, the log and the scores are left out, and so is what users keep there.
+    """
+    return [
+        file
+        for pattern in ("*", f"{TARGET_FOLDER}/*")
+        for file in sorted(folder.glob(pattern))
+        if any(map(file.match, _MODEL_FILES)) and file.is_file()
+    ]
+
+
+def is_reserved_name(file: Path) -> bool:
+    """Whether a file of this name, in a model's folder, is the model's or written beside it."""
+    return any(map(file.match, (*_MODEL_FILES, *_FILES_BESIDE_MODEL)))
 
 
 def read_generation_config(model_name_or_path: str) -> GenerationConfig:

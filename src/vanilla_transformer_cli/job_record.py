@@ -15,9 +15,6 @@ from vanilla_transformer_cli.settings import TranslateSettings
 # Paths, whose content is recorded instead, and settings that change only speed and memory.
 _FREE_SETTINGS = {"model", "input", "prefix_file", "output", "resume", "max_tokens_per_batch"}
 
-# Suffixes of the files that translations depend on: not those of the card and the log.
-_MODEL_SUFFIXES = (".json", ".safetensors", ".bin", ".py", ".spm", ".model", ".txt")
-
 
 class CountedLines(Iterator[str]):
     """Iterates over lines, and keeps their number and checksum.
@@ -146,20 +143,12 @@ def record_path(output: Path) -> Path:
 
 def _checksums(model: str) -> dict[str, str]:
     from vanilla_transformer.files import checksum
-    from vanilla_transformer.model_folder import FILES_FILE, RESULTS_FILE, TARGET_FOLDER
+    from vanilla_transformer.model_folder import model_files
 
     folder = Path(model)
     if not folder.is_dir():
         return _commit(model)
-    files = {
-        file.relative_to(folder).as_posix(): file
-        for pattern in ("*", f"{TARGET_FOLDER}/*")
-        for file in sorted(folder.glob(pattern))
-        if file.suffix in _MODEL_SUFFIXES
-        and file.name not in (RESULTS_FILE, FILES_FILE)
-        and file.is_file()
-    }
-    return {name: checksum(file) for name, file in files.items()}
+    return {file.relative_to(folder).as_posix(): checksum(file) for file in model_files(folder)}
 
 
 def _commit(model: str) -> dict[str, str]:

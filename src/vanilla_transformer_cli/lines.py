@@ -285,10 +285,12 @@ def _sha256(prefixes: str | CountedLines) -> str:
 
 
 def typed_lines() -> Iterator[str]:
-    """Lines typed at a terminal."""
+    """Lines typed at a terminal, with a prompt if standard output is one too."""
+    # Where standard output is no terminal, `input` would write the prompt there.
+    prompt = "> " if sys.stdout.isatty() else ""
     while True:
         try:
-            yield input("> ")
+            yield input(prompt)
         except EOFError:
             return
 

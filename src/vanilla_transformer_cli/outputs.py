@@ -4,9 +4,6 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-# Suffixes of the files in the folder of a model.
-_MODEL_SUFFIXES = (".json", ".jsonl", ".safetensors", ".bin", ".onnx", ".py", ".md")
-
 
 def check_output(
     path: Path,
@@ -33,8 +30,7 @@ def check_output(
                 f"{option} {path} would overwrite {name!r}, which is an input. Choose another file."
             )
     for model in models:
-        is_inside = Path(model).is_dir() and path.resolve().is_relative_to(Path(model).resolve())
-        if is_inside and path.suffix in _MODEL_SUFFIXES:
+        if _is_file_of(path, Path(model)):
             raise ValueError(
                 f"{option} {path} would be a file of the model {model!r}. Choose another file."
             )
@@ -44,6 +40,18 @@ def check_output(
         # A device or a pipe.
         return
     check_room(path, option)
+
+
+def _is_file_of(path: Path, model: Path) -> bool:
+    """Whether an output would be a file of a saved model, itself or through a link."""
+    # The name in the folder and what it links to: in the Hub's cache that is a blob elsewhere.
+    places = (path.parent.resolve() / path.name, path.resolve())
+    inside = [place for place in places if place.is_relative_to(model.resolve())]
+    if not inside or not model.is_dir():
+        return False
+    from vanilla_transformer.model_folder import is_reserved_name
+
+    return any(map(is_reserved_name, inside))
 
 
 def check_room(path: Path, option: str) -> None:

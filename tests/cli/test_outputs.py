@@ -2,6 +2,7 @@
 
 import io
 import os
+import pty
 import shutil
 import subprocess
 import sys
@@ -32,6 +33,13 @@ READERS = {
     "evaluate": ["--test", "a", "b", "--against", "c"],
     "attention": ["--alignments", "a", "b", "--units", "c", "d", "--gold", "e"],
 }
+
+# Prints typed lines in brackets.
+_TYPED = """
+from vanilla_transformer_cli.lines import typed_lines
+for line in typed_lines():
+    print(f"[{line}]")
+"""
 
 every_writer = pytest.mark.parametrize("command", WRITERS)
 
@@ -74,7 +82,13 @@ def test_output_that_is_read_is_refused(run, model, here, command, link, no_mode
     assert [Path(name).read_text() for name in read] == [BEFORE] * len(read)
 
 
-@pytest.mark.parametrize("name", ["config.json", "new.safetensors", "sub/x.py"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("config.json", "new.safetensors", "sub/x.py", "vocab.txt", "target_vocabulary.json"),
+        *("run.json", "README.md", "log.jsonl", "results.json", "files.json"),
+    ],
+)
 @every_writer
 def test_output_that_is_a_file_of_the_model_is_refused(run, model, here, command, name, no_model):
     Path("link").symlink_to(model)
@@ -87,9 +101,24 @@ def test_output_that_is_a_file_of_the_model_is_refused(run, model, here, command
     assert (model / "config.json").read_bytes() == before
 
 
+def test_file_of_a_model_is_not_overwritten_through_a_link(run, model, here, no_model):
+    Path("cache").mkdir()
+    copy = shutil.copytree(model, here / "model")
+    # As the Hub's cache keeps files.
+    shutil.move(copy / "config.json", "cache/blob")
+    (copy / "config.json").symlink_to(here / "cache/blob")
+    Path("out").symlink_to(copy / "tokenizer.json")
+
+    for out in ("model/config.json", "out"):
+        status, _, err = run("translate", "--model", "model", "--output", out, "ja")
+        assert status == 2
+        assert f"--output {out} would be a file of the model 'model'" in err
+
+
+@pytest.mark.parametrize("name", ["lines.txt", "lines.json", "notes.md"])
 @every_writer
-def test_other_output_in_the_folder_of_a_model_is_written(run, model, here, command):
-    out = shutil.copytree(model, here / "model") / "lines.txt"
+def test_other_output_in_the_folder_of_a_model_is_written(run, model, here, command, name):
+    out = shutil.copytree(model, here / "model") / name
 
     assert run(command, "--model", "model", *WRITERS[command], "--output", out)[0] == 0
 
@@ -169,6 +198,26 @@ def test_export_does_not_replace_a_folder_that_holds_its_model(run, model, tmp_p
     assert status == 2
     assert f"MODEL '{copy}' must not be at OUT or inside it, got '{out}'" in err
     assert (copy / "config.json").exists()
+
+
+@pytest.mark.parametrize("has_terminal", [True, False])
+def test_prompt_is_shown_on_a_terminal_only(has_terminal):
+    ours, terminal = pty.openpty()
+    with open(ours, "r+b", buffering=0) as keyboard, open(terminal, "r+b", buffering=0) as side:
+        keyboard.write(b"ja\nnein\n\x04")
+        ended = subprocess.run(
+            [sys.executable, "-c", _TYPED],
+            stdin=side,
+            stdout=side if has_terminal else subprocess.PIPE,
+            stderr=side,
+            check=True,
+        )
+        shown = keyboard.read(1000) if has_terminal else ended.stdout
+
+    if has_terminal:
+        assert shown.count(b"> ") == 3
+    else:
+        assert shown == b"[ja]\n[nein]\n"
 
 
 def test_device_stays_what_it_is(tmp_path):

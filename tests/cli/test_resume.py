@@ -149,6 +149,19 @@ def test_resume_takes_the_same_model_from_another_folder(run, job, folder, tmp_p
     assert out.read_bytes() == run(*argv[:4], *argv[6:])[1]
 
 
+@pytest.mark.parametrize("name", ["x.txt", "x.en", "x.json"])
+def test_resume_continues_an_output_in_the_folder_of_its_model(run, folder, tmp_path, name):
+    model = shutil.copytree(folder, tmp_path / "model")
+    argv = ["--model", model, "--output", model / name, "--max_extra_tokens", 5]
+    whole = run(*argv[:2], *argv[4:], stdin=as_bytes(LINES))[1]
+    with interrupted_after(3):
+        run(*argv, stdin=as_bytes(LINES))
+
+    status, _, err = run(*argv, "--resume", stdin=as_bytes(LINES))
+
+    assert (status, (model / name).read_bytes()) == (0, whole), err
+
+
 def test_resume_refuses_another_version(run, job, monkeypatch):
     argv, out = job()
     before = out.read_bytes()

@@ -1,5 +1,6 @@
 """What readers see of a text, and of their mistakes."""
 
+import gzip
 import math
 import re
 
@@ -168,6 +169,16 @@ def test_file_that_is_not_text_is_refused(page, tmp_path):
 
     with pytest.raises(ValueError, match="must be UTF-8"):
         list(page.translate_file(path, "", GREEDY))
+
+
+def test_small_file_that_unpacks_to_a_large_one_is_refused(page, tmp_path, monkeypatch):
+    monkeypatch.setattr(pages, "LARGEST_FILE", 100)
+    path = tmp_path / "in.gz"
+    path.write_bytes(gzip.compress(b"ja\n" * 40))
+    assert path.stat().st_size < 100
+
+    with pytest.raises(ValueError, match="must have at most 100 bytes of text, unpacked"):
+        next(page.translate_file(path, "", GREEDY))
 
 
 def test_folders_are_known_by_their_last_name(tmp_path, tokenizer, write):

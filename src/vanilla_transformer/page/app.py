@@ -18,11 +18,9 @@ except ImportError as error:
     ) from error
 
 from vanilla_transformer.page import fragments
-from vanilla_transformer.page.page import Page, Views
+from vanilla_transformer.page.page import LARGEST_FILE, Page, Views
 from vanilla_transformer.page.served_model import WIDEST_BEAM
 
-# Its lines are read into memory.
-LARGEST_FILE = "20mb"
 # Seconds between two deletions of readers' files, and the age of those that are deleted.
 _FILE_TIMES = (600, 3600)
 # The browser may ask this page for something, and nobody else. Gradio needs inline scripts.

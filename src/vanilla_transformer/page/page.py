@@ -14,6 +14,8 @@ from vanilla_transformer.page.served_model import ServedModel, Wanted, lines_of
 from vanilla_transformer.translation import Translation
 
 _NOTHING = "Type or paste a text: a sentence, or several lines."
+# Bytes of a file, and of its text where it is packed: its lines are read into memory.
+LARGEST_FILE = 20 * 2**20
 # Characters of a line by which a reader recognises it.
 _SHOWN = 60
 
@@ -212,10 +214,10 @@ class Page:
         """Translates a file into one beside it; yields lines done, all lines, and the file at last.
 
         Raises:
-            ValueError: If the file is not text, or a choice is out of range.
+            ValueError: If the file is not text or too large, or a choice is out of range.
         """
         model, wanted = self.model(name), Wanted.of(choices)
-        lines = list(read_lines(path))
+        lines = list(read_lines(path, max_bytes=LARGEST_FILE))
         texts: list[str] = []
         for translation in model.translate_lines(lines, wanted):
             if len(texts) % 64 == 0:

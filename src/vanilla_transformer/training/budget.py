@@ -281,7 +281,7 @@ def apply(decisions: Iterable[Decision], settings: Settings) -> tuple[Settings, 
         # Each evaluation is of a checkpoint.
         arguments["save_steps"] = arguments["eval_steps"]
     # `data` has been joined with the paths already.
-    return replace(settings, data=None, **ours), arguments
+    return replace(settings, **ours), arguments
 
 
 def choose(

@@ -115,7 +115,6 @@ def tune(
         search = _Search(study, plan, settings, given, build, output / TUNING_FOLDER)
         last = replace(
             settings,
-            data=None,
             minutes=(settings.minutes or 0.0) - plan.minutes,
             resume=bool(closed_checkpoints(output)),
         )
