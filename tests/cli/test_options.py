@@ -99,18 +99,10 @@ def each(settings: type, *others: str) -> Any:
 # Training
 
 
-# `__post_init__` puts it in front of the paths.
-OF_THE_PATHS = {"data"}
-
-
-@pytest.mark.parametrize("of_the_paths", [True, False])
-def test_train_passes_each_option_on(of_the_paths, watch):
+def test_train_passes_each_option_on(watch):
     calls = watch(training, "train")
-    chosen = [
-        field
-        for field in fields(TrainSettings)
-        if (field.name in OF_THE_PATHS) == of_the_paths and field.name != "minutes"
-    ]
+    # `data` is joined with the paths.
+    chosen = [field for field in fields(TrainSettings) if field.name not in ("data", "minutes")]
     options = [another(field) for field in chosen]
 
     words = [word for option, _ in options for word in option]
@@ -120,6 +112,15 @@ def test_train_passes_each_option_on(of_the_paths, watch):
     default = TrainSettings()
     for field, (_, value) in zip(chosen, options, strict=True):
         assert getattr(settings, field.name) == value != getattr(default, field.name), field.name
+
+
+def test_train_joins_the_paths_with_data(watch):
+    calls = watch(training, "train")
+
+    main(["train", "--train", "a.de", "a.en", "--use_cpu", "--data", "corpus"])
+
+    ((settings, _), _) = calls[0]
+    assert settings.train == ["corpus/a.de", "corpus/a.en"]
 
 
 @pytest.fixture
@@ -294,7 +295,7 @@ def test_training_reads_each_setting(corpus, tmp_path, read_fields):
         training.train(one, arguments)
 
     unread = {field.name for field in fields(TrainSettings)} - read_fields
-    assert unread <= OF_THE_CARD | OF_THE_PATHS | OF_SAVED_MODELS | OF_THE_COMMAND
+    assert unread <= OF_THE_CARD | {"data"} | OF_SAVED_MODELS | OF_THE_COMMAND
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,7 @@ class TokenizerPair:
         return cls.joint(source)
 
     def _check_config(self, config: dict[str, Any], name: str) -> None:
-        """Refuses tokenizers that are not the model's; fields that a config lacks are not compared.
+        """Refuses tokenizers that are not the model's; what a config leaves open is not compared.
 
         Raises:
             ValueError: If sizes or special ids differ.
@@ -177,11 +177,14 @@ class TokenizerPair:
             )
         ]
         faults += [
-            f"{token} {token_id} for {config[f'{token}_id']}"
+            f"{token} {token_id} for {expected}"
             for token in _COMMON_TOKENS
-            for token_id in [getattr(self.source, f"{token}_id")]
+            for token_id, expected in [
+                (getattr(self.source, f"{token}_id"), config.get(f"{token}_id"))
+            ]
             # Marian's tokenizer has no `<s>`.
-            if token_id not in _as_list(config.get(f"{token}_id", token_id))
+            if expected is not None
+            and token_id not in _as_list(expected)
             and not (token == "bos_token" and token_id is None)
         ]
         if faults:
