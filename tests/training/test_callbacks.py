@@ -44,7 +44,7 @@ def test_epoch_is_announced_also_amid_one_that_is_resumed(epoch, expected):
     ("best", "expected"),
     [
         ("old/checkpoint-4", "new/checkpoint-4"),
-        ("old/checkpoint-5", "old/checkpoint-5"),
+        ("old/checkpoint-5", None),
         (None, None),
     ],
 )
@@ -52,10 +52,12 @@ def test_best_checkpoint_is_looked_for_in_the_folder_of_the_run(
     tmp_path, monkeypatch, best, expected
 ):
     monkeypatch.chdir(tmp_path)
-    for number in (4, 6):
+    for number in (4, 8):
         (tmp_path / f"new/checkpoint-{number}").mkdir(parents=True)
-    # The best evaluation came two updates later, between two checkpoints.
-    state = TrainerState(best_global_step=6, best_model_checkpoint=best)
+    # Trainer has forgotten the path. The best evaluation came between two checkpoints.
+    state = TrainerState(global_step=8, best_global_step=6, best_model_checkpoint=best)
+    state.save_to_json("new/checkpoint-8/trainer_state.json")
+    state.best_model_checkpoint = None
 
     FindBestCheckpoint().on_train_begin(arguments_of(output_dir="new"), state, TrainerControl())
 

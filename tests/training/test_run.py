@@ -178,7 +178,8 @@ def test_second_signal_leaves_weights_to_save_unless_they_are_divided(is_sharded
     trainer = SimpleNamespace(
         train=train, is_sharded=is_sharded, add_callback=print, check_weights=list
     )
-    run = partial(training._run, trainer, SETTINGS, None, StopOnRequest(None))
+    leg = SimpleNamespace(trainer=trainer, settings=SETTINGS, checkpoint=None)
+    run = partial(training._run, leg, StopOnRequest(None))
 
     try:
         ended = run()

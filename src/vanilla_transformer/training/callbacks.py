@@ -22,6 +22,7 @@ from transformers import (
     TrainerState,
     TrainingArguments,
 )
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from vanilla_transformer.threads import IdleCores
@@ -71,15 +72,19 @@ class UseIdleCores(TrainerCallback):
 class FindBestCheckpoint(TrainerCallback):
     """Finds the best checkpoint of a resumed run in the folder of the run.
 
-    Trainer looks at the path where it was saved, and does not find it if the folder has moved.
+    Trainer looks at the path where it was saved, and forgets it if the folder has moved.
     """
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Sets its path; Trainer keeps this checkpoint and loads it at the end."""
-        saved = state.best_model_checkpoint
-        if saved and (best := Path(args.output_dir) / Path(saved).name).is_dir():
+        folder = Path(args.output_dir)
+        resumed = folder / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}" / TRAINER_STATE_NAME
+        if not resumed.is_file():
+            return
+        saved = TrainerState.load_from_json(str(resumed)).best_model_checkpoint
+        if saved and (best := folder / Path(saved).name).is_dir():
             state.best_model_checkpoint = str(best)
 
 

@@ -106,13 +106,7 @@ def recipe(settings: TrainSettings) -> dict[str, Any]:
         "save_strategy": "epoch",
         "save_total_limit": _kept_checkpoints(settings),
         "report_to": "none",
-        "dataloader_pin_memory": torch.cuda.is_available(),
-        "dataloader_num_workers": _workers(settings),
-        # The products that bf16 leaves in float32. None: as torch is set to.
-        "tf32": True if is_torch_tf32_available() else None,
-        # Transformers accepts bf16 on a CPU only with `use_cpu`.
-        "use_cpu": not torch.accelerator.is_available(),
-        "bf16": _bf16_pays(),
+        **_of_the_machine(settings),
         # Every weight takes part in every update, so no process need search for the others.
         "ddp_find_unused_parameters": False,
         # Seconds that processes wait for one that does not answer. The longest pause is before the
@@ -175,6 +169,19 @@ def describe_fine_tuning(settings: TrainSettings, arguments: TrainingArguments) 
             f"rate        {arguments.learning_rate:g} after {arguments.warmup_steps:g} updates of "
             f"warm-up{'' if given else ', the defaults with --init_from'}"
         )
+
+
+def _of_the_machine(settings: TrainSettings) -> dict[str, Any]:
+    """Defaults that depend on the device."""
+    return {
+        "dataloader_pin_memory": torch.cuda.is_available(),
+        "dataloader_num_workers": _workers(settings),
+        # The products that bf16 leaves in float32. None: as torch is set to.
+        "tf32": True if is_torch_tf32_available() else None,
+        # Transformers accepts bf16 on a CPU only with `use_cpu`.
+        "use_cpu": not torch.accelerator.is_available(),
+        "bf16": _bf16_pays(),
+    }
 
 
 def _workers(settings: TrainSettings) -> int:

@@ -13,6 +13,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -56,7 +57,7 @@ from vanilla_transformer.training.averaging import (
     scores_of_update,
     try_weights,
 )
-from vanilla_transformer.training.batch_size import choose_batch_size
+from vanilla_transformer.training.batch_size import BatchSize, choose_batch_size
 from vanilla_transformer.training.budget import Decision
 from vanilla_transformer.training.callbacks import (
     DivergedError,
@@ -124,6 +125,58 @@ def train(
     """
     # The caller's stay as they are.
     arguments, cores, started = copy.copy(arguments), IdleCores(), time.monotonic()
+    leg = _prepare(settings, arguments, training_pass, decisions)
+    trainer, folder = leg.trainer, Path(arguments.output_dir)
+    trainer.add_callback(UseIdleCores(cores))
+    is_main = trainer.is_world_process_zero()
+    stop = StopOnRequest(settings.max_minutes, settings.finish_within)
+    with claimed(folder) if is_main else nullcontext(), interrupts_stop(stop):
+        if is_main:
+            _open_folder(folder, leg)
+        cores.use(at_once=True)
+        minutes_left = _add_time_schedule(leg, started, stop)
+        _print_plan(leg, decisions, minutes_left)
+        log = JsonLinesLog(folder / LOG_FILE, leg.run["first_update"])
+        trainer.add_callback(log)
+        with progress_shown(trainer, stop):
+            outcome, interruption = _run(leg, stop)
+        results = _results(trainer, leg.filtered, outcome, log)
+        results["finished_on_request"] = stop.finishing and not interruption
+        _save(trainer, settings.init_from, leg.run | results, outcome)
+    PartialState().print(f"The model is in {folder}")
+    if interruption:
+        raise interruption
+    return folder
+
+
+@dataclass(frozen=True)
+class _Leg:
+    """A run, or its continuation, that is ready to train.
+
+    Attributes:
+        settings: With the batches that it has.
+        run: Its record.
+        checkpoint: Folder from which it continues; None for a new run.
+        filtered: Training pairs; of a stream only the first ones.
+        batch_size: Why it has these batches.
+        trainer: With model and data.
+    """
+
+    settings: TrainSettings
+    run: dict[str, Any]
+    checkpoint: str | None
+    filtered: FilteredPairs
+    batch_size: BatchSize
+    trainer: TokenBatchTrainer
+
+
+def _prepare(
+    settings: TrainSettings,
+    arguments: Seq2SeqTrainingArguments,
+    training_pass: TrainingPass | None,
+    decisions: Sequence[Decision],
+) -> _Leg:
+    """Checks a run, and reads or makes all that it needs; see `train` for the arguments."""
     # What a rule chose is not fixed yet: it has to fit the memory.
     wanted = next((one.value for one in decisions if one.option == "max_tokens_per_batch"), None)
     if wanted is not None:
@@ -150,44 +203,9 @@ def train(
     trainer = _build_trainer(
         settings, arguments, model, tokenizers, data, validation_pairs, training_pass
     )
-
     if checkpoint:
         check_optimizer(Path(checkpoint), trainer.is_sharded)
-
-    trainer.add_callback(UseIdleCores(cores))
-
-    say, folder = PartialState().print, Path(arguments.output_dir)
-    is_main = trainer.is_world_process_zero()
-    stop = StopOnRequest(settings.max_minutes, settings.finish_within)
-    with claimed(folder) if is_main else nullcontext(), interrupts_stop(stop):
-        if is_main:
-            _open_folder(folder, run, filtered, checkpoint)
-        cores.use(at_once=True)
-        minutes_left = None
-        if settings.minutes is not None or settings.finish_within is not None:
-            schedule = TimeSchedule(settings.minutes, started, stop, checkpoint)
-            trainer.add_callback(schedule)
-            minutes_left = schedule.minutes_left
-        chosen = chain(map(str, decisions), describe_fine_tuning(settings, arguments))
-        of_trainer = plan(trainer, checkpoint, minutes_left)
-        for line in chain(filtered.summary(), chosen, batch_size.describe(), of_trainer):
-            say(line)
-        log = JsonLinesLog(folder / LOG_FILE, run["first_update"])
-        trainer.add_callback(log)
-        with progress_shown(trainer, stop):
-            outcome, interruption = _run(trainer, settings, checkpoint, stop)
-        weights = None
-        if trainer.is_sharded:
-            # Gathered from all processes; empty in all but the main one.
-            weights = trainer.accelerator.get_state_dict(trainer.model)
-        if is_main:
-            run |= _results(trainer, filtered, outcome, log)
-            run["finished_on_request"] = stop.finishing and not interruption
-            _save(trainer, settings.init_from, run, outcome, weights)
-    say(f"The model is in {folder}")
-    if interruption:
-        raise interruption
-    return folder
+    return _Leg(settings, run, checkpoint, filtered, batch_size, trainer)
 
 
 def _begin(
@@ -301,24 +319,44 @@ def _build_trainer(
     return trainer
 
 
-def _open_folder(
-    folder: Path, run: Mapping[str, Any], filtered: FilteredPairs, checkpoint: str | None
-) -> None:
+def _open_folder(folder: Path, leg: _Leg) -> None:
     """Removes what an interrupted run left, and writes what is known before training."""
-    if not checkpoint:
+    if not leg.checkpoint:
         # Another run may have finished here while the pairs were read.
         check_free(folder)
     delete_unclosed(folder)
-    write_run(folder, run)
-    filtered.write_dropped(folder)
+    write_run(folder, leg.run)
+    leg.filtered.write_dropped(folder)
 
 
-def _run(
-    trainer: TokenBatchTrainer,
-    settings: TrainSettings,
-    checkpoint: str | None,
-    stop: StopOnRequest,
-) -> tuple[Outcome, BaseException | None]:
+def _add_time_schedule(leg: _Leg, started: float, stop: StopOnRequest) -> float | None:
+    """Adds a schedule of time if one may be needed.
+
+    Args:
+        leg: Its trainer gets the schedule.
+        started: When the leg began, by `time.monotonic`.
+        stop: Ends the run.
+
+    Returns:
+        Minutes until the end; None: updates decide.
+    """
+    settings = leg.settings
+    if settings.minutes is None and settings.finish_within is None:
+        return None
+    schedule = TimeSchedule(settings.minutes, started, stop, leg.checkpoint)
+    leg.trainer.add_callback(schedule)
+    return schedule.minutes_left
+
+
+def _print_plan(leg: _Leg, decisions: Sequence[Decision], minutes_left: float | None) -> None:
+    """Prints what was filtered and chosen, and what the run will take."""
+    chosen = chain(map(str, decisions), describe_fine_tuning(leg.settings, leg.trainer.args))
+    of_trainer = plan(leg.trainer, leg.checkpoint, minutes_left)
+    for line in chain(leg.filtered.summary(), chosen, leg.batch_size.describe(), of_trainer):
+        PartialState().print(line)
+
+
+def _run(leg: _Leg, stop: StopOnRequest) -> tuple[Outcome, BaseException | None]:
     """Trains, then puts the best weights into the model.
 
     Returns:
@@ -327,13 +365,14 @@ def _run(
     Raises:
         DivergedError: If there is no finite checkpoint.
     """
+    trainer, settings = leg.trainer, leg.settings
     trainer.add_callback(stop)
     moving_average = None
     if settings.moving_average is not None:
         moving_average = MovingAverage(settings.moving_average)
         trainer.add_callback(moving_average)
     try:
-        trainer.train(resume_from_checkpoint=checkpoint)
+        trainer.train(resume_from_checkpoint=leg.checkpoint)
         # It warns about the scores of averages, whose names do not begin with eval_.
         trainer.remove_callback(EarlyStoppingCallback)
         outcome = best_weights(trainer)
@@ -406,21 +445,24 @@ def _model_of(trainer: TokenBatchTrainer) -> PreTrainedModel:
 
 
 def _save(
-    trainer: TokenBatchTrainer,
-    base: str | None,
-    run: Mapping[str, Any],
-    outcome: Outcome,
-    weights: dict[str, Tensor] | None,
+    trainer: TokenBatchTrainer, base: str | None, run: Mapping[str, Any], outcome: Outcome
 ) -> None:
     """Writes the model's folder; each file appears whole or not at all.
+
+    All processes call it, because each may have a part of the weights.
 
     Args:
         trainer: After training.
         base: Folder or Hub name of the model that an adapter was trained for.
         run: Its record.
         outcome: Its scores.
-        weights: By name; None for those in the trainer's model, which a sharded one has not.
     """
+    weights: dict[str, Tensor] | None = None
+    if trainer.is_sharded:
+        # Empty in all processes but the main one.
+        weights = trainer.accelerator.get_state_dict(trainer.model)
+    if not trainer.is_world_process_zero():
+        return
     folder = Path(trainer.args.output_dir)
     model = _model_of(trainer)
     with scratch_folder(folder, ".saving-") as unfinished:
