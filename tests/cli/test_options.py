@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
-from types import SimpleNamespace
+from types import NoneType, SimpleNamespace, UnionType
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
@@ -63,7 +63,8 @@ def another(field: dataclasses.Field) -> tuple[list[str], Any]:
     default = field.default
     if default is dataclasses.MISSING:
         default = field.default_factory()
-    kinds = set(get_args(field.type)) - {type(None)} if not get_origin(field.type) else set()
+    # The parser takes the None out of a type that it has seen.
+    kinds = set(get_args(field.type)) - {NoneType} if isinstance(field.type, UnionType) else set()
     kind = kinds.pop() if len(kinds) == 1 else field.type
     choices = field.metadata.get("choices") or literals(field.type)
     if kind is bool:
