@@ -89,7 +89,8 @@ class TrainSettings:
 
     train: list[str] = option(
         "Training pairs: two parallel text files, source and target (plain or .gz), or one .tsv, "
-        ".jsonl or .parquet file, or the folder or Hub name of a dataset.",
+        ".jsonl or .parquet file, or the folder or Hub name of a dataset. Of several files, all: "
+        "a.de a.en b.de b.en, or a.tsv b.tsv.",
         [],
     )
     validation: list[str] = option(

@@ -79,6 +79,36 @@ def test_two_files_give_every_pair_unaltered(write, names):
     assert pairs_of(load(*paths)) == PAIRS
 
 
+@pytest.mark.parametrize("last", ["2.de", "2.de.gz"])
+def test_several_pairs_of_files_are_read_in_order(write, last):
+    first = write("1.de", SOURCES), write("1.en", TARGETS)
+    second = write(last, ["eins", "zwei"]), write("2.en", ["one", "two"])
+
+    assert pairs_of(load(*first, *second)) == [*PAIRS, ("eins", "one"), ("zwei", "two")]
+
+
+def test_several_files_of_pairs_are_read_in_order(write_records):
+    files = [
+        write_records(name, [{"source": name, "target": str(number)} for number in range(3)])
+        for name in ("b.tsv", "a.jsonl", "c.parquet")
+    ]
+
+    pairs = pairs_of(load(*files))
+
+    assert pairs == [
+        (name, str(number)) for name in ("b.tsv", "a.jsonl", "c.parquet") for number in range(3)
+    ]
+
+
+def test_faults_name_the_file_among_several(write):
+    good, longer = (write("1.de", ["1"]), write("1.en", ["1"])), write("2.de", ["1"] * 2)
+
+    with pytest.raises(ValueError, match=r"got 2 in '.*2\.de' and 1 in '.*1\.en'"):
+        load(*good, longer, good[1])
+    with pytest.raises(ValueError, match=r"^'.*3\.de' is empty"):
+        load(*good, write("3.de", [], end=""), write("3.en", [], end=""))
+
+
 @pytest.mark.parametrize(
     ("source", "target"),
     [
@@ -236,9 +266,11 @@ def test_two_files_of_unequal_length_are_refused(write):
         load(long, short)
 
 
-@pytest.mark.parametrize("paths", [(), ("a", "b", "c")])
-def test_parallel_text_refuses_other_than_one_or_two_paths(paths):
-    with pytest.raises(ValueError, match=re.escape(f"got {paths}.")):
+@pytest.mark.parametrize(
+    "paths", [(), ("a", "b", "c"), ("a.tsv", "b.de", "b.en"), ("b.de", "a.jsonl")]
+)
+def test_parallel_text_refuses_files_that_do_not_go_together(paths):
+    with pytest.raises(ValueError, match=re.escape(f"{paths}.")):
         ParallelText(paths)
 
 
@@ -279,11 +311,6 @@ def test_plain_files_in_utf16_are_refused(tmp_path):
 
     with pytest.raises(ValueError, match="must be UTF-8, got what looks like UTF-16"):
         load_pairs(ParallelText((str(path), str(path))))
-
-
-def test_two_files_that_each_hold_both_sides_are_refused(write):
-    with pytest.raises(ValueError, match=r"such a file holds both sides: '.*b\.tsv\.gz'"):
-        load(write("a", ["1"]), write("b.tsv.gz", ["1\t2"]))
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
-from itertools import islice, zip_longest
+from dataclasses import dataclass, replace
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,8 @@ class ParallelText:
             (source, tab, target, with `tag_column` tab, tag; no header, no quoting), `.jsonl` or
             `.json` file (one object a line), `.parquet` file, folder written by `datasets`'
             `save_to_disk`, or name of a dataset, local or on the Hub. All text files may be
-            gzipped.
+            gzipped. Of a corpus in several files, all of them in order: plain text as source,
+            target, source, target.
         source_column: Column of the source, where columns have names. A dot reaches into nested
             columns: `translation.de`.
         target_column: Column of the target, likewise.
@@ -67,8 +68,8 @@ class ParallelText:
         streaming: Whether a dataset on the Hub is read piece by piece instead of downloaded.
 
     Raises:
-        ValueError: If there are neither one nor two paths, or `tag_column` is not possible with
-            them.
+        ValueError: If there are no paths, a plain text file has no other side, plain text is mixed
+            with files that hold both sides, or `tag_column` is not possible with them.
     """
 
     paths: tuple[str, ...]
@@ -80,17 +81,30 @@ class ParallelText:
     tag_column: str | None = None
 
     def __post_init__(self) -> None:
-        if len(self.paths) not in (1, 2):
+        pairs = [path for path in self.paths if holds_both_sides(path)]
+        if not self.paths or (len(self.paths) > 1 and len(pairs) not in (0, len(self.paths))):
             raise ValueError(
-                "`paths` must hold two files, one per side, or one file or dataset that holds "
-                f"both, got {self.paths!r}."
+                "`paths` must hold plain text files, source and target in turn, or files that hold "
+                f"both sides, or one dataset, got {self.paths!r}."
             )
-        if self.tag_column is not None and len(self.paths) == 2:
+        if not pairs and len(self.paths) > 1 and len(self.paths) % 2:
+            raise ValueError(
+                "Plain text files must come in pairs, source and target in turn, got "
+                f"{len(self.paths)}: {self.paths!r}."
+            )
+        if self.tag_column is not None and not pairs and len(self.paths) > 1:
             raise ValueError(
                 "Two plain text files have no column of target languages, got the `tag_column` "
                 f"{self.tag_column!r} for {self}. Put them into one: paste source target tag > "
                 "pairs.tsv"
             )
+
+    @property
+    def parts(self) -> list[ParallelText]:
+        """The corpus file by file: each has one path that holds both sides, or two."""
+        size = 1 if len(self.paths) == 1 or holds_both_sides(self.paths[0]) else 2
+        starts = range(0, len(self.paths), size)
+        return [replace(self, paths=self.paths[start : start + size]) for start in starts]
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -129,9 +143,10 @@ def load_pairs(text: ParallelText, first: int | None = None) -> Dataset:
     takes = f" of {size:,.1f} MiB" if files and first is None else ""
     with temporary_room(f"a copy of {text}{takes}"):
         schema = pa.schema([(name, pa.string()) for name in COLUMNS[: len(text.columns)]])
-        if len(text.paths) == 2 and first is None:
+        parts = text.parts
+        if len(parts[0].paths) == 2 and first is None:
             with suppress(_NotPlainError):
-                return store(_plain_batches(text), schema)
+                return store(chain.from_iterable(map(_plain_batches, parts)), schema)
         return store(_batches(islice(read_pairs(text), first), schema), schema)
 
 
@@ -142,12 +157,12 @@ def read_pairs(text: ParallelText) -> Iterator[tuple[str, ...]]:
         FileNotFoundError: As `load_pairs`, with the first pair.
         ValueError: As `load_pairs`, when the fault is reached.
     """
-    pairs = _read_two_files(text) if len(text.paths) == 2 else _read_one_path(text)
-    pair = None
-    for pair in pairs:
-        yield pair
-    if pair is None:
-        raise ValueError(f"{text} is empty: expected at least one pair.")
+    for part in text.parts:
+        pair = None
+        for pair in _read_two_files(part) if len(part.paths) == 2 else _read_one_path(part):
+            yield pair
+        if pair is None:
+            raise ValueError(f"{part} is empty: expected at least one pair.")
 
 
 def _batches(pairs: Iterator[tuple[str, ...]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -167,8 +182,6 @@ def _plain_batches(text: ParallelText) -> Iterator[pa.RecordBatch]:
         _NotPlainError: If they are compressed, or anything is wrong with them.
     """
     sides = map(_plain_lines, text.paths)
-    if any(map(holds_both_sides, text.paths)):
-        raise _NotPlainError
     rows = 0
     for source, target in zip_longest(*sides):
         if source is None or target is None or len(source) != len(target):
@@ -243,12 +256,6 @@ def temporary_room(purpose: str) -> AbstractContextManager[None]:
 
 
 def _read_two_files(text: ParallelText) -> Iterator[tuple[str, str]]:
-    for path in text.paths:
-        if holds_both_sides(path):
-            raise ValueError(
-                "Two files must be plain text, one per side, but such a file holds both sides: "
-                f"{path!r}. Give it alone."
-            )
     source_path, target_path = text.paths
     counts = [0, 0]
     for source, target in zip_longest(read_lines(source_path), read_lines(target_path)):
