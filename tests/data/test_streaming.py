@@ -162,17 +162,35 @@ def test_batches_are_reproduced_by_the_seed(build, first_numbers):
 
 
 @pytest.mark.parametrize("num_processes", [2, 3])
-def test_processes_share_the_batches_of_one(build, numbers_in, num_processes):
-    streams = [
-        build(num_processes=num_processes, process_index=index) for index in range(num_processes)
-    ]
-    whole = [sorted(numbers_in(batch)) for batch in islice(build(), 60)]
+def test_processes_share_pairs_budget_and_buffer(build, numbers_in, num_processes):
+    for index in range(num_processes):
+        # The buffers together are one pass.
+        stream = build(buffer_size=600, num_processes=num_processes, process_index=index)
+        batches = list(islice(stream, stream.batches_per_buffer))
 
-    shares = list(islice(zip(*streams, strict=True), 60))
+        numbers = sorted(chain(*map(numbers_in, batches)))
+        assert numbers == list(range(index, 600, num_processes))
+        assert stream.buffer_size == len(numbers)
+        costs = [cost(batch) for batch in batches]
+        assert max(costs) <= 300 // num_processes < 2 * np.mean(costs)
 
-    assert all(map(all, shares))  # no share is empty
-    assert [sorted(chain(*map(numbers_in, parts))) for parts in shares] == whole
-    assert max(cost(*parts) for parts in shares) <= 300
+
+def test_process_tokenises_its_share_alone(build, monkeypatch):
+    tokenised = []
+    encode = streaming.PairEncoder.__call__
+
+    def record(encoder, texts):
+        tokenised.extend(texts["source"])
+        return encode(encoder, texts)
+
+    monkeypatch.setattr(streaming.PairEncoder, "__call__", record)
+
+    stream = build(num_processes=2, process_index=1)
+    list(islice(stream, stream.batches_per_buffer))
+
+    numbers = {int(source.rstrip("x")) for source in tokenised}
+    assert numbers >= set(range(1, 200, 2))
+    assert not any(number % 2 == 0 for number in numbers)
 
 
 def test_processes_read_each_line_once_when_they_do_not_divide_them(build, numbers_in, tmp_path):
@@ -185,16 +203,15 @@ def test_processes_read_each_line_once_when_they_do_not_divide_them(build, numbe
     for index in range(8):
         stream = build(
             lambda: read_pairs(ParallelText(files)),
-            # A buffer is one pass.
-            buffer_size=601,
+            # Eight passes of each process hold 601 pairs of the stream, which are eight passes.
+            buffer_size=8 * 601,
             max_tokens=700,
             num_processes=8,
             process_index=index,
         )
         read.append([numbers_in(batch) for batch in islice(stream, stream.batches_per_buffer)])
 
-    assert sorted(chain(*chain(*read))) == list(range(601))
-    assert all(map(all, read))
+    assert Counter(chain(*chain(*read))) == dict.fromkeys(range(601), 8)
 
 
 def test_only_two_buffers_are_in_memory_and_no_batch_waits_for_a_whole_one(build):
@@ -264,9 +281,9 @@ def test_ids_of_a_large_vocabulary_are_kept(build, monkeypatch):
 # What a stream refuses
 
 
-@pytest.mark.parametrize(("num_processes", "enough"), [(1, 40), (2, 160), (3, 240)])
+@pytest.mark.parametrize(("num_processes", "enough"), [(1, 40), (2, 80), (3, 120)])
 def test_budget_that_unlucky_buffers_would_not_fit_is_refused(build, num_processes, enough):
-    # The worst: one buffer of nothing but longest pairs, and a single one left for its last batch.
+    # The worst: a buffer of nothing but longest pairs.
     pairs = [("x" * 19, "x" * 19)] * 50
     options = {"num_processes": num_processes, "buffer_size": 50}
 
@@ -450,15 +467,31 @@ def test_run_filters_its_dataset_learns_words_of_the_beginning_and_stores_no_cop
 
 
 @pytest.mark.slow
-def test_two_processes_train_on_a_stream_like_one(tmp_path):
+def test_two_processes_train_on_their_shares_of_a_stream(tmp_path, monkeypatch):
     gradients_of_one_update.write_corpus(tmp_path)
     alone, together = tmp_path / "alone", tmp_path / "together"
+
+    class Joined(TokenBatchStream):
+        """One process with the batches of two."""
+
+        def __init__(self, *arguments, num_processes, process_index, **options):
+            assert (num_processes, process_index) == (1, 0)
+            super().__init__(*arguments, **options)
+            self.shares = [
+                TokenBatchStream(*arguments, num_processes=2, process_index=index, **options)
+                for index in range(2)
+            ]
+
+        def __iter__(self):
+            return ([*one, *other] for one, other in zip(*self.shares, strict=True))
+
+    monkeypatch.setattr(training_data, "TokenBatchStream", Joined)
     train_on_stream.train_on_stream(tmp_path, alone)
 
     launch(train_on_stream.__file__, tmp_path, together)
 
     torch.testing.assert_close(weights_of(together), weights_of(alone))
-    # Were all batches given to both, the weights would be the same.
+    # Were the batches of one process given to both, the weights might be the same.
     tokens = [read_log(folder)[-1]["num_input_tokens_seen"] for folder in (alone, together)]
     assert tokens[0] == tokens[1] > 0
 

@@ -96,6 +96,18 @@ def test_stream_is_described_by_its_first_buffer_and_records_nothing(tokenizers)
     data.set_epoch(3)
 
 
+def test_numbers_of_a_stream_are_those_of_all_processes(tokenizers):
+    # Buffers of eight pairs of each kind are like those of 16.
+    pairs = [pair for pair in [("a" * 30, "1"), ("b", "22")] for _ in range(2)]
+    alone, shared = (
+        streamed(lambda: iter(pairs), tokenizers, SETTINGS, arguments_of(world_size=processes))
+        for processes in (1, 2)
+    )
+
+    assert (shared.pairs, shared.tokens) == (alone.pairs, alone.tokens) == (16, alone.tokens)
+    assert shared.truncated_pairs == alone.truncated_pairs == 8
+
+
 @pytest.mark.parametrize("make", [stored, drawn_each_epoch])
 def test_processes_share_each_batch(pairs, tokenizers, make):
     settings = TrainSettings(max_length=20, max_tokens_per_batch=160, bpe_dropout=0.1)

@@ -53,16 +53,19 @@ EncodedPair = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]
 
 
 class TokenBatchStream(IterableDataset[list[dict[str, list[int]]]]):
-    """Endless stream of this process's share of each batch, over repeated passes over a corpus.
+    """Endless stream of the batches of this process, over repeated passes over a corpus.
 
     A buffer of pairs is sorted, cut and shuffled as `TokenBatchSampler` does with a whole corpus.
     While its batches are used, the next buffer is filled, a few pairs after each batch. So two
     buffers are in memory, and no batch waits for a whole buffer. At the end of a pass, a buffer
     continues with the next pass.
 
-    With several processes, or several workers of a `DataLoader`, each reads the whole corpus and
-    cuts the same batches. The content of a batch depends only on its number and `seed`. A run is
-    resumed by skipping batches, whose pairs are read and tokenised again.
+    With several processes, each tokenises only its share of the pairs, every n-th one, and cuts
+    batches of its share of the budget from them. All processes read all pairs, which takes a small
+    part of the time, and no pair is left out or comes twice in a pass. Several workers of a
+    `DataLoader` all cut the same batches. The content of a batch depends only on its number,
+    `seed`, and the number and index of the processes. A run is resumed by skipping batches, whose
+    pairs are read and tokenised again.
 
     Args:
         read: Begins a pass and yields pairs of text, the same at each call: source, target and,
@@ -70,21 +73,22 @@ class TokenBatchStream(IterableDataset[list[dict[str, list[int]]]]):
         tokenizers: Of source and target.
         max_length: Most tokens that a side keeps, `</s>` counted.
         max_tokens: Most tokens that a batch costs, padding counted, over all processes together.
-        buffer_size: Number of pairs in a buffer. A larger one has less padding and mixes pairs
-            from more distant places.
+        buffer_size: Number of pairs in the buffers of all processes together. A larger one has less
+            padding and mixes pairs from more distant places.
         seed: Determines, together with the number of a buffer, its batches and their order.
-        num_processes: Number of processes that share each batch.
+        num_processes: Number of processes that share the corpus.
         process_index: Index of this process, counted from 0.
 
     Attributes:
-        batches_per_buffer: Number of batches in the first buffer.
-        tokens: Its tokens without padding.
+        buffer_size: Number of pairs in a buffer of this process.
+        batches_per_buffer: Number of batches in its first buffer.
+        tokens: Tokens of that buffer without padding.
         padding: Share of padding in its batches, 0 to 1.
         truncated_pairs: Number of its pairs with a truncated side.
 
     Raises:
-        ValueError: If the budget or the buffer may be too small for each process to have a share
-            of every batch; and whatever `read` raises.
+        ValueError: If a process's share of the budget may be too small for a pair, or its share of
+            the buffer is empty; and whatever `read` raises.
     """
 
     def __init__(
@@ -99,9 +103,8 @@ class TokenBatchStream(IterableDataset[list[dict[str, list[int]]]]):
         num_processes: int = 1,
         process_index: int = 0,
     ) -> None:
-        # Checked now, because otherwise some later buffer might fail. If each batch has room for
-        # two pairs per process, enough are left for the last one, see `TokenBatchSampler`.
-        enough = 2 * max_length * (1 if num_processes == 1 else 2 * num_processes)
+        # Checked now, because otherwise some later buffer might fail.
+        enough = 2 * max_length * num_processes
         if max_tokens < enough:
             raise ValueError(
                 f"`max_tokens` must be at least {enough}, for pairs of twice `max_length` = "
@@ -114,16 +117,12 @@ class TokenBatchStream(IterableDataset[list[dict[str, list[int]]]]):
                 f"The buffer must hold a pair for each of {num_processes} processes, got a size "
                 f"of {buffer_size}. Thousands of pairs keep padding low."
             )
-        self.buffer_size = buffer_size
+        self.buffer_size = buffer_size // num_processes
         self._read = read
         self._encoder = PairEncoder(tokenizers, max_length)
-        self._sampling: dict[str, Any] = {
-            "max_tokens": max_tokens,
-            "seed": seed,
-            "num_processes": num_processes,
-            "process_index": process_index,
-        }
-        buffer, self.truncated_pairs = self._encode(self._pairs(), buffer_size)
+        self._num_processes, self._process_index = num_processes, process_index
+        self._sampling: dict[str, Any] = {"max_tokens": max_tokens // num_processes, "seed": seed}
+        buffer, self.truncated_pairs = self._encode(self._pairs(), self.buffer_size)
         sampler = self._sampler(buffer)
         self.batches_per_buffer = len(sampler)
         self.tokens = sampler.tokens
@@ -151,6 +150,10 @@ class TokenBatchStream(IterableDataset[list[dict[str, list[int]]]]):
             buffer = following
 
     def _pairs(self) -> Iterator[tuple[str, ...]]:
+        """This process's share of endless passes."""
+        return islice(self._passes(), self._process_index, None, self._num_processes)
+
+    def _passes(self) -> Iterator[tuple[str, ...]]:
         while True:
             yield from self._read()
 

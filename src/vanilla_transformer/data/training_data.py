@@ -162,6 +162,9 @@ def streamed(
 ) -> TrainingData:
     """Pairs that are read and tokenised during training, in the batches of a `TokenBatchStream`.
 
+    What is known of the pairs is known of this process's share; the other shares are taken to be
+    like it.
+
     Args:
         read: Begins a pass and yields pairs of text, with tags if there are any, the same at each
             call.
@@ -182,10 +185,10 @@ def streamed(
         {"batch_size": None},
         _ignore_epoch,
         BUFFER,
-        stream.buffer_size,
-        stream.truncated_pairs,
+        arguments.world_size * stream.buffer_size,
+        arguments.world_size * stream.truncated_pairs,
         stream.batches_per_buffer,
-        stream.tokens,
+        arguments.world_size * stream.tokens,
         stream.padding,
     )
 
