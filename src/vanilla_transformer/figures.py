@@ -25,7 +25,7 @@ def new_figure(width: float, height: float) -> Figure:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError(
-            "Pictures are drawn by matplotlib: pip install 'vanilla-transformer[plot]'"
+            "Pictures are drawn by matplotlib: pip install -e '.[plot]'"
         ) from error
     return Figure(figsize=(width, height), layout="constrained")
 

@@ -14,7 +14,7 @@ try:
     import gradio as gr
 except ImportError as error:
     raise ImportError(
-        "The page needs Gradio. Install it: pip install 'vanilla-transformer[demo]'"
+        "The page needs Gradio. Install it: pip install -e '.[demo]'"
     ) from error
 
 from vanilla_transformer.page import fragments
