@@ -46,7 +46,7 @@ def positions_survive_loading(candidate: Candidate) -> None:
 
 @contract("Positions")
 def positions_survive_casts_and_copies(candidate: Candidate) -> None:
-    """They are after `.to(dtype)`, deepcopy and pickling."""
+    """They are exact after `.to(dtype)`, deepcopy and pickling."""
     for dtype in NARROW:
         model = candidate.build(max_position_embeddings=2048).to(dtype)
         pickled = pickle.dumps(model)
@@ -57,7 +57,7 @@ def positions_survive_casts_and_copies(candidate: Candidate) -> None:
 
 @contract("Positions")
 def positions_survive_the_meta_device(candidate: Candidate) -> None:
-    """They are after torch's `meta` device, `to_empty` and `load_state_dict`."""
+    """They are exact after torch's `meta` device, `to_empty` and `load_state_dict`."""
     model = candidate.build(max_position_embeddings=2048)
     with torch.device("meta"):
         empty = type(model)(model.config)
@@ -80,7 +80,7 @@ def reads_past_the_maximum(candidate: Candidate) -> None:
 
 @contract("Positions")
 def writes_past_the_maximum(candidate: Candidate) -> None:
-    """`generate` goes on past `max_position_embeddings`, with the cache."""
+    """`generate` continues past `max_position_embeddings`, with the cache."""
     short, long = (candidate.build(max_position_embeddings=size) for size in (7, 64))
     assert translate(short).tolist() == translate(long).tolist(), "other translations"
 
@@ -141,7 +141,7 @@ def left_padding_of_targets_changes_nothing(candidate: Candidate) -> None:
 
 @contract("Padding")
 def left_padded_prefixes_decode(candidate: Candidate) -> None:
-    """Prefixes padded on the left go on, with the cache, as they do alone."""
+    """Prefixes padded on the left continue, with the cache, as they do alone."""
     model = candidate.build()
     ids, mask = pad(PREFIXES, "left")
     first = model(

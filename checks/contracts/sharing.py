@@ -32,7 +32,7 @@ def saves_tied_tensors_once(candidate: Candidate) -> None:
 
 @contract("Saving")
 def untied_projection_survives(candidate: Candidate) -> None:
-    """`tie_word_embeddings=False` frees the projection; encoder and decoder go on sharing."""
+    """`tie_word_embeddings=False` frees the projection; encoder and decoder still share."""
     model = candidate.build(tie_word_embeddings=False)
     loaded = candidate.reload(model)
     assert_close(loaded(**pairs()).logits, model(**pairs()).logits)
@@ -124,7 +124,7 @@ def reports_misspelt_fields(candidate: Candidate) -> None:
         for logger in loggers:
             logger.removeHandler(records)
     said += [record.getMessage() for record in records.buffer]
-    assert "droput" in " ".join(said), "droput=0.3 is taken in silence"
+    assert "droput" in " ".join(said), "droput=0.3 is accepted silently"
 
 
 @contract("Tokenizer")

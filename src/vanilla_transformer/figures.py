@@ -24,9 +24,7 @@ def new_figure(width: float, height: float) -> Figure:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError(
-            "Pictures are drawn by matplotlib: pip install 'vanilla-transformer[plot]'"
-        ) from error
+        raise ImportError("Pictures are drawn by matplotlib: pip install -e '.[plot]'") from error
     return Figure(figsize=(width, height), layout="constrained")
 
 

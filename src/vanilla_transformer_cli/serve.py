@@ -49,7 +49,7 @@ def serve(argv: list[str]) -> None:
     except ImportError as error:
         fail(
             f"serve needs the package `{error.name}`, which is not installed. Install it: "
-            "pip install 'vanilla-transformer[serve]'"
+            "pip install -e '.[serve]'"
         )
     signal.signal(signal.SIGTERM, interrupt)
     # A port that is taken is reported before the model is loaded.

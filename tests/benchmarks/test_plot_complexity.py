@@ -51,4 +51,4 @@ def test_missing_matplotlib_is_told_with_its_cure(monkeypatch):
     done = run("--sizes", 64, "--rounds", 1)
 
     assert done.returncode == 2
-    assert "pip install 'vanilla-transformer[plot]'" in done.stderr
+    assert "pip install -e '.[plot]'" in done.stderr

@@ -163,4 +163,4 @@ def test_missing_matplotlib_is_told_with_the_extra(run, monkeypatch):
     status, _, err = run("a", "b", "--output", "a.png")
 
     assert status == 2
-    assert "pip install 'vanilla-transformer[plot]'" in err
+    assert "pip install -e '.[plot]'" in err

@@ -134,8 +134,7 @@ def test_missing_gradio_is_told_with_its_cure(run, folder, monkeypatch):
 
     assert status == 2
     assert err == (
-        "vanilla-transformer: The page needs Gradio. Install it: pip install "
-        "'vanilla-transformer[demo]'\n"
+        "vanilla-transformer: The page needs Gradio. Install it: pip install -e '.[demo]'\n"
     )
 
 

@@ -66,7 +66,7 @@ def test_missing_package_is_named_with_its_extra(run, no_model, folder, monkeypa
 
     assert outcome.status == 2
     assert "serve needs the package `fastapi`" in outcome.err
-    assert "pip install 'vanilla-transformer[serve]'" in outcome.err
+    assert "pip install -e '.[serve]'" in outcome.err
 
 
 def test_languages_that_nothing_names_are_asked_for(run, no_model, folder):

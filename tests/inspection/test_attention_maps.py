@@ -363,7 +363,7 @@ def test_picture_must_be_png_or_svg(tmp_path):
 def test_pictures_name_the_extra_when_matplotlib_is_missing(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
 
-    with pytest.raises(ImportError, match=r"pip install 'vanilla-transformer\[plot\]'"):
+    with pytest.raises(ImportError, match=r"pip install -e '\.\[plot\]'"):
         plot_attention(attention_map("ab", "cd"), tmp_path / "map.png")
 
 

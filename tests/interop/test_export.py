@@ -389,7 +389,7 @@ def test_command_names_the_cure_for_a_missing_package(source, tmp_path, capsys, 
     with pytest.raises(SystemExit):
         main(["export", source, str(tmp_path / "out")])
 
-    assert "pip install 'vanilla-transformer[export]'" in capsys.readouterr().err
+    assert "pip install -e '.[export]'" in capsys.readouterr().err
 
 
 def test_tokenizer_that_is_missing_leaves_no_output(source, tmp_path):

@@ -158,6 +158,22 @@ def test_command_of_the_card_names_a_language_of_the_model(make_card, tmp_path):
 # A card that a person edits
 
 
+@pytest.mark.parametrize(
+    ("positions", "words"),
+    [
+        ("sinusoidal", "longer ones are accepted, but nothing in training was like them. Check"),
+        ("learned", "the model has learned positions and refuses more than 77. Check"),
+    ],
+)
+def test_card_says_whether_longer_texts_are_accepted(make_card, tiny_config, positions, words):
+    tiny_config.position_embedding_type = positions
+    tiny_config.max_position_embeddings = 77
+
+    card = make_card().content
+
+    assert f"had up to 9 tokens;\n{words} the output before" in card
+
+
 @pytest.fixture
 def folder(make_card, tmp_path):
     """Of a model with a card; the results of a test set are not in it yet."""

@@ -57,5 +57,5 @@ def test_same_curves_are_the_same_file(tmp_path):
 def test_curves_name_the_extra_when_matplotlib_is_missing(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
 
-    with pytest.raises(ImportError, match=r"pip install 'vanilla-transformer\[plot\]'"):
+    with pytest.raises(ImportError, match=r"pip install -e '\.\[plot\]'"):
         plot_curves(tmp_path, "bleu")

@@ -238,7 +238,7 @@ def test_missing_package_is_named_with_its_cure(tmp_path, monkeypatch):
     monkeypatch.setattr(recipe, "is_peft_available", lambda: False)
     arguments = build_arguments(TrainSettings(), tmp_path)
 
-    with pytest.raises(ValueError, match=r"pip install 'vanilla-transformer\[peft\]'"):
+    with pytest.raises(ValueError, match=r"pip install -e '\.\[peft\]'"):
         check_settings(TrainSettings(**FROM, **LORA), arguments)
 
 

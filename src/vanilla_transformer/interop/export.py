@@ -1,4 +1,4 @@
-"""A saved model to another runtime: converted, compared with the model, and only then in place."""
+"""A saved model to another runtime or class: converted, compared, and only then in place."""
 
 import random
 from collections.abc import Callable, Iterator

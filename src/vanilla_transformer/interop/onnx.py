@@ -96,7 +96,7 @@ def export_onnx(model: PreTrainedModel, folder: Path) -> None:
     except ImportError as error:
         raise ImportError(
             "The export to ONNX needs the packages `onnx` and `onnxscript`. "
-            "Install them: pip install 'vanilla-transformer[export]'"
+            "Install them: pip install -e '.[export]'"
         ) from error
     batch, source, target, past = (
         torch.export.Dim(name, min=1) for name in ("batch", "source", "target", "past")
@@ -197,7 +197,7 @@ class OnnxModel:
         except ImportError as error:
             raise ImportError(
                 "Running an ONNX export needs the package `onnxruntime`. "
-                "Install it: pip install 'vanilla-transformer[export]'"
+                "Install it: pip install -e '.[export]'"
             ) from error
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = num_threads or torch.get_num_threads()

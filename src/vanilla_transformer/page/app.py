@@ -13,9 +13,7 @@ os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
 try:
     import gradio as gr
 except ImportError as error:
-    raise ImportError(
-        "The page needs Gradio. Install it: pip install 'vanilla-transformer[demo]'"
-    ) from error
+    raise ImportError("The page needs Gradio. Install it: pip install -e '.[demo]'") from error
 
 from vanilla_transformer.page import fragments
 from vanilla_transformer.page.page import LARGEST_FILE, Page, Views

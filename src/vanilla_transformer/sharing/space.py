@@ -148,7 +148,7 @@ def _version(name: str) -> str:
     except metadata.PackageNotFoundError as error:
         raise ValueError(
             f"A Space has the installed release of each package, got none of {name}. Install it: "
-            "pip install 'vanilla-transformer[demo]'"
+            "pip install -e '.[demo]'"
         ) from error
 
 

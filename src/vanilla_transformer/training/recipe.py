@@ -425,7 +425,7 @@ def _faults_of_tuning(
             "with what it chose."
         )
     if not is_optuna_available():
-        yield "--tune needs the package optuna. Install it: pip install 'vanilla-transformer[tune]'"
+        yield "--tune needs the package optuna. Install it: pip install -e '.[tune]'"
 
 
 def _faults_of_fine_tuning(settings: TrainSettings) -> Iterator[str]:
@@ -435,7 +435,7 @@ def _faults_of_fine_tuning(settings: TrainSettings) -> Iterator[str]:
         if value and not settings.init_from:
             yield f"--{name} needs the model of --init_from, got {value} without it. Add it."
     if settings.peft and not is_peft_available():
-        yield "--peft needs the package peft. Install it: pip install 'vanilla-transformer[peft]'"
+        yield "--peft needs the package peft. Install it: pip install -e '.[peft]'"
     if settings.peft and settings.freeze:
         yield (
             "--freeze must be left out with --peft, which trains adapters and freezes everything "

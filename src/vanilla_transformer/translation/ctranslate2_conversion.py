@@ -26,7 +26,7 @@ try:
 except ImportError as error:
     raise ImportError(
         "Converting to CTranslate2 needs the package `ctranslate2`. "
-        "Install it: pip install 'vanilla-transformer[export]'"
+        "Install it: pip install -e '.[export]'"
     ) from error
 
 # Our names, which are those of Transformers, for the activations that CTranslate2 computes.

@@ -68,7 +68,7 @@ class CTranslate2Engine:
         except ImportError as error:
             raise ImportError(
                 "The engine `ctranslate2` needs the package `ctranslate2`. "
-                "Install it: pip install 'vanilla-transformer[export]'"
+                "Install it: pip install -e '.[export]'"
             ) from error
         config = _read_config(Path(folder))
         self.max_positions: int = config["max_position_embeddings"]
