@@ -203,7 +203,7 @@ def test_processes_read_each_line_once_when_they_do_not_divide_them(build, numbe
     for index in range(8):
         stream = build(
             lambda: read_pairs(ParallelText(files)),
-            # Eight passes of each process hold 601 pairs of the stream, which are eight passes.
+            # The buffers of all processes together hold eight passes.
             buffer_size=8 * 601,
             max_tokens=700,
             num_processes=8,
@@ -212,6 +212,7 @@ def test_processes_read_each_line_once_when_they_do_not_divide_them(build, numbe
         read.append([numbers_in(batch) for batch in islice(stream, stream.batches_per_buffer)])
 
     assert Counter(chain(*chain(*read))) == dict.fromkeys(range(601), 8)
+    assert all(map(all, read))
 
 
 def test_only_two_buffers_are_in_memory_and_no_batch_waits_for_a_whole_one(build):
@@ -491,7 +492,7 @@ def test_two_processes_train_on_their_shares_of_a_stream(tmp_path, monkeypatch):
     launch(train_on_stream.__file__, tmp_path, together)
 
     torch.testing.assert_close(weights_of(together), weights_of(alone))
-    # Were the batches of one process given to both, the weights might be the same.
+    # The tokens of both processes are counted.
     tokens = [read_log(folder)[-1]["num_input_tokens_seen"] for folder in (alone, together)]
     assert tokens[0] == tokens[1] > 0
 

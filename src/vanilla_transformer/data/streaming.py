@@ -60,12 +60,11 @@ class TokenBatchStream(IterableDataset[list[dict[str, list[int]]]]):
     buffers are in memory, and no batch waits for a whole buffer. At the end of a pass, a buffer
     continues with the next pass.
 
-    With several processes, each tokenises only its share of the pairs, every n-th one, and cuts
-    batches of its share of the budget from them. All processes read all pairs, which takes a small
-    part of the time, and no pair is left out or comes twice in a pass. Several workers of a
-    `DataLoader` all cut the same batches. The content of a batch depends only on its number,
-    `seed`, and the number and index of the processes. A run is resumed by skipping batches, whose
-    pairs are read and tokenised again.
+    Each of n processes reads all pairs but tokenises only every n-th one, which is what takes long.
+    From these it cuts its own batches, with an n-th of the budget. In a pass, each pair goes to
+    exactly one process. All workers of a `DataLoader` cut the same batches. The content of a batch
+    depends only on its number, `seed`, `num_processes` and `process_index`. A run is resumed by
+    skipping batches, whose pairs are read and tokenised again.
 
     Args:
         read: Begins a pass and yields pairs of text, the same at each call: source, target and,
@@ -87,7 +86,7 @@ class TokenBatchStream(IterableDataset[list[dict[str, list[int]]]]):
         truncated_pairs: Number of its pairs with a truncated side.
 
     Raises:
-        ValueError: If a process's share of the budget may be too small for a pair, or its share of
+        ValueError: If a process's part of the budget may be too small for a pair, or its part of
             the buffer is empty; and whatever `read` raises.
     """
 

@@ -48,7 +48,7 @@ class TrainingData:
         period: What the following numbers are about: an epoch, or the first buffer of a stream.
         pairs: Number of pairs.
         truncated_pairs: Number of pairs with a truncated side.
-        batches: Number of batches, each of which several processes share.
+        batches: Number of batches that each process goes through.
         tokens: Number of tokens of both sides, without padding.
         padding: Share of padding in the batches, 0 to 1.
     """
@@ -162,8 +162,8 @@ def streamed(
 ) -> TrainingData:
     """Pairs that are read and tokenised during training, in the batches of a `TokenBatchStream`.
 
-    What is known of the pairs is known of this process's share; the other shares are taken to be
-    like it.
+    The numbers are measured on this process's share of the first buffer. The other shares are taken
+    to be like it.
 
     Args:
         read: Begins a pass and yields pairs of text, with tags if there are any, the same at each
