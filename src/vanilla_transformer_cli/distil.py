@@ -229,7 +229,6 @@ def _translate(settings: DistilSettings, folder: Path) -> TeacherRecord:
     # `translate` keeps a record of its own beside an output that is not complete.
     if not earlier or record_path(outputs).exists():
         plan = plan_translation(job, [])
-        job = replace(job, engine=plan.engine)
         translator = load_translator(job, num_hypotheses=job.n_best, scores=job.n_best > 1)
         search = translator.search
         record = replace(record, num_beams=search.num_beams, length_penalty=search.length_penalty)

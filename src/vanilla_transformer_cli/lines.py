@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from vanilla_transformer_cli.command import on_idle_cores
 from vanilla_transformer_cli.job_record import CountedLines, JobRecord, record_path
 from vanilla_transformer_cli.outputs import check_output, check_room
-from vanilla_transformer_cli.settings import EngineName, TranslateSettings
+from vanilla_transformer_cli.settings import TranslateSettings
 
 if sys.platform != "win32":
     import fcntl
@@ -48,7 +48,6 @@ class TranslationJob:
         output: File for the translations; None: standard output.
         record: Record to keep beside the output, with the engine of an earlier run; None: the
             output is not a regular file.
-        engine: Engine to load.
         done: Number of lines that the output already has.
         size: Size of these lines in bytes.
         found: Size of the output in bytes at planning, with an unfinished last line.
@@ -62,7 +61,6 @@ class TranslationJob:
     is_typed: bool
     output: Path | None
     record: JobRecord | None
-    engine: EngineName
     done: int
     size: int
     found: int
@@ -79,7 +77,11 @@ class TranslationJob:
             OSError: If the output can no longer be written; a file then ends in a complete line.
         """
         from vanilla_transformer.progress import line_progress
+        from vanilla_transformer.translation.engine_choice import AutomaticEngine
 
+        if self.record and self.record.engine and isinstance(translator.engine, AutomaticEngine):
+            # An automatic choice is made once for a job.
+            translator.engine.keep_to(self.record.engine)
         report = Report()
         recorded = 0
         destination = (
@@ -159,23 +161,18 @@ def plan_translation(settings: TranslateSettings, texts: list[str]) -> Translati
             )
         prefixes = CountedLines(file_lines(Path(settings.prefix_file)))
     record = None
-    engine = settings.engine
     done = size = found = 0
     # A job cannot continue in a device or a pipe.
     if output and (output.is_file() or not output.exists()):
         record = JobRecord.of(settings)
         found = output.stat().st_size if output.exists() else 0
         record, done, size = _find_done(settings, output, record, lines, prefixes)
-        if record.engine == "torch":
-            # An automatic choice is made once for a job.
-            engine = "torch"
     return TranslationJob(
         lines,
         prefixes,
         not (texts or settings.input) and sys.stdin.isatty(),
         output,
         record,
-        engine,
         done,
         size,
         found,

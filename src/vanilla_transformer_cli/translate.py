@@ -1,7 +1,6 @@
 """The `translate` command: text in, text out."""
 
 import sys
-from dataclasses import replace
 
 from vanilla_transformer_cli.command import (
     build_parser,
@@ -35,7 +34,7 @@ def translate(argv: list[str]) -> None:
     check_model(parser, settings.model)
     job = plan_translation(settings, texts)
     translator = load_translator(
-        replace(settings, engine=job.engine),
+        settings,
         num_hypotheses=settings.n_best,
         scores=settings.scores or settings.details or settings.n_best > 1,
         details=settings.details,

@@ -167,6 +167,7 @@ class AutomaticEngine:
         self._agreements: dict[Search, Agreement] = {}
         # Whether CTranslate2 translates; None: the sample is not complete.
         self._verdicts: dict[Search, bool | None] = {}
+        self._kept = ""
         self.name = ""
         folder = _folder(model)
         if not any(folder.glob("model*.safetensors")):
@@ -201,6 +202,15 @@ class AutomaticEngine:
         except (OSError, RuntimeError) as error:
             logger.warning("torch translates, because a conversion cannot be kept: %s", error)
         return None
+
+    def keep_to(self, name: str) -> None:
+        """Searches from now on with the engine that has this name, without a sample.
+
+        If neither can be had by that name, such as another version of CTranslate2, the choice is
+        made as before.
+        """
+        self._kept = name
+        self._verdicts.clear()
 
     def translate_batch(
         self,
@@ -243,8 +253,13 @@ class AutomaticEngine:
         self._agreements[search] = agreement
         self._verdicts[search] = False
         chosen = "torch"
-        if search.do_sample or search.scores or search.num_hypotheses > 1:
+        if self._kept == TorchEngine.name:
+            pass
+        elif search.do_sample or search.scores or search.num_hypotheses > 1:
             logger.debug("torch translates: %s, with scores or several outputs", search)
+        elif self._kept and self._ctranslate2 and self._kept == self._ctranslate2.name:
+            self._verdicts[search] = True
+            chosen = self._kept
         elif agreement.differs:
             logger.info("torch translates: CTranslate2 translated a line of a sample otherwise.")
         elif self._ctranslate2 is None:
