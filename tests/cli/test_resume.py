@@ -329,13 +329,13 @@ def long_job(run, folder, tmp_path, monkeypatch):
 
 
 def test_job_records_its_engine(run, long_job):
-    argv, _, record = long_job()
+    _, _, record = long_job()
 
     assert json.loads(record.read_text())["engine"].startswith("CTranslate2 ")
 
 
 def test_resume_keeps_ctranslate2_though_the_choice_would_be_another(run, long_job, monkeypatch):
-    argv, out, record = long_job()
+    argv, out, _ = long_job()
     # As with another number of threads, for which no sample has been compared.
     monkeypatch.setattr(Conversion, "agreement", lambda *_: Agreement(32, differs=True))
     monkeypatch.setattr(TorchEngine, "translate_batch", None)

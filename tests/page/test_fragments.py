@@ -122,8 +122,9 @@ def test_what_only_one_text_has_is_marked():
     assert one.count("<p") == other.count("<p") == 3
 
 
-def test_scripts_without_blanks_are_compared_by_characters():
-    one, other = fragments.differences("我喜欢狗", "我喜欢猫")
+@pytest.mark.parametrize("before", ["", "GPU"])
+def test_scripts_without_blanks_are_compared_by_characters(before):
+    one, other = fragments.differences(f"{before}我喜欢狗", f"{before}我喜欢猫")
 
     assert (marked(one), marked(other)) == (["狗"], ["猫"])
 

@@ -89,6 +89,21 @@ def test_languages_that_nothing_names_must_be_given(folder, named):
     assert (languages.sources, languages.targets) == (("x",), ("y",))
 
 
+def test_norwegian_is_no_truth_value(folder):
+    write_card(folder, "no", "en")
+
+    languages, _ = offered_languages(str(folder), None, None)
+
+    assert (languages.sources, languages.targets) == (("no",), ("en",))
+
+
+def test_card_that_is_not_yaml_names_no_languages(folder):
+    write_card(folder, "de", "[")
+
+    with pytest.raises(ValueError, match="got no languages in its card"):
+        offered_languages(str(folder), None, None)
+
+
 def test_model_with_tags_translates_from_its_card_into_its_tags(tmp_path, monkeypatch):
     tokenizer = VanillaTransformerTokenizer.train(
         LINES, vocab_size=300, target_languages=["de", "fr"]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from itertools import zip_longest
 
-from vanilla_transformer.page.links import LinkedPair
+from vanilla_transformer.page.links import WITHOUT_BLANKS, LinkedPair
 from vanilla_transformer.translation import Translation
 
 # A less likely token is marked.
@@ -17,7 +17,7 @@ MOST_LINES = 20
 
 # What a comparison marks as a whole: a character of a script without blanks, a word, or a mark.
 _PART = re.compile(
-    "[\u0e00-\u0eff\u1000-\u109f\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|\\w+|\\s+|."
+    rf"{WITHOUT_BLANKS.pattern}|(?:(?!{WITHOUT_BLANKS.pattern})\w)+|\s+|.",
 )
 
 

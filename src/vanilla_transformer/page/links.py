@@ -14,8 +14,8 @@ from vanilla_transformer.inspection.alignments import (
 )
 from vanilla_transformer.translation import Translator
 
-# Scripts that put no blanks between words.
-_WITHOUT_BLANKS = re.compile(
+# A character of a script that puts no blanks between words.
+WITHOUT_BLANKS = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
     "\U00020000-\U0003134f]"
 )
@@ -65,7 +65,7 @@ def link_parts(
 def _parts(text: str, encoding: BatchEncoding) -> tuple[str, ...]:
     """Words, or the tokens of a text that is a single word or has words without blanks."""
     words = text.split()
-    if len(words) != 1 and not _WITHOUT_BLANKS.search(text):
+    if len(words) != 1 and not WITHOUT_BLANKS.search(text):
         return tuple(words)
     parts: list[str] = []
     last = 0

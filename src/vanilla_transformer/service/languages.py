@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from huggingface_hub import metadata_load
+import yaml
+from huggingface_hub.repocard import REGEX_YAML_BLOCK
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from vanilla_transformer.model_folder import find_file
+from vanilla_transformer.model_folder import CARD_FILE, find_file
 from vanilla_transformer.tokenization.languages import offered_languages
 
 # Languages that an error names.
@@ -51,7 +52,7 @@ class ServedLanguages:
         Raises:
             ValueError: If nothing names them.
         """
-        card = _card_languages(name)
+        card = [] if source and target else _card_languages(name)
         sources, targets = offered_languages(tokenizer, defaults)
         has_codes, has_targets = bool(sources), bool(targets)
         if has_targets and not has_codes:
@@ -98,12 +99,18 @@ class ServedLanguages:
 
 
 def _card_languages(name: str) -> list[str]:
-    """Languages in the metadata of a model card; none where there is no card."""
-    file = find_file(name, "README.md")
-    languages = (metadata_load(file) or {}).get("language") if file else None
-    if languages is None:
-        return []
-    return [str(language) for language in languages] if isinstance(languages, list) else [languages]
+    """Languages in the metadata of a model card; none where it cannot be read."""
+    file = find_file(name, CARD_FILE)
+    text = file.read_text(encoding="utf-8", errors="replace") if file else ""
+    block = REGEX_YAML_BLOCK.search(text)
+    try:
+        # Nothing but text: otherwise `no`, Norwegian, would be a truth value.
+        metadata = yaml.load(block[2], yaml.BaseLoader) if block else None
+    except yaml.YAMLError:
+        metadata = None
+    languages = metadata.get("language") if isinstance(metadata, dict) else None
+    languages = languages if isinstance(languages, list) else [languages]
+    return [language for language in languages if language and isinstance(language, str)]
 
 
 def _some(languages: Sequence[str]) -> str:
