@@ -157,6 +157,16 @@ def test_read_lines_names_a_missing_file(tmp_path):
         list(read_lines(tmp_path / "missing.txt"))
 
 
+def test_read_lines_refuses_a_pipe():
+    end, start = os.pipe()
+    os.write(start, b"a\n")
+    os.close(start)
+
+    with pytest.raises(ValueError, match=r"must be a regular file, .* got a pipe"):
+        list(read_lines(f"/dev/fd/{end}"))
+    os.close(end)
+
+
 def test_checksum_is_sha256_of_the_bytes(tmp_path):
     content = bytes(range(256)) * 1000
     (tmp_path / "file").write_bytes(content)

@@ -55,10 +55,16 @@ def read_lines(path: str | os.PathLike[str], max_bytes: int | None = None) -> It
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If the file is empty, is too large, is not UTF-8, or is a damaged gzip file.
+        ValueError: If the file is empty, is too large, is not UTF-8, is a damaged gzip file, or is
+            a pipe.
     """
     number = 0
     with open(path, "rb") as raw:
+        if not raw.seekable():
+            raise ValueError(
+                f"{os.fspath(path)!r} must be a regular file, which can be read more than once, "
+                "got a pipe. Write its lines to a file first."
+            )
         is_gzip = raw.read(len(GZIP_MAGIC)) == GZIP_MAGIC
         raw.seek(0)
         stream = cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if is_gzip else raw

@@ -48,7 +48,7 @@ def evaluate(argv: list[str]) -> None:
     sources, references = _load(settings)
     texts = _read(settings.hypotheses, len(references)) if settings.hypotheses else []
     others, other_translator = [], None
-    if settings.against and Path(settings.against).is_file():
+    if settings.against and _is_no_folder(settings.against):
         others = _read(settings.against, len(references))
     elif settings.against:
         other_translator = load_translator(replace(settings, model=[settings.against]))
@@ -82,7 +82,7 @@ def _check(parser: Parser, settings: EvaluateSettings) -> None:
         check_model(parser, settings.model)
     elif settings.model or settings.output:
         parser.error("--hypotheses holds translations: leave out --model and --output")
-    elif not Path(settings.hypotheses).is_file():
+    elif not Path(settings.hypotheses).exists():
         parser.error(f"--hypotheses: there is no file {settings.hypotheses!r}")
     if against := settings.against:
         if not settings.bootstrap:
@@ -103,6 +103,11 @@ def _check(parser: Parser, settings: EvaluateSettings) -> None:
         read_results(folder)
         for name in (RESULTS_FILE, CARD_FILE):
             check_room(folder / name, "The scores of --model")
+
+
+def _is_no_folder(path: str) -> bool:
+    """Whether there is something else of this name, which should be a file."""
+    return Path(path).exists() and not Path(path).is_dir()
 
 
 def _results_folder(settings: EvaluateSettings) -> Path | None:

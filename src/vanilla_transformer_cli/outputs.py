@@ -21,7 +21,8 @@ def check_output(
         models: Folders or Hub names of the models that the command loads.
 
     Raises:
-        ValueError: If it is an input, a file of a model, or a folder.
+        ValueError: If it is an input, a file of a model, a folder, or a file that is open already,
+            such as /dev/stdout can be.
         OSError: If it cannot be written.
     """
     for name in inputs:
@@ -39,6 +40,12 @@ def check_output(
     if path.exists() and not path.is_file():
         # A device or a pipe.
         return
+    if path.is_symlink() and path.parent.resolve().parts[:2] in (("/", "dev"), ("/", "proc")):
+        # Such as /dev/stdout, which would be replaced itself.
+        raise ValueError(
+            f"{option} {path} stands for the file {str(path.resolve())!r}, which is open already. "
+            "Name a file that is not."
+        )
     check_room(path, option)
 
 

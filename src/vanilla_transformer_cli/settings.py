@@ -500,7 +500,7 @@ class EvaluateSettings(SearchSettings):
         "1,000 resamples of 1,000 lines take about 70 MB of memory.",
         1000,
     )
-    output: str | None = option("File for the translations, one a line.")
+    output: str | None = option("File for the translations, one a line. It is replaced.")
     name: str = option("Name of the test set in results.json and the model card.", "test")
 
 

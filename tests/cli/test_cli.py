@@ -350,6 +350,21 @@ def test_evaluate_refuses_a_file_that_cannot_be_of_the_test_set(
     assert_refused(outcome, pattern)
 
 
+@pytest.mark.parametrize("option", ["--hypotheses", "--against", "--test"])
+def test_evaluate_refuses_a_pipe(run, corpus, translations, option):
+    right, _ = translations
+    end, start = os.pipe()
+    os.close(start)
+    sources, references = pair(corpus, "test")
+    options = {"--test": [sources, references], "--hypotheses": [right], "--against": [right]}
+    options[option] = [*options[option][:-1], f"/dev/fd/{end}"]
+
+    outcome = run("evaluate", *(part for name in options for part in (name, *options[name])))
+
+    os.close(end)
+    assert_refused(outcome, f"'/dev/fd/{end}' must be a regular file, .* got a pipe")
+
+
 @pytest.mark.parametrize(
     ("options", "pattern"),
     [

@@ -115,6 +115,17 @@ def test_file_of_a_model_is_not_overwritten_through_a_link(run, model, here, no_
         assert f"--output {out} would be a file of the model 'model'" in err
 
 
+@every_writer
+def test_output_that_is_open_already_is_refused(run, model, here, command, no_model):
+    with open("shell", "w") as file:
+        # As /dev/stdout is after `> shell`.
+        out = f"/dev/fd/{file.fileno()}"
+        status, _, err = run(command, "--model", model, *WRITERS[command], "--output", out)
+
+    assert status == 2
+    assert f"--output {out} stands for the file '{here / 'shell'}', which is open already" in err
+
+
 @pytest.mark.parametrize("name", ["lines.txt", "lines.json", "notes.md"])
 @every_writer
 def test_other_output_in_the_folder_of_a_model_is_written(run, model, here, command, name):

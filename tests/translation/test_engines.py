@@ -217,6 +217,19 @@ def test_alignment_is_the_most_of_the_mean_of_the_heads_of_the_last_layer_but_on
     assert len(set(expected)) > 1
 
 
+def test_no_token_is_aligned_to_the_end_of_the_source(tiny_model):
+    target = [7, 19, 30, 4, 2]
+    engine = TorchEngine(tiny_model)
+
+    (as_text,) = engine.force(SOURCES[:1], [target], align=True)
+    # The most that leaves one token of text.
+    end = len(SOURCES[0]) - 1
+    (all_ends,) = engine.force(SOURCES[:1], [target], align=True, end_length=end)
+
+    assert any(as_text.alignment)
+    assert all_ends.alignment == [0] * len(target)
+
+
 # Ensembles
 
 
@@ -249,6 +262,17 @@ def test_ensemble_never_writes_what_the_generation_config_forbids(tiny_model, se
     for tokens in constrained:
         assert tuple(pair) not in pairwise(tokens)
         assert single not in tokens
+
+
+def test_ensemble_refuses_more_beams_than_it_has_tokens_for(tiny_model):
+    tokens = tiny_model.config.vocab_size
+    together = TorchEngine(tiny_model, tiny_model)
+    message = f"with {tokens // 2} beams needs {tokens // 2 * 2} target tokens .* got {tokens - 2}"
+
+    # `<pad>` and `<s>` are forbidden.
+    assert translate(together, num_beams=tokens // 2 - 1)
+    with pytest.raises(ValueError, match=message):
+        translate(together, num_beams=tokens // 2)
 
 
 def test_ensemble_is_greedy_over_the_mean_of_the_probabilities(tiny_model, other_model):

@@ -13,6 +13,7 @@ from vanilla_transformer.sharing.push import _shared_files
 from vanilla_transformer.tokenization.languages import language_codes
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 from vanilla_transformer.translation import Search, Translator
+from vanilla_transformer.translation.engines import TorchEngine
 from vanilla_transformer.translation.segments import cut_line
 from vanilla_transformer_cli import main
 
@@ -246,6 +247,26 @@ def test_alignments_need_a_fast_tokenizer(folders):
 
     with pytest.raises(ValueError, match=r"need a fast tokenizer, .* got MarianTokenizer"):
         next(align_words(translator, ["eins"], ["one"]))
+
+
+def test_no_word_is_aligned_to_the_language_at_the_end_of_a_source(folders, monkeypatch):
+    """mBART's sources end in `</s> fr_XX`."""
+    ends = []
+    force = TorchEngine.force
+
+    def note(self, *texts, end_length, **others):
+        ends.append(end_length)
+        return force(self, *texts, end_length=end_length, **others)
+
+    monkeypatch.setattr(TorchEngine, "force", note)
+    languages = languages_of("mbart")
+    translator = Translator.from_pretrained(folders("mbart")[1], details=True, **languages)
+
+    (best,) = translator.translate(LINES[:1])
+    list(align_words(translator, LINES[:1], ["un"]))
+
+    assert best.source_tokens[-2:] == ("</s>", "fr_XX")
+    assert ends == [2, 2]
 
 
 @pytest.mark.parametrize("name", ["m2m100", "marian", "nllb"])

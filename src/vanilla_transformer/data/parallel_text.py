@@ -195,6 +195,8 @@ def _plain_batches(text: ParallelText) -> Iterator[pa.RecordBatch]:
 def _plain_lines(path: str) -> Iterator[pa.StringArray]:
     r"""Lines of a text file that end in `\n`, thousands at a time."""
     with open(path, "rb") as file:
+        if not file.seekable():
+            raise _NotPlainError
         head = file.readline()
         # read_lines takes zeros in the first line for UTF-16.
         if head.startswith((GZIP_MAGIC, BYTE_ORDER_MARK)) or b"\0" in head:

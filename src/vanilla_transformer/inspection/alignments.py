@@ -10,6 +10,7 @@ from typing import Self
 from transformers import BatchEncoding
 
 from vanilla_transformer.files import read_lines
+from vanilla_transformer.tokenization.languages import end_length
 from vanilla_transformer.translation import Translator
 from vanilla_transformer.translation.engine_choice import as_torch
 from vanilla_transformer.translation.engines import TorchEngine
@@ -172,6 +173,7 @@ def align_words(
             [prefix + source["input_ids"] for source, _ in encoded],
             [target["input_ids"] for _, target in encoded],
             align=True,
+            end_length=end_length(translator.tokenizer),
         )
         for lines, (source, target), forced in zip(batch, encoded, passes, strict=True):
             source_words = tag + _units_of_tokens(source, lines[0], lines[2])

@@ -260,6 +260,12 @@ class TorchEngine:
                 config.early_stopping or False,
                 max(beyond),
             )
+            allowed = self.vocab_size - len(constraints.banned)
+            if allowed < (needed := settings.candidates(self.end_ids)):
+                raise ValueError(
+                    f"An ensemble with {search.num_beams} beams needs {needed} target tokens that "
+                    f"are not banned, got {allowed}. Use fewer beams."
+                )
             outputs = [
                 (prefix, tokens)
                 for prefix, found in zip(prefixes, beam_search(*arguments, settings), strict=True)
@@ -273,20 +279,27 @@ class TorchEngine:
 
     @torch.inference_mode()
     def force(
-        self, sources: list[list[int]], targets: list[list[int]], *, align: bool = False
+        self,
+        sources: list[list[int]],
+        targets: list[list[int]],
+        *,
+        align: bool = False,
+        end_length: int = 1,
     ) -> Iterator[ForcedPass]:
         """Reads given outputs with their sources, all positions at once (teacher forcing).
 
         Alignments come from the mean of the heads of the decoder's last layer but one, or of its
         only one. In trained models that layer follows the words best (Garg et al. 2019,
-        arXiv 1909.02074); the last one rather predicts the next token. The source's `</s>` is left
-        out: no token is aligned to it.
+        arXiv 1909.02074); the last one rather predicts the next token. No token is aligned to the
+        end of the source.
 
         Args:
             sources: Ids with `</s>`.
             targets: Ids of outputs, with `</s>` if they ended; the same number for each source,
                 those of the first source first.
             align: Whether alignments are wanted; otherwise they are empty.
+            end_length: Number of tokens at the end of each source that are no text: `</s>` and, in
+                mBART, the code of the language.
         """
         copies = len(targets) // len(sources)
         width = max(map(len, targets))
@@ -300,10 +313,16 @@ class TorchEngine:
             part = targets[first : first + rows_at_a_time]
             rows = self._tensor([(first + index) // copies for index in range(len(part))])
             states = [one[rows] for one in encoded]
-            yield from self._force_rows(states, attention_mask[rows], part, align)
+            passes = self._force_rows(states, attention_mask[rows], part, align, end_length)
+            yield from passes
 
     def _force_rows(
-        self, states: list[Tensor], attention_mask: Tensor, targets: list[list[int]], align: bool
+        self,
+        states: list[Tensor],
+        attention_mask: Tensor,
+        targets: list[list[int]],
+        align: bool,
+        end_length: int,
     ) -> Iterator[ForcedPass]:
         start = self.model.generation_config.decoder_start_token_id
         labels, _ = self._pad(targets)
@@ -322,7 +341,8 @@ class TorchEngine:
         chosen = log_probs.gather(-1, labels[..., None])[..., 0].tolist()
         alignment: list[list[int]] = [[]] * len(targets)
         if align:
-            alignment = _alignment([output.cross_attentions for output in outputs], attention_mask)
+            attentions = [output.cross_attentions for output in outputs]
+            alignment = _alignment(attentions, attention_mask, end_length)
         for target, row, positions in zip(targets, chosen, alignment, strict=True):
             yield ForcedPass(row[: len(target)], positions[: len(target)])
 
@@ -367,18 +387,19 @@ def aligned_layer(layers: int) -> int:
 
 
 def _alignment(
-    cross_attentions: list[tuple[Tensor, ...]], attention_mask: Tensor
+    cross_attentions: list[tuple[Tensor, ...]], attention_mask: Tensor, end_length: int
 ) -> list[list[int]]:
     """For each target position the source position with most weight; see `TorchEngine.force`.
 
     Args:
         cross_attentions: Of each model, of each layer, `[rows, heads, T, S]`.
         attention_mask: 1 = real source token, `[rows, S]`.
+        end_length: See `TorchEngine.force`.
     """
     weights = torch.stack(
         [layers[aligned_layer(len(layers))].float().mean(1) for layers in cross_attentions]
     ).mean(0)
-    ends = attention_mask.sum(-1) - 1
+    ends = attention_mask.sum(-1) - end_length
     is_word = torch.arange(weights.shape[-1], device=ends.device) < ends[:, None]
     positions: list[list[int]] = weights.masked_fill(~is_word[:, None], -1).argmax(-1).tolist()
     return positions

@@ -10,6 +10,7 @@ from typing import Any, Self, cast
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from vanilla_transformer.model_folder import RUN_FILE, gpu_computes_bfloat16, read_run
+from vanilla_transformer.tokenization.languages import end_length
 from vanilla_transformer.tokenization.tokenizer_pair import (
     TokenizerPair,
     has_target_vocabulary,
@@ -362,7 +363,9 @@ class Translator:
         """Adds tokens, their scores and alignments, from a teacher-forced pass over the outputs."""
         engine = cast(TorchEngine, self.engine)
         targets = list(map(engine.ended, hypotheses))
-        passes = zip(targets, engine.force(sources, targets, align=True), strict=True)
+        ends = end_length(self.tokenizers.source)
+        read = engine.force(sources, targets, align=True, end_length=ends)
+        passes = zip(targets, read, strict=True)
         spell_source = self.tokenizers.source.convert_ids_to_tokens
         spell_target = self.tokenizers.target.convert_ids_to_tokens
         return [
