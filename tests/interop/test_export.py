@@ -18,6 +18,7 @@ from vanilla_transformer.interop.export import (
     export_to_onnx,
 )
 from vanilla_transformer.model_folder import load_model
+from vanilla_transformer.sharing.model_card import record_results
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 from vanilla_transformer.translation import Translator
 from vanilla_transformer_cli import main
@@ -347,6 +348,7 @@ def test_full_disk_is_told_and_leaves_nothing(source, tmp_path):
 
 def test_earlier_export_is_replaced_on_request(source, out, tmp_path):
     size = (out / "model.bin").stat().st_size
+    record_results(out, "test", {"lines": 1, "search": "beam 4"})
 
     export(source, out, quantization="int8", force=True)
 

@@ -506,6 +506,16 @@ def test_folder_without_a_needed_file_is_refused(tmp_path, names, lacks):
         push(folder, "me/half")
 
 
+def test_push_refuses_a_model_of_another_kind(hub, make_folder):
+    folder = make_folder("other")
+    write_json(folder / "config.json", model_type="marian")
+
+    with pytest.raises(ValueError, match=r"got a model of another kind\. .* `hf upload me/other "):
+        push(folder, "me/other")
+
+    assert "me/other" not in hub.repositories
+
+
 def test_push_without_a_token_tells_how_to_log_in(hub, make_folder, monkeypatch, tmp_path):
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(tmp_path / "none"))

@@ -455,6 +455,35 @@ def test_card_of_an_imported_model_tells_its_source_and_no_training(tiny_config,
 
 
 @pytest.mark.parametrize(
+    ("positions", "words"),
+    [
+        ("sinusoidal", ""),
+        ("learned", "It has learned positions and refuses texts of more than 77 tokens. "),
+    ],
+)
+def test_card_without_a_record_of_training_claims_none(tiny_config, tmp_path, positions, words):
+    tiny_config.position_embedding_type = positions
+    tiny_config.max_position_embeddings = 77
+    tiny_config.save_pretrained(tmp_path)
+
+    write_model_card(tmp_path)
+
+    card = ModelCard.load(tmp_path / "README.md")
+    assert "(https://arxiv.org/abs/1706.03762)\nwith `vanilla" in card.text
+    assert f"what its training pairs show. {words}Check the output" in card.text
+    assert "trained-from-scratch" not in card.data.tags
+
+
+def test_model_of_another_kind_gets_no_card(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "marian"}')
+
+    record_results(tmp_path, "test_2016", SCORES)
+
+    assert json.loads((tmp_path / "results.json").read_text()) == {"test_2016": SCORES}
+    assert not (tmp_path / "README.md").exists()
+
+
+@pytest.mark.parametrize(
     ("settings", "how"),
     [
         ({"peft": "lora"}, "3 parameters were trained: adapters (LoRA), which have been merged."),

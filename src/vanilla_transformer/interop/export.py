@@ -21,6 +21,7 @@ from vanilla_transformer.interop.importing import Comparison, compare
 from vanilla_transformer.interop.to_nn_transformer import save_nn_transformer
 from vanilla_transformer.interop.to_transformers import name_general_tokenizers, to_transformers
 from vanilla_transformer.model_folder import (
+    RESULTS_FILE,
     RUN_FILE,
     TARGET_FOLDER,
     describe_model_files,
@@ -70,6 +71,8 @@ _EXPORTED_FILES = {
     "source_vocabulary.json",
     "target_vocabulary.json",
     "generation_config.json",
+    # `evaluate` writes it.
+    RESULTS_FILE,
     RUN_FILE,
 }
 

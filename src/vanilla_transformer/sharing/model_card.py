@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from huggingface_hub.repocard import REGEX_YAML_BLOCK
+from transformers.utils import CONFIG_NAME
 
 from vanilla_transformer.files import write_lines, written_whole
 from vanilla_transformer.model_folder import (
@@ -19,6 +20,7 @@ from vanilla_transformer.model_folder import (
     TARGET_FOLDER,
     read_object,
 )
+from vanilla_transformer.modeling.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer_cli.settings import METRIC_TITLES
 
 # The template at the top of the repository, linked into the package.
@@ -50,7 +52,7 @@ logger = logging.getLogger(__name__)
 
 
 def record_results(folder: Path, name: str, scores: dict[str, Any]) -> None:
-    """Adds the scores of one test set to the folder's results and to its card.
+    """Adds the scores of one test set to the folder's results and, of our models, to its card.
 
     Args:
         folder: Of a saved model, with the `run.json` of its training where there is one.
@@ -60,8 +62,15 @@ def record_results(folder: Path, name: str, scores: dict[str, Any]) -> None:
     before = read_results(folder)
     results = {**before, name: scores}
     write_lines(folder / RESULTS_FILE, [json.dumps(results, indent=2, ensure_ascii=False)])
-    _mark(folder, before)
-    write_model_card(folder)
+    if is_ours(folder):
+        _mark(folder, before)
+        write_model_card(folder)
+
+
+def is_ours(folder: Path) -> bool:
+    """Whether a folder holds a model of this package, which our card can describe."""
+    model_type = _load(folder / CONFIG_NAME).get("model_type")
+    return bool(model_type == VanillaTransformerConfig.model_type)
 
 
 def read_results(folder: Path) -> dict[str, Any]:
@@ -222,10 +231,11 @@ def _load(file: Path) -> dict[str, Any]:
 
 def _filled_template(folder: Path, name: str, results: dict[str, Any]) -> str:
     """The card that a model of this name gets in a folder without one."""
-    config, run = (_load(folder / file) for file in ("config.json", RUN_FILE))
+    config, run = (_load(folder / file) for file in (CONFIG_NAME, RUN_FILE))
     settings = run.get("settings", {})
     origin = run.get("imported_from")
-    is_new = not (settings.get("init_from") or origin)
+    # An import has no settings of a training.
+    is_new = bool(settings) and not settings.get("init_from")
     # An earlier release gave exact match no signature.
     signed = [
         (test_set, metric, scores)

@@ -16,7 +16,12 @@ from vanilla_transformer.model_folder import (
     VOCABULARY_FILES,
     load_model,
 )
-from vanilla_transformer.sharing.model_card import mark_card, with_example_for, write_model_card
+from vanilla_transformer.sharing.model_card import (
+    is_ours,
+    mark_card,
+    with_example_for,
+    write_model_card,
+)
 from vanilla_transformer.sharing.privacy import Disclosure, find_disclosures
 from vanilla_transformer.tokenization.tokenizer_pair import has_target_vocabulary
 
@@ -64,13 +69,18 @@ def push(
         The address of the repository.
 
     Raises:
-        ValueError: If the folder lacks something that loading needs, the weights are not complete
-            and finite, a file holds a secret or a home directory, or the Hub refuses the card's
-            metadata; nothing is uploaded then.
+        ValueError: If the folder lacks something that loading needs or has a model of another kind,
+            the weights are not complete and finite, a file holds a secret or a home directory, or
+            the Hub refuses the card's metadata; nothing is uploaded then.
         LocalTokenNotFoundError: If nobody is logged in.
         HfHubHTTPError: If the Hub refuses the repository or the commit.
     """
     files = _shared_files(folder)
+    if not is_ours(folder):
+        raise ValueError(
+            f"{str(folder)!r} must hold a vanilla Transformer, which the card describes, got a "
+            f"model of another kind. Upload it with `hf upload {repo_id} {folder}`."
+        )
     check_token()
     # A model that nobody could load is not uploaded.
     load_model(str(folder))
