@@ -20,6 +20,7 @@ from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 from vanilla_transformer.translation import Translation, Translator
 from vanilla_transformer.translation.engines import TorchEngine
 from vanilla_transformer.translation.search import Search
+from vanilla_transformer.translation.segments import without_surrogates
 
 # A page of more would keep its reader waiting; a file may be longer.
 MOST_CHARACTERS = 5_000
@@ -316,5 +317,4 @@ def lines_of(text: str) -> list[str]:
             f"A text has at most {MOST_CHARACTERS:,} characters here, got {len(text):,}. Shorten "
             "it, or translate it as a file."
         )
-    text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text.replace("\r\n", "\n").split("\n")
+    return without_surrogates(text).replace("\r\n", "\n").split("\n")

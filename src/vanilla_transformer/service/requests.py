@@ -8,6 +8,8 @@ from urllib.parse import parse_qs
 
 from starlette.exceptions import HTTPException
 
+from vanilla_transformer.translation.segments import without_surrogates
+
 JSON, FORM = "application/json", "application/x-www-form-urlencoded"
 
 # A character takes at most 12 bytes: as two escapes in JSON, as four of its bytes in a form.
@@ -90,10 +92,8 @@ class TranslationRequest:
             _refuse(400, f"{'; '.join(faults)}.")
         _check_size(texts, limits)
         return cls(
-            # Halves of surrogate pairs, which JSON can have, are no characters.
-            tuple(
-                text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for text in texts
-            ),
+            # JSON can have them.
+            tuple(map(without_surrogates, texts)),
             is_list,
             fields["source"],
             fields["target"],

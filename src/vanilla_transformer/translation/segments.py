@@ -62,9 +62,7 @@ def cut_into_pieces(
     max_tokens -= len(source_prefix)
     tokenizer = tokenizers.source
     texts = {
-        place: _SURROGATES.sub("\ufffd", line)
-        for place, (line, _) in enumerate(lines)
-        if line.strip()
+        place: without_surrogates(line) for place, (line, _) in enumerate(lines) if line.strip()
     }
     # Very long lines are not tokenised as a whole.
     short = [
@@ -92,6 +90,11 @@ def cut_into_pieces(
     return pieces
 
 
+def without_surrogates(text: str) -> str:
+    """The text with U+FFFD for lone surrogates, which are no characters and cannot be encoded."""
+    return _SURROGATES.sub("\ufffd", text)
+
+
 def _encode(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
     if not texts:
         return []
@@ -101,7 +104,7 @@ def _encode(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[i
 
 def _encode_prefix(prefix: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     # A blank between words belongs to the token of the next word.
-    prefix = _SURROGATES.sub("\ufffd", prefix).rstrip()
+    prefix = without_surrogates(prefix).rstrip()
     if not prefix:
         return []
     ids: list[int] = tokenizer(text_target=prefix, add_special_tokens=False)["input_ids"]
