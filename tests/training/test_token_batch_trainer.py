@@ -241,6 +241,21 @@ def test_plan_counts_the_batches_that_are_left(planned):
     assert planned(update=50, **given)[1]["time"].endswith("; 0 epochs end in 0.0 h")
 
 
+@pytest.mark.parametrize(
+    ("warmup", "said"),
+    [
+        (21, "21 updates, of 40 in all: train longer, or shorten it with --warmup_steps"),
+        (20, None),
+    ],
+)
+def test_plan_warns_of_a_warmup_that_takes_most_of_the_run(planned, warmup, said):
+    given = {"max_steps": 40, "warmup_steps": warmup, "gradient_accumulation_steps": 2}
+
+    assert planned(**given)[1].get("warm-up") == said
+    # What is left of a resumed run does not count.
+    assert planned(update=30, **given)[1].get("warm-up") == said
+
+
 def test_plan_of_a_sharded_model_says_that_no_batches_are_tried(build, monkeypatch):
     trainer = build()
     trainer.is_sharded = True
