@@ -82,7 +82,7 @@ def _check(parser: Parser, settings: EvaluateSettings) -> None:
         check_model(parser, settings.model)
     elif settings.model or settings.output:
         parser.error("--hypotheses holds translations: leave out --model and --output")
-    elif not Path(settings.hypotheses).exists():
+    elif not _is_no_folder(settings.hypotheses):
         parser.error(f"--hypotheses: there is no file {settings.hypotheses!r}")
     if against := settings.against:
         if not settings.bootstrap:

@@ -40,7 +40,8 @@ def check_output(
     if path.exists() and not path.is_file():
         # A device or a pipe.
         return
-    if path.is_symlink() and path.parent.resolve().parts[:2] in (("/", "dev"), ("/", "proc")):
+    folder = path.parent.resolve()
+    if path.is_symlink() and (folder == Path("/dev") or folder.is_relative_to("/proc")):
         # Such as /dev/stdout, which would be replaced itself.
         raise ValueError(
             f"{option} {path} stands for the file {str(path.resolve())!r}, which is open already. "

@@ -255,6 +255,7 @@ def assert_refused(outcome: Outcome, pattern: str) -> None:
         (["evaluate", "--test", "a"], "--model needs the folder"),
         (["evaluate", "--test", "a", "--metrics", "ter"], "--metrics.*invalid choice: 'ter'"),
         (["evaluate", "--test", "a", "--hypotheses", "b"], "--hypotheses: there is no file 'b'"),
+        (["evaluate", "--test", "a", "--hypotheses", "/"], "--hypotheses: there is no file '/'"),
         (["evaluate", "--test", "a", "--hypotheses", "b", "--model", "c"], "leave out --model"),
         (["evaluate", "--test", "a", "--hypotheses", "b", "--output", "c"], "leave out --model"),
         (

@@ -16,9 +16,7 @@ DOUBTFUL = 0.5
 MOST_LINES = 20
 
 # What a comparison marks as a whole: a character of a script without blanks, a word, or a mark.
-_PART = re.compile(
-    rf"{WITHOUT_BLANKS.pattern}|(?:(?!{WITHOUT_BLANKS.pattern})\w)+|\s+|.",
-)
+_PART = re.compile(rf"{WITHOUT_BLANKS.pattern}|(?:(?!{WITHOUT_BLANKS.pattern})\w)+|\s+|.")
 
 
 def text(content: str) -> str:
