@@ -79,11 +79,11 @@ def test_lines_are_counted_in_a_bar_on_a_terminal(monkeypatch, total, start, end
         (
             4000,
             [
-                "2,060/4,000 lines, 1.00 lines/s, 32:20 left",
-                "2,120/4,000 lines, 1.00 lines/s, 31:20 left",
+                "2,061/4,000 lines, 1.00 lines/s, 32:19 left",
+                "2,121/4,000 lines, 1.00 lines/s, 31:19 left",
             ],
         ),
-        (None, ["2,060 lines, 1.00 lines/s", "2,120 lines, 1.00 lines/s"]),
+        (None, ["2,061 lines, 1.00 lines/s", "2,121 lines, 1.00 lines/s"]),
     ],
 )
 def test_lines_are_reported_once_a_minute_in_a_file(clock, capsys, total, reports):
@@ -95,6 +95,16 @@ def test_lines_are_reported_once_a_minute_in_a_file(clock, capsys, total, report
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.splitlines() == [f"translate {report}" for report in reports]
+
+
+def test_first_line_of_a_window_does_not_stand_for_all(clock, capsys):
+    with line_progress("translate", 4000) as advance:
+        for _ in range(2):
+            clock[0] += 200
+            for _ in range(100):
+                advance()
+
+    assert capsys.readouterr().err == "translate 101/4,000 lines, 0.25 lines/s, 4:17:21 left\n"
 
 
 def test_nothing_is_printed_where_progress_is_not_wanted(monkeypatch):

@@ -77,6 +77,9 @@ class _LineReports:
         """Counts one line."""
         self.done += 1
         now = time.monotonic()
+        if self.done == self.first + 1:
+            # The others of its window come with it, and would seem to be as slow.
+            self.reported = now
         if now - self.reported < SECONDS_BETWEEN_REPORTS:
             return
         self.reported = now
