@@ -291,12 +291,18 @@ def plan(
             "so no batches are tried for memory and time"
         )
         return
-    seconds, gigabytes = _try_batches(trainer)
     periods_per_update = arguments.gradient_accumulation_steps / data.batches
     periods = arguments.num_train_epochs
     if arguments.max_steps > 0:
         periods = arguments.max_steps * periods_per_update
     updates = round(periods / periods_per_update)
+    warmup = arguments.get_warmup_steps(updates)
+    if 2 * warmup > updates and minutes_left is None:
+        yield (
+            f"warm-up     {warmup:,} updates, of {updates:,} in all: train longer, or shorten it "
+            "with --warmup_steps"
+        )
+    seconds, gigabytes = _try_batches(trainer)
     if checkpoint:
         state = TrainerState.load_from_json(str(Path(checkpoint) / TRAINER_STATE_NAME))
         periods = max(0, periods - state.global_step * periods_per_update)
@@ -315,12 +321,6 @@ def plan(
         f"{periods:.3g} {data.period.several} end {end}"
     )
     yield "            (evaluation not counted)"
-    warmup = arguments.get_warmup_steps(updates)
-    if 2 * warmup > updates:
-        yield (
-            f"warm-up     {warmup:,} updates, of {updates:,} in all: train longer, or shorten it "
-            "with --warmup_steps"
-        )
 
 
 def _moment(seconds: float) -> str:
