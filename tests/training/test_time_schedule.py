@@ -389,7 +389,7 @@ def test_run_ends_scored_and_records_what_was_chosen(corpus, tmp_path, monkeypat
     assert "validation" in read_json(tmp_path / "results.json")
     printed = capsys.readouterr().out
     assert "chosen      --vocab_size 320: few pairs" in printed
-    assert "minutes an epoch; the run ends at" in printed
+    assert "minutes an epoch; the run ends " in printed
 
 
 def test_resumed_run_keeps_the_record_of_what_was_chosen_at_its_beginning(corpus, tmp_path):

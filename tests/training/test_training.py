@@ -375,7 +375,7 @@ def test_resumed_run_ends_with_the_weights_of_one_in_one_go(corpus, tmp_path, ca
     capsys.readouterr()
     run_training(corpus, resumed, SEPARATE | {"resume": True}, num_train_epochs=2)
 
-    assert "; 1 epochs end at" in capsys.readouterr().out
+    assert "; 1 epochs end " in capsys.readouterr().out
     minutes = [report["minutes"] for report in read_log(resumed)]
     assert minutes == sorted(minutes)
     # The saved model may be the first epoch's, but the second one ends in a checkpoint.
