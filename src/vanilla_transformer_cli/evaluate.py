@@ -106,7 +106,7 @@ def _check(parser: Parser, settings: EvaluateSettings) -> None:
 
 
 def _is_no_folder(path: str) -> bool:
-    """Whether there is something else of this name, which should be a file."""
+    """Whether the path exists and is no folder: a file, or a pipe, which reading refuses."""
     return Path(path).exists() and not Path(path).is_dir()
 
 

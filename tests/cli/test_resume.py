@@ -334,6 +334,19 @@ def test_job_records_its_engine(run, long_job):
     assert json.loads(record.read_text())["engine"].startswith("CTranslate2 ")
 
 
+def test_choice_of_the_engine_is_said_once(run, long_job):
+    argv, out, record = long_job()
+    name = json.loads(record.read_text())["engine"]
+    for file in (out, record):
+        file.unlink()
+
+    status, _, err = run(*argv)
+
+    assert status == 0
+    said = f"{name} translates: in 32 lines it found the same as torch."
+    assert err.splitlines().count(said) == err.count("torch") == 1
+
+
 def test_resume_keeps_ctranslate2_though_the_choice_would_be_another(run, long_job, monkeypatch):
     argv, out, _ = long_job()
     # As with another number of threads, for which no sample has been compared.

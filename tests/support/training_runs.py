@@ -24,6 +24,9 @@ SIZES = [
 
 VALIDATION_LINES = 20
 
+# When a run ends, in a plan; the day is named unless it is today.
+MOMENT = r"(?:on \w+, \d{4}-\d\d-\d\d, )?at \d\d:\d\d"
+
 
 def build_settings(corpus: Path, *, validated: bool = True, **changes: Any) -> TrainSettings:
     """Settings of a run that takes a few hundredths of a second an epoch."""

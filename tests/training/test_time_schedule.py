@@ -1,6 +1,7 @@
 """A learning rate that falls with the time, by a clock that the test turns."""
 
 import json
+import re
 import time
 from types import SimpleNamespace
 
@@ -16,7 +17,7 @@ from vanilla_transformer.training.run import train
 from vanilla_transformer.training.time_schedule import TimeSchedule
 from vanilla_transformer_cli import main
 
-from ..support.training_runs import build_arguments, build_settings, read_json, read_log
+from ..support.training_runs import MOMENT, build_arguments, build_settings, read_json, read_log
 
 ARGUMENTS = SimpleNamespace(
     world_size=1, device=torch.device("cpu"), save_strategy="steps", eval_strategy="steps"
@@ -389,7 +390,7 @@ def test_run_ends_scored_and_records_what_was_chosen(corpus, tmp_path, monkeypat
     assert "validation" in read_json(tmp_path / "results.json")
     printed = capsys.readouterr().out
     assert "chosen      --vocab_size 320: few pairs" in printed
-    assert "minutes an epoch; the run ends " in printed
+    assert re.search(rf"minutes an epoch; the run ends {MOMENT} ", printed)
 
 
 def test_resumed_run_keeps_the_record_of_what_was_chosen_at_its_beginning(corpus, tmp_path):

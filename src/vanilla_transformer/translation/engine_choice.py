@@ -206,8 +206,8 @@ class AutomaticEngine:
     def keep_to(self, name: str) -> None:
         """Searches from now on with the engine that has this name, without a sample.
 
-        If neither can be had by that name, such as another version of CTranslate2, the choice is
-        made as before.
+        If neither has it, because CTranslate2 is of another version or cannot translate, the choice
+        is made as before.
         """
         self._kept = name
         self._verdicts.clear()
