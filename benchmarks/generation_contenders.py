@@ -11,19 +11,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 
 from neighbours import COMMON_FIELDS, build, copy_into_m2m100, use_our_positions
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.interop.export import export_to_ctranslate2
+from vanilla_transformer.modeling.search_vanilla_transformer import padded
+from vanilla_transformer.training.starting_model import LENGTH_PENALTY
 from vanilla_transformer.translation import Search, Translator
 from vanilla_transformer.translation.ctranslate2_engine import CTranslate2Engine
 from vanilla_transformer.translation.engine_choice import load_engine
 from vanilla_transformer.translation.engines import Engine, Hypothesis
 from vanilla_transformer_cli.settings import PRESETS
 
-LENGTH_PENALTY = 0.6
 RANDOM_VOCABULARY = 32_000
 # Idle OpenMP threads spin for this long, and would slow down the next contender.
 SECONDS_TO_SETTLE = 0.3
@@ -60,12 +60,9 @@ class Task:
         return replace(self, batches=[self.batches[index]], limits=[self.limits[index]])
 
 
-def padded(rows: list[list[int]]) -> dict[str, Tensor]:
+def model_inputs(rows: list[list[int]]) -> dict[str, Tensor]:
     """Ids, padded on the right with 0, and mask (1 = real token), `[B, S]`."""
-    ids, mask = (
-        pad_sequence([torch.tensor(row) for row in group], batch_first=True)
-        for group in (rows, [[1] * len(row) for row in rows])
-    )
+    ids, mask = padded(rows, 0)
     return {"input_ids": ids, "attention_mask": mask}
 
 
@@ -112,7 +109,7 @@ class Generate(Contender):
             settings["suppress_tokens"] = [self.model.config.eos_token_id]
         device = self.model.device
         inputs = [
-            {name: value.to(device) for name, value in padded(batch).items()}
+            {name: value.to(device) for name, value in model_inputs(batch).items()}
             for batch in task.batches
         ]
         return [

@@ -23,7 +23,7 @@ from generation_contenders import (
     Contender,
     Generate,
     Task,
-    padded,
+    model_inputs,
     write_folders,
     write_random_model,
 )
@@ -162,7 +162,7 @@ def load(folders: dict[str, Path], dtype: str, sources: list[list[int]]) -> dict
     }
     if dtype == "float32" and "m2m100" in contenders:
         ours, theirs = contenders["vanilla"].model, contenders["m2m100"].model
-        check_same_logits(ours, theirs, padded(sources[:16]))
+        check_same_logits(ours, theirs, model_inputs(sources[:16]))
     return contenders
 
 

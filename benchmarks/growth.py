@@ -28,6 +28,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from memory import peak_memory
 from ratio_tables import head, row
 
 RUNS = ("first", "cached", "resumed")
@@ -177,7 +178,7 @@ def report_first_update(argv: list[str]) -> None:
             print_report(
                 seconds=self.updated - float(os.environ["GROWTH_STARTED"]),
                 cpu=used.ru_utime + used.ru_stime,
-                peak=1024 * used.ru_maxrss,
+                peak=peak_memory(),
                 unmapped=unmapped.bytes,
             )
 

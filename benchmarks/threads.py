@@ -109,7 +109,7 @@ def table_row(
 
 @contextmanager
 def busy_programs(count: int) -> Iterator[None]:
-    """Runs so many processes that compute all the time."""
+    """Runs `count` processes that compute all the time."""
     command = [sys.executable, "-c", _BUSY]
     programs = [subprocess.Popen(command, stdin=subprocess.PIPE) for _ in range(count)]
     try:

@@ -70,7 +70,7 @@ def imported(module: str, file: Path, ours: Iterable[str]) -> Iterable[str]:
             parents = module.split(".")
             parents = parents[: len(parents) - node.level + (file.name == "__init__.py")]
             base = ".".join([*(parents if node.level else []), *filter(None, [node.module])])
-            # What is imported is a module, or stands in one.
+            # What is imported is a module, or a name in one.
             members = [f"{base}.{alias.name}" for alias in node.names]
             names = [member if member in ours else base for member in members]
         else:

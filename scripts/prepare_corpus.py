@@ -79,7 +79,7 @@ def check(given: argparse.Namespace, outputs: Iterable[Path]) -> None:
     """Refuses options that do not go together, and an output that is an input.
 
     Raises:
-        ValueError: If there are any; tells all.
+        ValueError: If there are any; the message names all.
     """
     faults = []
     if not 0 <= given.carve < 1:

@@ -113,7 +113,7 @@ def pairs() -> dict[str, Tensor]:
 
 
 def labels() -> Tensor:
-    """Targets of `pairs`, -100 behind them."""
+    """Targets of `pairs`, padded with -100."""
     return pad(TARGETS, filler=-100)[0]
 
 

@@ -19,7 +19,7 @@ def new_figure(width: float, height: float) -> Figure:
         height: In inches.
 
     Raises:
-        ImportError: If matplotlib is not installed; tells how to install it.
+        ImportError: If matplotlib is not installed; the message says how to install it.
     """
     try:
         from matplotlib.figure import Figure

@@ -36,7 +36,7 @@ _RANDOM_BYTES = 8
 _RANDOM_NAME = re.compile(rf"[0-9a-f]{{{2 * _RANDOM_BYTES}}}")
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# How libraries written in Rust tell a fault of the system.
+# How libraries written in Rust report a system error.
 _NUMBER_FROM_RUST = re.compile(r"\(os error (\d+)\)")
 # No file of a model comes near it, and Transformers walks its objects by recursion.
 _DEEPEST_JSON = 100
@@ -46,7 +46,7 @@ def read_lines(path: str | os.PathLike[str], max_bytes: int | None = None) -> It
     r"""Yields the lines of a plain or gzipped UTF-8 file, without their line ends.
 
     A line ends at `\n` only: a carriage return, a form feed or U+2028 stays inside its line, so
-    that both sides of a parallel corpus count the same lines whatever stands in them. The last `\n`
+    that both sides of a parallel corpus count the same lines whatever they contain. The last `\n`
     is optional, and a byte order mark at the beginning is dropped.
 
     Args:
@@ -102,11 +102,11 @@ def _limited(stream: BinaryIO, path: str | os.PathLike[str], max_bytes: int) -> 
 
 
 def decode_line(line: bytes, path: str | os.PathLike[str], number: int) -> str:
-    """Text of one line, or a ValueError that names the bad byte and where it stands.
+    """Text of one line, or a ValueError that names the bad byte and its place.
 
     Args:
         line: The line without its line end.
-        path: Where the line comes from, as the error shall call it.
+        path: Where the line comes from, as the error names it.
         number: Number of the line, counted from 1.
     """
     try:
@@ -121,7 +121,7 @@ def decode_line(line: bytes, path: str | os.PathLike[str], number: int) -> str:
 
 
 def _is_utf16(line: bytes) -> bool:
-    """Whether the zeros of Latin letters tell of UTF-16 without a byte order mark."""
+    """Whether the zeros of Latin letters indicate UTF-16 without a byte order mark."""
     return len(line) > 2 and any(not any(line[start::2]) for start in (0, 1))
 
 
@@ -205,7 +205,7 @@ def rows_written(paths: Sequence[Path], rows: Iterable[Sequence[str]]) -> Iterat
         yield
 
 
-# Folder of what this package keeps for later runs; empty: nothing is kept.
+# Names the folder of converted models. Set but empty: neither these nor token ids are kept.
 CACHE_VARIABLE = "VANILLA_TRANSFORMER_CACHE"
 
 # XXH3 finds damage as well as SHA-256 in a tenth of the time, but is no proof against forgery.
@@ -243,7 +243,7 @@ def scratch_file(parent: Path, prefix: str) -> Iterator[Path]:
 
 
 def abandoned(parent: Path, prefix: str) -> Iterator[Path]:
-    """What killed processes have left, one after the other; each is deleted behind its turn.
+    """What killed processes have left, one after the other; each is deleted after its turn.
 
     Args:
         parent: As for `scratch_folder`.
@@ -271,7 +271,7 @@ def abandoned(parent: Path, prefix: str) -> Iterator[Path]:
 
 @contextmanager
 def naming_full_disk(folder: Path, purpose: str, hint: str = "Make room there.") -> Iterator[None]:
-    """Tells where there was no room, which errors of the system do not.
+    """Names the folder that had no room, which system errors do not.
 
     Args:
         folder: Where something is written.
@@ -285,7 +285,7 @@ def naming_full_disk(folder: Path, purpose: str, hint: str = "Make room there.")
         yield
     except Exception as error:
         number = _system_number(error)
-        # A block inside of this one may have told it, and knows more.
+        # An inner block may have reported it in more detail.
         if number not in _NO_ROOM or isinstance(error, _NoRoomError):
             raise
         nearest = next(path for path in (folder, *folder.parents) if path.exists())
@@ -351,7 +351,7 @@ def _lock(path: Path, waits: bool) -> int:
     """
     if sys.platform == "win32":
         raise OSError(errno.ENOTSUP, "There is no flock on Windows", str(path))
-    # Of a pipe that lies there, nobody shall wait for the other end.
+    # Without O_NONBLOCK, opening a pipe would wait for its other end.
     held = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         fcntl.flock(held, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
+from huggingface_hub.repocard import REGEX_YAML_BLOCK
 from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedModel
@@ -90,6 +92,20 @@ def find_file(model_name_or_path: str, name: str, revision: str | None = None) -
         _raise_exceptions_for_connection_errors=False,
     )
     return None if file is None else Path(file)
+
+
+def read_card_metadata(name: str) -> dict[str, Any]:
+    """Metadata of a model's card, each value as text; none where it cannot be read."""
+    file = find_file(name, CARD_FILE)
+    card = file.read_text(encoding="utf-8", errors="replace") if file else ""
+    block = REGEX_YAML_BLOCK.search(card)
+    try:
+        # Nothing but text: otherwise `no`, Norwegian, would be a truth value.
+        metadata = yaml.load(block[2], yaml.BaseLoader) if block else None
+    except yaml.YAMLError:
+        # A person may have written it.
+        metadata = None
+    return metadata if isinstance(metadata, dict) else {}
 
 
 def model_files(folder: Path) -> list[Path]:

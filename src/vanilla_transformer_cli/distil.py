@@ -124,7 +124,7 @@ def distil(argv: list[str]) -> None:
     if start in settings.teacher:
         settings = _in_the_languages_of_its_teacher(settings)
     if start:
-        # Faults are better told before the teacher translates.
+        # Faults are reported before the teacher translates.
         saved_tokenizers(settings, start)
     training_pass = None
     if settings.word_level:

@@ -153,13 +153,10 @@ def _checksums(model: str) -> dict[str, str]:
 
 def _commit(model: str) -> dict[str, str]:
     """Commit of a model on the Hub; empty if the Hub cannot be reached."""
-    from transformers.utils import CONFIG_NAME, cached_file
+    from transformers.utils import CONFIG_NAME
 
-    config = cached_file(
-        model,
-        CONFIG_NAME,
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
+    from vanilla_transformer.model_folder import find_file
+
+    config = find_file(model, CONFIG_NAME)
     # The cache has a folder for each commit.
-    return {} if config is None else {"commit": Path(config).parent.name}
+    return {} if config is None else {"commit": config.parent.name}

@@ -8,7 +8,6 @@ from pathlib import Path
 def check_output(
     path: Path,
     *,
-    option: str = "--output",
     inputs: Iterable[str | None] = (),
     models: Sequence[str] = (),
 ) -> None:
@@ -16,7 +15,6 @@ def check_output(
 
     Args:
         path: The output; it is not changed.
-        option: Its name on the command line.
         inputs: Files that the command reads; None and missing files are ignored.
         models: Folders or Hub names of the models that the command loads.
 
@@ -28,15 +26,15 @@ def check_output(
     for name in inputs:
         if name and path.exists() and Path(name).exists() and path.samefile(name):
             raise ValueError(
-                f"{option} {path} would overwrite {name!r}, which is an input. Choose another file."
+                f"--output {path} would overwrite {name!r}, which is an input. Choose another file."
             )
     for model in models:
         if _is_file_of(path, Path(model)):
             raise ValueError(
-                f"{option} {path} would be a file of the model {model!r}. Choose another file."
+                f"--output {path} would be a file of the model {model!r}. Choose another file."
             )
     if path.is_dir():
-        raise ValueError(f"{option} must be a file, got the folder {str(path)!r}.")
+        raise ValueError(f"--output must be a file, got the folder {str(path)!r}.")
     if path.exists() and not path.is_file():
         # A device or a pipe.
         return
@@ -44,10 +42,10 @@ def check_output(
     if path.is_symlink() and (folder == Path("/dev") or folder.is_relative_to("/proc")):
         # Such as /dev/stdout, which would be replaced itself.
         raise ValueError(
-            f"{option} {path} stands for the file {str(path.resolve())!r}, which is open already. "
+            f"--output {path} stands for the file {str(path.resolve())!r}, which is open already. "
             "Name a file that is not."
         )
-    check_room(path, option)
+    check_room(path, "--output")
 
 
 def _is_file_of(path: Path, model: Path) -> bool:

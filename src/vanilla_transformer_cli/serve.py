@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _EXAMPLE = """The API is LibreTranslate's: POST /translate with q (a text or a list of them), source
 and target, as JSON or as a form; GET /languages, /health and /metrics (Prometheus).
-Ctrl-C and SIGTERM finish what was taken, and end with status 0.
+On Ctrl-C or SIGTERM the service answers the requests that it has accepted, and ends with status 0.
 
 examples:
   vanilla-transformer serve --model runs/de-en --source_language de --target_language en

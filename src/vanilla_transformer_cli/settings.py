@@ -64,6 +64,10 @@ METRIC_TITLES = {
 DEFAULT_METRICS = ["bleu", "chrf", "exact_match"]
 
 EngineName = Literal["auto", "torch", "ctranslate2"]
+DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
+
+# Section 6.1 of the paper: tokens that an output may have more than its source.
+MAX_EXTRA_TOKENS = 50
 
 # All linear layers of attention and feed-forward networks.
 LORA_TARGET_MODULES = ("qkv_proj", "q_proj", "kv_proj", "out_proj", "fc1", "fc2")
@@ -347,7 +351,7 @@ class SearchSettings:
     )
     source_language: str | None = option(_SOURCE_LANGUAGE)
     target_language: str | None = option(_TARGET_LANGUAGE)
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
+    dtype: DTypeName = option(
         "Type of the weights in memory; auto: as they were saved, or bfloat16 on a GPU that "
         "computes in it.",
         "auto",
@@ -362,7 +366,7 @@ class SearchSettings:
     )
     max_extra_tokens: int = option(
         "Tokens that an output may have more than its source (section 6.1 of the paper).",
-        50,
+        MAX_EXTRA_TOKENS,
     )
     max_tokens_per_batch: int | None = option(
         "Source tokens of a batch, counted with padding once for each beam or sample; sources of "
@@ -513,8 +517,8 @@ class PushSettings:
     revision: str | None = option("Branch to commit to, created if missing. Default: main.")
     commit_message: str = option("First line of the commit.", "Upload model")
     space: str | None = option(
-        "Uploads a page to try the model too, a Space at USER/NAME; created if missing. Without "
-        "--model, the Space of a model that is on the Hub already."
+        "Also uploads a page for trying the model, a Space at USER/NAME; created if missing. "
+        "Without --model, the Space of a model that is on the Hub already."
     )
     save_space: str | None = option(
         "Writes the files of such a Space to a new folder, and uploads nothing.", metavar="FOLDER"
@@ -615,9 +619,7 @@ class AttentionSettings:
     num_beams: int | None = option(
         "Beam width of the model's own translation; 1: greedy. Default: the model's, usually 4."
     )
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
-        "Type of the weights in memory; auto: as they were saved.", "auto"
-    )
+    dtype: DTypeName = option("Type of the weights in memory; auto: as they were saved.", "auto")
     trust_remote_code: bool = option(_TRUST_REMOTE_CODE, False)
 
 
@@ -646,9 +648,7 @@ class DemoSettings:
     )
     source_language: str | None = option(_SOURCE_LANGUAGE)
     target_language: str | None = option(_TARGET_LANGUAGE)
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
-        "Type of the weights in memory; auto: as they were saved.", "auto"
-    )
+    dtype: DTypeName = option("Type of the weights in memory; auto: as they were saved.", "auto")
     trust_remote_code: bool = option(_TRUST_REMOTE_CODE, False)
 
 

@@ -23,7 +23,7 @@ import generation_contenders  # noqa: E402  (found on the path above)
 from generation_contenders import (  # noqa: E402
     CONTENDERS,
     Task,
-    padded,
+    model_inputs,
     write_folders,
 )
 from generation_rounds import (  # noqa: E402
@@ -126,7 +126,7 @@ def test_beams_rank_by_the_length_penalty_of_the_table(contenders, tiny_model):
     width = 3
     _, outputs = contenders["vanilla"].run(task(width))
     search = {"num_beams": width, "early_stopping": False, "length_penalty": 0.6}
-    expected = tiny_model.generate(**padded(SOURCES[:3]), **search, max_new_tokens=12)
+    expected = tiny_model.generate(**model_inputs(SOURCES[:3]), **search, max_new_tokens=12)
 
     for row, output in zip(expected.tolist(), outputs, strict=False):
         assert row[1 : 1 + len(output)] == output
@@ -165,7 +165,7 @@ def test_settings_of_the_saved_model_have_no_effect(contenders, tiny_model, tmp_
 def test_bfloat16_reaches_the_weights_and_positions_of_m2m100(folder, tmp_path):
     folders = write_folders(folder, ["vanilla", "m2m100"], [], tmp_path)
     ours, theirs = (CONTENDERS[name](folders[name], "bfloat16").model for name in folders)
-    inputs = padded(SOURCES)
+    inputs = model_inputs(SOURCES)
 
     logits, others = (
         model(**inputs, decoder_input_ids=inputs["input_ids"]).logits for model in (ours, theirs)

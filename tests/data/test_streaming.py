@@ -310,7 +310,6 @@ def build_settings(**changes: Any) -> TrainSettings:
     [
         ({"bpe_dropout": 0.1}, "--bpe_dropout .* got 0.1 with --streaming"),
         ({"filter_duplicates": True}, "--filter_duplicates .* --streaming stores none"),
-        ({"tokenizer_pairs": 0}, "--tokenizer_pairs must be at least 1, got 0"),
     ],
 )
 def test_setting_that_a_stream_cannot_follow_is_refused(setting, message):

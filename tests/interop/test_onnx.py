@@ -74,7 +74,10 @@ def draw_rows(count, longest, seed=1, vocab_size=37):
 
 @pytest.fixture(scope="module")
 def model():
-    return build_variant(attn_implementation="eager")
+    model = build_variant(attn_implementation="eager")
+    # As configs of models with several ends have it.
+    model.config.eos_token_id = [EOS]
+    return model
 
 
 @pytest.fixture(scope="module")

@@ -38,9 +38,17 @@ def test_other_file_of_that_name_is_no_example(folder):
 
 
 def test_examples_of_the_card_come_first(folder):
-    write_card(folder, "widget:\n- text: guten tag\n- text: 3\n- example\n- text: '<b>'\n")
+    texts = "- text: guten tag\n- text: 3\n- text: [a]\n- example\n- text: '<b>'\n"
+    write_card(folder, f"widget:\n{texts}")
 
-    assert find_examples(str(folder)) == ["guten tag", "<b>"]
+    assert find_examples(str(folder)) == ["guten tag", "3", "<b>"]
+
+
+def test_card_that_is_not_utf8_has_its_examples(folder):
+    card = "---\nwidget:\n- text: guten tag\n---\n\n# Für alle\n"
+    (folder / "README.md").write_bytes(card.encode("latin-1"))
+
+    assert find_examples(str(folder)) == ["guten tag"]
 
 
 @pytest.mark.parametrize("metadata", ["license: mit\n", "widget: yes\n", "a: [\n", ""])

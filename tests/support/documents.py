@@ -29,6 +29,6 @@ def without_code(document: str) -> str:
 
 
 def blocks_and_output(document: str) -> list[tuple[str, str]]:
-    """Python blocks, each with the text block right behind it, which shows what it prints."""
+    """Python blocks, each with the text block right after it, which shows what it prints."""
     pattern = r"^```python\n(.*?)^```\n(?:```text\n(.*?)^```)?"
     return re.findall(pattern, read(document), re.DOTALL | re.MULTILINE)

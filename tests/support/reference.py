@@ -377,7 +377,7 @@ def project(weights: Weights, config: Config, state: Tensor) -> Tensor:
 
 
 def real_tokens(ids: Tensor, attention_mask: Tensor | None) -> list[list[int]]:
-    """The sentences of a batch without their padding, wherever it stands."""
+    """The sentences of a batch without their padding, wherever it is."""
     if attention_mask is None:
         attention_mask = torch.ones_like(ids)
     return [row[mask.bool()].tolist() for row, mask in zip(ids, attention_mask, strict=True)]

@@ -143,8 +143,7 @@ def drop_rules(settings: TrainSettings, validation: Dataset | None) -> dict[str,
         validation: Its validation pairs, which `filter_overlap` also compares with.
 
     Raises:
-        ValueError: If a limit is out of range, a script is unknown, or there is nothing to
-            compare with.
+        ValueError: If a script is unknown, or there is nothing to compare with.
         OSError: If a file of `filter_overlap` cannot be read.
     """
     _check(settings, validation)
@@ -168,14 +167,6 @@ def drop_rules(settings: TrainSettings, validation: Dataset | None) -> dict[str,
 
 def _check(settings: TrainSettings, validation: Dataset | None) -> None:
     faults = []
-    characters, ratio = settings.filter_max_characters, settings.filter_max_ratio
-    if characters is not None and characters < 1:
-        faults.append(f"--filter_max_characters must be at least 1, got {characters}.")
-    if ratio is not None and not ratio >= 1:
-        faults.append(
-            "--filter_max_ratio must be at least 1, the longer side by the shorter one, got "
-            f"{ratio}."
-        )
     scripts = settings.filter_script
     if scripts is not None and len(scripts) != 2:
         faults.append(

@@ -29,8 +29,6 @@ def check_streaming(settings: TrainSettings, arguments: TrainingArguments) -> No
             "--streaming needs --max_steps, the number of updates, got "
             f"{arguments.max_steps}: the length of an epoch of a stream is unknown."
         )
-    if settings.tokenizer_pairs < 1:
-        faults.append(f"--tokenizer_pairs must be at least 1, got {settings.tokenizer_pairs}.")
     if settings.bpe_dropout:
         faults.append(
             f"--bpe_dropout needs all words of the corpus in advance, got {settings.bpe_dropout} "

@@ -316,9 +316,9 @@ def source_prefixes(
     return [prefixes[language] for language in named]
 
 
-def truncate(ids: list[int], max_length: int, end: int = 1) -> list[int]:
-    """Keeps at most `max_length` tokens, including the last `end`, `</s>` among them."""
-    return ids if len(ids) <= max_length else ids[: max_length - end] + ids[-end:]
+def truncate(ids: list[int], max_length: int) -> list[int]:
+    """Keeps at most `max_length` tokens, including `</s>` at the end."""
+    return ids if len(ids) <= max_length else [*ids[: max_length - 1], ids[-1]]
 
 
 def pair_lengths(dataset: Dataset) -> npt.NDArray[np.int64]:

@@ -73,7 +73,7 @@ class TrainingData:
         return f"{self.batches:,} {self.period.one}, {100 * self.padding:.1f} % padding"
 
     def record(self, epochs: float) -> dict[str, float | None]:
-        """What `run.json` states of a run over so many epochs; None for what is unknown."""
+        """What `run.json` states of a run over `epochs`; None for what is unknown."""
         counts = {
             "pairs": self.pairs,
             "truncated_pairs": self.truncated_pairs,

@@ -35,6 +35,7 @@ from vanilla_transformer.translation import Search
 from vanilla_transformer.translation.ctranslate2_engine import CTranslate2Engine
 from vanilla_transformer.translation.engines import TorchEngine
 from vanilla_transformer.translation.search import never_generated
+from vanilla_transformer_cli.settings import MAX_EXTRA_TOKENS
 
 if TYPE_CHECKING:
     from vanilla_transformer.interop.onnx import OnnxModel
@@ -77,7 +78,6 @@ _EXPORTED_FILES = {
 }
 
 _SAMPLE_LINES, _LONGEST_LINE = 100, 30
-_MAX_EXTRA_TOKENS = 50
 # Lines whose logits are in memory at the same time.
 _BATCH_LINES = 16
 
@@ -421,7 +421,7 @@ def _batches(sources: list[list[int]]) -> list[list[list[int]]]:
 
 
 def _limits(sources: list[list[int]]) -> list[int]:
-    return [len(source) + _MAX_EXTRA_TOKENS for source in sources]
+    return [len(source) + MAX_EXTRA_TOKENS for source in sources]
 
 
 def _no_prefixes(sources: list[list[int]]) -> list[list[int]]:

@@ -102,7 +102,7 @@ def export_onnx(model: PreTrainedModel, folder: Path) -> None:
         torch.export.Dim(name, min=1) for name in ("batch", "source", "target", "past")
     )
     # None of the lengths may be 1, which would become part of the graph.
-    input_ids = torch.full((2, 3), model.config.eos_token_id)
+    input_ids = torch.ones((2, 3), dtype=torch.long)
     attention_mask = torch.ones_like(input_ids)
     layers = range(model.config.decoder_layers)
     source_names = [f"source.{layer}.{part}" for layer in layers for part in ("key", "value")]

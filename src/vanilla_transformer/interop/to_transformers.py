@@ -23,7 +23,7 @@ from transformers import (
 from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
 
 from vanilla_transformer.files import write_lines
-from vanilla_transformer.interop.declarations import Declaration
+from vanilla_transformer.interop.declarations import Declaration, known_sources
 from vanilla_transformer.interop.importing import plan_conversion, untied_tensors
 from vanilla_transformer.interop.weight_maps import Piece, Shape, shapes_of
 from vanilla_transformer.model_folder import read_object
@@ -33,19 +33,7 @@ from vanilla_transformer.modeling.modeling_vanilla_transformer import (
 )
 
 # The `model_type` of each format.
-FORMATS = {
-    model_type.replace("_", ""): model_type
-    for model_type in (
-        "bart",
-        "blenderbot",
-        "fsmt",
-        "m2m_100",
-        "marian",
-        "mbart",
-        "pegasus",
-        "plbart",
-    )
-}
+FORMATS = {model_type.replace("_", ""): model_type for model_type in known_sources()}
 
 # The second is the name that releases before 5 do not know.
 _GENERAL_TOKENIZERS = ("VanillaTransformerTokenizer", "TokenizersBackend")

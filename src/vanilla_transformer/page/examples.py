@@ -4,11 +4,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import yaml
-from huggingface_hub.repocard import REGEX_YAML_BLOCK
-
 from vanilla_transformer.files import checksum, read_lines
-from vanilla_transformer.model_folder import CARD_FILE, find_file, read_run
+from vanilla_transformer.model_folder import read_card_metadata, read_run
 
 MOST_EXAMPLES = 6
 # A longer line would not fit on a button.
@@ -38,14 +35,7 @@ def read_examples(path: str) -> list[str]:
 
 def _from_card(name: str) -> list[str]:
     """The texts under `widget`, where the Hub looks for examples too."""
-    file = find_file(name, CARD_FILE)
-    found = REGEX_YAML_BLOCK.search(file.read_text(encoding="utf-8")) if file else None
-    try:
-        card = yaml.safe_load(found[2]) if found else None
-    except yaml.YAMLError:
-        # A person may have written it.
-        return []
-    widgets = card.get("widget") if isinstance(card, dict) else None
+    widgets = read_card_metadata(name).get("widget")
     texts: list[Any] = [
         widget.get("text")
         for widget in (widgets if isinstance(widgets, list) else [])

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 from vanilla_transformer.files import read_lines, write_lines
 from vanilla_transformer.page import fragments
 from vanilla_transformer.page.examples import find_examples, read_examples
-from vanilla_transformer.page.served_model import ServedModel, Wanted, lines_of
+from vanilla_transformer.page.served_model import LINES_AT_A_TIME, ServedModel, Wanted, lines_of
 from vanilla_transformer.translation import Translation
 
 _NOTHING = "Type or paste a text: a sentence, or several lines."
@@ -220,7 +220,7 @@ class Page:
         lines = list(read_lines(path, max_bytes=LARGEST_FILE))
         texts: list[str] = []
         for translation in model.translate_lines(lines, wanted):
-            if len(texts) % 64 == 0:
+            if len(texts) % LINES_AT_A_TIME == 0:
                 yield len(texts), len(lines), None
             texts.append(translation.text)
         # In a folder of its own: others may translate a file of this name.

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from typing import Any, cast
@@ -30,7 +30,6 @@ from vanilla_transformer.translation.translator import LEAST_TOKENS
 _BODY_SECONDS = 30
 # The status of nginx for a client that has closed the connection; nobody reads it.
 _CLIENT_GONE = 499
-_PATHS = ("/translate", "/languages", "/detect", "/health", "/metrics")
 
 
 class Service:
@@ -121,7 +120,7 @@ class Service:
         )
 
     async def detect(self) -> Response:
-        """A refusal: translation models do not know languages by their text."""
+        """A refusal: a translation model cannot detect the language of a text."""
         raise RefusedError(
             501,
             "This service does not detect languages, since its model only translates. Name the "
@@ -138,7 +137,7 @@ class Service:
 
 
 def build_app(service: Service) -> FastAPI:
-    """The app; when it is shut down, it finishes what was taken."""
+    """The app; when it is shut down, it answers the requests that it has accepted."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -147,24 +146,29 @@ def build_app(service: Service) -> FastAPI:
 
     # FastAPI's pages of documentation load scripts from elsewhere.
     app = FastAPI(lifespan=lifespan, openapi_url=None)
-    app.add_api_route("/translate", service.translate, methods=["POST"])
-    app.add_api_route("/languages", service.languages, methods=["GET"])
-    app.add_api_route("/detect", service.detect, methods=["POST"])
-    app.add_api_route("/health", service.health, methods=["GET"])
-    app.add_api_route("/metrics", service.show_metrics, methods=["GET"])
+    routes: dict[str, tuple[str, Callable[..., Any]]] = {
+        "/translate": ("POST", service.translate),
+        "/languages": ("GET", service.languages),
+        "/detect": ("POST", service.detect),
+        "/health": ("GET", service.health),
+        "/metrics": ("GET", service.show_metrics),
+    }
+    for path, (method, endpoint) in routes.items():
+        app.add_api_route(path, endpoint, methods=[method])
     app.add_exception_handler(HTTPException, _refused)
     app.add_exception_handler(ClientDisconnect, _gone)
     app.add_exception_handler(Exception, _failed)
-    app.add_middleware(_Counted, requests=service.metrics.requests)
+    app.add_middleware(_Counted, requests=service.metrics.requests, paths=list(routes))
     return app
 
 
 class _Counted:
-    """Counts requests by path and status."""
+    """Counts requests by path and status; paths that are not among `paths` together."""
 
-    def __init__(self, app: ASGIApp, requests: Any) -> None:
+    def __init__(self, app: ASGIApp, requests: Any, paths: list[str]) -> None:
         self.app = app
         self.requests = requests
+        self.paths = paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -180,12 +184,12 @@ class _Counted:
         try:
             await self.app(scope, receive, noted)
         finally:
-            path = scope["path"] if scope["path"] in _PATHS else "other"
+            path = scope["path"] if scope["path"] in self.paths else "other"
             self.requests.labels(path, status).inc()
 
 
 async def _read_body(request: Request, max_bytes: int) -> bytes:
-    """A body of at most so many bytes.
+    """The body of a request, of at most `max_bytes`.
 
     Raises:
         RefusedError: If it has more, or does not come in time.

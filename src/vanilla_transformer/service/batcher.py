@@ -23,7 +23,7 @@ class QueueFullError(Exception):
 
 
 class ClosedError(Exception):
-    """The batcher takes no requests any more."""
+    """The batcher no longer accepts requests."""
 
 
 @dataclass(frozen=True)

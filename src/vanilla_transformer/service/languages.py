@@ -4,15 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-import yaml
-from huggingface_hub.repocard import REGEX_YAML_BLOCK
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from vanilla_transformer.model_folder import CARD_FILE, find_file
-from vanilla_transformer.tokenization.languages import offered_languages
-
-# Languages that an error names.
-_NAMED = 8
+from vanilla_transformer.model_folder import read_card_metadata
+from vanilla_transformer.tokenization.languages import NAMED, offered_languages
 
 
 @dataclass(frozen=True)
@@ -99,21 +94,13 @@ class ServedLanguages:
 
 
 def _card_languages(name: str) -> list[str]:
-    """Languages in the metadata of a model card; none where it cannot be read."""
-    file = find_file(name, CARD_FILE)
-    text = file.read_text(encoding="utf-8", errors="replace") if file else ""
-    block = REGEX_YAML_BLOCK.search(text)
-    try:
-        # Nothing but text: otherwise `no`, Norwegian, would be a truth value.
-        metadata = yaml.load(block[2], yaml.BaseLoader) if block else None
-    except yaml.YAMLError:
-        metadata = None
-    languages = metadata.get("language") if isinstance(metadata, dict) else None
+    """Languages in the metadata of a model card."""
+    languages = read_card_metadata(name).get("language")
     languages = languages if isinstance(languages, list) else [languages]
     return [language for language in languages if language and isinstance(language, str)]
 
 
 def _some(languages: Sequence[str]) -> str:
     """The first ones, and their number if there are more."""
-    named = ", ".join(languages[:_NAMED])
-    return named if len(languages) <= _NAMED else f"{named} ... ({len(languages)} in all)"
+    named = ", ".join(languages[:NAMED])
+    return named if len(languages) <= NAMED else f"{named} ... ({len(languages)} in all)"

@@ -11,7 +11,7 @@ from vanilla_transformer.model_folder import read_generation_config
 from vanilla_transformer.service.batcher import Part
 from vanilla_transformer.service.languages import ServedLanguages
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
-from vanilla_transformer.translation.segments import CHARACTERS_PER_TOKEN, cut_line
+from vanilla_transformer.translation.segments import cut_lines
 from vanilla_transformer.translation.translator import Translator
 
 # Each has a copy of the tokenizer if that knows languages.
@@ -103,22 +103,12 @@ class Translators:
     def cut(self, kind: Kind, lines: Sequence[str]) -> list[list[Part]]:
         """The parts of each line, cut as `Translator` cuts them."""
         translator = self._of(kind)
-        limit = translator.max_source_length - len(translator.source_prefix)
-        words = [line for line in lines if line.strip()]
-        # Very long lines are not tokenised as a whole.
-        short = [line for line in words if len(line) <= CHARACTERS_PER_TOKEN * limit]
-        fitting = {part.text: part for part in _measured(short, translator)}
-        parts: list[list[Part]] = []
-        for line in lines:
-            part = fitting.get(line)
-            if not line.strip():
-                parts.append([])
-            elif part and part.tokens <= translator.max_source_length:
-                parts.append([part])
-            else:
-                cut = cut_line(line, translator.tokenizer, limit)
-                parts.append(_measured(cut, translator))
-        return parts
+        prefix = len(translator.source_prefix)
+        limit = translator.max_source_length - prefix
+        return [
+            [Part(text, prefix + len(ids)) for text, ids in pieces]
+            for pieces in cut_lines(lines, translator.tokenizer, limit)
+        ]
 
     def translate(self, kind: Kind, texts: Sequence[str]) -> list[tuple[str, ...]]:
         """The translations of each text, best first."""
@@ -140,12 +130,3 @@ class Translators:
             max_source_length=first.max_source_length,
             max_tokens_per_batch=self.max_tokens_per_batch,
         )
-
-
-def _measured(texts: Sequence[str], translator: Translator) -> list[Part]:
-    """Texts with their lengths as sources, a tag counted."""
-    if not texts:
-        return []
-    sources = translator.tokenizer(list(texts), verbose=False)["input_ids"]
-    prefix = len(translator.source_prefix)
-    return [Part(text, prefix + len(source)) for text, source in zip(texts, sources, strict=True)]

@@ -80,7 +80,7 @@ def read_results(folder: Path) -> dict[str, Any]:
         ValueError: If its results.json holds something else.
     """
     file = folder / RESULTS_FILE
-    results = read_object(file) if file.exists() else {}
+    results = _load(file)
     for name, scores in results.items():
         if not isinstance(scores, dict):
             raise ValueError(
@@ -273,7 +273,7 @@ def _filled_template(folder: Path, name: str, results: dict[str, Any]) -> str:
         template_path=str(TEMPLATE),
         name=name,
         config=config,
-        # That of an import tells nothing of its training.
+        # The record of an import says nothing about its training.
         run={} if origin else run,
         settings=settings,
         origin=origin,

@@ -15,6 +15,7 @@ from vanilla_transformer.model_folder import (
     TARGET_FILES,
     VOCABULARY_FILES,
     load_model,
+    read_object,
 )
 from vanilla_transformer.sharing.model_card import (
     is_ours,
@@ -127,11 +128,7 @@ def _shared_files(folder: Path) -> list[Path]:
     config = folder / "config.json"
     # MarianTokenizer and FSMTTokenizer may have both vocabularies.
     has_both = any((folder / name).exists() for name in ("target_vocab.json", "vocab-tgt.json"))
-    if (
-        not has_both
-        and config.exists()
-        and has_target_vocabulary(json.loads(config.read_text(encoding="utf-8")))
-    ):
+    if not has_both and config.exists() and has_target_vocabulary(read_object(config)):
         needed.append(TARGET_FILES[0])
     missing = [pattern for pattern in needed if not any(folder.glob(pattern))]
     if missing:

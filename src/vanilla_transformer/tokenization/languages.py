@@ -14,8 +14,8 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from vanilla_transformer.tokenization.tokenization_vanilla_transformer import language_tags
 
-# Languages that an error names.
-_NAMED = 8
+# Languages that a message names.
+NAMED = 8
 
 
 @dataclass(frozen=True)
@@ -199,5 +199,5 @@ def _saved(tokenizer: PreTrainedTokenizerBase, name: str) -> str | None:
 
 def _some(codes: Iterable[str], wanted: str | None) -> list[str]:
     """The most similar ones, and then the first."""
-    similar = difflib.get_close_matches(wanted or "", codes, n=_NAMED, cutoff=0.3)
-    return list(dict.fromkeys([*similar, *codes]))[:_NAMED]
+    similar = difflib.get_close_matches(wanted or "", codes, n=NAMED, cutoff=0.3)
+    return list(dict.fromkeys([*similar, *codes]))[:NAMED]

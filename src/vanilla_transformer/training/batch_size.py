@@ -102,7 +102,7 @@ def choose_batch_size(
 def _default_of_gpu(
     settings: TrainSettings, accumulated: int, pairs: int | None
 ) -> tuple[int, str]:
-    """Tokens of one of so many accumulated batches, and why."""
+    """Tokens of one of `accumulated` batches, and why."""
     if settings.init_from:
         return TOKENS, "the default with --init_from"
     per_batch = TOKENS_OF_PAPER // accumulated

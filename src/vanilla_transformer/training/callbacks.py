@@ -22,10 +22,9 @@ from transformers import (
     TrainerState,
     TrainingArguments,
 )
-from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from vanilla_transformer.threads import IdleCores
+from vanilla_transformer.training.checkpoints import checkpoint_folder, read_state
 from vanilla_transformer.training.sharding import divided_like, gathered
 
 # A file of each checkpoint.
@@ -80,10 +79,10 @@ class FindBestCheckpoint(TrainerCallback):
     ) -> None:
         """Sets its path; Trainer keeps this checkpoint and loads it at the end."""
         folder = Path(args.output_dir)
-        resumed = folder / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}" / TRAINER_STATE_NAME
-        if not resumed.is_file():
+        resumed = checkpoint_folder(folder, state.global_step)
+        if not resumed.is_dir():
             return
-        saved = TrainerState.load_from_json(str(resumed)).best_model_checkpoint
+        saved = read_state(resumed).best_model_checkpoint
         if saved and (best := folder / Path(saved).name).is_dir():
             state.best_model_checkpoint = str(best)
 
@@ -114,9 +113,8 @@ class MovingAverage(TrainerCallback):
     ) -> None:
         """Loads the average from the checkpoint of a resumed run."""
         if state.global_step:
-            checkpoint = f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
-            file = Path(args.output_dir) / checkpoint / MOVING_AVERAGE_FILE
-            saved = load_file(file)
+            resumed = checkpoint_folder(Path(args.output_dir), state.global_step)
+            saved = load_file(resumed / MOVING_AVERAGE_FILE)
             # Updates pair tensors by position, and the file has another order than the model.
             self.weights = {
                 name: divided_like(saved[name], weight) for name, weight in _trained(model).items()

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from accelerate import PartialState
 from safetensors import SafetensorError
+from transformers import TrainerState
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from vanilla_transformer.files import write_lines
@@ -134,6 +136,16 @@ def delete_oldest(folder: Path, limit: int | None, best: str | None) -> None:
     others = [path for path in checkpoints if path not in kept]
     for checkpoint in others[: max(0, len(checkpoints) - max(limit, len(kept)))]:
         shutil.rmtree(checkpoint, ignore_errors=True)
+
+
+def checkpoint_folder(run: Path, update: int) -> Path:
+    """Folder of the checkpoint that a run saves after an update."""
+    return run / f"{PREFIX_CHECKPOINT_DIR}-{update}"
+
+
+def read_state(checkpoint: str | Path) -> TrainerState:
+    """Trainer's state when it saved a checkpoint."""
+    return TrainerState.load_from_json(str(Path(checkpoint) / TRAINER_STATE_NAME))
 
 
 def update_of(checkpoint: str) -> int:

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from vanilla_transformer.tokenization.composing_vanilla_transformer import DECOM
 from vanilla_transformer.training.recipe import config_overrides
 from vanilla_transformer_cli.settings import PRESETS, TrainSettings
 
-# Only so many pairs, from the beginning, are looked at; all of them are counted.
+# Only this number of pairs, from the beginning, is examined; all of them are counted.
 EXAMINED_PAIRS = 100_000
 # Size of a vocabulary with which names are copied piece by piece.
 VOCABULARY_THAT_COPIES = 2000
@@ -101,7 +100,7 @@ class Facts:
         return self.tokens(chosen) / tokens_of_corpus
 
     def updates(self, chosen: Mapping[str, Any], batch: int) -> float:
-        """Updates that the minutes allow, with batches of so many tokens."""
+        """Updates that the minutes allow, with batches of `batch` tokens."""
         tokens_of_update = batch * self.batches_per_update
         return self.tokens(chosen) / tokens_of_update / (2 if chosen["r_drop"] else 1)
 
@@ -177,7 +176,7 @@ class _Counts:
 def measure(
     minutes: float, arguments: TrainingArguments, pairs: Iterable[tuple[str, ...]]
 ) -> Facts:
-    """Facts of the pairs and of this machine, for a run of so many minutes."""
+    """Facts of the pairs and of this machine, for a run of this length."""
     facts = read_facts(pairs, minutes, tokens_per_second(arguments), arguments.device.type)
     return replace(facts, batches_per_update=arguments.gradient_accumulation_steps)
 
@@ -194,7 +193,7 @@ def read_facts(
         device: Type of the device.
     """
     counts, number = _Counts(), 0
-    for number, (source, target, *_) in zip(count(1), pairs):
+    for number, (source, target, *_) in enumerate(pairs, start=1):
         if number <= EXAMINED_PAIRS:
             counts.add(source, target)
     table = np.array(counts.lengths)

@@ -55,7 +55,6 @@ _SETTINGS_THAT_MAY_CHANGE = {
 }
 _ARGUMENTS_THAT_MAY_CHANGE = {
     "output_dir",
-    "overwrite_output_dir",
     "max_steps",
     "num_train_epochs",
     "per_device_eval_batch_size",

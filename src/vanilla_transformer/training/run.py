@@ -27,10 +27,8 @@ from transformers import (
     EarlyStoppingCallback,
     PreTrainedModel,
     Seq2SeqTrainingArguments,
-    TrainerState,
     set_seed,
 )
-from transformers.trainer import TRAINER_STATE_NAME
 
 from vanilla_transformer.data.filters import FilteredPairs, Rule, drop_rules, filter_pairs
 from vanilla_transformer.data.parallel_text import ParallelText, load_pairs, read_pairs
@@ -72,6 +70,7 @@ from vanilla_transformer.training.checkpoints import (
     closed_checkpoints,
     delete_unclosed,
     failed_writes_named,
+    read_state,
     update_of,
     with_intact_weights,
 )
@@ -93,10 +92,10 @@ from vanilla_transformer.training.recipe import (
     prefer_better_scores,
 )
 from vanilla_transformer.training.run_record import JsonLinesLog, describe_run
-from vanilla_transformer.training.starting_model import MAX_EXTRA_TOKENS, build_model
+from vanilla_transformer.training.starting_model import build_model
 from vanilla_transformer.training.time_schedule import TimeSchedule
 from vanilla_transformer.training.trainer import TokenBatchTrainer, TrainingPass, plan, scorer
-from vanilla_transformer_cli.settings import TrainSettings
+from vanilla_transformer_cli.settings import MAX_EXTRA_TOKENS, TrainSettings
 
 
 def train(
@@ -414,7 +413,7 @@ def _back_to_last_checkpoint(
         ) from error
     last = checkpoints[-1]
     trainer._load_from_checkpoint(str(last))
-    trainer.state = TrainerState.load_from_json(str(last / TRAINER_STATE_NAME))
+    trainer.state = read_state(last)
     outcome = Outcome(
         f"{last.name}, before training diverged",
         scores_of_update(trainer, trainer.state.global_step),

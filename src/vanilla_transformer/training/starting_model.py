@@ -26,12 +26,11 @@ from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 from vanilla_transformer.training.compiling import compile_layers
 from vanilla_transformer.training.fine_tuning import choose_parameters
 from vanilla_transformer.training.recipe import check_vocabularies, config_overrides
-from vanilla_transformer_cli.settings import PRESETS, TrainSettings
+from vanilla_transformer_cli.settings import MAX_EXTRA_TOKENS, PRESETS, TrainSettings
 
-# Section 6.1: beam 4, length penalty 0.6, output at most 50 tokens longer than its source.
+# Section 6.1.
 NUM_BEAMS = 4
 LENGTH_PENALTY = 0.6
-MAX_EXTRA_TOKENS = 50
 
 # Fields of a config that belong to the tokenizers.
 _VOCABULARY_FIELDS = (

@@ -4,7 +4,6 @@ import math
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,10 +11,10 @@ from accelerate import PartialState
 from accelerate.utils import broadcast
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer import TRAINER_STATE_NAME
 
 from vanilla_transformer.progress import duration
 from vanilla_transformer.training.callbacks import StopOnRequest
+from vanilla_transformer.training.checkpoints import read_state
 
 # Where a checkpoint keeps the seconds that its run has used, in its trainer_state.json.
 _SECONDS = "seconds_of_schedule"
@@ -192,5 +191,4 @@ def _seconds_used(checkpoint: str | None) -> float:
     """Seconds that a run had used when it saved a checkpoint."""
     if checkpoint is None:
         return 0.0
-    state = TrainerState.load_from_json(str(Path(checkpoint) / TRAINER_STATE_NAME))
-    return float(state.stateful_callbacks[_SECONDS]["used"])
+    return float(read_state(checkpoint).stateful_callbacks[_SECONDS]["used"])

@@ -19,11 +19,10 @@ from transformers import (
     EvalPrediction,
     PreTrainedTokenizerBase,
     Seq2SeqTrainer,
-    TrainerState,
 )
 from transformers.modeling_outputs import Seq2SeqLMOutput
-from transformers.trainer import FSDP_MODEL_NAME, TRAINER_STATE_NAME
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput
+from transformers.trainer import FSDP_MODEL_NAME
+from transformers.trainer_utils import EvalLoopOutput
 
 from vanilla_transformer.data.training_data import TrainingData
 from vanilla_transformer.evaluation.metrics import TranslationScores
@@ -38,9 +37,11 @@ from vanilla_transformer.training.callbacks import (
     StopOnDivergence,
 )
 from vanilla_transformer.training.checkpoints import (
+    checkpoint_folder,
     close_checkpoint,
     delete_oldest,
     failed_writes_named,
+    read_state,
     reopen_checkpoint,
     with_intact_weights,
 )
@@ -49,7 +50,7 @@ from vanilla_transformer.training.sharding import is_sharded, put_weights, save_
 
 TrainingPass = Callable[..., Seq2SeqLMOutput]
 
-# A plan tries so many batches, fewer if they are slow.
+# Most batches that a plan tries; fewer if they are slow.
 TRIED_BATCHES = 6
 SECONDS_OF_TRIAL = 3.0
 
@@ -152,7 +153,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         """Trainer's, for finite weights only; older ones are deleted after this one is closed."""
         # Each trial of a `hyperparameter_search` has a folder of its own.
         run = Path(self._get_output_dir(trial=trial))
-        folder = run / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        folder = checkpoint_folder(run, self.state.global_step)
         self.check_weights()
         if self.args.should_save:
             reopen_checkpoint(folder)
@@ -304,8 +305,7 @@ def plan(
         )
     seconds, gigabytes = _try_batches(trainer)
     if checkpoint:
-        state = TrainerState.load_from_json(str(Path(checkpoint) / TRAINER_STATE_NAME))
-        periods = max(0, periods - state.global_step * periods_per_update)
+        periods = max(0, periods - read_state(checkpoint).global_step * periods_per_update)
     minutes = seconds * data.batches / 60
     yield f"memory      about {gigabytes:.1f} GB"
     if minutes_left is not None:
@@ -324,7 +324,7 @@ def plan(
 
 
 def _moment(seconds: float) -> str:
-    """The time so many seconds from now, with its day unless that is today."""
+    """The time in `seconds` from now, with its day unless that is today."""
     now = time.time()
     then = time.localtime(now + seconds)
     is_today = then[:3] == time.localtime(now)[:3]

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 # Share of the minutes that the search has; the rest is for the last run.
 _SHARE = 0.5
-# One of so many candidates comes into the next round, whose runs are as many times longer.
+# One in this number of candidates reaches the next round, whose runs are as many times longer.
 _REDUCTION = 4
 # A shorter run does little more than read the pairs and warm up.
 _LEAST_MINUTES = 0.5
@@ -71,7 +71,7 @@ class Round:
 
 
 def rounds(candidates: int, minutes: float) -> list[Round]:
-    """Rounds that take so many minutes together, each about as long as the others."""
+    """Rounds that take `minutes` together, each about as long as the others."""
     runs = [candidates]
     while runs[-1] > _REDUCTION:
         runs.append(math.ceil(runs[-1] / _REDUCTION))
@@ -93,7 +93,7 @@ def tune(
         settings: With what the user gave, and defaults.
         arguments: Trainer's, likewise.
         given: Names of the options that the user gave.
-        measure: Facts of data and machine, for a run of so many minutes.
+        measure: Facts of data and machine, for a run of this length.
         build: See `Build`.
 
     Returns:

@@ -133,7 +133,7 @@ class VanillaTransformerLoader(ModelLoader):
         """What CTranslate2's `config.json` says; sources come with the `</s>` of the tokenizer."""
         start = model.config.decoder_start_token_id
         config.bos_token = tokenizer.convert_ids_to_tokens(start)
-        config.eos_token = tokenizer.convert_ids_to_tokens(_end_tokens(model)[0])
+        config.eos_token = tokenizer.convert_ids_to_tokens(model.config.eos_token_ids[0])
         config.unk_token = tokenizer.unk_token
         config.decoder_start_token = config.bos_token
         config.add_source_bos = config.add_source_eos = False
@@ -191,7 +191,7 @@ class VanillaTransformerLoader(ModelLoader):
                 f"`activation_function` must be one of {', '.join(_ACTIVATIONS)}, "
                 f"got {activation!r}."
             )
-        if len(_end_tokens(model)) != 1:
+        if len(model.config.eos_token_ids) != 1:
             faults.append(f"`eos_token_id` must be one id, got {model.config.eos_token_id}.")
         if faults:
             raise ValueError(
@@ -268,8 +268,3 @@ def _tokens(tokens: dict[int, str], size: int, name: str) -> list[str]:
         )
     # Rows without a token, if the vocabulary was padded to a round size.
     return [tokens.get(token_id, f"<unused {token_id}>") for token_id in range(size)]
-
-
-def _end_tokens(model: PreTrainedModel) -> list[int]:
-    end = model.config.eos_token_id
-    return end if isinstance(end, list) else [end]

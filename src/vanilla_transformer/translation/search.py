@@ -7,6 +7,7 @@ from typing import Any, Self
 from transformers import GenerationConfig
 
 from vanilla_transformer.modeling.search_vanilla_transformer import Constraints
+from vanilla_transformer_cli.settings import MAX_EXTRA_TOKENS
 
 LARGEST_PENALTY = 20
 # Logits divided by less may be infinite in float32.
@@ -52,7 +53,7 @@ class Search:
     top_p: float = 1.0
     seed: int = 0
     mbr_candidates: int = 0
-    max_extra_tokens: int = 50
+    max_extra_tokens: int = MAX_EXTRA_TOKENS
     scores: bool = False
     first_token: int | None = None
 

@@ -24,8 +24,8 @@ _SENTENCE_END = re.compile(
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _WORD_CHARACTER = re.compile(r"\S")
 
-# First guess of the characters that fill a piece; most text has fewer per token.
-CHARACTERS_PER_TOKEN = 8
+# First guess of the characters of a token; most text has fewer.
+_CHARACTERS = 8
 
 
 @dataclass(frozen=True)
@@ -60,20 +60,9 @@ def cut_into_pieces(
         source_prefix: Ids before each piece; they count towards its length.
     """
     max_tokens -= len(source_prefix)
-    tokenizer = tokenizers.source
-    texts = {
-        place: without_surrogates(line) for place, (line, _) in enumerate(lines) if line.strip()
-    }
-    # Very long lines are not tokenised as a whole.
-    short = [
-        place for place, text in texts.items() if len(text) <= CHARACTERS_PER_TOKEN * max_tokens
-    ]
-    encoded = dict(zip(short, _encode([texts[place] for place in short], tokenizer), strict=True))
+    texts = [without_surrogates(line) for line, _ in lines]
     pieces = []
-    for place, text in texts.items():
-        sources = [encoded[place]] if place in encoded else []
-        if not sources or len(sources[0]) > max_tokens:
-            sources = _encode(cut_line(text, tokenizer, max_tokens), tokenizer)
+    for place, sources in enumerate(cut_lines(texts, tokenizers.source, max_tokens)):
         if len(sources) > 1:
             logger.warning(
                 "Line %d is longer than %d tokens and is translated in %d pieces.",
@@ -85,9 +74,33 @@ def cut_into_pieces(
         prefixes = chain([_encode_prefix(lines[place][1], tokenizers.target)], repeat([]))
         pieces += [
             Piece(place, [*source_prefix, *source], prefix)
-            for source, prefix in zip(sources, prefixes, strict=False)
+            for (_, source), prefix in zip(sources, prefixes, strict=False)
         ]
     return pieces
+
+
+def cut_lines(
+    lines: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_tokens: int
+) -> list[list[tuple[str, list[int]]]]:
+    """The pieces of each line with their ids: the line itself, if it is short enough.
+
+    Args:
+        lines: Blank ones have no pieces.
+        tokenizer: Of the lines.
+        max_tokens: Length of the longest piece, `</s>` counted.
+    """
+    # Very long lines are not tokenised as a whole.
+    short = [line for line in lines if line.strip() and len(line) <= _CHARACTERS * max_tokens]
+    whole = dict(zip(short, _encode(short, tokenizer), strict=True))
+    cut = []
+    for line in lines:
+        ids = whole.get(line)
+        if ids is not None and len(ids) <= max_tokens:
+            cut.append([(line, ids)])
+        else:
+            pieces = cut_line(line, tokenizer, max_tokens)
+            cut.append(list(zip(pieces, _encode(pieces, tokenizer), strict=True)))
+    return cut
 
 
 def without_surrogates(text: str) -> str:
@@ -128,7 +141,7 @@ def cut_line(line: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> 
     """
     pieces = []
     start = _next_word(line, 0)
-    guess = CHARACTERS_PER_TOKEN * max_tokens
+    guess = _CHARACTERS * max_tokens
     while start < len(line):
         fitting = _end_of_fitting(line, start, guess, tokenizer, max_tokens)
         guess = 2 * (fitting - start)
