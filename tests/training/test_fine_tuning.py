@@ -12,7 +12,7 @@ from transformers import AutoModelForSeq2SeqLM, TrainerState
 
 from vanilla_transformer.modeling import cpu_vanilla_transformer as cpu
 from vanilla_transformer.modeling.layers_vanilla_transformer import Layer
-from vanilla_transformer.training import recipe, trainer
+from vanilla_transformer.training import plan, recipe
 from vanilla_transformer.training.callbacks import MOVING_AVERAGE_FILE, MovingAverage
 from vanilla_transformer.training.fine_tuning import choose_parameters, merge_adapter
 from vanilla_transformer.training.recipe import check_settings
@@ -311,7 +311,7 @@ def test_gradient_checkpointing_changes_no_weight(corpus, base, tmp_path, monkey
         return feed_forward(self, x)
 
     monkeypatch.setattr(Layer, "feed_forward", counted)
-    monkeypatch.setattr(trainer, "TRIED_BATCHES", 2)
+    monkeypatch.setattr(plan, "TRIED_BATCHES", 2)
     fine_tune(corpus, base, tmp_path / "plain", updates=2, **changes)
     plain, calls[:] = len(calls), []
 

@@ -11,9 +11,10 @@ import pytest
 
 from vanilla_transformer.training.callbacks import StopOnRequest, StoppedBySignalError
 from vanilla_transformer.training.legs import check_continuation, check_free, claimed, continue_run
+from vanilla_transformer.training.plan import _moment
 from vanilla_transformer.training.run import train
 from vanilla_transformer.training.run_record import describe_run, read_log
-from vanilla_transformer.training.trainer import TokenBatchTrainer, _moment
+from vanilla_transformer.training.trainer import TokenBatchTrainer
 from vanilla_transformer_cli.settings import TrainSettings
 
 from ..support.scripts import run_script

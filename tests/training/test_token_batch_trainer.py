@@ -13,11 +13,12 @@ from vanilla_transformer.data.token_ids import pair_lengths
 from vanilla_transformer.data.training_data import in_epochs
 from vanilla_transformer.model_folder import TARGET_FOLDER
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
+from vanilla_transformer.training import plan as planning
 from vanilla_transformer.training import trainer as module
 from vanilla_transformer.training.callbacks import DivergedError
 from vanilla_transformer.training.checkpoints import close_checkpoint, closed_checkpoints
 from vanilla_transformer.training.r_drop import r_drop
-from vanilla_transformer.training.trainer import TokenBatchTrainer, plan
+from vanilla_transformer.training.trainer import TokenBatchTrainer
 
 from ..modeling.test_search import patch_forward
 from ..support.gradients_of_one_update import VOCAB_SIZE, build_arguments, build_model, ragged_pairs
@@ -40,7 +41,7 @@ def separate(tokenizer):
 
 @pytest.fixture
 def build(tmp_path, tokenizer):
-    def build_trainer(*, alpha=0.0, tokenizers=None, **changes):
+    def build_trainer(*, alpha=0.0, tokenizers=None, sources=("w1",) * 16, **changes):
         pairs = ragged_pairs()
         sampler = TokenBatchSampler(pair_lengths(pairs), 120, seed=0)
         return TokenBatchTrainer(
@@ -49,7 +50,7 @@ def build(tmp_path, tokenizer):
             partial(r_drop, alpha=alpha) if alpha else None,
             model=build_model(label_smoothing=0.0),
             args=build_arguments(tmp_path, **changes),
-            eval_dataset=pairs,
+            eval_dataset=pairs.add_column("source", sources).add_column("target", sources),
         )
 
     return build_trainer
@@ -204,13 +205,13 @@ def test_tokenizer_of_the_target_is_saved_where_it_is_another(build, separate, t
 def planned(build, monkeypatch, tmp_path):
     """Lines of the plan by their first word; an hour for each batch."""
 
-    def lines_of(*, update=None, **changes):
+    def lines_of(*, update=None, minutes_left=None, **changes):
         trainer = build(**changes)
-        monkeypatch.setattr(module, "_try_batches", lambda trainer: (3600.0, 1.25))
-        monkeypatch.setattr(module, "_moment", lambda seconds: f"in {seconds / 3600:.1f} h")
+        monkeypatch.setattr(planning, "_try_batches", lambda trainer: (3600.0, 1.25))
+        monkeypatch.setattr(planning, "_moment", lambda seconds: f"in {seconds / 3600:.1f} h")
         if update is not None:
             TrainerState(global_step=update).save_to_json(str(tmp_path / "trainer_state.json"))
-        lines = plan(trainer, None if update is None else str(tmp_path))
+        lines = planning.plan(trainer, None if update is None else str(tmp_path), minutes_left)
         return len(trainer.data.batching["batch_sampler"]), dict(
             line.split(maxsplit=1) for line in lines
         )
@@ -231,6 +232,15 @@ def test_plan_describes_the_run(planned):
 
 def test_plan_tells_both_vocabularies(planned, separate):
     assert planned(tokenizers=separate)[1]["parameters"].endswith(", vocabularies 37 and 37")
+
+
+def test_plan_names_what_a_vocabulary_lacks(planned):
+    sources = ["w1 b", "c c", "d e f g", *["w2"] * 13]
+
+    assert "unknown" not in planned()[1]
+    unknown = planned(sources=sources)[1]["unknown"]
+    assert unknown.startswith("7 tokens of the validation targets: 'c' (2), 'b' (1), 'd' (1), ")
+    assert unknown.endswith("'f' (1), ...")
 
 
 def test_plan_counts_the_batches_that_are_left(planned):
@@ -254,14 +264,16 @@ def test_plan_warns_of_a_warmup_that_takes_most_of_the_run(planned, warmup, said
     assert planned(**given)[1].get("warm-up") == said
     # What is left of a resumed run does not count.
     assert planned(update=30, **given)[1].get("warm-up") == said
+    # The length of a run of some minutes is unknown, and its warm-up fits it.
+    assert "warm-up" not in planned(minutes_left=9, **given)[1]
 
 
 def test_plan_of_a_sharded_model_says_that_no_batches_are_tried(build, monkeypatch):
     trainer = build()
     trainer.is_sharded = True
-    monkeypatch.setattr(module, "_try_batches", None)
+    monkeypatch.setattr(planning, "_try_batches", None)
 
-    *others, last = plan(trainer, None)
+    *others, last = planning.plan(trainer, None)
 
     assert [line.split()[0] for line in others] == ["device", "pairs", "parameters", "batches"]
     assert last.startswith("sharded ")
@@ -279,7 +291,7 @@ def test_trial_leaves_gradients_and_random_numbers_as_they_were(build):
     expected = torch.get_rng_state()
     torch.manual_seed(5)
 
-    seconds, gigabytes = module._try_batches(trainer)
+    seconds, gigabytes = planning._try_batches(trainer)
 
     assert torch.equal(torch.get_rng_state(), expected)
     assert all(weight.grad is None for weight in trainer.model.parameters())
@@ -294,9 +306,9 @@ def test_trial_leaves_gradients_and_random_numbers_as_they_were(build):
 )
 def test_time_of_a_batch_is_the_mean_of_several(build, monkeypatch, durations, expected):
     clock = iter([x for seconds in durations for x in (0.0, seconds)])
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(planning, "time", SimpleNamespace(monotonic=lambda: next(clock)))
 
-    seconds, _ = module._try_batches(build())
+    seconds, _ = planning._try_batches(build())
 
     assert seconds == pytest.approx(expected)
     assert not list(clock)
@@ -305,9 +317,9 @@ def test_time_of_a_batch_is_the_mean_of_several(build, monkeypatch, durations, e
 def test_memory_counts_what_adam_remembers(build, monkeypatch):
     trainer = build()
     process = SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=0))
-    monkeypatch.setattr(module.psutil, "Process", lambda: process)
+    monkeypatch.setattr(planning.psutil, "Process", lambda: process)
 
-    _, gigabytes = module._try_batches(trainer)
+    _, gigabytes = planning._try_batches(trainer)
 
     # Two moments of four bytes for each weight.
     assert gigabytes == pytest.approx(8 * trainer.model.num_parameters() / 1e9)

@@ -18,8 +18,8 @@ from vanilla_transformer.evaluation.metrics import TranslationScores
 from vanilla_transformer.files import read_lines
 from vanilla_transformer.modeling.layers_vanilla_transformer import EncoderLayer
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
+from vanilla_transformer.training import plan
 from vanilla_transformer.training import run as training
-from vanilla_transformer.training import trainer
 from vanilla_transformer.training.averaging import average_checkpoints
 from vanilla_transformer.training.run import train
 from vanilla_transformer.training.trainer import TokenBatchTrainer
@@ -318,7 +318,7 @@ def test_bpe_dropout_changes_the_text_of_each_epoch(corpus, tmp_path, monkeypatc
         return super(TokenBatchTrainer, self)._prepare_inputs(inputs, *args)
 
     monkeypatch.setattr(TokenBatchTrainer, "_prepare_inputs", count_tokens)
-    monkeypatch.setattr(trainer, "TRIED_BATCHES", 2)
+    monkeypatch.setattr(plan, "TRIED_BATCHES", 2)
 
     run_training(corpus, tmp_path, UNVALIDATED | {"bpe_dropout": 0.3}, num_train_epochs=3)
 

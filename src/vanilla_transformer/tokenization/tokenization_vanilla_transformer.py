@@ -1,4 +1,4 @@
-"""Text to token ids and back: training a tokenizer, counting unknown tokens.
+"""Text to token ids and back: training a tokenizer, finding what it does not know.
 
 How `bpe` and `unigram` keep every string exactly:
 
@@ -207,15 +207,23 @@ class VanillaTransformerTokenizer(ComposingTokenizer):
             **_settings_of_form(unicode_form),
         )
 
-    def count_unknown(self, texts: Iterable[str]) -> tuple[int, int]:
-        """Number of unknown tokens and of all tokens in `texts`, `</s>` not counted."""
-        counts = self._surface_counts(texts)
-        return sum(n for (_, unknown), n in counts.items() if unknown), counts.total()
-
     def unknown_strings(self, texts: Iterable[str]) -> Counter[str]:
         """Strings in `texts` that become `<unk>`, with the number of times each occurs."""
-        counts = self._surface_counts(texts)
-        return Counter({surface: n for (surface, unknown), n in counts.items() if unknown})
+        counts: Counter[str] = Counter()
+        remaining = iter(texts)
+        while chunk := list(islice(remaining, 1000)):
+            encoded = self(
+                chunk, add_special_tokens=False, return_offsets_mapping=True, verbose=False
+            )
+            for text, ids, offsets in zip(
+                chunk, encoded["input_ids"], encoded["offset_mapping"], strict=True
+            ):
+                counts.update(
+                    text[start:end]
+                    for token_id, (start, end) in zip(ids, offsets, strict=True)
+                    if token_id == self.unk_token_id
+                )
+        return counts
 
     def has_independent_parts(self) -> bool:
         """Whether the ids of a line are those of its `independent_parts`, and `</s>` after them.
@@ -266,23 +274,6 @@ class VanillaTransformerTokenizer(ComposingTokenizer):
         finally:
             if dropout is not None:
                 backend.model.dropout = dropout
-
-    def _surface_counts(self, texts: Iterable[str]) -> Counter[tuple[str, bool]]:
-        """Counts the strings that the tokens of `texts` cover, each with whether it is unknown."""
-        counts: Counter[tuple[str, bool]] = Counter()
-        remaining = iter(texts)
-        while chunk := list(islice(remaining, 1000)):
-            encoded = self(
-                chunk, add_special_tokens=False, return_offsets_mapping=True, verbose=False
-            )
-            for text, ids, offsets in zip(
-                chunk, encoded["input_ids"], encoded["offset_mapping"], strict=True
-            ):
-                counts.update(
-                    (text[start:end], token_id == self.unk_token_id)
-                    for token_id, (start, end) in zip(ids, offsets, strict=True)
-                )
-        return counts
 
 
 def _unicode_normalizer(form: UnicodeForm) -> normalizers.Normalizer:

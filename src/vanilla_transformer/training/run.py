@@ -82,6 +82,7 @@ from vanilla_transformer.training.legs import (
     continue_run,
     with_recorded_batches,
 )
+from vanilla_transformer.training.plan import plan
 from vanilla_transformer.training.processes import limit_waiting
 from vanilla_transformer.training.progress import progress_shown
 from vanilla_transformer.training.r_drop import r_drop
@@ -94,7 +95,7 @@ from vanilla_transformer.training.recipe import (
 from vanilla_transformer.training.run_record import JsonLinesLog, describe_run
 from vanilla_transformer.training.starting_model import build_model
 from vanilla_transformer.training.time_schedule import TimeSchedule
-from vanilla_transformer.training.trainer import TokenBatchTrainer, TrainingPass, plan, scorer
+from vanilla_transformer.training.trainer import TokenBatchTrainer, TrainingPass, scorer
 from vanilla_transformer_cli.settings import MAX_EXTRA_TOKENS, TrainSettings
 
 

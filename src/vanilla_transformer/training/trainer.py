@@ -1,15 +1,11 @@
-"""`Seq2SeqTrainer` on batches of a token budget, its scores, and the plan of a run."""
+"""`Seq2SeqTrainer` on batches of a token budget, and its scores."""
 
-import statistics
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 from accelerate.utils import gather_object
 from torch import nn
@@ -41,18 +37,12 @@ from vanilla_transformer.training.checkpoints import (
     close_checkpoint,
     delete_oldest,
     failed_writes_named,
-    read_state,
     reopen_checkpoint,
     with_intact_weights,
 )
-from vanilla_transformer.training.run_record import hardware
 from vanilla_transformer.training.sharding import is_sharded, put_weights, save_in_full
 
 TrainingPass = Callable[..., Seq2SeqLMOutput]
-
-# Most batches that a plan tries; fewer if they are slow.
-TRIED_BATCHES = 6
-SECONDS_OF_TRIAL = 3.0
 
 
 class TokenBatchTrainer(Seq2SeqTrainer):
@@ -263,97 +253,3 @@ def scorer(
         )
 
     return score
-
-
-def plan(
-    trainer: TokenBatchTrainer, checkpoint: str | None, minutes_left: float | None = None
-) -> Iterator[str]:
-    """Describes a run before its first update; a model that is not sharded tries some batches.
-
-    Args:
-        trainer: Ready to train.
-        checkpoint: Folder from which the run is resumed; None for a new run.
-        minutes_left: Until the end of a run whose schedule is one of time; None: of another one.
-    """
-    arguments, model, data = trainer.args, trainer.model, trainer.data
-    vocabulary = f"vocabulary {model.config.vocab_size:,}"
-    if not trainer.tokenizers.is_joint:
-        sizes = f"{model.config.vocab_size:,} and {model.config.target_vocab_size:,}"
-        vocabulary = f"vocabularies {sizes}"
-    yield f"device      {hardware()}, {'bf16' if arguments.bf16 else 'float32'}"
-    yield f"pairs       {data.describe_pairs()}"
-    trained = model.num_parameters(only_trainable=True)
-    of_which = f", of which {trained:,} are trained" * (trained < model.num_parameters())
-    yield f"parameters  {model.num_parameters():,}{of_which}, {vocabulary}"
-    yield f"batches     {data.describe_batches()}"
-    if trainer.is_sharded:
-        yield (
-            f"sharded     {arguments.world_size} processes divide the model when training begins, "
-            "so no batches are tried for memory and time"
-        )
-        return
-    periods_per_update = arguments.gradient_accumulation_steps / data.batches
-    periods = arguments.num_train_epochs
-    if arguments.max_steps > 0:
-        periods = arguments.max_steps * periods_per_update
-    updates = round(periods / periods_per_update)
-    warmup = arguments.get_warmup_steps(updates)
-    if 2 * warmup > updates and minutes_left is None:
-        yield (
-            f"warm-up     {warmup:,} updates, of {updates:,} in all: train longer, or shorten it "
-            "with --warmup_steps"
-        )
-    seconds, gigabytes = _try_batches(trainer)
-    if checkpoint:
-        periods = max(0, periods - read_state(checkpoint).global_step * periods_per_update)
-    minutes = seconds * data.batches / 60
-    yield f"memory      about {gigabytes:.1f} GB"
-    if minutes_left is not None:
-        end = _moment(60 * max(0.0, minutes_left))
-        yield (
-            f"time        about {minutes:.1f} minutes {data.period.one}; the run ends {end} "
-            "(evaluation counted)"
-        )
-        return
-    end = _moment(60 * minutes * periods)
-    yield (
-        f"time        about {minutes:.1f} minutes {data.period.one}; "
-        f"{periods:.3g} {data.period.several} end {end}"
-    )
-    yield "            (evaluation not counted)"
-
-
-def _moment(seconds: float) -> str:
-    """The time in `seconds` from now, with its day unless that is today."""
-    now = time.time()
-    then = time.localtime(now + seconds)
-    is_today = then[:3] == time.localtime(now)[:3]
-    return time.strftime("at %H:%M" if is_today else "on %A, %Y-%m-%d, at %H:%M", then)
-
-
-def _try_batches(trainer: TokenBatchTrainer) -> tuple[float, float]:
-    """Seconds per batch and gigabytes for the run, measured with forward and backward passes."""
-    model, arguments = trainer.model.train(), trainer.args
-    # A small corpus may have a single batch, which is then tried several times.
-    batches = cycle(trainer.get_train_dataloader())
-    seconds: list[float] = []
-    with torch.random.fork_rng():
-        # The first one warms up; the others have about as many tokens, but not the same shape.
-        while len(seconds) < 2 or (
-            sum(seconds[1:]) < SECONDS_OF_TRIAL and len(seconds) < TRIED_BATCHES
-        ):
-            inputs = trainer._prepare_inputs(next(batches))
-            started = time.monotonic()
-            with trainer.accelerator.autocast():
-                loss = trainer.compute_loss(model, inputs)
-            loss.backward()
-            # Reading the value waits for the device.
-            loss.item()
-            seconds.append(time.monotonic() - started)
-    model.zero_grad()
-    if arguments.device.type == "cuda":
-        memory = torch.cuda.max_memory_allocated()
-    else:
-        memory = psutil.Process().memory_info().rss
-    adam_moments = 8 * model.num_parameters(only_trainable=True)
-    return statistics.fmean(seconds[1:]), (memory + adam_moments) / 1e9
