@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vanilla_transformer.modeling import cpu_vanilla_transformer as cpu
@@ -182,3 +183,13 @@ def test_layouts_are_not_saved(laid_out_model):
     parameters = {name for name, _ in laid_out_model.named_parameters(remove_duplicate=False)}
 
     assert laid_out_model.state_dict().keys() == parameters
+
+
+def test_weights_of_another_kind_make_their_own_products():
+    class Quantised(nn.Parameter):
+        """As torchao's, whose products are not those of torch."""
+
+    module = nn.Linear(3, 5)
+    module.weight = Quantised(module.weight.data)
+
+    assert WeightLayouts().linear(module) == module.forward

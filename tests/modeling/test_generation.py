@@ -86,7 +86,9 @@ def test_start_token_that_is_an_end_may_be_generated():
     assert config.bad_words_ids == [[0]]
 
 
-@pytest.mark.parametrize("search", [{}, {"num_beams": 3}, {"do_sample": True}], ids=str)
+@pytest.mark.parametrize(
+    "search", [{}, {"num_beams": 3}, {"do_sample": True}, {"bad_words_ids": [[5]]}], ids=str
+)
 def test_generation_never_emits_padding_or_start_inside_a_sentence(batch, search):
     model = build_variant(tie_word_embeddings=False)
     with torch.no_grad():

@@ -16,6 +16,7 @@ from transformers import (
     AutoModel,
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
+    PreTrainedModel,
 )
 from transformers.dynamic_module_utils import get_relative_imports
 
@@ -206,6 +207,26 @@ def test_config_saved_alone_brings_its_code_and_names_no_other(tmp_path):
     module = "configuration_vanilla_transformer"
     assert code.keys() == {f"{module}.py"}
     assert auto_map == {"AutoConfig": f"{module}.VanillaTransformerConfig"}
+
+
+def test_code_of_a_subclass_is_there_before_its_upload(tiny_config, tmp_path, monkeypatch):
+    class Derived(VanillaTransformerForConditionalGeneration):
+        pass
+
+    seen = []
+    save = PreTrainedModel.save_pretrained
+
+    def saved(self, folder, *args, **kwargs):
+        seen.append({path.name for path in Path(folder).glob("*.py")})
+        save(self, folder, *args, **kwargs)
+
+    monkeypatch.setattr(PreTrainedModel, "save_pretrained", saved)
+
+    Derived(tiny_config).save_pretrained(tmp_path)
+    Derived(tiny_config).save_pretrained(tmp_path / "other", is_main_process=False)
+
+    assert "modeling_vanilla_transformer.py" in seen[0]
+    assert not seen[1]
 
 
 def test_auto_map_names_its_own_folder_when_the_model_came_from_the_hub(folder, tmp_path):

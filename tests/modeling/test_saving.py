@@ -7,7 +7,10 @@ from torch import nn
 from transformers import AutoModel, AutoModelForSeq2SeqLM
 from transformers.activations import ACT2FN
 
-from vanilla_transformer import VanillaTransformerModel
+from vanilla_transformer import (
+    VanillaTransformerForConditionalGeneration,
+    VanillaTransformerModel,
+)
 
 from ..conftest import (
     TWO_TABLES,
@@ -80,8 +83,42 @@ def test_replaced_table_serves_the_stacks_that_share_it(tying):
 
     model.set_input_embeddings(table)
 
-    assert model.get_input_embeddings() is model.model.encoder.embed_tokens is table
-    assert model.model.decoder.embed_tokens is (target_table if tying else table)
+    assert model.get_input_embeddings() is table
+    assert model.model.encoder.embed_tokens.weight is table.weight
+    assert model.model.decoder.embed_tokens.weight is (target_table if tying else table).weight
+
+
+def test_weights_that_are_tied_no_more_are_saved(tiny_model, batch, tmp_path):
+    tiny_model.set_output_embeddings(nn.Linear(24, 37, bias=False))
+    tiny_model.model.decoder.embed_tokens = nn.Embedding(37, 24)
+    expected = tiny_model(**batch).logits
+
+    tiny_model.save_pretrained(tmp_path)
+
+    loaded = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path)
+    assert torch.equal(loaded(**batch).logits, expected)
+
+
+def test_functional_call_leaves_the_model_as_it_was(tiny_model, batch):
+    before = tiny_model(**batch).logits
+    doubled = {name: 2 * weight.detach() for name, weight in tiny_model.named_parameters()}
+
+    called = torch.func.functional_call(tiny_model, doubled, kwargs=batch).logits
+
+    assert not torch.equal(called, before)
+    assert torch.equal(tiny_model(**batch).logits, before)
+    assert tiny_model.lm_head.weight is tiny_model.model.shared.weight
+
+
+def test_target_vocabulary_grows_with_the_table(tmp_path):
+    model = build_variant(decoder_vocab_size=37)
+
+    model.resize_token_embeddings(40)
+    model.save_pretrained(tmp_path)
+
+    assert model.config.decoder_vocab_size == 40
+    loaded = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path)
+    assert loaded.get_output_embeddings().weight.shape[0] == 40
 
 
 def test_resizing_one_of_two_tables_is_refused():

@@ -20,6 +20,7 @@ from vanilla_transformer.modeling.search_vanilla_transformer import (
 )
 
 from ..conftest import Batch, Model, source_of
+from ..support.observed import observe
 
 SEARCHES: list[dict[str, Any]] = [
     {},
@@ -168,7 +169,7 @@ def test_search_in_bfloat16_is_transformers(tiny_model, sentences):
 @both_widths
 def test_sentences_leave_the_batch_when_they_have_ended(tiny_model, sentences, num_beams):
     rows = []
-    tiny_model.lm_head.register_forward_hook(lambda _, inputs, __: rows.append(len(inputs[0])))
+    observe(tiny_model.lm_head, lambda hidden, _: rows.append(len(hidden)))
 
     found = generate(tiny_model, sentences, num_beams=num_beams, max_length=30)
 
@@ -184,8 +185,8 @@ def test_sentences_leave_the_batch_when_they_have_ended(tiny_model, sentences, n
 def test_beams_share_the_keys_and_values_of_their_source(tiny_model, sentences):
     shapes = []
     attention = tiny_model.model.decoder.layers[0].encoder_attn
-    attention.kv_proj.register_forward_hook(lambda _, __, output: shapes.append(output.shape))
-    attention.q_proj.register_forward_hook(lambda _, __, output: shapes.append(output.shape))
+    observe(attention.kv_proj, lambda _, output: shapes.append(output.shape))
+    observe(attention.q_proj, lambda _, output: shapes.append(output.shape))
 
     generate(tiny_model, sentences, num_beams=4, max_length=3)
 
@@ -326,6 +327,17 @@ def replace_linear_by_foreign(model: Model) -> None:
     model.model.decoder.layers[1].fc1.__class__ = ForeignLinear
 
 
+def prepare_otherwise(model: Model) -> None:
+    prepare = model.prepare_inputs_for_generation
+
+    def shifted(input_ids: Tensor, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        inputs = prepare(input_ids, *args, **kwargs)
+        return inputs | {"decoder_input_ids": (inputs["decoder_input_ids"] + 5) % 37}
+
+    # As PEFT does for prefix tuning.
+    model.prepare_inputs_for_generation = shifted
+
+
 def hook_linear(model: Model) -> None:
     model.model.decoder.layers[1].fc1.register_forward_hook(lambda _, __, output: 2 * output)
 
@@ -349,6 +361,7 @@ def replace_head(model: Model) -> None:
         replace_linear,
         replace_linear_by_foreign,
         hook_linear,
+        prepare_otherwise,
         replace_head,
     ],
 )
@@ -361,6 +374,24 @@ def test_changed_model_is_searched_with_its_changes(tiny_model, sentences, chang
     expected = generate_like_transformers(tiny_model, sentences, num_beams=num_beams)
     assert after.tolist() == expected.tolist()
     assert after.tolist() != before.tolist()
+
+
+@both_widths
+def test_hook_of_a_layer_finds_sentences_where_transformers_has_them(
+    tiny_model, sentences, num_beams
+):
+    def steer(_: nn.Module, __: Any, output: Tensor) -> Tensor:
+        output = output.clone()
+        # The newest position of the first hypothesis.
+        output[0, -1] += torch.arange(24) / 8
+        return output
+
+    tiny_model.model.decoder.layers[0].register_forward_hook(steer)
+
+    found = generate(tiny_model, sentences, num_beams=num_beams)
+
+    expected = generate(tiny_model, sentences, num_beams=num_beams, use_transformers_search=True)
+    assert found.tolist() == expected.tolist()
 
 
 @both_widths

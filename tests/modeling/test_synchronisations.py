@@ -12,6 +12,7 @@ from vanilla_transformer.translation.engines import TorchEngine
 from vanilla_transformer.translation.search import Search
 
 from ..conftest import LEARNED, RECTANGULAR, Batch, Model, build_variant, gradients
+from ..support.observed import observe
 from ..support.pretended_device import DEVICE, move, pretended_device, put
 
 CHANGES: dict[str, dict[str, Any]] = {
@@ -161,7 +162,7 @@ def test_search_waits_for_the_device_in_every_eighth_step(tiny_model, sources, n
     with pretended_device() as device:
         model, inputs = move(tiny_model), put(sources)
         device.waits = steps
-        model.lm_head.register_forward_hook(lambda *_: steps.append("step"))
+        observe(model.lm_head, lambda *_: steps.append("step"))
         model.generate(**inputs, num_beams=num_beams, max_length=25, suppress_tokens=[2])
 
     first, last = steps.index("step"), len(steps) - steps[::-1].index("step")

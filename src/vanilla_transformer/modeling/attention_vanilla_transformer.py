@@ -17,7 +17,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.generic import is_flash_attention_requested
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
-from .cpu_vanilla_transformer import Linear
+from .cpu_vanilla_transformer import linear
 from .kernels_vanilla_transformer import drop_padding
 
 # Which of query, key and value a projection yields.
@@ -62,18 +62,18 @@ def eager_attention_forward(
     return (weights @ value).transpose(1, 2).contiguous(), weights
 
 
-class FusedLinear(Linear):
+def fused_linear(in_features: int, row_counts: tuple[int, ...], bias: bool) -> nn.Linear:
     """Several linear maps of the same input as one matrix product.
 
     Args:
         in_features: Width of the input.
-        row_counts: Output width of each logical matrix; matrices are stacked.
+        row_counts: Output width of each logical matrix; matrices are stacked. An attribute of the
+            same name keeps them.
         bias: Whether each output has one.
     """
-
-    def __init__(self, in_features: int, row_counts: tuple[int, ...], bias: bool) -> None:
-        super().__init__(in_features, sum(row_counts), bias)
-        self.row_counts = row_counts
+    module = nn.Linear(in_features, sum(row_counts), bias)
+    vars(module)["row_counts"] = row_counts
+    return module
 
 
 class HeadMixing(nn.Module):
@@ -132,7 +132,7 @@ class Attention(nn.Module):
         self.layer_idx = layer_idx
         # Transformers' kernels read it if they get no mask.
         self.is_causal = is_causal
-        self.out_proj = Linear(self.row_counts[-1], config.d_model, config.attention_bias)
+        self.out_proj = nn.Linear(self.row_counts[-1], config.d_model, config.attention_bias)
 
     def split_heads(self, projected: Tensor, wanted: slice = ALL) -> list[Tensor]:
         """Cuts a fused projection into queries, keys and values, in that order, and into heads.
@@ -169,7 +169,7 @@ class Attention(nn.Module):
             `[B, H, Q, K]`, None from a kernel that never forms them.
         """
         heads, weights = self.run_kernel(query, key, value, attention_mask, **kwargs)
-        return self.out_proj(heads.flatten(-2)), weights
+        return linear(self.out_proj, heads.flatten(-2)), weights
 
     def run_kernel(
         self,
@@ -214,7 +214,7 @@ class SelfAttention(Attention):
         is_causal: bool = False,
     ) -> None:
         super().__init__(config, num_heads, layer_idx, is_causal)
-        self.qkv_proj = FusedLinear(config.d_model, self.row_counts, config.attention_bias)
+        self.qkv_proj = fused_linear(config.d_model, self.row_counts, config.attention_bias)
 
     def forward(
         self,
@@ -228,7 +228,7 @@ class SelfAttention(Attention):
         Returns:
             As `attend`.
         """
-        query, key, value = self.split_heads(self.qkv_proj(hidden_states))
+        query, key, value = self.split_heads(linear(self.qkv_proj, hidden_states))
         if past_key_values is not None:
             cache = past_key_values.self_attention_cache
             key, value = cache.update(key, value, self.layer_idx)
@@ -240,8 +240,8 @@ class CrossAttention(Attention):
 
     def __init__(self, config: VanillaTransformerConfig, num_heads: int, layer_idx: int) -> None:
         super().__init__(config, num_heads, layer_idx)
-        self.q_proj = Linear(config.d_model, self.row_counts[0], config.attention_bias)
-        self.kv_proj = FusedLinear(config.d_model, self.row_counts[1:], config.attention_bias)
+        self.q_proj = nn.Linear(config.d_model, self.row_counts[0], config.attention_bias)
+        self.kv_proj = fused_linear(config.d_model, self.row_counts[1:], config.attention_bias)
 
     def forward(
         self,
@@ -256,7 +256,7 @@ class CrossAttention(Attention):
         Returns:
             As `attend`.
         """
-        (query,) = self.split_heads(self.q_proj(hidden_states), QUERY)
+        (query,) = self.split_heads(linear(self.q_proj, hidden_states), QUERY)
         key, value = self.source_keys_and_values(encoder_hidden_states, past_key_values)
         kernel = kwargs["attn_implementation"]
         if attention_mask is not None and is_flash_attention_requested(None, kernel):
@@ -277,7 +277,7 @@ class CrossAttention(Attention):
             # Offloading fetches entries only on update; these are never updated again.
             device = encoder_hidden_states.device
             return layer.keys.to(device), layer.values.to(device)
-        key, value = self.split_heads(self.kv_proj(encoder_hidden_states), KEY_VALUE)
+        key, value = self.split_heads(linear(self.kv_proj, encoder_hidden_states), KEY_VALUE)
         if past_key_values is not None:
             key, value = past_key_values.cross_attention_cache.update(key, value, self.layer_idx)
             past_key_values.is_updated[self.layer_idx] = True

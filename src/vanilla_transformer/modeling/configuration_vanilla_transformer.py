@@ -18,6 +18,7 @@ _INHERITED_KEYWORDS = {
     "_commit_hash",
     "_experts_implementation_internal",
     "_from_auto",
+    "_name_or_path",
     "attn_implementation",
     "auto_map",
     "experts_implementation",
@@ -26,6 +27,7 @@ _INHERITED_KEYWORDS = {
     "num_labels",
     "output_attentions",
     "per_layer_config",
+    "quantization_config",
     "torch_dtype",
     "use_return_dict",
 }

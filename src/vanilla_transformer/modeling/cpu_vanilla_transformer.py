@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .shortcuts_vanilla_transformer import is_untouched
+
 # Products in bfloat16 get a multiple of this many rows.
 ROW_BLOCK = 64
 # Smaller weights stay in the processor's cache.
@@ -73,22 +75,32 @@ class FirstRows(torch.autograd.Function):
         return fill_rows(gradient), None
 
 
-class Linear(nn.Linear):
-    """A linear map; in bfloat16 training on a CPU its products have few different shapes."""
+def linear(module: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """`module(x)`; in bfloat16 training on a CPU, products have few different shapes.
 
-    def forward(self, x: Tensor) -> Tensor:
-        """`[..., in]` -> `[..., out]`."""
-        if (
-            not self.training
-            or x.device.type != "cpu"
-            or product_dtype(x) != torch.bfloat16
-            or torch.compiler.is_compiling()
-        ):
-            return super().forward(x)
-        rows = x.to(torch.bfloat16).flatten(0, -2)
-        mapped = super().forward(fill_rows(rows))
-        mapped = FirstRows.apply(mapped, len(rows))  # type: ignore[no-untyped-call]
-        return mapped.unflatten(0, x.shape[:-1])
+    The module itself is torch's `nn.Linear`, because programs that quantise models replace no
+    subclass of it.
+
+    Args:
+        module: A linear map, or what has taken its place, such as LoRA's or that of a search.
+        x: `[..., in]`.
+
+    Returns:
+        `[..., out]`.
+    """
+    if (
+        not isinstance(module, nn.Module)
+        or not module.training
+        or x.device.type != "cpu"
+        or product_dtype(x) != torch.bfloat16
+        or torch.compiler.is_compiling()
+        # Hooks see what the model computes.
+        or not is_untouched(module)
+    ):
+        return module(x)
+    rows = x.to(torch.bfloat16).flatten(0, -2)
+    mapped = FirstRows.apply(module(fill_rows(rows)), len(rows))  # type: ignore[no-untyped-call]
+    return mapped.unflatten(0, x.shape[:-1])
 
 
 class WeightForFewRows:
@@ -165,6 +177,9 @@ class WeightLayouts:
             module: A plain linear layer: no hooks, no `forward` of its own.
         """
         weight = module.weight
+        if type(weight) is not nn.Parameter:
+            # Such as torchao's, whose products are its own.
+            return module.forward
         if (
             weight.device.type != "cpu"
             or weight.dtype != torch.float32

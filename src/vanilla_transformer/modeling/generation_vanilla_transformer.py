@@ -42,7 +42,7 @@ from .search_vanilla_transformer import (
     greedy_search,
     padded,
 )
-from .shortcuts_vanilla_transformer import is_untouched
+from .shortcuts_vanilla_transformer import is_hooked, is_untouched
 
 logger = logging.get_logger(__name__)
 
@@ -111,6 +111,11 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
             kwargs: As Transformers takes them.
         """
         config, model_kwargs = super()._prepare_generation_config(generation_config, **kwargs)
+        if config.bad_words_ids:
+            # Words that a call bans replace those of the model, among them <pad> and <s>.
+            own = [word for word in self.generation_config.bad_words_ids or [] if len(word) == 1]
+            banned = config.bad_words_ids
+            config.bad_words_ids = [*banned, *(word for word in own if word not in banned)]
         if use_transformers_search is not None:
             config.use_transformers_search = use_transformers_search
         max_length = kwargs.get("max_length", getattr(generation_config, "max_length", None))
@@ -388,9 +393,16 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
             yield f"{owner.__name__} has a `forward` of its own"
         if self.config._attn_implementation not in ("eager", "sdpa", VARLEN):
             yield f"attention runs with {self.config._attn_implementation!r}"
+        method = getattr(self.prepare_inputs_for_generation, "__func__", None)
+        if method is not VanillaTransformerGenerationMixin.prepare_inputs_for_generation:
+            # PEFT puts the prefix of prefix tuning in there.
+            yield "`prepare_inputs_for_generation` is not this model's"
         for stage in (self, self.model, self.model.decoder):
             if not is_untouched(stage):
                 yield f"{type(stage).__name__} is hooked, patched or compiled"
+        if any(map(is_hooked, (*self.model.decoder.modules(), self.lm_head))):
+            # Hooks take rows for sentences or beams; a search of ours arranges them otherwise.
+            yield "a module of the decoder is hooked"
         release = tuple(int(part) for part in transformers_version.split(".")[:2])
         if not TESTED_RELEASES[0] <= release < TESTED_RELEASES[1]:
             yield f"ours was not compared with that of Transformers {transformers_version}"

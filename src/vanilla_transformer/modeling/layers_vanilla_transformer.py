@@ -15,7 +15,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .attention_vanilla_transformer import CrossAttention, SelfAttention
 from .configuration_vanilla_transformer import VanillaTransformerConfig
-from .cpu_vanilla_transformer import Dropout, Linear
+from .cpu_vanilla_transformer import Dropout, linear
 
 
 class Layer(GradientCheckpointingLayer):
@@ -28,8 +28,8 @@ class Layer(GradientCheckpointingLayer):
 
     def __init__(self, config: VanillaTransformerConfig, ffn_dim: int) -> None:
         super().__init__()
-        self.fc1 = Linear(config.d_model, ffn_dim)
-        self.fc2 = Linear(ffn_dim, config.d_model)
+        self.fc1 = nn.Linear(config.d_model, ffn_dim)
+        self.fc2 = nn.Linear(ffn_dim, config.d_model)
         self.activation = ACT2FN[config.activation_function]
         self.final_layer_norm = nn.LayerNorm(config.d_model, config.layer_norm_eps)
         self.pre_norm = config.pre_norm
@@ -50,7 +50,7 @@ class Layer(GradientCheckpointingLayer):
         ReLU's gradient needs its output, as `fc2`'s does; other activations' need their input. Then
         only the input is kept, and the output, which is cheap, is computed again.
         """
-        hidden = self.fc1(x)
+        hidden = linear(self.fc1, x)
         kept = isinstance(self.activation, nn.ReLU) or torch.compiler.is_compiling()
         if kept or not self.training:
             return self._contract(hidden)
@@ -58,7 +58,7 @@ class Layer(GradientCheckpointingLayer):
 
     def _contract(self, hidden: Tensor) -> Tensor:
         """`[B, Q, F]` -> `[B, Q, D]`."""
-        return self.fc2(self.activation_dropout(self.activation(hidden)))
+        return linear(self.fc2, self.activation_dropout(self.activation(hidden)))
 
 
 class EncoderLayer(Layer):

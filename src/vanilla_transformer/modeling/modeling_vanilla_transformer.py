@@ -15,6 +15,7 @@ Differs from the paper:
 
 import copy
 import math
+from pathlib import Path
 from typing import Any, Unpack
 
 import torch
@@ -76,7 +77,13 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
     def post_init(self) -> None:
         """Without this, Trainer reports tied weights as missing: files store them once."""
         super().post_init()
-        self._keys_to_ignore_on_save |= self.all_tied_weights_keys.keys()
+        self._keys_to_ignore_on_save = self._tied_names()
+
+    def _tied_names(self) -> set[str]:
+        """Names of the weights that are tied to others, as the config has it and in fact."""
+        weights = dict(self.named_parameters(remove_duplicate=False))
+        tied = self.all_tied_weights_keys.items()
+        return {name for name, other in tied if weights.get(name) is weights.get(other)}
 
     def mark_tied_weights_as_initialized(self, loading_info: Any) -> None:
         """Reports a shared table that no file held; Transformers takes it for loaded."""
@@ -159,19 +166,36 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
                 f"with two tables and {new_num_tokens} tokens. Make a new model and copy the rows "
                 "that you want to keep."
             )
-        return super().resize_token_embeddings(new_num_tokens, *args, **kwargs)
+        table: nn.Embedding = super().resize_token_embeddings(new_num_tokens, *args, **kwargs)
+        if self.config.decoder_vocab_size is not None:
+            self.config.decoder_vocab_size = self.config.vocab_size
+        return table
 
-    def save_pretrained(self, save_directory: Any, **kwargs: Any) -> None:
-        """Saves as Transformers does; the config names the code for each Auto class."""
+    def save_pretrained(
+        self, save_directory: Any, is_main_process: bool = True, *args: Any, **kwargs: Any
+    ) -> None:
+        """Saves as Transformers does; the config names the code for each Auto class.
+
+        Args:
+            save_directory: Folder of the model; created if missing.
+            is_main_process: Whether this process writes config and code, too.
+            args: Of Transformers' own.
+            kwargs: Of Transformers' own.
+        """
         modeling = "modeling_vanilla_transformer.VanillaTransformer"
         self.config.auto_map = {
             "AutoConfig": "configuration_vanilla_transformer.VanillaTransformerConfig",
             "AutoModel": f"{modeling}Model",
             "AutoModelForSeq2SeqLM": f"{modeling}ForConditionalGeneration",
         }
-        super().save_pretrained(save_directory, **kwargs)
-        # For a subclass, Transformers copies no file, or only the file of the subclass.
-        custom_object_save(VanillaTransformerModel, save_directory)
+        if is_main_process and not Path(save_directory).is_file():
+            # For a subclass, Transformers copies no file, or only the file of the subclass. Before
+            # the rest, which may be uploaded at once.
+            Path(save_directory).mkdir(parents=True, exist_ok=True)
+            custom_object_save(VanillaTransformerModel, save_directory)
+        # Weights may have been replaced since they were tied.
+        self._keys_to_ignore_on_save = self._tied_names()
+        super().save_pretrained(save_directory, is_main_process, *args, **kwargs)
 
 
 class Stack(VanillaTransformerPreTrainedModel):
@@ -409,6 +433,16 @@ class Decoder(Stack):
         )
 
 
+def _twin(table: nn.Embedding) -> nn.Embedding:
+    """Another module with the same weight; the table itself, if its `forward` is its own."""
+    if type(table) is not nn.Embedding:
+        return table
+    sizes = table.num_embeddings, table.embedding_dim, table.padding_idx
+    twin = nn.Embedding(*sizes, _weight=table.weight).train(table.training)
+    twin.weight = table.weight
+    return twin
+
+
 class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
     """Encoder and decoder over their embedding tables, without the output projection."""
 
@@ -420,7 +454,6 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         self.decoder = Decoder(config)
         self._tied_weights_keys = {}
         if config.share_encoder_decoder_embeddings:
-            # One module, not three that share a weight: FSDP shards no weight twice.
             self.set_input_embeddings(self.encoder.embed_tokens)
             self._tied_weights_keys = {
                 "encoder.embed_tokens.weight": "shared.weight",
@@ -434,13 +467,15 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
 
     def get_input_embeddings(self) -> nn.Embedding:
         """The table of the source, which may also be the target's."""
-        return self.encoder.embed_tokens
+        return self.encoder.embed_tokens if self.shared is None else self.shared
 
     def set_input_embeddings(self, value: nn.Embedding) -> None:
         """Replaces the table of the source, also of the target if they share it."""
         self.encoder.embed_tokens = value
         if self.config.share_encoder_decoder_embeddings:
-            self.shared = self.decoder.embed_tokens = value
+            self.shared = value
+            # Three modules, as programs that replace one of them by its name expect.
+            self.encoder.embed_tokens, self.decoder.embed_tokens = _twin(value), _twin(value)
 
     @merge_with_config_defaults
     @capture_outputs

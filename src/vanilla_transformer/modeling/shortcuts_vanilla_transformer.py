@@ -11,6 +11,11 @@ def is_untouched(module: nn.Module) -> bool:
     return _is_plain(module) and module._compiled_call_impl is None
 
 
+def is_hooked(module: nn.Module) -> bool:
+    """Whether hooks see or change what goes into the module or comes out of it."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
 def _is_plain(module: nn.Module) -> bool:
     """Whether the module is neither hooked nor patched."""
     hooks = (
