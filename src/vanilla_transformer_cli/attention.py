@@ -11,7 +11,7 @@ from vanilla_transformer_cli.command import (
     check_model,
     fail,
     load_translator,
-    refuse,
+    parse_with_texts,
 )
 from vanilla_transformer_cli.outputs import check_output
 from vanilla_transformer_cli.settings import AttentionSettings
@@ -51,9 +51,7 @@ def attention(argv: list[str]) -> None:
         metavar="SOURCE [TARGET]",
         help="Text and its translation. Default: the model's own translation.",
     )
-    namespace, unknown = parser.parse_known_intermixed_args(argv)
-    refuse(unknown, parser)
-    values = vars(namespace)
+    values = parse_with_texts(parser, argv)
     texts = values.pop("text")
     settings = AttentionSettings(**values)
     check_model(parser, [settings.model] if settings.model else None)

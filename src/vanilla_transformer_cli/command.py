@@ -171,6 +171,17 @@ class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescrip
         return super()._get_help_string(action)
 
 
+def parse_with_texts(parser: Parser, argv: list[str]) -> dict[str, Any]:
+    """Values of the options, and in `text` what is none: it may come before and after options.
+
+    Whatever follows `--` is text.
+    """
+    end = argv.index("--") if "--" in argv else len(argv)
+    namespace, unknown = parser.parse_known_intermixed_args(argv[:end])
+    refuse(unknown, parser)
+    return vars(namespace) | {"text": [*namespace.text, *argv[end + 1 :]]}
+
+
 def check_model(parser: Parser, models: list[str] | None) -> None:
     """Ends the program unless `--model` may name models."""
     if not models:

@@ -47,12 +47,12 @@ def evaluate(argv: list[str]) -> None:
     options = _options(settings)
     sources, references = _load(settings)
     texts = _read(settings.hypotheses, len(references)) if settings.hypotheses else []
+    translator = load_translator(settings) if settings.model else None
     others, other_translator = [], None
     if settings.against and _is_no_folder(settings.against):
         others = _read(settings.against, len(references))
     elif settings.against:
-        other_translator = load_translator(replace(settings, model=[settings.against]))
-    translator = load_translator(settings) if settings.model else None
+        other_translator = load_translator(_like(translator, settings, settings.against))
 
     if translator:
         texts = _translate(translator, sources)
@@ -73,6 +73,21 @@ def evaluate(argv: list[str]) -> None:
         names = (settings.hypotheses or " + ".join(settings.model or []), settings.against)
         comparisons = compare(texts, others, references, **options)
         print("\n" + format_comparisons(comparisons, *names, settings.bootstrap))
+
+
+def _like(
+    translator: "Translator | None", settings: EvaluateSettings, model: str
+) -> EvaluateSettings:
+    """Settings for another model, with the search of the first one."""
+    settings = replace(settings, model=[model])
+    if translator is None:
+        return settings
+    return replace(
+        settings,
+        num_beams=translator.search.num_beams,
+        length_penalty=translator.search.length_penalty,
+        max_source_length=translator.max_source_length,
+    )
 
 
 def _check(parser: Parser, settings: EvaluateSettings) -> None:

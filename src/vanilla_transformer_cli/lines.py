@@ -220,10 +220,24 @@ def _open_lines(settings: TranslateSettings, texts: list[str]) -> tuple[int | No
     if settings.input:
         # Read once before translating, so that bad bytes are reported now.
         total = sum(1 for _ in file_lines(Path(settings.input)))
-        return total, CountedLines(file_lines(Path(settings.input)))
+        return total, CountedLines(_with_warning(file_lines(Path(settings.input))))
     if texts:
         return len(texts), CountedLines(iter(texts))
-    return None, CountedLines(typed_lines() if sys.stdin.isatty() else piped_lines())
+    return None, CountedLines(typed_lines() if sys.stdin.isatty() else _with_warning(piped_lines()))
+
+
+def _with_warning(lines: Iterator[str]) -> Iterator[str]:
+    """Passes lines on; a message names the first one that ends as on Windows."""
+    is_new = True
+    for number, line in enumerate(lines, start=1):
+        if is_new and line.endswith("\r"):
+            is_new = False
+            print(
+                f"Line {number:,} ends with a carriage return, which is translated as part of it. "
+                "Convert the file first: sed -i 's/\\r$//' FILE",
+                file=sys.stderr,
+            )
+        yield line
 
 
 def _find_done(

@@ -6,7 +6,7 @@ from vanilla_transformer_cli.command import (
     build_parser,
     check_model,
     load_translator,
-    refuse,
+    parse_with_texts,
     report_limited,
 )
 from vanilla_transformer_cli.lines import plan_translation
@@ -25,10 +25,7 @@ def translate(argv: list[str]) -> None:
     """Translate files, arguments, standard input or what is typed."""
     parser = build_parser(translate, TranslateSettings, _EXAMPLE)
     parser.add_argument("text", nargs="*", help="Lines to translate instead of standard input.")
-    # Intermixed: text may come before and after an option.
-    namespace, unknown = parser.parse_known_intermixed_args(argv)
-    refuse(unknown, parser)
-    values = vars(namespace)
+    values = parse_with_texts(parser, argv)
     texts = values.pop("text")
     settings = TranslateSettings(**values)
     check_model(parser, settings.model)

@@ -90,6 +90,13 @@ def test_translate_takes_text_on_both_sides_of_options_and_switches(run, model):
     assert run("translate", "drei", "--model", model, "vier hundert") == piped
     given = ["drei", "--model", model, "--trust_remote_code", "vier hundert"]
     assert run("translate", *given) == piped
+    assert run("translate", "drei", "--model", model, "--", "vier hundert") == piped
+
+
+def test_translate_takes_text_that_looks_like_an_option(run, model):
+    piped = run("translate", "--model", model, stdin=b"-drei\n--model\n")
+
+    assert run("translate", "--model", model, "--", "-drei", "--model") == piped
 
 
 @pytest.mark.parametrize("command", [[COMMAND], [sys.executable, "-m", "vanilla_transformer_cli"]])

@@ -19,8 +19,9 @@ from vanilla_transformer.sharing import model_card
 from vanilla_transformer.sharing import push as pushing
 from vanilla_transformer.training import facts
 from vanilla_transformer.training import run as training
-from vanilla_transformer.translation import Translation, Translator
+from vanilla_transformer.translation import Search, Translation, Translator
 from vanilla_transformer_cli import main
+from vanilla_transformer_cli.evaluate import _like
 from vanilla_transformer_cli.settings import (
     PRESETS,
     AttentionSettings,
@@ -444,6 +445,17 @@ def test_each_option_of_evaluate_has_its_test():
 
 def test_evaluate_does_not_record_the_scores_of_an_ensemble(evaluate, tmp_path):
     assert evaluate("--model", str(tmp_path), model=True)["record"] == []
+
+
+def test_other_model_is_evaluated_with_the_search_of_the_first():
+    search = Search(num_beams=7, length_penalty=0.3)
+    first = SimpleNamespace(search=search, max_source_length=99)
+
+    other = _like(first, EvaluateSettings(model=["a"], against="b"), "b")
+
+    assert other.model == ["b"]
+    assert (other.num_beams, other.length_penalty, other.max_source_length) == (7, 0.3, 99)
+    assert _like(None, EvaluateSettings(against="b"), "b").num_beams is None
 
 
 def test_evaluate_compares_with_the_same_options(evaluate, tmp_path):

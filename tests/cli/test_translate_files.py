@@ -108,6 +108,14 @@ def test_bad_byte_of_a_file_is_told_before_anything_is_written(run, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_first_windows_line_is_named(run):
+    found = run(stdin=b"ja\nnein\r\nja\r\n")
+
+    assert found[0] == 0
+    assert found[2].count("carriage return") == 1
+    assert "Line 2 ends with a carriage return" in found[2]
+
+
 def test_argument_that_is_no_text_is_translated_all_the_same(run):
     # What Python makes of a byte 0xFF in an argument.
     assert run("ja \udcff")[1] == run("ja \ufffd")[1]

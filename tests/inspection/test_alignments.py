@@ -93,6 +93,14 @@ def test_empty_lines_have_no_links(translator, source, target):
     assert str(alignment) == ""
 
 
+def test_text_that_is_no_unicode_is_aligned_all_the_same(translator):
+    found, expected = (
+        list(align_words(translator, [text], [text])) for text in ("ja \udcff", "ja \ufffd")
+    )
+
+    assert found == expected
+
+
 def test_units_are_words_where_they_are_given(translator, monkeypatch):
     look_at(monkeypatch, lambda source, place: 0)
 

@@ -450,3 +450,13 @@ def test_beam_goes_on_while_something_better_may_come(
     beam.advance([best, best - 1], [8, 9], [0, 0], {2})
 
     assert beam.done is not goes_on
+
+
+def test_end_that_is_impossible_finishes_no_hypothesis():
+    beam = Beam(BeamSettings(num_beams=3, early_stopping=True), limit=10)
+
+    # As where a token is forced: all others have no probability.
+    beam.advance([-1.0, *[-torch.inf] * 5], [7, 2, 3, 4, 5, 6], [0] * 6, {2})
+
+    assert not beam.finished
+    assert beam.tokens[0] == [7]

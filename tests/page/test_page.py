@@ -163,6 +163,17 @@ def test_file_has_one_line_for_each(page, model, tmp_path):
     assert again.read_text() != made.read_text()
 
 
+def test_lines_of_windows_are_translated_as_in_a_text(page, tmp_path):
+    texts = []
+    for end in (b"\n", b"\r\n"):
+        path = tmp_path / "upload.txt"
+        path.write_bytes(end.join([b"drei", b"vier", b""]))
+        *_, (_, _, made) = page.translate_file(path, "one", GREEDY)
+        texts.append(made.read_text())
+
+    assert texts[0] == texts[1]
+
+
 def test_file_that_is_not_text_is_refused(page, tmp_path):
     path = tmp_path / "picture.png"
     path.write_bytes(b"\x89PNG\xff")

@@ -251,6 +251,21 @@ def test_only_source_language_need_not_be_named(server, expected):
     answer = server.send("POST", "/translate", as_json(source="auto"), content_type=JSON)
 
     assert (answer.status, answer.content["translatedText"]) == (200, expected("ja")[0])
+    assert answer.content["detectedLanguage"] == {"language": "de", "confidence": 100.0}
+    listed = server.translate(["ja", "nein"], source="auto").content["detectedLanguage"]
+    assert [found["language"] for found in listed] == ["de", "de"]
+    assert "detectedLanguage" not in server.translate("ja").content
+
+
+@pytest.mark.parametrize("given", [None, "", "text"])
+def test_format_may_be_left_empty(server, expected, given):
+    assert server.translate("ja", format=given).content["translatedText"] == expected("ja")[0]
+
+
+def test_form_may_be_part_of_the_address(server, expected):
+    answer = server.send("POST", "/translate?q=ja&source=de&target=en")
+
+    assert (answer.status, answer.content) == (200, {"translatedText": expected("ja")[0]})
 
 
 def test_source_is_not_detected_among_several():

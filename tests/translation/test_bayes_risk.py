@@ -61,3 +61,13 @@ def test_best_hypotheses_count_by_their_probabilities(prefix_length):
     assert {text: hypothesis.score for hypothesis, text in ranked} == pytest.approx(
         dict(zip(TEXTS, expected_utilities(TEXTS, [2, 1, 4]), strict=True)), rel=1e-3
     )
+
+
+def test_equal_samples_come_after_the_different_ones():
+    samples = candidates([-1.0, -1.0, -1.0], [3, 3, 3])
+
+    ranked = rank_by_utility([*samples[:2], *samples], 0, Search(do_sample=True))
+
+    texts = [text for _, text in ranked]
+    assert sorted(texts[:3]) == sorted(TEXTS)
+    assert sorted(texts[3:]) == sorted(TEXTS[:2])

@@ -1,11 +1,20 @@
 """TorchEngine: scores, prefixes, samples, ensembles and what a teacher-forced pass tells."""
 
 import copy
+import math
 from collections import Counter
 from itertools import pairwise
 
 import pytest
 import torch
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    M2M100Config,
+    M2M100ForConditionalGeneration,
+    MarianConfig,
+    MarianMTModel,
+)
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.translation import Search, engines
@@ -343,6 +352,46 @@ def test_ensemble_is_as_long_as_its_shortest_model(tiny_model):
     alone = TorchEngine(learned)
     assert together.max_positions == alone.max_positions == 9
     assert together.last_position == alone.last_position < TorchEngine(tiny_model).last_position
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "longest"),
+    [
+        (MarianMTModel, MarianConfig, 16),
+        (BartForConditionalGeneration, BartConfig, 16),
+        (M2M100ForConditionalGeneration, M2M100Config, math.inf),
+    ],
+)
+def test_output_of_another_class_ends_with_its_table_of_positions(kind, config, longest):
+    sizes = {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "max_position_embeddings": 16}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    tokens = {"pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": START}
+    model = kind(config(vocab_size=37, **sizes, **heads, **tokens))
+    # It never ends by itself.
+    model.generation_config.suppress_tokens = [END]
+    model.generation_config.forced_eos_token_id = None
+    engine = TorchEngine(model)
+
+    assert engine.last_position == longest
+    ((found,),) = translate(engine, SOURCES[:1], [[]], [20])
+    assert (len(found.tokens), found.reached_limit) == (min(longest, 20), True)
+
+
+def test_ensemble_refuses_models_of_other_classes(tiny_model):
+    tokens = {"pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": START}
+    other = MarianMTModel(MarianConfig(vocab_size=37, d_model=16, **tokens))
+
+    with pytest.raises(ValueError, match="must be vanilla Transformers, got MarianMTModel"):
+        TorchEngine(tiny_model, other)
+
+
+def test_output_is_ids_whatever_the_generation_config_says(tiny_model):
+    expected = translate(TorchEngine(tiny_model))
+    tiny_model.generation_config.return_dict_in_generate = True
+
+    found = translate(TorchEngine(tiny_model))
+
+    assert [one.tokens for (one,) in found] == [one.tokens for (one,) in expected]
 
 
 def test_ensemble_refuses_vocabularies_of_unlike_size(tiny_model):

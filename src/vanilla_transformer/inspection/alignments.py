@@ -14,6 +14,7 @@ from vanilla_transformer.tokenization.languages import end_length
 from vanilla_transformer.translation import Translator
 from vanilla_transformer.translation.engine_choice import as_torch
 from vanilla_transformer.translation.engines import TorchEngine
+from vanilla_transformer.translation.segments import without_surrogates
 
 # Position of a unit in the source and of one in the target, both counted from 0.
 Link = tuple[int, int]
@@ -194,12 +195,14 @@ def align_words(
 def encode_source(translator: Translator, text: str) -> BatchEncoding:
     """Ids of a source, without a language tag, and their places in the text if it is known."""
     tokenizer = translator.tokenizer
+    text = without_surrogates(text)
     return tokenizer(text, return_offsets_mapping=tokenizer.is_fast, verbose=False)
 
 
 def encode_target(translator: Translator, text: str) -> BatchEncoding:
     """Ids of a target, and their places in the text if it is known."""
     tokenizer = translator.target_tokenizer
+    text = without_surrogates(text)
     return tokenizer(text_target=text, return_offsets_mapping=tokenizer.is_fast, verbose=False)
 
 

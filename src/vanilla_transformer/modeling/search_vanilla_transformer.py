@@ -239,8 +239,9 @@ class Beam:
         for index, token in enumerate(tokens):
             if not (at_limit or token in end_tokens):
                 going_on.append(index)
-            elif index < width and not self.done:
-                # Lower candidates are spare, for the case that many of the first end.
+            elif index < width and not self.done and (at_limit or scores[index] > -torch.inf):
+                # Lower candidates are spare, for the case that many of the first end. Where fewer
+                # are possible than a step has, others end up among the first.
                 rank = scores[index] / length**self.settings.length_penalty
                 self.finished.append((rank, [*self.tokens[parents[index]], token]))
         self.finished.sort(key=lambda hypothesis: -hypothesis[0])

@@ -217,7 +217,8 @@ class Page:
             ValueError: If the file is not text or too large, or a choice is out of range.
         """
         model, wanted = self.model(name), Wanted.of(choices)
-        lines = list(read_lines(path, max_bytes=LARGEST_FILE))
+        # As in a text: a line may end as on Windows.
+        lines = [line.removesuffix("\r") for line in read_lines(path, max_bytes=LARGEST_FILE)]
         texts: list[str] = []
         for translation in model.translate_lines(lines, wanted):
             if len(texts) % LINES_AT_A_TIME == 0:

@@ -15,8 +15,10 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vanilla_transformer.service.batcher import Batcher, ClosedError, QueueFullError
+from vanilla_transformer.service.languages import AUTOMATIC
 from vanilla_transformer.service.metrics import MeasuredTranslators, Metrics
 from vanilla_transformer.service.requests import (
+    FORM,
     Limits,
     RefusedError,
     TranslationRequest,
@@ -75,9 +77,11 @@ class Service:
         try:
             started = time.perf_counter()
             body = await _read_body(request, self.limits.max_bytes)
-            wanted = TranslationRequest.of(
-                body, request.headers.get("content-type", ""), self.limits
-            )
+            content_type = request.headers.get("content-type", "")
+            if not body and request.url.query:
+                # A form, which some clients send as part of the address.
+                body, content_type = request.url.query.encode(), FORM
+            wanted = TranslationRequest.of(body, content_type, self.limits)
             answer = await self._answer(request, wanted)
             self.metrics.request_seconds.observe(time.perf_counter() - started)
             return JSONResponse(answer)
@@ -105,6 +109,11 @@ class Service:
         texts = [best for best, *_ in found]
         others = [rest for _, *rest in found]
         answer: dict[str, Any] = {"translatedText": texts if wanted.is_list else texts[0]}
+        if wanted.source == AUTOMATIC:
+            # Clients read it. The only language that is offered needs no detection.
+            (source,) = self.translators.languages.sources
+            detected = {"language": source, "confidence": 100.0}
+            answer["detectedLanguage"] = [detected] * len(texts) if wanted.is_list else detected
         if wanted.alternatives:
             answer["alternatives"] = others if wanted.is_list else others[0]
         return answer

@@ -9,6 +9,9 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from vanilla_transformer.model_folder import read_card_metadata
 from vanilla_transformer.tokenization.languages import NAMED, offered_languages
 
+# What clients send that leave the language to the service.
+AUTOMATIC = "auto"
+
 
 @dataclass(frozen=True)
 class ServedLanguages:
@@ -69,16 +72,16 @@ class ServedLanguages:
     def chosen(self, source: str, target: str) -> tuple[str | None, str | None]:
         """Source and target language for a `Translator`, from what a client names.
 
-        The source `auto`, which many clients send by default, is the only one that is offered.
+        The source `AUTOMATIC`, which many clients send by default, is the only one that is offered.
 
         Raises:
             ValueError: If one of them is not offered.
         """
-        if source == "auto" and len(self.sources) == 1:
+        if source == AUTOMATIC and len(self.sources) == 1:
             (source,) = self.sources
         faults = [
             f"`{side}` must be one of the languages of this service, {_some(offered)}, got "
-            f"{wanted!r}.{' It does not detect languages.' * (wanted == 'auto')} See /languages."
+            f"{wanted!r}.{' It does not detect languages.' * (wanted == AUTOMATIC)} See /languages."
             for side, wanted, offered in (
                 ("source", source, self.sources),
                 ("target", target, self.targets),

@@ -81,7 +81,8 @@ class TranslationRequest:
         for name in ("source", "target"):
             if not isinstance(fields.get(name), str):
                 faults.append(f"`{name}` must be a language; /languages lists them")
-        if (wanted := fields.get("format", "text")) != "text":
+        # Some clients send an empty one.
+        if (wanted := fields.get("format") or "text") != "text":
             faults.append(
                 f"`format` must be text, got {wanted!r:.60}: tags would be translated like words"
             )

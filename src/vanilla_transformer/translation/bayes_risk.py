@@ -14,7 +14,7 @@ from vanilla_transformer.translation.search import Search
 def rank_by_utility(
     candidates: Sequence[tuple[Hypothesis, str]], uncounted: int, search: Search
 ) -> list[tuple[Hypothesis, str]]:
-    """Candidates with their expected utilities as scores, best first.
+    """Candidates with their expected utilities as scores, best first, and repeats at the end.
 
     Minimum Bayes risk decoding (Kumar & Byrne 2004, N04-1022) chooses the first. Candidates are
     either the best ones that a search found, weighted by their probabilities, or unbiased samples
@@ -41,7 +41,14 @@ def rank_by_utility(
         (replace(hypothesis, score=utility), text)
         for (hypothesis, text), utility in zip(candidates, utilities, strict=True)
     ]
-    return sorted(ranked, key=lambda candidate: -candidate[0].score)
+    # Samples may be equal: an n-best list begins with the different ones.
+    firsts: list[tuple[Hypothesis, str]] = []
+    repeats: list[tuple[Hypothesis, str]] = []
+    seen = set()
+    for candidate in sorted(ranked, key=lambda candidate: -candidate[0].score):
+        (repeats if candidate[1] in seen else firsts).append(candidate)
+        seen.add(candidate[1])
+    return firsts + repeats
 
 
 def expected_utilities(candidates: Sequence[str], weights: Sequence[float]) -> list[float]:

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.generation import (
     ForcedBOSTokenLogitsProcessor,
@@ -19,6 +19,7 @@ from transformers.generation import (
     TopPLogitsWarper,
 )
 
+from vanilla_transformer.modeling.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.modeling.decoding_vanilla_transformer import IncrementalDecoder
 from vanilla_transformer.modeling.generation_vanilla_transformer import SourceLengthLimit
 from vanilla_transformer.modeling.search_vanilla_transformer import (
@@ -141,7 +142,8 @@ class TorchEngine:
             `suppress_tokens` and `early_stopping` only.
 
     Raises:
-        ValueError: If the vocabularies differ in size.
+        ValueError: If the vocabularies differ in size, or if several models are not all vanilla
+            Transformers.
     """
 
     name = "torch"
@@ -156,16 +158,19 @@ class TorchEngine:
                 "The models of an ensemble must have the same vocabularies, got sizes of source "
                 f"and target {sizes}. Train them with the same tokenizer."
             )
+        foreign = {type(model).__name__ for model in models if not _is_vanilla(model)}
+        if len(models) > 1 and foreign:
+            raise ValueError(
+                "The models of an ensemble must be vanilla Transformers, got "
+                f"{', '.join(sorted(foreign))}. Bring them in first: vanilla-transformer import."
+            )
         _, self.vocab_size = sizes[0]
         self.models = [model.eval() for model in models]
         self.model = model = models[0]
         self.max_positions: int = min(
             getattr(model.config, "max_position_embeddings", USUAL_POSITIONS) for model in models
         )
-        # Models of other kinds do not report their last position.
-        self.last_position: float = min(
-            getattr(model.config, "last_position", math.inf) for model in models
-        )
+        self.last_position = min(map(_last_position, models))
         end = model.generation_config.eos_token_id
         self.end_ids = set(end if isinstance(end, list) else [end])
 
@@ -217,6 +222,8 @@ class TorchEngine:
             # Greedy search has no penalty, and `generate` would warn about one.
             length_penalty=search.length_penalty if search.num_beams > 1 else 1.0,
             num_return_sequences=1 if search.do_sample else search.num_hypotheses,
+            # Ids alone, whatever the generation config says.
+            return_dict_in_generate=False,
             forced_bos_token_id=search.first_token,
             # What reaches the limit is cut there, and reported.
             forced_eos_token_id=None,
@@ -447,3 +454,18 @@ class GumbelNoise(LogitsProcessor):
         for row, generator in zip(noise, self.generators, strict=True):
             row.exponential_(generator=generator)
         return scores - noise.log().to(scores)
+
+
+def _is_vanilla(model: PreTrainedModel) -> bool:
+    return bool(model.config.model_type == VanillaTransformerConfig.model_type)
+
+
+def _last_position(model: PreTrainedModel) -> float:
+    """Longest output that a model can write, in tokens."""
+    if _is_vanilla(model):
+        return float(model.config.last_position)
+    # Tables of other classes end with their last row, apart from FSMT's, which grows.
+    table = getattr(model.get_decoder(), "embed_positions", None)
+    if isinstance(table, nn.Embedding) and not hasattr(table, "make_weight"):
+        return float(table.num_embeddings - getattr(table, "offset", 0))
+    return math.inf
