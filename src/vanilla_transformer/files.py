@@ -112,7 +112,7 @@ def decode_line(line: bytes, path: str | os.PathLike[str], number: int) -> str:
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError as error:
-        encoding = "UTF-16" if line.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) else "ISO-8859-1"
+        encoding = "UTF-16" if line.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) else "WINDOWS-1252"
         raise ValueError(
             f"{os.fspath(path)!r} must be UTF-8, got byte 0x{line[error.start]:02X} at byte "
             f"{error.start + 1} of line {number}. Convert the file first, for example: "

@@ -224,16 +224,24 @@ def test_few_batches_are_kept_in_reserve(draw, lengths):
     assert 1 < len(TokenBatchSampler(draw(0), 2048, seed=0, redraw=draw)) / len(fixed) < 1.03
 
 
-def test_epoch_that_needs_more_batches_is_refused(lengths):
-    sampler = TokenBatchSampler(lengths, 4096, seed=0, redraw=lambda epoch: lengths * (1 + epoch))
+def test_epoch_that_needs_more_batches_has_a_larger_budget(lengths):
+    sampler = TokenBatchSampler(lengths, 4096, seed=0, redraw=lambda epoch: lengths + epoch)
 
-    with pytest.raises(ValueError, match=rf"fit into {len(sampler)} batches, .* got \d+"):
-        epoch_of(sampler, 1)
+    batches = epoch_of(sampler, 1)
+
+    assert len(batches) == len(sampler)
+    assert sorted(chain.from_iterable(batches)) == list(range(len(lengths)))
+    most = max(cost(lengths + 1, batch) for batch in batches)
+    assert 4096 < most < 1.3 * 4096
+    # The next one has the budget that was given.
+    assert max(cost(lengths, batch) for batch in epoch_of(sampler, 0)) <= 4096
 
 
-def test_too_few_pairs_for_a_reserve_are_refused():
-    pairs = [(3, 4), (5, 6)]
-    sampler = TokenBatchSampler(pairs, 30, seed=0, num_processes=2, redraw=lambda epoch: pairs)
+@pytest.mark.parametrize(("pairs", "num_processes"), [(1, 1), (2, 2), (5, 2)])
+def test_few_pairs_have_no_reserve(pairs, num_processes):
+    lengths = [(3, 4)] * pairs
+    sampler = TokenBatchSampler(
+        lengths, 1000, seed=0, num_processes=num_processes, redraw=lambda epoch: lengths
+    )
 
-    with pytest.raises(ValueError, match="2 pairs are too few for 2 batches and 2 processes"):
-        list(sampler)
+    assert len(epoch_of(sampler, 1)) == len(sampler) == 1

@@ -441,6 +441,13 @@ def test_card_tells_where_the_weights_come_from(make_card, settings, origin):
     assert ("trained-from-scratch" in card.data.tags) == (not settings)
 
 
+@pytest.mark.parametrize(("settings", "is_told"), [({"minutes": 30.0}, True), ({}, False)])
+def test_card_tells_of_a_rate_that_falls_with_the_time(make_card, settings, is_told):
+    card = make_card(**settings)
+
+    assert ("times the share of the time that is left" in card.text) == is_told
+
+
 def test_card_of_an_imported_model_tells_its_source_and_no_training(tiny_config, tmp_path):
     tiny_config.save_pretrained(tmp_path)
     run = {"imported_from": {"name": "opus-mt-de-en", "model_type": "marian"}, "files": {}}

@@ -170,7 +170,8 @@ def test_best_checkpoint_that_has_changed_is_not_loaded(corpus, tmp_path, monkey
             flip_bit(tmp_path / "checkpoint-2" / "model.safetensors")
 
     monkeypatch.setattr(StopOnRequest, "on_step_end", damage)
-    scored = {"eval_strategy": "steps", "eval_steps": 2}
+    # Otherwise the last checkpoint, whose loss would be lower, would be the best.
+    scored = {"eval_strategy": "steps", "eval_steps": 2, "learning_rate": 0.0}
 
     run_training(corpus, tmp_path, {"average_last": 0}, max_steps=3, **BY_UPDATES, **scored)
 

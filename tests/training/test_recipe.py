@@ -11,6 +11,7 @@ from vanilla_transformer.training.recipe import (
     check_settings,
     config_overrides,
     describe_fine_tuning,
+    in_step,
     prefer_better_scores,
     recipe,
 )
@@ -26,6 +27,15 @@ VALIDATED = {**TRAINED, "validation": ["b.de", "b.en"]}
 def test_best_checkpoint_is_kept_beside_those_to_average(settings, limit):
     assert recipe(TrainSettings(**settings, average_last=3))["save_total_limit"] == limit
     assert recipe(TrainSettings(**settings))["save_total_limit"] == limit + 2
+    # Trainer would take 0 for all.
+    assert recipe(TrainSettings(**settings, average_last=0))["save_total_limit"] == 1
+
+
+def test_fp16_takes_the_place_of_bf16():
+    defaults = {"bf16": True, "learning_rate": 0.1}
+
+    assert in_step(defaults, {"fp16": True}) == {"bf16": False, "learning_rate": 0.1}
+    assert in_step(defaults, {"fp16": False}) == defaults
 
 
 def test_validated_run_keeps_its_best_score():
@@ -82,6 +92,17 @@ def test_numbers_at_the_ends_of_their_ranges_are_allowed(tmp_path, settings, giv
         ({"average_last": -3}, {}, "--average_last must be at least 0 and finite, got -3"),
         ({"r_drop": math.inf}, {}, "--r_drop must be at least 0 and finite, got inf"),
         ({"filter_max_ratio": 0.5}, {}, "--filter_max_ratio must be at least 1"),
+        ({}, {"push_to_hub": True}, "share the finished model: vanilla-transformer push"),
+        ({}, {"resume_from_checkpoint": "a"}, "--resume continues the run in --output_dir"),
+        ({}, {"per_device_train_batch_size": 3}, "got 3. Give --max_tokens_per_batch"),
+        ({"minutes": 1.0}, {"warmup_steps": 0.1}, "--warmup_steps .* got the share 0.1"),
+        ({"minutes": 1.0}, {"eval_steps": 0.5}, "--eval_steps must be a number of updates"),
+        ({}, {"metric_for_best_model": "chrF"}, "must be loss or one of bleu, .*, got chrF"),
+        (
+            {},
+            {"metric_for_best_model": "bleu", "prediction_loss_only": True},
+            "--prediction_loss_only computes no bleu",
+        ),
         ({"filter_max_ratio": math.nan}, {}, "--filter_max_ratio must be .* got nan"),
         ({"filter_max_characters": 0}, {}, "--filter_max_characters must be at least 1"),
         ({"tokenizer_pairs": 0}, {}, "--tokenizer_pairs must be at least 1"),

@@ -337,6 +337,13 @@ def test_resumed_run_has_the_schedule_from_before_the_signal(monkeypatch, tmp_pa
     assert resumed.update(0.0) == pytest.approx(0.5, abs=0.02)
 
 
+def test_minutes_continue_no_run_of_updates(monkeypatch, tmp_path):
+    TrainerState(global_step=3).save_to_json(str(tmp_path / "trainer_state.json"))
+
+    with pytest.raises(ValueError, match="--minutes continues runs that began with it"):
+        Run(monkeypatch, checkpoint=str(tmp_path), first=3)
+
+
 def test_updates_may_be_resumed_with_another_end(monkeypatch, tmp_path):
     TrainerState(global_step=3).save_to_json(str(tmp_path / "trainer_state.json"))
 

@@ -192,6 +192,15 @@ def assert_saved(folder: Path, bleu: float, weights: str) -> None:
     assert (result["bleu"], result["search"]) == (bleu, f"greedy, {weights}")
 
 
+def test_card_names_the_beam_of_validation(corpus, tmp_path):
+    settings = {"max_validation_pairs": 1, "average_last": 1}
+
+    run_training(corpus, tmp_path, settings, max_steps=1, generation_num_beams=3)
+
+    result = read_json(tmp_path / "results.json")["validation"]
+    assert result["search"] == "beam 3, best checkpoint"
+
+
 def test_mean_of_the_last_checkpoints_is_saved_when_it_does_better(run_scored, tmp_path):
     kept = run_scored([31.0, 30.0, 29.0, 28.0, 31.1], epochs=4, average_last=2)
 
@@ -220,12 +229,34 @@ def test_moving_average_is_saved_when_it_does_better(run_scored, tmp_path, score
 def test_checkpoint_of_the_best_bleu_is_saved_and_a_run_that_gets_no_better_ends(
     run_scored, tmp_path
 ):
-    kept = run_scored([10.0, 12.0, 11.0, 12.0], epochs=9, early_stopping_patience=2)
+    kept = run_scored([10.0, 12.0, 11.0, 11.9], epochs=9, early_stopping_patience=2)
 
     assert kept == [2, 4]
     assert_same_weights(tmp_path, tmp_path / f"checkpoint-{checkpoints_of(tmp_path)[0]}")
     assert_saved(tmp_path, 12.0, "best checkpoint")
     assert read_json(tmp_path / "results.json")["validation"]["epoch"] == 2
+
+
+def test_of_equal_scores_that_of_the_lower_loss_is_saved(run_scored, tmp_path):
+    kept = run_scored([0.0, 0.0, 0.0], epochs=3)
+
+    losses = [report["eval_loss"] for report in read_log(tmp_path) if "eval_loss" in report]
+    assert losses == sorted(losses, reverse=True)
+    # As many as would be averaged, and the best one.
+    assert kept == [2, 3]
+    assert_same_weights(tmp_path, tmp_path / f"checkpoint-{checkpoints_of(tmp_path)[-1]}")
+    assert_saved(tmp_path, 0.0, "best checkpoint")
+
+
+def test_run_that_gets_no_better_goes_on_counting_when_it_is_resumed(
+    run_scored, tmp_path, monkeypatch
+):
+    run_scored([12.0, 11.0], epochs=2, early_stopping_patience=2)
+
+    resumed = {"early_stopping_patience": 2, "resume": True}
+    assert run_scored([10.0], epochs=9, **resumed)[-1] == 3
+    # It has ended, and trains no further.
+    assert run_scored([], epochs=9, **resumed)[-1] == 3
 
 
 def test_last_checkpoint_is_saved_when_validation_is_absent(corpus, tmp_path):

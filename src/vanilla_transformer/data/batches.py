@@ -28,8 +28,8 @@ class TokenBatchSampler(Sampler[list[int]]):
     batches.
 
     Lengths may differ from epoch to epoch, as under BPE-dropout. Then a few more batches are
-    planned than the first epoch needs, so that no epoch has more. If an epoch needs fewer, its
-    largest batches are halved.
+    planned than the first epoch needs. If an epoch needs fewer, its largest batches are halved; if
+    it needs still more, its budget grows, percent by percent, until they are enough.
 
     Args:
         lengths: Tokens of source and target of each pair in the first epoch, `[pairs, 2]`.
@@ -66,20 +66,23 @@ class TokenBatchSampler(Sampler[list[int]]):
         self.process_index = process_index
         self.epoch = 0
         self._redraw = redraw
-        self._arrange(lengths)
+        self._arrange(lengths, max_tokens)
         self._batches = len(self._starts)
         if redraw:
-            self._batches += math.ceil(_SPARE_BATCHES * self._batches)
+            planned = self._batches + math.ceil(_SPARE_BATCHES * self._batches)
+            # As many batches can always be halved.
+            most = len(lengths) // (2 * num_processes - 1)
+            self._batches = max(self._batches, min(planned, most))
 
-    def _arrange(self, lengths: Lengths) -> None:
-        """Sorts the pairs and cuts them into batches."""
+    def _arrange(self, lengths: Lengths, max_tokens: int) -> None:
+        """Sorts the pairs and cuts them into batches of this budget."""
         if len(lengths) < self.num_processes:
             raise ValueError(
                 f"Each process needs a pair of its own, got {len(lengths)} pairs for "
                 f"{self.num_processes} processes."
             )
         source, target = np.asarray(lengths, dtype=np.int64).T
-        _check_budget(source + target, self.max_tokens)
+        _check_budget(source + target, max_tokens)
         # The shorter side grows for one length of the longer side and shrinks for the next, so
         # that neighbours are always similar on both sides.
         longer_side, difference = np.maximum(source, target), source - target
@@ -87,15 +90,15 @@ class TokenBatchSampler(Sampler[list[int]]):
 
         order = np.lexsort(self._sort_keys)
         source, target = source[order], target[order]
-        self._starts = _cut(source, target, self.max_tokens, self.num_processes)
+        self._starts = _cut(source, target, max_tokens, self.num_processes)
         sizes = np.diff(self._starts, append=len(order))
         longest = np.maximum.reduceat(source, self._starts)
         longest += np.maximum.reduceat(target, self._starts)
-        if sizes.min() < self.num_processes or (sizes * longest).max() > self.max_tokens:
+        if sizes.min() < self.num_processes or (sizes * longest).max() > max_tokens:
             enough = 2 * self.num_processes * int(source.max() + target.max())
             raise ValueError(
                 f"Each of {self.num_processes} processes needs a pair of every batch, and "
-                f"`max_tokens` = {self.max_tokens} is too small for that. {enough} is always "
+                f"`max_tokens` = {max_tokens} is too small for that. {enough} is always "
                 "enough for these pairs; or use fewer processes."
             )
         self.tokens = int((source + target).sum())
@@ -116,7 +119,11 @@ class TokenBatchSampler(Sampler[list[int]]):
     def set_epoch(self, epoch: int) -> None:
         """Chooses the epoch of the next iteration, counted from 0."""
         if self._redraw and epoch != self.epoch:
-            self._arrange(self._redraw(epoch))
+            lengths, budget = self._redraw(epoch), self.max_tokens
+            self._arrange(lengths, budget)
+            while len(self._starts) > self._batches:
+                budget += math.ceil(budget / 100)
+                self._arrange(lengths, budget)
         self.epoch = epoch
 
 
@@ -159,13 +166,8 @@ def _halve_largest(
     """Halves the batches with the most pairs until there are `batches` of them.
 
     Raises:
-        ValueError: If there are already more, or halves would not have a pair for each process.
+        ValueError: If halves would not have a pair for each process.
     """
-    if len(starts) > batches:
-        raise ValueError(
-            f"An epoch must fit into {batches} batches, the number planned from the lengths of the "
-            f"first one, got {len(starts)}. Raise `max_tokens`."
-        )
     while len(starts) < batches:
         sizes = np.diff(starts, append=pairs)
         largest = int(sizes.argmax())

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import datasets
 import numpy as np
@@ -34,6 +34,7 @@ from vanilla_transformer.files import (
     written_whole,
 )
 from vanilla_transformer.tokenization.tokenization_vanilla_transformer import (
+    UnicodeForm,
     VanillaTransformerTokenizer,
 )
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
@@ -49,6 +50,8 @@ _ROWS_AT_A_TIME = 10_000
 # were chosen for it, or segmentations that it draws at random.
 _SAMPLE = 100
 _IDS, _VOCABULARY = ".arrow", ".tokenizer"
+# Of the file of a vocabulary: checksum, Unicode form, pipeline.
+_LAYOUT = 2
 _HINT = "Make room there, or set HF_DATASETS_CACHE to a folder with more."
 _LIBRARIES = ("vanilla-transformer", "transformers", "tokenizers")
 
@@ -116,13 +119,15 @@ def cached_tokenizer(
     texts, folder = _drawn_texts(pairs, columns), _folder()
     if folder is None:
         return VanillaTransformerTokenizer.train(texts, **settings)
-    about = [MOST_LEARNED_PAIRS, *sorted(settings.items())]
+    about = [_LAYOUT, MOST_LEARNED_PAIRS, *sorted(settings.items())]
     path = folder / (_digest(pairs, columns, about) + _VOCABULARY)
     with PartialState().local_main_process_first():
-        kept = _read_tokenizer(path, settings.get("unicode_form"))
+        kept = _read_tokenizer(path)
         if kept is None:
             kept = VanillaTransformerTokenizer.train(texts, **settings)
-            content = kept.backend_tokenizer.to_str()
+            # Not that of the settings, if the texts are written so already.
+            form = kept.init_kwargs.get("unicode_form", "")
+            content = f"{form}\n{kept.backend_tokenizer.to_str()}"
             with naming_full_disk(folder, "the vocabulary", _HINT), written_whole(path) as file:
                 file.write_text(f"{_checksum(content)}\n{content}", encoding="utf-8", newline="\n")
             _delete_oldest(folder, _VOCABULARY)
@@ -186,7 +191,7 @@ def _read_ids(path: Path, num_pairs: int) -> Dataset | None:
     return kept if len(kept) == num_pairs else None
 
 
-def _read_tokenizer(path: Path, unicode_form: Any) -> VanillaTransformerTokenizer | None:
+def _read_tokenizer(path: Path) -> VanillaTransformerTokenizer | None:
     """As `_read_ids`; also None if the file was changed."""
     try:
         checksum, _, content = path.read_text(encoding="utf-8").partition("\n")
@@ -195,10 +200,13 @@ def _read_tokenizer(path: Path, unicode_form: Any) -> VanillaTransformerTokenize
     if checksum != _checksum(content):
         return None
     _mark_as_used(path)
-    backend = Tokenizer.from_str(content)
+    form, _, pipeline = content.partition("\n")
+    backend = Tokenizer.from_str(pipeline)
     added = sorted(backend.get_added_tokens_decoder().items())
     special_tokens = [token.content for _, token in added]
-    return VanillaTransformerTokenizer.of_pipeline(backend, special_tokens, unicode_form)
+    return VanillaTransformerTokenizer.of_pipeline(
+        backend, special_tokens, cast("UnicodeForm | None", form or None)
+    )
 
 
 def _mark_as_used(path: Path) -> None:

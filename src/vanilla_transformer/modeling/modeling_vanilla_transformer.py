@@ -181,7 +181,21 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
             is_main_process: Whether this process writes config and code, too.
             args: Of Transformers' own.
             kwargs: Of Transformers' own.
+
+        Raises:
+            ValueError: If source and target no longer share the table that the config says they do.
         """
+        model: Any = self.base_model
+        if getattr(model, "shared", None) is not None and any(
+            stack.embed_tokens.weight is not model.shared.weight
+            for stack in (model.encoder, model.decoder)
+        ):
+            raise ValueError(
+                "Source and target must share a table, as `share_encoder_decoder_embeddings` says, "
+                "got tables of their own, such as those of a merged adapter with "
+                "`modules_to_save=['embed_tokens']`. Train an adapter of a model with "
+                "`share_encoder_decoder_embeddings=False`."
+            )
         modeling = "modeling_vanilla_transformer.VanillaTransformer"
         self.config.auto_map = {
             "AutoConfig": "configuration_vanilla_transformer.VanillaTransformerConfig",
@@ -433,16 +447,6 @@ class Decoder(Stack):
         )
 
 
-def _twin(table: nn.Embedding) -> nn.Embedding:
-    """Another module with the same weight; the table itself, if its `forward` is its own."""
-    if type(table) is not nn.Embedding:
-        return table
-    sizes = table.num_embeddings, table.embedding_dim, table.padding_idx
-    twin = nn.Embedding(*sizes, _weight=table.weight).train(table.training)
-    twin.weight = table.weight
-    return twin
-
-
 class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
     """Encoder and decoder over their embedding tables, without the output projection."""
 
@@ -454,6 +458,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         self.decoder = Decoder(config)
         self._tied_weights_keys = {}
         if config.share_encoder_decoder_embeddings:
+            # One module, not three that share a weight: FSDP shards no weight twice.
             self.set_input_embeddings(self.encoder.embed_tokens)
             self._tied_weights_keys = {
                 "encoder.embed_tokens.weight": "shared.weight",
@@ -467,15 +472,13 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
 
     def get_input_embeddings(self) -> nn.Embedding:
         """The table of the source, which may also be the target's."""
-        return self.encoder.embed_tokens if self.shared is None else self.shared
+        return self.encoder.embed_tokens
 
     def set_input_embeddings(self, value: nn.Embedding) -> None:
         """Replaces the table of the source, also of the target if they share it."""
         self.encoder.embed_tokens = value
         if self.config.share_encoder_decoder_embeddings:
-            self.shared = value
-            # Three modules, as programs that replace one of them by its name expect.
-            self.encoder.embed_tokens, self.decoder.embed_tokens = _twin(value), _twin(value)
+            self.shared = self.decoder.embed_tokens = value
 
     @merge_with_config_defaults
     @capture_outputs

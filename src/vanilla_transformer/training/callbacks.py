@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 from transformers import (
+    EarlyStoppingCallback,
     Trainer,
     TrainerCallback,
     TrainerControl,
@@ -66,6 +67,21 @@ class UseIdleCores(TrainerCallback):
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
         """Counts them, if it is time."""
         self.cores.use()
+
+
+class StopWithoutProgress(EarlyStoppingCallback):
+    """Transformers', whose count a resumed run continues."""
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Takes the count of the checkpoint; a run that has ended so does not go on."""
+        super().on_train_begin(args, state, control, **kwargs)
+        saved = state.stateful_callbacks.get(type(self).__name__)
+        if state.global_step and saved:
+            count = saved["attributes"]["early_stopping_patience_counter"]
+            self.early_stopping_patience_counter = count
+            control.should_training_stop |= count >= self.early_stopping_patience
 
 
 class FindBestCheckpoint(TrainerCallback):

@@ -68,7 +68,6 @@ _ARGUMENTS_THAT_MAY_CHANGE = {
     "run_name",
     "project",
     "disable_tqdm",
-    "resume_from_checkpoint",
     "load_best_model_at_end",
     "dataloader_num_workers",
     "dataloader_pin_memory",
@@ -83,11 +82,9 @@ _ARGUMENTS_THAT_MAY_CHANGE = {
 _PREFIXES_THAT_MAY_CHANGE = (
     "eval_",
     "generation_",
-    "hub_",
     "include_",
     "log_",
     "logging_",
-    "push_to_hub",
     "save_",
     "trackio_",
 )

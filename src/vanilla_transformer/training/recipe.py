@@ -59,6 +59,9 @@ _RANGES = {
     "gradient_accumulation_steps": (1, math.inf),
 }
 
+# Trainer's default of `per_device_train_batch_size`.
+_UNUSED_BATCH_SIZE = 8
+
 # Config fields that the command line sets by other options.
 _SET_ELSEWHERE = {
     "vocab_size": "--vocab_size",
@@ -133,23 +136,28 @@ def recipe(settings: TrainSettings) -> dict[str, Any]:
 
 
 def in_step(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Defaults with the steps of one that the user gave: each evaluation is of a checkpoint.
+    """Defaults that agree with what the user gave: each evaluation is of a checkpoint.
 
     Args:
-        defaults: By the names of Trainer's arguments; without `save_steps` nothing changes.
+        defaults: By the names of Trainer's arguments.
         given: What the user gave, likewise.
     """
+    defaults = dict(defaults)
+    if given.get("fp16"):
+        # One of the two, and bf16 is only a default.
+        defaults["bf16"] = False
     both = ("eval_steps", "save_steps")
     steps = [given[name] for name in both if name in given]
     if len(steps) != 1 or "save_steps" not in defaults:
-        return dict(defaults)
+        return defaults
     return {**defaults, **dict.fromkeys(both, steps[0])}
 
 
 def _kept_checkpoints(settings: TrainSettings) -> int:
     """Number of those to average; Trainer counts the best checkpoint too."""
     last = AVERAGED if settings.average_last is None else settings.average_last
-    return last + bool(settings.validation)
+    # Trainer takes 0 for all.
+    return max(1, last + bool(settings.validation))
 
 
 def _schedule(settings: TrainSettings) -> dict[str, float]:
@@ -264,6 +272,7 @@ def check_settings(settings: TrainSettings, arguments: Seq2SeqTrainingArguments)
     config_overrides(settings)
     faults = [
         *_faults_of_ranges(settings, arguments),
+        *_faults_of_trainer(arguments),
         *_faults_of_devices(settings, arguments),
         *_faults_of_vocabularies(settings),
         *_faults_of_schedules(settings, arguments),
@@ -291,6 +300,25 @@ def _faults_of_ranges(
         yield (
             "--num_train_epochs or --max_steps must be above 0, got "
             f"{arguments.num_train_epochs} and {arguments.max_steps}."
+        )
+
+
+def _faults_of_trainer(arguments: Seq2SeqTrainingArguments) -> Iterator[str]:
+    """Options of Trainer that would do nothing here, or what nobody wants."""
+    if arguments.push_to_hub:
+        yield (
+            "--push_to_hub uploads whatever lies in the folder, after each checkpoint. Leave it "
+            "out, and share the finished model: vanilla-transformer push."
+        )
+    if arguments.resume_from_checkpoint is not None:
+        yield (
+            "--resume_from_checkpoint must be left out: --resume continues the run in --output_dir "
+            "from its last checkpoint, and --init_from begins a new one."
+        )
+    if arguments.per_device_train_batch_size != _UNUSED_BATCH_SIZE:
+        yield (
+            "--per_device_train_batch_size must be left out, since batches have unequal numbers of "
+            f"pairs, got {arguments.per_device_train_batch_size}. Give --max_tokens_per_batch."
         )
 
 
@@ -371,6 +399,10 @@ def _faults_of_scores(
     except ValueError as error:
         yield f"--bleu_tokenize: {error}"
     metric = metric_of(arguments)
+    if settings.validation and metric not in ("loss", *METRICS):
+        yield f"--metric_for_best_model must be loss or one of {', '.join(METRICS)}, got {metric}."
+    if metric in METRICS and arguments.prediction_loss_only:
+        yield f"--prediction_loss_only computes no {metric}. Add --metric_for_best_model loss."
     if metric in METRICS and metric not in settings.metrics:
         yield (
             f"--metric_for_best_model must be one of --metrics, got {metric} and "
@@ -405,6 +437,12 @@ def _faults_of_minutes(
             f"--minutes decides when the run ends and how its learning rate falls, got "
             f"--minutes {minutes:g} and {', '.join(given)}. Leave either out."
         )
+    for name in ("warmup_steps", "eval_steps", "save_steps"):
+        if 0 < (getattr(arguments, name) or 0) < 1:
+            yield (
+                f"--{name} must be a number of updates with --minutes, whose length is unknown, "
+                f"got the share {getattr(arguments, name):g}."
+            )
     if settings.init_from:
         yield (
             f"--minutes chooses the size of a new model, got --init_from {settings.init_from}. "

@@ -24,7 +24,6 @@ from accelerate import PartialState
 from datasets import Dataset
 from torch import Tensor
 from transformers import (
-    EarlyStoppingCallback,
     PreTrainedModel,
     Seq2SeqTrainingArguments,
     set_seed,
@@ -62,6 +61,7 @@ from vanilla_transformer.training.callbacks import (
     MovingAverage,
     StopOnRequest,
     StoppedBySignalError,
+    StopWithoutProgress,
     UseIdleCores,
     interrupts_stop,
 )
@@ -315,7 +315,7 @@ def _build_trainer(
         compute_metrics=score if arguments.predict_with_generate else None,
     )
     if settings.early_stopping_patience is not None:
-        trainer.add_callback(EarlyStoppingCallback(settings.early_stopping_patience))
+        trainer.add_callback(StopWithoutProgress(settings.early_stopping_patience))
     return trainer
 
 
@@ -374,7 +374,7 @@ def _run(leg: _Leg, stop: StopOnRequest) -> tuple[Outcome, BaseException | None]
     try:
         trainer.train(resume_from_checkpoint=leg.checkpoint)
         # It warns about the scores of averages, whose names do not begin with eval_.
-        trainer.remove_callback(EarlyStoppingCallback)
+        trainer.remove_callback(StopWithoutProgress)
         outcome = best_weights(trainer)
         trainer.check_weights()
         if not stop.interrupted:
@@ -483,8 +483,10 @@ def _save(
     write_run(folder, {**run, "files": files})
     # The card has no row for a loss alone.
     if outcome.scores and trainer.compute_metrics:
-        search = {"search": f"greedy, {outcome.weights}"}
-        record_results(folder, "validation", outcome.scores | search)
+        beams = trainer.args.generation_num_beams or 1
+        search = f"beam {beams}" if beams > 1 else "greedy"
+        how = {"search": f"{search}, {outcome.weights}"}
+        record_results(folder, "validation", outcome.scores | how)
     else:
         write_model_card(folder)
     try:

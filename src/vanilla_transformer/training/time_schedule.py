@@ -191,4 +191,10 @@ def _seconds_used(checkpoint: str | None) -> float:
     """Seconds that a run had used when it saved a checkpoint."""
     if checkpoint is None:
         return 0.0
-    return float(read_state(checkpoint).stateful_callbacks[_SECONDS]["used"])
+    callbacks = read_state(checkpoint).stateful_callbacks
+    if _SECONDS not in callbacks:
+        raise ValueError(
+            f"--minutes continues runs that began with it, got {checkpoint} of another one. Leave "
+            "it out, or train in another folder."
+        )
+    return float(callbacks[_SECONDS]["used"])

@@ -24,7 +24,11 @@ from vanilla_transformer.data.training_data import TrainingData
 from vanilla_transformer.evaluation.metrics import TranslationScores
 from vanilla_transformer.model_folder import align_weights, nonfinite_tensors
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
-from vanilla_transformer.training.averaging import average_checkpoints
+from vanilla_transformer.training.averaging import (
+    average_checkpoints,
+    metric_of,
+    scores_of_update,
+)
 from vanilla_transformer.training.callbacks import (
     DivergedError,
     FindBestCheckpoint,
@@ -166,9 +170,20 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             close_checkpoint(folder)
             delete_oldest(run, limit, self.state.best_model_checkpoint)
 
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        """Trainer's; of equal scores, such as a BLEU of 0, that of the lower loss is the best."""
+        best = self.state.best_metric
+        is_best = bool(super()._determine_best_metric(metrics, trial))
+        equal = metrics.get(f"eval_{metric_of(self.args)}") == best
+        earlier = scores_of_update(self, self.state.best_global_step) if equal else None
+        if earlier and metrics["eval_loss"] < earlier["loss"]:
+            self.state.best_global_step = self.state.global_step
+            return True
+        return is_best
+
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         """Trainer's; does nothing in a resumed run that has already made all its updates."""
-        if self.state.global_step < self.state.max_steps:
+        if self.state.global_step < self.state.max_steps and not self.control.should_training_stop:
             super()._run_epoch(*args, **kwargs)
         else:
             self.control.should_training_stop = True
