@@ -27,6 +27,7 @@ from vanilla_transformer.translation import Translator
 
 from ..support.training_runs import (
     MOMENT,
+    SIZES,
     VALIDATION_LINES,
     assert_same_weights,
     build_arguments,
@@ -418,16 +419,33 @@ def test_resumed_run_ends_with_the_weights_of_one_in_one_go(corpus, tmp_path, ca
 
 
 @pytest.mark.parametrize("bpe_dropout", [0.0, 0.2])
-def test_resumed_run_is_the_same_when_it_stopped_amid_an_epoch(corpus, tmp_path, bpe_dropout):
+@pytest.mark.parametrize("by_steps", [False, True])
+def test_resumed_run_is_the_same_when_it_stopped_amid_an_epoch(
+    corpus, tmp_path, bpe_dropout, by_steps
+):
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
-    settings = UNVALIDATED | {"bpe_dropout": bpe_dropout}
-    run_training(corpus, whole, settings, num_train_epochs=2)
-    updates = checkpoints_of(whole)[-1]
+    settings = UNVALIDATED | {"bpe_dropout": bpe_dropout, "average_last": 2}
+    saving = {"save_strategy": "steps", "save_steps": 16} if by_steps else {}
+    run_training(corpus, whole, settings, num_train_epochs=2, **saving)
+    checkpoints = checkpoints_of(whole)
+    updates = checkpoints[-1]
 
-    run_training(corpus, resumed, settings, max_steps=round(0.75 * updates))
-    run_training(corpus, resumed, settings | {"resume": True}, max_steps=updates)
+    run_training(corpus, resumed, settings, max_steps=round(0.75 * updates), **saving)
+    run_training(corpus, resumed, settings | {"resume": True}, max_steps=updates, **saving)
 
+    assert checkpoints_of(resumed) == checkpoints
     assert_same_weights(resumed, whole)
+
+
+def test_learned_positions_bound_what_is_read_and_written(corpus, tmp_path):
+    sizes = [*SIZES, "position_embedding_type=learned", "max_position_embeddings=40"]
+    settings = {"config": sizes, "max_length": 40, "max_validation_pairs": 2}
+
+    run_training(corpus, tmp_path / "run", settings, max_steps=1)
+
+    assert (tmp_path / "run" / "model.safetensors").exists()
+    with pytest.raises(ValueError, match=r"--max_length must be at most 40, .* got 41\."):
+        run_training(corpus, tmp_path / "other", settings | {"max_length": 41}, max_steps=1)
 
 
 @both_models

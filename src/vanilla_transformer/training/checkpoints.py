@@ -15,6 +15,9 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from vanilla_transformer.files import write_lines
 from vanilla_transformer.model_folder import FILES_FILE, describe_files, differs, read_object
 
+# In a checkpoint that no interval of saving planned.
+INTERIM_FILE = "interim"
+
 # Beginning of the names of the optimizer's state, and its file under FSDP.
 _OPTIMIZER_STATE = "optimizer"
 _SHARDED_OPTIMIZER_STATE = "optimizer.bin"
@@ -116,6 +119,18 @@ def delete_unclosed(folder: Path) -> None:
     for checkpoint in _checkpoints(folder):
         if not (checkpoint / FILES_FILE).is_file():
             shutil.rmtree(checkpoint)
+
+
+def delete_interim(run: Path, kept: Sequence[Path]) -> None:
+    """Deletes the checkpoints of early stops, which a run that went on would not have.
+
+    Args:
+        run: Its folder.
+        kept: Checkpoints that stay.
+    """
+    for checkpoint in _checkpoints(run):
+        if (checkpoint / INTERIM_FILE).is_file() and checkpoint not in kept:
+            shutil.rmtree(checkpoint, ignore_errors=True)
 
 
 def delete_oldest(folder: Path, limit: int | None, best: str | None) -> None:

@@ -10,6 +10,7 @@ Differs from the paper:
 
 import copy
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -304,7 +305,10 @@ def _build_trainer(
         references = list(validation_set["target"])
         score = scorer(tokenizers.target, references, settings.bleu_tokenize, settings.metrics)
         if arguments.generation_max_length is None:
-            arguments.generation_max_length = 1 + int(source_lengths.max()) + MAX_EXTRA_TOKENS
+            longest = int(source_lengths.max()) + MAX_EXTRA_TOKENS
+            arguments.generation_max_length = 1 + int(
+                min(longest, getattr(model.config, "last_position", math.inf))
+            )
     trainer = TokenBatchTrainer(
         data,
         tokenizers,

@@ -18,7 +18,7 @@ from transformers import (
 )
 from transformers.modeling_outputs import Seq2SeqLMOutput
 from transformers.trainer import FSDP_MODEL_NAME
-from transformers.trainer_utils import EvalLoopOutput
+from transformers.trainer_utils import EvalLoopOutput, SaveStrategy
 
 from vanilla_transformer.data.training_data import TrainingData
 from vanilla_transformer.evaluation.metrics import TranslationScores
@@ -37,8 +37,10 @@ from vanilla_transformer.training.callbacks import (
     StopOnDivergence,
 )
 from vanilla_transformer.training.checkpoints import (
+    INTERIM_FILE,
     checkpoint_folder,
     close_checkpoint,
+    delete_interim,
     delete_oldest,
     failed_writes_named,
     reopen_checkpoint,
@@ -167,8 +169,18 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         if self.args.should_save:
             # Of a sharded model Trainer also saves this, with the weights of model.safetensors.
             (folder / f"{FSDP_MODEL_NAME}.bin").unlink(missing_ok=True)
+            if not self._saves_as_planned():
+                (folder / INTERIM_FILE).touch()
             close_checkpoint(folder)
-            delete_oldest(run, limit, self.state.best_model_checkpoint)
+            best = self.state.best_model_checkpoint
+            delete_interim(run, [folder, *([Path(best)] if best else [])])
+            delete_oldest(run, limit, best)
+
+    def _saves_as_planned(self) -> bool:
+        """Whether a run that was not stopped would have a checkpoint after this update."""
+        if self.args.save_strategy == SaveStrategy.STEPS:
+            return self.state.global_step % self.state.save_steps == 0
+        return self.args.save_strategy != SaveStrategy.EPOCH or self.state.epoch % 1 == 0
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         """Trainer's; of equal scores, such as a BLEU of 0, that of the lower loss is the best."""
