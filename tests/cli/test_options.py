@@ -108,7 +108,7 @@ def test_train_passes_each_option_on(watch):
     options = [another(field) for field in chosen]
 
     words = [word for option, _ in options for word in option]
-    main(["train", "--train", "a.de", "a.en", "--use_cpu", *words])
+    main(["train", "--use_cpu", *words])
 
     ((settings, _), _) = calls[0]
     default = TrainSettings()
@@ -207,13 +207,42 @@ def test_minutes_save_and_score_at_the_same_updates_unless_both_are_given(
     assert (arguments.eval_steps, arguments.save_steps) == expected
 
 
-def test_steps_of_a_run_in_epochs_are_those_of_trainer(watch):
+VALIDATION = ["--validation", "b.de", "b.en"]
+
+
+@pytest.mark.parametrize(
+    ("options", "strategies", "steps"),
+    [
+        (["--save_steps", "300"], ("steps", "no"), (300, None)),
+        ([*VALIDATION, "--save_steps", "300"], ("steps", "steps"), (300, 300)),
+        ([*VALIDATION, "--eval_steps", "200"], ("steps", "steps"), (200, 200)),
+        (
+            [*VALIDATION, "--eval_steps", "200", "--save_steps", "400"],
+            ("steps", "steps"),
+            (400, 200),
+        ),
+        (
+            [*VALIDATION, "--save_steps", "300", "--save_strategy", "epoch"],
+            ("epoch", "epoch"),
+            (300, None),
+        ),
+    ],
+)
+def test_steps_that_are_given_take_the_place_of_epochs(watch, options, strategies, steps):
     calls = watch(training, "train")
 
-    main(["train", "--train", "a.de", "a.en", "--use_cpu", "--save_steps", "300"])
+    main(["train", "--train", "a.de", "a.en", "--use_cpu", *options])
 
     ((_, arguments), _) = calls[0]
-    assert (arguments.save_steps, arguments.eval_steps) == (300, None)
+    assert (arguments.save_strategy, arguments.eval_strategy) == strategies
+    assert (arguments.save_steps, arguments.eval_steps) == steps
+
+
+def test_pairs_that_are_given_in_two_options_are_refused(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--train", "a.de", "a.en", "--train", "b.de", "b.en"])
+
+    assert "--train takes all its values at once" in capsys.readouterr().err
 
 
 def test_resumed_minutes_follow_the_command_line(train_for_minutes, tmp_path):

@@ -437,6 +437,13 @@ def test_resumed_run_is_the_same_when_it_stopped_amid_an_epoch(
     assert_same_weights(resumed, whole)
 
 
+def test_vocabulary_of_a_saved_tokenizer_is_not_contradicted(model_folder, corpus, tmp_path):
+    settings = {"tokenizer": str(model_folder), "config": [*SIZES, "eos_token_id=3"]}
+
+    with pytest.raises(ValueError, match="--config must leave out eos_token_id with --tokenizer"):
+        run_training(corpus, tmp_path, UNVALIDATED | settings, max_steps=1)
+
+
 def test_learned_positions_bound_what_is_read_and_written(corpus, tmp_path):
     sizes = [*SIZES, "position_embedding_type=learned", "max_position_embeddings=40"]
     settings = {"config": sizes, "max_length": 40, "max_validation_pairs": 2}

@@ -136,7 +136,10 @@ def recipe(settings: TrainSettings) -> dict[str, Any]:
 
 
 def in_step(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Defaults that agree with what the user gave: each evaluation is of a checkpoint.
+    """Defaults that agree with what the user gave.
+
+    The interval of one of evaluations and checkpoints is that of the other, and implies the
+    strategy `steps`.
 
     Args:
         defaults: By the names of Trainer's arguments.
@@ -146,11 +149,15 @@ def in_step(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, 
     if given.get("fp16"):
         # One of the two, and bf16 is only a default.
         defaults["bf16"] = False
-    both = ("eval_steps", "save_steps")
-    steps = [given[name] for name in both if name in given]
-    if len(steps) != 1 or "save_steps" not in defaults:
-        return defaults
-    return {**defaults, **dict.fromkeys(both, steps[0])}
+    strategies = {"eval_steps": "eval_strategy", "save_steps": "save_strategy"}
+    steps = [given[name] for name in strategies if name in given]
+    are_implied = bool(steps) and not given.keys() & set(strategies.values())
+    if are_implied:
+        defaults |= {name: "steps" for name in strategies.values() if name in defaults}
+    if len(steps) == 1 and (are_implied or "save_steps" in defaults):
+        # Each evaluation is of a checkpoint.
+        defaults |= {name: steps[0] for name, of in strategies.items() if of in defaults}
+    return defaults
 
 
 def _kept_checkpoints(settings: TrainSettings) -> int:

@@ -123,6 +123,7 @@ def _initialise_model(
 ) -> VanillaTransformerForConditionalGeneration:
     fields = PRESETS[settings.preset].config() | config_overrides(settings)
     if settings.tokenizer:
+        _refuse_vocabulary_fields(settings)
         fields |= _vocabulary_of(settings.tokenizer)
     else:
         fields["vocab_size"] = len(tokenizers.source)
@@ -137,6 +138,15 @@ def _initialise_model(
         max_length=1 + settings.max_length + MAX_EXTRA_TOKENS,
     )
     return model
+
+
+def _refuse_vocabulary_fields(settings: TrainSettings) -> None:
+    given = sorted(config_overrides(settings).keys() & set(_VOCABULARY_FIELDS))
+    if given:
+        raise ValueError(
+            f"--config must leave out {' and '.join(given)} with --tokenizer, whose model decides "
+            "on them. Leave either out."
+        )
 
 
 def _vocabulary_of(model_name_or_path: str) -> dict[str, Any]:
