@@ -394,6 +394,12 @@ def test_hook_of_a_layer_finds_sentences_where_transformers_has_them(
     assert found.tolist() == expected.tolist()
 
 
+def test_model_that_was_asked_for_weights_is_searched_as_before(monkeypatch, tiny_model, batch):
+    tiny_model(**batch, output_attentions=True)
+
+    assert_own_search_finds_the_same(monkeypatch, tiny_model, source_of(batch), num_beams=3)
+
+
 @both_widths
 def test_model_in_training_mode_drops_out_as_in_transformers_search(tiny_config, batch, num_beams):
     tiny_config.dropout = 0.5

@@ -1,6 +1,7 @@
 """Whether a module may be bypassed, that is, computed without calling it."""
 
 from torch import nn
+from transformers.utils import output_capturing
 
 
 def is_untouched(module: nn.Module) -> bool:
@@ -12,8 +13,12 @@ def is_untouched(module: nn.Module) -> bool:
 
 
 def is_hooked(module: nn.Module) -> bool:
-    """Whether hooks see or change what goes into the module or comes out of it."""
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+    """Whether hooks see or change what goes into the module or comes out of it.
+
+    Those that Transformers leaves behind after a call with `output_attentions` do neither.
+    """
+    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    return any(getattr(hook, "__module__", None) != output_capturing.__name__ for hook in hooks)
 
 
 def _is_plain(module: nn.Module) -> bool:
