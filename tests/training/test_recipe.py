@@ -38,13 +38,6 @@ def test_fp16_takes_the_place_of_bf16():
     assert in_step(defaults, {"fp16": False}) == defaults
 
 
-def test_fp16_takes_the_place_of_bf16():
-    defaults = {"bf16": True, "learning_rate": 0.1}
-
-    assert in_step(defaults, {"fp16": True}) == {"bf16": False, "learning_rate": 0.1}
-    assert in_step(defaults, {"fp16": False}) == defaults
-
-
 def test_validated_run_keeps_its_best_score():
     given = recipe(TrainSettings(**VALIDATED, metrics=["chrf", "bleu"]))
 
