@@ -3,12 +3,14 @@
 import json
 import re
 import shlex
+from dataclasses import replace
 
 import pytest
 import yaml
 from huggingface_hub import ModelCard
 
 from vanilla_transformer.sharing.model_card import (
+    forget_results,
     record_results,
     with_example_for,
     write_model_card,
@@ -446,6 +448,36 @@ def test_card_tells_of_a_rate_that_falls_with_the_time(make_card, settings, is_t
     card = make_card(**settings)
 
     assert ("times the share of the time that is left" in card.text) == is_told
+
+
+def test_scores_of_earlier_weights_are_forgotten(make_card, tmp_path):
+    make_card()
+    card = ModelCard.load(tmp_path / "README.md")
+    (ours,) = {result.dataset_name for result in card.data.eval_results}
+    (result, *_) = card.data.eval_results
+    card.data.eval_results.append(replace(result, dataset_name="of a person", dataset_type="own"))
+    card.save(tmp_path / "README.md")
+
+    forget_results(tmp_path)
+
+    card = ModelCard.load(tmp_path / "README.md")
+    assert not (tmp_path / "results.json").exists()
+    assert ours == "test_2016"
+    assert [result.dataset_name for result in card.data.eval_results] == ["of a person"]
+    assert "Not evaluated yet" in card.text
+    forget_results(tmp_path)
+    record_results(tmp_path, "test_2017", SCORES)
+    card = ModelCard.load(tmp_path / "README.md")
+    names = {result.dataset_name for result in card.data.eval_results}
+    assert names == {"test_2017", "of a person"}
+
+
+def test_card_without_scores_of_others_loses_its_index(make_card, tmp_path):
+    make_card()
+
+    forget_results(tmp_path)
+
+    assert "model-index" not in (tmp_path / "README.md").read_text(encoding="utf-8")
 
 
 def test_card_of_an_imported_model_tells_its_source_and_no_training(tiny_config, tmp_path):

@@ -17,6 +17,7 @@ from vanilla_transformer.data.batches import TokenBatchSampler
 from vanilla_transformer.evaluation.metrics import TranslationScores
 from vanilla_transformer.files import read_lines
 from vanilla_transformer.modeling.layers_vanilla_transformer import EncoderLayer
+from vanilla_transformer.sharing.model_card import record_results
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 from vanilla_transformer.training import plan
 from vanilla_transformer.training import run as training
@@ -258,6 +259,18 @@ def test_run_that_gets_no_better_goes_on_counting_when_it_is_resumed(
     assert run_scored([10.0], epochs=9, **resumed)[-1] == 3
     # It has ended, and trains no further.
     assert run_scored([], epochs=9, **resumed)[-1] == 3
+
+
+def test_scores_of_the_weights_before_a_resumed_run_are_forgotten(corpus, tmp_path):
+    run_training(corpus, tmp_path, UNVALIDATED, max_steps=2)
+    scores = {"bleu": 1.0, "bleu_signature": "s", "lines": 1, "search": "greedy"}
+    record_results(tmp_path, "test", scores)
+
+    run_training(corpus, tmp_path, UNVALIDATED | {"resume": True}, max_steps=2)
+    assert "test" in read_json(tmp_path / "results.json")
+
+    run_training(corpus, tmp_path, UNVALIDATED | {"resume": True}, max_steps=4)
+    assert not (tmp_path / "results.json").exists()
 
 
 def test_last_checkpoint_is_saved_when_validation_is_absent(corpus, tmp_path):

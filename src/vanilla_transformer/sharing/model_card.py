@@ -3,6 +3,7 @@
 import json
 import logging
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -90,18 +91,34 @@ def read_results(folder: Path) -> dict[str, Any]:
     return results
 
 
-def write_model_card(folder: Path) -> None:
+def forget_results(folder: Path) -> None:
+    """Takes the scores of earlier weights out of the results, and ours out of a card."""
+    earlier = read_results(folder)
+    if not earlier:
+        return
+    card = REGEX_YAML_BLOCK.search(_filled_template(folder, folder.resolve().name, earlier))
+    index = yaml.safe_load(card[2]).get("model-index", []) if card else []
+    (folder / RESULTS_FILE).unlink()
+    if is_ours(folder) and (folder / CARD_FILE).exists():
+        write_model_card(folder, _names_of_scores(index))
+
+
+def write_model_card(folder: Path, forgotten: Collection[tuple[str, str]] = ()) -> None:
     """Fills the template from `config.json`, `run.json` and `results.json` of a saved model.
 
     In a card that exists, only the marked sections and the scores in its metadata are rewritten. A
     card without marks is the user's own: it stays as it is, with a warning.
+
+    Args:
+        folder: Of the model.
+        forgotten: Test set and metric of scores that the metadata shall no longer have.
     """
     file = folder / CARD_FILE
     mark_card(folder)
     card = _filled_template(folder, folder.resolve().name, read_results(folder))
     if file.exists():
         try:
-            card = _updated(_read(file), card)
+            card = _updated(_read(file), card, forgotten)
         except (ValueError, yaml.YAMLError) as error:
             logger.warning("%s stays as it is: %s", file, error)
             return
@@ -150,8 +167,8 @@ def _write(file: Path, text: str) -> None:
         temporary.write_bytes(text.encode("utf-8"))
 
 
-def _updated(card: str, fresh: str) -> str:
-    """A card with the marked sections and the scores of a fresh one.
+def _updated(card: str, fresh: str, forgotten: Collection[tuple[str, str]]) -> str:
+    """A card with the marked sections and the scores of a fresh one, without forgotten scores.
 
     Raises:
         ValueError: If it has no marks, or its metadata are not those of a card.
@@ -171,29 +188,32 @@ def _updated(card: str, fresh: str) -> str:
     if ours and theirs:
         # Refuses what the next lines, and the Hub, do not understand.
         ModelCard(card)
-        block = _with_scores(theirs[2] + "\n", yaml.safe_load(ours[2]))
+        block = _with_scores(theirs[2] + "\n", yaml.safe_load(ours[2]), forgotten)
         card = card[: theirs.start(2)] + block.rstrip("\n") + card[theirs.end(2) :]
     return card.replace("\n", line_end)
 
 
-def _with_scores(block: str, ours: dict[str, Any]) -> str:
+def _with_scores(block: str, ours: dict[str, Any], forgotten: Collection[tuple[str, str]]) -> str:
     """A YAML block of metadata with our scores, and everything else as a person wrote it."""
     wanted = yaml.safe_load(block) or {}
     theirs = wanted.get("metrics") or []
     theirs = theirs if isinstance(theirs, list) else [theirs]
     new = [metric for metric in ours.get("metrics", []) if metric not in theirs]
     scores: dict[str, Any] = {"metrics": [*theirs, *new]} if new else {}
-    if index := ours.get("model-index"):
-        scores["model-index"] = _merged_index(wanted.get("model-index") or index, index)
+    index, known = ours.get("model-index", []), wanted.get("model-index") or []
+    if index or (known and forgotten):
+        scores["model-index"] = _merged_index(known or index, index, forgotten)
     keeps_comments = True
     for key, value in scores.items():
         # Up to the next line that is not part of the value.
         pattern = re.compile(rf"^{key}:.*\n(?:\n*[ \t-].*\n)*", re.MULTILINE)
-        lines: str = _yaml({key: value})
-        known = pattern.search(block)
-        block = block.replace(known[0], lines) if known else block + lines
-        keeps_comments &= (known is not None) == (key in wanted)
+        lines = _yaml({key: value}) if value else ""
+        place = pattern.search(block)
+        block = block.replace(place[0], lines) if place else block + lines
+        keeps_comments &= (place is not None) == (key in wanted)
         wanted[key] = value
+        if not value:
+            del wanted[key]
     # YAML can be written in ways that the pattern does not know.
     if keeps_comments and yaml.safe_load(block) == wanted:
         return block
@@ -201,18 +221,19 @@ def _with_scores(block: str, ours: dict[str, Any]) -> str:
 
 
 def _yaml(values: dict[str, Any]) -> str:
-    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+    text: str = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+    return text
 
 
-def _merged_index(theirs: list[dict[str, Any]], ours: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _merged_index(
+    theirs: list[dict[str, Any]],
+    ours: list[dict[str, Any]],
+    forgotten: Collection[tuple[str, str]],
+) -> list[dict[str, Any]]:
     """A card's `model-index` with our results, followed by those that a person added."""
     first, *others = theirs
-    results = list(ours[0]["results"])
-    known = {
-        (result["dataset"]["name"], metric["type"])
-        for result in results
-        for metric in result["metrics"]
-    }
+    results = list(ours[0]["results"]) if ours else []
+    known = {*_names_of_scores(ours), *forgotten}
     for result in first["results"]:
         added = [
             metric
@@ -221,7 +242,17 @@ def _merged_index(theirs: list[dict[str, Any]], ours: list[dict[str, Any]]) -> l
         ]
         if added:
             results.append({**result, "metrics": added})
-    return [{**first, "results": results}, *others]
+    return [*([{**first, "results": results}] if results else []), *others]
+
+
+def _names_of_scores(index: list[dict[str, Any]]) -> set[tuple[str, str]]:
+    """Test set and metric of each score of the first model of a `model-index`."""
+    return {
+        (result["dataset"]["name"], metric["type"])
+        for model in index[:1]
+        for result in model["results"]
+        for metric in result["metrics"]
+    }
 
 
 def _load(file: Path) -> dict[str, Any]:

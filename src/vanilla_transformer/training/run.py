@@ -41,7 +41,7 @@ from vanilla_transformer.data.training_data import (
 )
 from vanilla_transformer.files import scratch_folder
 from vanilla_transformer.model_folder import LOG_FILE, describe_model_files, write_run
-from vanilla_transformer.sharing.model_card import record_results, write_model_card
+from vanilla_transformer.sharing.model_card import forget_results, record_results, write_model_card
 from vanilla_transformer.threads import IdleCores
 from vanilla_transformer.tokenization.tokenization_vanilla_transformer import (
     language_tags,
@@ -485,6 +485,9 @@ def _save(
             else:
                 file.replace(place)
     write_run(folder, {**run, "files": files})
+    if run.get("files", files) != files:
+        # They are of weights, or of a vocabulary, that are replaced now.
+        forget_results(folder)
     # The card has no row for a loss alone.
     if outcome.scores and trainer.compute_metrics:
         beams = trainer.args.generation_num_beams or 1

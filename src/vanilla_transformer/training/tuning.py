@@ -386,7 +386,7 @@ class _Search(Generic[Settings]):
         resume = bool(closed_checkpoints(folder))
         settings = replace(settings, minutes=minutes, finish_within=None, resume=resume)
         arguments.output_dir = str(folder)
-        arguments.predict_with_generate, arguments.push_to_hub = False, False
+        arguments.predict_with_generate = False
         arguments.metric_for_best_model, arguments.greater_is_better = "loss", False
         train(settings, arguments)
         return min(
