@@ -11,8 +11,7 @@ import signal
 import socket
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import Field, fields
 from pathlib import Path
 from types import FrameType
@@ -136,20 +135,6 @@ def refuse(unknown: list[str], *parsers: Parser) -> None:
             faults.append(f"unknown option {name}; {hint}")
     if unknown:
         fail("\n".join(faults) or f"unexpected argument {unknown[0]!r}; --help shows the usage")
-
-
-def refuse_repeats(parser: Parser, argv: Sequence[str]) -> None:
-    """Ends the program if an option that takes several values is given twice: the last would win.
-
-    Args:
-        parser: Of the options.
-        argv: As they were typed, without those of a recipe, which they may replace.
-    """
-    spellings = Counter(word.partition("=")[0] for word in argv)
-    for action in parser._actions:
-        times = sum(spellings[spelling] for spelling in action.option_strings)
-        if times > 1 and type(action) is argparse._StoreAction and action.nargs in ("+", "*"):
-            parser.error(f"--{action.dest} takes all its values at once, got it {times} times")
 
 
 def options_among(words: Iterable[str], *parsers: Parser) -> set[str]:

@@ -12,7 +12,6 @@ from vanilla_transformer_cli.command import (
     looks_like_a_path,
     on_idle_cores,
     refuse,
-    refuse_repeats,
     report_limited,
 )
 from vanilla_transformer_cli.outputs import check_output, check_room
@@ -34,7 +33,6 @@ example:
 def evaluate(argv: list[str]) -> None:
     """Score the translations of a test set, by a model or from a file."""
     parser = build_parser(evaluate, EvaluateSettings, _EXAMPLE)
-    refuse_repeats(parser, argv)
     namespace, unknown = parser.parse_known_args(argv)
     refuse(unknown, parser)
     settings = EvaluateSettings(**vars(namespace))

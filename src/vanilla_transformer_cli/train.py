@@ -12,7 +12,6 @@ from vanilla_transformer_cli.command import (
     check_folder,
     options_among,
     refuse,
-    refuse_repeats,
 )
 from vanilla_transformer_cli.recipes import insert_recipe
 from vanilla_transformer_cli.settings import TrainSettings
@@ -73,7 +72,6 @@ def read_options(
     parser = build_parser(command, kind, epilog)
     parser.usage = f"{parser.prog} [RECIPE.yaml] [options]"
     parser.add_argument("--help-all", action="store_true", help="Also list Trainer's options.")
-    refuse_repeats(parser, argv)
     words = insert_recipe(argv, kind)
     namespace, others = parser.parse_known_args(words)
     values = vars(namespace)

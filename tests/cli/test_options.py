@@ -108,7 +108,7 @@ def test_train_passes_each_option_on(watch):
     options = [another(field) for field in chosen]
 
     words = [word for option, _ in options for word in option]
-    main(["train", "--use_cpu", *words])
+    main(["train", "--train", "a.de", "a.en", "--use_cpu", *words])
 
     ((settings, _), _) = calls[0]
     default = TrainSettings()
@@ -236,13 +236,6 @@ def test_steps_that_are_given_take_the_place_of_epochs(watch, options, strategie
     ((_, arguments), _) = calls[0]
     assert (arguments.save_strategy, arguments.eval_strategy) == strategies
     assert (arguments.save_steps, arguments.eval_steps) == steps
-
-
-def test_pairs_that_are_given_in_two_options_are_refused(capsys):
-    with pytest.raises(SystemExit):
-        main(["train", "--train", "a.de", "a.en", "--train", "b.de", "b.en"])
-
-    assert "--train takes all its values at once" in capsys.readouterr().err
 
 
 def test_resumed_minutes_follow_the_command_line(train_for_minutes, tmp_path):

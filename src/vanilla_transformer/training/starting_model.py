@@ -1,6 +1,5 @@
 """The tokenizers and the model that a run starts with: new ones, or saved ones."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -59,12 +58,6 @@ def build_model(
     else:
         tokenizers = _new_tokenizers(settings, pairs)
         model = _initialise_model(settings, tokenizers)
-    if settings.max_length > (longest := getattr(model.config, "last_position", math.inf)):
-        raise ValueError(
-            f"--max_length must be at most {longest}, the number of learned positions, got "
-            f"{settings.max_length}. Lower it, or let a new model have more: --config "
-            "max_position_embeddings=..."
-        )
     _begin_with_languages(model, tokenizers)
     choose_parameters(model, settings)
     if kernel := settings.attn_implementation or _better_kernel(model, arguments):
