@@ -342,6 +342,13 @@ def hook_linear(model: Model) -> None:
     model.model.decoder.layers[1].fc1.register_forward_hook(lambda _, __, output: 2 * output)
 
 
+def patch_linear(model: Model) -> None:
+    linear = model.model.decoder.layers[1].fc1
+    forward = linear.forward
+    # As accelerate's hooks do.
+    linear.forward = lambda x: 2 * forward(x)
+
+
 class Shifted(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) + torch.arange(37)
@@ -361,6 +368,7 @@ def replace_head(model: Model) -> None:
         replace_linear,
         replace_linear_by_foreign,
         hook_linear,
+        patch_linear,
         prepare_otherwise,
         replace_head,
     ],
