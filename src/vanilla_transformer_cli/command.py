@@ -172,7 +172,7 @@ class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescrip
 
 
 def parse_with_texts(parser: Parser, argv: list[str]) -> dict[str, Any]:
-    """Values of the options, and in `text` what is none: it may come before and after options.
+    """Values of the options; `text` holds the other arguments, which may come among them.
 
     Whatever follows `--` is text.
     """

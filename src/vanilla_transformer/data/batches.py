@@ -70,7 +70,7 @@ class TokenBatchSampler(Sampler[list[int]]):
         self._batches = len(self._starts)
         if redraw:
             planned = self._batches + math.ceil(_SPARE_BATCHES * self._batches)
-            # As many batches can always be halved.
+            # Halving can always make this many batches.
             most = len(lengths) // (2 * num_processes - 1)
             self._batches = max(self._batches, min(planned, most))
 

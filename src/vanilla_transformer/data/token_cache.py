@@ -125,7 +125,7 @@ def cached_tokenizer(
         kept = _read_tokenizer(path)
         if kept is None:
             kept = VanillaTransformerTokenizer.train(texts, **settings)
-            # Not that of the settings, if the texts are written so already.
+            # None where the texts are already written in the form of the settings.
             form = kept.init_kwargs.get("unicode_form", "")
             content = f"{form}\n{kept.backend_tokenizer.to_str()}"
             with naming_full_disk(folder, "the vocabulary", _HINT), written_whole(path) as file:

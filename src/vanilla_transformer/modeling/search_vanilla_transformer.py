@@ -240,8 +240,8 @@ class Beam:
             if not (at_limit or token in end_tokens):
                 going_on.append(index)
             elif index < width and not self.done and (at_limit or scores[index] > -torch.inf):
-                # Lower candidates are spare, for the case that many of the first end. Where fewer
-                # are possible than a step has, others end up among the first.
+                # Lower candidates are spare, for the case that many of the first end. Where a
+                # step has fewer possible ones than it looks at, impossible ones are among them.
                 rank = scores[index] / length**self.settings.length_penalty
                 self.finished.append((rank, [*self.tokens[parents[index]], token]))
         self.finished.sort(key=lambda hypothesis: -hypothesis[0])

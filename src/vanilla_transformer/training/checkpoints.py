@@ -15,7 +15,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from vanilla_transformer.files import write_lines
 from vanilla_transformer.model_folder import FILES_FILE, describe_files, differs, read_object
 
-# In a checkpoint that no interval of saving planned.
+# Marks a checkpoint that an early stop saved between the planned ones.
 INTERIM_FILE = "interim"
 
 # Beginning of the names of the optimizer's state, and its file under FSDP.

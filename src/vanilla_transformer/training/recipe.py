@@ -59,9 +59,6 @@ _RANGES = {
     "gradient_accumulation_steps": (1, math.inf),
 }
 
-# Trainer's default of `per_device_train_batch_size`.
-_UNUSED_BATCH_SIZE = 8
-
 # Config fields that the command line sets by other options.
 _SET_ELSEWHERE = {
     "vocab_size": "--vocab_size",
@@ -147,7 +144,7 @@ def in_step(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, 
     """
     defaults = dict(defaults)
     if given.get("fp16"):
-        # One of the two, and bf16 is only a default.
+        # Only one of the two can be on, and bf16 is merely a default.
         defaults["bf16"] = False
     strategies = {"eval_steps": "eval_strategy", "save_steps": "save_strategy"}
     steps = [given[name] for name in strategies if name in given]
@@ -322,7 +319,8 @@ def _faults_of_trainer(arguments: Seq2SeqTrainingArguments) -> Iterator[str]:
             "--resume_from_checkpoint must be left out: --resume continues the run in --output_dir "
             "from its last checkpoint, and --init_from begins a new one."
         )
-    if arguments.per_device_train_batch_size != _UNUSED_BATCH_SIZE:
+    unused = Seq2SeqTrainingArguments.per_device_train_batch_size
+    if arguments.per_device_train_batch_size != unused:
         yield (
             "--per_device_train_batch_size must be left out, since batches have unequal numbers of "
             f"pairs, got {arguments.per_device_train_batch_size}. Give --max_tokens_per_batch."

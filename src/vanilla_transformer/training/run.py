@@ -486,7 +486,7 @@ def _save(
                 file.replace(place)
     write_run(folder, {**run, "files": files})
     if run.get("files", files) != files:
-        # They are of weights, or of a vocabulary, that are replaced now.
+        # Earlier scores are of the weights, or of the vocabulary, that have just been replaced.
         forget_results(folder)
     # The card has no row for a loss alone.
     if outcome.scores and trainer.compute_metrics:
