@@ -107,6 +107,12 @@ def test_language_tag_is_a_token_of_the_source(translator):
     assert len(rows) == len(translator.tokenizer("ein").input_ids) + 1
 
 
+def test_texts_that_are_no_unicode_can_be_written(translator):
+    maps = read_attention(translator, "ja \udcff", "ja \udcff")
+
+    assert maps.source == maps.target == "ja \ufffd"
+
+
 def test_maps_are_of_one_model(tiny_model, translator):
     translator.engine = TorchEngine(tiny_model, tiny_model)
 

@@ -19,6 +19,7 @@ from vanilla_transformer.inspection.alignments import encode_source, encode_targ
 from vanilla_transformer.translation import Translator
 from vanilla_transformer.translation.engine_choice import as_torch
 from vanilla_transformer.translation.engines import TorchEngine, aligned_layer
+from vanilla_transformer.translation.segments import without_surrogates
 
 Kind = Literal["encoder", "decoder", "cross"]
 
@@ -139,6 +140,7 @@ def read_attention(translator: Translator, source: str, target: str | None = Non
         if isinstance(engine, TorchEngine):
             got = f"{len(engine.models)} models"
         raise ValueError(f"Attention is read from one model, with the engine 'torch', got {got}.")
+    source = without_surrogates(source)
     source_ids = translator.source_prefix + encode_source(translator, source)["input_ids"]
     if target is None:
         target_ids = _translate(translator, engine, source_ids)
