@@ -205,6 +205,7 @@ def test_minutes_save_and_score_at_the_same_updates_unless_both_are_given(
     assert ("eval_steps" in chosen) == (steps is None)
     expected = steps or (chosen["eval_steps"], chosen["eval_steps"])
     assert (arguments.eval_steps, arguments.save_steps) == expected
+    assert arguments.eval_strategy == arguments.save_strategy == "steps"
 
 
 VALIDATION = ["--validation", "b.de", "b.en"]
