@@ -68,7 +68,9 @@ def fork(processes: int, script: str, arguments: list[str]) -> int:
         if not child:
             os.environ |= {"RANK": rank, "LOCAL_RANK": rank}
             runpy.run_path(script, run_name="__main__")
-            return 0
+            # See the end of run_sharded.py.
+            sys.stdout.flush()
+            os._exit(0)
         children.append(child)
     return max(abs(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])) for child in children)
 

@@ -5,6 +5,7 @@ Usage: accelerate launch ... run_sharded.py NOTE SCRIPT [OPTION ...]
 `NOTE-RANK` is written when the gradients of sharded weights are clipped.
 """
 
+import os
 import runpy
 import sys
 from pathlib import Path
@@ -34,6 +35,10 @@ def main() -> None:
     Accelerator.clip_grad_norm_ = noting_clip
     sys.argv = [script, *options]
     runpy.run_path(script, run_name="__main__")
+    # What is left of the script may keep gloo's threads alive, as the meshes of FSDP do. One that
+    # drops a tensor while Python ends would abort the process.
+    sys.stdout.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":
