@@ -274,7 +274,7 @@ def test_dropped_file_is_there_exactly_when_there_are_filters(dataset, tmp_path)
 
 def test_kept_and_dropped_are_what_was_read(tmp_path, monkeypatch):
     # Several batches, the last one shorter.
-    monkeypatch.setattr(filters, "_ROWS_AT_A_TIME", 7)
+    monkeypatch.setattr(filters, "ROWS_AT_A_TIME", 7)
     random = np.random.default_rng(5)
     sides = random.choice(["", "a", "bb", "cccc", "ж", "Test"], size=(100, 2)).tolist()
     read = [

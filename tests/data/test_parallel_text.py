@@ -124,7 +124,7 @@ def test_plain_files_are_read_like_any_others(tmp_path, monkeypatch, source, tar
     for path, content in zip(paths, (source, target), strict=True):
         Path(path).write_bytes(content.encode())
     expected = list(data.read_pairs(ParallelText(paths)))
-    monkeypatch.setattr(data, "_ROWS_AT_A_TIME", 2)
+    monkeypatch.setattr(data, "ROWS_AT_A_TIME", 2)
     monkeypatch.delattr(data, "read_pairs")
 
     pairs = load_pairs(ParallelText(paths))
@@ -184,7 +184,7 @@ def test_folder_of_data_files_is_loaded_as_a_dataset(tmp_path, monkeypatch):
 
 
 def test_pairs_beyond_one_chunk_keep_their_order(write_records, monkeypatch):
-    monkeypatch.setattr(data, "_ROWS_AT_A_TIME", 3)
+    monkeypatch.setattr(data, "ROWS_AT_A_TIME", 3)
 
     assert pairs_of(load(write_records("pairs.parquet"))) == PAIRS
 
@@ -347,7 +347,7 @@ def test_unknown_columns_are_refused_with_those_there_are(write_records, name):
 
 
 def test_parquet_cell_that_is_no_text_is_refused_with_its_row(write_records, monkeypatch):
-    monkeypatch.setattr(data, "_ROWS_AT_A_TIME", 2)
+    monkeypatch.setattr(data, "ROWS_AT_A_TIME", 2)
     records = [*RECORDS, {"source": None, "target": "b"}]
 
     with pytest.raises(ValueError, match=r"Row 5 of .* column 'source', got None\."):

@@ -376,7 +376,7 @@ def test_vocabulary_of_a_large_corpus_is_learned_from_the_same_pairs_each_time(
     cache, learned, monkeypatch
 ):
     monkeypatch.setattr(token_cache, "MOST_LEARNED_PAIRS", 30)
-    monkeypatch.setattr(token_cache, "_ROWS_AT_A_TIME", 7)
+    monkeypatch.setattr(token_cache, "ROWS_AT_A_TIME", 7)
     rows = [(f"s{number}", f"t{number}") for number in range(100)]
 
     monkeypatch.setenv(CACHE_VARIABLE, "")

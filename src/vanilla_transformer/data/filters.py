@@ -20,7 +20,12 @@ import numpy.typing as npt
 import regex
 from datasets import Dataset
 
-from vanilla_transformer.data.parallel_text import ParallelText, holds_both_sides, load_pairs
+from vanilla_transformer.data.parallel_text import (
+    ROWS_AT_A_TIME,
+    ParallelText,
+    holds_both_sides,
+    load_pairs,
+)
 from vanilla_transformer.files import read_lines, write_lines
 from vanilla_transformer_cli.settings import TrainSettings
 
@@ -28,8 +33,6 @@ DROPPED_FILE = "dropped.jsonl"
 
 # A side is in the wrong script when most of its letters are; a name or a quotation may stay.
 MAX_FOREIGN_SHARE = 0.5
-
-_ROWS_AT_A_TIME = 10_000
 
 # Whether a pair, source and target, is dropped. It is called once for each pair, in order.
 Rule = Callable[[str, str], bool]
@@ -128,7 +131,7 @@ def filter_pairs(pairs: Dataset, rules: Mapping[str, Rule]) -> FilteredPairs:
 
 def _pairs_of(pairs: Dataset) -> Iterator[tuple[str, str]]:
     columns = pairs.select_columns(["source", "target"]).with_format("arrow")
-    for table in columns.iter(_ROWS_AT_A_TIME):
+    for table in columns.iter(ROWS_AT_A_TIME):
         yield from zip(*(table[name].to_pylist() for name in ("source", "target")), strict=True)
 
 

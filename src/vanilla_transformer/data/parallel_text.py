@@ -33,7 +33,10 @@ from vanilla_transformer.files import (
 
 # Names of `ParallelText.columns` after reading.
 COLUMNS = ("source", "target", "tag")
-_ROWS_AT_A_TIME = 10_000
+
+# Of a corpus, in memory.
+ROWS_AT_A_TIME = 10_000
+
 _SIGNS_OF_DAMAGE = (
     pa.ArrowException,
     DatasetsError,
@@ -166,7 +169,7 @@ def read_pairs(text: ParallelText) -> Iterator[tuple[str, ...]]:
 
 
 def _batches(pairs: Iterator[tuple[str, ...]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    while rows := list(islice(pairs, _ROWS_AT_A_TIME)):
+    while rows := list(islice(pairs, ROWS_AT_A_TIME)):
         columns = [pa.array(column, pa.string()) for column in zip(*rows, strict=True)]
         yield pa.record_batch(columns, schema=schema)
 
@@ -202,7 +205,7 @@ def _plain_lines(path: str) -> Iterator[pa.StringArray]:
         if head.startswith((GZIP_MAGIC, BYTE_ORDER_MARK)) or b"\0" in head:
             raise _NotPlainError
         file.seek(0)
-        while lines := list(islice(file, _ROWS_AT_A_TIME)):
+        while lines := list(islice(file, ROWS_AT_A_TIME)):
             joined = b"".join(lines)
             sizes = np.fromiter(map(len, lines), np.int64, len(lines)) - 1
             # Only the last line of a file may have no end.
@@ -333,12 +336,12 @@ def _read_parquet(text: ParallelText) -> Iterator[tuple[str, ...]]:
     with _damage_is_named(text):
         file = pq.ParquetFile(text.paths[0])
     with file:
-        batches = file.iter_batches(_ROWS_AT_A_TIME)
+        batches = file.iter_batches(ROWS_AT_A_TIME)
         yield from _read_tables(text, map(pa.Table.from_batches, ([batch] for batch in batches)))
 
 
 def _read_dataset(text: ParallelText) -> Iterator[tuple[str, ...]]:
-    tables = _open_dataset(text).with_format("arrow").iter(_ROWS_AT_A_TIME)
+    tables = _open_dataset(text).with_format("arrow").iter(ROWS_AT_A_TIME)
     yield from _read_tables(text, tables)
 
 

@@ -21,6 +21,7 @@ from accelerate import PartialState
 from datasets import Dataset
 from tokenizers import Tokenizer
 
+from vanilla_transformer.data.parallel_text import ROWS_AT_A_TIME
 from vanilla_transformer.data.token_ids import (
     count_truncated,
     encode_pairs,
@@ -45,7 +46,6 @@ MOST_ENTRIES = 8
 # Pairs that a vocabulary is learned from. Each different word of them is in memory.
 MOST_LEARNED_PAIRS = 2_000_000
 
-_ROWS_AT_A_TIME = 10_000
 # Pairs whose ids are part of a name, for what a tokenizer does not record of itself: languages that
 # were chosen for it, or segmentations that it draws at random.
 _SAMPLE = 100
@@ -173,7 +173,7 @@ def _digest(pairs: Dataset, columns: Sequence[str], about: Sequence[Any]) -> str
 
 
 def _tables(pairs: Dataset) -> Iterator[pa.Table]:
-    tables: Iterator[pa.Table] = pairs.with_format("arrow").iter(_ROWS_AT_A_TIME)
+    tables: Iterator[pa.Table] = pairs.with_format("arrow").iter(ROWS_AT_A_TIME)
     return tables
 
 

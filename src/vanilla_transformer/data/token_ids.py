@@ -17,6 +17,7 @@ from datasets.utils import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from vanilla_transformer.data.parallel_text import (
+    ROWS_AT_A_TIME,
     progress_bars_only_on_terminals,
     store,
     temporary_room,
@@ -40,7 +41,6 @@ _WIDE_SPACE = rf"\A{_SPACE}|{_SPACE}{{2}}|{_SPACE}\z"
 # A word, or the ids of what surrounds the text of a line.
 _Word = str | tuple[int, ...]
 
-_ROWS_AT_A_TIME = 10_000
 _IDS = pa.list_(pa.int32())
 _SCHEMA = pa.schema([("input_ids", _IDS), ("labels", _IDS), ("is_truncated", pa.bool_())])
 
@@ -88,7 +88,7 @@ def store_ids(
 
     def batches() -> Iterator[pa.RecordBatch]:
         with tqdm(total=len(dataset), desc="Tokenize", unit=" pairs") as bar:
-            for table in dataset.with_format("arrow").iter(_ROWS_AT_A_TIME):
+            for table in dataset.with_format("arrow").iter(ROWS_AT_A_TIME):
                 columns = encoder(table.to_pydict())
                 yield pa.record_batch(columns, schema=_SCHEMA)
                 bar.update(len(table))
@@ -99,7 +99,7 @@ def store_ids(
 
 def count_truncated(tokenized: Dataset) -> int:
     """Number of pairs with a truncated side, of a dataset from `store_ids`."""
-    tables = tokenized.select_columns("is_truncated").with_format("arrow").iter(_ROWS_AT_A_TIME)
+    tables = tokenized.select_columns("is_truncated").with_format("arrow").iter(ROWS_AT_A_TIME)
     return sum(pc.sum(table["is_truncated"]).as_py() for table in tables)
 
 
@@ -324,7 +324,7 @@ def truncate(ids: list[int], max_length: int) -> list[int]:
 def pair_lengths(dataset: Dataset) -> npt.NDArray[np.int64]:
     """Tokens of source and target, `[pairs, 2]`, of a dataset from `tokenize_pairs`."""
     names = ["input_ids", "labels"]
-    tables = dataset.select_columns(names).with_format("arrow").iter(_ROWS_AT_A_TIME)
+    tables = dataset.select_columns(names).with_format("arrow").iter(ROWS_AT_A_TIME)
     parts = [
         np.stack([pc.list_value_length(table[name]).to_numpy() for name in names], axis=1)
         for table in tables
