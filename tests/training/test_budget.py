@@ -67,14 +67,13 @@ def decided(facts, given=(), settings=SETTINGS):
         (CAPTIONS, {"minutes": 15}, {"dropout": 0.1}),
         (CAPTIONS, {}, {"dropout": 0.2, "max_tokens_per_batch": 2048, "learning_rate": 0.003}),
         (CAPTIONS, {"minutes": 60}, {"dropout": 0.3}),
-        # 35 tokens a pair, and 46 in the shorter pieces that copy.
-        (CAPTIONS, {"minutes": 20}, {"dropout": 0.2}),
-        (CAPTIONS, {"minutes": 20, "copied_words": 0.3}, {"dropout": 0.1}),
+        (CAPTIONS, {"minutes": 60, "copied_words": 0.3}, {"dropout": 0.1}),
         (CAPTIONS, {"minutes": 120}, {"r_drop": 2.0, "max_tokens_per_batch": 2048}),
         (CAPTIONS, {"minutes": 300}, {"max_tokens_per_batch": 4096, "learning_rate": 0.004}),
         (CAPTIONS, {"minutes": 2}, {"max_validation_pairs": 50, "warmup_steps": 50}),
-        # 35 tokens a pair, then 140.
+        # 35 tokens a pair, 46 in the shorter pieces that copy, and 140.
         (CAPTIONS, {"minutes": 10}, {"max_validation_pairs": 200}),
+        (CAPTIONS, {"minutes": 10, "copied_words": 0.3}, {"max_validation_pairs": 152}),
         (CAPTIONS, {"minutes": 10, "characters": 552}, {"max_validation_pairs": 50}),
         (CAPTIONS, {"minutes": 20, "characters": 552}, {"max_validation_pairs": 100}),
         (CAPTIONS, {"speed": 1e5, "pairs": 200_000}, {"preset": "tiny"}),

@@ -21,6 +21,8 @@ Settings = TypeVar("Settings", bound=TrainSettings)
 
 # A task of fewer words is a closed pattern.
 _WORDS_OF_A_PATTERN = 50
+# Targets that repeat this share of their sources' long words are mostly copied, such as code.
+_SHARE_THAT_COPIES = 0.25
 # Evaluations should take little of the time.
 _VALIDATION_TOKENS_PER_MINUTE = 700
 _LARGEST_BATCH = {"cpu": 4096, "cuda": 32_768}
@@ -78,7 +80,7 @@ def _pretokenized(facts: Facts, chosen: Mapping[str, Any]) -> tuple[Any, str] | 
 def _vocab_size(facts: Facts, chosen: Mapping[str, Any]) -> tuple[Any, str] | None:
     if chosen["tokenizer_kind"] not in ("bpe", "unigram"):
         return None
-    if facts.copied_words >= 0.25:
+    if facts.copied_words >= _SHARE_THAT_COPIES:
         reason = f"{facts.copied_words:.0%} of the long words are copied, by their pieces"
         return VOCABULARY_THAT_COPIES, reason
     for size, limit in ((4000, 10_000), (10_000, 1_000_000)):
@@ -134,6 +136,8 @@ def _dropout(facts: Facts, chosen: Mapping[str, Any]) -> tuple[Any, str] | None:
         return 0.1, f"a closed pattern of {facts.distinct_words} words"
     if passes < 10:
         return 0.1, f"{passes:.1f} passes over the data are too few to learn them by heart"
+    if facts.copied_words >= _SHARE_THAT_COPIES:
+        return 0.1, f"{facts.copied_words:.0%} of the long words are copied, not learned by heart"
     if passes < 20 or chosen["tokenizer_kind"] in ("word", "char"):
         return 0.2, f"{passes:.0f} passes over {'symbols' if passes >= 20 else 'the data'}"
     return 0.3, f"{passes:.0f} passes over the data"
