@@ -237,6 +237,21 @@ def test_epoch_that_needs_more_batches_has_a_larger_budget(lengths):
     assert max(cost(lengths, batch) for batch in epoch_of(sampler, 0)) <= 4096
 
 
+@pytest.mark.parametrize("num_processes", [1, 4])
+def test_pairs_that_grow_beyond_the_budget_have_room(num_processes):
+    pairs = np.array([[20, 20]] * 12 + [[60, 60]] * 4)
+    # In this epoch the longest pairs have 660 tokens.
+    longer = np.array([[20, 20]] * 12 + [[330, 330]] * 4)
+    sampler = TokenBatchSampler(
+        pairs, 500, seed=0, num_processes=num_processes, redraw=lambda epoch: longer
+    )
+
+    share = epoch_of(sampler, 1)
+
+    assert len(share) == len(sampler)
+    assert len(list(chain.from_iterable(share))) == len(pairs) / num_processes
+
+
 @pytest.mark.parametrize(("pairs", "num_processes"), [(1, 1), (2, 2), (5, 2)])
 def test_few_pairs_have_no_reserve(pairs, num_processes):
     lengths = [(3, 4)] * pairs

@@ -86,16 +86,33 @@ def test_checkpoint_lists_all_its_files_with_sizes_and_checksums(run):
         (3, 8, [4, 6, 8]),
     ],
 )
-def test_checkpoints_saved_longest_ago_are_deleted(tmp_path, limit, best, kept):
-    # The run was resumed from the fourth update, because checkpoint-8 was damaged.
-    for second, update in enumerate((2, 8, 4, 6)):
+def test_oldest_checkpoints_are_deleted(tmp_path, limit, best, kept):
+    # The run was resumed from the fourth update, because checkpoint-8 was damaged, and then copied.
+    for second, update in enumerate((6, 4, 2, 8)):
         checkpoint = tmp_path / f"checkpoint-{update}"
         checkpoint.mkdir()
         os.utime(checkpoint, (1000 + second / 10, 1000 + second / 10))
 
-    delete_oldest(tmp_path, limit, best and str(tmp_path / f"checkpoint-{best}"))
+    best = best and str(tmp_path / f"checkpoint-{best}")
+    delete_oldest(tmp_path / "checkpoint-6", limit, best)
 
     assert checkpoints_of(tmp_path) == kept
+
+
+def test_last_checkpoint_stays_beside_the_best_at_the_end(corpus, tmp_path):
+    # The highest loss, that of the first evaluation.
+    best = {"metric_for_best_model": "loss", "greater_is_better": True}
+    steps = BY_UPDATES | {"eval_strategy": "steps", "eval_steps": 2, "save_total_limit": 1}
+
+    folder = run_training(corpus, tmp_path / "run", max_steps=6, **steps | best)
+
+    assert checkpoints_of(folder) == [2, 6]
+
+
+def test_resumed_run_saves_as_often_as_it_is_told(corpus, interrupted):
+    run_updates(corpus, interrupted, 9, resume=True, save_steps=1)
+
+    assert checkpoints_of(interrupted) == [4, 6, 7, 8, 9][-5:]
 
 
 def test_resuming_passes_over_several_broken_checkpoints(corpus, run, interrupted, capsys):

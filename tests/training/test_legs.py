@@ -372,6 +372,20 @@ def test_signal_saves_a_model_and_ends_with_the_status_of_the_signal(
     assert read_json(tmp_path / "run.json")["updates"] == 5
 
 
+def test_no_average_is_tried_after_a_signal_to_another_process(
+    corpus, tmp_path, monkeypatch, capsys
+):
+    settings = {"average_last": 2, "moving_average": 0.5}
+    monkeypatch.setattr(StopOnRequest, "is_interrupted", lambda *_: True)
+
+    folder = run_training(corpus, tmp_path, settings, num_train_epochs=2)
+
+    assert read_json(folder / "run.json")["weights"].startswith("best checkpoint")
+    said = capsys.readouterr().out
+    assert "mean of the last" not in said
+    assert "moving average" not in said
+
+
 def rates_of(folder):
     logs = read_log(folder / "log.jsonl")
     return [log["learning_rate"] for log in logs if "learning_rate" in log]

@@ -69,7 +69,7 @@ def test_lower_error_rates_are_better(tmp_path, metric, greater):
     ("settings", "given"),
     [
         ({"max_minutes": 0.0, "average_last": 0, "bpe_dropout": 0.0, "max_length": 2}, {}),
-        ({"bpe_dropout": 0.99, "moving_average": 0.99}, {}),
+        ({"bpe_dropout": 0.99, "moving_average": 0.99}, {"eval_strategy": "epoch"}),
         ({}, {"num_train_epochs": 0, "max_steps": 1}),
         ({}, {"num_train_epochs": 0.5, "label_smoothing_factor": 0.99, "adam_beta2": 0.0}),
     ],
@@ -109,6 +109,8 @@ def test_numbers_at_the_ends_of_their_ranges_are_allowed(tmp_path, settings, giv
         ({"early_stopping_patience": 0}, {}, "--early_stopping_patience must be at least 1"),
         ({"validation": [], "early_stopping_patience": 3}, {}, "patience needs --validation"),
         ({"validation": [], "moving_average": 0.9}, {}, "--moving_average needs --validation"),
+        ({"moving_average": 0.9}, {"eval_strategy": "no"}, "needs scores, got --eval_strategy no"),
+        ({}, {"save_steps": 0}, "--save_steps must be above 0, got 0. For no checkpoints"),
         ({"target_vocab_size": 300}, {}, "needs --separate_vocabularies, got 300 alone"),
         ({}, {"learning_rate": math.nan}, "--learning_rate must be at least 0 and finite, got nan"),
         ({}, {"learning_rate": -1.0}, "--learning_rate must be at least 0 and finite, got -1.0"),
@@ -166,7 +168,7 @@ def test_schedule_of_the_loss_cannot_finish_on_request(tmp_path, schedule):
     ("settings", "is_available", "message"),
     [
         ({"minutes": None}, True, "--tune needs --minutes, which it shares out, got none"),
-        ({"validation": []}, True, "--tune needs --validation, which it compares losses on"),
+        ({"validation": []}, True, "--tune needs --validation pairs to score on, got none"),
         ({"tune": 1}, True, "--tune must be at least 2 and finite, got 1"),
         ({}, False, r"needs the package optuna. Install it: pip install .*\[tune\]"),
     ],

@@ -98,7 +98,22 @@ def test_log_of_a_resumed_run_keeps_its_reports_and_all_its_minutes(tmp_path, mo
     monkeypatch.setattr(run_record.time, "monotonic", lambda: 6090.0)
     assert log.minutes == 5
     assert JsonLinesLog(path, first_update=0).minutes == 0
-    assert not path.exists()
+    assert read_log(path) == []
+
+
+def test_log_of_a_resumed_run_is_replaced_whole(tmp_path, monkeypatch):
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"step": 1, "minutes": 1.5}\n{"step": 2, "minutes": 2.5}\n')
+    lines = path.read_text()
+
+    def break_off(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run_record, "_jsonable", break_off)
+    with pytest.raises(KeyboardInterrupt):
+        JsonLinesLog(path, first_update=1)
+
+    assert path.read_text() == lines
 
 
 # What a run is made from

@@ -120,11 +120,17 @@ class TokenBatchSampler(Sampler[list[int]]):
         """Chooses the epoch of the next iteration, counted from 0."""
         if self._redraw and epoch != self.epoch:
             lengths, budget = self._redraw(epoch), self.max_tokens
-            self._arrange(lengths, budget)
-            while len(self._starts) > self._batches:
+            while not self._fits(lengths, budget):
                 budget += math.ceil(budget / 100)
-                self._arrange(lengths, budget)
         self.epoch = epoch
+
+    def _fits(self, lengths: Lengths, max_tokens: int) -> bool:
+        """Cuts the pairs of an epoch; whether the longest have room, and batches are few enough."""
+        try:
+            self._arrange(lengths, max_tokens)
+        except ValueError:
+            return False
+        return len(self._starts) <= self._batches
 
 
 def _check_budget(tokens: npt.NDArray[np.int64], max_tokens: int) -> None:

@@ -223,6 +223,15 @@ class StoppedBySignalError(KeyboardInterrupt):
         self.signum = signum
 
 
+def _in_any_process(args: TrainingArguments, *flags: bool) -> list[bool]:
+    """Whether each flag is set in this process or in another one; all of them call it together."""
+    if args.world_size == 1:
+        return list(flags)
+    votes = torch.tensor(flags, dtype=torch.int32, device=args.device)
+    anywhere: list[bool] = reduce(votes, "sum").bool().tolist()
+    return anywhere
+
+
 class StopOnRequest(TrainerCallback):
     """Ends training after the current update: at a deadline, or after a signal.
 
@@ -260,21 +269,22 @@ class StopOnRequest(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Stops training in all processes at the same update."""
-        interrupted, late = self.interrupted, time.monotonic() > self.deadline
-        finishing = self.asked
-        if args.world_size > 1:
-            # If only one process stopped after a signal, the others would wait for it forever.
-            votes = torch.tensor(
-                [interrupted, late, finishing], dtype=torch.int32, device=args.device
-            )
-            interrupted, late, finishing = reduce(votes, "sum").bool().tolist()
-            # A signal may arrive meanwhile.
-            self.interrupted |= interrupted
-            self.asked |= finishing
+        late = time.monotonic() > self.deadline
+        # If only one process stopped, the others would wait for it forever.
+        interrupted, late, finishing = _in_any_process(args, self.interrupted, late, self.asked)
+        # A signal may arrive meanwhile.
+        self.interrupted |= interrupted
+        self.asked |= finishing
         self.finishing = finishing
         if interrupted or late:
             self.evaluates = not interrupted
             control.should_training_stop = True
+
+    def is_interrupted(self, args: TrainingArguments) -> bool:
+        """Whether a signal to stop arrived in any process; all of them call it together."""
+        (interrupted,) = _in_any_process(args, self.interrupted)
+        self.interrupted |= interrupted
+        return interrupted
 
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, *others: Any, **kwargs: Any

@@ -133,21 +133,22 @@ def delete_interim(run: Path, kept: Sequence[Path]) -> None:
             shutil.rmtree(checkpoint, ignore_errors=True)
 
 
-def delete_oldest(folder: Path, limit: int | None, best: str | None) -> None:
-    """Deletes the checkpoints that were saved longest ago, but neither the best nor the last one.
+def delete_oldest(last: Path, limit: int | None, best: str | None) -> None:
+    """Deletes the checkpoints of a run that are oldest, but neither the best nor the last one.
 
-    Transformers' own warns if all were saved within a second, and then deletes by the number.
+    Transformers' own goes by times, which a copy of the folder changes.
 
     Args:
-        folder: Of the run.
+        last: The checkpoint that was saved last.
         limit: Number of checkpoints that may stay; None or 0: all.
         best: Path of the best one.
     """
     if not limit:
         return
-    # A damaged checkpoint that a resumed run has skipped may have the highest number.
-    checkpoints = sorted(_checkpoints(folder), key=lambda path: path.stat().st_mtime_ns)
-    kept = {checkpoints[-1], *([Path(best)] if best else [])}
+    checkpoints = _checkpoints(last.parent)
+    # Those of a higher number are damaged: a resumed run has skipped them.
+    checkpoints.sort(key=lambda path: update_of(path.name) <= update_of(last.name))
+    kept = {last, *([Path(best)] if best else [])}
     others = [path for path in checkpoints if path not in kept]
     for checkpoint in others[: max(0, len(checkpoints) - max(limit, len(kept)))]:
         shutil.rmtree(checkpoint, ignore_errors=True)

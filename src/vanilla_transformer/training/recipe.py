@@ -319,6 +319,11 @@ def _faults_of_trainer(arguments: Seq2SeqTrainingArguments) -> Iterator[str]:
             "--resume_from_checkpoint must be left out: --resume continues the run in --output_dir "
             "from its last checkpoint, and --init_from begins a new one."
         )
+    if not arguments.save_steps > 0:
+        yield (
+            f"--save_steps must be above 0, got {arguments.save_steps}. For no checkpoints at all "
+            "there is --save_strategy no."
+        )
     unused = Seq2SeqTrainingArguments.per_device_train_batch_size
     if arguments.per_device_train_batch_size != unused:
         yield (
@@ -396,9 +401,13 @@ def _faults_of_scores(
     settings: TrainSettings, arguments: Seq2SeqTrainingArguments
 ) -> Iterator[str]:
     """Scores that nothing computes."""
-    for name in ("moving_average", "early_stopping_patience"):
-        if getattr(settings, name) is not None and not settings.validation:
-            yield f"--{name} needs --validation pairs to score on, got none."
+    for name in ("moving_average", "early_stopping_patience", "tune"):
+        if getattr(settings, name) is None:
+            continue
+        if not settings.validation:
+            yield f"--{name} needs --validation pairs to score on, got none. Add them."
+        elif arguments.eval_strategy == "no":
+            yield f"--{name} needs scores, got --eval_strategy no. Leave one of the two out."
     try:
         build_metrics(settings.metrics, settings.bleu_tokenize)
     except ValueError as error:
@@ -459,9 +468,8 @@ def _faults_of_tuning(
     settings: TrainSettings, arguments: Seq2SeqTrainingArguments
 ) -> Iterator[str]:
     """What a search lacks."""
-    for name, shared in (("minutes", "shares out"), ("validation", "compares losses on")):
-        if not getattr(settings, name):
-            yield f"--tune needs --{name}, which it {shared}, got none. Add it."
+    if not settings.minutes:
+        yield "--tune needs --minutes, which it shares out, got none. Add it."
     if arguments.world_size > 1:
         yield (
             f"--tune searches in one process, got {arguments.world_size}. Search alone, then train "

@@ -381,9 +381,9 @@ def _run(leg: _Leg, stop: StopOnRequest) -> tuple[Outcome, BaseException | None]
         trainer.remove_callback(StopWithoutProgress)
         outcome = best_weights(trainer)
         trainer.check_weights()
-        if not stop.interrupted:
+        if not stop.is_interrupted(trainer.args):
             outcome = average_weights(trainer, settings.average_last, outcome)
-        if moving_average and not stop.interrupted:
+        if moving_average and not stop.is_interrupted(trainer.args):
             name = f"exponential moving average, {settings.moving_average}"
             outcome = try_weights(trainer, moving_average.weights, name, outcome)
     except StoppedBySignalError as error:

@@ -18,7 +18,7 @@ import torch
 from accelerate import PartialState
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from vanilla_transformer.files import checksum
+from vanilla_transformer.files import checksum, write_lines
 from vanilla_transformer.sharing.privacy import clean_record
 from vanilla_transformer_cli.settings import TrainSettings
 
@@ -122,6 +122,11 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     return reports
 
 
+def _line(report: dict[str, Any]) -> str:
+    """A report in JSON."""
+    return json.dumps({name: _jsonable(value) for name, value in report.items()})
+
+
 def _jsonable(value: Any) -> Any:
     """The value, or the name of a number that is not finite, which JSON does not have."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
@@ -151,10 +156,8 @@ class JsonLinesLog(TrainerCallback):
         reports = read_log(path) if first_update else []
         self.started = time.monotonic() - sum(60 * report["minutes"] for report in reports[-1:])
         if PartialState().is_main_process:
-            path.unlink(missing_ok=True)
-            for report in reports:
-                if report["step"] <= first_update:
-                    self._write(report)
+            kept = (report for report in reports if report["step"] <= first_update)
+            write_lines(path, map(_line, kept))
         # Seconds inside of updates since the last report, and the time of that report.
         self.inside = 0.0
         self.since: float | None = None
@@ -191,6 +194,5 @@ class JsonLinesLog(TrainerCallback):
         self._write({"step": state.global_step, "minutes": round(self.minutes, 3), **logs})
 
     def _write(self, report: dict[str, Any]) -> None:
-        line = json.dumps({name: _jsonable(value) for name, value in report.items()})
         with self.path.open("a", encoding="utf-8", newline="\n") as file:
-            file.write(line + "\n")
+            file.write(_line(report) + "\n")

@@ -1,6 +1,7 @@
 """`Seq2SeqTrainer` on batches of a token budget, and its scores."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from transformers import (
     EvalPrediction,
     PreTrainedTokenizerBase,
     Seq2SeqTrainer,
+    TrainingArguments,
 )
 from transformers.modeling_outputs import Seq2SeqLMOutput
 from transformers.trainer import FSDP_MODEL_NAME
@@ -153,13 +155,8 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         self.check_weights()
         if self.args.should_save:
             reopen_checkpoint(folder)
-        # Trainer would delete older ones before this one is closed.
-        limit, self.args.save_total_limit = self.args.save_total_limit, None
-        try:
-            with failed_writes_named(folder):
-                super()._save_checkpoint(model, trial)
-        finally:
-            self.args.save_total_limit = limit
+        with _unlimited(self.args) as limit, failed_writes_named(folder):
+            super()._save_checkpoint(model, trial)
         # Each process saves the state of its random numbers.
         self.accelerator.wait_for_everyone()
         for callback in self.callback_handler.callbacks:
@@ -174,7 +171,18 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             close_checkpoint(folder)
             best = self.state.best_model_checkpoint
             delete_interim(run, [folder, *([Path(best)] if best else [])])
-            delete_oldest(run, limit, best)
+            delete_oldest(folder, limit, best)
+
+    def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
+        """Trainer's, which would delete the last checkpoint if only one may stay."""
+        with _unlimited(self.args):
+            return super()._finalize_training(*args, **kwargs)
+
+    def _init_training_state(self, max_steps: int, *args: Any, **kwargs: Any) -> Any:
+        """Trainer's; a resumed run reports, scores and saves as often as it is told now."""
+        begun = super()._init_training_state(max_steps, *args, **kwargs)
+        self.state.compute_steps(self.args, max_steps)
+        return begun
 
     def _saves_as_planned(self) -> bool:
         """Whether a run that was not stopped would have a checkpoint after this update."""
@@ -251,6 +259,16 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             pin_memory=self.args.dataloader_pin_memory,
             persistent_workers=self.args.dataloader_persistent_workers,
         )
+
+
+@contextmanager
+def _unlimited(arguments: TrainingArguments) -> Iterator[int | None]:
+    """Keeps Trainer from deleting checkpoints before later ones are closed; gives the limit."""
+    limit, arguments.save_total_limit = arguments.save_total_limit, None
+    try:
+        yield limit
+    finally:
+        arguments.save_total_limit = limit
 
 
 def scorer(
