@@ -3,6 +3,8 @@
 Each line is one option without its dashes; `config` is a mapping.
 """
 
+import json
+import re
 from collections.abc import Container
 from dataclasses import fields
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 from vanilla_transformer_cli.settings import TrainSettings
 
 _SUFFIXES = (".yaml", ".yml")
+_BOOLEAN = "tag:yaml.org,2002:bool"
 
 
 def insert_recipe(argv: list[str], kind: type[TrainSettings] = TrainSettings) -> list[str]:
@@ -30,9 +33,17 @@ def insert_recipe(argv: list[str], kind: type[TrainSettings] = TrainSettings) ->
         return argv
     import yaml
 
+    class Loader(yaml.SafeLoader):
+        """Of YAML 1.2, where `no` is a word, such as the code of Norwegian."""
+
+    Loader.yaml_implicit_resolvers = {
+        first: [rule for rule in rules if rule[0] != _BOOLEAN]
+        for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    Loader.add_implicit_resolver(_BOOLEAN, re.compile("(?i:true|false)$"), list("tTfF"))
     path = Path(argv[0])
     try:
-        recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
+        recipe = yaml.load(path.read_text(encoding="utf-8"), Loader)
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is not YAML: {error}") from error
     if not isinstance(recipe, dict):
@@ -49,7 +60,10 @@ def insert_recipe(argv: list[str], kind: type[TrainSettings] = TrainSettings) ->
 def _words(path: Path, name: object, value: Any, switches: Container[object]) -> list[str]:
     """An option as on the command line."""
     if isinstance(value, dict) and name == "config":
-        value = [f"{field}={setting}" for field, setting in value.items()]
+        value = [
+            f"{field}={setting if isinstance(setting, str) else json.dumps(setting)}"
+            for field, setting in value.items()
+        ]
     if name in switches and isinstance(value, bool):
         return [f"--{name}"] if value else []
     values = value if isinstance(value, list) else [value]

@@ -46,6 +46,18 @@ def test_config_is_a_mapping_of_its_fields(write_recipe):
     assert insert_recipe([recipe]) == ["--config", "d_model=64", "activation_function=gelu"]
 
 
+def test_config_has_booleans_and_null_as_in_json(write_recipe):
+    recipe = write_recipe("config: {pre_norm: false, d_k: null}\n")
+
+    assert insert_recipe([recipe]) == ["--config", "pre_norm=false", "d_k=null"]
+
+
+def test_no_is_the_code_of_norwegian(write_recipe):
+    recipe = write_recipe("language: [no, en]\ntarget_language: no\n")
+
+    assert insert_recipe([recipe]) == ["--language", "no", "en", "--target_language", "no"]
+
+
 @pytest.mark.parametrize(
     "argv", [[], ["--train", "a.yaml"], ["--preset", "tiny"]], ids=["none", "later", "option"]
 )
