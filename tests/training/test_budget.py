@@ -37,7 +37,7 @@ CAPTIONS = Facts(
 )
 # Single words, and half of their alphabet.
 WORDS = dataclasses.replace(
-    CAPTIONS, source_words=1, source_characters=8, alphabet=120, alphabet_apart=60
+    CAPTIONS, source_words=1, words=2, source_characters=8, alphabet=120, alphabet_apart=60
 )
 # Spelling to phonemes, and commands to actions.
 SYMBOLS = dataclasses.replace(CAPTIONS, pairs=8000, distinct_words=60, occurrences=2000)
@@ -61,6 +61,9 @@ def decided(facts, given=(), settings=SETTINGS):
         (CAPTIONS, {"long_characters": 9000}, {"max_length": 640}),
         (WORDS, {}, {"tokenizer_kind": "char", "unicode_form": "NFD"}),
         (WORDS, {"alphabet_apart": 61}, {"unicode_form": None}),
+        # Phonemes with blanks between them, then the translations of Chinese sentences.
+        (WORDS, {"words": 9, "characters": 40}, {"tokenizer_kind": "char"}),
+        (WORDS, {"words": 9, "characters": 41}, {"tokenizer_kind": "bpe"}),
         (WORDS, {"long_characters": 200}, {"max_length": 301}),
         (WORDS, {"long_characters": 200, "alphabet_apart": 61}, {"max_length": None}),
         (CAPTIONS, {"alphabet_apart": 9}, {"tokenizer_kind": "bpe", "unicode_form": None}),

@@ -2,6 +2,7 @@
 
 import math
 from argparse import Namespace
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -183,6 +184,29 @@ def test_search_needs_minutes_pairs_and_optuna(
 
     with pytest.raises(ValueError, match=message):
         check_settings(settings, build_arguments(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("package", "settings", "given", "message"),
+    [
+        ("tensorboard", {}, {"report_to": "tensorboard"}, r"Install it: pip .*\[tensorboard\]"),
+        (
+            "flash_attn_2",
+            {"attn_implementation": "flash_attention_2"},
+            {},
+            "flash_attention_2 needs the package flash-attn",
+        ),
+    ],
+)
+def test_option_needs_its_package(tmp_path, monkeypatch, package, settings, given, message):
+    arguments = build_arguments(tmp_path, **given)
+    for is_available in (False, True):
+        name = f"vanilla_transformer.training.recipe.is_{package}_available"
+        monkeypatch.setattr(name, lambda is_available=is_available: is_available)
+        refusal = nullcontext() if is_available else pytest.raises(ValueError, match=message)
+
+        with refusal:
+            check_settings(TrainSettings(**TRAINED, **settings), arguments)
 
 
 def test_search_is_of_one_process(tmp_path, monkeypatch):

@@ -57,7 +57,11 @@ def _tokenizer_kind(facts: Facts, chosen: Mapping[str, Any]) -> tuple[Any, str] 
         return "word", (
             f"only {facts.distinct_words:,} different words, each {facts.occurrences:,.0f} times"
         )
-    if facts.source_words <= 1.5 and facts.source_characters <= 20:
+    # Sentences in scripts without blanks have translations that consist of words.
+    target_words = facts.words - facts.source_words
+    target_characters = facts.characters - facts.source_characters
+    are_symbols = target_words <= 1.5 or target_characters <= 4 * target_words
+    if facts.source_words <= 1.5 and facts.source_characters <= 20 and are_symbols:
         return "char", f"sources are single words of {facts.source_characters:.0f} characters"
     return "bpe", f"{facts.distinct_words:,} different words"
 

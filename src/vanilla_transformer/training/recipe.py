@@ -13,8 +13,12 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from transformers import Seq2SeqTrainingArguments, TrainingArguments
-from transformers.integrations import is_optuna_available
-from transformers.utils import is_peft_available, is_torch_tf32_available
+from transformers.integrations import is_optuna_available, is_tensorboard_available
+from transformers.utils import (
+    is_flash_attn_2_available,
+    is_peft_available,
+    is_torch_tf32_available,
+)
 
 from vanilla_transformer.data.streaming import check_streaming
 from vanilla_transformer.evaluation.metrics import METRICS, build_metrics
@@ -324,6 +328,11 @@ def _faults_of_trainer(arguments: Seq2SeqTrainingArguments) -> Iterator[str]:
             f"--save_steps must be above 0, got {arguments.save_steps}. For no checkpoints at all "
             "there is --save_strategy no."
         )
+    if "tensorboard" in arguments.report_to and not is_tensorboard_available():
+        yield (
+            "--report_to tensorboard needs the package tensorboard. Install it: "
+            "pip install -e '.[tensorboard]'"
+        )
     unused = Seq2SeqTrainingArguments.per_device_train_batch_size
     if arguments.per_device_train_batch_size != unused:
         yield (
@@ -346,6 +355,11 @@ def _faults_of_devices(
         yield (
             "--torch_compile compiles the whole model and --compile_layers its layers, got both. "
             "Leave one of the two out."
+        )
+    if settings.attn_implementation == "flash_attention_2" and not is_flash_attn_2_available():
+        yield (
+            "--attn_implementation flash_attention_2 needs the package flash-attn, which is not "
+            "installed. Install it, or choose varlen, which needs none."
         )
     if arguments.torch_compile and settings.attn_implementation == VARLEN:
         yield (
