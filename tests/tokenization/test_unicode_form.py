@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import get_args
 
 import pytest
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from vanilla_transformer.interop.export import export_to_ctranslate2
 from vanilla_transformer.tokenization.tokenization_vanilla_transformer import (
@@ -140,6 +140,21 @@ def test_saved_tokenizer_equals_the_trained_one(tmp_path, form):
     assert decoded(loaded) == LINES
     # Transformers adds how it was loaded.
     assert settings(tmp_path).items() <= settings(tmp_path / "again").items()
+
+
+def test_code_lies_in_the_folder_before_transformers_uploads_it(tmp_path, monkeypatch):
+    there = []
+
+    def save_and_upload(self, folder, *args, **kwargs):
+        there.extend(os.listdir(folder))
+        return ()
+
+    monkeypatch.setattr(PreTrainedTokenizerBase, "save_pretrained", save_and_upload)
+
+    files = train().save_pretrained(tmp_path / "new", push_to_hub=True)
+
+    assert there == ["composing_vanilla_transformer.py"]
+    assert files == (str(tmp_path / "new" / there[0]),)
 
 
 @pytest.mark.parametrize("form", [None, "NFC", "NFKC"])

@@ -87,6 +87,11 @@ def test_blank_lines_come_back_as_they_are(build, lines):
     assert list(build().translate(lines)) == [Translation(line) for line in lines]
 
 
+def test_single_string_is_refused(build):
+    with pytest.raises(ValueError, match="must hold several strings, got the single one 'a dog'"):
+        next(build().translate("a dog"))
+
+
 @SEARCHES
 @pytest.mark.parametrize(("name", "max_extra_tokens"), [("max_length", 0), ("max_new_tokens", 3)])
 def test_limit_is_that_of_the_sentence_and_not_of_the_generation_config(

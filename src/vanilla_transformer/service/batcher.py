@@ -165,12 +165,13 @@ class Batcher(Generic[Kind, Result]):
         """Waits for a batch: the parts of each request in it; none once all is done."""
         while True:
             with self._changed:
-                while not self._waiting:
+                # A cancelled request stays for a moment, until `_forget` is called.
+                while not (waiting := [one for one in self._waiting if not one.answer.done()]):
                     if self._is_closing:
                         return {}
                     self._changed.wait()
-                first = next(iter(self._waiting))
-                alike = [request for request in self._waiting if request.kind == first.kind]
+                first = waiting[0]
+                alike = [request for request in waiting if request.kind == first.kind]
                 uncut = [request for request in alike if not request.is_cut]
                 if not uncut:
                     rest = first.arrived + self.max_delay - time.monotonic()

@@ -266,11 +266,14 @@ class VanillaTransformerTokenizer(ComposingTokenizer):
             backend.model.dropout = None
         try:
             with naming_full_disk(Path(save_directory), "the tokenizer"):
-                files: tuple[str, ...] = super().save_pretrained(save_directory, *args, **kwargs)
+                code: tuple[str, ...] = ()
                 if "unicode_form" in self.init_kwargs:
-                    code = Path(composing_vanilla_transformer.__file__)
-                    files += (str(shutil.copy(code, save_directory)),)
-                return files
+                    # Before the files of super, which uploads the folder at its end.
+                    Path(save_directory).mkdir(parents=True, exist_ok=True)
+                    module = Path(composing_vanilla_transformer.__file__)
+                    code = (str(shutil.copy(module, save_directory)),)
+                files: tuple[str, ...] = super().save_pretrained(save_directory, *args, **kwargs)
+                return files + code
         finally:
             if dropout is not None:
                 backend.model.dropout = dropout

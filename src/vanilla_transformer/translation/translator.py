@@ -254,8 +254,12 @@ class Translator:
             first_line: Number of the first line, for warnings.
 
         Raises:
-            ValueError: If there are more lines than prefixes, or fewer.
+            ValueError: If there are more lines than prefixes, or fewer, or a single string.
         """
+        if isinstance(lines, str):
+            raise ValueError(
+                f"`lines` must hold several strings, got the single one {lines!r:.60}."
+            )
         for window, fault in _windows(_with_prefixes(iter(lines), prefixes)):
             yield from self._translate_window(window, first_line)
             first_line += len(window)
