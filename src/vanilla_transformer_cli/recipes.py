@@ -34,13 +34,13 @@ def insert_recipe(argv: list[str], kind: type[TrainSettings] = TrainSettings) ->
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """Of YAML 1.2, where `no` is a word, such as the code of Norwegian."""
+        """Leaves `yes` and `no` as words: the code of Norwegian, strategies of Trainer."""
 
     Loader.yaml_implicit_resolvers = {
         first: [rule for rule in rules if rule[0] != _BOOLEAN]
         for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
-    Loader.add_implicit_resolver(_BOOLEAN, re.compile("(?i:true|false)$"), list("tTfF"))
+    Loader.add_implicit_resolver(_BOOLEAN, re.compile("(?i:true|false|on|off)$"), list("tTfFoO"))
     path = Path(argv[0])
     try:
         recipe = yaml.load(path.read_text(encoding="utf-8"), Loader)
@@ -51,6 +51,8 @@ def insert_recipe(argv: list[str], kind: type[TrainSettings] = TrainSettings) ->
             f"{path} must hold options and their values, such as `preset: tiny`, got {recipe!r:.60}"
         )
     switches = {field.name for field in fields(kind) if field.type is bool}
+    for name in switches & recipe.keys():
+        recipe[name] = Loader.bool_values.get(str(recipe[name]).lower(), recipe[name])
     options = [
         word for name, value in recipe.items() for word in _words(path, name, value, switches)
     ]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from transformers import Seq2SeqTrainingArguments
+from transformers.hf_argparser import string_to_bool
 
 from vanilla_transformer_cli import main
 from vanilla_transformer_cli.recipes import insert_recipe
@@ -38,6 +39,14 @@ def test_our_switches_take_no_value_and_those_of_trainer_do(write_recipe):
     recipe = write_recipe("pretokenized: true\nresume: false\nbf16: false\n")
 
     assert insert_recipe([recipe]) == ["--pretokenized", "--bf16", "False"]
+
+
+@pytest.mark.parametrize(("on", "off"), [("Yes", "no"), ("on", "off"), ("True", "FALSE")])
+def test_switch_is_turned_by_every_word_of_yaml(write_recipe, on, off):
+    recipe = write_recipe(f"pretokenized: {on}\nresume: {off}\nbf16: {off}\n")
+
+    assert insert_recipe([recipe])[:2] == ["--pretokenized", "--bf16"]
+    assert string_to_bool(insert_recipe([recipe])[2]) is False
 
 
 def test_config_is_a_mapping_of_its_fields(write_recipe):

@@ -70,6 +70,8 @@ def decided(facts, given=(), settings=SETTINGS):
         (CAPTIONS, {"minutes": 15}, {"dropout": 0.1}),
         (CAPTIONS, {}, {"dropout": 0.2, "max_tokens_per_batch": 2048, "learning_rate": 0.003}),
         (CAPTIONS, {"minutes": 60}, {"dropout": 0.3}),
+        (CAPTIONS, {"minutes": 20}, {"dropout": 0.2}),
+        (CAPTIONS, {"minutes": 20, "copied_words": 0.3}, {"dropout": 0.1}),
         (CAPTIONS, {"minutes": 60, "copied_words": 0.3}, {"dropout": 0.1}),
         (CAPTIONS, {"minutes": 120}, {"r_drop": 2.0, "max_tokens_per_batch": 2048}),
         (CAPTIONS, {"minutes": 300}, {"max_tokens_per_batch": 4096, "learning_rate": 0.004}),

@@ -112,7 +112,7 @@ def test_last_checkpoint_stays_beside_the_best_at_the_end(corpus, tmp_path):
 def test_resumed_run_saves_as_often_as_it_is_told(corpus, interrupted):
     run_updates(corpus, interrupted, 9, resume=True, save_steps=1)
 
-    assert checkpoints_of(interrupted) == [4, 6, 7, 8, 9][-5:]
+    assert checkpoints_of(interrupted) == [4, 6, 7, 8, 9]
 
 
 def test_resuming_passes_over_several_broken_checkpoints(corpus, run, interrupted, capsys):

@@ -34,7 +34,7 @@ from vanilla_transformer.files import (
 # Names of `ParallelText.columns` after reading.
 COLUMNS = ("source", "target", "tag")
 
-# Of a corpus, in memory.
+# So many of a corpus are in memory.
 ROWS_AT_A_TIME = 10_000
 
 _SIGNS_OF_DAMAGE = (

@@ -156,8 +156,11 @@ class JsonLinesLog(TrainerCallback):
         reports = read_log(path) if first_update else []
         self.started = time.monotonic() - sum(60 * report["minutes"] for report in reports[-1:])
         if PartialState().is_main_process:
-            kept = (report for report in reports if report["step"] <= first_update)
-            write_lines(path, map(_line, kept))
+            kept = [report for report in reports if report["step"] <= first_update]
+            if kept:
+                write_lines(path, map(_line, kept))
+            else:
+                path.unlink(missing_ok=True)
         # Seconds inside of updates since the last report, and the time of that report.
         self.inside = 0.0
         self.since: float | None = None

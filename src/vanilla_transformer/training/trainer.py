@@ -263,7 +263,11 @@ class TokenBatchTrainer(Seq2SeqTrainer):
 
 @contextmanager
 def _unlimited(arguments: TrainingArguments) -> Iterator[int | None]:
-    """Keeps Trainer from deleting checkpoints before later ones are closed; gives the limit."""
+    """Keeps Trainer from deleting checkpoints, for which there is `delete_oldest`.
+
+    Yields:
+        The limit.
+    """
     limit, arguments.save_total_limit = arguments.save_total_limit, None
     try:
         yield limit
