@@ -41,6 +41,16 @@ def test_letters_apart_are_those_of_the_same_carved_words(tmp_path):
         assert apart == [source.replace("ị", "i \u0323") for source in whole]
 
 
+def test_targets_from_right_to_left_are_those_of_the_same_sources(tmp_path):
+    (tmp_path / "words.tsv").write_text("ab\tx y  z\nba\ty x\n", encoding="utf-8")
+    given = ["g2p", tmp_path / "words.tsv", "--folder", tmp_path, "--split", "train"]
+
+    done = prepare(*given, "--right_to_left")
+
+    assert done.returncode == 0, done.stderr
+    assert read_pairs(tmp_path / "train.jsonl") == [("a b", "z y x"), ("b a", "x y")]
+
+
 def test_commands_are_told_from_actions(tmp_path):
     (tmp_path / "scan.txt").write_text("IN: walk left OUT: I_TURN_LEFT I_WALK\n")
 
