@@ -16,7 +16,7 @@ from vanilla_transformer import (
 )
 from vanilla_transformer.translation import Search
 from vanilla_transformer.translation.ctranslate2_conversion import TransformersConverter, convert
-from vanilla_transformer.translation.ctranslate2_engine import CTranslate2Engine
+from vanilla_transformer.translation.ctranslate2_engine import CTranslate2Engine, patience
 from vanilla_transformer.translation.engines import Hypothesis, TorchEngine
 
 from ..conftest import VARIANTS, build_variant
@@ -191,6 +191,25 @@ def test_patience_finds_more_of_what_torch_finds(model, export, tmp_path):
         sum(a == b for a, b in zip(results, expected, strict=True)) for results in found
     )
     assert patient_equal > hasty_equal
+
+
+@pytest.mark.parametrize("early_stopping", [True, False, "never", None])
+def test_patience_is_that_of_the_generation_config(model, export, tmp_path, early_stopping):
+    search = Search(num_beams=3, length_penalty=1.0)
+    export(model)
+    model.generation_config.early_stopping = early_stopping
+    chosen = patience(model.generation_config)
+    engines = [
+        CTranslate2Engine(tmp_path / "ct2", device="cpu", patience=number)
+        for number in (chosen, 3 - chosen)
+    ]
+
+    expected, *found = (best(run(each, search)) for each in (TorchEngine(model), *engines))
+
+    chosen_equal, other_equal = (
+        sum(a == b for a, b in zip(results, expected, strict=True)) for results in found
+    )
+    assert chosen_equal > other_equal
 
 
 @pytest.mark.parametrize("prefix_length", [0, 2])

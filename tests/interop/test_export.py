@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -381,6 +382,39 @@ def test_command_tells_a_mistake(source, tmp_path, capsys, argv, message):
     assert error.value.code == 2
     assert message in capsys.readouterr().err
     assert files(tmp_path) == {"model"}
+
+
+@pytest.mark.parametrize("name", ["ctranslate2", "onnx"])
+def test_searches_that_only_torch_does_are_refused(source, tmp_path, capsys, name):
+    file = Path(source) / "generation_config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps(config | {"no_repeat_ngram_size": 3, "min_length": 4}))
+
+    with pytest.raises(SystemExit) as error:
+        main(["export", "--format", name, source, str(tmp_path / "out")])
+
+    assert error.value.code == 2
+    told = capsys.readouterr().err
+    assert "min_length=4" in told
+    assert "no_repeat_ngram_size=3" in told
+    assert files(tmp_path) == {"model"}
+
+
+@pytest.mark.parametrize(
+    ("make", "load"),
+    [
+        (export_to_ctranslate2, partial(Translator.from_pretrained, engine="ctranslate2")),
+        (export_to_onnx, onnx_export.OnnxModel),
+    ],
+)
+def test_export_whose_search_only_torch_does_is_refused(source, tmp_path, make, load):
+    make(source, tmp_path / "out", sample=LINES)
+    file = tmp_path / "out" / "generation_config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps(config | {"repetition_penalty": 1.2}))
+
+    with pytest.raises(ValueError, match=r"without these settings .*: repetition_penalty=1\.2\."):
+        load(str(tmp_path / "out"))
 
 
 def test_command_names_the_cure_for_a_missing_package(source, tmp_path, capsys, monkeypatch):

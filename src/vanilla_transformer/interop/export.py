@@ -34,7 +34,7 @@ from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 from vanilla_transformer.translation import Search
 from vanilla_transformer.translation.ctranslate2_engine import CTranslate2Engine
 from vanilla_transformer.translation.engines import TorchEngine
-from vanilla_transformer.translation.search import never_generated
+from vanilla_transformer.translation.search import never_generated, refuse_torch_only
 from vanilla_transformer_cli.settings import MAX_EXTRA_TOKENS
 
 if TYPE_CHECKING:
@@ -165,6 +165,7 @@ def export_to_ctranslate2(
 
     with _new_folder(output, force) as folder:
         model, tokenizers = _load(model_name_or_path, trust_remote_code)
+        refuse_torch_only(model.generation_config)
         sources = _sample_sources(tokenizers.source, sample)
         for weights in dict.fromkeys(("float32", quantization)):
             convert(model_name_or_path, folder, weights, trust_remote_code=trust_remote_code)
@@ -207,6 +208,7 @@ def export_to_onnx(
     with _new_folder(output, force) as folder:
         folder.mkdir()
         model, tokenizers = _load(model_name_or_path, trust_remote_code)
+        refuse_torch_only(model.generation_config)
         export_onnx(model, folder)
         _save_settings(model, tokenizers, folder)
         sources = _sample_sources(tokenizers.source, sample)

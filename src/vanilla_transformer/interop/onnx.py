@@ -13,7 +13,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from vanilla_transformer.modeling.search_vanilla_transformer import padded
-from vanilla_transformer.translation.search import never_generated
+from vanilla_transformer.translation.search import never_generated, refuse_torch_only
 
 Array = NDArray[Any]
 
@@ -182,7 +182,8 @@ class OnnxModel:
 
     Raises:
         ImportError: If `onnxruntime` is not installed.
-        ValueError: If the folder is not one that our export made, or is damaged.
+        ValueError: If the folder is not one that our export made, or is damaged, or its generation
+            config asks for more than this reader does.
     """
 
     def __init__(
@@ -213,6 +214,7 @@ class OnnxModel:
                 f"{' '.join(str(error).split())} Export the model again."
             ) from error
         self.generation_config = GenerationConfig.from_pretrained(folder)
+        refuse_torch_only(self.generation_config)
 
     def encode(self, sources: list[list[int]]) -> dict[str, Array]:
         """What the decoder reads of sources, ids with `</s>`: `attention_mask` and `source.*`."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import GenerationConfig
 
 from vanilla_transformer.files import parse_json
 from vanilla_transformer.model_folder import read_object
@@ -44,9 +45,9 @@ class CTranslate2Engine:
             threads remain for them on a CPU, and one on a GPU.
         intra_threads: Threads of each part, which wait for each other in every step; None: one, or
             with `inter_threads` an equal share of torch's, which are all cores or OMP_NUM_THREADS.
-        patience: Beam search ends once there are `num_beams * patience` hypotheses. Torch's ends
-            once no better one is possible: 2 usually finds the same, 1 is faster and may find
-            less.
+        patience: Beam search ends once there are `num_beams * patience` hypotheses. Torch's does so
+            with 1 if `early_stopping` is True. By default it ends once no better one is possible: 2
+            usually finds the same, 1 is faster and may find less.
 
     Raises:
         ImportError: If `ctranslate2` is not installed.
@@ -288,6 +289,11 @@ class CTranslate2Engine:
                 f"that the exported model has, got one of {longest}. Cut it, use the engine "
                 "`torch`, or export a model with a larger `max_position_embeddings`."
             )
+
+
+def patience(config: GenerationConfig) -> int:
+    """The `patience` with which a search ends about where that of Transformers does."""
+    return 1 if config.early_stopping is True else 2
 
 
 def _length(hypothesis: Hypothesis) -> int:

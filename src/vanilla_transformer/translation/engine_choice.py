@@ -18,41 +18,15 @@ from vanilla_transformer.translation.conversion_cache import (
     Conversion,
     cache_folder,
 )
-from vanilla_transformer.translation.ctranslate2_engine import CTranslate2Engine
+from vanilla_transformer.translation.ctranslate2_engine import CTranslate2Engine, patience
 from vanilla_transformer.translation.engines import Engine, Hypothesis, TorchEngine
-from vanilla_transformer.translation.search import Search
+from vanilla_transformer.translation.search import Search, refuse_torch_only, torch_only
 from vanilla_transformer_cli.settings import EngineName
 
 logger = logging.getLogger(__name__)
 
 # Lines that both engines must translate alike before CTranslate2 translates the others.
 SAMPLE_LINES = 32
-
-# Fields of a generation config that the conversion or a `Search` takes over, or that have no effect
-# on a search for the likeliest output. `renormalize_logits` is what CTranslate2 does anyway.
-_HARMLESS_FIELDS = {
-    *("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"),
-    *("bad_words_ids", "suppress_tokens", "forced_bos_token_id", "forced_eos_token_id"),
-    *("num_beams", "length_penalty", "num_return_sequences", "max_length", "max_new_tokens"),
-    *("do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p"),
-    *("epsilon_cutoff", "eta_cutoff", "renormalize_logits", "use_cache"),
-    *("use_transformers_search", "transformers_version", "_from_model_config"),
-    *("output_attentions", "output_hidden_states", "output_scores", "output_logits"),
-    *("return_dict_in_generate", "num_assistant_tokens", "num_assistant_tokens_schedule"),
-    *("assistant_confidence_threshold", "assistant_lookbehind", "target_lookbehind"),
-}
-# Values with which the other fields have no effect.
-_NO_EFFECT = {
-    "diversity_penalty": 0.0,
-    "early_stopping": False,
-    "encoder_no_repeat_ngram_size": 0,
-    "encoder_repetition_penalty": 1.0,
-    "min_length": 0,
-    "no_repeat_ngram_size": 0,
-    "num_beam_groups": 1,
-    "remove_invalid_values": False,
-    "repetition_penalty": 1.0,
-}
 
 
 def load_engine(
@@ -85,8 +59,13 @@ def load_engine(
                 "Use the engine 'torch' for an ensemble."
             )
         check_files(names[0])
-        exported = CTranslate2Engine(names[0], compute_type="default" if dtype == "auto" else dtype)
-        return exported, GenerationConfig.from_pretrained(names[0])
+        compute_type = "default" if dtype == "auto" else dtype
+        # First, because its errors explain what is wrong with a folder.
+        exported = CTranslate2Engine(names[0], compute_type=compute_type)
+        config = GenerationConfig.from_pretrained(names[0])
+        refuse_torch_only(config)
+        exported.patience = patience(config)
+        return exported, config
 
     def load_torch() -> TorchEngine:
         device = torch.accelerator.current_accelerator(check_available=True) or "cpu"
@@ -132,9 +111,8 @@ def _obstacles(names: list[str], dtype: str, *, details: bool, cache: Path | Non
         yield f"the model is of the type {saved.get('model_type')!r}"
     if "float32" not in (dtype, saved.get("dtype") if dtype == "auto" else None):
         yield "the weights are not in float32"
-    for name, value in generation.items():
-        if name not in _HARMLESS_FIELDS and value not in (None, _NO_EFFECT.get(name)):
-            yield f"the generation config sets `{name}`"
+    for name in torch_only(generation):
+        yield f"the generation config sets `{name}`"
 
 
 class AutomaticEngine:
@@ -196,7 +174,12 @@ class AutomaticEngine:
             if not self._conversion.is_whole():
                 self._conversion.make(self.torch.model, self._tokenizer)
             self._conversion.mark_used()
-            return CTranslate2Engine(self._conversion.folder, device="cpu", compute_type="float32")
+            return CTranslate2Engine(
+                self._conversion.folder,
+                device="cpu",
+                compute_type="float32",
+                patience=patience(self.generation_config),
+            )
         except ValueError as error:
             logger.debug("torch translates: %s", error)
         except (OSError, RuntimeError) as error:

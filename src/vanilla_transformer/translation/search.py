@@ -1,6 +1,7 @@
 """The settings of a search, the same for every engine."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -14,6 +15,38 @@ LARGEST_PENALTY = 20
 LEAST_TEMPERATURE = 1e-6
 # Far more than any sentence has, and far less than overflows.
 MOST_EXTRA_TOKENS = 1_000_000
+
+# Fields of a generation config that an export or a `Search` takes over, or that have no effect on a
+# search for the likeliest output. `renormalize_logits` is what CTranslate2 does anyway.
+_HARMLESS_FIELDS = {
+    *("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"),
+    *("bad_words_ids", "suppress_tokens", "forced_bos_token_id", "forced_eos_token_id"),
+    *(
+        "num_beams",
+        "length_penalty",
+        "early_stopping",
+        "num_return_sequences",
+        "max_length",
+        "max_new_tokens",
+    ),
+    *("do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p"),
+    *("epsilon_cutoff", "eta_cutoff", "renormalize_logits", "use_cache"),
+    *("use_transformers_search", "transformers_version", "_from_model_config"),
+    *("output_attentions", "output_hidden_states", "output_scores", "output_logits"),
+    *("return_dict_in_generate", "num_assistant_tokens", "num_assistant_tokens_schedule"),
+    *("assistant_confidence_threshold", "assistant_lookbehind", "target_lookbehind"),
+}
+# Values with which the other fields have no effect.
+_NO_EFFECT = {
+    "diversity_penalty": 0.0,
+    "encoder_no_repeat_ngram_size": 0,
+    "encoder_repetition_penalty": 1.0,
+    "min_length": 0,
+    "no_repeat_ngram_size": 0,
+    "num_beam_groups": 1,
+    "remove_invalid_values": False,
+    "repetition_penalty": 1.0,
+}
 
 
 @dataclass(frozen=True)
@@ -174,3 +207,26 @@ def never_generated(generation_config: GenerationConfig) -> list[int]:
             f"never generated, got {sequences}. Leave them out, or use the engine `torch`."
         )
     return sorted(constraints.banned)
+
+
+def torch_only(generation_config: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a generation config with which no other engine finds what torch finds."""
+    return {
+        name: value
+        for name, value in generation_config.items()
+        if name not in _HARMLESS_FIELDS and value not in (None, _NO_EFFECT.get(name))
+    }
+
+
+def refuse_torch_only(generation_config: GenerationConfig) -> None:
+    """Refuses searches that an export cannot do.
+
+    Raises:
+        ValueError: If there are such settings; the message names all.
+    """
+    if fields := torch_only(generation_config.to_diff_dict()):
+        raise ValueError(
+            "An export translates without these settings of generation_config.json: "
+            f"{', '.join(f'{name}={value}' for name, value in fields.items())}. Delete them there, "
+            "or use the engine `torch`."
+        )
