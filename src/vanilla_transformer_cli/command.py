@@ -45,7 +45,7 @@ def run(command: Command, argv: list[str] | None = None) -> None:
             sys.stdout.flush()
         except OSError:
             _drop_output()
-        fail(str(error))
+        fail(_without_traceback(str(error)))
     except KeyboardInterrupt as error:
         # The status with which shells report a signal.
         sys.exit(128 + getattr(error, "signum", signal.SIGINT))
@@ -76,6 +76,15 @@ def _loss_of_a_process(said: str) -> str:
         f"lost another process: {reason}. It has ended, or did not answer for --ddp_timeout "
         "seconds; its own output may say why. --resume continues from the last checkpoint."
     )
+
+
+def _without_traceback(said: str) -> str:
+    """The message of an error, which torch puts behind a traceback if a loader's process raised it.
+
+    The lines of code in a traceback are indented.
+    """
+    found = re.match(r"Caught (\w+) in DataLoader.*\n +[^\n]*\n\1: (.*)", said, re.DOTALL)
+    return found[2].rstrip() if found else said
 
 
 def _leave_process_group() -> None:

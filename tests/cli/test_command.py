@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from torch import distributed
+from torch.utils.data import DataLoader, Dataset
 
 from vanilla_transformer import threads
 from vanilla_transformer_cli import command as commands
@@ -66,6 +67,28 @@ def test_lost_process_is_reported_in_one_line(capsys, error, reason):
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"vanilla-transformer: lost another process: {reason}")
     assert "--ddp_timeout" in line
+
+
+class Faulty(Dataset):
+    """Pairs that cannot be read."""
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        try:
+            raise KeyError(index)
+        except KeyError as error:
+            raise ValueError("Line 1 must have a target.\nValueError: it has none.") from error
+
+
+def test_error_of_the_process_that_reads_is_reported_without_its_traceback(capsys):
+    with pytest.raises(SystemExit) as end:
+        commands.run(lambda _: list(DataLoader(Faulty(), num_workers=1)), [])
+
+    assert end.value.code == 2
+    told = "vanilla-transformer: Line 1 must have a target.\nValueError: it has none.\n"
+    assert capsys.readouterr().err == told
 
 
 def test_interrupt_after_the_work_changes_nothing():

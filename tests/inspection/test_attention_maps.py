@@ -28,6 +28,7 @@ from vanilla_transformer.translation.engines import TorchEngine
 
 from ..conftest import both_attentions, build_variant
 from ..support.full_disk import small_files
+from ..support.pretrained import bart
 
 SOURCE, TARGET = "ein hund rennt", "a dog"
 PNG = b"\x89PNG\r\n"
@@ -73,6 +74,31 @@ def test_maps_hold_the_weights_of_the_model(translator, tokenizer, attention):
     ]:
         assert found.weights.shape == (*sizes, len(found.rows), len(found.columns))
         torch.testing.assert_close(found.weights, torch.cat(expected), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_model_of_another_class_shows_its_weights_with_any_attention(tmp_path, attention):
+    model, tokenizer = bart(tmp_path)
+    model.eval().set_attn_implementation("eager")
+    inputs = {"input_ids": tokenizer([SOURCE], return_tensors="pt").input_ids}
+    target_ids = tokenizer([TARGET], return_tensors="pt").input_ids
+    # The first token that is read is `</s>`.
+    read_ids = torch.cat([torch.tensor([[2]]), target_ids[:, :-1]], dim=1)
+    output = model(**inputs, decoder_input_ids=read_ids, output_attentions=True)
+    model.set_attn_implementation(attention)
+    translator = Translator(model, tokenizer, num_beams=1, details=True)
+
+    maps = read_attention(translator, SOURCE, TARGET)
+    (translation,) = translator.translate([SOURCE])
+
+    for found, expected in [
+        (maps.encoder, output.encoder_attentions),
+        (maps.decoder, output.decoder_attentions),
+        (maps.cross, output.cross_attentions),
+    ]:
+        torch.testing.assert_close(found.weights, torch.cat(expected), rtol=1e-5, atol=1e-6)
+    assert len(translation.alignment) >= len(translation.tokens) - 1 > 0
+    assert model.config._attn_implementation == attention
 
 
 def test_rows_write_and_columns_are_read(translator, tokenizer):

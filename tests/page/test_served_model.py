@@ -16,7 +16,7 @@ from vanilla_transformer.page.served_model import (
 )
 from vanilla_transformer.translation import Search, Translation, Translator
 
-from ..conftest import save_small_model
+from ..conftest import build_variant, save_small_model
 from ..support.pretrained import save_pretrained_model
 
 
@@ -60,6 +60,12 @@ def test_beam_is_as_wide_as_the_number_of_translations(model):
     assert len(translation.alternatives) == 2
     assert model.describe_search(Wanted(num_hypotheses=3)).startswith("beam 3, ")
     assert model.describe_search(Wanted(num_beams=5, num_hypotheses=3)).startswith("beam 5, ")
+
+
+def test_model_with_a_wider_beam_than_a_page_has_is_searched_with_the_widest(tokenizer):
+    model = ServedModel("wide", Translator(build_variant(), tokenizer, num_beams=12))
+
+    assert model._search(Wanted()).num_beams == model.search.num_beams == 10
 
 
 def test_every_choice_reaches_the_search(model):

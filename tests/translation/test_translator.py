@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from transformers import GenerationConfig
+from transformers import AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer.model_folder import RUN_FILE
+from vanilla_transformer.model_folder import RUN_FILE, TARGET_FOLDER
 from vanilla_transformer.translation import Search, Translation, Translator
 from vanilla_transformer.translation import translator as translation
 
@@ -230,6 +230,19 @@ def test_translator_loads_a_saved_folder(tiny_model, tokenizer, build, tmp_path)
     loaded = Translator.from_pretrained(str(tmp_path), num_beams=2, max_extra_tokens=4)
 
     assert list(loaded.translate(LINES)) == list(build(num_beams=2).translate(LINES))
+
+
+def test_config_and_tokenizer_that_are_given_take_the_place_of_the_folders(tmp_path):
+    save_latin_to_greek(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path, subfolder=TARGET_FOLDER)
+    config = GenerationConfig.from_pretrained(tmp_path, num_beams=3, length_penalty=0.2)
+
+    translator = Translator.from_pretrained(
+        str(tmp_path), target_tokenizer=tokenizer, generation_config=config
+    )
+
+    assert translator.target_tokenizer is tokenizer
+    assert (translator.search.num_beams, translator.search.length_penalty) == (3, 0.2)
 
 
 # Lines that are too long

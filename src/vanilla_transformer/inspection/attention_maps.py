@@ -18,7 +18,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from vanilla_transformer.inspection.alignments import encode_source, encode_target
 from vanilla_transformer.translation import Translator
 from vanilla_transformer.translation.engine_choice import as_torch
-from vanilla_transformer.translation.engines import TorchEngine, aligned_layer
+from vanilla_transformer.translation.engines import TorchEngine, aligned_layer, attention_weights
 from vanilla_transformer.translation.segments import without_surrogates
 
 Kind = Literal["encoder", "decoder", "cross"]
@@ -148,12 +148,13 @@ def read_attention(translator: Translator, source: str, target: str | None = Non
         target_ids = encode_target(translator, target)["input_ids"]
     model = engine.model
     read_ids = [model.generation_config.decoder_start_token_id, *target_ids[:-1]]
-    output = model(
-        input_ids=torch.tensor([source_ids], device=model.device),
-        decoder_input_ids=torch.tensor([read_ids], device=model.device),
-        use_cache=False,
-        output_attentions=True,
-    )
+    with attention_weights(engine.models):
+        output = model(
+            input_ids=torch.tensor([source_ids], device=model.device),
+            decoder_input_ids=torch.tensor([read_ids], device=model.device),
+            use_cache=False,
+            output_attentions=True,
+        )
     spoken = translator.target_tokenizer
     heard = token_labels(translator.tokenizer, source_ids)
     read, written = token_labels(spoken, read_ids), token_labels(spoken, target_ids)

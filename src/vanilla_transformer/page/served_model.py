@@ -130,7 +130,8 @@ class ServedModel:
         self.source_language = source_language
         self.target_language = target_language
         self.engine = cast(TorchEngine, translator.engine)
-        self.search = translator.search
+        search = translator.search
+        self.search = replace(search, num_beams=min(search.num_beams, WIDEST_BEAM))
         self.max_source_length = translator.max_source_length
         self.tokenizers = translator.tokenizers
         self.source_languages, self.target_languages = offered_languages(

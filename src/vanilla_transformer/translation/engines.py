@@ -3,6 +3,7 @@
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Protocol
@@ -333,17 +334,18 @@ class TorchEngine:
     ) -> Iterator[ForcedPass]:
         start = self.model.generation_config.decoder_start_token_id
         labels, _ = self._pad(targets)
-        outputs = [
-            model(
-                encoder_outputs=(one,),
-                attention_mask=attention_mask,
-                # Padded on the right: no real token sees what follows it.
-                decoder_input_ids=torch.nn.functional.pad(labels[:, :-1], (1, 0), value=start),
-                use_cache=False,
-                output_attentions=align,
-            )
-            for model, one in zip(self.models, states, strict=True)
-        ]
+        with attention_weights(self.models) if align else nullcontext():
+            outputs = [
+                model(
+                    encoder_outputs=(one,),
+                    attention_mask=attention_mask,
+                    # Padded on the right: no real token sees what follows it.
+                    decoder_input_ids=torch.nn.functional.pad(labels[:, :-1], (1, 0), value=start),
+                    use_cache=False,
+                    output_attentions=align,
+                )
+                for model, one in zip(self.models, states, strict=True)
+            ]
         log_probs = _mean([output.logits for output in outputs])
         chosen = log_probs.gather(-1, labels[..., None])[..., 0].tolist()
         alignment: list[list[int]] = [[]] * len(targets)
@@ -386,6 +388,21 @@ class TorchEngine:
 
     def _tensor(self, rows: Sequence[int] | Sequence[list[int]]) -> Tensor:
         return torch.tensor(rows, device=self.model.device)
+
+
+@contextmanager
+def attention_weights(models: Sequence[PreTrainedModel]) -> Iterator[None]:
+    """Makes models return their attention weights: those of other classes only do with `eager`."""
+    others = [
+        (model, model.config._attn_implementation) for model in models if not _is_vanilla(model)
+    ]
+    try:
+        for model, _ in others:
+            model.set_attn_implementation("eager")
+        yield
+    finally:
+        for model, implementation in others:
+            model.set_attn_implementation(implementation)
 
 
 def aligned_layer(layers: int) -> int:

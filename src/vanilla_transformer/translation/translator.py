@@ -216,12 +216,15 @@ class Translator:
             settings["max_source_length"] = _training_length(names[0])
         loading = {"trust_remote_code": trust_remote_code}
         tokenizers = _common_tokenizers(names, **loading)
-        settings["target_tokenizer"] = tokenizers.target
+        if settings.get("target_tokenizer") is None:
+            settings["target_tokenizer"] = tokenizers.target
         details = bool(settings.get("details"))
         searcher, config = load_engine(
             engine, names, tokenizers.source, dtype=dtype, details=details, **loading
         )
-        return cls(searcher, tokenizers.source, generation_config=config, **settings)
+        if settings.get("generation_config") is None:
+            settings["generation_config"] = config
+        return cls(searcher, tokenizers.source, **settings)
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
