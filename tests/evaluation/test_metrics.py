@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from importlib.metadata import version
 from types import SimpleNamespace
+from urllib.error import URLError
 
 import numpy as np
 import pytest
@@ -78,6 +79,20 @@ def test_tokenize_is_refused_when_its_package_is_missing(metric, monkeypatch):
 
     with pytest.raises(ValueError, match="`tokenize` 'ja-mecab' cannot be used here: Japanese"):
         score(metric, tokenize="ja-mecab")
+
+
+def test_tokenize_is_refused_when_its_model_cannot_be_downloaded(metric, monkeypatch, tmp_path):
+    pytest.importorskip("sentencepiece")
+    from sacrebleu.tokenizers import tokenizer_spm
+
+    def fail(*_):
+        raise URLError("no network")
+
+    monkeypatch.setattr(tokenizer_spm, "SACREBLEU_DIR", str(tmp_path))
+    monkeypatch.setattr(tokenizer_spm, "download_file", fail)
+
+    with pytest.raises(ValueError, match=r"`tokenize` 'flores200' cannot be used here: .*no netw"):
+        score(metric, tokenize="flores200")
 
 
 def test_lowercase_reaches_bleu_and_chrf_but_not_exact_match(metric):

@@ -1,5 +1,6 @@
 """Exports as a whole: what the folder holds, how it is compared, and that a bad one is not kept."""
 
+import copy
 import json
 import shutil
 import sys
@@ -193,6 +194,17 @@ def test_logits_are_compared_at_every_target_of_every_line(tiny_model):
 
     assert (agreement.lines, agreement.identical) == (5, 5)
     assert agreement.gap == pytest.approx(0.5, abs=1e-4)
+
+
+def test_translations_are_compared_with_the_token_that_they_begin_with(tiny_model):
+    tiny_model.generation_config.forced_bos_token_id = 7
+    reader = read_in_torch(tiny_model)
+
+    assert _compare_logits(tiny_model, reader, draw_rows(5, 9)).identical == 5
+
+    reader.generation_config = copy.deepcopy(tiny_model.generation_config)
+    reader.generation_config.forced_bos_token_id = None
+    assert _compare_logits(tiny_model, reader, draw_rows(5, 9)).identical == 0
 
 
 def test_bfloat16_model_is_compared_in_float32(source, tmp_path):

@@ -37,6 +37,7 @@ from vanilla_transformer.interop import declarations, importing
 from vanilla_transformer.interop.declarations import Declaration, known_sources
 from vanilla_transformer.interop.importing import Comparison, compare, convert, import_model
 from vanilla_transformer.interop.weight_maps import shapes_of
+from vanilla_transformer.model_folder import load_model
 from vanilla_transformer.translation import Translator
 from vanilla_transformer_cli import main
 
@@ -410,6 +411,27 @@ def name_shards(folder, *names):
 class RunsCode:
     def __reduce__(self):
         return print, ("This must never be printed.",)
+
+
+@pytest.mark.parametrize("exact", [torch.float32, torch.float16])
+def test_rounding_of_16_bits_is_told_from_mistakes_in_float32(saved, tmp_path, monkeypatch, exact):
+    M2M100ForConditionalGeneration.from_pretrained(saved).half().save_pretrained(saved)
+    compared = []
+
+    def compare(source, model):
+        assert source.dtype == model.dtype
+        compared.append(model.dtype)
+        return Comparison(gap=0.0 if model.dtype == exact else 1.0, scale=10.0)
+
+    monkeypatch.setattr(importing, "compare", compare)
+    import_model(str(saved), tmp_path / "ours")
+
+    assert compared == [torch.float16, torch.float32][: 1 + (exact == torch.float32)]
+    ours, theirs = (load_model(str(folder)) for folder in (tmp_path / "ours", saved))
+    assert ours.dtype == torch.float16
+    torch.testing.assert_close(
+        ours.get_input_embeddings().weight, theirs.get_input_embeddings().weight, rtol=0, atol=0
+    )
 
 
 def test_pickled_weights_come_in_unless_they_hold_more_than_tensors(saved, tmp_path, capsys):

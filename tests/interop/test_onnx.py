@@ -177,6 +177,20 @@ def test_several_end_tokens_end_a_translation(exported):
     assert after != before
 
 
+def test_outputs_begin_with_the_token_of_the_generation_config(model, exported):
+    sources = draw_rows(6, 9)
+    reader = copy(exported)
+    reader.generation_config = deepcopy(exported.generation_config)
+    reader.generation_config.forced_bos_token_id = 7
+
+    actual = reader.generate(sources, [9] * 6)
+
+    search = Search(first_token=7)
+    found = TorchEngine(model).translate_batch(sources, [[] for _ in sources], [9] * 6, search)
+    assert actual == [hypotheses[0].tokens for hypotheses in found]
+    assert {row[0] for row in actual} == {7}
+
+
 @pytest.mark.slow
 def test_graphs_name_their_axes_and_have_the_documented_opset(folder):
     onnx = pytest.importorskip("onnx")

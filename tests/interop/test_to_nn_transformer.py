@@ -112,6 +112,9 @@ def test_folder_loads_by_the_file_in_it(ours, tmp_path, capsys):
     exec(block.replace("runs/de-en-torch", str(file.parent)), values)
     expected = load_model(str(ours)).eval()(**BATCH).logits
     torch.testing.assert_close(values["logits"], expected, rtol=0, atol=1e-5)
+    too_long = torch.ones(1, 1 + len(values["model"].src_positions.weight), dtype=torch.long)
+    with pytest.raises(ValueError, match=r"at most (\d+) tokens, got \d+"):
+        values["model"](too_long, torch.ones_like(too_long), too_long[:, :3])
     names = load_file(tmp_path / "out" / "model.safetensors").keys()
     assert "transformer.decoder.layers.2.multihead_attn.in_proj_weight" in names
     tokenizers = [AutoTokenizer.from_pretrained(one) for one in (ours, tmp_path / "out")]

@@ -285,6 +285,29 @@ def test_logits_to_keep_chooses_positions(tiny_model, batch, kept, positions):
             tiny_model(**batch, labels=labels, logits_to_keep=kept)
 
 
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    ("rows", "columns", "shapes"),
+    [
+        # A start token is put before the target, and its last token stays.
+        (slice(None), slice(-1), r"\[3, 4\] and \[3, 5\]"),
+        (slice(1), slice(None), r"\[1, 5\] and \[3, 5\]"),
+    ],
+)
+def test_labels_of_another_shape_are_refused(tiny_model, batch, training, rows, columns, shapes):
+    labels = batch.pop("labels")
+    batch["decoder_input_ids"] = labels.clamp(min=0)
+    tiny_model.train(training)
+
+    with pytest.raises(ValueError, match=f"got the shapes {shapes}"):
+        tiny_model(**batch, labels=labels[rows, columns])
+
+
+def test_r_drop_of_an_odd_batch_is_refused(tiny_model, batch):
+    with pytest.raises(ValueError, match="got 3 rows"):
+        tiny_model.train()(**batch, r_drop_alpha=1.0)
+
+
 @pytest.fixture
 def transformers_log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
     """What Transformers' loggers say; no message was said before."""

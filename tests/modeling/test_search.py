@@ -156,6 +156,17 @@ def test_each_sentence_ends_at_a_limit_of_its_own(monkeypatch, tiny_model, sente
     assert set(found[:, 1:][behind].tolist()) <= {0, 2}
 
 
+def test_samples_of_a_sentence_end_at_its_limit(tiny_model, sentences):
+    limits = torch.arange(2, 2 + len(sentences["input_ids"]))
+    # The likeliest token alone is drawn.
+    draws = {"do_sample": True, "top_k": 1, "num_return_sequences": 2}
+
+    found = generate(tiny_model, sentences, **draws, stopping_criteria=[SourceLengthLimit(limits)])
+
+    greedy = generate(tiny_model, sentences, stopping_criteria=[SourceLengthLimit(limits)])
+    assert found.tolist() == greedy.repeat_interleave(2, dim=0).tolist()
+
+
 def test_search_in_bfloat16_is_transformers(tiny_model, sentences):
     tiny_model.bfloat16()
     # One at a time: in bfloat16 the width of a batch changes the rounding of products.

@@ -134,10 +134,20 @@ def test_card_of_two_vocabularies_loads_both_tokenizers(make_card, tmp_path):
     assert "print(target_tokenizer.batch_decode(" in card
 
 
-def test_commands_of_the_card_are_those_of_the_package(make_card, monkeypatch, tmp_path):
+# A service needs names of languages; those of other cards are for the reader to fill in.
+@pytest.mark.parametrize(
+    ("language", "served"),
+    [
+        (["de", "en"], []),
+        (["de"], ["--source_language", "xx", "--target_language", "yy"]),
+    ],
+)
+def test_commands_of_the_card_are_those_of_the_package(
+    make_card, monkeypatch, tmp_path, language, served
+):
     called = []
     monkeypatch.setattr("vanilla_transformer_cli.__main__.run", lambda *call: called.append(call))
-    make_card()
+    make_card(language=language)
 
     for line in re.search("```bash\n(.*?)```", card_in(tmp_path), re.DOTALL)[1].splitlines():
         program, *arguments = shlex.split(line, comments=True)
@@ -145,7 +155,7 @@ def test_commands_of_the_card_are_those_of_the_package(make_card, monkeypatch, t
         main(arguments)
 
     named = ["--model", tmp_path.name]
-    assert called == [(translate, [*named, "..."]), (demo, named), (serve, named)]
+    assert called == [(translate, [*named, "..."]), (demo, named), (serve, [*named, *served])]
 
 
 def test_command_of_the_card_names_a_language_of_the_model(make_card, tmp_path):
@@ -236,6 +246,19 @@ def test_scores_of_a_second_test_set_are_added_to_those_of_the_first(folder):
     ]
     assert card.count("\nmodel-index:") == card.count("\nmetrics:") == 1
     assert re.findall("^### (.*)$", card, re.MULTILINE) == ["first", "second"]
+
+
+def test_scores_of_a_later_evaluation_take_the_place_of_all_earlier_ones(folder):
+    record_results(folder, "first", SCORES)
+    record_results(folder, "second", SCORES)
+    kept = {name: value for name, value in SCORES.items() if not name.startswith("chrf")}
+
+    record_results(folder, "first", kept)
+
+    values = [
+        (one.dataset_name, one.metric_type) for one in ModelCard(card_in(folder)).data.eval_results
+    ]
+    assert values == [("first", "bleu"), ("second", "bleu"), ("second", "chrf")]
 
 
 RESULT = "task: {type: translation}, dataset: {name: test_2016, type: x}"

@@ -168,7 +168,7 @@ def build_metrics(
 
     Raises:
         ValueError: If a name or the tokenizer is unknown, or the tokenizer needs a package that is
-            not installed.
+            not installed, or a model that cannot be downloaded.
     """
     names = list(names)
     if unknown := [name for name in names if name not in METRICS]:
@@ -183,7 +183,8 @@ def build_metrics(
         )
     try:
         return {name: METRICS[name].build(tokenize, lowercase) for name in names}
-    except (ImportError, RuntimeError) as error:
+    # The download of a tokenizer's model may fail.
+    except (ImportError, RuntimeError, OSError) as error:
         raise ValueError(
             f"`tokenize` {tokenize!r} cannot be used here: {' '.join(str(error).split())}"
         ) from error

@@ -401,10 +401,11 @@ def _compare_logits(
     model: PreTrainedModel, exported: "OnnxModel", sources: list[list[int]]
 ) -> Agreement:
     """Compares translations, and the logits of both for those of the model."""
+    search = Search(first_token=model.generation_config.forced_bos_token_id)
     identical, gap = 0, 0.0
     for batch in _batches(sources):
         limits, prefixes = _limits(batch), _no_prefixes(batch)
-        found = TorchEngine(model).translate_batch(batch, prefixes, limits, Search())
+        found = TorchEngine(model).translate_batch(batch, prefixes, limits, search)
         targets = [hypotheses[0].tokens for hypotheses in found]
         identical += sum(
             a == b for a, b in zip(targets, exported.generate(batch, limits), strict=True)

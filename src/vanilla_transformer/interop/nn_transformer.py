@@ -53,6 +53,9 @@ class Model(nn.Module):
             input_ids: Sources, `[B, S]`, padded on the right.
             attention_mask: 1 = real token, `[B, S]`.
             decoder_input_ids: Targets after the start token, `[B, T]`.
+
+        Raises:
+            ValueError: If S or T is more than `longest` of `config.json`.
         """
         is_padding = attention_mask == 0
         length = decoder_input_ids.shape[1]
@@ -67,7 +70,10 @@ class Model(nn.Module):
         return logits
 
     def _embed(self, tokens: Tensor, table: nn.Embedding, positions: nn.Embedding) -> Tensor:
-        embedded: Tensor = table(tokens) * self.scale + positions.weight[: tokens.shape[1]]
+        length, longest = tokens.shape[1], len(positions.weight)
+        if length > longest:
+            raise ValueError(f"Sequences must have at most {longest} tokens, got {length}.")
+        embedded: Tensor = table(tokens) * self.scale + positions.weight[:length]
         return embedded
 
 

@@ -172,8 +172,9 @@ class OnnxModel:
       `[B, T, V]` and `present.i.key` and `present.i.value` `[B, H, P + T, E]`, which are the next
       step's `past.*`. The first step has P = 0 and begins with the start token.
 
-    B, S, T and P may change from call to call. The ids of the special tokens, and those that are
-    never generated, are in `generation_config.json`.
+    B, S, T and P may change from call to call. The ids of the special tokens, those that are never
+    generated (`bad_words_ids`, `suppress_tokens`), and the one that each output begins with, if
+    there is one (`forced_bos_token_id`), are in `generation_config.json`.
 
     Args:
         folder: Of the exported model.
@@ -280,6 +281,8 @@ class OnnxModel:
             logits, past = self.decode(tokens, encoded, past)
             logits[:, :, forbidden] = -np.inf
             tokens = logits[:, -1:].argmax(-1)
+            if len(steps) == 1 and config.forced_bos_token_id is not None:
+                tokens[:] = config.forced_bos_token_id
             steps.append(tokens)
             is_finished |= np.isin(tokens[:, 0], config.eos_token_id)
             is_finished |= len(steps) > np.array(limits)

@@ -429,7 +429,8 @@ def _limits(
         if type(criterion) is MaxLengthCriteria:
             limits = limits.clamp(max=criterion.max_length - prompt_length)
         elif type(criterion) is SourceLengthLimit:
-            limits = limits.minimum(criterion.limits.cpu() + 1 - prompt_length)
+            own = criterion.limits.cpu().repeat_interleave(sentences // len(criterion.limits))
+            limits = limits.minimum(own + 1 - prompt_length)
     found: list[int] = limits.tolist()
     return found
 

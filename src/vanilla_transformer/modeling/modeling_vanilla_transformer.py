@@ -626,7 +626,8 @@ class VanillaTransformerForConditionalGeneration(
             `labels`, unless `return_logits`.
 
         Raises:
-            ValueError: If `labels` come with `logits_to_keep`.
+            ValueError: If `labels` come with `logits_to_keep`, or differ in shape from what the
+                decoder reads, or if `r_drop_alpha` comes with an odd number of rows.
         """
         if self.training and labels is None and num_items_in_batch is not None:
             self._warn_of_outer_loss()
@@ -698,7 +699,22 @@ class VanillaTransformerForConditionalGeneration(
             labels: `[B, T]`, -100 at positions without a target.
             num_items_in_batch: Divisor of the sum; None: the number of targets in this batch.
             r_drop_alpha: Weight of R-Drop's divergence.
+
+        Raises:
+            ValueError: If there is not one label for each position, or R-Drop's halves differ.
         """
+        if labels.shape != hidden_states.shape[:-1]:
+            raise ValueError(
+                "`labels` must have one entry for each target position that the decoder reads, got "
+                f"the shapes {[*labels.shape]} and {[*hidden_states.shape[:-1]]} [batch, target]. "
+                "It reads `<s>` and all labels but the last, which is what it is given without "
+                "`decoder_input_ids`: leave them out."
+            )
+        if r_drop_alpha and len(labels) % 2:
+            raise ValueError(
+                "`r_drop_alpha` needs a batch whose second half repeats its first, got "
+                f"{len(labels)} rows."
+            )
         labels = labels.to(hidden_states.device)
         smoothing = self.config.label_smoothing if self.training else 0.0
         terms = LossTerms(smoothing, r_drop_alpha)

@@ -61,8 +61,8 @@ class ServedLanguages:
         faults = [
             f"The {side} language of {name!r} must be known, since clients name it, got "
             f"{f'{card} in its card' if card else 'no languages in its card'}. Name it: "
-            f"--{side}_language de."
-            for side, found in (("source", sources), ("target", targets))
+            f"--{side}_language {example}."
+            for side, found, example in (("source", sources, "de"), ("target", targets, "en"))
             if not found
         ]
         if faults:

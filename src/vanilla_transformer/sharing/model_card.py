@@ -65,7 +65,7 @@ def record_results(folder: Path, name: str, scores: dict[str, Any]) -> None:
     write_lines(folder / RESULTS_FILE, [json.dumps(results, indent=2, ensure_ascii=False)])
     if is_ours(folder):
         _mark(folder, before)
-        write_model_card(folder)
+        write_model_card(folder, _scores_of_card(folder, before))
 
 
 def is_ours(folder: Path) -> bool:
@@ -96,11 +96,10 @@ def forget_results(folder: Path) -> None:
     earlier = read_results(folder)
     if not earlier:
         return
-    card = REGEX_YAML_BLOCK.search(_filled_template(folder, folder.resolve().name, earlier))
-    index = yaml.safe_load(card[2]).get("model-index", []) if card else []
+    forgotten = _scores_of_card(folder, earlier)
     (folder / RESULTS_FILE).unlink()
     if is_ours(folder) and (folder / CARD_FILE).exists():
-        write_model_card(folder, _names_of_scores(index))
+        write_model_card(folder, forgotten)
 
 
 def write_model_card(folder: Path, forgotten: Collection[tuple[str, str]] = ()) -> None:
@@ -243,6 +242,12 @@ def _merged_index(
         if added:
             results.append({**result, "metrics": added})
     return [*([{**first, "results": results}] if results else []), *others]
+
+
+def _scores_of_card(folder: Path, results: dict[str, Any]) -> set[tuple[str, str]]:
+    """Test set and metric of each score that our card has of these results."""
+    card = REGEX_YAML_BLOCK.search(_filled_template(folder, folder.resolve().name, results))
+    return _names_of_scores(yaml.safe_load(card[2]).get("model-index", []) if card else [])
 
 
 def _names_of_scores(index: list[dict[str, Any]]) -> set[tuple[str, str]]:
