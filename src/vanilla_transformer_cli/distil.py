@@ -110,9 +110,10 @@ def distil(argv: list[str]) -> None:
     settings, arguments = options.settings, options.arguments
     _check(settings, arguments.world_size)
 
+    from vanilla_transformer.model_folder import read_run
     from vanilla_transformer.training.checkpoints import closed_checkpoints
     from vanilla_transformer.training.distillation import load_teachers, word_level
-    from vanilla_transformer.training.legs import check_free, claimed
+    from vanilla_transformer.training.legs import check_continuation, check_free, claimed
     from vanilla_transformer.training.recipe import check_settings
     from vanilla_transformer.training.run import train as train_model
     from vanilla_transformer.training.starting_model import saved_tokenizers
@@ -136,6 +137,10 @@ def distil(argv: list[str]) -> None:
         continues = (folder / RECORD_FILE).exists() and bool(closed_checkpoints(output))
         if not continues:
             check_free(output)
+        elif earlier := read_run(str(output)):
+            # Before the pairs are written anew.
+            chosen = {"targets": settings.targets, "nearest": settings.nearest}
+            check_continuation(earlier, {"settings": chosen, "arguments": {}, "sha256": {}})
         student = _teach(settings, folder)
     train_model(replace(student, resume=continues), arguments, training_pass)
 

@@ -53,6 +53,8 @@ def evaluate(argv: list[str]) -> None:
         others = _read(settings.against, len(references))
     elif settings.against:
         other_translator = load_translator(_like(translator, settings, settings.against))
+        longest = other_translator.engine.max_positions
+        other_translator.max_source_length = min(other_translator.max_source_length, longest)
 
     if translator:
         texts = _translate(translator, sources)
@@ -166,9 +168,12 @@ def _read(path: str, lines: int) -> list[str]:
     Raises:
         ValueError: If there is not one for each test pair.
     """
+    from vanilla_transformer.data.parallel_text import warn_of_carriage_returns
     from vanilla_transformer.files import read_lines
 
     texts = list(read_lines(path))
+    if texts[0].endswith("\r"):
+        warn_of_carriage_returns(repr(path))
     if len(texts) != lines:
         raise ValueError(
             f"{path!r} must hold one translation for each of the {lines:,} test pairs, got "

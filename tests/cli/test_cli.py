@@ -9,13 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from transformers import GenerationConfig
+from transformers import AutoTokenizer, GenerationConfig
 
 from vanilla_transformer.data.number_words import write_corpus
 from vanilla_transformer.files import read_lines
 from vanilla_transformer_cli import main
 from vanilla_transformer_cli.__main__ import COMMANDS
 
+from ..conftest import save_small_model
 from ..support.training_runs import training_options
 from .conftest import Outcome
 
@@ -202,6 +203,30 @@ def test_evaluate_scores_a_file_without_a_model(run, corpus, translations):
 
     assert (outcome.status, outcome.err) == (0, "")
     assert outcome.out.startswith("exact match 92.00 ± ")
+
+
+def test_evaluate_tells_line_ends_of_windows(run, corpus, translations, tmp_path, caplog):
+    right, _ = translations
+    file = tmp_path / "from_windows"
+    file.write_bytes(right.read_bytes().replace(b"\n", b"\r\n"))
+
+    outcome = run("evaluate", "--hypotheses", file, "--test", *pair(corpus, "test"))
+
+    assert outcome.status == 0
+    (message,) = caplog.messages
+    assert message.startswith(f"{str(file)!r}: lines end with a carriage return")
+
+
+def test_evaluate_cuts_what_the_other_model_cannot_read(run, corpus, copied_model, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(copied_model)
+    positions = {"position_embedding_type": "learned", "max_position_embeddings": 6}
+    other = save_small_model(tmp_path / "other", tokenizer, **positions)
+    options = ["--test", *pair(corpus, "test"), "--metrics", "chrf", "--num_beams", 1]
+
+    outcome = run("evaluate", "--model", copied_model, "--against", other, *options)
+
+    assert outcome.status == 0, outcome.err
+    assert "difference" in outcome.out
 
 
 def test_evaluate_compares_two_files(run, corpus, translations):

@@ -368,6 +368,22 @@ def test_changed_outputs_are_refused(distil, tmp_path, no_training, change, mess
     assert distil().status == 0
 
 
+@pytest.mark.parametrize("options", [["--targets", "both"], ["--nearest", "chrf"]])
+def test_pairs_of_a_finished_run_stay_when_others_are_wanted(distil, tmp_path, options):
+    distil("--teacher_n_best", 2)
+    before = pairs_of(tmp_path / "out")
+
+    assert_refused(distil("--teacher_n_best", 2, *options), f"{options[0]} was ")
+
+    assert pairs_of(tmp_path / "out") == before
+
+
+def test_size_of_the_teachers_batches_is_free(distil):
+    distil()
+
+    assert distil("--teacher_max_tokens_per_batch", 64, "--max_steps", 3).status == 0
+
+
 def test_outputs_without_a_record_are_refused(distil, tmp_path, no_training):
     distil()
     (tmp_path / "out" / "teacher" / "record.json").unlink()

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from itertools import chain
 from pathlib import Path
 
 import datasets
@@ -113,7 +114,7 @@ def test_faults_name_the_file_among_several(write):
     ("source", "target"),
     [
         ("a\nb\nc\nd\n", "\n\nx y\n\n"),
-        ("\na\n\n", "é\r\n\u2028\n\0漢\n"),
+        ("\na\n\n", "é\n\u2028\r\n\0漢\n"),
         ("a\nb\n\nd", "\n\n\nx"),
         ("\n", "\n"),
         ("a", "b\n"),
@@ -130,6 +131,28 @@ def test_plain_files_are_read_like_any_others(tmp_path, monkeypatch, source, tar
     pairs = load_pairs(ParallelText(paths))
 
     assert [tuple(pair.values()) for pair in pairs] == expected
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"a.de": ["ja\r", "nein\r"], "a.en": ["yes\r", "no\r"]},
+        {"b.de": ["ja", "nein"], "b.en": ["yes\r", "no\r"]},
+        {"c.de.gz": ["ja\r", "nein\r"], "c.en.gz": ["yes", "no"]},
+        {"d.tsv": ["ja\tyes\r", "nein\tno\r"]},
+    ],
+)
+def test_line_ends_of_windows_are_told_once_and_stay(write, caplog, files):
+    paths = [write(name, lines) for name, lines in files.items()]
+    text = "\n".join(chain.from_iterable(files.values())).replace("\t", "\n").split("\n")
+
+    for _ in range(2):
+        pairs = load(*paths)
+
+    assert sorted(chain(pairs["source"], pairs["target"])) == sorted(text)
+    (message,) = caplog.messages
+    assert message.startswith(" and ".join(map(repr, paths)))
+    assert "lines end with a carriage return" in message
 
 
 def test_two_files_keep_empty_lines_and_need_no_final_newline(write):
@@ -286,6 +309,8 @@ PAIR = '{"source": "a", "target": "b"}'
             ("x.jsonl", [PAIR, line], rf"Line 2 of .* a JSON object, got {re.escape(repr(line))}")
             for line in ("{'source'", "", "[1, 2]", "17")
         ],
+        ("x.json", ["[", f"{PAIR},"], r"got '\['.* jq -c '\.\[\]' old"),
+        ("x.json", ["{", '"source": "a"'], r"got '\{'.* jq -c '\.' old"),
         (
             "x.jsonl",
             [PAIR, '{"source": "a", "goal": "b"}'],

@@ -346,6 +346,16 @@ def test_pushed_card_keeps_what_was_edited(hub, make_folder):
     assert card_of(hub, "me/edited") == edited
 
 
+def test_card_in_another_encoding_is_refused_by_name(hub, make_folder):
+    folder = make_folder()
+    (folder / "README.md").write_bytes("# Straße\n".encode("latin-1"))
+
+    with pytest.raises(ValueError, match=r"README\.md' must be UTF-8: .*iconv -f WINDOWS-1252"):
+        push(folder, "me/latin")
+
+    assert "me/latin" not in hub.repositories
+
+
 def test_card_of_an_earlier_release_loads_the_repository_too(hub, make_folder):
     folder = make_folder("my folder")
     card = (folder / "README.md").read_text("utf-8")

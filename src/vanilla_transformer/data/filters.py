@@ -83,8 +83,8 @@ class FilteredPairs:
     def write_dropped(self, folder: Path) -> None:
         """Writes the dropped pairs to `dropped.jsonl`, unless there are no filters.
 
-        Each line is an object: `line` (of the file that was read, from 1), `filter`, `source`,
-        `target`.
+        Each line is an object: `line` (the number of the pair, from 1, over all files of the
+        corpus), `filter`, `source`, `target`.
         """
         if self.filters:
             write_lines(folder / DROPPED_FILE, self._records())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import logging
 import os
 import re
 import sys
@@ -30,6 +31,8 @@ from vanilla_transformer.files import (
     read_lines,
     scratch_folder,
 )
+
+logger = logging.getLogger(__name__)
 
 # Names of `ParallelText.columns` after reading.
 COLUMNS = ("source", "target", "tag")
@@ -161,11 +164,24 @@ def read_pairs(text: ParallelText) -> Iterator[tuple[str, ...]]:
         ValueError: As `load_pairs`, when the fault is reached.
     """
     for part in text.parts:
-        pair = None
-        for pair in _read_two_files(part) if len(part.paths) == 2 else _read_one_path(part):
-            yield pair
-        if pair is None:
+        pairs = _read_two_files(part) if len(part.paths) == 2 else _read_one_path(part)
+        first = next(pairs, None)
+        if first is None:
             raise ValueError(f"{part} is empty: expected at least one pair.")
+        if any(cell.endswith("\r") for cell in first):
+            warn_of_carriage_returns(str(part))
+        yield first
+        yield from pairs
+
+
+@functools.cache
+def warn_of_carriage_returns(name: str) -> None:
+    """Warns once of text with the line ends of Windows."""
+    logger.warning(
+        "%s: lines end with a carriage return, which counts as a part of the text. Convert the "
+        "file first: sed -i 's/\\r$//' FILE",
+        name,
+    )
 
 
 def _batches(pairs: Iterator[tuple[str, ...]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -202,7 +218,8 @@ def _plain_lines(path: str) -> Iterator[pa.StringArray]:
             raise _NotPlainError
         head = file.readline()
         # read_lines takes zeros in the first line for UTF-16.
-        if head.startswith((GZIP_MAGIC, BYTE_ORDER_MARK)) or b"\0" in head:
+        unusual = b"\0" in head or head.endswith(b"\r\n")
+        if unusual or head.startswith((GZIP_MAGIC, BYTE_ORDER_MARK)):
             raise _NotPlainError
         file.seek(0)
         while lines := list(islice(file, ROWS_AT_A_TIME)):
@@ -311,16 +328,23 @@ def _read_json_lines(text: ParallelText) -> Iterator[tuple[str, ...]]:
             record = parse_json(line)
             columns = dict(_flatten(record)) if isinstance(record, dict) else None
         except ValueError as error:
+            cure = _cure_for_json(line) if number == 1 else ""
             raise ValueError(
-                f"Line {number} of {text} must be a JSON object, got {line[:60]!r}: {error}."
+                f"Line {number} of {text} must be a JSON object, got {line[:60]!r}: {error}.{cure}"
             ) from error
         if columns is None:
             raise ValueError(
-                f"Line {number} of {text} must be a JSON object, got {line[:60]!r}. "
-                "To put one object on each line: jq -c '.[]' old.json > new.jsonl"
+                f"Line {number} of {text} must be a JSON object, got {line[:60]!r}."
+                f"{_cure_for_json(line)}"
             )
         _check_columns(text, columns, place=f"Line {number} of {text}")
         yield _check_cells(text, number, tuple(columns[name] for name in text.columns))
+
+
+def _cure_for_json(line: str) -> str:
+    """How to put objects that begin with this line on a line each."""
+    parts = ".[]" if line.lstrip().startswith("[") else "."
+    return f" To put one object on each line: jq -c '{parts}' old.json > new.jsonl"
 
 
 def _flatten(record: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -117,7 +117,7 @@ def write_model_card(folder: Path, forgotten: Collection[tuple[str, str]] = ()) 
     card = _filled_template(folder, folder.resolve().name, read_results(folder))
     if file.exists():
         try:
-            card = _updated(_read(file), card, forgotten)
+            card = _updated(read_card(file), card, forgotten)
         except (ValueError, yaml.YAMLError) as error:
             logger.warning("%s stays as it is: %s", file, error)
             return
@@ -156,9 +156,19 @@ def with_example_for(card: str, repo_id: str) -> str:
     return _SECTION.sub(lambda section: called.sub(rf'\1"{repo_id}"', section[0]), card)
 
 
-def _read(file: Path) -> str:
-    """The text with its own line ends."""
-    return file.read_bytes().decode("utf-8")
+def read_card(file: Path) -> str:
+    """The text with its own line ends.
+
+    Raises:
+        ValueError: If it is not UTF-8.
+    """
+    try:
+        return file.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{str(file)!r} must be UTF-8: {error}. Convert it first, for example: "
+            "iconv -f WINDOWS-1252 -t UTF-8 old.md > README.md"
+        ) from error
 
 
 def _write(file: Path, text: str) -> None:

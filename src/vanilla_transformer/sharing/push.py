@@ -20,6 +20,7 @@ from vanilla_transformer.model_folder import (
 from vanilla_transformer.sharing.model_card import (
     is_ours,
     mark_card,
+    read_card,
     with_example_for,
     write_model_card,
 )
@@ -90,7 +91,7 @@ def push(
     else:
         write_model_card(folder)
     _refuse_disclosures(folder, [*files, folder / CARD_FILE])
-    card = (folder / CARD_FILE).read_text(encoding="utf-8")
+    card = read_card(folder / CARD_FILE)
     api = HfApi()
     repository = api.create_repo(repo_id, private=private, exist_ok=True)
     repo_id = repository.repo_id

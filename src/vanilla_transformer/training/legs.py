@@ -52,6 +52,7 @@ _SETTINGS_THAT_MAY_CHANGE = {
     "language",
     "dataset_tags",
     "license",
+    "teacher_max_tokens_per_batch",
 }
 _ARGUMENTS_THAT_MAY_CHANGE = {
     "output_dir",
