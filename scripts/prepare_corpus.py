@@ -119,16 +119,15 @@ def main() -> int:
         seen = {source for file in given.unseen_in for source, _ in read("pairs", [file])}
         left_out = 0
         for source, target in read(given.kind, given.files):
-            if source in seen:
+            written = take_apart(source) if given.apart else source
+            if not seen.isdisjoint((source, written)):
                 left_out += 1
                 continue
             digest = hashlib.sha256(f"{given.seed} {source}".encode()).digest()
             is_carved = int.from_bytes(digest[:8], "big") < given.carve * 2**64
-            if given.apart:
-                source = take_apart(source)
             if given.right_to_left:
                 target = " ".join(reversed(target.split()))
-            row = json.dumps({"source": source, "target": target}, ensure_ascii=False)
+            row = json.dumps({"source": written, "target": target}, ensure_ascii=False)
             splits["validation" if is_carved else given.split].append(row)
         for split, rows in splits.items():
             if not rows:

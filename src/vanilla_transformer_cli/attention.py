@@ -9,7 +9,6 @@ from vanilla_transformer_cli.command import (
     Parser,
     build_parser,
     check_model,
-    fail,
     load_translator,
     parse_with_texts,
 )
@@ -56,21 +55,17 @@ def attention(argv: list[str]) -> None:
     settings = AttentionSettings(**values)
     check_model(parser, [settings.model] if settings.model else None)
     output = _check(parser, settings, texts)
-    try:
-        texts_to_align = _read_files(settings) if settings.alignments else None
-        # Only torch shows its attention.
-        translator = load_translator(settings, engine="torch")
-        # It reports font weights that are not installed.
-        logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
-        if texts_to_align:
-            _align(translator, settings, texts_to_align)
-        elif settings.positions is not None:
-            _draw_positions(translator, settings.positions, output)
-        else:
-            _show(translator, settings, texts, output)
-    except ImportError as error:
-        # A missing extra; the message names it.
-        fail(str(error))
+    texts_to_align = _read_files(settings) if settings.alignments else None
+    # Only torch shows its attention.
+    translator = load_translator(settings, engine="torch")
+    # It reports font weights that are not installed.
+    logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
+    if texts_to_align:
+        _align(translator, settings, texts_to_align)
+    elif settings.positions is not None:
+        _draw_positions(translator, settings.positions, output)
+    else:
+        _show(translator, settings, texts, output)
 
 
 def _check(parser: Parser, settings: AttentionSettings, texts: list[str]) -> Path:

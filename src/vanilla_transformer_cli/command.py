@@ -46,6 +46,9 @@ def run(command: Command, argv: list[str] | None = None) -> None:
         except OSError:
             _drop_output()
         fail(_without_traceback(str(error)))
+    except ImportError as error:
+        # An optional package is missing; the message names it.
+        fail(" ".join(str(error).split()))
     except KeyboardInterrupt as error:
         # The status with which shells report a signal.
         sys.exit(128 + getattr(error, "signum", signal.SIGINT))
@@ -274,11 +277,7 @@ def load_translator(settings: SearchSettings | AttentionSettings, **others: Any)
         if hasattr(settings, item.name)
     }
     cores = IdleCores()
-    try:
-        translator = Translator.from_pretrained(values.pop("model"), **values, **others)
-    except ImportError as error:
-        # A missing extra; the message names it.
-        fail(str(error))
+    translator = Translator.from_pretrained(values.pop("model"), **values, **others)
     cores.use(at_once=True)
     return translator
 

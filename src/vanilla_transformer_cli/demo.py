@@ -10,7 +10,6 @@ from vanilla_transformer_cli.command import (
     build_parser,
     check_model,
     end_at_once,
-    fail,
     interrupt,
     refuse,
 )
@@ -47,9 +46,6 @@ def demo(argv: list[str]) -> None:
 
         from vanilla_transformer.page.app import launch
         from vanilla_transformer.page.page import Page
-    except ImportError as error:
-        # A missing extra; the message names it.
-        fail(str(error))
     finally:
         gc.enable()
     disable_progress_bar()

@@ -4,7 +4,7 @@ import logging
 import sys
 from pathlib import Path
 
-from vanilla_transformer_cli.command import Parser, build_parser, check_folder, fail, refuse
+from vanilla_transformer_cli.command import Parser, build_parser, check_folder, refuse
 from vanilla_transformer_cli.settings import ExportSettings
 
 _RUNTIMES = ("ctranslate2", "onnx")
@@ -42,11 +42,7 @@ def export(argv: list[str]) -> None:
                 f"--{name} needs one of --format {', '.join(_RUNTIMES)}, got {settings.format}"
             )
     _check(parser, model, output, settings)
-    try:
-        _export(model, output, settings)
-    except ImportError as error:
-        # A missing extra; the message names it.
-        fail(str(error))
+    _export(model, output, settings)
 
 
 def _check(parser: Parser, model: str, output: Path, settings: ExportSettings) -> None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from vanilla_transformer_cli.command import build_parser, check_folder, fail, refuse
+from vanilla_transformer_cli.command import build_parser, check_folder, refuse
 from vanilla_transformer_cli.settings import ImportSettings
 
 _EXAMPLE = """OUT gets the weights, the tokenizer and the generation settings of the source. Both
@@ -43,11 +43,7 @@ def import_(argv: list[str]) -> None:
         )
     if settings.min_count != 1 and not settings.keep_vocabulary:
         parser.error(f"--min_count needs --keep_vocabulary, got {settings.min_count} alone")
-    try:
-        _import(source, output, settings)
-    except ImportError as error:
-        # A tokenizer that needs another package; the message names it.
-        fail(" ".join(str(error).split()))
+    _import(source, output, settings)
 
 
 def _import(source: str, output: Path, settings: ImportSettings) -> None:

@@ -212,7 +212,9 @@ def _check(settings: TranslateSettings, texts: list[str]) -> None:
             f"--output {settings.output} already holds {output.stat().st_size:,} bytes. Pass "
             "--resume to continue after its last complete line, choose another file, or delete it."
         )
-    check_room(record_path(output), "The record of --output")
+    # A device or a pipe gets no record.
+    if output.is_file() or not output.exists():
+        check_room(record_path(output), "The record of --output")
 
 
 def _open_lines(settings: TranslateSettings, texts: list[str]) -> tuple[int | None, CountedLines]:

@@ -91,6 +91,18 @@ def test_error_of_the_process_that_reads_is_reported_without_its_traceback(capsy
     assert capsys.readouterr().err == told
 
 
+def test_missing_package_is_reported_in_one_line(capsys):
+    def command(argv):
+        raise ImportError("It needs a package.\n\n  pip install package")
+
+    with pytest.raises(SystemExit) as end:
+        commands.run(command, [])
+
+    assert end.value.code == 2
+    told = "vanilla-transformer: It needs a package. pip install package\n"
+    assert capsys.readouterr().err == told
+
+
 def test_interrupt_after_the_work_changes_nothing():
     code = """if True:
         import atexit, os, signal

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import random
 from functools import partial
 
@@ -33,6 +34,17 @@ def test_file_is_translated_as_standard_input_is(run, tmp_path):
     assert (tmp_path / "out").read_bytes() == run(stdin=source.read_bytes())[1]
     assert run("--input", source)[1] == run(stdin=source.read_bytes())[1]
     assert (tmp_path / "out").read_bytes().count(b"\n") == len(LINES)
+
+
+def test_translations_go_into_a_pipe(run, tmp_path):
+    source = write(tmp_path / "in", LINES)
+    reading, writing = os.pipe()
+
+    run("--input", source, "--output", f"/dev/fd/{writing}")
+
+    os.close(writing)
+    with open(reading, "rb") as pipe:
+        assert pipe.read() == run("--input", source)[1]
 
 
 def test_gzipped_file_is_read(run, tmp_path):

@@ -41,6 +41,18 @@ def test_letters_apart_are_those_of_the_same_carved_words(tmp_path):
         assert apart == [source.replace("ị", "i \u0323") for source in whole]
 
 
+def test_letters_apart_are_found_in_other_files(tmp_path):
+    (tmp_path / "words.tsv").write_text("각\tk a k\n나\tn a\n다\tt a\n", encoding="utf-8")
+    seen = [{"source": "ᄀ ᅡ ᆨ", "target": "x"}, {"source": "나", "target": "x"}]
+    (tmp_path / "seen.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in seen))
+    given = ["g2p", tmp_path / "words.tsv", "--folder", tmp_path, "--split", "test", "--apart"]
+
+    done = prepare(*given, "--unseen_in", tmp_path / "seen.jsonl")
+
+    assert "left out\t2 pairs" in done.stdout
+    assert [target for _, target in read_pairs(tmp_path / "test.jsonl")] == ["t a"]
+
+
 def test_targets_from_right_to_left_are_those_of_the_same_sources(tmp_path):
     (tmp_path / "words.tsv").write_text("ab\tx y  z\nba\ty x\n", encoding="utf-8")
     given = ["g2p", tmp_path / "words.tsv", "--folder", tmp_path, "--split", "train"]

@@ -133,8 +133,7 @@ def test_every_setting_may_change_or_is_refused(record):
     assert {name for name in others if f"--{name} was" not in str(error.value)} == {
         *("data", "resume", "minutes", "max_minutes", "finish_within", "average_last"),
         "early_stopping_patience",
-        *("max_validation_pairs", "bleu_tokenize", "metrics"),
-        *("language", "dataset_tags", "license"),
+        *("metrics", "language", "dataset_tags", "license"),
     }
 
 
@@ -143,6 +142,15 @@ def test_every_setting_may_change_or_is_refused(record):
 )
 def test_length_and_reports_of_a_run_may_change(record, name):
     check_continuation(record, {**record, "arguments": {**record["arguments"], name: 77}})
+
+
+def test_scores_of_a_resumed_run_are_measured_as_before(record):
+    others = {"generation_num_beams": 7, "generation_max_length": 77}
+
+    with pytest.raises(ValueError, match="--generation_num_beams was ") as error:
+        check_continuation(record, {**record, "arguments": {**record["arguments"], **others}})
+
+    assert "--generation_max_length was " in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["ddp_timeout", "ddp_find_unused_parameters"])

@@ -87,6 +87,14 @@ def test_new_model_with_saved_tokenizers_has_their_languages(pairs, name):
         assert getattr(saved, side)(**texts).input_ids == getattr(given, side)(**texts).input_ids
 
 
+def test_model_of_another_class_is_refused(pairs, tmp_path):
+    folder = save_pretrained_model("bart", tmp_path)
+    other = replace(settings_of("m2m100", pairs), init_from=str(folder))
+
+    with pytest.raises(ValueError, match="--init_from needs a model of this package, got the type"):
+        run(other, pairs)
+
+
 def test_new_model_with_tokenizers_of_several_languages_must_name_them(pairs):
     fine_tuned = settings_of("m2m100", pairs, source_language=None)
 

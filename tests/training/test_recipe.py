@@ -186,27 +186,23 @@ def test_search_needs_minutes_pairs_and_optuna(
         check_settings(settings, build_arguments(tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("package", "settings", "given", "message"),
-    [
-        ("tensorboard", {}, {"report_to": "tensorboard"}, r"Install it: pip .*\[tensorboard\]"),
-        (
-            "flash_attn_2",
-            {"attn_implementation": "flash_attention_2"},
-            {},
-            "flash_attention_2 needs the package flash-attn",
-        ),
-    ],
-)
-def test_option_needs_its_package(tmp_path, monkeypatch, package, settings, given, message):
-    arguments = build_arguments(tmp_path, **given)
-    for is_available in (False, True):
-        name = f"vanilla_transformer.training.recipe.is_{package}_available"
-        monkeypatch.setattr(name, lambda is_available=is_available: is_available)
-        refusal = nullcontext() if is_available else pytest.raises(ValueError, match=message)
+@pytest.mark.parametrize("is_available", [False, True])
+def test_option_needs_its_package(tmp_path, monkeypatch, is_available):
+    kernel = "vanilla_transformer.training.recipe.is_flash_attn_2_available"
+    monkeypatch.setattr(kernel, lambda: is_available)
+    reports = "vanilla_transformer.training.recipe.get_available_reporting_integrations"
+    monkeypatch.setattr(reports, lambda: ["wandb", "mlflow"][: 1 + is_available])
+    settings = TrainSettings(**TRAINED, attn_implementation="flash_attention_2")
+    arguments = build_arguments(tmp_path, report_to=["wandb", "mlflow"])
+    refusal = nullcontext() if is_available else pytest.raises(ValueError, match="needs the pack")
 
-        with refusal:
-            check_settings(TrainSettings(**TRAINED, **settings), arguments)
+    with refusal as refused:
+        check_settings(settings, arguments)
+
+    if refused:
+        assert "--report_to mlflow needs the package mlflow. Install" in str(refused.value)
+        assert "wandb" not in str(refused.value)
+        assert "flash_attention_2 needs the package flash-attn" in str(refused.value)
 
 
 def test_search_is_of_one_process(tmp_path, monkeypatch):

@@ -37,16 +37,15 @@ _FIELDS_OF_A_LEG = (
     "arguments",
 )
 
-# Length of a run, its reports, what it saves and where: none of these changes an update.
+# Length of a run, its reports, what it saves and where: none of these changes an update, or how the
+# scores are measured by which checkpoints are compared.
 _SETTINGS_THAT_MAY_CHANGE = {
     "resume",
     "data",
     "minutes",
     "max_minutes",
     "finish_within",
-    "max_validation_pairs",
     "metrics",
-    "bleu_tokenize",
     "average_last",
     "early_stopping_patience",
     "language",
@@ -82,7 +81,6 @@ _ARGUMENTS_THAT_MAY_CHANGE = {
 }
 _PREFIXES_THAT_MAY_CHANGE = (
     "eval_",
-    "generation_",
     "include_",
     "log_",
     "logging_",

@@ -121,6 +121,12 @@ def _moment(seconds: float) -> str:
 def _try_batches(trainer: TokenBatchTrainer) -> tuple[float, float]:
     """Seconds per batch and gigabytes for the run, measured with forward and backward passes."""
     model, arguments = trainer.model.train(), trainer.args
+    # Trainer does it when it begins to train. The first name is that since Transformers 5.21.
+    for name in ("activation_checkpointing", "gradient_checkpointing"):
+        if hasattr(arguments, name):
+            if getattr(arguments, name):
+                getattr(model, f"{name}_enable")(getattr(arguments, f"{name}_kwargs"))
+            break
     # A small corpus may have a single batch, which is then tried several times.
     batches = cycle(trainer.get_train_dataloader())
     seconds: list[float] = []

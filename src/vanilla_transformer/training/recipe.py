@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from transformers import Seq2SeqTrainingArguments, TrainingArguments
-from transformers.integrations import is_optuna_available, is_tensorboard_available
+from transformers.integrations import get_available_reporting_integrations, is_optuna_available
 from transformers.utils import (
     is_flash_attn_2_available,
     is_peft_available,
@@ -328,11 +328,8 @@ def _faults_of_trainer(arguments: Seq2SeqTrainingArguments) -> Iterator[str]:
             f"--save_steps must be above 0, got {arguments.save_steps}. For no checkpoints at all "
             "there is --save_strategy no."
         )
-    if "tensorboard" in arguments.report_to and not is_tensorboard_available():
-        yield (
-            "--report_to tensorboard needs the package tensorboard. Install it: "
-            "pip install -e '.[tensorboard]'"
-        )
+    for name in set(arguments.report_to) - set(get_available_reporting_integrations()):
+        yield f"--report_to {name} needs the package {name}. Install it: pip install {name}"
     unused = Seq2SeqTrainingArguments.per_device_train_batch_size
     if arguments.per_device_train_batch_size != unused:
         yield (

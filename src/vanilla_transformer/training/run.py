@@ -309,6 +309,7 @@ def _build_trainer(
             arguments.generation_max_length = 1 + int(
                 min(longest, getattr(model.config, "last_position", math.inf))
             )
+    generates = arguments.predict_with_generate and not arguments.prediction_loss_only
     trainer = TokenBatchTrainer(
         data,
         tokenizers,
@@ -316,7 +317,7 @@ def _build_trainer(
         model=model,
         args=arguments,
         eval_dataset=validation_set,
-        compute_metrics=score if arguments.predict_with_generate else None,
+        compute_metrics=score if generates else None,
     )
     if settings.early_stopping_patience is not None:
         trainer.add_callback(StopWithoutProgress(settings.early_stopping_patience))

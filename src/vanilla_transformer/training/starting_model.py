@@ -1,13 +1,13 @@
 """The tokenizers and the model that a run starts with: new ones, or saved ones."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from datasets import Dataset
 from transformers import (
     AutoConfig,
     GenerationConfig,
+    PreTrainedConfig,
     PreTrainedModel,
     Seq2SeqTrainingArguments,
 )
@@ -90,9 +90,11 @@ def saved_tokenizers(
         defaults: Of its searches; None: as they are saved.
 
     Raises:
-        ValueError: If they are not those of the model, cannot do what the run needs, or if a
-            language is unknown, missing, or given to tokenizers without languages.
+        ValueError: If the model is of another class, if they are not its own, cannot do what the
+            run needs, or if a language is unknown, missing, or given to tokenizers without
+            languages.
     """
+    _config_of(name, "--init_from" if name == settings.init_from else "--tokenizer")
     tokenizers = TokenizerPair.from_pretrained(name)
     check_vocabularies(settings, name, tokenizers)
     if settings.tag_column:
@@ -117,7 +119,8 @@ def _initialise_model(
     fields = PRESETS[settings.preset].config() | config_overrides(settings)
     if settings.tokenizer:
         _refuse_vocabulary_fields(settings)
-        fields |= _vocabulary_of(settings.tokenizer)
+        saved = _config_of(settings.tokenizer, "--tokenizer")
+        fields |= {name: getattr(saved, name) for name in _VOCABULARY_FIELDS}
     else:
         fields["vocab_size"] = len(tokenizers.source)
         if not tokenizers.is_joint:
@@ -142,15 +145,19 @@ def _refuse_vocabulary_fields(settings: TrainSettings) -> None:
         )
 
 
-def _vocabulary_of(model_name_or_path: str) -> dict[str, Any]:
-    """What the config of a saved model says of its vocabularies."""
+def _config_of(model_name_or_path: str, option: str) -> PreTrainedConfig:
+    """The config of a saved model, which an option names.
+
+    Raises:
+        ValueError: If it is of another class.
+    """
     config = AutoConfig.from_pretrained(model_name_or_path)
     if config.model_type != VanillaTransformerConfig.model_type:
         raise ValueError(
-            f"--tokenizer needs a model of this package, got the type {config.model_type!r} of "
+            f"{option} needs a model of this package, got the type {config.model_type!r} of "
             f"{model_name_or_path!r}. Bring it in by `vanilla-transformer import`."
         )
-    return {name: getattr(config, name) for name in _VOCABULARY_FIELDS}
+    return config
 
 
 def _new_tokenizers(settings: TrainSettings, pairs: Dataset) -> TokenizerPair:
