@@ -101,6 +101,13 @@ def test_model_of_another_class_shows_its_weights_with_any_attention(tmp_path, a
     assert model.config._attn_implementation == attention
 
 
+def test_positions_of_another_class_are_not_drawn(tmp_path):
+    model, _ = bart(tmp_path)
+
+    with pytest.raises(ValueError, match="got the type 'bart'"):
+        plot_positions(model, tmp_path / "positions.svg", 20)
+
+
 def test_rows_write_and_columns_are_read(translator, tokenizer):
     maps = read_attention(translator, SOURCE, TARGET)
 

@@ -3,6 +3,7 @@
 import pytest
 from transformers import pipeline
 
+from vanilla_transformer.model_folder import RUN_FILE
 from vanilla_transformer.translation import Search, Translator
 
 from ..tokenization.test_tokenizer_pair import GREEK, save_latin_to_greek
@@ -37,6 +38,16 @@ def test_pipeline_takes_settings_when_made_and_when_called(folder):
     assert translate(LINES) == texts(folder, LINES, num_beams=3, max_extra_tokens=2)
     assert translate(LINES, num_beams=1) == texts(folder, LINES, num_beams=1, max_extra_tokens=2)
     assert texts(folder, LINES) != texts(folder, LINES, num_beams=3, max_extra_tokens=2)
+
+
+def test_pipeline_cuts_lines_at_the_length_of_the_training(folder, tmp_path):
+    line = "ein hund rennt. der alte mann schläft. ja, oh nein."
+    whole = pipeline("vanilla-translation", model=folder)(line)
+    (tmp_path / RUN_FILE).write_text('{"settings": {"max_length": 9}}')
+
+    translate = pipeline("vanilla-translation", model=folder)
+
+    assert translate(line, batch_size=8, num_workers=0) == texts(folder, [line]) != whole
 
 
 def test_pipeline_takes_a_search(folder):

@@ -1,15 +1,26 @@
 """Translator: order, limits, batches and the search, on a model whose weights are random."""
 
+import json
+
 import pytest
 import torch
-from transformers import AutoTokenizer, GenerationConfig
+from transformers import (
+    AutoTokenizer,
+    FSMTConfig,
+    FSMTForConditionalGeneration,
+    FSMTTokenizer,
+    GenerationConfig,
+)
 from transformers.utils import logging as transformers_logging
 
 from vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer.inspection.attention_maps import read_attention
 from vanilla_transformer.model_folder import RUN_FILE, TARGET_FOLDER
+from vanilla_transformer.page.served_model import ServedModel
 from vanilla_transformer.translation import Search, Translation, Translator
 from vanilla_transformer.translation import translator as translation
 
+from ..support.pretrained import bart
 from ..tokenization.test_tokenizer_pair import (
     GREEK,
     build_latin_to_greek,
@@ -243,6 +254,58 @@ def test_config_and_tokenizer_that_are_given_take_the_place_of_the_folders(tmp_p
 
     assert translator.target_tokenizer is tokenizer
     assert (translator.search.num_beams, translator.search.length_penalty) == (3, 0.2)
+
+
+def test_two_vocabularies_of_one_tokenizer_are_spelled_by_side(tmp_path):
+    sides = {"src": ["the</w>", "cat</w>", "t", "h"], "tgt": ["кот</w>", "да</w>", "нет</w>", "я"]}
+    for side, pieces in sides.items():
+        tokens = ["<s>", "<pad>", "</s>", "<unk>", *pieces]
+        ids = {token: token_id for token_id, token in enumerate(tokens)}
+        (tmp_path / f"vocab-{side}.json").write_text(json.dumps(ids))
+    (tmp_path / "merges.txt").write_text("t h\nth e</w>\nc a\nca t</w>\n")
+    files = {f"{side}_vocab_file": str(tmp_path / f"vocab-{side}.json") for side in sides}
+    # It names no `</s>`.
+    tokenizer = FSMTTokenizer(["en", "ru"], merges_file=str(tmp_path / "merges.txt"), **files)
+    config = FSMTConfig(
+        langs=["en", "ru"],
+        src_vocab_size=8,
+        tgt_vocab_size=8,
+        d_model=16,
+        **dict.fromkeys(("encoder_layers", "decoder_layers"), 1),
+        **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 2),
+        **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 16),
+        decoder_start_token_id=2,
+        max_position_embeddings=64,
+        tie_word_embeddings=False,
+    )
+    FSMTForConditionalGeneration(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+
+    translator = Translator.from_pretrained(str(tmp_path), details=True, max_extra_tokens=9)
+    (translation,) = translator.translate(["the cat"])
+
+    assert translation.source_tokens == ("the</w>", "cat</w>", "</s>")
+    assert not set(translation.tokens) & set(sides["src"])
+    assert read_attention(translator, "the cat").cross.columns == translation.source_tokens
+    written = Translation("", tokens=("кот</w>", "</s>"))
+    assert ServedModel("ru", translator).labels(written) == written.tokens
+
+
+def test_model_in_a_wrapper_is_refused_with_what_to_do(tiny_model, tokenizer):
+    with pytest.raises(TypeError, match=r"got Sequential\. Unwrap it"):
+        Translator(torch.nn.Sequential(tiny_model), tokenizer)
+
+
+def test_source_beyond_the_positions_of_another_class_is_refused(tmp_path):
+    model, tokenizer = bart(tmp_path)
+    longest = model.config.max_position_embeddings
+    translator = Translator(model, tokenizer, max_source_length=9999, max_extra_tokens=2)
+    message = f"positions of 'bart' end after {longest} tokens, got a sequence of "
+
+    with pytest.raises(ValueError, match=message):
+        list(translator.translate(["ein hund " * longest]))
+    with pytest.raises(ValueError, match=message):
+        read_attention(translator, "ein hund", "a dog " * longest)
 
 
 # Lines that are too long

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from vanilla_transformer.figures import new_figure, save_figure
 from vanilla_transformer.inspection.attention_maps import AttentionMap
+from vanilla_transformer.modeling.configuration_vanilla_transformer import VanillaTransformerConfig
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -104,7 +105,8 @@ def plot_positions(model: PreTrainedModel, path: Path, positions: int) -> Path:
 
     Raises:
         ImportError: If matplotlib is not installed; the message says how to install it.
-        ValueError: If the number is out of range, or the path has another suffix.
+        ValueError: If the number is out of range, the path has another suffix, or the model is of
+            another class.
     """
     check_format(path)
     if not 1 <= positions <= _MOST_POSITIONS:
@@ -133,7 +135,16 @@ def plot_positions(model: PreTrainedModel, path: Path, positions: int) -> Path:
 
 @torch.inference_mode()
 def position_encodings(model: PreTrainedModel, positions: int) -> Tensor:
-    """Encodings of the first source positions, `[positions, D]`."""
+    """Encodings of the first source positions, `[positions, D]`.
+
+    Raises:
+        ValueError: If the model is of another class, whose positions may have other forms.
+    """
+    if model.config.model_type != VanillaTransformerConfig.model_type:
+        raise ValueError(
+            "Positions are drawn of models of this package, got the type "
+            f"{model.config.model_type!r}. Bring it in by `vanilla-transformer import`."
+        )
     position_ids = torch.arange(positions, device=model.device)[None]
     encodings: Tensor = model.get_encoder().embed_positions(position_ids, torch.float32)
     return encodings[0].cpu()

@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from vanilla_transformer.inspection.alignments import encode_source, encode_target
+from vanilla_transformer.tokenization.tokenizer_pair import speller
 from vanilla_transformer.translation import Translator
 from vanilla_transformer.translation.engine_choice import as_torch
 from vanilla_transformer.translation.engines import TorchEngine, aligned_layer, attention_weights
@@ -132,7 +133,8 @@ def read_attention(translator: Translator, source: str, target: str | None = Non
             tokens of that search.
 
     Raises:
-        ValueError: If the translator has several models, or another engine.
+        ValueError: If the translator has several models, or another engine, or the texts are longer
+            than the model's positions.
     """
     engine = as_torch(translator.engine)
     if not isinstance(engine, TorchEngine) or len(engine.models) > 1:
@@ -146,6 +148,7 @@ def read_attention(translator: Translator, source: str, target: str | None = Non
         target_ids = _translate(translator, engine, source_ids)
     else:
         target_ids = encode_target(translator, target)["input_ids"]
+    engine.check_lengths([source_ids, target_ids])
     model = engine.model
     read_ids = [model.generation_config.decoder_start_token_id, *target_ids[:-1]]
     with attention_weights(engine.models):
@@ -156,7 +159,7 @@ def read_attention(translator: Translator, source: str, target: str | None = Non
             output_attentions=True,
         )
     spoken = translator.target_tokenizer
-    heard = token_labels(translator.tokenizer, source_ids)
+    heard = token_labels(translator.tokenizer, source_ids, "source")
     read, written = token_labels(spoken, read_ids), token_labels(spoken, target_ids)
     # Learned mixing after the softmax may give any sum.
     sums_to_one = getattr(model.config, "talking_heads", None) not in ("weights", "both")
@@ -185,17 +188,29 @@ def _stack(attentions: tuple[Tensor, ...]) -> Tensor:
     return torch.stack([weights[0] for weights in attentions]).float().cpu()
 
 
-def token_labels(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> tuple[str, ...]:
-    r"""Human-readable tokens, one for each id.
+def token_labels(
+    tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], side: str = "target"
+) -> tuple[str, ...]:
+    """`labels_of_tokens` of the tokens with these ids.
+
+    Args:
+        tokenizer: The one that made the ids.
+        ids: Of one text.
+        side: `source` or `target`, for tokenizers with two vocabularies.
+    """
+    return labels_of_tokens(tokenizer, speller(tokenizer, side)(ids))
+
+
+def labels_of_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) -> tuple[str, ...]:
+    r"""Human-readable tokens.
 
     Blanks become ␣. Bytes that form a character together are named after it, with their number,
     such as `é 1/2`. Other invisible characters are written as in Python, such as `\t`.
 
     Args:
-        tokenizer: The one that made the ids.
-        ids: Of one text.
+        tokenizer: The one that made the tokens.
+        tokens: Of one text.
     """
-    tokens = tokenizer.convert_ids_to_tokens(list(ids))
     in_bytes = tokenizer.is_fast and isinstance(
         tokenizer.backend_tokenizer.decoder, decoders.ByteLevel
     )

@@ -9,8 +9,8 @@ from typing import Any, Self, cast
 
 from vanilla_transformer.inspection.alignments import encode_source
 from vanilla_transformer.inspection.attention_maps import (
+    labels_of_tokens,
     read_attention,
-    token_labels,
 )
 from vanilla_transformer.inspection.attention_page import attention_page
 from vanilla_transformer.model_folder import read_generation_config
@@ -268,8 +268,7 @@ class ServedModel:
 
     def labels(self, translation: Translation) -> tuple[str, ...]:
         """Human-readable tokens of a translation."""
-        target = self.tokenizers.target
-        return token_labels(target, target.convert_tokens_to_ids(list(translation.tokens)))
+        return labels_of_tokens(self.tokenizers.target, translation.tokens)
 
     def _search(self, wanted: Wanted) -> Search:
         beams = 1 if wanted.do_sample else wanted.num_beams or self.search.num_beams

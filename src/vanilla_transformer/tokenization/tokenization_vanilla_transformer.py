@@ -64,7 +64,8 @@ BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 _WORDS = r" ?\p{L}[\p{L}\p{M}\x{200C}\x{200D}]*| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 BLANK_SEPARATED = r" ?[^ ]+| +(?= )| +"
 _NAMES_OF_SPECIAL_TOKENS = r"pad|/?s|unk"
-_NAMES_OF_BYTE_TOKENS = r"0x[0-9A-F]{2}"
+# The decoder takes lower-case digits for bytes too.
+_NAMES_OF_BYTE_TOKENS = r"0x[0-9A-Fa-f]{2}"
 
 # The trainers take time that grows with the square of the longest word.
 _LONGEST_TRAINED_WORD = 500

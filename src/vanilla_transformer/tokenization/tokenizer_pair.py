@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -182,10 +183,8 @@ class TokenizerPair:
             for token_id, expected in [
                 (getattr(self.source, f"{token}_id"), config.get(f"{token}_id"))
             ]
-            # Marian's tokenizer has no `<s>`.
-            if expected is not None
-            and token_id not in _as_list(expected)
-            and not (token == "bos_token" and token_id is None)
+            # Some tokenizers do not name all of them: Marian's has no `<s>`, FSMT's no `</s>`.
+            if expected is not None and token_id is not None and token_id not in _as_list(expected)
         ]
         if faults:
             raise ValueError(
@@ -254,6 +253,17 @@ def tokens_by_id(tokenizer: PreTrainedTokenizerBase, side: str) -> dict[int, str
     # M2M100 does not count them.
     codes = language_codes(tokenizer).values()
     return tokens | {token_id: tokenizer.convert_ids_to_tokens(token_id) for token_id in codes}
+
+
+def speller(
+    tokenizer: PreTrainedTokenizerBase, side: str
+) -> Callable[[Sequence[int]], Sequence[str]]:
+    """A function from ids of one side, `source` or `target`, to their tokens."""
+    if side == "source" and knows_both_sides(tokenizer):
+        # Their own function knows the target alone.
+        tokens = tokens_by_id(tokenizer, side)
+        return lambda ids: [tokens.get(token_id, tokenizer.unk_token) for token_id in ids]
+    return lambda ids: tokenizer.convert_ids_to_tokens(list(ids))
 
 
 def _as_list(ids: int | list[int] | None) -> list[int | None]:

@@ -184,6 +184,7 @@ class TorchEngine:
         search: Search,
     ) -> list[list[Hypothesis]]:
         """See `Engine.translate_batch`; an output ends where learned positions do."""
+        self.check_lengths(sources)
         limits = [int(min(limit, self.last_position)) for limit in limits]
         count = search.num_hypotheses
         # The samples of a source are adjacent rows, each with its own random numbers.
@@ -308,7 +309,11 @@ class TorchEngine:
             align: Whether alignments are wanted; otherwise they are empty.
             end_length: Number of tokens at the end of each source that are no text: `</s>` and, in
                 mBART, the code of the language.
+
+        Raises:
+            ValueError: As `check_lengths` does.
         """
+        self.check_lengths([*sources, *targets])
         copies = len(targets) // len(sources)
         width = max(map(len, targets))
         rows_at_a_time = max(1, FORCED_LOGITS // (width * self.vocab_size))
@@ -323,6 +328,19 @@ class TorchEngine:
             states = [one[rows] for one in encoded]
             passes = self._force_rows(states, attention_mask[rows], part, align, end_length)
             yield from passes
+
+    def check_lengths(self, rows: list[list[int]]) -> None:
+        """Refuses ids for which the model has no positions.
+
+        Raises:
+            ValueError: If a row is longer.
+        """
+        longest = max(map(len, rows), default=0)
+        if longest > self.last_position:
+            raise ValueError(
+                f"The positions of {self.model.config.model_type!r} end after "
+                f"{self.last_position:.0f} tokens, got a sequence of {longest}. Cut it."
+            )
 
     def _force_rows(
         self,

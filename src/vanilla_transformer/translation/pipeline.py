@@ -7,7 +7,7 @@ from transformers import AutoModelForSeq2SeqLM, Pipeline
 from transformers.pipelines import PIPELINE_REGISTRY
 
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
-from vanilla_transformer.translation.translator import Translation, Translator
+from vanilla_transformer.translation.translator import Translation, Translator, training_length
 
 
 class TranslationPipeline(Pipeline):
@@ -20,8 +20,22 @@ class TranslationPipeline(Pipeline):
         super().__init__(*args, **settings)
         self.tokenizers = TokenizerPair.of_model(self.model, self.tokenizer)
 
-    def __call__(self, inputs: str | Iterable[str], **settings: Any) -> list[dict[str, str]]:
-        """One dict for each line, as Transformers' former translation pipeline gave them."""
+    def __call__(
+        self,
+        inputs: str | Iterable[str],
+        *,
+        batch_size: int | None = None,
+        num_workers: int | None = None,
+        **settings: Any,
+    ) -> list[dict[str, str]]:
+        """One dict for each line, as Transformers' former translation pipeline gave them.
+
+        Args:
+            inputs: A line, or several.
+            batch_size: Of other pipelines; here `max_tokens_per_batch` is the size of a batch.
+            num_workers: Of other pipelines.
+            settings: See the class.
+        """
         settings = {**self._forward_params, **settings}
         return self.postprocess(self._forward(self.preprocess(inputs), **settings))
 
@@ -34,6 +48,8 @@ class TranslationPipeline(Pipeline):
 
     def _forward(self, input_tensors: Iterable[str], **settings: Any) -> Iterator[Translation]:
         settings["target_tokenizer"] = self.tokenizers.target
+        if settings.get("max_source_length") is None and self.model.name_or_path:
+            settings["max_source_length"] = training_length(self.model.name_or_path)
         return Translator(self.model, self.tokenizer, **settings).translate(input_tensors)
 
     def postprocess(self, model_outputs: Iterator[Translation], **_: Any) -> list[dict[str, str]]:

@@ -15,6 +15,7 @@ from vanilla_transformer.tokenization.tokenizer_pair import (
     TokenizerPair,
     has_target_vocabulary,
     knows_both_sides,
+    speller,
 )
 from vanilla_transformer.translation.bayes_risk import rank_by_utility
 from vanilla_transformer.translation.engine_choice import load_engine
@@ -92,7 +93,7 @@ class Translator:
     Raises:
         ValueError: If settings are out of range or exclude each other, the model does not have a
             language or needs one, or the tokenizer of its target is missing.
-        TypeError: If `Search` has no such field.
+        TypeError: If `Search` has no such field, or the model is wrapped in something else.
     """
 
     def __init__(
@@ -113,6 +114,12 @@ class Translator:
         if isinstance(model, PreTrainedModel):
             generation_config = generation_config or model.generation_config
             model = TorchEngine(model)
+        if not hasattr(model, "translate_batch"):
+            raise TypeError(
+                "`model` must be a PreTrainedModel or an engine, got "
+                f"{type(model).__name__}. Unwrap it: `get_base_model()` of a PEFT model keeps its "
+                "adapter, and `torch.compile` leaves the model that it was given as it was."
+            )
         self.engine: Engine = model
         generation_config = generation_config or GenerationConfig()
         self.tokenizers = TokenizerPair(tokenizer, target_tokenizer or tokenizer).between(
@@ -213,7 +220,7 @@ class Translator:
             model_name_or_path = [model_name_or_path]
         names = list(model_name_or_path)
         if settings.get("max_source_length") is None:
-            settings["max_source_length"] = _training_length(names[0])
+            settings["max_source_length"] = training_length(names[0])
         loading = {"trust_remote_code": trust_remote_code}
         tokenizers = _common_tokenizers(names, **loading)
         if settings.get("target_tokenizer") is None:
@@ -373,8 +380,8 @@ class Translator:
         ends = end_length(self.tokenizers.source)
         read = engine.force(sources, targets, align=True, end_length=ends)
         passes = zip(targets, read, strict=True)
-        spell_source = self.tokenizers.source.convert_ids_to_tokens
-        spell_target = self.tokenizers.target.convert_ids_to_tokens
+        spell_source = speller(self.tokenizers.source, "source")
+        spell_target = speller(self.tokenizers.target, "target")
         return [
             [
                 replace(
@@ -409,7 +416,7 @@ def _common_tokenizers(names: list[str], **loading: Any) -> TokenizerPair:
     return first
 
 
-def _training_length(model_name_or_path: str) -> int | None:
+def training_length(model_name_or_path: str) -> int | None:
     """`max_length` of the training, in tokens, if the folder has a record of the run.
 
     Raises:
