@@ -138,7 +138,7 @@ def _dropout(facts: Facts, chosen: Mapping[str, Any]) -> tuple[Any, str] | None:
     passes = facts.passes(chosen)
     if _is_pattern(facts, chosen):
         return 0.1, f"a closed pattern of {facts.distinct_words} words"
-    if passes < 10:
+    if passes < 15:
         return 0.1, f"{passes:.1f} passes over the data are too few to learn them by heart"
     if facts.copied_words >= _SHARE_THAT_COPIES:
         return 0.1, f"{facts.copied_words:.0%} of the long words are copied, not learned by heart"
