@@ -180,11 +180,11 @@ class TokenizerPair:
         faults += [
             f"{token} {token_id} for {expected}"
             for token in _COMMON_TOKENS
-            for token_id, expected in [
-                (getattr(self.source, f"{token}_id"), config.get(f"{token}_id"))
-            ]
-            # Some tokenizers do not name all of them: Marian's has no `<s>`, FSMT's no `</s>`.
-            if expected is not None and token_id is not None and token_id not in _as_list(expected)
+            for token_id, expected in [(_id_of(self.source, token), config.get(f"{token}_id"))]
+            # Marian's tokenizer has no `<s>`.
+            if expected is not None
+            and token_id not in _as_list(expected)
+            and not (token == "bos_token" and token_id is None)
         ]
         if faults:
             raise ValueError(
@@ -264,6 +264,15 @@ def speller(
         tokens = tokens_by_id(tokenizer, side)
         return lambda ids: [tokens.get(token_id, tokenizer.unk_token) for token_id in ids]
     return lambda ids: tokenizer.convert_ids_to_tokens(list(ids))
+
+
+def _id_of(tokenizer: PreTrainedTokenizerBase, token: str) -> int | None:
+    """Id of a special token, such as `eos_token`."""
+    token_id: int | None = getattr(tokenizer, f"{token}_id")
+    if token_id is None and token == "eos_token":
+        # FSMT's tokenizer calls its `</s>` a separator.
+        token_id = getattr(tokenizer, "sep_token_id", None)
+    return token_id
 
 
 def _as_list(ids: int | list[int] | None) -> list[int | None]:
