@@ -221,7 +221,7 @@ def make(tmp_path):
     def make_checkpoint(update, *, closed=True):
         folder = tmp_path / f"checkpoint-{update}"
         (folder / "global_step").mkdir(parents=True)
-        for name in ("model.safetensors", "optimizer.pt", "global_step/part"):
+        for name in ("config.json", "model.safetensors", "optimizer.pt", "global_step/part"):
             (folder / name).write_text(name)
         if closed:
             close_checkpoint(folder)
@@ -243,7 +243,7 @@ def test_list_holds_files_of_folders_but_not_itself(make):
     folder = make(9)
     close_checkpoint(folder)
 
-    names = {"model.safetensors", "optimizer.pt", "global_step/part"}
+    names = {"config.json", "model.safetensors", "optimizer.pt", "global_step/part"}
     assert read_json(folder / FILES_FILE).keys() == names
 
 
@@ -261,6 +261,21 @@ def test_newest_whole_checkpoint_is_resumed_and_newer_ones_are_explained(make, t
         ("checkpoint-11", "its global_step/part is missing"),
         ("checkpoint-10", "its optimizer.pt has other bytes than were saved"),
     ]
+
+
+@pytest.mark.parametrize("kept", [None, "config.json", "adapter_config.json"])
+def test_checkpoint_that_lost_its_config_while_it_was_listed_is_skipped(make, tmp_path, kept):
+    folder = make(9, closed=False)
+    (folder / "config.json").unlink()
+    if kept:
+        (folder / kept).write_text("{}")
+    close_checkpoint(folder)
+
+    checkpoint, skipped = resumable_checkpoint(tmp_path)
+
+    assert (checkpoint, skipped) == (
+        (folder, {}) if kept else (None, {folder: "it has no config.json"})
+    )
 
 
 @pytest.mark.parametrize("was_sharded", [False, True])

@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.utils import CONFIG_NAME
 
 from vanilla_transformer.files import write_lines
 from vanilla_transformer.model_folder import FILES_FILE, describe_files, differs, read_object
@@ -21,6 +22,9 @@ INTERIM_FILE = "interim"
 # Beginning of the names of the optimizer's state, and its file under FSDP.
 _OPTIMIZER_STATE = "optimizer"
 _SHARDED_OPTIMIZER_STATE = "optimizer.bin"
+
+# Of the model, or of the adapter that alone is saved with --peft.
+_CONFIGS = (CONFIG_NAME, "adapter_config.json")
 
 # Beginning of the names of the weights: one file, or shards and their index.
 _WEIGHTS = "model"
@@ -187,6 +191,9 @@ def _faults(checkpoint: Path) -> Iterator[str]:
     yield from _damage(checkpoint)
     if not any(path.name.startswith(_OPTIMIZER_STATE) for path in checkpoint.iterdir()):
         yield "it holds no state of the optimizer (--save_only_model)"
+    # Somebody may remove files while the list of them is made.
+    if not any((checkpoint / name).is_file() for name in _CONFIGS):
+        yield f"it has no {CONFIG_NAME}"
 
 
 def _damage(checkpoint: Path, prefix: str = "") -> Iterator[str]:
