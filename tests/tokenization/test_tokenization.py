@@ -165,6 +165,16 @@ def test_spelled_special_and_byte_tokens_are_plain_text_even_when_frequent(kind,
     assert roundtrip(tokenizer, SPELLINGS + SPELLING_CORPUS) == SPELLINGS + SPELLING_CORPUS
 
 
+@pytest.mark.parametrize("pretokenized", [False, True])
+def test_byte_tokens_in_lower_case_are_plain_text(pretokenized):
+    corpus = ["a<0xab> foo<0xab> bar<0xab> x<0xab>"] * 50 + [f"mat {n}" for n in range(200)]
+    tokenizer = VanillaTransformerTokenizer.train(
+        corpus, vocab_size=340, kind="bpe", pretokenized=pretokenized
+    )
+
+    assert roundtrip(tokenizer, ["<0xab>", *corpus[:1]]) == ["<0xab>", *corpus[:1]]
+
+
 def test_lone_surrogate_raises(subword):
     with pytest.raises((TypeError, UnicodeEncodeError)):
         subword("a\ud800")
