@@ -254,6 +254,7 @@ def test_cancelled_request_leaves_the_queue(start, work):
 
     assert cancelled.cancel()
     assert batcher.waiting_characters == len("busy") + len("kept")
+    assert cancelled not in [request.answer for request in batcher._waiting]
     work.gate.set()
 
     assert kept.result(SECONDS) == [["k:KEPT"]]
