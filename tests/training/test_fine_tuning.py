@@ -8,7 +8,7 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
-from transformers import AutoModelForSeq2SeqLM, TrainerState
+from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, TrainerState
 
 from vanilla_transformer.modeling import cpu_vanilla_transformer as cpu
 from vanilla_transformer.modeling.layers_vanilla_transformer import Layer
@@ -321,6 +321,24 @@ def test_gradient_checkpointing_changes_no_weight(corpus, base, tmp_path, monkey
     # In the batches that are tried for the plan, too.
     assert len(calls) == 2 * plain
     assert_same_weights(tmp_path / "recomputed", tmp_path / "plain")
+
+
+def test_plan_recomputes_as_the_run_does(corpus, base, tmp_path, monkeypatch):
+    calls = []
+    enable = f"{CHECKPOINTING}_enable"
+    original = getattr(PreTrainedModel, enable)
+
+    def recorded(self, *args, **kwargs):
+        calls.append(kwargs.get("every_n_layers"))
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(PreTrainedModel, enable, recorded)
+    given = {CHECKPOINTING: True, f"{CHECKPOINTING}_kwargs": {"every_n_layers": 2}}
+
+    fine_tune(corpus, base, tmp_path, updates=1, arguments=given)
+
+    # The plan, then Trainer.
+    assert calls == [2, 2]
 
 
 def test_moving_average_of_a_resumed_run_is_that_of_the_trained_weights(tiny_model, tmp_path):

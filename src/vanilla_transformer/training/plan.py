@@ -121,12 +121,12 @@ def _moment(seconds: float) -> str:
 def _try_batches(trainer: TokenBatchTrainer) -> tuple[float, float]:
     """Seconds per batch and gigabytes for the run, measured with forward and backward passes."""
     model, arguments = trainer.model.train(), trainer.args
-    # Trainer does it when it begins to train. The first name is that since Transformers 5.21.
-    for name in ("activation_checkpointing", "gradient_checkpointing"):
-        if hasattr(arguments, name):
-            if getattr(arguments, name):
-                getattr(model, f"{name}_enable")(getattr(arguments, f"{name}_kwargs"))
-            break
+    # Trainer does this when it begins to train. The first name is that since Transformers 5.21.
+    kind = "activation" if hasattr(arguments, "activation_checkpointing") else "gradient"
+    if getattr(arguments, f"{kind}_checkpointing"):
+        given = dict(getattr(arguments, f"{kind}_checkpointing_kwargs") or {})
+        layers = {key: given.pop(key) for key in ("every_n_layers", "offload") if key in given}
+        getattr(model, f"{kind}_checkpointing_enable")(given or None, **layers)
     # A small corpus may have a single batch, which is then tried several times.
     batches = cycle(trainer.get_train_dataloader())
     seconds: list[float] = []
