@@ -2,6 +2,7 @@
 """Reranks the best outputs of a model by another one that writes from right to left."""
 
 import argparse
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -94,6 +95,8 @@ def main() -> int:
     from vanilla_transformer.translation import Translator
 
     try:
+        if not all(map(math.isfinite, options.weights)):
+            raise ValueError(f"--weights must be finite, got {options.weights}.")
         (metric,) = build_metrics([options.metric]).values()
         pairs = [
             load_pairs(ParallelText((str(file),))) for file in (options.validation, options.test)
@@ -106,10 +109,10 @@ def main() -> int:
             scores=True,
         )
         backward = Translator.from_pretrained(options.reverse, engine="torch")
+        found = [find_candidates(forward, backward, list(split["source"])) for split in pairs]
     except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
-    found = [find_candidates(forward, backward, list(split["source"])) for split in pairs]
 
     def score(split: int, weight: float) -> float:
         outputs = choose(found[split], weight)

@@ -701,7 +701,7 @@ class VanillaTransformerForConditionalGeneration(
             r_drop_alpha: Weight of R-Drop's divergence.
 
         Raises:
-            ValueError: If there is not one label for each position, or R-Drop's halves differ.
+            ValueError: If there is not one label for each position, or R-Drop has an odd batch.
         """
         if labels.shape != hidden_states.shape[:-1]:
             raise ValueError(

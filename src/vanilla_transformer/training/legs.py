@@ -37,8 +37,8 @@ _FIELDS_OF_A_LEG = (
     "arguments",
 )
 
-# Length of a run, its reports, what it saves and where: none of these changes an update, or how the
-# scores are measured by which checkpoints are compared.
+# Length of a run, its reports, what it saves and where: none of these changes an update, or the way
+# in which checkpoints are scored.
 _SETTINGS_THAT_MAY_CHANGE = {
     "resume",
     "data",

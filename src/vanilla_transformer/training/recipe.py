@@ -328,7 +328,8 @@ def _faults_of_trainer(arguments: Seq2SeqTrainingArguments) -> Iterator[str]:
             f"--save_steps must be above 0, got {arguments.save_steps}. For no checkpoints at all "
             "there is --save_strategy no."
         )
-    for name in set(arguments.report_to) - set(get_available_reporting_integrations()):
+    missing = set(arguments.report_to) - set(get_available_reporting_integrations())
+    for name in sorted(missing):
         yield f"--report_to {name} needs the package {name}. Install it: pip install {name}"
     unused = Seq2SeqTrainingArguments.per_device_train_batch_size
     if arguments.per_device_train_batch_size != unused:

@@ -7,7 +7,6 @@ from datasets import Dataset
 from transformers import (
     AutoConfig,
     GenerationConfig,
-    PreTrainedConfig,
     PreTrainedModel,
     Seq2SeqTrainingArguments,
 )
@@ -94,7 +93,7 @@ def saved_tokenizers(
             run needs, or if a language is unknown, missing, or given to tokenizers without
             languages.
     """
-    _config_of(name, "--init_from" if name == settings.init_from else "--tokenizer")
+    _refuse_other_classes(settings, name)
     tokenizers = TokenizerPair.from_pretrained(name)
     check_vocabularies(settings, name, tokenizers)
     if settings.tag_column:
@@ -119,7 +118,7 @@ def _initialise_model(
     fields = PRESETS[settings.preset].config() | config_overrides(settings)
     if settings.tokenizer:
         _refuse_vocabulary_fields(settings)
-        saved = _config_of(settings.tokenizer, "--tokenizer")
+        saved = AutoConfig.from_pretrained(settings.tokenizer)
         fields |= {name: getattr(saved, name) for name in _VOCABULARY_FIELDS}
     else:
         fields["vocab_size"] = len(tokenizers.source)
@@ -145,19 +144,14 @@ def _refuse_vocabulary_fields(settings: TrainSettings) -> None:
         )
 
 
-def _config_of(model_name_or_path: str, option: str) -> PreTrainedConfig:
-    """The config of a saved model, which an option names.
-
-    Raises:
-        ValueError: If it is of another class.
-    """
-    config = AutoConfig.from_pretrained(model_name_or_path)
-    if config.model_type != VanillaTransformerConfig.model_type:
+def _refuse_other_classes(settings: TrainSettings, name: str) -> None:
+    model_type = AutoConfig.from_pretrained(name).model_type
+    if model_type != VanillaTransformerConfig.model_type:
+        option = "--init_from" if name == settings.init_from else "--tokenizer"
         raise ValueError(
-            f"{option} needs a model of this package, got the type {config.model_type!r} of "
-            f"{model_name_or_path!r}. Bring it in by `vanilla-transformer import`."
+            f"{option} needs a model of this package, got the type {model_type!r} of {name!r}. "
+            "Bring it in by `vanilla-transformer import`."
         )
-    return config
 
 
 def _new_tokenizers(settings: TrainSettings, pairs: Dataset) -> TokenizerPair:

@@ -19,6 +19,8 @@ class TranslationPipeline(Pipeline):
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.tokenizers = TokenizerPair.of_model(self.model, self.tokenizer)
+        name = self.model.name_or_path
+        self.max_source_length = training_length(name) if name else None
 
     def __call__(
         self,
@@ -48,8 +50,8 @@ class TranslationPipeline(Pipeline):
 
     def _forward(self, input_tensors: Iterable[str], **settings: Any) -> Iterator[Translation]:
         settings["target_tokenizer"] = self.tokenizers.target
-        if settings.get("max_source_length") is None and self.model.name_or_path:
-            settings["max_source_length"] = training_length(self.model.name_or_path)
+        if settings.get("max_source_length") is None:
+            settings["max_source_length"] = self.max_source_length
         return Translator(self.model, self.tokenizer, **settings).translate(input_tensors)
 
     def postprocess(self, model_outputs: Iterator[Translation], **_: Any) -> list[dict[str, str]]:

@@ -21,14 +21,8 @@ MOST_EXTRA_TOKENS = 1_000_000
 _HARMLESS_FIELDS = {
     *("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"),
     *("bad_words_ids", "suppress_tokens", "forced_bos_token_id", "forced_eos_token_id"),
-    *(
-        "num_beams",
-        "length_penalty",
-        "early_stopping",
-        "num_return_sequences",
-        "max_length",
-        "max_new_tokens",
-    ),
+    *("num_beams", "length_penalty", "early_stopping", "num_return_sequences"),
+    *("max_length", "max_new_tokens"),
     *("do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p"),
     *("epsilon_cutoff", "eta_cutoff", "renormalize_logits", "use_cache"),
     *("use_transformers_search", "transformers_version", "_from_model_config"),
