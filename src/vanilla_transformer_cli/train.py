@@ -36,7 +36,7 @@ A recipe is a YAML file with such options; options on the command line override 
 example:
   vanilla-transformer train --train train.de train.en --validation valid.de valid.en \\
       --preset tiny --output_dir runs/de-en
-  vanilla-transformer train recipes/multi30k_en_de.yaml --data multi30k --output_dir runs/en-de
+  vanilla-transformer train recipes/multi30k_en_de.yaml --data multi30k_tok --output_dir runs/en-de
   vanilla-transformer train --train train.de train.en --validation valid.de valid.en --minutes 30
 """
 
