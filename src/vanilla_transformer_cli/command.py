@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import Field, fields
+from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -130,7 +130,8 @@ class _SettingsParser(Parser):
         if field.type is bool:
             parser.add_argument(f"--{field.name}", action="store_true", help=field.metadata["help"])
         elif "action" in field.metadata:
-            parser.add_argument(f"--{field.name}", **field.metadata)
+            default = field.default if field.default_factory is MISSING else field.default_factory()
+            parser.add_argument(f"--{field.name}", default=default, **field.metadata)
         else:
             HfArgumentParser._parse_dataclass_field(parser, field)
 

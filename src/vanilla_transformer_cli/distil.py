@@ -113,7 +113,12 @@ def distil(argv: list[str]) -> None:
     from vanilla_transformer.model_folder import read_run
     from vanilla_transformer.training.checkpoints import closed_checkpoints
     from vanilla_transformer.training.distillation import load_teachers, word_level
-    from vanilla_transformer.training.legs import check_continuation, check_free, claimed
+    from vanilla_transformer.training.legs import (
+        check_continuation,
+        check_free,
+        claimed,
+        discard_stopped,
+    )
     from vanilla_transformer.training.recipe import check_settings
     from vanilla_transformer.training.run import train as train_model
     from vanilla_transformer.training.starting_model import saved_tokenizers
@@ -136,6 +141,8 @@ def distil(argv: list[str]) -> None:
     with claimed(output):
         continues = (folder / RECORD_FILE).exists() and bool(closed_checkpoints(output))
         if not continues:
+            if (folder / RECORD_FILE).exists():
+                discard_stopped(output)
             check_free(output)
         elif earlier := read_run(str(output)):
             # Before the pairs are written anew.

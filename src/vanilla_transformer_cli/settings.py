@@ -173,12 +173,14 @@ class TrainSettings:
     )
     config: list[str] = option(
         "Fields of VanillaTransformerConfig that differ from the preset, each as KEY=VALUE, such "
-        "as d_model=256 encoder_layers=2.",
+        "as d_model=256 encoder_layers=2. Those of a recipe stay, unless they are given again.",
         [],
+        action="extend",
+        nargs="+",
     )
     init_from: str | None = option(
-        "Saved model to fine-tune. It keeps its tokenizer and sizes; --preset, --config and the "
-        "tokenizer options are ignored. --learning_rate is then 1e-4 by default, 1e-3 with --peft "
+        "Saved model to fine-tune. It keeps its tokenizer and sizes; --preset and the tokenizer "
+        "options are ignored. --learning_rate is then 1e-4 by default, 1e-3 with --peft "
         "lora, and --warmup_steps 100."
     )
     source_language: str | None = option(

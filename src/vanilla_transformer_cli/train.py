@@ -167,14 +167,13 @@ def _choose(
         given: Names of the options that the user gave.
         of_trainer: Those of Trainer.
     """
-    from vanilla_transformer.data.parallel_text import read_pairs
     from vanilla_transformer.training.budget import choose
     from vanilla_transformer.training.facts import measure
     from vanilla_transformer.training.recipe import check_settings
-    from vanilla_transformer.training.run import parallel_text
+    from vanilla_transformer.training.run import kept_pairs
 
     check_settings(settings, arguments)
-    pairs = read_pairs(parallel_text(settings, settings.train, settings.train_split))
+    pairs = kept_pairs(settings)
     if settings.tune is None:
         decisions = choose(settings, arguments, given, pairs)
     else:

@@ -16,7 +16,7 @@ from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.interop.importing import import_model
 from vanilla_transformer.training import recipe
 from vanilla_transformer.training import run as training
-from vanilla_transformer.training.callbacks import StopOnRequest
+from vanilla_transformer.training.callbacks import StopOnRequest, StoppedBySignalError
 from vanilla_transformer.translation import Translation, Translator
 from vanilla_transformer_cli import main
 from vanilla_transformer_cli.distil import DistilSettings
@@ -319,6 +319,22 @@ def test_interrupted_training_continues(distil, whole, tmp_path, monkeypatch):
     assert distil().status == 0
 
     assert len(read_json(tmp_path / "out" / "run.json")["earlier_legs"]) == 1
+    assert_same_student(tmp_path / "out", whole)
+
+
+def test_training_that_ended_before_its_first_checkpoint_begins_anew(
+    distil, whole, tmp_path, monkeypatch
+):
+    def press_twice(*args, **others):
+        raise StoppedBySignalError(2)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StopOnRequest, "on_step_end", press_twice)
+        assert distil().status == 130
+    assert (tmp_path / "out" / "model.safetensors").exists()
+
+    assert distil().status == 0
+
     assert_same_student(tmp_path / "out", whole)
 
 

@@ -8,6 +8,7 @@ from transformers import Seq2SeqTrainingArguments
 from transformers.hf_argparser import string_to_bool
 
 from vanilla_transformer_cli import main
+from vanilla_transformer_cli.command import build_parser
 from vanilla_transformer_cli.recipes import insert_recipe
 from vanilla_transformer_cli.settings import TrainSettings
 
@@ -53,6 +54,16 @@ def test_config_is_a_mapping_of_its_fields(write_recipe):
     recipe = write_recipe("config: {d_model: 64, activation_function: gelu}\n")
 
     assert insert_recipe([recipe]) == ["--config", "d_model=64", "activation_function=gelu"]
+
+
+def test_config_on_the_command_line_continues_that_of_a_recipe(write_recipe):
+    recipe = write_recipe("config: {d_model: 64, dropout: 0.2}\n")
+    parser = build_parser(main, TrainSettings, "")
+
+    given = parser.parse_args(insert_recipe([recipe, "--config", "dropout=0.1"]))
+
+    assert given.config == ["d_model=64", "dropout=0.2", "dropout=0.1"]
+    assert parser.parse_args([]).config == []
 
 
 def test_config_has_booleans_and_null_as_in_json(write_recipe):

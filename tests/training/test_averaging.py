@@ -87,7 +87,8 @@ def test_average_of_nothing_is_refused():
     ("metric", "best", "mean", "is_taken"),
     [
         ("bleu", {"bleu": 30.0, "loss": 2.0}, {"bleu": 30.1, "loss": 2.1}, True),
-        ("bleu", {"bleu": 30.0, "loss": 2.0}, {"bleu": 30.0, "loss": 2.0}, True),
+        ("bleu", {"bleu": 30.0, "loss": 2.0}, {"bleu": 30.0, "loss": 2.1}, False),
+        ("bleu", {"bleu": 30.0, "loss": 2.0}, {"bleu": 30.0, "loss": 1.9}, True),
         ("bleu", {"bleu": 30.0, "loss": 2.0}, {"bleu": 29.9, "loss": 1.9}, True),
         ("bleu", {"bleu": 30.0, "loss": 2.0}, {"bleu": 29.9, "loss": 2.0}, False),
         ("bleu", {"bleu": 30.0, "loss": 2.0}, {"bleu": 40.0, "loss": math.nan}, False),
@@ -97,9 +98,7 @@ def test_average_of_nothing_is_refused():
         ("wer", {"wer": 10.0, "loss": 2.0}, {"wer": 10.1, "loss": 2.1}, False),
     ],
 )
-def test_averaged_weights_are_taken_unless_both_score_and_loss_are_worse(
-    metric, best, mean, is_taken
-):
+def test_averaged_weights_are_taken_if_score_or_loss_is_better(metric, best, mean, is_taken):
     trainer = OneWeightTrainer(mean, metric=metric)
     before = trainer.model.weight.item()
     weights = {"weight": torch.full((1, 1), 7.0)}

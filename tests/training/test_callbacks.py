@@ -140,6 +140,7 @@ def test_any_validation_loss_that_is_not_finite_is_an_error():
     call = (arguments_of(), TrainerState(global_step=3), TrainerControl())
 
     callback.on_evaluate(*call, metrics={"eval_loss": 1.0, "eval_wer": math.nan})
+    callback.on_evaluate(*call, metrics={"mean_loss": math.inf})
     with pytest.raises(DivergedError, match="validation loss after update 3 is not finite"):
         callback.on_evaluate(*call, metrics={"eval_one_loss": 1.0, "eval_two_loss": math.inf})
 

@@ -1,5 +1,6 @@
 """What a run trains: all but what is frozen, or an adapter."""
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
@@ -263,6 +264,16 @@ def fine_tune(
     given = {"validated": False, "config": [], "init_from": str(base)} | changes
     settings = build_settings(corpus, **given)
     train(settings, build_arguments(settings, folder, max_steps=updates, **arguments))
+
+
+def test_weights_in_half_precision_are_trained_in_float32(corpus, base, tmp_path):
+    half = shutil.copytree(base, tmp_path / "half", ignore=shutil.ignore_patterns("run.json"))
+    AutoModelForSeq2SeqLM.from_pretrained(base, dtype=torch.bfloat16).save_pretrained(half)
+
+    fine_tune(corpus, half, tmp_path / "run", updates=1)
+
+    assert {weight.dtype for weight in weights_of(half).values()} == {torch.bfloat16}
+    assert {weight.dtype for weight in weights_of(tmp_path / "run").values()} == {torch.float32}
 
 
 def test_frozen_weights_stay_the_same_to_the_last_bit(corpus, base, tmp_path, capsys):

@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 
 from vanilla_transformer.training.callbacks import StopOnRequest, StoppedBySignalError
-from vanilla_transformer.training.legs import check_continuation, check_free, claimed, continue_run
+from vanilla_transformer.training.legs import (
+    check_continuation,
+    check_free,
+    claimed,
+    continue_run,
+    discard_stopped,
+)
 from vanilla_transformer.training.plan import _moment
 from vanilla_transformer.training.run import train
 from vanilla_transformer.training.run_record import describe_run, read_log
@@ -449,6 +455,26 @@ def test_second_signal_ends_at_once_with_the_model_saved(corpus, tmp_path, monke
     assert error.value.signum == signal.SIGINT
     assert read_json(tmp_path / "run.json")["updates"] == 1
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    assert read_json(tmp_path / "run.json")["interrupted"]
+
+    # There is nothing to resume from.
+    with pytest.raises(ValueError, match=r"already holds a run\. Choose another folder, or delete"):
+        run_updates(corpus, tmp_path, 1)
+    discard_stopped(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+    monkeypatch.undo()
+    run_updates(corpus, tmp_path, 1)
+    assert not read_json(tmp_path / "run.json")["interrupted"]
+
+
+def test_run_that_can_be_resumed_is_not_discarded(folder):
+    record = read_json(folder / "run.json") | {"interrupted": True}
+    (folder / "run.json").write_text(json.dumps(record))
+
+    discard_stopped(folder)
+
+    assert read_json(folder / "run.json") == record
+    assert (folder / "model.safetensors").exists()
 
 
 # Told beforehand

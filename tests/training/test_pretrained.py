@@ -36,6 +36,8 @@ def settings_of(name, pairs, **changes):
     import_model(str(save_pretrained_model(name, pairs / "source")), pairs / "imported")
     source, target = LANGUAGES.get(name, (None, None))
     given = {"source_language": source, "target_language": target, "max_tokens_per_batch": 200}
+    # Positions of some of them end there.
+    given["max_length"] = 60
     return TrainSettings(
         train=[str(pairs / "train.tsv")],
         validation=[str(pairs / "valid.tsv")],

@@ -39,6 +39,26 @@ def test_fp16_takes_the_place_of_bf16():
     assert in_step(defaults, {"fp16": False}) == defaults
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {"eval_strategy": "epoch", "save_strategy": "epoch"}),
+        ({"eval_steps": 7}, {"eval_strategy": "steps", "save_strategy": "steps", "save_steps": 7}),
+        ({"eval_strategy": "steps", "eval_steps": 7}, {"save_strategy": "steps", "save_steps": 7}),
+        ({"save_strategy": "steps"}, {"eval_strategy": "steps"}),
+        ({"save_steps": 7, "eval_steps": 7}, {"eval_strategy": "steps", "save_strategy": "steps"}),
+        ({"eval_strategy": "no"}, {"save_strategy": "epoch", "load_best_model_at_end": False}),
+        ({"save_strategy": "no"}, {"eval_strategy": "epoch", "load_best_model_at_end": False}),
+    ],
+)
+def test_each_evaluation_is_of_a_checkpoint_unless_there_are_none(given, expected):
+    defaults = in_step(recipe(TrainSettings(**VALIDATED)), given)
+
+    assert {"load_best_model_at_end": True} | expected == {
+        name: defaults[name] for name in {"load_best_model_at_end", *expected}
+    }
+
+
 def test_validated_run_keeps_its_best_score():
     given = recipe(TrainSettings(**VALIDATED, metrics=["chrf", "bleu"]))
 
@@ -95,7 +115,18 @@ def test_numbers_at_the_ends_of_their_ranges_are_allowed(tmp_path, settings, giv
         ({"filter_max_ratio": 0.5}, {}, "--filter_max_ratio must be at least 1"),
         ({}, {"push_to_hub": True}, "share the finished model: vanilla-transformer push"),
         ({}, {"resume_from_checkpoint": "a"}, "--resume continues the run in --output_dir"),
-        ({}, {"per_device_train_batch_size": 3}, "got 3. Give --max_tokens_per_batch"),
+        ({}, {"per_device_train_batch_size": 3}, "--max_tokens_per_batch is their size, got 3"),
+        ({}, {"per_device_eval_batch_size": 0}, "_eval_batch_size must be at least 1"),
+        (
+            {},
+            {"train_sampling_strategy": "group_by_length"},
+            "--train_sampling_strategy must be le",
+        ),
+        ({}, {"auto_find_batch_size": True}, "--auto_find_batch_size must be left out"),
+        ({}, {"dataloader_drop_last": True}, "--dataloader_drop_last must be left out"),
+        ({}, {"remove_unused_columns": False}, "--remove_unused_columns must be left out"),
+        ({}, {"eval_do_concat_batches": False}, "--eval_do_concat_batches must be left out"),
+        ({}, {"save_strategy": "best"}, "--save_strategy best leaves nothing to resume from"),
         ({"minutes": 1.0}, {"warmup_steps": 0.1}, "--warmup_steps .* got the share 0.1"),
         ({"minutes": 1.0}, {"eval_steps": 0.5}, "--eval_steps must be a number of updates"),
         ({}, {"metric_for_best_model": "chrF"}, "must be loss or one of bleu, .*, got chrF"),

@@ -45,6 +45,22 @@ def test_new_model_generates_with_the_search_of_the_paper(tmp_path):
     assert search.max_length == 1 + 9 + 50
 
 
+def test_kept_pairs_are_those_that_no_filter_drops(tmp_path):
+    file = tmp_path / "a.tsv"
+    file.write_text("a\tb\nc\tc\na\tb\n", encoding="utf-8")
+    filters = {"train": [str(file)], "filter_identical": True}
+
+    assert list(training.kept_pairs(TrainSettings(**filters))) == [("a", "b"), ("a", "b")]
+    only = TrainSettings(**filters, filter_duplicates=True)
+    assert list(training.kept_pairs(only)) == [("a", "b")]
+    with pytest.raises(ValueError, match="must leave at least one pair"):
+        list(
+            training.kept_pairs(
+                TrainSettings(**filters, filter_max_ratio=1, filter_script=["Cyrl", "Cyrl"])
+            )
+        )
+
+
 def test_label_smoothing_is_left_to_the_model(tmp_path):
     _, model, arguments = build(tmp_path)
 

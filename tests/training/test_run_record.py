@@ -132,6 +132,10 @@ def test_commit_says_whether_the_tree_was_changed(tmp_path, monkeypatch):
 
     assert clean
     assert run_record._commit() == f"{clean}-dirty"
+    # A wheel in an environment inside of somebody's repository.
+    monkeypatch.setattr(run_record, "__file__", str(tmp_path / "installed.py"))
+    (tmp_path / "installed.py").write_text("1")
+    assert run_record._commit() is None
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.nn.modules.module import _IncompatibleKeys
 from transformers import Seq2SeqTrainer, TrainerState
 
 from vanilla_transformer import VanillaTransformerTokenizer
@@ -228,6 +229,19 @@ def test_plan_describes_the_run(planned):
     assert lines["memory"] == "about 1.2 GB"
     hours = 3 * batches
     assert lines["time"] == f"about {60 * batches}.0 minutes an epoch; 3 epochs end in {hours}.0 h"
+
+
+def test_tied_weights_of_a_checkpoint_are_not_reported_as_missing(build, monkeypatch):
+    said = []
+    monkeypatch.setattr("transformers.trainer.logger.warning", said.append)
+    trainer = build()
+    tied = [*trainer.model.all_tied_weights_keys]
+
+    for missing in (tied, [*tied, "model.gone"]):
+        trainer._issue_warnings_after_load(_IncompatibleKeys(missing, []))
+
+    assert tied
+    assert said == ["There were missing keys in the checkpoint model loaded: ['model.gone']."]
 
 
 def test_plan_tells_both_vocabularies(planned, separate):

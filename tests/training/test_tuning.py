@@ -306,6 +306,38 @@ def test_last_run_that_has_begun_keeps_what_was_chosen(search):
     assert (settings.resume, settings.minutes) == (True, 35.0)
 
 
+def test_run_without_a_checkpoint_is_begun_anew(search):
+    models = [
+        search.folder / "config.json",
+        search.folder / "tuning/round-1-candidate-1/config.json",
+    ]
+
+    def stop(options):
+        for model in models:
+            model.write_text("{}", encoding="utf-8")
+            record = json.dumps({"settings": {}, "weights": "last update", "interrupted": True})
+            (model.parent / "run.json").write_text(record, encoding="utf-8")
+        raise StoppedBySignalError(2)
+
+    search.loss = stop
+    with pytest.raises(StoppedBySignalError):
+        search()
+    search.loss = lambda options: 1.0 + sum(model.exists() for model in models[1:])
+
+    settings, decisions = search(resume=True)
+
+    assert not settings.resume
+    assert not any(model.exists() for model in models)
+    assert "candidates, 1.000 after" in " ".join(decision.reason for decision in decisions)
+
+
+def test_resumed_search_needs_more_minutes_than_it_takes(search):
+    interrupt_after(search, 3)
+
+    with pytest.raises(ValueError, match=r"must be above the 15 of this folder's search, got 12"):
+        search(resume=True, minutes=12.0)
+
+
 def test_resumed_search_follows_options_that_may_change(search):
     interrupt_after(search, 3)
     search.loss = by_batch_and_rate

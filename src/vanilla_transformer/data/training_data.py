@@ -201,7 +201,7 @@ def _sampling(settings: TrainSettings, arguments: TrainingArguments) -> dict[str
     """What sampler and stream have in common: the budget of a batch, and this process's share."""
     return {
         "max_tokens": settings.max_tokens_per_batch,
-        "seed": arguments.seed,
+        "seed": arguments.seed if arguments.data_seed is None else arguments.data_seed,
         "num_processes": arguments.world_size,
         "process_index": arguments.process_index,
     }

@@ -59,7 +59,7 @@ def scores_of_update(trainer: Trainer, step: int) -> dict[str, Any] | None:
 
 
 def average_weights(trainer: Trainer, count: int | None, outcome: Outcome) -> Outcome:
-    """Puts the mean of the last checkpoints into the model, unless it is worse.
+    """Puts the mean of the last checkpoints into the model, if it is better.
 
     Without scores to compare, a mean is taken if its `count` was asked for.
 
@@ -91,10 +91,10 @@ def average_weights(trainer: Trainer, count: int | None, outcome: Outcome) -> Ou
 def try_weights(
     trainer: Trainer, weights: dict[str, Tensor], name: str, outcome: Outcome
 ) -> Outcome:
-    """Puts averaged weights into the model, if they are no worse on the validation pairs.
+    """Puts averaged weights into the model, if they are better on the validation pairs.
 
     Averages are worse early in training, while the weights still change much, so they are always
-    evaluated. Worse means a worse score and a higher loss, or a loss that is not finite. The score
+    evaluated. Better means a better score or a lower loss, and a loss that is finite. The score
     alone would favour the best checkpoint, which was chosen, partly by luck, on the same pairs;
     the loss varies much less.
 
@@ -120,7 +120,7 @@ def try_weights(
         f"({outcome.weights}); {scores[metric]:.4g}, loss {scores['loss']:.4g} ({name})"
     )
     gain = scores[metric] - outcome.scores[metric]
-    is_better = (gain if trainer.args.greater_is_better else -gain) >= 0
+    is_better = (gain if trainer.args.greater_is_better else -gain) > 0
     # Every comparison with NaN is false, so a score that is NaN is no better.
     if math.isfinite(scores["loss"]) and (is_better or scores["loss"] < outcome.scores["loss"]):
         return Outcome(name, scores)

@@ -204,8 +204,9 @@ class StopOnDivergence(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Checks the validation loss."""
-        losses = [value for name, value in metrics.items() if name.endswith("_loss")]
-        if not all(map(math.isfinite, losses)):
+        # Those of averages begin with mean_; one that is not finite is not taken, and that is all.
+        names = [name for name in metrics if name.startswith("eval_") and name.endswith("_loss")]
+        if not all(math.isfinite(metrics[name]) for name in names):
             raise DivergedError(
                 f"the validation loss after update {state.global_step:,} is not finite"
             )

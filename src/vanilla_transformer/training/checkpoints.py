@@ -23,9 +23,6 @@ INTERIM_FILE = "interim"
 _OPTIMIZER_STATE = "optimizer"
 _SHARDED_OPTIMIZER_STATE = "optimizer.bin"
 
-# Of the model, or of the adapter that alone is saved with --peft.
-_CONFIGS = (CONFIG_NAME, "adapter_config.json")
-
 # Beginning of the names of the weights: one file, or shards and their index.
 _WEIGHTS = "model"
 
@@ -192,7 +189,7 @@ def _faults(checkpoint: Path) -> Iterator[str]:
     if not any(path.name.startswith(_OPTIMIZER_STATE) for path in checkpoint.iterdir()):
         yield "it holds no state of the optimizer (--save_only_model)"
     # Somebody may remove files while the list of them is made.
-    if not any((checkpoint / name).is_file() for name in _CONFIGS):
+    if not (checkpoint / CONFIG_NAME).is_file():
         yield f"it has no {CONFIG_NAME}"
 
 

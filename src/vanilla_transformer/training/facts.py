@@ -227,7 +227,7 @@ def tokens_per_second(arguments: TrainingArguments) -> float:
     The optimizer is left out. Process 0 decides, so that all choose alike.
     """
     IdleCores().use(at_once=True)
-    device = arguments.device
+    device, half = arguments.device, torch.float16 if arguments.fp16 else torch.bfloat16
     with torch.random.fork_rng():
         config = VanillaTransformerConfig(**PRESETS["tiny"].config(), vocab_size=10_000)
         model = VanillaTransformerForConditionalGeneration(config).to(device).train()
@@ -237,7 +237,7 @@ def tokens_per_second(arguments: TrainingArguments) -> float:
         # The first one warms up.
         for _ in range(6):
             started = time.monotonic()
-            with torch.autocast(device.type, torch.bfloat16, enabled=arguments.bf16):
+            with torch.autocast(device.type, half, enabled=arguments.bf16 or arguments.fp16):
                 loss = model(**batch).loss
             loss.backward()
             # Reading the value waits for the device.

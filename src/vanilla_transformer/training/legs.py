@@ -1,5 +1,6 @@
 """One run in several legs: what `--resume` may change, and a folder for one run alone."""
 
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,6 +19,7 @@ from vanilla_transformer.model_folder import (
     RUN_FILE,
     TARGET_FOLDER,
     read_object,
+    write_run,
 )
 from vanilla_transformer.training.checkpoints import closed_checkpoints
 from vanilla_transformer.training.curves import CURVES_FILE
@@ -60,7 +62,6 @@ _ARGUMENTS_THAT_MAY_CHANGE = {
     "per_device_eval_batch_size",
     "predict_with_generate",
     "prediction_loss_only",
-    "batch_eval_metrics",
     "do_train",
     "do_eval",
     "do_predict",
@@ -196,9 +197,9 @@ def check_free(folder: Path) -> None:
         else list(folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"))
     )
     if checkpoints or (folder / CONFIG_NAME).exists():
+        resume = "Pass --resume to continue it, choose" if closed_checkpoints(folder) else "Choose"
         raise ValueError(
-            f"--output_dir {folder} already holds a run. Pass --resume to continue it, choose "
-            "another folder, or delete it."
+            f"--output_dir {folder} already holds a run. {resume} another folder, or delete it."
         )
     written = _LATE_FILES if is_abandoned else _EARLY_FILES + _LATE_FILES
     taken = sorted(path.name for pattern in written for path in folder.glob(pattern))
@@ -207,6 +208,22 @@ def check_free(folder: Path) -> None:
             f"--output_dir {folder} must hold nothing that training writes, got "
             f"{', '.join(taken)}. Choose another folder, or move these away."
         )
+
+
+def discard_stopped(folder: Path) -> None:
+    """Removes the model of a run that two signals ended before its first checkpoint.
+
+    Nothing can resume such a run, so a command that continues by itself begins it anew.
+    """
+    file = folder / RUN_FILE
+    run = read_object(file) if file.is_file() else {}
+    if not run.get("interrupted") or closed_checkpoints(folder):
+        return
+    for pattern in (CONFIG_NAME, *_LATE_FILES):
+        for path in folder.glob(pattern):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    # Last, so that a kill meanwhile leaves a folder for which this works again.
+    write_run(folder, {name: value for name, value in run.items() if name != "weights"})
 
 
 def _is_abandoned(folder: Path) -> bool:

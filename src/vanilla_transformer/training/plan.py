@@ -60,7 +60,8 @@ def _sizes(trainer: TokenBatchTrainer) -> Iterator[str]:
     if not trainer.tokenizers.is_joint:
         sizes = f"{model.config.vocab_size:,} and {model.config.target_vocab_size:,}"
         vocabulary = f"vocabularies {sizes}"
-    yield f"device      {hardware()}, {'bf16' if arguments.bf16 else 'float32'}"
+    products = "bf16" if arguments.bf16 else "fp16" if arguments.fp16 else "float32"
+    yield f"device      {hardware()}, {products}"
     yield f"pairs       {data.describe_pairs()}"
     yield from _unknown_tokens(trainer)
     trained = model.num_parameters(only_trainable=True)

@@ -14,6 +14,7 @@ import torch
 from accelerate import PartialState
 from transformers import Seq2SeqTrainingArguments, TrainingArguments
 from transformers.integrations import get_available_reporting_integrations, is_optuna_available
+from transformers.trainer_utils import SaveStrategy
 from transformers.utils import (
     is_flash_attn_2_available,
     is_peft_available,
@@ -61,6 +62,19 @@ _RANGES = {
     "adam_epsilon": (0, math.inf),
     "label_smoothing_factor": (0, 1),
     "gradient_accumulation_steps": (1, math.inf),
+    "per_device_eval_batch_size": (1, math.inf),
+}
+
+# Options of Trainer that nothing here would follow, and why.
+_OF_NO_USE = {
+    "per_device_train_batch_size": "batches have unequal numbers of pairs, and "
+    "--max_tokens_per_batch is their size",
+    "train_sampling_strategy": "batches are always of pairs of similar length, in random order",
+    "auto_find_batch_size": "batches fit the memory unless --max_tokens_per_batch is given",
+    "dataloader_drop_last": "each pair is trained on once in an epoch",
+    "remove_unused_columns": "the text of the pairs is no input of the model",
+    "eval_do_concat_batches": "scores are of all validation pairs together",
+    "batch_eval_metrics": "scores are of all validation pairs together",
 }
 
 # Config fields that the command line sets by other options.
@@ -139,8 +153,8 @@ def recipe(settings: TrainSettings) -> dict[str, Any]:
 def in_step(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Defaults that agree with what the user gave.
 
-    The interval of one of evaluations and checkpoints is that of the other, and implies the
-    strategy `steps`.
+    Each evaluation is of a checkpoint: strategy and interval of one of them are those of the other,
+    and an interval implies the strategy `steps`. Without either there is no best checkpoint.
 
     Args:
         defaults: By the names of Trainer's arguments.
@@ -150,14 +164,18 @@ def in_step(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, 
     if given.get("fp16"):
         # Only one of the two can be on, and bf16 is merely a default.
         defaults["bf16"] = False
-    strategies = {"eval_steps": "eval_strategy", "save_steps": "save_strategy"}
-    steps = [given[name] for name in strategies if name in given]
-    are_implied = bool(steps) and not given.keys() & set(strategies.values())
-    if are_implied:
-        defaults |= {name: "steps" for name in strategies.values() if name in defaults}
-    if len(steps) == 1 and (are_implied or "save_steps" in defaults):
-        # Each evaluation is of a checkpoint.
-        defaults |= {name: steps[0] for name, of in strategies.items() if of in defaults}
+    intervals = {"eval_strategy": "eval_steps", "save_strategy": "save_steps"}
+    of_both = [name for name in intervals if name in defaults]
+    strategies = [given[name] for name in of_both if name in given]
+    steps = [given[name] for name in intervals.values() if name in given]
+    if "no" in strategies:
+        defaults["load_best_model_at_end"] = False
+    elif len(strategies) == 1:
+        defaults |= dict.fromkeys(of_both, strategies[0])
+    elif steps and not strategies:
+        defaults |= dict.fromkeys(of_both, "steps")
+    if len(steps) == 1 and {**defaults, **given}["save_strategy"] == "steps":
+        defaults |= {intervals[name]: steps[0] for name in of_both}
     return defaults
 
 
@@ -323,6 +341,15 @@ def _faults_of_trainer(arguments: Seq2SeqTrainingArguments) -> Iterator[str]:
             "--resume_from_checkpoint must be left out: --resume continues the run in --output_dir "
             "from its last checkpoint, and --init_from begins a new one."
         )
+    if arguments.save_strategy == SaveStrategy.BEST:
+        yield (
+            "--save_strategy best leaves nothing to resume from between two of the best scores. "
+            "Give steps or epoch; the best checkpoint is kept beside the last ones."
+        )
+    for name, reason in _OF_NO_USE.items():
+        default, value = (getattr(of, name, None) for of in (Seq2SeqTrainingArguments, arguments))
+        if value != default:
+            yield f"--{name} must be left out: {reason}, got {value}."
     if not arguments.save_steps > 0:
         yield (
             f"--save_steps must be above 0, got {arguments.save_steps}. For no checkpoints at all "
@@ -331,12 +358,6 @@ def _faults_of_trainer(arguments: Seq2SeqTrainingArguments) -> Iterator[str]:
     missing = set(arguments.report_to) - set(get_available_reporting_integrations())
     for name in sorted(missing):
         yield f"--report_to {name} needs the package {name}. Install it: pip install {name}"
-    unused = Seq2SeqTrainingArguments.per_device_train_batch_size
-    if arguments.per_device_train_batch_size != unused:
-        yield (
-            "--per_device_train_batch_size must be left out, since batches have unequal numbers of "
-            f"pairs, got {arguments.per_device_train_batch_size}. Give --max_tokens_per_batch."
-        )
 
 
 def _faults_of_devices(

@@ -143,6 +143,7 @@ def train(
             outcome, interruption = _run(leg, stop)
         results = _results(trainer, leg.filtered, outcome, log)
         results["finished_on_request"] = stop.finishing and not interruption
+        results["interrupted"] = isinstance(interruption, StoppedBySignalError)
         _save(trainer, settings.init_from, leg.run | results, outcome)
     PartialState().print(f"The model is in {folder}")
     if interruption:
@@ -250,6 +251,20 @@ def _load_validation(settings: TrainSettings) -> Dataset | None:
     if not settings.validation:
         return None
     return load_pairs(parallel_text(settings, settings.validation, settings.validation_split))
+
+
+def kept_pairs(settings: TrainSettings) -> Iterator[tuple[str, ...]]:
+    """One pass over the training pairs that no filter drops; nothing is stored.
+
+    Raises:
+        ValueError: If the filters drop all.
+    """
+    text = parallel_text(settings, settings.train, settings.train_split)
+    pairs = _read_kept(text, drop_rules(settings, _load_validation(settings)))
+    if (first := next(pairs, None)) is None:
+        raise ValueError("The filters must leave at least one pair, got all dropped. Drop less.")
+    yield first
+    yield from pairs
 
 
 def _read_kept(text: ParallelText, rules: Mapping[str, Rule]) -> Iterator[tuple[str, ...]]:

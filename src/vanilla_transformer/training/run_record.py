@@ -94,9 +94,15 @@ def _checksum_of_folder(files: Iterable[Path]) -> str:
 
 def _commit() -> str | None:
     """Commit of the source tree that this package runs from; None for an installed wheel."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    # A wheel may be installed inside of another repository, which does not list its files.
+    git = ["git", "-C", str(Path(__file__).parent)]
+    listed, described = (
+        ["ls-files", "--error-unmatch", __file__],
+        ["describe", "--always", "--dirty"],
+    )
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        for command in (listed, described):
+            done = subprocess.run([*git, *command], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
     return done.stdout.strip()

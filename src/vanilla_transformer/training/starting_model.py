@@ -1,5 +1,6 @@
 """The tokenizers and the model that a run starts with: new ones, or saved ones."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -52,12 +53,14 @@ def build_model(
     """Loads tokenizers and model, or makes tokenizers and initialises a model for them."""
     # With an adapter a checkpoint is no model yet; Trainer loads it when there is one.
     if start := settings.init_from if settings.peft else checkpoint or settings.init_from:
-        model = load_model(start)
+        # In half precision most updates would be rounded away.
+        model = load_model(start, dtype=torch.float32)
         tokenizers = saved_tokenizers(settings, start, model.generation_config)
     else:
         tokenizers = _new_tokenizers(settings, pairs)
         model = _initialise_model(settings, tokenizers)
     _begin_with_languages(model, tokenizers)
+    _check_positions(model, settings)
     choose_parameters(model, settings)
     if kernel := settings.attn_implementation or _better_kernel(model, arguments):
         model.set_attn_implementation(kernel)
@@ -67,6 +70,17 @@ def build_model(
     model.config.label_smoothing = arguments.label_smoothing_factor
     arguments.label_smoothing_factor = 0.0
     return tokenizers, model
+
+
+def _check_positions(model: PreTrainedModel, settings: TrainSettings) -> None:
+    """Refuses learned positions that end before the longest text that is not cut."""
+    last = getattr(model.config, "last_position", math.inf)
+    if settings.max_length > last:
+        raise ValueError(
+            f"--max_length {settings.max_length} is longer than the learned positions, which end "
+            f"after {last} tokens. Give --max_length {last}, or, for a new model, more "
+            "positions: --config max_position_embeddings=N."
+        )
 
 
 def _better_kernel(model: PreTrainedModel, arguments: Seq2SeqTrainingArguments) -> str | None:

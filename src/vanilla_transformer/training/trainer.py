@@ -129,7 +129,9 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         With several processes, pairs that fill up the last batch count twice.
         """
         self.evaluated = torch.zeros(2, device=self.args.device)
-        output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+        # Its batches draw a random number, which would change the dropout of the next updates.
+        with torch.random.fork_rng(devices=[]):
+            output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
         nats, tokens = self.accelerator.reduce(self.evaluated).tolist()
         output.metrics[f"{metric_key_prefix}_loss"] = nats / tokens
         return output
@@ -223,6 +225,12 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             super()._load_from_checkpoint(checkpoint, *args, **kwargs)
             align_weights(self.model)
 
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Trainer's, for a plain model too: a checkpoint holds tied tensors once."""
+        tied = getattr(self.accelerator.unwrap_model(self.model), "all_tied_weights_keys", {})
+        missing = [name for name in load_result.missing_keys if name not in tied]
+        super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
+
     def _load_best_model(self) -> None:
         """Trainer's, if the checkpoint is as it was saved; otherwise the last weights stay."""
         best = self.state.best_model_checkpoint
@@ -257,6 +265,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             collate_fn=self.data_collator,
             num_workers=self.args.dataloader_num_workers,
             pin_memory=self.args.dataloader_pin_memory,
+            prefetch_factor=self.args.dataloader_prefetch_factor,
             persistent_workers=self.args.dataloader_persistent_workers,
         )
 

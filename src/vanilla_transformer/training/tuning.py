@@ -32,7 +32,12 @@ from vanilla_transformer.training.budget import (
 from vanilla_transformer.training.callbacks import DivergedError
 from vanilla_transformer.training.checkpoints import closed_checkpoints
 from vanilla_transformer.training.facts import Facts
-from vanilla_transformer.training.legs import check_continuation, check_free, claimed
+from vanilla_transformer.training.legs import (
+    check_continuation,
+    check_free,
+    claimed,
+    discard_stopped,
+)
 from vanilla_transformer.training.run import train
 from vanilla_transformer.training.run_record import describe_run, read_log
 from vanilla_transformer_cli.settings import TrainSettings
@@ -112,15 +117,21 @@ def tune(
             plan = _plan(settings, arguments, given, measure, build)
             study.set_user_attr("plan", asdict(plan))
         plan = _open_plan(_Plan.read(study.user_attrs["plan"]), settings, given, build)
+        if settings.minutes is None or settings.minutes <= plan.minutes:
+            raise ValueError(
+                f"--minutes must be above the {plan.minutes:g} of this folder's search, got "
+                f"{settings.minutes}. Give more."
+            )
         search = _Search(study, plan, settings, given, build, output / TUNING_FOLDER)
         last = replace(
             settings,
-            minutes=(settings.minutes or 0.0) - plan.minutes,
+            minutes=settings.minutes - plan.minutes,
             resume=bool(closed_checkpoints(output)),
         )
         if last.resume:
             # Its own record has what was chosen.
             return last, choose(last, arguments, given, [])
+        discard_stopped(output)
         return last, search.best(last.minutes or 0.0)
 
 
@@ -384,6 +395,8 @@ class _Search(Generic[Settings]):
         """Trains a candidate, or continues; returns its lowest validation loss."""
         settings, arguments = self.build(self.settings, self._decisions(candidate, minutes))
         resume = bool(closed_checkpoints(folder))
+        if not resume:
+            discard_stopped(folder)
         settings = replace(settings, minutes=minutes, finish_within=None, resume=resume)
         arguments.output_dir = str(folder)
         arguments.predict_with_generate = False
