@@ -63,6 +63,8 @@ def main() -> int:
     except ValueError as error:
         sys.exit(str(error))
     mutants = [mutant for mutant in share if not arguments.only or arguments.only in mutant.name]
+    if not mutants:
+        sys.exit(f"--only {arguments.only!r} is in no name of share {arguments.share}.")
     given = [[*map(path_of, arguments.tests)]] if arguments.tests else None
     trials = [(mutant, given or mutant.choose_tests()) for mutant in mutants]
     verdicts: dict[str, Verdict] = {}

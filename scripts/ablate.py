@@ -49,8 +49,8 @@ def main() -> int:
             for seed, name in product(options.seeds, rows)
         }
         for (name, seed), folder in () if options.table else folders.items():
-            given = ["--data", options.data, "--seed", str(seed), "--output_dir", str(folder)]
-            if not is_finished(folder) and (status := train(folder, [*rows[name], *given])):
+            given = ["--data", options.data, "--seed", str(seed)]
+            if status := train(folder, [*rows[name], *given]):
                 print(f"{folder}: training ended with status {status}.", file=sys.stderr)
                 return status
         lines = []

@@ -15,6 +15,9 @@ from typing import Any
 # In the folder of a run from its beginning to its successful end.
 UNFINISHED_FILE = ".unfinished"
 
+# Beside it: the options of the run.
+OPTIONS_FILE = ".options"
+
 
 def read_rows(options: argparse.Namespace) -> dict[str, list[str]]:
     """Options of the chosen rows of a plan, by name.
@@ -30,6 +33,11 @@ def read_rows(options: argparse.Namespace) -> dict[str, list[str]]:
     if repeated:
         raise ValueError(f"--seeds must name each seed once, got several {repeated[0]}.")
     check_folders(map(str, plan["rows"]), "row")
+    for name, words in {"options": plan.get("options"), **plan["rows"]}.items():
+        if not isinstance(words, str | None):
+            raise ValueError(
+                f"{options.plan}: {name} must be options in one string, got {words!r}."
+            )
     rows = {
         str(name): shlex.split(plan.get("options") or "") + shlex.split(words or "")
         for name, words in plan["rows"].items()
@@ -80,12 +88,29 @@ def is_finished(folder: Path) -> bool:
 
 
 def train(folder: Path, words: list[str]) -> int:
-    """Trains in a folder of its own, and returns the exit status of the command.
+    """Trains in a folder of its own, unless a run with these options has finished there.
+
+    Args:
+        folder: Gets the run.
+        words: Options of `train`, without `--output_dir`.
+
+    Returns:
+        The exit status of the command.
 
     Raises:
-        ValueError: If the folder holds anything but an unfinished run of this script, or if that
-            run has not ended.
+        ValueError: If the folder holds anything but a run of this script with these options, or an
+            unfinished one; or if that run has not ended.
     """
+    options = folder / OPTIONS_FILE
+    if is_finished(folder):
+        # Earlier versions kept no options.
+        had = options.read_text(encoding="utf-8") if options.exists() else shlex.join(words)
+        if had != shlex.join(words):
+            raise ValueError(
+                f"{folder} holds a run with other options: `{had}` instead of "
+                f"`{shlex.join(words)}`. Move it away, or choose another --output."
+            )
+        return 0
     if folder.exists():
         if not (folder / UNFINISHED_FILE).exists():
             raise ValueError(
@@ -99,6 +124,8 @@ def train(folder: Path, words: list[str]) -> int:
             shutil.rmtree(folder)
     folder.mkdir(parents=True)
     (folder / UNFINISHED_FILE).touch()
+    options.write_text(shlex.join(words), encoding="utf-8")
+    words = [*words, "--output_dir", str(folder)]
     print("train", *words, file=sys.stderr, flush=True)
     command = [sys.executable, "-m", "vanilla_transformer_cli", "train", *words]
     status = subprocess.run(command, check=False, stdout=sys.stderr).returncode

@@ -17,7 +17,7 @@ import time
 from itertools import islice
 from pathlib import Path
 
-from ablation import is_finished, train
+from ablation import train
 
 SIZES = {
     "d_model": 128,
@@ -103,8 +103,7 @@ def run(options: argparse.Namespace) -> None:
     common += ["--num_train_epochs", "1000", "--disable_tqdm", "True"]
     for name, (_, given) in LEGS.items():
         start = [] if name == "scratch" else ["--init_from", str(imported)]
-        words = [*common, *start, *given, "--output_dir", str(folder / name)]
-        if not is_finished(folder / name) and (status := train(folder / name, words)):
+        if status := train(folder / name, [*common, *start, *given]):
             raise ValueError(f"The training of {name} ended with status {status}.")
     rows = {"imported": "imported, before fine-tuning"}
     rows |= {name: title for name, (title, _) in LEGS.items()}

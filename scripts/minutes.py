@@ -6,7 +6,7 @@ import shlex
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -71,8 +71,7 @@ class Corpus:
 
     def options(self, run: str, minutes: float) -> list[str] | None:
         """Options of `train`; None if this corpus has no such run."""
-        given = ["--data", str(self.data), "--output_dir", str(self.folder(run))]
-        given += ["--disable_tqdm", "true"]
+        given = ["--data", str(self.data), "--disable_tqdm", "true"]
         if run == "recipe":
             if not self.recipe:
                 return None
@@ -116,7 +115,7 @@ class Corpus:
         folder, words = self.folder(run), self.options(run, minutes)
         if words is None or self.scores(run):
             return 0
-        if not is_finished(folder) and (status := train(folder, words)):
+        if status := train(folder, words):
             return status
         command = [sys.executable, "-m", "vanilla_transformer_cli", "evaluate", "--name", NAME]
         command += ["--model", str(folder), *shlex.split(self.evaluate), "--metrics", self.metric]
@@ -145,6 +144,11 @@ def read_corpora(plan: Path, patterns: list[str], data: Path, output: Path) -> l
             Corpus(name, data / entry.pop("folder"), output / slug(name), **entry)
             for name, entry in read_plan(plan).items()
         ]
+        for corpus in corpora:
+            for field in fields(corpus):
+                value = getattr(corpus, field.name)
+                if not isinstance(value, str | Path):
+                    raise TypeError(f"{field.name} of {corpus.name} must be text, got {value!r}")
     except (AttributeError, TypeError, KeyError) as error:
         raise ValueError(f"{plan} must be YAML like scripts/corpora.yaml: {error}") from error
     check_folders((corpus.name for corpus in corpora), "corpus")

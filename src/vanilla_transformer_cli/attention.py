@@ -71,6 +71,11 @@ def attention(argv: list[str]) -> None:
 def _check(parser: Parser, settings: AttentionSettings, texts: list[str]) -> Path:
     """Checks what can be checked without a model; returns the file to write."""
     models = [settings.model] if settings.model else []
+    if settings.alignments or settings.positions is not None:
+        defaults = AttentionSettings()
+        for name in ("kind", "layer", "head"):
+            if getattr(settings, name) != getattr(defaults, name):
+                parser.error(f"--{name} is for the attention of a text: leave it out")
     if settings.alignments:
         if texts or settings.positions is not None:
             parser.error("--alignments excludes texts and --positions: leave them out")

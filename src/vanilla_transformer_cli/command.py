@@ -32,6 +32,7 @@ Command = Callable[[list[str]], None]
 
 def run(command: Command, argv: list[str] | None = None) -> None:
     """Runs one command; a user's mistake prints one message and ends with status 2."""
+    _open_standard_streams()
     try:
         command(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()
@@ -69,6 +70,14 @@ def run(command: Command, argv: list[str] | None = None) -> None:
     finally:
         # The work is done: Ctrl-C while the interpreter shuts down only prints tracebacks.
         atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
+
+
+def _open_standard_streams() -> None:
+    """Those that the shell has closed (`<&-`) are like /dev/null; Python has None for them."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            # It stays open as long as the process.
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
 
 
 def _loss_of_a_process(said: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, replace
 from io import FileIO
-from itertools import islice
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -130,10 +130,18 @@ class TranslationJob:
         if not self.is_typed:
             yield from translator.translate(self.lines, self.prefixes, first_line=self.done + 1)
             return
+        is_one = isinstance(self.prefixes, str)
+        prefixes = repeat(self.prefixes) if isinstance(self.prefixes, str) else self.prefixes
         for number, line in enumerate(self.lines, start=self.done + 1):
-            is_one = isinstance(self.prefixes, str)
-            prefixes = self.prefixes if is_one else islice(self.prefixes, 1)
-            yield from translator.translate([line], prefixes, first_line=number)
+            if (prefix := next(prefixes, None)) is None:
+                raise _other_count(f"only {number - 1:,}")
+            yield from translator.translate([line], prefix, first_line=number)
+        if not is_one and next(prefixes, None) is not None:
+            raise _other_count(f"more than the {self.lines.count:,} lines")
+
+
+def _other_count(got: str) -> ValueError:
+    return ValueError(f"There must be as many prefixes as lines, got {got} in --prefix_file.")
 
 
 def plan_translation(settings: TranslateSettings, texts: list[str]) -> TranslationJob:
@@ -190,6 +198,10 @@ def _check(settings: TranslateSettings, texts: list[str]) -> None:
         )
     if settings.prefix and settings.prefix_file:
         faults.append("--prefix and --prefix_file exclude each other; give one of them.")
+    if settings.n_best < 1:
+        faults.append(f"--n_best must be at least 1, got {settings.n_best}.")
+    if not settings.output and sys.__stdout__ is None:
+        faults.append("Standard output is closed, so that --output is needed.")
     if settings.resume and not settings.output:
         faults.append("--resume needs the --output to continue.")
     for option in ("input", "prefix_file"):
@@ -268,6 +280,8 @@ def _find_done(
             "output to translate anew, or let that version finish it."
         )
     faults = earlier.differences(record)
+    if earlier.prefixes and isinstance(prefixes, str):
+        faults.append("no --prefix_file")
     done, size, has_more = written_lines(output, 1 if settings.details else settings.n_best)
     read = {"input": (lines, earlier.input)}
     if isinstance(prefixes, CountedLines):

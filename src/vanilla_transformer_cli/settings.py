@@ -81,6 +81,10 @@ _TARGET_LANGUAGE = (
     "Language to translate into, of a model of several directions: one of --tag_column, or of the "
     "pretrained model. Default: the one with which the model begins its outputs, if it has one."
 )
+_DTYPE = (
+    "Type of the weights in memory; auto: as they were saved, or bfloat16 on a GPU that computes "
+    "in it."
+)
 _TRUST_REMOTE_CODE = (
     "Runs the code in the folder of a model of another kind. A vanilla_transformer model always "
     "runs with the installed package."
@@ -353,11 +357,7 @@ class SearchSettings:
     )
     source_language: str | None = option(_SOURCE_LANGUAGE)
     target_language: str | None = option(_TARGET_LANGUAGE)
-    dtype: DTypeName = option(
-        "Type of the weights in memory; auto: as they were saved, or bfloat16 on a GPU that "
-        "computes in it.",
-        "auto",
-    )
+    dtype: DTypeName = option(_DTYPE, "auto")
     num_beams: int | None = option(
         "Beam width; 1: greedy. Default: the model's, usually 4; with --do_sample 1."
     )
@@ -621,7 +621,7 @@ class AttentionSettings:
     num_beams: int | None = option(
         "Beam width of the model's own translation; 1: greedy. Default: the model's, usually 4."
     )
-    dtype: DTypeName = option("Type of the weights in memory; auto: as they were saved.", "auto")
+    dtype: DTypeName = option(_DTYPE, "auto")
     trust_remote_code: bool = option(_TRUST_REMOTE_CODE, False)
 
 
@@ -650,7 +650,7 @@ class DemoSettings:
     )
     source_language: str | None = option(_SOURCE_LANGUAGE)
     target_language: str | None = option(_TARGET_LANGUAGE)
-    dtype: DTypeName = option("Type of the weights in memory; auto: as they were saved.", "auto")
+    dtype: DTypeName = option(_DTYPE, "auto")
     trust_remote_code: bool = option(_TRUST_REMOTE_CODE, False)
 
 

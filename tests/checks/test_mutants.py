@@ -186,14 +186,25 @@ def test_share_that_is_none_is_refused(share):
         take_share([], share)
 
 
-def check(folder: Path, *lines: str) -> subprocess.CompletedProcess[str]:
+def check(
+    folder: Path, *lines: str, options: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
     """Runs the script on a list of one defect, as long as it needs no run of the tests."""
     (folder / "modeling.toml").write_text(
         "\n".join(['[["vanilla_transformer/modeling/loss_vanilla_transformer.py"]]', *lines]),
         encoding="utf-8",
     )
-    command = [sys.executable, SCRIPT, "--mutants", folder]
+    command = [sys.executable, SCRIPT, "--mutants", folder, *options]
     return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_script_refuses_words_that_no_name_has(tmp_path):
+    lines = ('name = "sum"', "old = 'def forward('", "new = 'def backward('")
+
+    finished = check(tmp_path, *lines, options=("--only", "product"))
+
+    assert finished.returncode
+    assert "'product' is in no name" in finished.stderr
 
 
 def test_script_refuses_a_defect_whose_text_is_gone(tmp_path):

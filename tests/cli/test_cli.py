@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -79,6 +80,10 @@ def test_translate_keeps_empty_and_blank_lines(run, model):
     empty, translated, blank, last, rest = outcome.out.split("\n")
     assert (empty, blank, last, rest) == ("", " \t", "", "")
     assert translated.strip()
+
+
+def test_blank_argument_stays_one_line(run, model):
+    assert run("translate", "--model", model, "\n", "drei").out.startswith(" \n")
 
 
 def test_translate_gives_nothing_when_nothing_comes_in(run, model):
@@ -477,6 +482,21 @@ def test_help_that_cannot_be_written_is_told_in_one_line(run, stdout_to, argv):
 
     assert outcome.status == 2
     assert outcome.err == "vanilla-transformer: [Errno 28] No space left on device\n"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the shell is POSIX's")
+def test_closed_streams_are_empty_or_named(model):
+    program = shlex.join([sys.executable, "-m", "vanilla_transformer_cli", "translate", "--model"])
+
+    def run_shell(words):
+        command = f"{program} {shlex.quote(str(model))} {words}"
+        return subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+
+    nothing, unwritten = run_shell("<&-"), run_shell("drei >&-")
+
+    assert (nothing.returncode, nothing.stdout, nothing.stderr) == (0, "", "")
+    assert unwritten.returncode == 2
+    assert "Standard output is closed, so that --output is needed." in unwritten.stderr
 
 
 def test_reader_that_stops_early_is_no_mistake():

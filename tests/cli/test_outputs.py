@@ -397,17 +397,42 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_typed_lines_are_named_by_their_number(model, monkeypatch, caplog):
-    typed = iter(["ja", "quer durch den wald", "x", "zyxwvutsrq"])
+@pytest.fixture
+def type_lines(monkeypatch):
+    """Sets what is typed."""
 
-    def read_line(_):
-        for line in typed:
-            return line
-        raise EOFError
+    def type_lines(*lines):
+        typed = iter(lines)
 
-    monkeypatch.setattr(sys, "stdin", Terminal())
-    monkeypatch.setattr("builtins.input", read_line)
+        def read_line(_):
+            for line in typed:
+                return line
+            raise EOFError
+
+        monkeypatch.setattr(sys, "stdin", Terminal())
+        monkeypatch.setattr("builtins.input", read_line)
+
+    return type_lines
+
+
+def test_typed_lines_are_named_by_their_number(model, type_lines, caplog):
+    type_lines("ja", "quer durch den wald", "x", "zyxwvutsrq")
 
     main(["translate", "--model", str(model), "--max_source_length", "8"])
 
     assert [message.split(" is ")[0] for message in caplog.messages] == ["Line 2", "Line 4"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "got"), [(["ja"], "more than the 1 lines"), (["ja", "x", "nein"], "only 2")]
+)
+def test_typed_lines_need_as_many_prefixes(model, type_lines, tmp_path, capsys, lines, got):
+    (tmp_path / "prefixes").write_text("a\nb\n")
+    type_lines(*lines)
+
+    with pytest.raises(SystemExit):
+        main(["translate", "--model", str(model), "--prefix_file", str(tmp_path / "prefixes")])
+
+    printed = capsys.readouterr()
+    assert f"must be as many prefixes as lines, got {got} in --prefix_file" in printed.err
+    assert len(printed.out.splitlines()) == min(2, len(lines))

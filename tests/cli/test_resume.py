@@ -196,6 +196,16 @@ def test_resume_refuses_other_text(run, job, tmp_path, name, lines, difference):
     assert_refused(run(*argv, "--resume"), out, before, f"got {difference}")
 
 
+def test_resume_refuses_to_drop_the_prefixes(run, job, tmp_path):
+    prefixes = tmp_path / "prefixes"
+    prefixes.write_bytes(as_bytes("abcdefg"))
+    argv, out = job("--prefix_file", prefixes)
+    before = out.read_bytes()
+    without = [word for word in argv if word not in ("--prefix_file", prefixes)]
+
+    assert_refused(run(*without, "--resume"), out, before, "got no --prefix_file")
+
+
 def test_resume_takes_what_changes_no_result(run, job, tmp_path):
     argv, out = job()
     source = tmp_path / "moved"

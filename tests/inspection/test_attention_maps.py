@@ -273,6 +273,10 @@ def test_labels_of_byte_level_pieces_are_text():
     assert "".join(labels[1:-5]) == "␣wörld"
     assert labels[-5:] == ("␣", "中 1/3", "中 2/3", "中 3/3", "</s>")
 
+    tokenizer.add_tokens(["→", "new york"])
+    labels = token_labels(tokenizer, tokenizer("hello→new york").input_ids)
+    assert (labels[0], labels[-2:]) == ("hello", ("→", "new␣york"))
+
 
 @pytest.mark.parametrize("suffix", ["png", "svg"])
 def test_picture_is_written_whole_and_the_same_twice(tmp_path, suffix):

@@ -182,6 +182,14 @@ def test_file_that_is_not_text_is_refused(page, tmp_path):
         list(page.translate_file(path, "", GREEDY))
 
 
+def test_endless_line_of_a_file_is_refused(page, tmp_path):
+    path = tmp_path / "in.txt"
+    path.write_text(f"ja\n{'x' * 5001}\n")
+
+    with pytest.raises(ValueError, match="at most 5,000 characters here, got 5,001 in line 2"):
+        next(page.translate_file(path, "", GREEDY))
+
+
 def test_small_file_that_unpacks_to_a_large_one_is_refused(page, tmp_path, monkeypatch):
     monkeypatch.setattr(pages, "LARGEST_FILE", 100)
     path = tmp_path / "in.gz"

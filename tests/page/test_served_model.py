@@ -8,6 +8,7 @@ from transformers import AutoTokenizer
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.interop.importing import import_model
 from vanilla_transformer.page.served_model import (
+    CHARACTERS_AT_A_TIME,
     LINES_AT_A_TIME,
     MOST_CHARACTERS,
     ServedModel,
@@ -102,11 +103,14 @@ def test_other_readers_get_their_turn_between_parts_of_a_file(model, monkeypatch
 
     monkeypatch.setattr(Translator, "translate", translate)
     lines = list(map(str, range(LINES_AT_A_TIME + 1)))
+    # Long ones come alone.
+    lines += ["x" * CHARACTERS_AT_A_TIME, "y"]
 
     found = [one.text for one in model.translate_lines(lines, Wanted())]
 
     assert found == lines
-    assert parts == [(1, LINES_AT_A_TIME), (1 + LINES_AT_A_TIME, 1)]
+    first = 1 + LINES_AT_A_TIME
+    assert parts == [(1, LINES_AT_A_TIME), (first, 1), (first + 1, 1), (first + 2, 1)]
     assert not model._lock.locked()
 
 

@@ -127,7 +127,7 @@ def test_run_that_was_stopped_is_no_result_and_begins_anew(script, capsys):
 
     assert len(capsys.readouterr().out.splitlines()) == 4
     names = {path.name for path in Path("runs").rglob("*") if path.is_file()}
-    assert names == {"run.json", "results.json"}
+    assert names == {"run.json", "results.json", ".options"}
 
 
 def test_table_has_means_and_ranges_over_the_seeds(script, capsys):
@@ -151,6 +151,16 @@ def test_finished_runs_are_not_repeated(script, capsys):
 
     assert script(lambda folder: 1, "--seeds", "3") == 0
     assert capsys.readouterr().out == first
+
+
+def test_finished_run_with_other_options_is_no_result(script, capsys):
+    script(finish, "--seeds", "3")
+    plan = Path("plan.yaml").read_text(encoding="utf-8")
+    Path("plan.yaml").write_text(plan.replace("rate 0.5", "rate 0.4"), encoding="utf-8")
+
+    assert script(finish, "--seeds", "3") == 2
+
+    assert "runs/post-norm-3 holds a run with other options" in capsys.readouterr().err
 
 
 def test_folder_with_other_files_is_left_alone(script, capsys):
@@ -184,6 +194,8 @@ def test_run_that_has_not_ended_is_left_alone(script, capsys):
         (PLAN + "  Post norm: --seed 1", [], "'post-norm' and 'Post norm' would have one folder"),
         ("rows: [a, b]", [], "plan.yaml must have `options` and `rows`"),
         ("rows: {a: --seed 1}\n : :", [], "plan.yaml must be YAML: while parsing"),
+        ("rows: {a: 3}", [], "plan.yaml: a must be options in one string, got 3"),
+        ("options: [--a]\nrows: {a: }", [], "options must be options in one string, got ['--a']"),
         (PLAN, ["--rows", "x"], "Pre-norm, as usual, post-norm, got ['x']"),
         (PLAN, ["--metric", "bleu", "--rows", "post*"], "has no score 'bleu'. Name another"),
     ],

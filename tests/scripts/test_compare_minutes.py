@@ -53,10 +53,9 @@ def test_rules_have_files_and_metric_and_what_is_left_out_has_its_options_too(co
     less = corpora["Two words"].options("left out", 15)
 
     files = ["--train", "train.tsv", "--validation", "validation.tsv"]
-    folders = ["--data", str(tmp_path / "data/other")]
-    folders += ["--output_dir", str(tmp_path / "runs/others/rules")]
+    folder = ["--data", str(tmp_path / "data/other")]
     budget = ["--minutes", "15", "--metrics", "wer"]
-    assert words == [*files, *budget, *folders, "--disable_tqdm", "true"]
+    assert words == [*files, *budget, *folder, "--disable_tqdm", "true"]
     assert less[less.index("--learning_rate") + 1] == "0.001"
     assert less[less.index("--train") + 1] == "train.jsonl"
 
@@ -85,6 +84,11 @@ def test_corpora_come_in_the_order_of_the_patterns_each_once(plan, tmp_path):
     [
         (PLAN, ["Java*"], r"Two words, Others, got \['Java\*'\]"),
         ("- 1", ["*"], "must be YAML like scripts/corpora.yaml"),
+        (
+            "A: {folder: x, metric: bleu, evaluate: '', train: [a, b]}",
+            ["*"],
+            "train of A must be text",
+        ),
         ("A: {folder: a, metric: wer, beam: 4}", ["*"], "beam"),
         ("A: {metric: wer}", ["*"], "like scripts/corpora.yaml: 'folder'"),
         ("a: {b: c}\n : :", ["*"], "must be YAML: while parsing"),

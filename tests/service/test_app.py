@@ -332,7 +332,7 @@ def test_more_requests_than_may_wait_are_refused_for_the_moment(blocked):
 
 def test_more_characters_than_may_wait_are_refused_for_the_moment(blocked):
     taken = [blocked.occupy(), *(blocked.ask("x" * 2000) for _ in range(2))]
-    wait_until(lambda: blocked.waiting() == 4002)
+    wait_until(lambda: blocked.waiting() == len("ja\n") + 2 * 2001)
 
     refused = blocked.server.translate("x" * 999)
 
@@ -390,11 +390,11 @@ def test_request_of_a_client_that_has_left_leaves_the_queue(blocked):
         body = urlencode({"q": "gone", "source": "de", "target": "en"})
         head = f"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: {FORM}\r\n"
         connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
-        wait_until(lambda: blocked.waiting() == len("ja") + len("gone"))
+        wait_until(lambda: blocked.waiting() == len("ja\n") + len("gone\n"))
 
-    wait_until(lambda: blocked.waiting() == len("ja"))
+    wait_until(lambda: blocked.waiting() == len("ja\n"))
     after = blocked.ask("x")
-    wait_until(lambda: blocked.waiting() == len("ja") + len("x"))
+    wait_until(lambda: blocked.waiting() == len("ja\n") + len("x\n"))
     blocked.gate.set()
 
     assert (first.result().status, after.result().status) == (200, 200)
@@ -423,7 +423,7 @@ def test_failure_of_the_engine_fails_one_request_only(own_server, expected):
 def test_metrics_count_requests_batches_and_what_waits(blocked):
     first = blocked.occupy()
     others = [blocked.ask("x") for _ in range(3)]
-    wait_until(lambda: blocked.waiting() == 5)
+    wait_until(lambda: blocked.waiting() == len("ja\n") + 3 * len("x\n"))
     during = blocked.server.send("GET", "/metrics")
     blocked.gate.set()
     assert {future.result().status for future in (first, *others)} == {200}
@@ -434,7 +434,7 @@ def test_metrics_count_requests_batches_and_what_waits(blocked):
         for family in text_string_to_metric_families(blocked.server.send("GET", "/metrics").content)
     }
 
-    assert "vanilla_transformer_waiting_characters 5.0" in during.content
+    assert "vanilla_transformer_waiting_characters 9.0" in during.content
     assert during.headers["content-type"].startswith("text/plain")
     totals = {
         sample.name.removeprefix("vanilla_transformer_"): sample.value
@@ -455,7 +455,7 @@ def test_health_is_told(server):
 
 def test_stop_answers_everything_that_was_taken(blocked, expected):
     futures = [blocked.occupy(), *(blocked.ask(line) for line in LINES)]
-    wait_until(lambda: blocked.waiting() == len("ja") + sum(map(len, LINES)))
+    wait_until(lambda: blocked.waiting() == len("\n".join(["ja", *LINES, ""])))
 
     blocked.server.server.should_exit = True
     wait_until(lambda: not blocked.server.server.servers[0].is_serving())

@@ -253,7 +253,7 @@ def test_cancelled_request_leaves_the_queue(start, work):
     kept, cancelled = batcher.submit("k", ["kept"]), batcher.submit("k", ["gone"])
 
     assert cancelled.cancel()
-    assert batcher.waiting_characters == len("busy") + len("kept")
+    assert batcher.waiting_characters == len("busy\n") + len("kept\n")
     assert cancelled not in [request.answer for request in batcher._waiting]
     work.gate.set()
 
@@ -292,19 +292,20 @@ def test_request_cancelled_during_its_batch_is_not_translated_further(start, wor
 
 
 def test_too_many_waiting_characters_are_refused_and_room_comes_back(start, work):
-    batcher = start(max_waiting_characters=10)
+    # Line ends count.
+    batcher = start(max_waiting_characters=13)
     future = occupy(batcher, work)
     waiting = batcher.submit("k", ["abc", "def"])
 
     with pytest.raises(
-        QueueFullError, match="At most 10 characters may wait, got 1 more than the 10"
+        QueueFullError, match="At most 13 characters may wait, got 2 more than the 13"
     ):
         batcher.submit("k", ["x"])
     work.gate.set()
 
     assert future.result(SECONDS) == [["busy:BUSY"]]
     assert waiting.result(SECONDS) == [["k:ABC"], ["k:DEF"]]
-    batcher.submit("k", ["0123456789"]).result(SECONDS)
+    batcher.submit("k", ["0123456789ab"]).result(SECONDS)
 
 
 def test_closing_finishes_what_was_taken_and_takes_nothing_more(start, work):

@@ -273,6 +273,16 @@ def test_ensemble_never_writes_what_the_generation_config_forbids(tiny_model, se
         assert single not in tokens
 
 
+def test_ensemble_refuses_what_only_a_single_model_follows(tiny_model):
+    tiny_model.generation_config.no_repeat_ngram_size = 2
+    TorchEngine(tiny_model)
+
+    with pytest.raises(
+        ValueError, match=r"An ensemble .* no_repeat_ngram_size=2.*or give one model"
+    ):
+        TorchEngine(tiny_model, tiny_model)
+
+
 def test_ensemble_refuses_more_beams_than_it_has_tokens_for(tiny_model):
     tokens = tiny_model.config.vocab_size
     together = TorchEngine(tiny_model, tiny_model)

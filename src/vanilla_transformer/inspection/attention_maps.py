@@ -245,9 +245,10 @@ def _first_characters(contents: list[bytes | None]) -> tuple[str, int]:
 
 
 def _content(token: str, *, in_bytes: bool) -> bytes | None:
-    """Bytes that a token spells; None if it is text."""
+    """Bytes that a token spells; None if it is text, such as a token that was added later."""
     if in_bytes:
-        return bytes(map(_byte_of_character().__getitem__, token))
+        known = _byte_of_character()
+        return bytes(map(known.__getitem__, token)) if known.keys() >= set(token) else None
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         return bytes.fromhex(token[3:5])
     return None

@@ -10,7 +10,13 @@ from typing import Any, NamedTuple, Self
 from vanilla_transformer.files import read_lines, write_lines
 from vanilla_transformer.page import fragments
 from vanilla_transformer.page.examples import find_examples, read_examples
-from vanilla_transformer.page.served_model import LINES_AT_A_TIME, ServedModel, Wanted, lines_of
+from vanilla_transformer.page.served_model import (
+    LINES_AT_A_TIME,
+    MOST_CHARACTERS,
+    ServedModel,
+    Wanted,
+    lines_of,
+)
 from vanilla_transformer.translation import Translation
 
 _NOTHING = "Type or paste a text: a sentence, or several lines."
@@ -219,6 +225,12 @@ class Page:
         model, wanted = self.model(name), Wanted.of(choices)
         # As in a text: a line may end as on Windows.
         lines = [line.removesuffix("\r") for line in read_lines(path, max_bytes=LARGEST_FILE)]
+        for number, line in enumerate(lines, start=1):
+            if len(line) > MOST_CHARACTERS:
+                raise ValueError(
+                    f"A line of a file has at most {MOST_CHARACTERS:,} characters here, got "
+                    f"{len(line):,} in line {number:,}. Give each sentence a line of its own."
+                )
         texts: list[str] = []
         for translation in model.translate_lines(lines, wanted):
             if len(texts) % LINES_AT_A_TIME == 0:

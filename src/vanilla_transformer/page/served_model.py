@@ -1,10 +1,9 @@
 """A model that a page translates with, whatever its readers choose."""
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from itertools import islice
 from typing import Any, Self, cast
 
 from vanilla_transformer.inspection.alignments import encode_source
@@ -26,8 +25,9 @@ from vanilla_transformer.translation.segments import without_surrogates
 MOST_CHARACTERS = 5_000
 # Translations take memory for each of their readers.
 WIDEST_BEAM = 10
-# Lines of a file between two reports of progress.
+# Of a file, while other readers wait.
 LINES_AT_A_TIME = 64
+CHARACTERS_AT_A_TIME = 20_000
 # Weights of an attention page of about 10 MB.
 MOST_WEIGHTS = 1_500_000
 # Directions and searches that a model is kept ready for.
@@ -156,7 +156,7 @@ class ServedModel:
             name: Folder or Hub name.
             source_language: With which the page begins; None: the model's, or the first one.
             target_language: The same.
-            dtype: Of the weights in memory; `auto`: as saved.
+            dtype: Of the weights in memory; see `Translator.from_pretrained`.
             trust_remote_code: Runs the code in the folder of a model of another architecture.
         """
         tokenizers = TokenizerPair.from_pretrained(name, trust_remote_code=trust_remote_code)
@@ -205,8 +205,7 @@ class ServedModel:
         """
         translator = self._translator(wanted, details)
         first = 0
-        remaining = iter(lines)
-        while part := list(islice(remaining, LINES_AT_A_TIME)):
+        for part in _parts(lines):
             with self._lock:
                 translations = list(translator.translate(part, first_line=first + 1))
             yield from translations
@@ -302,6 +301,20 @@ class ServedModel:
             max_source_length=self.max_source_length,
             details=details,
         )
+
+
+def _parts(lines: Iterable[str]) -> Iterator[list[str]]:
+    """The lines in parts that do not take long."""
+    part: list[str] = []
+    characters = 0
+    for line in lines:
+        characters += len(line)
+        if part and (len(part) == LINES_AT_A_TIME or characters > CHARACTERS_AT_A_TIME):
+            yield part
+            part, characters = [], len(line)
+        part.append(line)
+    if part:
+        yield part
 
 
 def lines_of(text: str) -> list[str]:

@@ -65,7 +65,8 @@ class _Request(Generic[Kind, Result]):
 
     @property
     def characters(self) -> int:
-        return sum(map(len, self.lines))
+        """Those of its lines; line ends count too, since blank lines take time and memory."""
+        return sum(map(len, self.lines)) + len(self.lines)
 
     def finish(self) -> None:
         if not self.parts:

@@ -64,11 +64,12 @@ def expected_utilities(candidates: Sequence[str], weights: Sequence[float]) -> l
     mass: dict[str, float] = defaultdict(float)
     for candidate, weight in zip(candidates, weights, strict=True):
         mass[candidate] += weight
-    metric = CHRF()
+    score = CHRF().sentence_score
     total = sum(mass.values())
     utilities = {
         candidate: sum(
-            weight * metric.sentence_score(candidate, [reference]).score
+            # chrF of nothing against nothing would be 0.
+            weight * (100.0 if candidate == reference else score(candidate, [reference]).score)
             for reference, weight in mass.items()
         )
         / total

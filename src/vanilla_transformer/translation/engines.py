@@ -30,7 +30,7 @@ from vanilla_transformer.modeling.search_vanilla_transformer import (
     greedy_search,
     padded,
 )
-from vanilla_transformer.translation.search import Search
+from vanilla_transformer.translation.search import Search, refuse_torch_only
 
 # Elements of the largest tensor [rows, T, V] of a teacher-forced pass: 64 MB in float32.
 FORCED_LOGITS = 2**24
@@ -165,6 +165,8 @@ class TorchEngine:
                 "The models of an ensemble must be vanilla Transformers, got "
                 f"{', '.join(sorted(foreign))}. Bring them in first: vanilla-transformer import."
             )
+        if len(models) > 1:
+            refuse_torch_only(models[0].generation_config, "An ensemble", "give one model")
         _, self.vocab_size = sizes[0]
         self.models = [model.eval() for model in models]
         self.model = model = models[0]

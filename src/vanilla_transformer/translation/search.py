@@ -212,15 +212,24 @@ def torch_only(generation_config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def refuse_torch_only(generation_config: GenerationConfig) -> None:
-    """Refuses searches that an export cannot do.
+def refuse_torch_only(
+    generation_config: GenerationConfig,
+    what: str = "An export",
+    instead: str = "use the engine `torch`",
+) -> None:
+    """Refuses searches that an export, or an ensemble, cannot do.
+
+    Args:
+        generation_config: Of the model.
+        what: Cannot do them.
+        instead: What can.
 
     Raises:
         ValueError: If there are such settings; the message names all.
     """
     if fields := torch_only(generation_config.to_diff_dict()):
         raise ValueError(
-            "An export translates without these settings of generation_config.json: "
+            f"{what} translates without these settings of generation_config.json: "
             f"{', '.join(f'{name}={value}' for name, value in fields.items())}. Delete them there, "
-            "or use the engine `torch`."
+            f"or {instead}."
         )

@@ -299,7 +299,10 @@ class Translator:
                 parts = [hypotheses for _, hypotheses in sorted(found.pop(number).items())]
                 best, *others = map(_join, zip(*parts, strict=True))
             else:
-                blank = Translation(line, score=0.0 if self.search.scores else None)
+                # An argument may hold a line separator; a carriage return is of Windows' line end.
+                blank = Translation(
+                    line.replace("\n", " "), score=0.0 if self.search.scores else None
+                )
                 best, *others = [blank] * self.search.num_hypotheses
             yield replace(best, alternatives=tuple(others))
 
