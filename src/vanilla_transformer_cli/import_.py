@@ -36,6 +36,9 @@ def import_(argv: list[str]) -> None:
     settings = ImportSettings(**values)
     if settings.mapping and not Path(settings.mapping).is_file():
         parser.error(f"--mapping: there is no file {settings.mapping!r}")
+    for file in settings.keep_vocabulary or []:
+        if not Path(file).is_file():
+            parser.error(f"--keep_vocabulary: there is no file {file!r}")
     if settings.tokenizer and not settings.mapping:
         parser.error(
             "--tokenizer needs --mapping, because other sources have a tokenizer of their own, got "

@@ -103,6 +103,10 @@ def change_a_row_past_the_version(layer: torch.nn.Linear) -> None:
     layer.weight.data[1000] = 1.0
 
 
+def change_columns_past_the_version(layer: torch.nn.Linear) -> None:
+    layer.weight.data[:, 1:] *= 2
+
+
 def replace_data(layer: torch.nn.Linear) -> None:
     layer.weight.data = 2 * layer.weight.data
 
@@ -117,6 +121,7 @@ def replace_weight(layer: torch.nn.Linear) -> None:
         double_in_place,
         double_past_the_version,
         change_a_row_past_the_version,
+        change_columns_past_the_version,
         replace_data,
         replace_weight,
     ],

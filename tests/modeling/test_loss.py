@@ -14,6 +14,7 @@ from transformers.utils import logging
 
 from vanilla_transformer.modeling import loss_vanilla_transformer
 from vanilla_transformer.modeling.loss_vanilla_transformer import LossTerms
+from vanilla_transformer.modeling.modeling_vanilla_transformer import Encoder
 from vanilla_transformer.modeling.projection_vanilla_transformer import projected_loss_sum
 
 from ..conftest import Batch, Model, build_variant, gradients
@@ -469,3 +470,21 @@ def test_compiled_loss_is_not_compiled_anew_for_every_size(r_drop_alpha):
     # The sizes of the first batch are taken for constants, those that change are not; chunks of
     # equal size are a case of their own where they hold two passes.
     assert graphs.frame_count == (3 if r_drop_alpha else 2)
+
+
+class FeaturedEncoder(Encoder):
+    """Adds to each lookup what it knows of the token."""
+
+    def lookup(self, input_ids, inputs_embeds):
+        rows = super().lookup(input_ids, inputs_embeds)
+        return rows if input_ids is None else rows + (input_ids % 3)[..., None]
+
+
+def test_ids_reach_an_encoder_of_ones_own_in_training(tiny_model, batch):
+    tiny_model.model.encoder.__class__ = FeaturedEncoder
+    tiny_model.train()
+
+    loss = tiny_model(**batch).loss
+
+    expected = tiny_model(**batch, return_logits=True).loss
+    torch.testing.assert_close(loss, expected)

@@ -142,6 +142,20 @@ def test_evaluation_gives_the_same_loss_and_logits(tiny_model, ragged):
     torch.testing.assert_close(actual.logits[is_target], expected.logits[is_target])
 
 
+@pytest.mark.usefixtures("kernel")
+def test_logits_after_the_last_target_are_those_of_a_padded_batch(tiny_model, batch):
+    target = torch.tensor([[1, 25, 7, 4, 9]] * 3)
+    inputs = source_of(batch) | {"decoder_input_ids": target, "labels": target.clone()}
+    inputs["labels"][:, 2:] = -100
+    logits = {}
+    for kernel in ("eager", "varlen"):
+        tiny_model.set_attn_implementation(kernel)
+        with torch.no_grad():
+            logits[kernel] = tiny_model(**inputs).logits
+
+    torch.testing.assert_close(logits["varlen"], logits["eager"])
+
+
 def test_r_drop_is_that_of_a_padded_batch(tiny_model, ragged):
     def loss() -> Tensor:
         torch.manual_seed(0)

@@ -9,15 +9,20 @@ from torch import Tensor, nn
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation import GenerationMixin, MaxTimeCriteria, TemperatureLogitsWarper
 from transformers.generation.streamers import BaseStreamer
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer import VanillaTransformerForConditionalGeneration, VanillaTransformerModel
 from vanilla_transformer.modeling import generation_vanilla_transformer
+from vanilla_transformer.modeling.attention_vanilla_transformer import SelfAttention
 from vanilla_transformer.modeling.generation_vanilla_transformer import SourceLengthLimit
 from vanilla_transformer.modeling.layers_vanilla_transformer import Layer
+from vanilla_transformer.modeling.modeling_vanilla_transformer import Decoder
 from vanilla_transformer.modeling.search_vanilla_transformer import (
     Beam,
     BeamSettings,
 )
+from vanilla_transformer.modeling.shortcuts_vanilla_transformer import holds_only_known_code
 
 from ..conftest import Batch, Model, source_of
 from ..support.observed import observe
@@ -327,7 +332,7 @@ class ForeignLinear(Doubled):
 
 
 # A package beside this one, whose name begins alike.
-ForeignLinear.forward.__module__ = "vanilla_transformer.modeling_of_others"
+ForeignLinear.__module__ = "vanilla_transformer.modeling_of_others"
 
 
 def replace_linear(model: Model) -> None:
@@ -336,6 +341,54 @@ def replace_linear(model: Model) -> None:
 
 def replace_linear_by_foreign(model: Model) -> None:
     model.model.decoder.layers[1].fc1.__class__ = ForeignLinear
+
+
+class OwnDecoder(Decoder):
+    def add_positions(self, inputs_embeds: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return super().add_positions(2 * inputs_embeds, *args, **kwargs)
+
+
+def subclass_decoder(model: Model) -> None:
+    model.model.decoder.__class__ = OwnDecoder
+
+
+class OwnModel(VanillaTransformerModel):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().forward(*args, **kwargs)
+        output.last_hidden_state = output.last_hidden_state * torch.arange(24)
+        return output
+
+
+def subclass_bare_model(model: Model) -> None:
+    model.model.__class__ = OwnModel
+
+
+class LinearBiases(SelfAttention):
+    """As ALiBi: later keys weigh more."""
+
+    def run_kernel(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *args: Any, **kw: Any
+    ) -> Any:
+        bias = 3 * torch.arange(float(key.shape[2])).expand(1, 1, query.shape[2], -1)
+        return super().run_kernel(
+            query, key, value, bias if mask is None else bias + mask, *args, **kw
+        )
+
+
+def subclass_attention(model: Model) -> None:
+    for layer in model.model.decoder.layers:
+        layer.self_attn.__class__ = LinearBiases
+
+
+def take_a_layer_out(model: Model) -> None:
+    del model.model.decoder.layers[0]
+
+
+def drop_out_in_the_decoder(model: Model) -> None:
+    for module in model.model.decoder.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.5
+            module.train()
 
 
 def prepare_otherwise(model: Model) -> None:
@@ -382,6 +435,9 @@ def replace_head(model: Model) -> None:
         patch_linear,
         prepare_otherwise,
         replace_head,
+        subclass_decoder,
+        subclass_bare_model,
+        take_a_layer_out,
     ],
 )
 def test_changed_model_is_searched_with_its_changes(tiny_model, sentences, change, num_beams):
@@ -393,6 +449,21 @@ def test_changed_model_is_searched_with_its_changes(tiny_model, sentences, chang
     expected = generate_like_transformers(tiny_model, sentences, num_beams=num_beams)
     assert after.tolist() == expected.tolist()
     assert after.tolist() != before.tolist()
+
+
+@both_widths
+@pytest.mark.parametrize("change", [subclass_attention, drop_out_in_the_decoder])
+def test_model_that_steps_change_is_searched_in_steps_of_transformers(
+    tiny_model, sentences, change, num_beams
+):
+    before = generate(tiny_model, sentences, num_beams=num_beams)
+    change(tiny_model)
+
+    with torch.random.fork_rng():
+        found = generate(tiny_model, sentences, num_beams=num_beams)
+
+    expected = generate(tiny_model, sentences, num_beams=num_beams, use_transformers_search=True)
+    assert found.tolist() == expected.tolist() != before.tolist()
 
 
 @both_widths
@@ -413,8 +484,31 @@ def test_hook_of_a_layer_finds_sentences_where_transformers_has_them(
     assert found.tolist() == expected.tolist()
 
 
+def test_kernel_that_a_user_registers_is_used(tiny_model, batch, monkeypatch):
+    def upside_down(*args: Any, **kwargs: Any) -> Any:
+        heads, weights = sdpa_attention_forward(*args, **kwargs)
+        return -heads, weights
+
+    before = generate(tiny_model, source_of(batch))
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "sdpa", upside_down)
+
+    found = generate(tiny_model, source_of(batch))
+
+    expected = generate(tiny_model, source_of(batch), use_transformers_search=True)
+    assert found.tolist() == expected.tolist() != before.tolist()
+
+
+def test_prompt_is_not_read_in_chunks(tiny_model, batch):
+    prompt = {"decoder_input_ids": torch.tensor([[1, 9, 25, 7, 30]] * 3)}
+
+    found = generate(tiny_model, source_of(batch), **prompt, prefill_chunk_size=2)
+
+    assert found.tolist() == generate(tiny_model, source_of(batch), **prompt).tolist()
+
+
 def test_model_that_was_asked_for_weights_is_searched_as_before(monkeypatch, tiny_model, batch):
     tiny_model(**batch, output_attentions=True)
+    assert holds_only_known_code(tiny_model.model.decoder)
 
     assert_own_search_finds_the_same(monkeypatch, tiny_model, source_of(batch), num_beams=3)
 

@@ -299,6 +299,24 @@ def test_push_uploads_every_shard(hub, make_folder):
     assert set(index["weight_map"].values()) <= files.keys()
 
 
+def test_push_removes_what_an_earlier_model_had_more(hub, make_folder):
+    folder = make_folder()
+    command("--model", folder, "me/changing")
+    repository = hub.repositories["me/changing"]
+    repository.commit("main", "notes", {**repository.files(), "docs/config.json": b"1", "a": b"2"})
+    (folder / "model.safetensors").unlink()
+    (folder / "run.json").unlink()
+    make_model().save_pretrained(folder, max_shard_size="20KB")
+
+    command("--model", folder, "me/changing")
+
+    files = repository.files()
+    assert "model.safetensors.index.json" in files
+    assert files.keys().isdisjoint({"model.safetensors", "run.json"})
+    # What no upload of ours brings is left alone.
+    assert {"docs/config.json", "a", ".gitattributes"} <= files.keys()
+
+
 def test_push_makes_one_commit(hub, make_folder):
     told = command("--model", make_folder(), "me/once", "--commit_message", "Zahlen")
 
@@ -379,7 +397,8 @@ def test_model_is_not_uploaded_when_the_hub_refuses_its_metadata(hub, make_folde
     assert "'German' is not valid" in message
     assert "Traceback" not in message
     assert hub.repositories["me/german"].messages == ["initial commit"]
-    assert hub.requests == ["/api/repos/create", "/api/validate-yaml"]
+    tree = "/api/models/me/german/tree/main"
+    assert hub.requests == ["/api/repos/create", tree, "/api/validate-yaml"]
 
 
 # What stays on the machine

@@ -131,13 +131,24 @@ class HubRequest(BaseHTTPRequestHandler):
     def commit(self, repo: str, branch: str) -> None:
         repository = self.hub.repositories[repo]
         header, *operations = map(json.loads, self.body.splitlines())
-        files = {
-            operation["value"]["path"]: base64.b64decode(operation["value"]["content"])
-            for operation in operations
-        }
+        files = dict(repository.files(branch))
+        for operation in operations:
+            path = operation["value"]["path"]
+            if operation["key"] == "deletedFile":
+                del files[path]
+            else:
+                files[path] = base64.b64decode(operation["value"]["content"])
         message = header["value"]["summary"]
-        name = repository.commit(branch, message, repository.files(branch) | files)
+        name = repository.commit(branch, message, files)
         self.reply({"commitUrl": f"{self.hub.url}/{repo}/commit/{name}", "commitOid": name})
+
+    def list_files(self, repo: str, branch: str) -> None:
+        files = self.hub.repositories[repo].files(branch)
+        entries = [
+            {"type": "file", "path": path, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
+            for path, data in files.items()
+        ]
+        self.reply(entries)
 
     def resolve(self, repo: str, revision: str, path: str) -> None:
         repository = self.hub.repositories[repo]
@@ -156,6 +167,7 @@ ROUTES = [
     (("POST",), f"{_MODEL}/branch/([^/]+)", HubRequest.create_branch),
     (("POST",), f"{_MODEL}/preupload/([^/]+)", HubRequest.preupload),
     (("POST",), f"{_MODEL}/commit/([^/]+)", HubRequest.commit),
+    (("GET",), f"{_MODEL}/tree/([^/]+)", HubRequest.list_files),
     (("GET", "HEAD"), "/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", HubRequest.resolve),
 ]
 

@@ -103,6 +103,11 @@ def linear(module: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return mapped.unflatten(0, x.shape[:-1])
 
 
+def _edges(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """First column and first row."""
+    return weight[:, 0], weight[0]
+
+
 class WeightForFewRows:
     """A weight `[out, in]` of a linear map, laid out for products with few rows on a CPU.
 
@@ -114,7 +119,7 @@ class WeightForFewRows:
     def __init__(self, weight: Tensor) -> None:
         self.weight = weight.detach()
         self._version = weight._version
-        self._first_column = self.weight[:, 0].clone()
+        self._edges = [edge.clone() for edge in _edges(self.weight)]
         out, width = weight.shape
         # With more rows the layout makes no difference.
         self.most_rows = 128 if out >= 8 * width else 8
@@ -123,12 +128,12 @@ class WeightForFewRows:
         """Whether `weight` is what was laid out, with the same values.
 
         Its version counts changes in place, except those through `weight.data`, with which running
-        averages are often swapped in. The first column shows these.
+        averages are often swapped in. The first column and the first row show these.
         """
         return (
             weight.data_ptr() == self.weight.data_ptr()
             and weight._version == self._version
-            and torch.equal(weight[:, 0], self._first_column)
+            and all(map(torch.equal, _edges(weight), self._edges))
         )
 
     def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:

@@ -29,15 +29,15 @@ class History(Cache):
         super().__init__(layers=[])
         self.length = 0
         # Keys and values of each layer; their sizes and numbers of heads may differ.
-        self.buffers: list[list[Tensor]] = []
+        self.buffers: dict[int, list[Tensor]] = {}
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Appends keys and values `[B, H, N, E]`; returns all of the layer, `[B, H, K, E]`."""
-        if layer_idx == len(self.buffers):
-            self.buffers.append([key_states[:, :, :0], value_states[:, :, :0]])
-        buffers = self.buffers[layer_idx]
+        # Layers may have been taken out, so that numbers are missing.
+        nothing = [key_states[:, :, :0], value_states[:, :, :0]]
+        buffers = self.buffers.setdefault(layer_idx, nothing)
         new = key_states.shape[2]
         end = self.length + new
         if end > buffers[0].shape[2]:
@@ -50,9 +50,10 @@ class History(Cache):
 
     def keep(self, rows: Tensor) -> None:
         """Forgets all sentences but those at `rows`."""
-        self.buffers = [
-            [buffer.index_select(0, rows) for buffer in buffers] for buffers in self.buffers
-        ]
+        self.buffers = {
+            layer_idx: [buffer.index_select(0, rows) for buffer in buffers]
+            for layer_idx, buffers in self.buffers.items()
+        }
 
 
 def _widened(buffer: Tensor, filled: int, room: int) -> Tensor:
@@ -188,6 +189,9 @@ class IncrementalDecoder:
             self.source_mask = self.source_mask.index_select(0, rows)
         self.history.keep(rows)
         for layer in self.cache.cross_attention_cache.layers:
+            if layer.keys is None:
+                # Of a layer that was taken out.
+                continue
             layer.keys, layer.values = (x.index_select(0, rows) for x in (layer.keys, layer.values))
 
     def _run(self, tokens: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:

@@ -30,6 +30,7 @@ from transformers.generation import (
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging
 
 from .cpu_vanilla_transformer import WeightLayouts
@@ -42,7 +43,7 @@ from .search_vanilla_transformer import (
     greedy_search,
     padded,
 )
-from .shortcuts_vanilla_transformer import is_hooked, is_untouched
+from .shortcuts_vanilla_transformer import is_hooked, is_ours, is_untouched
 
 logger = logging.get_logger(__name__)
 
@@ -116,6 +117,8 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
             own = [word for word in self.generation_config.bad_words_ids or [] if len(word) == 1]
             banned = config.bad_words_ids
             config.bad_words_ids = [*banned, *(word for word in own if word not in banned)]
+        # In chunks, an encoder-decoder's prompt would be read with parts of the source's mask.
+        config.prefill_chunk_size = None
         if use_transformers_search is not None:
             config.use_transformers_search = use_transformers_search
         max_length = kwargs.get("max_length", getattr(generation_config, "max_length", None))
@@ -355,7 +358,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
             yield "`use_transformers_search` is set"
         if config.do_sample and config.num_beams > 1:
             yield "beams are drawn (`do_sample`)"
-        for name in ("low_memory", "return_dict_in_generate", "is_assistant", "prefill_chunk_size"):
+        for name in ("low_memory", "return_dict_in_generate", "is_assistant"):
             if getattr(config, name, None):
                 yield f"`{name}` is set"
         if synced_gpus:
@@ -386,7 +389,9 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
 
     def _reasons_to_call_forward(self) -> Iterator[str]:
         """Why a search has to call this model's `forward`."""
-        if self.training:
+        decoder = self.model.decoder
+        if self.training or any(module.training for module in decoder.modules()):
+            # Dropout may be wanted in parts of a model in evaluation mode.
             yield "the model is in training mode"
         owner = next(kind for kind in type(self).__mro__ if "forward" in vars(kind))
         if VanillaTransformerGenerationMixin not in owner.__bases__:
@@ -397,10 +402,21 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         if method is not VanillaTransformerGenerationMixin.prepare_inputs_for_generation:
             # PEFT puts the prefix of prefix tuning in there.
             yield "`prepare_inputs_for_generation` is not this model's"
-        for stage in (self, self.model, self.model.decoder):
+        # Other code may need to know which key stands where; searches put beams side by side.
+        parts = [self.model, decoder, *decoder.layers]
+        children = [pair for layer in decoder.layers for pair in layer.named_children()]
+        parts += [child for name, child in children if name.endswith("_attn")]
+        for part in parts:
+            if not is_ours(part):
+                yield f"{type(part).__name__} is not this package's"
+        kernel = ALL_ATTENTION_FUNCTIONS.get(self.config._attn_implementation)
+        home = getattr(kernel, "__module__", "")
+        if kernel and not home.startswith(("transformers.", __name__.rpartition(".")[0])):
+            yield f"attention runs with a kernel of {home or kernel}"
+        for stage in (self, self.model, decoder):
             if not is_untouched(stage):
                 yield f"{type(stage).__name__} is hooked, patched or compiled"
-        if any(map(is_hooked, (*self.model.decoder.modules(), self.lm_head))):
+        if any(map(is_hooked, (*decoder.modules(), self.lm_head))):
             # Hooks take rows for sentences or beams; a search of ours arranges them otherwise.
             yield "a module of the decoder is hooked"
         release = tuple(int(part) for part in transformers_version.split(".")[:2])
@@ -424,7 +440,7 @@ def _limits(
     stopping_criteria: StoppingCriteriaList, sentences: int, prompt_length: int
 ) -> list[int]:
     """Longest output of each sentence in tokens, prompt not counted."""
-    limits = torch.full((sentences,), torch.iinfo(torch.long).max)
+    limits = torch.full((sentences,), torch.iinfo(torch.long).max, device="cpu")
     for criterion in stopping_criteria:
         if type(criterion) is MaxLengthCriteria:
             limits = limits.clamp(max=criterion.max_length - prompt_length)

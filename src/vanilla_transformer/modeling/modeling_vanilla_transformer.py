@@ -52,6 +52,7 @@ from .packing_vanilla_transformer import (
 )
 from .positions_vanilla_transformer import POSITIONS
 from .projection_vanilla_transformer import Lookup, projected_loss_sum, tied_lookups
+from .shortcuts_vanilla_transformer import is_ours
 
 logger = logging.get_logger(__name__)
 
@@ -629,6 +630,7 @@ class VanillaTransformerForConditionalGeneration(
             ValueError: If `labels` come with `logits_to_keep`, or differ in shape from what the
                 decoder reads, or if `r_drop_alpha` comes with an odd number of rows.
         """
+        in_chunks = self.training and labels is not None and not return_logits
         if self.training and labels is None and num_items_in_batch is not None:
             self._warn_of_outer_loss()
         if labels is not None:
@@ -637,16 +639,19 @@ class VanillaTransformerForConditionalGeneration(
             use_cache = False
             if decoder_input_ids is None and decoder_inputs_embeds is None:
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
-            if decoder_attention_mask is None and self.config._attn_implementation == VARLEN:
-                decoder_attention_mask = up_to_last_target(labels)
-        in_chunks = self.training and labels is not None and not return_logits
         matrix = None
         source = Lookup(input_ids, inputs_embeds)
         target = Lookup(decoder_input_ids, decoder_inputs_embeds)
         if in_chunks:
+            is_packed = self.config._attn_implementation == VARLEN
+            if decoder_attention_mask is None and is_packed and labels is not None:
+                # Logits after the last target are not asked for.
+                decoder_attention_mask = up_to_last_target(labels)
             encoder, decoder = self.model.encoder, self.model.decoder
             tables = ((encoder.embed_tokens, source), (decoder.embed_tokens, target))
-            matrix, (source, target) = tied_lookups(self.lm_head, *tables)
+            if all(map(is_ours, (self.model, encoder, decoder))):
+                # Other code may read the ids.
+                matrix, (source, target) = tied_lookups(self.lm_head, *tables)
         outputs = self.model(
             source.ids,
             attention_mask,

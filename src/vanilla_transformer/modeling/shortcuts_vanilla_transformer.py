@@ -23,15 +23,10 @@ def is_hooked(module: nn.Module) -> bool:
 
 def _is_plain(module: nn.Module) -> bool:
     """Whether the module is neither hooked nor patched."""
-    hooks = (
-        module._forward_hooks,
-        module._forward_pre_hooks,
-        module._backward_hooks,
-        module._backward_pre_hooks,
-    )
+    backward_hooks = (*module._backward_hooks, *module._backward_pre_hooks)
     # Accelerate's hooks (offload) set another `forward` on the instance.
     is_patched = "forward" in vars(module) and not _is_under_autocast(module)
-    return not (any(hooks) or is_patched)
+    return not (is_hooked(module) or backward_hooks or is_patched)
 
 
 def _is_under_autocast(module: nn.Module) -> bool:
@@ -53,8 +48,17 @@ def holds_only_known_code(part: nn.Module) -> bool:
 
     A compiled one is bypassed: it computes the same, and each step of a search has other shapes.
     """
-    known = ("torch.nn.", "transformers.activations.", f"{__name__.rpartition('.')[0]}.")
+    known = ("torch.nn.", "transformers.activations.")
     return all(
-        f"{type(module).forward.__module__}.".startswith(known) and _is_plain(module)
+        (f"{type(module).__module__}.".startswith(known) or is_ours(module)) and _is_plain(module)
         for module in part.modules()
     )
+
+
+def is_ours(module: nn.Module) -> bool:
+    """Whether the module's class, FSDP's changes aside, is this package's and no subclass of it."""
+    kind = type(module)
+    if hasattr(kind, "unshard"):
+        # FSDP2 puts its own class before that of the module.
+        kind = kind.__bases__[-1]
+    return kind.__module__.rpartition(".")[0] == __name__.rpartition(".")[0]

@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-from huggingface_hub import CommitOperationAdd, HfApi, get_token
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
 from huggingface_hub.errors import LocalTokenNotFoundError
 from safetensors import safe_open
 
@@ -98,11 +98,26 @@ def push(
     if revision is not None:
         api.create_branch(repo_id, branch=revision, exist_ok=True)
     card = with_example_for(card, repo_id)
-    operations = [CommitOperationAdd(file.relative_to(folder).as_posix(), file) for file in files]
+    operations: list[CommitOperationAdd | CommitOperationDelete] = [
+        CommitOperationAdd(file.relative_to(folder).as_posix(), file) for file in files
+    ]
     operations.append(CommitOperationAdd(CARD_FILE, card.encode()))
+    # An earlier model may have had files that this one has not, such as one file of weights.
+    written = {operation.path_in_repo for operation in operations}
+    for name in api.list_repo_files(repo_id, revision=revision):
+        if name not in written and _is_shared(PurePosixPath(name)):
+            operations.append(CommitOperationDelete(name))
     # Asks the Hub about the card's metadata before it uploads anything.
     api.create_commit(repo_id, operations, commit_message=commit_message, revision=revision)
     return str(repository)
+
+
+def _is_shared(name: PurePosixPath) -> bool:
+    """Whether a file of a repository has the name of one that an upload may bring."""
+    patterns = map(PurePosixPath, _SHARED_FILES)
+    return any(
+        len(pattern.parts) == len(name.parts) and name.match(str(pattern)) for pattern in patterns
+    )
 
 
 def check_token() -> None:
