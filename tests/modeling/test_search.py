@@ -504,6 +504,8 @@ def test_prompt_is_not_read_in_chunks(tiny_model, batch):
     found = generate(tiny_model, source_of(batch), **prompt, prefill_chunk_size=2)
 
     assert found.tolist() == generate(tiny_model, source_of(batch), **prompt).tolist()
+    config, _ = tiny_model._prepare_generation_config(None, prefill_chunk_size=2)
+    assert config.prefill_chunk_size is None
 
 
 def test_model_that_was_asked_for_weights_is_searched_as_before(monkeypatch, tiny_model, batch):
