@@ -3,7 +3,7 @@
 Differs from the paper:
     The length of a run is a number of epochs, and each epoch ends with a checkpoint; the paper
     fixes the number of updates and saves a checkpoint every ten minutes. As in the paper, the mean
-    of the last checkpoints is saved, unless it does worse on the validation pairs than the best
+    of the last checkpoints is saved if it does better on the validation pairs than the best
     checkpoint alone. Without validation pairs, the last checkpoint is saved by default, and the
     mean if `average_last` asks for it.
 """
