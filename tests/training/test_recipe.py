@@ -6,6 +6,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from datasets import Dataset
 
 from vanilla_transformer.training import recipe as module
 from vanilla_transformer.training.recipe import (
@@ -274,6 +275,16 @@ def test_no_process_searches_for_unused_parameters():
 
 def test_lost_process_is_noticed_within_ten_minutes():
     assert recipe(TrainSettings(**TRAINED))["ddp_timeout"] == 10 * 60
+
+
+def test_dataset_of_one_split_is_not_validated_on(tmp_path):
+    saved = str(tmp_path / "saved")
+    Dataset.from_dict({"source": ["a"], "target": ["b"]}).save_to_disk(saved)
+    both = TrainSettings(train=[saved], validation=[saved])
+
+    with pytest.raises(ValueError, match=r"other pairs than --train, got .*saved' for both"):
+        check_settings(both, build_arguments(tmp_path))
+    check_settings(TrainSettings(train=[saved]), build_arguments(tmp_path))
 
 
 def test_all_mistakes_are_reported_at_once(tmp_path):

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
+from datasets.config import DATASET_STATE_JSON_FILENAME
 from transformers import Seq2SeqTrainingArguments, TrainingArguments
 from transformers.integrations import get_available_reporting_integrations, is_optuna_available
 from transformers.trainer_utils import SaveStrategy
@@ -300,6 +301,7 @@ def check_settings(settings: TrainSettings, arguments: Seq2SeqTrainingArguments)
         *_faults_of_ranges(settings, arguments),
         *_faults_of_trainer(arguments),
         *_faults_of_devices(settings, arguments),
+        *_faults_of_data(settings),
         *_faults_of_vocabularies(settings),
         *_faults_of_schedules(settings, arguments),
         *_faults_of_fine_tuning(settings),
@@ -385,6 +387,16 @@ def _faults_of_devices(
             "--torch_compile keeps the padding, which --attn_implementation varlen removes, got "
             "both. Give --compile_layers instead of --torch_compile, or leave varlen out."
         )
+
+
+def _faults_of_data(settings: TrainSettings) -> Iterator[str]:
+    """A saved dataset of one split, which has no validation pairs beside those for training."""
+    for path in sorted({*settings.train} & {*settings.validation}):
+        if Path(path, DATASET_STATE_JSON_FILENAME).is_file():
+            yield (
+                f"--validation must hold other pairs than --train, got {path!r} for both, which has "
+                "one split. Split it first: Dataset.train_test_split."
+            )
 
 
 def _faults_of_vocabularies(settings: TrainSettings) -> Iterator[str]:
