@@ -394,8 +394,8 @@ def _faults_of_data(settings: TrainSettings) -> Iterator[str]:
     for path in sorted({*settings.train} & {*settings.validation}):
         if Path(path, DATASET_STATE_JSON_FILENAME).is_file():
             yield (
-                f"--validation must hold other pairs than --train, got {path!r} for both, which has "
-                "one split. Split it first: Dataset.train_test_split."
+                f"--validation must hold other pairs than --train, got {path!r} for both, which "
+                "has one split. Split it first: Dataset.train_test_split."
             )
 
 
