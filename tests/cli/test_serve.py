@@ -128,7 +128,7 @@ def test_signal_finishes_what_was_taken_and_ends_with_status_0(start, signum):
     command, port = start("--max_delay", 60_000)
     with ThreadPoolExecutor(len(LINES)) as pool:
         answers = [pool.submit(translate, port, line) for line in LINES if line.strip()]
-        wait_for_characters(port, sum(len(line) for line in LINES if line.strip()))
+        wait_for_characters(port, sum(len(f"{line}\n") for line in LINES if line.strip()))
         command.signal(signum)
         translated = [answer.result(30) for answer in answers]
 
@@ -143,7 +143,8 @@ def test_second_interrupt_ends_without_finishing(start):
     with ThreadPoolExecutor(1) as pool:
         text = f"{LINES[0]}\n" * 4000
         answer = pool.submit(translate, port, text)
-        wait_for_characters(port, 4000 * len(LINES[0]))
+        # After the last line end comes a blank line.
+        wait_for_characters(port, len(f"{text}\n"))
         command.signal(signal.SIGINT)
         wait_until(lambda: is_closed(port))
         command.signal(signal.SIGINT)

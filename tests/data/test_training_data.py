@@ -8,6 +8,7 @@ import pytest
 from datasets import Dataset
 from torch.utils.data import DataLoader
 
+from vanilla_transformer.data import training_data as module
 from vanilla_transformer.data.training_data import drawn_each_epoch, stored, streamed
 from vanilla_transformer.tokenization.tokenization_vanilla_transformer import (
     VanillaTransformerTokenizer,
@@ -32,8 +33,15 @@ def pairs():
 
 
 def arguments_of(**changes):
-    given = {"seed": 0, "world_size": 1, "process_index": 0, "dataloader_persistent_workers": False}
-    return SimpleNamespace(**given | changes)
+    given = {"seed": 0, "data_seed": None, "world_size": 1, "process_index": 0}
+    return SimpleNamespace(**given | {"dataloader_persistent_workers": False} | changes)
+
+
+@pytest.mark.parametrize(("data_seed", "expected"), [(None, 7), (5, 5)])
+def test_order_has_a_seed_of_its_own_if_one_is_given(data_seed, expected):
+    arguments = arguments_of(seed=7, data_seed=data_seed)
+
+    assert module._sampling(TrainSettings(), arguments)["seed"] == expected
 
 
 def batches_of(data, epoch=0):

@@ -263,7 +263,7 @@ def test_newest_whole_checkpoint_is_resumed_and_newer_ones_are_explained(make, t
     ]
 
 
-@pytest.mark.parametrize("kept", [None, "config.json", "adapter_config.json"])
+@pytest.mark.parametrize("kept", [None, "config.json"])
 def test_checkpoint_that_lost_its_config_while_it_was_listed_is_skipped(make, tmp_path, kept):
     folder = make(9, closed=False)
     (folder / "config.json").unlink()
