@@ -15,7 +15,7 @@ import sys
 from itertools import product
 from pathlib import Path
 
-from ablation import cells, is_finished, read_rows, slug, train
+from ablation import cells, check_options, is_finished, read_rows, slug, train
 
 
 def parse() -> argparse.Namespace:
@@ -48,9 +48,11 @@ def main() -> int:
             (name, seed): options.output / f"{slug(name)}-{seed}"
             for seed, name in product(options.seeds, rows)
         }
-        for (name, seed), folder in () if options.table else folders.items():
-            given = ["--data", options.data, "--seed", str(seed)]
-            if status := train(folder, [*rows[name], *given]):
+        for (name, seed), folder in folders.items():
+            words = [*rows[name], "--data", options.data, "--seed", str(seed)]
+            if options.table:
+                check_options(folder, words)
+            elif status := train(folder, words):
                 print(f"{folder}: training ended with status {status}.", file=sys.stderr)
                 return status
         lines = []

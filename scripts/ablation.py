@@ -87,6 +87,23 @@ def is_finished(folder: Path) -> bool:
     return (folder / "results.json").exists() and not (folder / UNFINISHED_FILE).exists()
 
 
+def check_options(folder: Path, words: list[str]) -> None:
+    """Compares the options of a finished run with those that are asked for.
+
+    Raises:
+        ValueError: If they differ.
+    """
+    options, asked = folder / OPTIONS_FILE, shlex.join(words)
+    # Earlier versions kept none.
+    if is_finished(folder) and options.exists():
+        had = options.read_text(encoding="utf-8")
+        if had != asked:
+            raise ValueError(
+                f"{folder} holds a run with other options: `{had}` instead of `{asked}`. Move it "
+                "away, or choose another --output."
+            )
+
+
 def train(folder: Path, words: list[str]) -> int:
     """Trains in a folder of its own, unless a run with these options has finished there.
 
@@ -101,15 +118,8 @@ def train(folder: Path, words: list[str]) -> int:
         ValueError: If the folder holds anything but a run of this script with these options, or an
             unfinished one; or if that run has not ended.
     """
-    options = folder / OPTIONS_FILE
+    check_options(folder, words)
     if is_finished(folder):
-        # Earlier versions kept no options.
-        had = options.read_text(encoding="utf-8") if options.exists() else shlex.join(words)
-        if had != shlex.join(words):
-            raise ValueError(
-                f"{folder} holds a run with other options: `{had}` instead of "
-                f"`{shlex.join(words)}`. Move it away, or choose another --output."
-            )
         return 0
     if folder.exists():
         if not (folder / UNFINISHED_FILE).exists():
@@ -124,7 +134,7 @@ def train(folder: Path, words: list[str]) -> int:
             shutil.rmtree(folder)
     folder.mkdir(parents=True)
     (folder / UNFINISHED_FILE).touch()
-    options.write_text(shlex.join(words), encoding="utf-8")
+    (folder / OPTIONS_FILE).write_text(shlex.join(words), encoding="utf-8")
     words = [*words, "--output_dir", str(folder)]
     print("train", *words, file=sys.stderr, flush=True)
     command = [sys.executable, "-m", "vanilla_transformer_cli", "train", *words]

@@ -113,10 +113,12 @@ class Corpus:
     def finish(self, run: str, minutes: float) -> int:
         """Trains and scores one model, unless that has been done; returns the exit status."""
         folder, words = self.folder(run), self.options(run, minutes)
-        if words is None or self.scores(run):
+        if words is None:
             return 0
         if status := train(folder, words):
             return status
+        if self.scores(run):
+            return 0
         command = [sys.executable, "-m", "vanilla_transformer_cli", "evaluate", "--name", NAME]
         command += ["--model", str(folder), *shlex.split(self.evaluate), "--metrics", self.metric]
         command += ["--test", *(str(self.data / file) for file in self.validation.split())]

@@ -4,6 +4,7 @@ import argparse
 import atexit
 import difflib
 import gc
+import io
 import logging
 import os
 import re
@@ -72,12 +73,23 @@ def run(command: Command, argv: list[str] | None = None) -> None:
         atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
 
 
+class _ClosedOutput(io.TextIOBase):
+    """Standard output that the shell has closed (`>&-`): what is printed must not be lost."""
+
+    def write(self, text: str) -> int:
+        """Raises an error."""
+        raise OSError("standard output is closed: send it to a file, or to /dev/null")
+
+
 def _open_standard_streams() -> None:
-    """Those that the shell has closed (`<&-`) are like /dev/null; Python has None for them."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            # It stays open as long as the process.
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+    """Replaces those that the shell has closed; Python has None for them."""
+    # These stay open as long as the process.
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if sys.stdout is None:
+        sys.stdout = _ClosedOutput()
 
 
 def _loss_of_a_process(said: str) -> str:

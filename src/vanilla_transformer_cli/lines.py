@@ -130,13 +130,12 @@ class TranslationJob:
         if not self.is_typed:
             yield from translator.translate(self.lines, self.prefixes, first_line=self.done + 1)
             return
-        is_one = isinstance(self.prefixes, str)
         prefixes = repeat(self.prefixes) if isinstance(self.prefixes, str) else self.prefixes
         for number, line in enumerate(self.lines, start=self.done + 1):
             if (prefix := next(prefixes, None)) is None:
                 raise _other_count(f"only {number - 1:,}")
             yield from translator.translate([line], prefix, first_line=number)
-        if not is_one and next(prefixes, None) is not None:
+        if not isinstance(self.prefixes, str) and next(self.prefixes, None) is not None:
             raise _other_count(f"more than the {self.lines.count:,} lines")
 
 

@@ -493,10 +493,13 @@ def test_closed_streams_are_empty_or_named(model):
         return subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
 
     nothing, unwritten = run_shell("<&-"), run_shell("drei >&-")
+    help_text = run_shell("--help >&-")
 
     assert (nothing.returncode, nothing.stdout, nothing.stderr) == (0, "", "")
     assert unwritten.returncode == 2
     assert "Standard output is closed, so that --output is needed." in unwritten.stderr
+    assert help_text.returncode == 2
+    assert "standard output is closed: send it to a file" in help_text.stderr
 
 
 def test_reader_that_stops_early_is_no_mistake():

@@ -206,6 +206,17 @@ def test_resume_refuses_to_drop_the_prefixes(run, job, tmp_path):
     assert_refused(run(*without, "--resume"), out, before, "got no --prefix_file")
 
 
+def test_resume_needs_an_output_for_each_line(run, job):
+    argv, out = job()
+    before = out.read_bytes()
+
+    status, _, err = run(*argv, "--n_best", 0, "--resume")
+
+    assert status == 2
+    assert "--n_best must be at least 1, got 0" in err
+    assert out.read_bytes() == before
+
+
 def test_resume_takes_what_changes_no_result(run, job, tmp_path):
     argv, out = job()
     source = tmp_path / "moved"

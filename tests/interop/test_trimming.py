@@ -334,6 +334,17 @@ def test_command_leaves_no_folder_behind_when_a_file_has_no_text(sources, tmp_pa
     assert not (tmp_path / "small").exists()
 
 
+def test_missing_file_of_words_is_named_at_once(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("vanilla_transformer.interop.importing.import_model", None)
+    missing = str(tmp_path / "words")
+
+    with pytest.raises(SystemExit) as ended:
+        main(["import", str(tmp_path), str(tmp_path / "small"), "--keep_vocabulary", missing])
+
+    assert ended.value.code == 2
+    assert f"--keep_vocabulary: there is no file '{missing}'" in capsys.readouterr().err
+
+
 def test_count_without_texts_is_refused(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["import", str(tmp_path), str(tmp_path / "small"), "--min_count", "2"])

@@ -158,9 +158,9 @@ def test_finished_run_with_other_options_is_no_result(script, capsys):
     plan = Path("plan.yaml").read_text(encoding="utf-8")
     Path("plan.yaml").write_text(plan.replace("rate 0.5", "rate 0.4"), encoding="utf-8")
 
-    assert script(finish, "--seeds", "3") == 2
-
-    assert "runs/post-norm-3 holds a run with other options" in capsys.readouterr().err
+    for options in ([], ["--table"]):
+        assert script(finish, "--seeds", "3", *options) == 2
+        assert "runs/post-norm-3 holds a run with other options" in capsys.readouterr().err
 
 
 def test_folder_with_other_files_is_left_alone(script, capsys):

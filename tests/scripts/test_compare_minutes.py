@@ -134,6 +134,17 @@ def test_table_has_the_difference_to_the_recipe(corpora, monkeypatch):
     assert lines[4:] == ["", "exact_match: unit:line"]
 
 
+def test_scored_run_with_other_options_is_refused(corpora):
+    folder = corpora["Two words"].folder("rules")
+    folder.mkdir(parents=True)
+    (folder / "results.json").write_text(json.dumps({minutes.NAME: {"exact_match": 1.0}}))
+    (folder / "run.json").write_text("{}")
+    (folder / ".options").write_text("--minutes 15")
+
+    with pytest.raises(ValueError, match="rules holds a run with other options"):
+        corpora["Two words"].finish("rules", 15)
+
+
 @pytest.mark.parametrize("run", ["rules", "recipe"])
 def test_finished_run_of_other_minutes_is_no_result(corpora, plan, monkeypatch, capsys, run):
     folder = corpora["Two words"].folder(run)

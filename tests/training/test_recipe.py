@@ -13,6 +13,7 @@ from vanilla_transformer.training.recipe import (
     check_settings,
     config_overrides,
     describe_fine_tuning,
+    dtype_of_products,
     in_step,
     prefer_better_scores,
     recipe,
@@ -58,6 +59,18 @@ def test_each_evaluation_is_of_a_checkpoint_unless_there_are_none(given, expecte
     assert {"load_best_model_at_end": True} | expected == {
         name: defaults[name] for name in {"load_best_model_at_end", *expected}
     }
+
+
+@pytest.mark.parametrize(
+    ("given", "dtype"),
+    [
+        ({}, torch.float32),
+        ({"bf16": True}, torch.bfloat16),
+        ({"fp16": True}, torch.float16),
+    ],
+)
+def test_products_have_the_type_that_is_asked_for(given, dtype):
+    assert dtype_of_products(Namespace(**{"bf16": False, "fp16": False} | given)) == dtype
 
 
 def test_validated_run_keeps_its_best_score():

@@ -43,7 +43,7 @@ from .search_vanilla_transformer import (
     greedy_search,
     padded,
 )
-from .shortcuts_vanilla_transformer import is_hooked, is_ours, is_untouched
+from .shortcuts_vanilla_transformer import is_hooked, is_ours, is_sharded, is_untouched
 
 logger = logging.get_logger(__name__)
 
@@ -233,7 +233,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
             args: Of Transformers' own.
             kwargs: Of Transformers' own.
         """
-        if hasattr(type(self), "unshard"):
+        if is_sharded(self):
             self.unshard()
         return super()._prepare_model_inputs(*args, **kwargs)
 

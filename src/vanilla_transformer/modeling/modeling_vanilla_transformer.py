@@ -639,14 +639,14 @@ class VanillaTransformerForConditionalGeneration(
             use_cache = False
             if decoder_input_ids is None and decoder_inputs_embeds is None:
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+            is_packed = self.config._attn_implementation == VARLEN
+            if in_chunks and decoder_attention_mask is None and is_packed:
+                # Logits after the last target are not asked for.
+                decoder_attention_mask = up_to_last_target(labels)
         matrix = None
         source = Lookup(input_ids, inputs_embeds)
         target = Lookup(decoder_input_ids, decoder_inputs_embeds)
         if in_chunks:
-            is_packed = self.config._attn_implementation == VARLEN
-            if decoder_attention_mask is None and is_packed and labels is not None:
-                # Logits after the last target are not asked for.
-                decoder_attention_mask = up_to_last_target(labels)
             encoder, decoder = self.model.encoder, self.model.decoder
             tables = ((encoder.embed_tokens, source), (decoder.embed_tokens, target))
             if all(map(is_ours, (self.model, encoder, decoder))):

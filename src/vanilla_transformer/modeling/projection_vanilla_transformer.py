@@ -16,7 +16,7 @@ from .loss_vanilla_transformer import (
     ProjectedLoss,
     loss_sum_by_module,
 )
-from .shortcuts_vanilla_transformer import is_untouched
+from .shortcuts_vanilla_transformer import is_sharded, is_untouched
 
 
 def projected_loss_sum(
@@ -51,7 +51,7 @@ def projected_loss_sum(
     # Once, because a GPU's queue must run empty to count them.
     targets = (labels[0] != IGNORED).nonzero().squeeze(1)
     hidden_states, labels = (x.index_select(1, targets) for x in (hidden_states, labels))
-    if _is_sharded(lm_head):
+    if is_sharded(lm_head):
         # Each call waits for all processes, and their numbers of calls may differ.
         lm_head.unshard()  # type: ignore[operator]
     if _is_plain_linear(lm_head):
@@ -62,13 +62,8 @@ def projected_loss_sum(
     return loss_sum_by_module(lm_head, hidden_states, labels, terms)
 
 
-def _is_sharded(module: nn.Module) -> bool:
-    """Whether FSDP2 changed the module's class. Not every torch can import that class."""
-    return hasattr(type(module), "unshard")
-
-
 def _is_plain_linear(module: nn.Module) -> bool:
-    if _is_sharded(module):
+    if is_sharded(module):
         return type(module).__bases__[1:] == (nn.Linear,)
     return type(module) is nn.Linear and is_untouched(module)
 

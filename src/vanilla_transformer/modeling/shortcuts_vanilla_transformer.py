@@ -58,7 +58,12 @@ def holds_only_known_code(part: nn.Module) -> bool:
 def is_ours(module: nn.Module) -> bool:
     """Whether the module's class, FSDP's changes aside, is this package's and no subclass of it."""
     kind = type(module)
-    if hasattr(kind, "unshard"):
-        # FSDP2 puts its own class before that of the module.
+    if is_sharded(module):
+        # Its own class comes before that of the module.
         kind = kind.__bases__[-1]
     return kind.__module__.rpartition(".")[0] == __name__.rpartition(".")[0]
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """Whether FSDP2 changed the module's class. Not every torch can import that class."""
+    return hasattr(type(module), "unshard")

@@ -19,7 +19,7 @@ from vanilla_transformer.modeling.modeling_vanilla_transformer import (
 )
 from vanilla_transformer.threads import IdleCores
 from vanilla_transformer.tokenization.composing_vanilla_transformer import DECOMPOSED_FORMS
-from vanilla_transformer.training.recipe import config_overrides
+from vanilla_transformer.training.recipe import config_overrides, dtype_of_products
 from vanilla_transformer_cli.settings import PRESETS, TrainSettings
 
 # Only this number of pairs, from the beginning, is examined; all of them are counted.
@@ -227,7 +227,7 @@ def tokens_per_second(arguments: TrainingArguments) -> float:
     The optimizer is left out. Process 0 decides, so that all choose alike.
     """
     IdleCores().use(at_once=True)
-    device, half = arguments.device, torch.float16 if arguments.fp16 else torch.bfloat16
+    device, dtype = arguments.device, dtype_of_products(arguments)
     with torch.random.fork_rng():
         config = VanillaTransformerConfig(**PRESETS["tiny"].config(), vocab_size=10_000)
         model = VanillaTransformerForConditionalGeneration(config).to(device).train()
@@ -237,7 +237,7 @@ def tokens_per_second(arguments: TrainingArguments) -> float:
         # The first one warms up.
         for _ in range(6):
             started = time.monotonic()
-            with torch.autocast(device.type, half, enabled=arguments.bf16 or arguments.fp16):
+            with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
                 loss = model(**batch).loss
             loss.backward()
             # Reading the value waits for the device.

@@ -12,12 +12,15 @@ from vanilla_transformer.tokenization.tokenization_vanilla_transformer import (
     VanillaTransformerTokenizer,
 )
 from vanilla_transformer.training.checkpoints import read_state
+from vanilla_transformer.training.recipe import dtype_of_products
 from vanilla_transformer.training.run_record import hardware
 from vanilla_transformer.training.trainer import TokenBatchTrainer
 
 # Most batches that are tried; fewer if they are slow.
 TRIED_BATCHES = 6
 SECONDS_OF_TRIAL = 3.0
+# Names of the types of products.
+_PRODUCTS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "float32"}
 # Unknown tokens that are named.
 _NAMED = 5
 
@@ -60,8 +63,7 @@ def _sizes(trainer: TokenBatchTrainer) -> Iterator[str]:
     if not trainer.tokenizers.is_joint:
         sizes = f"{model.config.vocab_size:,} and {model.config.target_vocab_size:,}"
         vocabulary = f"vocabularies {sizes}"
-    products = "bf16" if arguments.bf16 else "fp16" if arguments.fp16 else "float32"
-    yield f"device      {hardware()}, {products}"
+    yield f"device      {hardware()}, {_PRODUCTS[dtype_of_products(arguments)]}"
     yield f"pairs       {data.describe_pairs()}"
     yield from _unknown_tokens(trainer)
     trained = model.num_parameters(only_trainable=True)

@@ -229,6 +229,13 @@ def _workers(settings: TrainSettings) -> int:
     return 1 if settings.streaming else 2
 
 
+def dtype_of_products(arguments: TrainingArguments) -> torch.dtype:
+    """Type in which a run computes its matrix products."""
+    if arguments.bf16:
+        return torch.bfloat16
+    return torch.float16 if arguments.fp16 else torch.float32
+
+
 def _bf16_pays() -> bool:
     """Whether matrix products are faster in bfloat16 on this machine; some devices emulate them."""
     if torch.cuda.is_available():

@@ -262,7 +262,9 @@ def kept_pairs(settings: TrainSettings) -> Iterator[tuple[str, ...]]:
     text = parallel_text(settings, settings.train, settings.train_split)
     pairs = _read_kept(text, drop_rules(settings, _load_validation(settings)))
     if (first := next(pairs, None)) is None:
-        raise ValueError("The filters must leave at least one pair, got all dropped. Drop less.")
+        raise ValueError(
+            "The filters must leave at least one pair, got all dropped. Leave one out."
+        )
     yield first
     yield from pairs
 

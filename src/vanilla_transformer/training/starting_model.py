@@ -25,7 +25,11 @@ from vanilla_transformer.tokenization.tokenization_vanilla_transformer import (
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 from vanilla_transformer.training.compiling import compile_layers
 from vanilla_transformer.training.fine_tuning import choose_parameters
-from vanilla_transformer.training.recipe import check_vocabularies, config_overrides
+from vanilla_transformer.training.recipe import (
+    check_vocabularies,
+    config_overrides,
+    dtype_of_products,
+)
 from vanilla_transformer_cli.settings import MAX_EXTRA_TOKENS, PRESETS, TrainSettings
 
 # Section 6.1.
@@ -85,8 +89,7 @@ def _check_positions(model: PreTrainedModel, settings: TrainSettings) -> None:
 
 def _better_kernel(model: PreTrainedModel, arguments: Seq2SeqTrainingArguments) -> str | None:
     """The kernel without padding, if a GPU has it for this model; None: the default one."""
-    dtype = torch.float16 if arguments.fp16 else torch.float32
-    dtype = torch.bfloat16 if arguments.bf16 else dtype
+    dtype = dtype_of_products(arguments)
     if arguments.torch_compile or not kernel_fits(model.config, arguments.device, dtype):
         return None
     return VARLEN

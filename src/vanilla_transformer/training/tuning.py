@@ -394,9 +394,8 @@ class _Search(Generic[Settings]):
     def _train(self, folder: Path, candidate: Candidate, minutes: float) -> float:
         """Trains a candidate, or continues; returns its lowest validation loss."""
         settings, arguments = self.build(self.settings, self._decisions(candidate, minutes))
+        discard_stopped(folder)
         resume = bool(closed_checkpoints(folder))
-        if not resume:
-            discard_stopped(folder)
         settings = replace(settings, minutes=minutes, finish_within=None, resume=resume)
         arguments.output_dir = str(folder)
         arguments.predict_with_generate = False
