@@ -255,6 +255,8 @@ def test_row_of_padding_gives_finite_gradients(batch, kernel, dtype):
     assert all(gradient.isfinite().all() for gradient in found.values())
 
 
+# Torch's compiler looks at `.grad` of tensors that have none.
+@pytest.mark.filterwarnings("ignore:.*is not a leaf Tensor:UserWarning")
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="a GPU has other kernels than a CPU")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -426,6 +428,8 @@ def test_compiled_flex_attention_is_eager_attention(eager_model, batch):
     torch.testing.assert_close(actual, expected)
 
 
+# Torch's compiler looks at `.grad` of tensors that have none.
+@pytest.mark.filterwarnings("ignore:.*is not a leaf Tensor:UserWarning")
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="flex has no backward pass on a CPU")
 def test_gradients_of_flex_attention_are_those_of_eager_attention(batch):

@@ -1,5 +1,6 @@
 """`TokenBatchTrainer` on sixteen pairs: batches, losses, the plan, and what it saves."""
 
+import logging
 from functools import partial
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ from vanilla_transformer.data.batches import TokenBatchSampler
 from vanilla_transformer.data.token_ids import pair_lengths
 from vanilla_transformer.data.training_data import in_epochs
 from vanilla_transformer.model_folder import TARGET_FOLDER
+from vanilla_transformer.modeling import generation_vanilla_transformer
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 from vanilla_transformer.training import plan as planning
 from vanilla_transformer.training import trainer as module
@@ -359,12 +361,20 @@ def reasons(trainer):
     return list(trainer.model.eval()._reasons_to_call_forward())
 
 
-def test_model_in_mixed_precision_is_validated_by_our_search(build):
-    trainer = build(bf16=True)
+@pytest.mark.parametrize("bf16", [False, True])
+def test_model_is_validated_by_our_search(build, caplog, bf16):
+    trainer = build(bf16=bf16, predict_with_generate=True)
+    trainer.compute_metrics = lambda _: {}
     trainer.train()
+    name = generation_vanilla_transformer.__name__
 
-    assert "forward" in vars(trainer.model)
-    assert reasons(trainer) == []
+    with caplog.at_level(logging.DEBUG, logger=name):
+        trainer.evaluate()
+
+    assert ("forward" in vars(trainer.model)) == bf16
+    assert {record.message for record in caplog.records if record.name == name} == {
+        "`generate` runs the search of vanilla_transformer."
+    }
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

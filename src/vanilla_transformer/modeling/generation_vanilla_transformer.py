@@ -370,7 +370,8 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         if not _is_own_dynamic_cache(past_key_values):
             yield "the cache is not a new dynamic one"
         for name, value in inputs.items():
-            if value is not None and name not in ("use_cache", "logits_to_keep"):
+            # Seq2SeqTrainer gives `labels`; `prepare_inputs_for_generation` drops them.
+            if value is not None and name not in ("use_cache", "logits_to_keep", "labels"):
                 yield f"the model is given `{name}`"
         for part in (*logits_processor, *stopping_criteria):
             if type(part) not in (*ROWWISE_PROCESSORS, *KNOWN_CRITERIA):

@@ -16,6 +16,7 @@ from types import ModuleType
 import torch
 from transformers import set_seed
 from transformers.models.auto import modeling_auto
+from transformers.testing_utils import torch_device
 
 from vanilla_transformer import (
     VanillaTransformerConfig,
@@ -106,7 +107,8 @@ class TinyInputs:
             ("decoder_", self.decoder_seq_length),
         ):
             # No special tokens: ids 0 to 3.
-            input_ids = torch.randint(4, config.vocab_size, (self.batch_size, length))
+            shape = (self.batch_size, length)
+            input_ids = torch.randint(4, config.vocab_size, shape, device=torch_device)
             inputs[f"{prefix}input_ids"] = input_ids
             inputs[f"{prefix}attention_mask"] = torch.ones_like(input_ids)
         return config, inputs
