@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""What one GPU makes of this package: tests, losses, speed and memory, in five commands.
+"""What one GPU makes of this package: tests, losses, speed and memory, in six commands.
 
 Each command ends within ten minutes on an H100 or H200, and writes COMMAND.json and COMMAND.md into
 the folder `--output` as it goes. What fails is named there, the rest is measured, and the status is
@@ -9,6 +9,7 @@ train` only if `datasets` and `evaluate` are installed too.
   tests       the tests marked `gpu`, and how often the host waits for the device
   loss        the fused loss against float64: error, time, memory
   training    tokens/s, memory and share of the bfloat16 peak, against M2M100
+  batches     updates of tiny with batches of 2,048 to 65,536 tokens
   generation  this package's search against Transformers', its static cache, and M2M100
   recipe      updates of `train`, and of FSDP2 with one process
 
@@ -22,7 +23,7 @@ import importlib
 import sys
 from pathlib import Path
 
-COMMANDS = ("tests", "loss", "training", "generation", "recipe")
+COMMANDS = ("tests", "loss", "training", "batches", "generation", "recipe")
 
 
 def parse() -> argparse.Namespace:

@@ -51,6 +51,7 @@ class Sizes:
 
     Attributes:
         presets: Keys of `PRESETS`.
+        contenders: Keys of `CONTENDERS`.
         vocabulary: Number of entries.
         tokens: Of a batch, both sides, padding counted.
         batches: Of a round.
@@ -60,6 +61,7 @@ class Sizes:
     """
 
     presets: tuple[str, ...]
+    contenders: tuple[str, ...]
     vocabulary: int
     tokens: int
     batches: int
@@ -68,10 +70,11 @@ class Sizes:
     changes: dict[str, Any] = field(default_factory=dict)
 
 
-FULL = Sizes(("base", "big"), 37_000, 50_000, batches=8, rounds=4, compiler="inductor")
+ALL = tuple(CONTENDERS)
+FULL = Sizes(("base", "big"), ALL, 37_000, 50_000, batches=8, rounds=4, compiler="inductor")
 ONE_LAYER = {"encoder_layers": 1, "decoder_layers": 1}
 # Generating C++ takes minutes.
-SMOKE = Sizes(("tiny",), 200, 400, batches=1, rounds=1, compiler="eager", changes=ONE_LAYER)
+SMOKE = Sizes(("tiny",), ALL, 200, 400, batches=1, rounds=1, compiler="eager", changes=ONE_LAYER)
 
 
 def wmt_like_batches(sizes: Sizes) -> list[BatchEncoding]:
@@ -139,15 +142,21 @@ def training_flops(config: PreTrainedConfig, cut: list[BatchEncoding]) -> int:
 
 def run(report: Report, smoke: bool) -> None:
     """Fills a table."""
-    sizes = SMOKE if smoke else FULL
+    compare(report, SMOKE if smoke else FULL)
+
+
+def compare(report: Report, sizes: Sizes) -> None:
+    """A table of all contenders with batches of one size."""
     cut = wmt_like_batches(sizes)
     title = f"{sizes.batches} batches of {sizes.tokens:,} tokens, {100 * padding_of(cut):.1f} %"
     table = report.table(f"{title} padding, {sizes.vocabulary:,} entries", *COLUMNS)
     for preset in sizes.presets:
+        # After eight graphs of one function torch would compile no more.
+        torch.compiler.reset()
         warm = {}
-        for name in CONTENDERS:
+        for name in sizes.contenders:
             first_run = partial(warm_up, preset, name, sizes, cut)
-            if found := report.attempt(f"{preset}, {name}", first_run):
+            if found := report.attempt(f"{preset}, {sizes.tokens:,} tokens, {name}", first_run):
                 warm[name] = found
         seconds = take_turns({name: one.run for name, (one, _) in warm.items()}, sizes.rounds)
         for name, times in seconds.items():

@@ -92,7 +92,7 @@ def test_share_is_of_the_peak_of_the_device(monkeypatch):
 
 
 def test_batches_are_as_long_as_those_of_wmt_and_as_large_as_asked():
-    sizes = gpu_training.Sizes(("tiny",), 100, 5000, batches=60, rounds=1, compiler="eager")
+    sizes = gpu_training.Sizes(("tiny",), (), 100, 5000, batches=60, rounds=1, compiler="eager")
 
     cut = wmt_like_batches(sizes)
 

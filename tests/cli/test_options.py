@@ -129,7 +129,7 @@ def test_train_joins_the_paths_with_data(watch):
 def train_for_minutes(watch, tmp_path, monkeypatch):
     """Runs `train --minutes 5` up to its training; gives settings, arguments and decisions."""
     calls = watch(training, "train")
-    monkeypatch.setattr(facts, "tokens_per_second", lambda arguments: 10_000.0)
+    monkeypatch.setattr(facts, "training_speed", lambda arguments: facts.Speed(10_000.0))
     pairs = [str(tmp_path / f"a.{language}") for language in ("de", "en")]
     for path in pairs:
         Path(path).write_text("ein Hund schläft\n", encoding="utf-8")

@@ -103,7 +103,10 @@ def test_most_defaults_of_captions_stay():
     }
 
 
-CHARACTERS = {"tokenizer_kind": "char", "preset": "tiny", "vocab_size": 10_000, "config": []}
+CHARACTERS = {
+    **{"tokenizer_kind": "char", "preset": "tiny", "vocab_size": 10_000, "config": []},
+    "max_tokens_per_batch": None,
+}
 
 
 def test_characters_apart_make_passes_longer():
@@ -145,9 +148,9 @@ def test_cost_is_that_of_the_sizes_in_the_config():
 
 @pytest.mark.parametrize(("preset", "cost"), [("tiny", 1), ("small", 24), ("base", 34)])
 def test_cost_of_a_preset_is_that_of_the_docs(preset, cost):
-    tokens = 30 * 60 * 10_000 * 0.85 / cost
+    batches = 30 * 60 * 10_000 * 0.85 / cost / 7
 
-    assert CAPTIONS.tokens({"preset": preset, "config": []}) == pytest.approx(tokens)
+    assert CAPTIONS.batches({"preset": preset, "config": []}, 7) == pytest.approx(batches)
 
 
 def test_given_options_are_left_alone_and_later_rules_follow_them():

@@ -8,6 +8,7 @@ import pytest
 from vanilla_transformer.training import tuning
 from vanilla_transformer.training.budget import apply
 from vanilla_transformer.training.callbacks import DivergedError, StoppedBySignalError
+from vanilla_transformer.training.facts import Speed
 from vanilla_transformer.training.recipe import check_settings, recipe
 from vanilla_transformer.training.run import train
 from vanilla_transformer.training.tuning import Round, rounds, tune
@@ -404,7 +405,7 @@ def test_command_searches_and_trains_with_the_best(corpus, tmp_path, monkeypatch
         "vanilla_transformer.training.run.train", lambda *given, **others: last.append(given)
     )
     monkeypatch.setattr(
-        "vanilla_transformer.training.facts.tokens_per_second", lambda arguments: 10_000.0
+        "vanilla_transformer.training.facts.training_speed", lambda arguments: Speed(10_000.0)
     )
 
     main(["train", *options(corpus, tmp_path), "--minutes", "20", "--tune", "3"])

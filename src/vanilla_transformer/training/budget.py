@@ -25,7 +25,11 @@ _WORDS_OF_A_PATTERN = 50
 _SHARE_THAT_COPIES = 0.25
 # Evaluations should take little of the time.
 _VALIDATION_TOKENS_PER_MINUTE = 700
-_LARGEST_BATCH = {"cpu": 4096, "cuda": 32_768}
+# Updates with which twice the batch is better than twice the updates.
+_UPDATES_FOR_LARGER_BATCHES = 8000
+# On a GPU twice the batch may take hardly longer. Small corpora keep some updates in each pass.
+_NEARLY_AS_MANY = 0.8
+_UPDATES_OF_A_PASS = 32
 
 # The saved model of --tokenizer decides these, see `options_of`.
 _OF_TOKENIZERS = {
@@ -161,14 +165,28 @@ def _label_smoothing(facts: Facts, chosen: Mapping[str, Any]) -> tuple[Any, str]
 
 
 def _max_tokens_per_batch(facts: Facts, chosen: Mapping[str, Any]) -> tuple[Any, str] | None:
-    largest = _LARGEST_BATCH.get(facts.device, _LARGEST_BATCH["cuda"])
     batch = 1024 if chosen["tokenizer_kind"] in ("word", "char") else 2048
     # The longest pair must fit.
-    while batch < 2 * chosen["max_length"] or (
-        batch < largest and facts.updates(chosen, 2 * batch) >= 8000
-    ):
+    while batch < 2 * chosen["max_length"] or _is_worth_doubling(facts, chosen, batch):
         batch *= 2
-    return batch, f"about {facts.updates(chosen, batch):,.0f} updates"
+    updates = facts.updates(chosen, batch)
+    half = facts.updates(chosen, batch // 2)
+    is_cheap = updates >= _NEARLY_AS_MANY * half
+    why = f", of {half:,.0f} with half of the tokens" if is_cheap else ""
+    return batch, f"about {updates:,.0f} updates{why}"
+
+
+def _is_worth_doubling(facts: Facts, chosen: Mapping[str, Any], batch: int) -> bool:
+    """Whether a batch of twice the tokens is affordable, or hardly takes longer."""
+    doubled = 2 * batch
+    if doubled > facts.largest_batch:
+        return False
+    updates = facts.updates(chosen, doubled)
+    is_cheap = updates >= _NEARLY_AS_MANY * facts.updates(chosen, batch)
+    updates_of_a_pass = facts.tokens_of_corpus(chosen) / doubled
+    return updates >= _UPDATES_FOR_LARGER_BATCHES or (
+        is_cheap and updates_of_a_pass >= _UPDATES_OF_A_PASS
+    )
 
 
 def _learning_rate(facts: Facts, chosen: Mapping[str, Any]) -> tuple[Any, str] | None:

@@ -3,10 +3,10 @@
 import time
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,8 +28,22 @@ EXAMINED_PAIRS = 100_000
 VOCABULARY_THAT_COPIES = 2000
 # Share of the minutes that is left for updates; the rest is reading, evaluating and saving.
 _FOR_UPDATES = 0.85
+# Tokens of the largest batch that `--minutes` chooses.
+LARGEST_BATCH = {"cpu": 4096, "cuda": 32_768}
 # Work per token compared with `tiny`, by the number of weights in the layers; see `_cost`.
 _COST = {"tiny": 1, "small": 24, "base": 34, "big": 136}
+
+
+class Speed(NamedTuple):
+    """How fast `tiny` trains: seconds of a batch = seconds_per_batch + tokens / tokens_per_second.
+
+    Attributes:
+        tokens_per_second: Source and target together.
+        seconds_per_batch: Launching the kernels on a GPU, however large the batch is; 0 on a CPU.
+    """
+
+    tokens_per_second: float
+    seconds_per_batch: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -38,7 +52,7 @@ class Facts:
 
     Attributes:
         minutes: Length of the run.
-        speed: Tokens per second, source and target together, with which `tiny` trains here.
+        speed: Tokens per second with which `tiny` trains here, see `Speed`.
         device: Type of the device.
         pairs: Number of pairs.
         source_words: Mean number of words, separated by blanks, of a source.
@@ -55,6 +69,7 @@ class Facts:
         alphabet: Number of different characters of both sides.
         alphabet_apart: The same of text in NFD.
         growth_apart: Characters of text in NFD for each one as it is.
+        seconds_per_batch: See `Speed`.
         batches_per_update: Those whose gradients are accumulated.
     """
 
@@ -76,6 +91,7 @@ class Facts:
     alphabet: int
     alphabet_apart: int
     growth_apart: float
+    seconds_per_batch: float = 0.0
     batches_per_update: int = 1
 
     def growth(self, chosen: Mapping[str, Any]) -> float:
@@ -89,20 +105,30 @@ class Facts:
         characters_of_a_piece = 3 if chosen["vocab_size"] <= VOCABULARY_THAT_COPIES else 4
         return 2 + tokens.get(chosen["tokenizer_kind"], self.characters / characters_of_a_piece)
 
-    def tokens(self, chosen: Mapping[str, Any]) -> float:
-        """Tokens that a model of the size that was chosen trains on in the minutes."""
+    @property
+    def largest_batch(self) -> int:
+        """Tokens of the largest batch that is chosen on this device."""
+        return LARGEST_BATCH.get(self.device, LARGEST_BATCH["cuda"])
+
+    def batches(self, chosen: Mapping[str, Any], tokens: int) -> float:
+        """Batches of so many tokens that the minutes allow, for the size that was chosen."""
         cost = _cost(chosen["preset"], tuple(chosen["config"]))
-        return self.speed * 60 * self.minutes * _FOR_UPDATES / cost
+        seconds = self.seconds_per_batch + tokens * cost / self.speed
+        return 60 * self.minutes * _FOR_UPDATES / seconds
+
+    def tokens_of_corpus(self, chosen: Mapping[str, Any]) -> float:
+        """Tokens of a pass over the corpus."""
+        return self.pairs * self.tokens_per_pair(chosen)
 
     def passes(self, chosen: Mapping[str, Any]) -> float:
-        """Passes over the corpus that the minutes allow."""
-        tokens_of_corpus = self.pairs * self.tokens_per_pair(chosen)
-        return self.tokens(chosen) / tokens_of_corpus
+        """Passes over the corpus that the minutes allow, with batches as large as may be."""
+        tokens = chosen["max_tokens_per_batch"] or self.largest_batch
+        return tokens * self.batches(chosen, tokens) / self.tokens_of_corpus(chosen)
 
     def updates(self, chosen: Mapping[str, Any], batch: int) -> float:
         """Updates that the minutes allow, with batches of `batch` tokens."""
-        tokens_of_update = batch * self.batches_per_update
-        return self.tokens(chosen) / tokens_of_update / (2 if chosen["r_drop"] else 1)
+        tokens = (2 if chosen["r_drop"] else 1) * batch
+        return self.batches(chosen, tokens) / self.batches_per_update
 
 
 @cache
@@ -177,8 +203,13 @@ def measure(
     minutes: float, arguments: TrainingArguments, pairs: Iterable[tuple[str, ...]]
 ) -> Facts:
     """Facts of the pairs and of this machine, for a run of this length."""
-    facts = read_facts(pairs, minutes, tokens_per_second(arguments), arguments.device.type)
-    return replace(facts, batches_per_update=arguments.gradient_accumulation_steps)
+    speed = training_speed(arguments)
+    facts = read_facts(pairs, minutes, speed.tokens_per_second, arguments.device.type)
+    return replace(
+        facts,
+        seconds_per_batch=speed.seconds_per_batch,
+        batches_per_update=arguments.gradient_accumulation_steps,
+    )
 
 
 def read_facts(
@@ -221,8 +252,8 @@ def read_facts(
     )
 
 
-def tokens_per_second(arguments: TrainingArguments) -> float:
-    """Tokens of source and target per second with which `tiny` trains here, in all processes.
+def training_speed(arguments: TrainingArguments) -> Speed:
+    """How fast `tiny` trains here, in all processes together.
 
     The optimizer is left out. Process 0 decides, so that all choose alike.
     """
@@ -231,17 +262,39 @@ def tokens_per_second(arguments: TrainingArguments) -> float:
     with torch.random.fork_rng():
         config = VanillaTransformerConfig(**PRESETS["tiny"].config(), vocab_size=10_000)
         model = VanillaTransformerForConditionalGeneration(config).to(device).train()
-        ids = torch.randint(10, 10_000, (64, 20), device=device)
-        batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
-        seconds = []
-        # The first one warms up.
-        for _ in range(6):
-            started = time.monotonic()
-            with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
-                loss = model(**batch).loss
-            loss.backward()
-            # Reading the value waits for the device.
-            loss.item()
-            seconds.append(time.monotonic() - started)
-    speed = torch.tensor([2 * ids.numel() / np.median(seconds[1:])], device=device)
-    return arguments.world_size * float(broadcast(speed.float()))
+        # Of a batch's seconds, those that its size does not change show in a second, larger one.
+        batches = [
+            torch.randint(10, 10_000, (pairs, 20), device=device)
+            for pairs in ((64,) if device.type == "cpu" else (64, 1024))
+        ]
+        seconds = [_seconds_of_batch(model, ids, dtype) for ids in batches]
+    measured = _line_through([2 * ids.numel() for ids in batches], seconds)
+    speed = Speed(*broadcast(torch.tensor(measured, device=device)).tolist())
+    return speed._replace(tokens_per_second=arguments.world_size * speed.tokens_per_second)
+
+
+def _seconds_of_batch(
+    model: VanillaTransformerForConditionalGeneration, ids: torch.Tensor, dtype: torch.dtype
+) -> float:
+    """Median time of a forward and backward pass, after one that warms up."""
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+    seconds = []
+    for _ in range(6):
+        started = time.monotonic()
+        with torch.autocast(ids.device.type, dtype, enabled=dtype != torch.float32):
+            loss = model(**batch).loss
+        loss.backward()
+        # Reading the value waits for the device.
+        loss.item()
+        seconds.append(time.monotonic() - started)
+    return float(np.median(seconds[1:]))
+
+
+def _line_through(tokens: Sequence[int], seconds: Sequence[float]) -> Speed:
+    """The speed that explains the times of one batch, or of a small and a large one."""
+    if len(tokens) == 1:
+        return Speed(tokens[0] / seconds[0])
+    # At least a tenth of the larger time is for its tokens, whatever the clock says.
+    growth = max(seconds[1] - seconds[0], 0.1 * seconds[1])
+    per_token = growth / (tokens[1] - tokens[0])
+    return Speed(1 / per_token, max(0.0, seconds[0] - per_token * tokens[0]))
