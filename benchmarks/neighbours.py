@@ -244,4 +244,5 @@ def run_steps(*setting: Any) -> int:
 
 def hardware_line() -> str:
     """Device, threads and versions."""
-    return f"{hardware()}, torch {torch.__version__}, transformers {transformers_version}"
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return f"{hardware(device)}, torch {torch.__version__}, transformers {transformers_version}"

@@ -300,8 +300,8 @@ class TrainSettings:
     attn_implementation: Literal["eager", "sdpa", "varlen", "flash_attention_2"] | None = option(
         "Attention kernel. varlen removes all padding, from attention (with torch's kernel for "
         "sequences of varying length on a GPU in half precision, else with sdpa) and from all "
-        "other layers; it pays off in batches with much padding. Default: varlen where torch's "
-        "kernel for it runs, else sdpa; eager for talking heads."
+        "other layers; it pays off in batches with much padding. Default: sdpa; eager for talking "
+        "heads."
     )
     compile_layers: bool = option(
         "Compiles the layers with torch.compile, once for all shapes of batches; varlen then still "

@@ -153,6 +153,46 @@ def test_cost_of_a_preset_is_that_of_the_docs(preset, cost):
     assert CAPTIONS.batches({"preset": preset, "config": []}, 7) == pytest.approx(batches)
 
 
+# 30 ms to launch the kernels of a batch.
+ON_A_GPU = dataclasses.replace(
+    CAPTIONS, device="cuda", minutes=2, speed=3e6, seconds_per_batch=0.03
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "tokens", "rate"),
+    [
+        ({}, 32_768, 0.008),
+        ({"speed": 1e9}, 32_768, 0.008),
+        # 19 updates of a pass; with twice the tokens they would be 10.
+        ({"pairs": 9000}, 16_384, 0.004),
+        # 46 ms, then 62: 0.74 times as many.
+        ({"speed": 2.5e5}, 4096, 0.004),
+        ({"speed": 1e5}, 2048, 0.003),
+        ({"device": "cpu"}, 4096, 0.004),
+    ],
+)
+def test_batch_grows_on_a_gpu_while_it_takes_hardly_longer(changes, tokens, rate):
+    values = decided(dataclasses.replace(ON_A_GPU, **changes))
+
+    assert (values["max_tokens_per_batch"], values["learning_rate"]) == (tokens, rate)
+
+
+def test_trainer_itself_takes_time_on_a_gpu():
+    batches = 2 * 60 * 0.35 / (0.03 + 3_000_000 / 3e6)
+
+    chosen = {"preset": "tiny", "config": []}
+    assert ON_A_GPU.batches(chosen, 3_000_000) == pytest.approx(batches)
+
+
+def test_reason_of_a_batch_says_what_half_of_it_would_give():
+    reasons = {one.option: one.reason for one in decide(ON_A_GPU, SETTINGS, ())}
+
+    assert (
+        reasons["max_tokens_per_batch"] == "about 1,026 updates, of 1,184 with half of the tokens"
+    )
+
+
 def test_given_options_are_left_alone_and_later_rules_follow_them():
     given = dataclasses.replace(SETTINGS, max_tokens_per_batch=8192)
 

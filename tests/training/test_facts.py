@@ -53,3 +53,20 @@ def test_pairs_beyond_those_examined_are_counted(monkeypatch):
 
 def test_third_column_is_no_text():
     assert facts_of(("a", "b", "de")).distinct_words == 2
+
+
+@pytest.mark.parametrize(
+    ("seconds", "speed"),
+    [
+        ([0.5], (200, 0.0)),
+        # A second for each 900 tokens more; the first hundred take 0.5 s all the same.
+        ([0.5, 1.5], (900, 0.5 - 100 / 900)),
+        # No difference that the clock shows: a tenth of 0.5 s.
+        ([0.5, 0.4], (900 / 0.04, 0.5 - 0.04 / 9)),
+        ([0.1, 1.1], (900, 0.0)),
+    ],
+)
+def test_speed_is_a_line_through_two_batches(seconds, speed):
+    found = module._line_through([100, 1000][: len(seconds)], seconds)
+
+    assert found == pytest.approx(speed)

@@ -400,6 +400,7 @@ def test_new_tokenizer_of_a_saved_model_is_refused(tmp_path):
 
 
 def test_defaults_of_a_gpu_are_its_own(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     on_cpu = recipe(TrainSettings(**TRAINED))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)

@@ -5,7 +5,6 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
-import torch
 from datasets import Dataset
 from transformers import MarianConfig
 
@@ -19,7 +18,6 @@ from vanilla_transformer.training.averaging import Outcome
 from vanilla_transformer.training.callbacks import StopOnRequest, StoppedBySignalError
 from vanilla_transformer_cli.settings import TrainSettings
 
-from ..conftest import build_variant
 from ..support.gradients_of_one_update import build_arguments
 from ..support.training_runs import SIZES
 
@@ -147,40 +145,16 @@ def test_pass_over_a_stream_leaves_out_what_a_filter_drops(tmp_path):
     assert list(kept) == [("a", "b"), ("d", "e")]
 
 
-@pytest.mark.parametrize(
-    ("config", "given", "kernel"),
-    [
-        ({}, {"bf16": True}, "varlen"),
-        ({}, {"fp16": True}, "varlen"),
-        ({}, {}, None),
-        ({}, {"bf16": True, "device": torch.device("cpu")}, None),
-        ({}, {"bf16": True, "torch_compile": True}, None),
-        ({"attention_dropout": 0.1}, {"bf16": True}, None),
-        ({"talking_heads": "both"}, {"bf16": True}, None),
-        # Heads of 8 entries in the encoder, and of 4 in the decoder.
-        ({"decoder_attention_heads": 8}, {"bf16": True}, None),
-    ],
-)
-def test_batches_have_no_padding_where_the_kernel_for_that_runs(monkeypatch, config, given, kernel):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
-    sizes = {"d_model": 32, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
-    defaults = {"fp16": False, "bf16": False, "torch_compile": False}
-    arguments = SimpleNamespace(**{**defaults, "device": torch.device("cuda"), **given})
-
-    assert starting_model._better_kernel(build_variant(**{**sizes, **config}), arguments) == kernel
-
-
-@pytest.mark.parametrize("given", [{}, {"attn_implementation": "eager", "compile_layers": True}])
+@pytest.mark.parametrize("given", [{}, {"attn_implementation": "varlen", "compile_layers": True}])
 def test_new_model_is_compiled_and_packed_as_it_is_asked_for(tmp_path, monkeypatch, given):
     compiled = []
     monkeypatch.setattr(starting_model, "compile_layers", compiled.append)
-    monkeypatch.setattr(starting_model, "_better_kernel", lambda *_: "varlen")
     pairs = Dataset.from_dict({"source": ["a b"], "target": ["b a"]})
     settings = TrainSettings(config=SIZES, tokenizer_kind="word", vocab_size=6, **given)
 
     _, model = starting_model.build_model(settings, build_arguments(tmp_path), pairs, None)
 
-    assert model.config._attn_implementation == given.get("attn_implementation", "varlen")
+    assert model.config._attn_implementation == given.get("attn_implementation", "sdpa")
     assert compiled == [model] * ("compile_layers" in given)
 
 

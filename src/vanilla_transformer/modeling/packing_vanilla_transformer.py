@@ -140,22 +140,6 @@ def _fits_kernel(
     )
 
 
-def kernel_fits(config: VanillaTransformerConfig, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether torch's kernel for various lengths computes all attention of a model in training.
-
-    Args:
-        config: Of the model.
-        device: Of the model.
-        dtype: Of queries, keys and values, after autocast.
-    """
-    head_counts = (config.encoder_attention_heads, config.decoder_attention_heads)
-    shapes = [config.head_shapes(heads) for heads in head_counts]
-    dropout = config.attention_dropout
-    return config.talking_heads is None and all(
-        _fits_kernel(device, dtype, shape.key.size, shape.value.size, dropout) for shape in shapes
-    )
-
-
 def packings(
     config: VanillaTransformerConfig, *attention_masks: Tensor | Packing | None, **kwargs: Any
 ) -> list[Packing]:

@@ -29,7 +29,9 @@ _VALIDATION_TOKENS_PER_MINUTE = 700
 _UPDATES_FOR_LARGER_BATCHES = 8000
 # On a GPU twice the batch may take hardly longer. Small corpora keep some updates in each pass.
 _NEARLY_AS_MANY = 0.8
-_UPDATES_OF_A_PASS = 32
+_UPDATES_OF_A_PASS = 16
+# Of `tiny`, by the least tokens of a batch.
+_LEARNING_RATES = {32_768: 0.008, 4096: 0.004, 0: 0.003}
 
 # The saved model of --tokenizer decides these, see `options_of`.
 _OF_TOKENIZERS = {
@@ -195,7 +197,8 @@ def _learning_rate(facts: Facts, chosen: Mapping[str, Any]) -> tuple[Any, str] |
     if _is_pattern(facts, chosen):
         return 0.002, "a closed pattern, learned exactly"
     batch = chosen["max_tokens_per_batch"]
-    return 0.004 if batch >= 4096 else 0.003, f"tiny with batches of {batch:,} tokens"
+    rate = next(rate for least, rate in _LEARNING_RATES.items() if batch >= least)
+    return rate, f"tiny with batches of {batch:,} tokens"
 
 
 def _warmup_steps(facts: Facts, chosen: Mapping[str, Any]) -> tuple[Any, str] | None:

@@ -63,7 +63,7 @@ def _sizes(trainer: TokenBatchTrainer) -> Iterator[str]:
     if not trainer.tokenizers.is_joint:
         sizes = f"{model.config.vocab_size:,} and {model.config.target_vocab_size:,}"
         vocabulary = f"vocabularies {sizes}"
-    yield f"device      {hardware()}, {_PRODUCTS[dtype_of_products(arguments)]}"
+    yield f"device      {hardware(arguments.device)}, {_PRODUCTS[dtype_of_products(arguments)]}"
     yield f"pairs       {data.describe_pairs()}"
     yield from _unknown_tokens(trainer)
     trained = model.num_parameters(only_trainable=True)

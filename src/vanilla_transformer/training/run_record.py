@@ -36,11 +36,11 @@ _PACKAGES = (
 )
 
 
-def hardware() -> str:
-    """Human-readable name of the devices of this process."""
-    if torch.cuda.is_available():
+def hardware(device: torch.device) -> str:
+    """Human-readable name of the devices of this kind, on which this process computes."""
+    if device.type == "cuda":
         return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
-    if torch.backends.mps.is_available():
+    if device.type == "mps":
         return f"Apple GPU, {platform.processor()}"
     return f"CPU, {torch.get_num_threads()} threads, {platform.machine()}"
 
@@ -61,7 +61,7 @@ def describe_run(
         {
             "first_update": first_update,
             "command": sys.argv,
-            "hardware": hardware(),
+            "hardware": hardware(arguments.device),
             "python": platform.python_version(),
             "versions": {package: version(package) for package in _PACKAGES},
             "commit": _commit(),

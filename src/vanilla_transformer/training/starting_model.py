@@ -18,7 +18,6 @@ from vanilla_transformer.modeling.configuration_vanilla_transformer import Vanil
 from vanilla_transformer.modeling.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
-from vanilla_transformer.modeling.packing_vanilla_transformer import VARLEN, kernel_fits
 from vanilla_transformer.tokenization.tokenization_vanilla_transformer import (
     VanillaTransformerTokenizer,
 )
@@ -28,7 +27,6 @@ from vanilla_transformer.training.fine_tuning import choose_parameters
 from vanilla_transformer.training.recipe import (
     check_vocabularies,
     config_overrides,
-    dtype_of_products,
 )
 from vanilla_transformer_cli.settings import MAX_EXTRA_TOKENS, PRESETS, TrainSettings
 
@@ -66,8 +64,8 @@ def build_model(
     _begin_with_languages(model, tokenizers)
     _check_positions(model, settings)
     choose_parameters(model, settings)
-    if kernel := settings.attn_implementation or _better_kernel(model, arguments):
-        model.set_attn_implementation(kernel)
+    if settings.attn_implementation:
+        model.set_attn_implementation(settings.attn_implementation)
     if settings.compile_layers:
         compile_layers(model)
     # The model smooths its own loss, without the full logits that Trainer's smoother needs.
@@ -85,14 +83,6 @@ def _check_positions(model: PreTrainedModel, settings: TrainSettings) -> None:
             f"after {last} tokens. Give --max_length {last}, or, for a new model, more "
             "positions: --config max_position_embeddings=N."
         )
-
-
-def _better_kernel(model: PreTrainedModel, arguments: Seq2SeqTrainingArguments) -> str | None:
-    """The kernel without padding, if a GPU has it for this model; None: the default one."""
-    dtype = dtype_of_products(arguments)
-    if arguments.torch_compile or not kernel_fits(model.config, arguments.device, dtype):
-        return None
-    return VARLEN
 
 
 def saved_tokenizers(
