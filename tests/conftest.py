@@ -25,6 +25,13 @@ from vanilla_transformer import (
 from vanilla_transformer.data.number_words import write_corpus
 from vanilla_transformer.translation import Translation, Translator
 
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Hides GPUs, on which half precision and another number of processes are the default."""
+    if "gpu" not in config.option.markexpr:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 Model = VanillaTransformerForConditionalGeneration
 Batch = dict[str, Tensor]
 

@@ -1,6 +1,7 @@
 """`benchmarks/gpu.py`: counts, peaks and shares, what its reports state, and all of it on a CPU."""
 
 import json
+import os
 import subprocess
 import sys
 from argparse import Namespace
@@ -280,6 +281,12 @@ def test_full_sizes_need_a_gpu(monkeypatch, tmp_path, capsys):
 
     assert "`--smoke`" in capsys.readouterr().err
     assert not (tmp_path / "results").exists()
+
+
+def test_only_tests_that_need_a_gpu_see_one(pytestconfig):
+    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
+
+    assert is_hidden == ("gpu" not in pytestconfig.option.markexpr)
 
 
 @pytest.mark.slow

@@ -166,6 +166,8 @@ class TiedTable(torch.autograd.Function):
             rows, ids = rows.flatten(0, -2), ids.flatten()
             if ctx.padding_idx is not None:
                 rows = rows.masked_fill((ids == ctx.padding_idx)[:, None], 0)
-            added = torch.sparse_coo_tensor(ids[None], rows, ctx.shape, check_invariants=False)
+            # torch 2.11 warns of the argument `check_invariants=False`.
+            with torch.sparse.check_sparse_tensor_invariants(enable=False):
+                added = torch.sparse_coo_tensor(ids[None], rows, ctx.shape)
             gradient = gradient.add_(added)
         return gradient, None, *(None for _ in grad_rows)
