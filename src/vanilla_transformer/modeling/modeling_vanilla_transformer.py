@@ -13,7 +13,6 @@ Differs from the paper:
     warm-up. `pre_norm=False` selects the paper's order, without the final norms.
 """
 
-import copy
 import math
 from pathlib import Path
 from typing import Any, Unpack
@@ -300,7 +299,9 @@ class Stack(VanillaTransformerPreTrainedModel):
         """
         if not kwargs.get("output_attentions", self.config.output_attentions):
             return self.config
-        config = copy.copy(self.config)
+        # Not `copy.copy`, which the compiler of torch 2.11 refuses.
+        config = object.__new__(type(self.config))
+        config.__dict__.update(self.config.__dict__)
         config._attn_implementation_internal = "eager"
         return config
 
