@@ -165,6 +165,8 @@ ON_A_GPU = dataclasses.replace(
         ({}, 32_768, 0.008),
         ({"speed": 1e9}, 32_768, 0.008),
         # 19 updates of a pass; with twice the tokens they would be 10.
+        ({"pairs": 9000, "minutes": 1}, 16_384, 0.004),
+        # R-Drop computes each batch twice: 41 ms, then 52.
         ({"pairs": 9000}, 16_384, 0.004),
         # 46 ms, then 62: 0.74 times as many.
         ({"speed": 2.5e5}, 4096, 0.004),
