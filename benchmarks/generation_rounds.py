@@ -89,7 +89,7 @@ def tables(options: Namespace, labels: dict[str, str], scratch: Path) -> Iterato
         contenders = load(folders, dtype, sources)
         yield (
             f"\n{options.model or options.preset}, {dtype}, {len(sources)} sentences, "
-            f"median of {options.rounds} rounds; {hardware_line()}\n\n{head(*COLUMNS)}"
+            f"median of {options.rounds} rounds; {hardware_line('cpu')}\n\n{head(*COLUMNS)}"
         )
         shares = []
         for num_beams, size in product(options.beams, options.batch_sizes):

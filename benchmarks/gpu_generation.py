@@ -21,7 +21,8 @@ from generation_contenders import (
     write_random_model,
 )
 from generation_rounds import Result, make_task, read_sources, seconds_of, share_of_same
-from gpu_report import Report, device, growth_of
+from gpu_report import Report, growth_of
+from neighbours import best_device
 from rounds import take_turns
 
 NOTE = (
@@ -50,7 +51,7 @@ CONTENDERS: dict[str, tuple[type[Generate], str]] = {
 }
 OURS, REFERENCE = "vanilla", "inherited"
 # Of the second table: compiling takes longest, and Transformers compiles no beam search.
-COMPILED = (OURS, REFERENCE, "static")
+BESIDE_STATIC = (OURS, REFERENCE, "static")
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def run(report: Report, smoke: bool) -> None:
     """Fills both tables."""
     sizes = SMOKE if smoke else FULL
     table = report.table(f"Generation, {sizes.preset}", *COLUMNS)
-    compiled = report.table(f"Generation, {sizes.preset}, greedy, compiled", *COLUMNS)
+    static = report.table(f"Generation, {sizes.preset}, greedy, with a static cache", *COLUMNS)
     disable_progress_bar()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "random"
@@ -90,17 +91,17 @@ def run(report: Report, smoke: bool) -> None:
         folders = write_folders(folder, ["vanilla", "m2m100"], [], Path(scratch))
         for dtype in sizes.dtypes:
             contenders = {
-                name: kind(folders.get(name, folder), dtype, device())
+                name: kind(folders.get(name, folder), dtype, best_device())
                 for name, (kind, _) in CONTENDERS.items()
             }
-            static = {name: contenders[name] for name in COMPILED}
+            beside_static = {name: contenders[name] for name in BESIDE_STATIC}
             del contenders["static"]
             for size, num_beams in product(sizes.batch_sizes, sizes.beams):
                 for cells in rows(report, sizes, contenders, (dtype, size, num_beams)):
                     report.add(table, *cells)
             for size in sizes.batch_sizes:
-                for cells in rows(report, sizes, static, (dtype, size, 1)):
-                    report.add(compiled, *cells)
+                for cells in rows(report, sizes, beside_static, (dtype, size, 1)):
+                    report.add(static, *cells)
 
 
 def rows(

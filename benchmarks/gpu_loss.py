@@ -11,7 +11,8 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
-from gpu_report import Report, device, growth_of, seconds_of
+from gpu_report import Report, growth_of, seconds_of
+from neighbours import best_device
 from rounds import take_turns
 from vanilla_transformer.modeling import loss_vanilla_transformer
 from vanilla_transformer.modeling.loss_vanilla_transformer import LossTerms, loss_sum
@@ -91,9 +92,9 @@ class Problem:
         torch.manual_seed(0)
         passes = 2 if self.terms.r_drop_alpha else 1
         count = self.targets // passes
-        head = nn.Linear(self.width, self.vocabulary, bias=False, device=device())
-        hidden = torch.randn(passes, count, self.width, device=device(), requires_grad=True)
-        labels = torch.randint(self.vocabulary, (1, count), device=device())
+        head = nn.Linear(self.width, self.vocabulary, bias=False, device=best_device())
+        hidden = torch.randn(passes, count, self.width, device=best_device(), requires_grad=True)
+        labels = torch.randint(self.vocabulary, (1, count), device=best_device())
         return head, hidden, labels.expand(passes, -1)
 
     def solve(
@@ -108,7 +109,10 @@ class Problem:
             rows: Of a chunk of logits, `DEFAULT`, `COMPILED` or `UNFUSED`.
         """
         narrow = self.dtype != "float32"
-        with torch.autocast(device(), getattr(torch, self.dtype), enabled=narrow), chunks_of(rows):
+        with (
+            torch.autocast(best_device(), getattr(torch, self.dtype), enabled=narrow),
+            chunks_of(rows),
+        ):
             if rows == UNFUSED:
                 total = loss_sum(head(hidden), labels, self.terms)
             else:

@@ -13,9 +13,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from gpu_report import Report, device
+from gpu_report import Report
 from memory import measure_alone
-from neighbours import COMMON, build
+from neighbours import COMMON, best_device, build
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.data.number_words import write_corpus
 from vanilla_transformer_cli.settings import PRESETS
@@ -179,14 +179,14 @@ def train_in_this_process(
         per_device_train_batch_size=sizes.batch_size,
         logging_steps=sizes.updates // sizes.reports,
         learning_rate=5e-4,
-        bf16=device() == "cuda",
-        use_cpu=device() == "cpu",
+        bf16=best_device() == "cuda",
+        use_cpu=best_device() == "cpu",
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,
         **{"fsdp": True} if shard else {},
     )
-    if shard and device() == "cpu":
+    if shard and best_device() == "cpu":
         # There accelerate drops the request in silence; all that follows can shard.
         PartialState().distributed_type = DistributedType.MULTI_GPU
     tokenizer, pairs = encoded(folder)

@@ -45,11 +45,6 @@ def bf16_peak(device_name: str) -> int | None:
     return None
 
 
-def device() -> str:
-    """Where everything runs."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
 def wait() -> None:
     """Returns when the GPU, if there is one, has finished its work."""
     if torch.cuda.is_available():

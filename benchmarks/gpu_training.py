@@ -12,8 +12,8 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import BatchEncoding, PreTrainedConfig, PreTrainedModel
 
-from gpu_report import Report, bf16_peak, device, growth_of
-from neighbours import Training, padding_of, tokens_of
+from gpu_report import Report, bf16_peak, growth_of
+from neighbours import Training, best_device, padding_of, tokens_of
 from rounds import take_turns
 from vanilla_transformer.data.batches import TokenBatchSampler
 from vanilla_transformer.modeling.configuration_vanilla_transformer import VanillaTransformerConfig
@@ -199,11 +199,11 @@ def expected_megabytes(model: PreTrainedModel, tokens: int) -> float | None:
     """What `train` expects a batch to take, weights and Adam's state included; ours only."""
     if not isinstance(model.config, VanillaTransformerConfig):
         return None
-    memory = estimated_memory(model, torch.device(device()), is_half=True)
+    memory = estimated_memory(model, torch.device(best_device()), is_half=True)
     return (memory.fixed + tokens * memory.per_token) / 1e6
 
 
 def share_of_peak(flops: int, seconds: float) -> float | None:
     """Percent of the device's peak; None if that is not known."""
-    peak = bf16_peak(torch.cuda.get_device_name()) if device() == "cuda" else None
+    peak = bf16_peak(torch.cuda.get_device_name()) if best_device() == "cuda" else None
     return 100 * flops / seconds / (1e12 * peak) if peak else None

@@ -192,7 +192,7 @@ class Training:
         compiler: str | None,
         cut: list[BatchEncoding],
     ) -> None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = best_device()
         sizes = PRESETS[preset].config() | {"dropout": 0.1} | changes
         self.model = build(family, vocab_size=vocab_size, **sizes).to(device).train()
         if compiler:
@@ -242,7 +242,12 @@ def run_steps(*setting: Any) -> int:
     return 16 * contender.model.num_parameters()
 
 
-def hardware_line() -> str:
-    """Device, threads and versions."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return f"{hardware(device)}, torch {torch.__version__}, transformers {transformers_version}"
+def best_device() -> str:
+    """Where contenders train."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def hardware_line(device: str | None = None) -> str:
+    """Device, threads and versions; without a device that of training."""
+    name = hardware(torch.device(device or best_device()))
+    return f"{name}, torch {torch.__version__}, transformers {transformers_version}"

@@ -25,11 +25,10 @@ _WORDS_OF_A_PATTERN = 50
 _SHARE_THAT_COPIES = 0.25
 # Evaluations should take little of the time.
 _VALIDATION_TOKENS_PER_MINUTE = 700
-# Updates with which twice the batch is better than twice the updates.
-_UPDATES_FOR_LARGER_BATCHES = 8000
-# On a GPU twice the batch may take hardly longer. Small corpora keep some updates in each pass.
+# With this number of updates, doubling the batch is better than doubling the updates.
+_MANY_UPDATES = 8000
+# On a GPU a batch of twice the tokens may take hardly longer.
 _NEARLY_AS_MANY = 0.8
-_UPDATES_OF_A_PASS = 16
 # Of `tiny`, by the least tokens of a batch.
 _LEARNING_RATES = {32_768: 0.008, 4096: 0.004, 0: 0.003}
 
@@ -171,24 +170,15 @@ def _max_tokens_per_batch(facts: Facts, chosen: Mapping[str, Any]) -> tuple[Any,
     # The longest pair must fit.
     while batch < 2 * chosen["max_length"] or _is_worth_doubling(facts, chosen, batch):
         batch *= 2
-    updates = facts.updates(chosen, batch)
-    half = facts.updates(chosen, batch // 2)
-    is_cheap = updates >= _NEARLY_AS_MANY * half
-    why = f", of {half:,.0f} with half of the tokens" if is_cheap else ""
-    return batch, f"about {updates:,.0f} updates{why}"
+    return batch, f"about {facts.updates(chosen, batch):,.0f} updates"
 
 
 def _is_worth_doubling(facts: Facts, chosen: Mapping[str, Any], batch: int) -> bool:
-    """Whether a batch of twice the tokens is affordable, or hardly takes longer."""
-    doubled = 2 * batch
-    if doubled > facts.largest_batch:
+    """Whether a batch of twice the tokens leaves enough updates, or takes hardly longer."""
+    if 2 * batch > facts.largest_batch(chosen):
         return False
-    updates = facts.updates(chosen, doubled)
-    is_cheap = updates >= _NEARLY_AS_MANY * facts.updates(chosen, batch)
-    updates_of_a_pass = facts.tokens_of_corpus(chosen) / doubled
-    return updates >= _UPDATES_FOR_LARGER_BATCHES or (
-        is_cheap and updates_of_a_pass >= _UPDATES_OF_A_PASS
-    )
+    updates = facts.updates(chosen, 2 * batch)
+    return updates >= min(_MANY_UPDATES, _NEARLY_AS_MANY * facts.updates(chosen, batch))
 
 
 def _learning_rate(facts: Facts, chosen: Mapping[str, Any]) -> tuple[Any, str] | None:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,27 +22,41 @@ from vanilla_transformer.tokenization.composing_vanilla_transformer import DECOM
 from vanilla_transformer.training.recipe import config_overrides, dtype_of_products
 from vanilla_transformer_cli.settings import PRESETS, TrainSettings
 
-Value = TypeVar("Value")
-
 # Only this number of pairs, from the beginning, is examined; all of them are counted.
 EXAMINED_PAIRS = 100_000
 # Size of a vocabulary with which names are copied piece by piece.
 VOCABULARY_THAT_COPIES = 2000
-# Share of the minutes that passes over the data take, as fast as they are measured. The rest is
-# reading, evaluating and saving; on a GPU, which waits for its host, Trainer's own work shows too.
-_FOR_UPDATES = {"cpu": 0.85, "cuda": 0.35}
-# Pairs of 40 tokens in the batches that are timed: on a GPU two, because a batch takes time there
-# whatever its size.
-_TIMED_PAIRS = {"cpu": (64,), "cuda": (64, 1024)}
-# Tokens of the largest batch that `--minutes` chooses.
-LARGEST_BATCH = {"cpu": 4096, "cuda": 32_768}
-# Work per token compared with `tiny`, by the number of weights in the layers; see `_cost`.
-_COST = {"tiny": 1, "small": 24, "base": 34, "big": 136}
+# Share of the minutes that is left for updates; the rest is reading, evaluating and saving.
+_FOR_UPDATES = 0.85
+# Optimizer and Trainer keep the host busy too: the fixed time of a batch in training, compared with
+# that of a forward and backward pass.
+_HOST_IN_TRAINING = 2.5
+# Larger batches than on a CPU leave at least this number of updates in a pass over the corpus.
+_UPDATES_OF_A_PASS = 16
 
 
-def _of_kind(values: Mapping[str, Value], device: str) -> Value:
-    """The value for this type of device; all that are no CPU are taken for GPUs."""
-    return values["cpu" if device == "cpu" else "cuda"]
+class _Kind(NamedTuple):
+    """What differs between a CPU and a GPU.
+
+    Attributes:
+        largest_batch: Tokens of the largest batch that `--minutes` chooses.
+        timed_pairs: Pairs of 40 tokens in each batch that is timed; two batches show a fixed time.
+        costs: Work per token compared with `tiny`; see `_cost`.
+    """
+
+    largest_batch: int
+    timed_pairs: tuple[int, ...]
+    costs: dict[str, float]
+
+
+# On a CPU the number of weights in the layers decides. A GPU computes large matrices faster.
+_CPU = _Kind(4096, (64,), {"tiny": 1, "small": 24, "base": 34, "big": 136})
+_GPU = _Kind(32_768, (64, 1024), {"tiny": 1, "small": 6, "base": 9, "big": 16})
+
+
+def _kind_of(device: str) -> _Kind:
+    """The kind of a type of device; every one but a CPU counts as a GPU."""
+    return _CPU if device == "cpu" else _GPU
 
 
 class Speed(NamedTuple):
@@ -50,7 +64,7 @@ class Speed(NamedTuple):
 
     Attributes:
         tokens_per_second: Source and target together.
-        seconds_per_batch: Launching the kernels on a GPU, however large the batch is; 0 on a CPU.
+        seconds_per_batch: Fixed time, for launching kernels on a GPU; 0 on a CPU.
     """
 
     tokens_per_second: float
@@ -116,24 +130,27 @@ class Facts:
         characters_of_a_piece = 3 if chosen["vocab_size"] <= VOCABULARY_THAT_COPIES else 4
         return 2 + tokens.get(chosen["tokenizer_kind"], self.characters / characters_of_a_piece)
 
-    @property
-    def largest_batch(self) -> int:
-        """Tokens of the largest batch that is chosen on this device."""
-        return _of_kind(LARGEST_BATCH, self.device)
+    def batches(self, chosen: Mapping[str, Any], tokens: float) -> float:
+        """Number of batches of `tokens` tokens that fit the minutes, for the chosen size."""
+        preset, config = chosen["preset"], tuple(chosen["config"])
+        layers = _size(preset, config).layers / _size("tiny", ()).layers
+        cost = _kind_of(self.device).costs[preset] * _growth_of_weights(preset, config)
+        fixed = _HOST_IN_TRAINING * self.seconds_per_batch * layers
+        return 60 * self.minutes * _FOR_UPDATES / (fixed + tokens * cost / self.speed)
 
-    def batches(self, chosen: Mapping[str, Any], tokens: int) -> float:
-        """Batches of so many tokens that the minutes allow, for the size that was chosen."""
-        cost = _cost(chosen["preset"], tuple(chosen["config"]))
-        seconds = self.seconds_per_batch + tokens * cost / self.speed
-        return 60 * self.minutes * _of_kind(_FOR_UPDATES, self.device) / seconds
+    def largest_batch(self, chosen: Mapping[str, Any]) -> float:
+        """Tokens of the largest batch for this device and corpus."""
+        updates = _UPDATES_OF_A_PASS * self.batches_per_update
+        of_corpus = max(_CPU.largest_batch, self.tokens_of_corpus(chosen) / updates)
+        return min(_kind_of(self.device).largest_batch, of_corpus)
 
     def tokens_of_corpus(self, chosen: Mapping[str, Any]) -> float:
         """Tokens of a pass over the corpus."""
         return self.pairs * self.tokens_per_pair(chosen)
 
     def passes(self, chosen: Mapping[str, Any]) -> float:
-        """Passes over the corpus that the minutes allow, with batches as large as may be."""
-        tokens = chosen["max_tokens_per_batch"] or self.largest_batch
+        """Passes over the corpus that the minutes allow, with the largest batches."""
+        tokens = chosen["max_tokens_per_batch"] or self.largest_batch(chosen)
         return tokens * self.batches(chosen, tokens) / self.tokens_of_corpus(chosen)
 
     def updates(self, chosen: Mapping[str, Any], batch: int) -> float:
@@ -142,19 +159,27 @@ class Facts:
         return self.batches(chosen, tokens) / self.batches_per_update
 
 
+class _Size(NamedTuple):
+    """Number of layers of both stacks, and of the weights in them."""
+
+    layers: int
+    weights: int
+
+
+def _growth_of_weights(preset: str, config: tuple[str, ...]) -> float:
+    """Weights of a preset with assignments of `--config`, compared with those without."""
+    return _size(preset, config).weights / _size(preset, ()).weights
+
+
 @cache
-def _cost(preset: str, config: tuple[str, ...]) -> float:
-    """Work per token of a preset with assignments of `--config`, compared with `tiny`."""
-    return _COST[preset] * _weights(preset, config) / _weights(preset, ())
-
-
-def _weights(preset: str, config: tuple[str, ...]) -> int:
-    """Number of weights in the layers."""
+def _size(preset: str, config: tuple[str, ...]) -> _Size:
+    """Of a preset with assignments of `--config`."""
     fields = PRESETS[preset].config() | config_overrides(TrainSettings(config=list(config)))
     with torch.device("meta"):
         model = VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(**fields))
-    stacks = model.model.encoder, model.model.decoder
-    return sum(weight.numel() for stack in stacks for weight in stack.layers.parameters())
+    layers = [*model.model.encoder.layers, *model.model.decoder.layers]
+    weights = sum(weight.numel() for layer in layers for weight in layer.parameters())
+    return _Size(len(layers), weights)
 
 
 @dataclass
@@ -275,9 +300,14 @@ def training_speed(arguments: TrainingArguments) -> Speed:
         model = VanillaTransformerForConditionalGeneration(config).to(device).train()
         batches = [
             torch.randint(10, 10_000, (pairs, 20), device=device)
-            for pairs in _of_kind(_TIMED_PAIRS, device.type)
+            for pairs in _kind_of(device.type).timed_pairs
         ]
         seconds = [_seconds_of_batch(model, ids, dtype) for ids in batches]
+    if device.type == "cuda":
+        # What the run takes and may take is measured later.
+        del model
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
     measured = _line_through([2 * ids.numel() for ids in batches], seconds)
     speed = Speed(*broadcast(torch.tensor(measured, device=device)).tolist())
     return speed._replace(tokens_per_second=arguments.world_size * speed.tokens_per_second)

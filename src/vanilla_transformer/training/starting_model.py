@@ -24,10 +24,7 @@ from vanilla_transformer.tokenization.tokenization_vanilla_transformer import (
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 from vanilla_transformer.training.compiling import compile_layers
 from vanilla_transformer.training.fine_tuning import choose_parameters
-from vanilla_transformer.training.recipe import (
-    check_vocabularies,
-    config_overrides,
-)
+from vanilla_transformer.training.recipe import check_vocabularies, config_overrides
 from vanilla_transformer_cli.settings import MAX_EXTRA_TOKENS, PRESETS, TrainSettings
 
 # Section 6.1.
