@@ -12,11 +12,11 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from transformers.hf_argparser import HfArgumentParser
 
@@ -25,7 +25,6 @@ from vanilla_transformer_cli.settings import AttentionSettings, SearchSettings
 if TYPE_CHECKING:
     from vanilla_transformer.translation import Translator
 
-Result = TypeVar("Result")
 
 # A command parses the arguments after its name.
 Command = Callable[[list[str]], None]
@@ -301,17 +300,8 @@ def load_translator(settings: SearchSettings | AttentionSettings, **others: Any)
     cores = IdleCores()
     translator = Translator.from_pretrained(values.pop("model"), **values, **others)
     cores.use(at_once=True)
+    translator.before_batch = cores.use
     return translator
-
-
-def on_idle_cores(results: Iterable[Result]) -> Iterator[Result]:
-    """Passes on what torch computes as it is asked for, with as many threads as cores are idle."""
-    from vanilla_transformer.threads import IdleCores
-
-    cores = IdleCores()
-    for result in results:
-        cores.use()
-        yield result
 
 
 class _StandardError(logging.Handler):

@@ -10,7 +10,6 @@ from vanilla_transformer_cli.command import (
     check_model,
     load_translator,
     looks_like_a_path,
-    on_idle_cores,
     refuse,
     report_limited,
 )
@@ -187,7 +186,7 @@ def _translate(translator: "Translator", sources: list[str]) -> list[str]:
 
     texts, limited = [], 0
     with line_progress("evaluate", len(sources)) as advance:
-        for translation in on_idle_cores(translator.translate(sources)):
+        for translation in translator.translate(sources):
             texts.append(translation.text)
             limited += translation.reached_limit
             advance()

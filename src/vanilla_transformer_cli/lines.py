@@ -12,7 +12,6 @@ from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vanilla_transformer_cli.command import on_idle_cores
 from vanilla_transformer_cli.job_record import CountedLines, JobRecord, record_path
 from vanilla_transformer_cli.outputs import check_output, check_room
 from vanilla_transformer_cli.settings import TranslateSettings
@@ -93,7 +92,7 @@ class TranslationJob:
         is_shown = bool(self.output) or not sys.stdout.isatty()
         progress = line_progress("translate", self.total, self.done, is_shown=is_shown)
         with destination as file, progress as advance:
-            translations = on_idle_cores(self._translations(translator))
+            translations = self._translations(translator)
             for number, translation in enumerate(translations, start=self.done + 1):
                 if recorded != self.lines.count:
                     # The record must cover a line before the output has it.

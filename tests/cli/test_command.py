@@ -128,5 +128,5 @@ def test_threads_are_chosen_while_a_model_translates(run, folder, tmp_path, monk
 
     run(command, "--model", folder, "--engine", "torch", "--max_extra_tokens", 2, *given)
 
-    # When the model has been loaded, and after each line.
-    assert counted == [True, False, False]
+    # When the model has been loaded, and before the batch of both lines.
+    assert counted == [True, False]

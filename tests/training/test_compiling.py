@@ -102,11 +102,24 @@ def test_searches_do_not_compile_each_step(graphs, tiny_model, batch, num_beams)
     expected = tiny_model.generate(**source, num_beams=num_beams, max_length=20)
     compile_layers(tiny_model, counting(graphs))
 
-    # Seq2SeqTrainer gives the labels too.
+    # Seq2SeqTrainer gives the labels too, and has run the layers.
+    tiny_model(**batch)
     found = tiny_model.generate(
         **source, labels=batch["labels"], num_beams=num_beams, max_length=20
     )
 
     assert found.tolist() == expected.tolist()
-    # Of the encoder.
-    assert len(graphs) == 1
+    assert not graphs
+
+
+def test_batches_without_padding_have_graphs_of_their_own(graphs, tiny_model):
+    compile_layers(tiny_model.train(), counting(graphs))
+    batches = [ragged(number) for number in range(4)]
+    for batch in batches[::2]:
+        batch["input_ids"] = batch["input_ids"].clamp(min=3)
+        batch["attention_mask"] = torch.ones_like(batch["input_ids"])
+
+    for batch in batches:
+        tiny_model(**batch).loss.backward()
+
+    assert len(graphs) == 4

@@ -5,6 +5,7 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
+import torch
 from datasets import Dataset
 from transformers import MarianConfig
 
@@ -149,13 +150,14 @@ def test_pass_over_a_stream_leaves_out_what_a_filter_drops(tmp_path):
 def test_new_model_is_compiled_and_packed_as_it_is_asked_for(tmp_path, monkeypatch, given):
     compiled = []
     monkeypatch.setattr(starting_model, "compile_layers", compiled.append)
+    monkeypatch.setattr(torch.compiler, "reset", lambda: compiled.append("reset"))
     pairs = Dataset.from_dict({"source": ["a b"], "target": ["b a"]})
     settings = TrainSettings(config=SIZES, tokenizer_kind="word", vocab_size=6, **given)
 
     _, model = starting_model.build_model(settings, build_arguments(tmp_path), pairs, None)
 
     assert model.config._attn_implementation == given.get("attn_implementation", "sdpa")
-    assert compiled == [model] * ("compile_layers" in given)
+    assert compiled == (["reset", model] if "compile_layers" in given else [])
 
 
 @pytest.mark.parametrize("is_sharded", [False, True])

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import io
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -406,6 +407,17 @@ def test_threads_are_chosen_before_the_plan_and_after_each_update(corpus, tmp_pa
     assert counted == [True, False, False]
 
 
+def test_threads_are_chosen_in_evaluations_too(corpus, tmp_path, monkeypatch):
+    counted = []
+    cores = SimpleNamespace(use=lambda at_once=False: counted.append(at_once))
+    monkeypatch.setattr(training, "IdleCores", lambda: cores)
+
+    run_training(corpus, tmp_path, {}, max_steps=1, per_device_eval_batch_size=2)
+
+    batches = -(-VALIDATION_LINES // 2)
+    assert len(counted) >= 2 + batches
+
+
 def test_pairs_that_are_cut_off_are_counted(corpus, tmp_path, capsys):
     run_training(corpus, tmp_path, UNVALIDATED | {"max_length": 5}, max_steps=1)
 
@@ -485,6 +497,16 @@ def test_vocabulary_of_a_saved_tokenizer_is_not_contradicted(model_folder, corpu
 
     with pytest.raises(ValueError, match="--config must leave out eos_token_id with --tokenizer"):
         run_training(corpus, tmp_path, UNVALIDATED | settings, max_steps=1)
+
+
+def test_saved_tokenizer_that_has_changed_is_refused(model_folder, corpus, tmp_path):
+    shutil.copytree(model_folder, tmp_path / "saved")
+    with open(tmp_path / "saved" / "tokenizer.json", "a", encoding="utf-8") as file:
+        file.write(" ")
+    settings = {"tokenizer": str(tmp_path / "saved")}
+
+    with pytest.raises(ValueError, match=r"tokenizer\.json of .* as recorded in run\.json"):
+        run_training(corpus, tmp_path / "run", UNVALIDATED | settings, max_steps=1)
 
 
 def test_validation_ends_where_learned_positions_do(corpus, tmp_path):

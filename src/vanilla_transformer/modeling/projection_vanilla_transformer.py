@@ -124,6 +124,8 @@ def _is_tied(table: nn.Module, lm_head: nn.Module) -> bool:
         and table.weight is lm_head.weight
         and is_untouched(table)
         and is_untouched(lm_head)
+        # A hook may require gradients of the rows of a frozen one.
+        and table.weight.requires_grad
         # On a GPU the sum would depend on the order of its threads.
         and table.weight.device.type == "cpu"
         # Narrow sums would be rounded after each row.

@@ -1,5 +1,7 @@
 """Whether a module may be bypassed, that is, computed without calling it."""
 
+from typing import Any
+
 from torch import nn
 from transformers.utils import output_capturing
 
@@ -15,10 +17,21 @@ def is_untouched(module: nn.Module) -> bool:
 def is_hooked(module: nn.Module) -> bool:
     """Whether hooks see or change what goes into the module or comes out of it.
 
-    Those that Transformers leaves behind after a call with `output_attentions` do neither.
+    Of Transformers' own, those that a call with `output_attentions` leaves behind do neither.
+    Gradient checkpointing adds one that only requires gradients, and NEFTune's acts in training.
     """
     hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-    return any(getattr(hook, "__module__", None) != output_capturing.__name__ for hook in hooks)
+    return any(not _is_idle(hook, module) for hook in hooks)
+
+
+def _is_idle(hook: Any, module: nn.Module) -> bool:
+    """Whether a hook of Transformers' leaves values as they are."""
+    name = getattr(hook, "__qualname__", "")
+    return (
+        getattr(hook, "__module__", None) == output_capturing.__name__
+        or name.endswith(".make_inputs_require_grads")
+        or (name == "neftune_post_forward_hook" and not module.training)
+    )
 
 
 def _is_plain(module: nn.Module) -> bool:

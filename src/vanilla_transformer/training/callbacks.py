@@ -68,6 +68,10 @@ class UseIdleCores(TrainerCallback):
         """Counts them, if it is time."""
         self.cores.use()
 
+    def on_prediction_step(self, *args: Any, **kwargs: Any) -> None:
+        """Counts them in an evaluation too."""
+        self.cores.use()
+
 
 class StopWithoutProgress(EarlyStoppingCallback):
     """Transformers', whose count a resumed run continues."""

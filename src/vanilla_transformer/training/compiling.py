@@ -1,5 +1,8 @@
 """Compiling the layers and the loss of a model, once for batches of all shapes."""
 
+from typing import Any
+
+import torch
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -11,8 +14,9 @@ from vanilla_transformer.modeling.modeling_vanilla_transformer import (
 def compile_layers(model: nn.Module, backend: str = "inductor") -> None:
     """Compiles each layer of encoder and decoder in place, and on a GPU softmax and loss.
 
-    Layers of one kind share a graph, whose sizes are free. What depends on the data stays outside:
-    masks, batches without padding, positions. Names of parameters stay as they are.
+    Layers of one kind share two graphs, for batches with padding and without, whose sizes are free.
+    What depends on the data stays outside: masks, positions. Only training runs them: evaluations
+    and searches would need more than torch keeps of a function, eight. Names of parameters stay.
 
     Args:
         model: Ours, or another one of Transformers.
@@ -20,6 +24,17 @@ def compile_layers(model: nn.Module, backend: str = "inductor") -> None:
     """
     for module in model.modules():
         if isinstance(module, GradientCheckpointingLayer):
-            module.compile(dynamic=True, backend=backend)
+            _compile_for_training(module, backend)
         elif isinstance(module, VanillaTransformerForConditionalGeneration):
             module.loss_compiler = backend
+
+
+def _compile_for_training(layer: nn.Module, backend: str) -> None:
+    """Does what `layer.compile` does, for calls in training."""
+    compiled = torch.compile(layer._call_impl, dynamic=True, backend=backend)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        is_training = layer.training and torch.is_grad_enabled()
+        return (compiled if is_training else layer._call_impl)(*args, **kwargs)
+
+    layer._compiled_call_impl = call

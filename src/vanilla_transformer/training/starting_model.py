@@ -13,7 +13,7 @@ from transformers import (
 )
 
 from vanilla_transformer.data.token_cache import cached_tokenizer
-from vanilla_transformer.model_folder import load_model, read_generation_config
+from vanilla_transformer.model_folder import check_files, load_model, read_generation_config
 from vanilla_transformer.modeling.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.modeling.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
@@ -64,6 +64,8 @@ def build_model(
     if settings.attn_implementation:
         model.set_attn_implementation(settings.attn_implementation)
     if settings.compile_layers:
+        # Torch keeps eight graphs of a function, those of earlier runs in this process included.
+        torch.compiler.reset()
         compile_layers(model)
     # The model smooths its own loss, without the full logits that Trainer's smoother needs.
     model.config.label_smoothing = arguments.label_smoothing_factor
@@ -164,6 +166,7 @@ def _new_tokenizers(settings: TrainSettings, pairs: Dataset) -> TokenizerPair:
     All processes learn the same.
     """
     if settings.tokenizer:
+        check_files(settings.tokenizer)
         return saved_tokenizers(settings, settings.tokenizer)
 
     def learn(
