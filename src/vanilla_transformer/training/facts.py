@@ -41,7 +41,7 @@ class _Kind(NamedTuple):
     Attributes:
         largest_batch: Tokens of the largest batch that `--minutes` chooses.
         timed_pairs: Pairs of 40 tokens in each batch that is timed; two batches show a fixed time.
-        costs: Work per token compared with `tiny`; see `_cost`.
+        costs: Work per token compared with `tiny`.
     """
 
     largest_batch: int
