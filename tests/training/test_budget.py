@@ -104,7 +104,10 @@ def test_most_defaults_of_captions_stay():
 
 
 CHARACTERS = {
-    **{"tokenizer_kind": "char", "preset": "tiny", "vocab_size": 10_000, "config": []},
+    "tokenizer_kind": "char",
+    "preset": "tiny",
+    "vocab_size": 10_000,
+    "config": [],
     "max_tokens_per_batch": None,
 }
 
@@ -167,7 +170,7 @@ ON_A_GPU = dataclasses.replace(
         # 77 ms; twice the tokens would take 105, and leave 0.74 times as many updates.
         ({"speed": 1.5e5}, 4096, 0.004),
         ({"speed": 5e4}, 2048, 0.003),
-        # 19 updates of a pass, which would be 10; then 17, and 15 of eight batches each.
+        # With twice the tokens, a pass would have 10, 9 and 15 updates.
         ({"pairs": 9000, "minutes": 1}, 16_384, 0.004),
         ({"pairs": 2000, "minutes": 30}, 4096, 0.004),
         ({"batches_per_update": 8}, 4096, 0.004),

@@ -15,8 +15,9 @@ def compile_layers(model: nn.Module, backend: str = "inductor") -> None:
     """Compiles each layer of encoder and decoder in place, and on a GPU softmax and loss.
 
     Layers of one kind share two graphs, for batches with padding and without, whose sizes are free.
-    What depends on the data stays outside: masks, positions. Only training runs them: evaluations
-    and searches would need more than torch keeps of a function, eight. Names of parameters stay.
+    What depends on the data stays outside: masks, positions. Only training runs them: with those
+    of evaluations and searches they would be more than the eight that torch keeps of a function.
+    Names of parameters stay as they are.
 
     Args:
         model: Ours, or another one of Transformers.
@@ -34,7 +35,6 @@ def _compile_for_training(layer: nn.Module, backend: str) -> None:
     compiled = torch.compile(layer._call_impl, dynamic=True, backend=backend)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        is_training = layer.training and torch.is_grad_enabled()
-        return (compiled if is_training else layer._call_impl)(*args, **kwargs)
+        return (compiled if layer.training else layer._call_impl)(*args, **kwargs)
 
     layer._compiled_call_impl = call

@@ -132,9 +132,10 @@ class Facts:
 
     def batches(self, chosen: Mapping[str, Any], tokens: float) -> float:
         """Number of batches of `tokens` tokens that fit the minutes, for the chosen size."""
-        preset, config = chosen["preset"], tuple(chosen["config"])
-        layers = _size(preset, config).layers / _size("tiny", ()).layers
-        cost = _kind_of(self.device).costs[preset] * _growth_of_weights(preset, config)
+        preset = chosen["preset"]
+        size = _size(preset, tuple(chosen["config"]))
+        layers = size.layers / _size("tiny", ()).layers
+        cost = _kind_of(self.device).costs[preset] * size.weights / _size(preset, ()).weights
         fixed = _HOST_IN_TRAINING * self.seconds_per_batch * layers
         return 60 * self.minutes * _FOR_UPDATES / (fixed + tokens * cost / self.speed)
 
@@ -166,14 +167,9 @@ class _Size(NamedTuple):
     weights: int
 
 
-def _growth_of_weights(preset: str, config: tuple[str, ...]) -> float:
-    """Weights of a preset with assignments of `--config`, compared with those without."""
-    return _size(preset, config).weights / _size(preset, ()).weights
-
-
 @cache
 def _size(preset: str, config: tuple[str, ...]) -> _Size:
-    """Of a preset with assignments of `--config`."""
+    """Size of a preset with assignments of `--config`."""
     fields = PRESETS[preset].config() | config_overrides(TrainSettings(config=list(config)))
     with torch.device("meta"):
         model = VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(**fields))

@@ -37,7 +37,7 @@ _PACKAGES = (
 
 
 def hardware(device: torch.device) -> str:
-    """Human-readable name of the devices of this kind, on which this process computes."""
+    """Human-readable name of the devices that a run on `device` uses."""
     if device.type == "cuda":
         return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
     if device.type == "mps":
