@@ -83,8 +83,8 @@ def slug(name: str) -> str:
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether a run ended by itself; one that was stopped by a signal also leaves results."""
-    return (folder / "results.json").exists() and not (folder / UNFINISHED_FILE).exists()
+    """Whether a run ended by itself; one that was stopped by a signal also leaves a record."""
+    return (folder / "run.json").exists() and not (folder / UNFINISHED_FILE).exists()
 
 
 def check_options(folder: Path, words: list[str]) -> None:
@@ -156,9 +156,13 @@ def cells(folders: list[Path], metric: str) -> list[str]:
 
     runs: list[dict[str, Any]] = []
     for folder in folders:
-        scores = read_object(folder / RESULTS_FILE).get("validation", {})
+        results = folder / RESULTS_FILE
+        scores = read_object(results).get("validation", {}) if results.exists() else {}
         if metric not in scores:
-            raise ValueError(f"{folder} has no score {metric!r}. Name another --metric.")
+            raise ValueError(
+                f"{folder} has no score {metric!r} of translations of validation pairs. Name "
+                "another --metric, or train with --validation and --predict_with_generate true."
+            )
         runs.append(read_object(folder / RUN_FILE) | scores)
     score, loss, minutes = (
         statistics.mean(run[name] for run in runs) for name in (metric, "loss", "minutes")

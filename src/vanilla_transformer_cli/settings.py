@@ -192,8 +192,8 @@ class TrainSettings:
     )
     target_language: str | None = option(
         "For --init_from and --tokenizer: language of the targets, of a model of several "
-        "directions, if all pairs have the same. The trained model then translates into it by "
-        "default."
+        "directions, if all pairs have the same. A trained model with language codes then "
+        "translates into it by default; one with tags must still be told."
     )
     freeze: list[str] = option(
         "Parts of the model of --init_from that stay as they are: encoder, decoder (layers and "

@@ -12,8 +12,8 @@ import pytest
 from datasets import Dataset
 
 from vanilla_transformer.data import filters
-from vanilla_transformer.data.filters import drop_rules, filter_pairs
-from vanilla_transformer.data.parallel_text import ParallelText, load_pairs
+from vanilla_transformer.data.filters import DROPPED_FILE, drop_rules, filter_pairs
+from vanilla_transformer.data.parallel_text import COLUMNS, ParallelText, load_pairs
 from vanilla_transformer.files import read_lines
 from vanilla_transformer.training import run as training
 from vanilla_transformer.training.run import train
@@ -120,6 +120,19 @@ def test_duplicates_are_dropped_but_for_the_first():
     pairs = as_dataset(("a", "b"), ("a", "c"), ("a", "b"), ("d", "b"), ("a", "b"))
 
     assert filtered(pairs, filter_duplicates=True).verdicts.tolist() == [0, 0, 1, 0, 1]
+
+
+def test_pairs_with_other_tags_are_no_duplicates(tmp_path):
+    rows = [("Tom", "Tom", tag) for tag in ("en", "nl", "en")]
+    pairs = Dataset.from_dict(dict(zip(COLUMNS, zip(*rows, strict=True), strict=True)))
+
+    kept = filtered(pairs, filter_duplicates=True)
+    kept.write_dropped(tmp_path)
+
+    assert kept.verdicts.tolist() == [0, 0, 1]
+    (record,) = map(json.loads, read_lines(tmp_path / DROPPED_FILE))
+    names = {"source": "Tom", "target": "Tom", "tag": "en"}
+    assert record == {"line": 3, "filter": "duplicates"} | names
 
 
 # The script

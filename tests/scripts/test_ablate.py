@@ -197,7 +197,7 @@ def test_run_that_has_not_ended_is_left_alone(script, capsys):
         ("rows: {a: 3}", [], "plan.yaml: a must be options in one string, got 3"),
         ("options: [--a]\nrows: {a: }", [], "options must be options in one string, got ['--a']"),
         (PLAN, ["--rows", "x"], "Pre-norm, as usual, post-norm, got ['x']"),
-        (PLAN, ["--metric", "bleu", "--rows", "post*"], "has no score 'bleu'. Name another"),
+        (PLAN, ["--metric", "bleu", "--rows", "post*"], "has no score 'bleu' of translations"),
     ],
 )
 def test_mistakes_are_reported_without_a_table(script, capsys, plan, options, message):

@@ -174,7 +174,7 @@ def write_corpus(folder: Path) -> None:
 
 def updates_until_stop(folder: Path, stop: StopOnRequest) -> int:
     """Number of updates that training makes until `stop` ends it."""
-    schedule = TimeSchedule(None, time.monotonic(), stop, None)
+    schedule = TimeSchedule(None, time.monotonic(), stop, None, evaluations=1)
     model = build_model(label_smoothing=0.0)
     trainer = Seq2SeqTrainer(
         model=model,

@@ -13,11 +13,9 @@ from safetensors import SafetensorError
 from vanilla_transformer.model_folder import FILES_FILE, load_model
 from vanilla_transformer.training.callbacks import StopOnRequest
 from vanilla_transformer.training.checkpoints import (
-    INTERIM_FILE,
     check_optimizer,
     close_checkpoint,
     closed_checkpoints,
-    delete_interim,
     delete_oldest,
     delete_unclosed,
     failed_writes_named,
@@ -198,17 +196,6 @@ def test_best_checkpoint_that_has_changed_is_not_loaded(corpus, tmp_path, monkey
     assert read_json(tmp_path / "run.json")["weights"] == "last update"
     with pytest.raises(AssertionError, match="not equal"):
         assert_same_weights(tmp_path, tmp_path / "checkpoint-2")
-
-
-def test_best_checkpoint_of_an_early_stop_stays(tmp_path):
-    folders = [tmp_path / f"checkpoint-{update}" for update in (1, 2, 3)]
-    for folder in folders:
-        folder.mkdir()
-        (folder / INTERIM_FILE).touch()
-
-    delete_interim(tmp_path, [folders[2], folders[0]])
-
-    assert checkpoints_of(tmp_path) == [1, 3]
 
 
 # Without a run

@@ -152,6 +152,12 @@ def test_numbers_at_the_ends_of_their_ranges_are_allowed(tmp_path, settings, giv
         ({"filter_max_ratio": math.nan}, {}, "--filter_max_ratio must be .* got nan"),
         ({"filter_max_characters": 0}, {}, "--filter_max_characters must be at least 1"),
         ({"tokenizer_pairs": 0}, {}, "--tokenizer_pairs must be at least 1"),
+        ({}, {"lr_scheduler_type": "warmup_stable_decay"}, "got {}: .*num_decay_steps"),
+        (
+            {},
+            {"lr_scheduler_type": "polynomial", "lr_scheduler_kwargs": {"powr": 2}},
+            "--lr_scheduler_type polynomial, got .*powr",
+        ),
         ({"early_stopping_patience": 0}, {}, "--early_stopping_patience must be at least 1"),
         ({"validation": [], "early_stopping_patience": 3}, {}, "patience needs --validation"),
         ({"validation": [], "moving_average": 0.9}, {}, "--moving_average needs --validation"),

@@ -15,6 +15,7 @@ from vanilla_transformer.training.budget import Decision
 from vanilla_transformer.training.callbacks import StopOnRequest
 from vanilla_transformer.training.run import train
 from vanilla_transformer.training.time_schedule import TimeSchedule
+from vanilla_transformer.training.trainer import TokenBatchTrainer
 from vanilla_transformer_cli import main
 
 from ..support.training_runs import MOMENT, build_arguments, build_settings, read_json, read_log
@@ -39,6 +40,7 @@ class Run:
         now=1000.0,
         updates=None,
         reading=0.0,
+        evaluations=1,
     ):
         self.now = now
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
@@ -48,7 +50,7 @@ class Run:
         self.control = TrainerControl()
         self.stop = StopOnRequest(None, finish_within=20 / 60)
         minutes = None if updates else 100 / 60
-        self.schedule = TimeSchedule(minutes, self.now, self.stop, checkpoint)
+        self.schedule = TimeSchedule(minutes, self.now, self.stop, checkpoint, evaluations)
         self.callbacks = [self.schedule, self.stop]
         self.now += reading
         self.tell("on_train_begin", lr_scheduler=self.scheduler)
@@ -134,6 +136,17 @@ def test_time_for_the_last_evaluation_and_checkpoint_is_reserved(monkeypatch):
 
     # 7 seconds, and 2 for a checkpoint and for the folder each.
     assert 89 < run.now - 1000 <= 89.5
+
+
+def test_time_for_the_evaluations_of_averages_is_reserved(monkeypatch):
+    run = Run(monkeypatch, evaluations=3)
+    run.update(10)
+    run.now += 7
+    run.tell("on_evaluate")
+
+    run.to_the_end(0.5)
+
+    assert 79 < run.now - 1000 <= 79.5
 
 
 def test_evaluation_is_left_out_when_it_would_end_in_the_time_of_the_last_one(monkeypatch):
@@ -303,6 +316,17 @@ def test_half_of_the_minutes_asked_for_stays_for_updates(monkeypatch):
     assert 10 <= run.now - 1051 <= 11
 
 
+def test_evaluation_that_is_slower_after_the_signal_is_reserved(monkeypatch):
+    run = Run(monkeypatch, updates=10**6)
+    run.ask()
+    run.now += 6
+    run.tell("on_evaluate")
+
+    run.to_the_end(0.5)
+
+    assert 14 <= run.now - 1000 <= 14.5
+
+
 def test_finishing_run_evaluates_at_its_end_alone(monkeypatch):
     run = Run(monkeypatch, updates=10**6)
     run.update(1.0)
@@ -382,6 +406,43 @@ def run_minutes(corpus, folder, minutes, decisions=(), **changes):
     settings = build_settings(corpus, minutes=minutes, **changes)
     arguments = build_arguments(settings, folder, num_train_epochs=1_000_000)
     return train(settings, arguments, decisions=decisions)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, 2),
+        ({"average_last": 0}, 1),
+        ({"average_last": 1, "moving_average": 0.9}, 2),
+        ({"average_last": 2, "moving_average": 0.9}, 3),
+        ({"validated": False, "average_last": 2}, 1),
+    ],
+)
+def test_all_evaluations_after_the_last_update_are_reserved(
+    corpus, tmp_path, monkeypatch, settings, expected
+):
+    evaluated, reserved = [], []
+    evaluate, begin = TokenBatchTrainer.evaluate, TimeSchedule.on_train_begin
+
+    def note_update(self, *args, **kwargs):
+        evaluated.append(self.state.global_step)
+        return evaluate(self, *args, **kwargs)
+
+    def note_reserve(self, *args, **kwargs):
+        reserved.append(self.evaluations)
+        begin(self, *args, **kwargs)
+
+    monkeypatch.setattr(TokenBatchTrainer, "evaluate", note_update)
+    monkeypatch.setattr(TimeSchedule, "on_train_begin", note_reserve)
+    settings = build_settings(corpus, finish_within=1.0, max_validation_pairs=1, **settings)
+    by_updates = {"save_strategy": "steps", "save_steps": 1}
+    if settings.validation:
+        by_updates |= {"eval_strategy": "steps", "eval_steps": 1}
+
+    train(settings, build_arguments(settings, tmp_path, max_steps=2, **by_updates))
+
+    assert reserved == [expected]
+    assert evaluated.count(2) == (expected if settings.validation else 0)
 
 
 def test_run_ends_scored_and_records_what_was_chosen(corpus, tmp_path, monkeypatch, capsys):

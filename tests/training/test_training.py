@@ -473,6 +473,32 @@ def test_resumed_run_is_the_same_when_it_stopped_amid_an_epoch(
     assert_same_weights(resumed, whole)
 
 
+@pytest.mark.parametrize("early", [12.0, 5.0])
+def test_evaluation_of_an_early_stop_counts_only_until_the_run_goes_on(run_scored, tmp_path, early):
+    settings = {"early_stopping_patience": 2}
+    run_scored([10.0, early], epochs=1.5, **settings)
+    checkpoints = [tmp_path / f"checkpoint-{update}" for update in checkpoints_of(tmp_path)]
+    # It is the best one of the run that ended there.
+    assert_same_weights(tmp_path, checkpoints[early > 10])
+
+    # Neither the best one of the run that goes on, nor the first of two that were no better; the
+    # log keeps it, so the checkpoint of the third epoch is that of the fourth evaluation.
+    assert run_scored([9.0, 8.0], epochs=9, resume=True, **settings) == [1, 4]
+
+    assert_same_weights(tmp_path, checkpoints[0])
+    assert_saved(tmp_path, 10.0, "best checkpoint")
+
+
+def test_run_that_is_resumed_without_more_updates_is_scored_again(run_scored, tmp_path):
+    run_scored([10.0, 12.0], epochs=1.5)
+    weights = weights_of(tmp_path)
+
+    run_scored([12.0], epochs=1.5, resume=True)
+
+    torch.testing.assert_close(weights_of(tmp_path), weights, rtol=0, atol=0)
+    assert_saved(tmp_path, 12.0, "best checkpoint")
+
+
 def test_evaluations_change_no_update(corpus, tmp_path):
     settings = {"average_last": 1, "max_validation_pairs": 2}
     given = {"max_steps": 3, "load_best_model_at_end": False}

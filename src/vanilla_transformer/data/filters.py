@@ -7,7 +7,6 @@ do not separate words by blanks.
 from __future__ import annotations
 
 import json
-import operator
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ import regex
 from datasets import Dataset
 
 from vanilla_transformer.data.parallel_text import (
+    COLUMNS,
     ROWS_AT_A_TIME,
     ParallelText,
     holds_both_sides,
@@ -34,8 +34,9 @@ DROPPED_FILE = "dropped.jsonl"
 # A side is in the wrong script when most of its letters are; a name or a quotation may stay.
 MAX_FOREIGN_SHARE = 0.5
 
-# Whether a pair, source and target, is dropped. It is called once for each pair, in order.
-Rule = Callable[[str, str], bool]
+# Whether a pair is dropped: source, target, and its tag if there is one. It is called once for each
+# pair, in order.
+Rule = Callable[..., bool]
 
 # Codes of ISO 15924 that stand for several scripts of Unicode, or for a part of one.
 _SCRIPTS_OF_CODE = {
@@ -84,7 +85,7 @@ class FilteredPairs:
         """Writes the dropped pairs to `dropped.jsonl`, unless there are no filters.
 
         Each line is an object: `line` (the number of the pair, from 1, over all files of the
-        corpus), `filter`, `source`, `target`.
+        corpus), `filter`, `source`, `target`, and `tag` if the pairs have one.
         """
         if self.filters:
             write_lines(folder / DROPPED_FILE, self._records())
@@ -92,13 +93,9 @@ class FilteredPairs:
     def _records(self) -> Iterator[str]:
         rows = np.flatnonzero(self.verdicts)
         pairs = _pairs_of(self.read.select(rows))
-        for row, (source, target) in zip(rows.tolist(), pairs, strict=True):
-            record = {
-                "line": row + 1,
-                "filter": self.filters[self.verdicts[row] - 1],
-                "source": source,
-                "target": target,
-            }
+        for row, pair in zip(rows.tolist(), pairs, strict=True):
+            record = {"line": row + 1, "filter": self.filters[self.verdicts[row] - 1]}
+            record |= zip(COLUMNS, pair, strict=False)
             yield json.dumps(record, ensure_ascii=False)
 
 
@@ -118,8 +115,8 @@ def filter_pairs(pairs: Dataset, rules: Mapping[str, Rule]) -> FilteredPairs:
     result = FilteredPairs(pairs, tuple(rules), verdicts)
     if rules:
         numbered = list(enumerate(rules.values(), start=1))
-        for row, (source, target) in enumerate(_pairs_of(pairs)):
-            verdicts[row] = next((n for n, drops in numbered if drops(source, target)), 0)
+        for row, pair in enumerate(_pairs_of(pairs)):
+            verdicts[row] = next((n for n, drops in numbered if drops(*pair)), 0)
     if verdicts.all():
         counts = ", ".join(f"{name} {count:,}" for name, count in result.dropped.items() if count)
         raise ValueError(
@@ -129,10 +126,10 @@ def filter_pairs(pairs: Dataset, rules: Mapping[str, Rule]) -> FilteredPairs:
     return result
 
 
-def _pairs_of(pairs: Dataset) -> Iterator[tuple[str, str]]:
-    columns = pairs.select_columns(["source", "target"]).with_format("arrow")
-    for table in columns.iter(ROWS_AT_A_TIME):
-        yield from zip(*(table[name].to_pylist() for name in ("source", "target")), strict=True)
+def _pairs_of(pairs: Dataset) -> Iterator[tuple[str, ...]]:
+    names = [name for name in COLUMNS if name in pairs.column_names]
+    for table in pairs.with_format("arrow").iter(ROWS_AT_A_TIME):
+        yield from zip(*(table[name].to_pylist() for name in names), strict=True)
 
 
 def drop_rules(settings: TrainSettings, validation: Dataset | None) -> dict[str, Rule]:
@@ -154,7 +151,7 @@ def drop_rules(settings: TrainSettings, validation: Dataset | None) -> dict[str,
     if settings.filter_empty:
         rules["empty"] = has_empty_side
     if settings.filter_identical:
-        rules["identical"] = operator.eq
+        rules["identical"] = has_equal_sides
     if settings.filter_max_characters is not None:
         rules["max_characters"] = longer_than(settings.filter_max_characters)
     if settings.filter_max_ratio is not None:
@@ -184,20 +181,25 @@ def _check(settings: TrainSettings, validation: Dataset | None) -> None:
         raise ValueError("\n".join(faults))
 
 
-def has_empty_side(source: str, target: str) -> bool:
+def has_empty_side(source: str, target: str, *tag: str) -> bool:
     """Whether a side is empty or only white space."""
     return not (source.strip() and target.strip())
 
 
+def has_equal_sides(source: str, target: str, *tag: str) -> bool:
+    """Whether the sides are the same text."""
+    return source == target
+
+
 def longer_than(max_characters: int) -> Rule:
     """Drops pairs with a side of more than `max_characters` characters."""
-    return lambda source, target: max(len(source), len(target)) > max_characters
+    return lambda source, target, *tag: max(len(source), len(target)) > max_characters
 
 
 def more_unequal_than(max_ratio: float) -> Rule:
     """Drops pairs whose longer side has more than `max_ratio` times the other's characters."""
 
-    def drops(source: str, target: str) -> bool:
+    def drops(source: str, target: str, *tag: str) -> bool:
         shorter, longer = sorted((len(source), len(target)))
         return longer > max_ratio * shorter
 
@@ -226,7 +228,7 @@ def in_other_script_than(source_scripts: str, target_scripts: str) -> Rule:
         # Most text has none; then all letters need not be counted.
         return found > 0 and found > MAX_FOREIGN_SHARE * _count(letters, text)
 
-    return lambda source, target: (
+    return lambda source, target, *tag: (
         is_foreign(source, foreign_source) or is_foreign(target, foreign_target)
     )
 
@@ -277,7 +279,7 @@ def overlapping(texts: Iterable[str]) -> Rule:
         texts: Sources and targets of all evaluation sets.
     """
     keys = {_comparable(text) for text in texts} - {""}
-    return lambda source, target: _comparable(source) in keys or _comparable(target) in keys
+    return lambda source, target, *tag: _comparable(source) in keys or _comparable(target) in keys
 
 
 def _comparable(text: str) -> str:
@@ -293,7 +295,7 @@ def _comparable(text: str) -> str:
 
 def _evaluation_texts(settings: TrainSettings, validation: Dataset | None) -> Iterator[str]:
     if validation is not None:
-        yield from chain.from_iterable(_pairs_of(validation))
+        yield from _sides_of(validation)
     for path in settings.filter_overlap or ():
         if holds_both_sides(path):
             text = ParallelText(
@@ -302,22 +304,26 @@ def _evaluation_texts(settings: TrainSettings, validation: Dataset | None) -> It
                 settings.target_column,
                 tag_column=settings.tag_column,
             )
-            yield from chain.from_iterable(_pairs_of(load_pairs(text)))
+            yield from _sides_of(load_pairs(text))
         else:
             yield from read_lines(path)
 
 
+def _sides_of(pairs: Dataset) -> Iterator[str]:
+    return chain.from_iterable(_pairs_of(pairs.select_columns(["source", "target"])))
+
+
 def seen_before() -> Rule:
-    """Drops pairs whose sides both equal those of an earlier pair, character by character.
+    """Drops pairs that equal an earlier one, character by character: both sides, and the tag.
 
     A hash of 128 bits is stored for each pair, which takes about 100 bytes of memory. Among a
     billion different pairs, two share a hash with a probability of about 10^-21.
     """
     seen: set[int] = set()
 
-    def drops(source: str, target: str) -> bool:
+    def drops(*pair: str) -> bool:
         # The separator is a byte that does not occur in UTF-8.
-        content = b"\xff".join((source.encode(), target.encode()))
+        content = b"\xff".join(text.encode() for text in pair)
         digest = int.from_bytes(blake2b(content, digest_size=16).digest())
         is_new = digest not in seen
         seen.add(digest)

@@ -310,15 +310,15 @@ def _read_one_path(text: ParallelText) -> Iterator[tuple[str, ...]]:
 
 
 def _read_tsv(text: ParallelText) -> Iterator[tuple[str, ...]]:
-    form = ", tab, ".join(COLUMNS[: len(text.columns)])
+    count = len(text.columns)
+    form = ", tab, ".join(COLUMNS[:count])
     for number, line in enumerate(read_lines(text.paths[0]), start=1):
         cells = line.split("\t")
-        if len(cells) != len(text.columns):
-            raise ValueError(
-                f"Line {number} of {text} must be {form}, got {len(cells) - 1} tabs. "
-                f"To keep the first {len(text.columns)} of more: cut -f 1-{len(text.columns)} "
-                "old.tsv > new.tsv"
-            )
+        if len(cells) != count:
+            message = f"Line {number} of {text} must be {form}, got {len(cells) - 1} tabs."
+            if len(cells) > count:
+                message += f" To keep the first {count}: cut -f 1-{count} old.tsv > new.tsv"
+            raise ValueError(message)
         yield tuple(cells)
 
 

@@ -122,15 +122,14 @@ def delete_unclosed(folder: Path) -> None:
             shutil.rmtree(checkpoint)
 
 
-def delete_interim(run: Path, kept: Sequence[Path]) -> None:
+def delete_interim(last: Path) -> None:
     """Deletes the checkpoints of early stops, which a run that went on would not have.
 
     Args:
-        run: Its folder.
-        kept: Checkpoints that stay.
+        last: The checkpoint of the run that was saved last; it stays.
     """
-    for checkpoint in _checkpoints(run):
-        if (checkpoint / INTERIM_FILE).is_file() and checkpoint not in kept:
+    for checkpoint in _checkpoints(last.parent):
+        if (checkpoint / INTERIM_FILE).is_file() and checkpoint != last:
             shutil.rmtree(checkpoint, ignore_errors=True)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from datasets.config import DATASET_STATE_JSON_FILENAME
-from transformers import Seq2SeqTrainingArguments, TrainingArguments
+from transformers import Seq2SeqTrainingArguments, TrainingArguments, get_scheduler
 from transformers.integrations import get_available_reporting_integrations, is_optuna_available
 from transformers.trainer_utils import SaveStrategy
 from transformers.utils import (
@@ -446,6 +446,19 @@ def _faults_of_schedules(
         yield (
             f"--finish_within needs a schedule that the number of updates decides, got "
             f"--lr_scheduler_type {schedule}, where the loss does. Leave one of the two out."
+        )
+    try:
+        get_scheduler(
+            schedule,
+            torch.optim.SGD([torch.zeros(1)]),
+            num_warmup_steps=1,
+            num_training_steps=10**9,
+            scheduler_specific_kwargs=arguments.lr_scheduler_kwargs,
+        )
+    except (TypeError, ValueError) as error:
+        yield (
+            f"--lr_scheduler_kwargs must fit --lr_scheduler_type {schedule}, got "
+            f"{arguments.lr_scheduler_kwargs or {}}: {error}."
         )
 
 

@@ -271,9 +271,9 @@ def kept_pairs(settings: TrainSettings) -> Iterator[tuple[str, ...]]:
 
 def _read_kept(text: ParallelText, rules: Mapping[str, Rule]) -> Iterator[tuple[str, ...]]:
     """One pass over the pairs that no filter drops, with their tags if there are any."""
-    for source, target, *tag in read_pairs(text):
-        if not any(drops(source, target) for drops in rules.values()):
-            yield source, target, *tag
+    for pair in read_pairs(text):
+        if not any(drops(*pair) for drops in rules.values()):
+            yield pair
 
 
 def _build_data(
@@ -312,7 +312,8 @@ def _build_trainer(
     validation_set = score = None
     if validation_pairs is not None:
         if settings.max_validation_pairs is not None:
-            validation_pairs = validation_pairs.take(settings.max_validation_pairs)
+            count = min(settings.max_validation_pairs, len(validation_pairs))
+            validation_pairs = validation_pairs.select(range(count))
         validation_set, _ = tokenize_pairs(
             validation_pairs, tokenizers, max_length=settings.max_length
         )
@@ -365,7 +366,12 @@ def _add_time_schedule(leg: _Leg, started: float, stop: StopOnRequest) -> float 
     settings = leg.settings
     if settings.minutes is None and settings.finish_within is None:
         return None
-    schedule = TimeSchedule(settings.minutes, started, stop, leg.checkpoint)
+    # The last weights, the mean of checkpoints, and the moving average.
+    evaluations = 1
+    if settings.validation:
+        is_averaged = settings.average_last is None or settings.average_last > 1
+        evaluations += is_averaged + (settings.moving_average is not None)
+    schedule = TimeSchedule(settings.minutes, started, stop, leg.checkpoint, evaluations)
     leg.trainer.add_callback(schedule)
     return schedule.minutes_left
 
@@ -428,7 +434,13 @@ def _back_to_last_checkpoint(
         f"Lower --learning_rate, now {trainer.args.learning_rate:g}, or lengthen --warmup_steps, "
         f"now {trainer.args.warmup_steps:g}, and train anew in another folder"
     )
-    checkpoints = with_intact_weights(closed_checkpoints(folder))
+    # The last update may have a checkpoint, and a validation loss that is not finite.
+    before = [
+        checkpoint
+        for checkpoint in closed_checkpoints(folder)
+        if update_of(checkpoint.name) < trainer.state.global_step
+    ]
+    checkpoints = with_intact_weights(before)
     if not checkpoints:
         raise DivergedError(
             f"Training diverged: {error}, before there was a checkpoint. {folder} holds no model. "

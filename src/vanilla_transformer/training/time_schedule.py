@@ -26,9 +26,9 @@ class TimeSchedule(TrainerCallback):
     """Multiplies the learning rate by the share of the time that is left, and ends the run.
 
     The schedule bends by itself: if another program slows the run down, the rate falls more from
-    one update to the next. Time for the last evaluation and checkpoint is reserved, as long as the
-    latest ones took; an earlier one that would end in this time is left out. A resumed run has the
-    time that was left at its checkpoint.
+    one update to the next. Time for the last evaluations and the last checkpoint is reserved, as
+    long as the latest ones took; an earlier one that would end in this time is left out. A resumed
+    run has the time that was left at its checkpoint.
 
     When a signal has asked the run to finish, the rate falls from where it is to 0 within
     `stop.finish_within` minutes, in any schedule that is a function of the update. Half of these at
@@ -42,6 +42,7 @@ class TimeSchedule(TrainerCallback):
         started: When this leg began, by `time.monotonic`.
         stop: Ends the run; its deadline is set.
         checkpoint: Folder from which the run is resumed; None for a new run.
+        evaluations: Their number after the last update.
 
     Attributes:
         share_left: By which the learning rate is multiplied, 1 to 0.
@@ -49,7 +50,12 @@ class TimeSchedule(TrainerCallback):
     """
 
     def __init__(
-        self, minutes: float | None, started: float, stop: StopOnRequest, checkpoint: str | None
+        self,
+        minutes: float | None,
+        started: float,
+        stop: StopOnRequest,
+        checkpoint: str | None,
+        evaluations: int,
     ) -> None:
         self.seconds = math.inf
         if minutes is not None:
@@ -58,6 +64,7 @@ class TimeSchedule(TrainerCallback):
             started -= _seconds_used(checkpoint)
         self.started = started
         self.stop = stop
+        self.evaluations = evaluations
         self.share_left, self.can_evaluate = 1.0, True
         self.evaluating: float | None = None
         self.saving = 0.0
@@ -107,9 +114,9 @@ class TimeSchedule(TrainerCallback):
         return schedule(update if self.bent_at is None else self.bent_at) * self.share_left
 
     def _reserve(self, seconds: float) -> float:
-        """Seconds for the last evaluation, a checkpoint, and then the folder of the model."""
+        """Seconds for the last evaluations, a checkpoint, and then the folder of the model."""
         evaluating = _RESERVE * seconds if self.evaluating is None else self.evaluating
-        return evaluating + 2 * self.saving
+        return self.evaluations * evaluating + 2 * self.saving
 
     def _count(self, args: TrainingArguments, state: TrainerState) -> None:
         """Looks at the clock."""
@@ -119,6 +126,8 @@ class TimeSchedule(TrainerCallback):
             if math.isinf(self.seconds):
                 return
             self.stop.deadline = self.started + self.seconds - self._reserve(self.seconds)
+        else:
+            self._hurry()
         for_updates = self.stop.deadline - self.fell
         left = max(0.0, self.stop.deadline - self.mark)
         share = left / for_updates if for_updates > 0 else 0.0
@@ -133,16 +142,20 @@ class TimeSchedule(TrainerCallback):
         self.share_left, self.can_evaluate = self.height * share, bool(can_evaluate)
 
     def _bend(self, state: TrainerState, rate: float) -> None:
-        """Sets the end that a signal has asked for, unless an earlier one is planned."""
+        """Begins the fall that a signal has asked for."""
         self.fell, self.height, self.bent_at = time.monotonic(), self.share_left, state.global_step
-        seconds = 60 * (self.stop.finish_within or 0.0)
-        end = self.fell + seconds - min(self._reserve(seconds), seconds / 2)
-        self.stop.deadline = min(self.stop.deadline, end)
+        self._hurry()
         left = duration(max(0.0, self.stop.deadline - self.fell))
         PartialState().print(
             f"finishing   the learning rate falls from {rate:.2e} to 0 in {left}, then the run is "
             "evaluated and saved"
         )
+
+    def _hurry(self) -> None:
+        """Sets the end that a signal has asked for, unless an earlier one is planned."""
+        seconds = 60 * (self.stop.finish_within or 0.0)
+        end = self.fell + seconds - min(self._reserve(seconds), seconds / 2)
+        self.stop.deadline = min(self.stop.deadline, end)
 
     def on_step_end(
         self,

@@ -16,11 +16,12 @@ from transformers import (
     EvalPrediction,
     PreTrainedTokenizerBase,
     Seq2SeqTrainer,
+    TrainerControl,
     TrainingArguments,
 )
 from transformers.modeling_outputs import Seq2SeqLMOutput
 from transformers.trainer import FSDP_MODEL_NAME
-from transformers.trainer_utils import EvalLoopOutput, SaveStrategy
+from transformers.trainer_utils import EvalLoopOutput, IntervalStrategy, SaveStrategy
 
 from vanilla_transformer.data.training_data import TrainingData
 from vanilla_transformer.evaluation.metrics import TranslationScores
@@ -46,6 +47,7 @@ from vanilla_transformer.training.checkpoints import (
     delete_oldest,
     failed_writes_named,
     reopen_checkpoint,
+    update_of,
     with_intact_weights,
 )
 from vanilla_transformer.training.sharding import is_sharded, put_weights, save_in_full
@@ -63,6 +65,8 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             model's output; None: the model is called, as in Trainer.
         settings: Other arguments of `Seq2SeqTrainer`.
     """
+
+    control: TrainerControl
 
     def __init__(
         self,
@@ -85,6 +89,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             save_in_full(self.accelerator.state.fsdp_plugin)
         self.training_pass = training_pass
         self.has_trained = False
+        self.last_checkpoint: Path | None = None
         self.loss_is_finite = torch.tensor(True, device=self.args.device)
         self.add_callback(StopOnDivergence(self))
         self.add_callback(FindBestCheckpoint())
@@ -149,6 +154,27 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         if self.args.should_save:
             self.tokenizers.save_target(Path(output_dir or self.args.output_dir))
 
+    def _maybe_log_save_evaluate(
+        self,
+        tr_loss: torch.Tensor,
+        grad_norm: Any,
+        model: nn.Module,
+        trial: Any,
+        *others: Any,
+        **kwargs: Any,
+    ) -> None:
+        """Trainer's; a last evaluation that is not planned comes after its checkpoint.
+
+        So a resumed run knows as little of it as one that was not interrupted.
+        """
+        unplanned = self.control.should_evaluate and not self._is_planned(
+            self.args.eval_strategy, self.state.eval_steps
+        )
+        if unplanned and self.control.should_save:
+            self._save_checkpoint(model, trial)
+            self.control = self.callback_handler.on_save(self.args, self.state, self.control)
+        super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, trial, *others, **kwargs)
+
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Trainer's, for finite weights only; older ones are deleted after this one is closed."""
         # Each trial of a `hyperparameter_search` has a folder of its own.
@@ -168,12 +194,12 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         if self.args.should_save:
             # Of a sharded model Trainer also saves this, with the weights of model.safetensors.
             (folder / f"{FSDP_MODEL_NAME}.bin").unlink(missing_ok=True)
-            if not self._saves_as_planned():
+            if not self._is_planned(self.args.save_strategy, self.state.save_steps):
                 (folder / INTERIM_FILE).touch()
             close_checkpoint(folder)
-            best = self.state.best_model_checkpoint
-            delete_interim(run, [folder, *([Path(best)] if best else [])])
-            delete_oldest(folder, limit, best)
+            delete_interim(folder)
+            delete_oldest(folder, limit, self.state.best_model_checkpoint)
+        self.last_checkpoint = folder
 
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
         """Trainer's, which would delete the last checkpoint if only one may stay."""
@@ -184,16 +210,25 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         """Trainer's; a resumed run reports, scores and saves as often as it is told now."""
         begun = super()._init_training_state(max_steps, *args, **kwargs)
         self.state.compute_steps(self.args, max_steps)
+        self.last_checkpoint = checkpoint_folder(Path(self.args.output_dir), self.state.global_step)
         return begun
 
-    def _saves_as_planned(self) -> bool:
-        """Whether a run that was not stopped would have a checkpoint after this update."""
-        if self.args.save_strategy == SaveStrategy.STEPS:
-            return self.state.global_step % self.state.save_steps == 0
-        return self.args.save_strategy != SaveStrategy.EPOCH or self.state.epoch % 1 == 0
+    def _is_planned(self, strategy: str, steps: int) -> bool:
+        """Whether a run that was not stopped would save, or evaluate, after this update."""
+        if strategy == SaveStrategy.STEPS:
+            return self.state.global_step % steps == 0
+        return strategy != SaveStrategy.EPOCH or self.state.epoch % 1 == 0
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
-        """Trainer's; of equal scores, such as a BLEU of 0, that of the lower loss is the best."""
+        """Trainer's; the checkpoint may be there already."""
+        is_best = self._is_best(metrics, trial)
+        checkpoint = self.last_checkpoint
+        if is_best and checkpoint and update_of(checkpoint.name) == self.state.global_step:
+            self.state.best_model_checkpoint = str(checkpoint)
+        return is_best
+
+    def _is_best(self, metrics: dict[str, float], trial: Any) -> bool:
+        """Of equal scores, such as a BLEU of 0, that of the lower loss is the best."""
         best = self.state.best_metric
         is_best = bool(super()._determine_best_metric(metrics, trial))
         equal = metrics.get(f"eval_{metric_of(self.args)}") == best
@@ -203,12 +238,19 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             return True
         return is_best
 
-    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        """Trainer's; does nothing in a resumed run that has already made all its updates."""
+    def _run_epoch(
+        self, *args: Any, trial: Any, ignore_keys_for_eval: list[str] | None, **kwargs: Any
+    ) -> None:
+        """Trainer's; a resumed run that has already made all its updates is only evaluated."""
         if self.state.global_step < self.state.max_steps and not self.control.should_training_stop:
-            super()._run_epoch(*args, **kwargs)
-        else:
-            self.control.should_training_stop = True
+            options = {"trial": trial, "ignore_keys_for_eval": ignore_keys_for_eval}
+            super()._run_epoch(*args, **options, **kwargs)
+            return
+        self.control.should_training_stop = True
+        is_scored = scores_of_update(self, self.state.global_step) is not None
+        if self.args.eval_strategy != IntervalStrategy.NO and not is_scored:
+            metrics = self._evaluate(trial, ignore_keys_for_eval)
+            self._determine_best_metric(metrics, trial)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Trainer's, without a mean loss if there was no update."""
