@@ -467,6 +467,23 @@ def test_setting_without_a_counterpart_is_refused(export, changes, message):
         export(build(**changes))
 
 
+def test_several_ends_in_the_generation_config_alone_are_refused(model, export):
+    model.generation_config.eos_token_id = [EOS, 7]
+
+    with pytest.raises(ValueError, match=r"`eos_token_id` must be one id, got \[2, 7\]"):
+        export(model)
+
+
+def test_start_and_end_are_those_of_the_generation_config(model, export):
+    model.generation_config.update(decoder_start_token_id=9, eos_token_id=[11])
+
+    engine = export(model)
+
+    some = {"sources": SOURCES[:20], "limits": LIMITS[:20]}
+    assert engine.end_id == 11
+    assert best(run(engine, **some)) == best(run(TorchEngine(model), **some))
+
+
 def test_forbidden_sequences_are_refused(model, export):
     model.generation_config.bad_words_ids = [[0], [5, 6]]
 

@@ -155,6 +155,15 @@ def shift_positions(self, spec, stack, set_stack=loader.VanillaTransformerLoader
     table.encodings = table.encodings.roll(-1, 0)
 
 
+def test_end_that_was_added_to_an_export_is_refused(out):
+    config = GenerationConfig.from_pretrained(out)
+    config.eos_token_id = [2, 7]
+    config.save_pretrained(out)
+
+    with pytest.raises(ValueError, match=r"needs one `eos_token_id` .* got \[2, 7\]"):
+        Translator.from_pretrained(str(out), engine="ctranslate2")
+
+
 def test_export_that_translates_otherwise_is_not_kept(source, tmp_path, monkeypatch):
     monkeypatch.setattr(loader.VanillaTransformerLoader, "_set_stack", shift_positions)
 

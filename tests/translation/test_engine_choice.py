@@ -243,6 +243,7 @@ def test_torch_translates_without_the_package_or_a_cache(load, monkeypatch, capl
     ("file", "changes", "is_fast"),
     [
         ("generation_config.json", {"repetition_penalty": 1.2}, False),
+        ("generation_config.json", {"eos_token_id": [2, 36]}, False),
         # No sample can show its effect: outputs are longer.
         ("generation_config.json", {"min_length": 1}, False),
         ("generation_config.json", {"no_repeat_ngram_size": 0, "early_stopping": True}, True),

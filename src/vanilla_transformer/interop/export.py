@@ -34,7 +34,11 @@ from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 from vanilla_transformer.translation import Search
 from vanilla_transformer.translation.ctranslate2_engine import CTranslate2Engine
 from vanilla_transformer.translation.engines import TorchEngine
-from vanilla_transformer.translation.search import never_generated, refuse_torch_only
+from vanilla_transformer.translation.search import (
+    never_generated,
+    refuse_torch_only,
+    start_and_ends,
+)
 from vanilla_transformer_cli.settings import MAX_EXTRA_TOKENS
 
 if TYPE_CHECKING:
@@ -437,7 +441,7 @@ def _logits(model: PreTrainedModel, sources: list[list[int]], targets: list[list
     filler = model.config.pad_token_id
     input_ids, attention_mask = padded(sources, filler)
     # The start token and the targets, without their last token.
-    start = model.config.decoder_start_token_id
+    start, _ = start_and_ends(model)
     decoder_input_ids, _ = padded([[start, *row[:-1]] for row in targets], filler)
     outputs = model(
         input_ids=input_ids,

@@ -9,7 +9,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vanilla_transformer.modeling.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair, tokens_by_id
-from vanilla_transformer.translation.search import never_generated
+from vanilla_transformer.translation.search import (
+    has_several_ends,
+    never_generated,
+    start_and_ends,
+)
 
 try:
     from ctranslate2.converters.transformers import (
@@ -131,9 +135,9 @@ class VanillaTransformerLoader(ModelLoader):
         self, config: Any, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
     ) -> None:
         """What CTranslate2's `config.json` says; sources come with the `</s>` of the tokenizer."""
-        start = model.config.decoder_start_token_id
+        start, (end,) = start_and_ends(model)
         config.bos_token = tokenizer.convert_ids_to_tokens(start)
-        config.eos_token = tokenizer.convert_ids_to_tokens(model.config.eos_token_ids[0])
+        config.eos_token = tokenizer.convert_ids_to_tokens(end)
         config.unk_token = tokenizer.unk_token
         config.decoder_start_token = config.bos_token
         config.add_source_bos = config.add_source_eos = False
@@ -191,8 +195,9 @@ class VanillaTransformerLoader(ModelLoader):
                 f"`activation_function` must be one of {', '.join(_ACTIVATIONS)}, "
                 f"got {activation!r}."
             )
-        if len(model.config.eos_token_ids) != 1:
-            faults.append(f"`eos_token_id` must be one id, got {model.config.eos_token_id}.")
+        _, ends = start_and_ends(model)
+        if ends == [None] or has_several_ends(ends):
+            faults.append(f"`eos_token_id` must be one id, got {ends}.")
         if faults:
             raise ValueError(
                 "CTranslate2 cannot hold this model; use the engine `torch` or the ONNX export:\n"

@@ -20,7 +20,12 @@ from vanilla_transformer.translation.conversion_cache import (
 )
 from vanilla_transformer.translation.ctranslate2_engine import CTranslate2Engine, patience
 from vanilla_transformer.translation.engines import Engine, Hypothesis, TorchEngine
-from vanilla_transformer.translation.search import Search, refuse_torch_only, torch_only
+from vanilla_transformer.translation.search import (
+    Search,
+    has_several_ends,
+    refuse_torch_only,
+    torch_only,
+)
 from vanilla_transformer_cli.settings import EngineName
 
 logger = logging.getLogger(__name__)
@@ -64,6 +69,11 @@ def load_engine(
         exported = CTranslate2Engine(names[0], compute_type=compute_type)
         config = GenerationConfig.from_pretrained(names[0])
         refuse_torch_only(config)
+        if has_several_ends(config.eos_token_id):
+            raise ValueError(
+                "The engine 'ctranslate2' needs one `eos_token_id` in generation_config.json, got "
+                f"{config.eos_token_id}. Use the engine `torch`."
+            )
         exported.patience = patience(config)
         return exported, config
 
@@ -111,6 +121,8 @@ def _obstacles(names: list[str], dtype: str, *, details: bool, cache: Path | Non
         yield f"the model is of the type {saved.get('model_type')!r}"
     if "float32" not in (dtype, saved.get("dtype") if dtype == "auto" else None):
         yield "the weights are not in float32"
+    if has_several_ends(generation.get("eos_token_id")):
+        yield "the generation config has several ends"
     for name in torch_only(generation):
         yield f"the generation config sets `{name}`"
 

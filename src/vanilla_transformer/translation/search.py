@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedModel
 
 from vanilla_transformer.modeling.search_vanilla_transformer import Constraints
 from vanilla_transformer_cli.settings import MAX_EXTRA_TOKENS
@@ -201,6 +201,24 @@ def never_generated(generation_config: GenerationConfig) -> list[int]:
             f"never generated, got {sequences}. Leave them out, or use the engine `torch`."
         )
     return sorted(constraints.banned)
+
+
+def start_and_ends(model: PreTrainedModel) -> tuple[int, list[int]]:
+    """Ids of the token that the decoder reads first, and of those that end an output.
+
+    The generation config decides, and where it names none the config of the model.
+    """
+    configs = model.generation_config, model.config
+    start, end = (
+        next((value for config in configs if (value := getattr(config, name)) is not None), None)
+        for name in ("decoder_start_token_id", "eos_token_id")
+    )
+    return start, end if isinstance(end, list) else [end]
+
+
+def has_several_ends(eos_token_id: int | list[int] | None) -> bool:
+    """Whether outputs may end with different tokens, of which CTranslate2 knows one."""
+    return isinstance(eos_token_id, list) and len(eos_token_id) > 1
 
 
 def torch_only(generation_config: Mapping[str, Any]) -> dict[str, Any]:
