@@ -133,6 +133,20 @@ def test_export_that_computes_something_else_is_not_kept(ours, tmp_path, monkeyp
     assert [path.name for path in tmp_path.iterdir()] == ["ours"]
 
 
+def test_flipped_bit_of_a_folder_with_a_mapping_is_noticed(ours, tmp_path, capsys):
+    main(["export", "--format", "nn_transformer", str(ours), str(tmp_path / "out")])
+    file = tmp_path / "out" / "model.safetensors"
+    content = file.read_bytes()
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+    mapping = str(tmp_path / "out" / "mapping.yaml")
+    with pytest.raises(SystemExit):
+        main(["import", "--mapping", mapping, str(tmp_path / "out"), str(tmp_path / "back")])
+
+    assert "model.safetensors of " in capsys.readouterr().err
+    assert not (tmp_path / "back").exists()
+
+
 def test_folder_comes_back_with_its_tokenizer_and_settings(ours, tmp_path, capsys):
     settings = GenerationConfig.from_pretrained(ours)
     settings.num_beams = 3

@@ -24,6 +24,7 @@ from vanilla_transformer.interop.tensor_files import check_shards, read_tensors,
 from vanilla_transformer.interop.trimming import Trimming, kept_ids, trim
 from vanilla_transformer.interop.weight_maps import Plan, shapes_of
 from vanilla_transformer.model_folder import (
+    check_files,
     check_objects,
     describe_model_files,
     find_file,
@@ -364,6 +365,7 @@ def _with_mapping(path: Path, mapping: Path, tokenizer: str | None) -> _Source:
     """Weights of another program, with what lies beside them of a tokenizer and of settings."""
     declaration = Declaration.of_mapping(mapping)
     folder = path if path.is_dir() else path.parent
+    check_files(str(folder))
     if tokenizer is None and (folder / TOKENIZER_CONFIG_FILE).is_file():
         tokenizer = str(folder)
     tokenizers = generation_config = None
