@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from transformers import AutoTokenizer, GenerationConfig
+from transformers import AutoTokenizer, GenerationConfig, MarianConfig, MarianMTModel
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.interop import ctranslate2 as loader
@@ -153,6 +153,18 @@ def shift_positions(self, spec, stack, set_stack=loader.VanillaTransformerLoader
     set_stack(self, spec, stack)
     table = spec.position_encodings
     table.encodings = table.encodings.roll(-1, 0)
+
+
+@pytest.mark.parametrize("name", ["ctranslate2", "onnx"])
+def test_model_of_another_class_is_refused(source, tmp_path, name):
+    sizes = {"d_model": 8, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+    config = MarianConfig(vocab_size=37, encoder_layers=1, decoder_layers=1, **sizes, **ids)
+    MarianMTModel(config).save_pretrained(source)
+    export_to = {"ctranslate2": export_to_ctranslate2, "onnx": export_to_onnx}[name]
+
+    with pytest.raises(ValueError, match=f"The format {name} is made of models of this package"):
+        export_to(source, tmp_path / "out")
 
 
 def test_end_that_was_added_to_an_export_is_refused(out):

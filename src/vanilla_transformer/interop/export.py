@@ -19,7 +19,11 @@ from vanilla_transformer.files import abandoned, naming_full_disk, scratch_folde
 from vanilla_transformer.interop import nn_transformer
 from vanilla_transformer.interop.importing import Comparison, compare
 from vanilla_transformer.interop.to_nn_transformer import save_nn_transformer
-from vanilla_transformer.interop.to_transformers import name_general_tokenizers, to_transformers
+from vanilla_transformer.interop.to_transformers import (
+    name_general_tokenizers,
+    refuse_other_models,
+    to_transformers,
+)
 from vanilla_transformer.model_folder import (
     RESULTS_FILE,
     RUN_FILE,
@@ -169,6 +173,7 @@ def export_to_ctranslate2(
 
     with _new_folder(output, force) as folder:
         model, tokenizers = _load(model_name_or_path, trust_remote_code)
+        refuse_other_models(model, "ctranslate2")
         refuse_torch_only(model.generation_config)
         sources = _sample_sources(tokenizers.source, sample)
         for weights in dict.fromkeys(("float32", quantization)):
@@ -212,6 +217,7 @@ def export_to_onnx(
     with _new_folder(output, force) as folder:
         folder.mkdir()
         model, tokenizers = _load(model_name_or_path, trust_remote_code)
+        refuse_other_models(model, "onnx")
         refuse_torch_only(model.generation_config)
         export_onnx(model, folder)
         _save_settings(model, tokenizers, folder)
