@@ -138,6 +138,7 @@ def test_text_is_refused_without_advice_to_load_it_unchecked(tmp_path):
         ([1, 2], "none"),
         ({}, "none"),
         ({"a": torch.ones(2), "epoch": 3}, "'epoch': int"),
+        ({0: torch.ones(2)}, "0: Tensor"),
         ({"model": {"a": torch.ones(2), "name": "x"}}, "'name': str"),
     ],
 )

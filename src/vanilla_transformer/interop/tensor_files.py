@@ -97,7 +97,11 @@ def tensors_in(content: Any, file: Path) -> dict[str, Tensor]:
     entries = content if isinstance(content, Mapping) else {}
     nested = [entries[name] for name in _NAMES_OF_WEIGHTS if isinstance(entries.get(name), Mapping)]
     entries = nested[0] if nested else entries
-    others = [name for name, value in entries.items() if not isinstance(value, Tensor)]
+    others = [
+        name
+        for name, value in entries.items()
+        if not (isinstance(name, str) and isinstance(value, Tensor))
+    ]
     if others or not entries:
         got = f"{others[0]!r}: {type(entries[others[0]]).__name__}" if others else "none"
         raise ValueError(
