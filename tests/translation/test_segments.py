@@ -80,6 +80,23 @@ def test_pieces_hold_the_line_and_stay_within_the_limit(subwords, max_tokens):
             assert len(subwords(piece)["input_ids"]) <= max_tokens or len(piece) == 1
 
 
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_piece_that_ends_within_a_token_stays_within_the_limit(kind):
+    rng = random.Random(0)
+    quotes = ["「" + "".join(rng.choices("日本語次文", k=3)) + "」。" for _ in range(200)]
+    corpus = ["".join(rng.choices(quotes, k=5)) for _ in range(200)]
+    tokenizer = VanillaTransformerTokenizer.train(
+        corpus, vocab_size=900, kind=kind, pretokenized=True
+    )
+    for line in corpus:
+        for max_tokens in (3, 5, 8):
+            pieces = cut_line(line, tokenizer, max_tokens)
+
+            assert "".join(pieces) == line
+            for piece in pieces:
+                assert len(tokenizer(piece)["input_ids"]) <= max_tokens
+
+
 class CountingTokenizer:
     """Counts the characters that a tokenizer is given."""
 

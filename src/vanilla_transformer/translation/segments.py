@@ -5,7 +5,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, repeat
+from itertools import chain, islice, repeat
 
 from transformers import PreTrainedTokenizerBase
 
@@ -139,13 +139,20 @@ def cut_line(line: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> 
     Returns:
         The pieces; none if there are only blanks.
     """
+
+    def fits(text: str) -> bool:
+        return len(_encode([text], tokenizer)[0]) <= max_tokens
+
     pieces = []
     start = _next_word(line, 0)
     guess = _CHARACTERS * max_tokens
     while start < len(line):
         fitting = _end_of_fitting(line, start, guess, tokenizer, max_tokens)
         guess = 2 * (fitting - start)
-        end = fitting if fitting == len(line) else _last_boundary(line, start, fitting)
+        boundaries = [] if fitting == len(line) else _boundaries(line, start, fitting)
+        # A cut within a token makes others of it, which may be more.
+        ends = chain(boundaries, range(fitting, start + 1, -1))
+        end = next((end for end in ends if fits(line[start:end].rstrip())), start + 1)
         pieces.append(line[start:end].rstrip())
         start = _next_word(line, end)
     return pieces
@@ -193,11 +200,10 @@ def _end_found_by_halving(
     return start + max(1, bisect_right(ends, max_tokens, key=length))
 
 
-def _last_boundary(line: str, start: int, end: int) -> int:
-    """Where to end a piece that begins at `start` and ends at `end` at the latest."""
+def _boundaries(line: str, start: int, end: int) -> list[int]:
+    """Where a piece from `start` to `end` at the latest may end: sentences, else the last blank."""
     sentence_ends = [
         found.end() for found in _SENTENCE_END.finditer(line, start, end + 1) if found.end() <= end
     ]
-    if sentence_ends:
-        return sentence_ends[-1]
-    return next((place for place in range(end, start, -1) if line[place].isspace()), end)
+    blanks = (place for place in range(end, start, -1) if line[place].isspace())
+    return [*reversed(sentence_ends), *islice(blanks, 1)]
