@@ -203,7 +203,7 @@ def never_generated(generation_config: GenerationConfig) -> list[int]:
     return sorted(constraints.banned)
 
 
-def start_and_ends(model: PreTrainedModel) -> tuple[int, list[int]]:
+def start_and_ends(model: PreTrainedModel) -> tuple[Any, list[Any]]:
     """Ids of the token that the decoder reads first, and of those that end an output.
 
     The generation config decides, and where it names none the config of the model.
