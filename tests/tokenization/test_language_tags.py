@@ -180,7 +180,8 @@ def test_tag_column_is_read_beside_the_pairs(write_rows, tmp_path):
 def test_tsv_line_without_a_tag_is_refused(write, line, tabs):
     path = write("rows.tsv", "a\tb\tde", line)
 
-    expected = f"Line 2 of .* must be source, tab, target, tab, tag, got {tabs} tabs.* cut -f 1-3"
+    expected = f"Line 2 of .* must be source, tab, target, tab, tag, got {tabs} tabs."
+    expected += r" .* cut -f 1-3 old.tsv > new.tsv$" if tabs > 2 else "$"
     with pytest.raises(ValueError, match=expected):
         load_pairs(ParallelText((path,), tag_column="tag"))
 
