@@ -153,6 +153,16 @@ def test_finished_runs_are_not_repeated(script, capsys):
     assert capsys.readouterr().out == first
 
 
+def test_finished_run_without_scores_is_named_each_time(script, capsys):
+    def finish_without_scores(folder):
+        (folder / "run.json").write_text("{}")
+        return 0
+
+    for train in (finish_without_scores, lambda folder: 1):
+        assert script(train, "--seeds", "3", "--rows", "post*") == 2
+        assert "post-norm-3 has no score 'wer' of translations" in capsys.readouterr().err
+
+
 def test_finished_run_with_other_options_is_no_result(script, capsys):
     script(finish, "--seeds", "3")
     plan = Path("plan.yaml").read_text(encoding="utf-8")

@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError
 
 from vanilla_transformer.model_folder import FILES_FILE, load_model
-from vanilla_transformer.training.callbacks import StopOnRequest
+from vanilla_transformer.training.callbacks import DivergedError, StopOnRequest
 from vanilla_transformer.training.checkpoints import (
     check_optimizer,
     close_checkpoint,
@@ -400,6 +400,26 @@ def test_weights_that_are_not_finite_are_not_saved_after_the_last_update(
         diverge(corpus, tmp_path, learning_rate=1e-3, max_steps=2, save_strategy="no")
 
     assert not list(tmp_path.glob("*.safetensors"))
+
+
+def test_weights_whose_validation_loss_is_not_finite_are_not_kept(corpus, tmp_path, monkeypatch):
+    evaluate = TokenBatchTrainer.evaluate
+
+    def evaluate_or_diverge(trainer, *args, **kwargs):
+        if trainer.state.global_step == 3:
+            raise DivergedError("the validation loss after update 3 is not finite")
+        return evaluate(trainer, *args, **kwargs)
+
+    monkeypatch.setattr(TokenBatchTrainer, "evaluate", evaluate_or_diverge)
+    scored = {"eval_strategy": "steps", "eval_steps": 2, "learning_rate": 1e-3}
+    settings = {"validated": True, "max_validation_pairs": 1}
+
+    # The last one is evaluated because the run ends, after its checkpoint was saved.
+    with pytest.raises(ArithmeticError, match=r"holds the weights of checkpoint-2, the last"):
+        diverge(corpus, tmp_path, settings, max_steps=3, **BY_UPDATES | scored)
+
+    assert checkpoints_of(tmp_path)[-1] == 3
+    assert_same_weights(tmp_path, tmp_path / "checkpoint-2")
 
 
 def test_validation_loss_that_is_not_finite_ends_the_run(corpus, tmp_path, monkeypatch):

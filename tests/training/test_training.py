@@ -170,6 +170,13 @@ def test_validation_scores_are_those_of_the_saved_model(request, names):
     assert {name: recorded[name] for name in scores} == scores
 
 
+def test_fewer_validation_pairs_than_are_allowed_are_all_scored(corpus, tmp_path):
+    run_training(corpus, tmp_path, {"max_validation_pairs": 10**6, "average_last": 1}, max_steps=1)
+
+    lines = sum(1 for _ in read_lines(corpus / "validation.de"))
+    assert read_json(tmp_path / "results.json")["validation"]["lines"] == lines
+
+
 @pytest.fixture
 def run_scored(corpus, tmp_path, monkeypatch):
     """Trains with BLEU scores that a test makes up; returns the epochs whose checkpoints are kept.

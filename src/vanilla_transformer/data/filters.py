@@ -34,8 +34,8 @@ DROPPED_FILE = "dropped.jsonl"
 # A side is in the wrong script when most of its letters are; a name or a quotation may stay.
 MAX_FOREIGN_SHARE = 0.5
 
-# Whether a pair is dropped: source, target, and its tag if there is one. It is called once for each
-# pair, in order.
+# Takes source, target, and the tag if there is one, and says whether the pair is dropped. It is
+# called once for each pair, in order.
 Rule = Callable[..., bool]
 
 # Codes of ISO 15924 that stand for several scripts of Unicode, or for a part of one.

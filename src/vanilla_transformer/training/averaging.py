@@ -27,6 +27,11 @@ from vanilla_transformer.training.sharding import put_weights
 AVERAGED = 5
 
 
+def averaged_checkpoints(average_last: int | None) -> int:
+    """Number of checkpoints whose mean a run with validation pairs tries; None: by default."""
+    return AVERAGED if average_last is None else average_last
+
+
 @dataclass(frozen=True)
 class Outcome:
     """The result of a run: where its weights come from, and their validation scores."""

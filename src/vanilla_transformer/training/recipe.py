@@ -29,7 +29,7 @@ from vanilla_transformer.modeling.configuration_vanilla_transformer import Vanil
 from vanilla_transformer.modeling.packing_vanilla_transformer import VARLEN
 from vanilla_transformer.tokenization.languages import language_codes
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
-from vanilla_transformer.training.averaging import AVERAGED, metric_of
+from vanilla_transformer.training.averaging import averaged_checkpoints, metric_of
 from vanilla_transformer.training.checkpoints import resumable_checkpoint
 from vanilla_transformer.training.legs import check_free
 from vanilla_transformer_cli.settings import PRESETS, TrainSettings
@@ -182,7 +182,7 @@ def in_step(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, 
 
 def _kept_checkpoints(settings: TrainSettings) -> int:
     """Number of those to average; Trainer counts the best checkpoint too."""
-    last = AVERAGED if settings.average_last is None else settings.average_last
+    last = averaged_checkpoints(settings.average_last)
     # Trainer takes 0 for all.
     return max(1, last + bool(settings.validation))
 

@@ -50,6 +50,7 @@ from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 from vanilla_transformer.training.averaging import (
     Outcome,
     average_weights,
+    averaged_checkpoints,
     best_weights,
     metric_of,
     scores_of_update,
@@ -369,7 +370,7 @@ def _add_time_schedule(leg: _Leg, started: float, stop: StopOnRequest) -> float 
     # The last weights, the mean of checkpoints, and the moving average.
     evaluations = 1
     if settings.validation:
-        is_averaged = settings.average_last is None or settings.average_last > 1
+        is_averaged = averaged_checkpoints(settings.average_last) > 1
         evaluations += is_averaged + (settings.moving_average is not None)
     schedule = TimeSchedule(settings.minutes, started, stop, leg.checkpoint, evaluations)
     leg.trainer.add_callback(schedule)

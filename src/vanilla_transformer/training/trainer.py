@@ -238,18 +238,15 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             return True
         return is_best
 
-    def _run_epoch(
-        self, *args: Any, trial: Any, ignore_keys_for_eval: list[str] | None, **kwargs: Any
-    ) -> None:
+    def _run_epoch(self, *args: Any, trial: Any, **kwargs: Any) -> None:
         """Trainer's; a resumed run that has already made all its updates is only evaluated."""
         if self.state.global_step < self.state.max_steps and not self.control.should_training_stop:
-            options = {"trial": trial, "ignore_keys_for_eval": ignore_keys_for_eval}
-            super()._run_epoch(*args, **options, **kwargs)
+            super()._run_epoch(*args, trial=trial, **kwargs)
             return
         self.control.should_training_stop = True
         is_scored = scores_of_update(self, self.state.global_step) is not None
         if self.args.eval_strategy != IntervalStrategy.NO and not is_scored:
-            metrics = self._evaluate(trial, ignore_keys_for_eval)
+            metrics = self._evaluate(trial, kwargs["ignore_keys_for_eval"])
             self._determine_best_metric(metrics, trial)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
