@@ -121,8 +121,6 @@ def _obstacles(names: list[str], dtype: str, *, details: bool, cache: Path | Non
         yield f"the model is of the type {saved.get('model_type')!r}"
     if "float32" not in (dtype, saved.get("dtype") if dtype == "auto" else None):
         yield "the weights are not in float32"
-    if has_several_ends(generation.get("eos_token_id")):
-        yield "the generation config has several ends"
     for name in torch_only(generation):
         yield f"the generation config sets `{name}`"
 
