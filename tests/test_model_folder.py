@@ -228,6 +228,14 @@ def test_odd_settings_of_a_run_are_named(folder, record, got):
         Translator.from_pretrained(str(folder))
 
 
+@pytest.mark.parametrize("files", [None, [], {"model.safetensors": None}])
+def test_record_without_checksums_is_named(folder, files):
+    (folder / RUN_FILE).write_text(json.dumps({"files": files}))
+
+    with pytest.raises(ValueError, match=rf"{RUN_FILE} of .* must hold size and checksum of each"):
+        load_model(str(folder))
+
+
 @pytest.mark.parametrize("name", ["runs/typo", "typo"])
 def test_name_of_no_model_is_told_with_both_places_it_may_be_in(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)

@@ -205,17 +205,23 @@ def check_files(model_name_or_path: str, revision: str | None = None) -> None:
         ValueError: If one differs.
     """
     record = find_file(model_name_or_path, FILES_FILE, revision)
+    source = FILES_FILE if record else RUN_FILE
     files = (
         read_object(record) if record else read_run(model_name_or_path, revision).get("files", {})
     )
+    if not isinstance(files, dict) or not all(isinstance(one, dict) for one in files.values()):
+        raise ValueError(
+            f"{source} of {model_name_or_path!r} must hold size and checksum of each file, got "
+            f"{json.dumps(files):.60}. Restore it."
+        )
     for name, expected in files.items():
         file = find_file(model_name_or_path, name, revision)
         if file and differs(file, expected):
             raise ValueError(
                 f"{name} of {model_name_or_path!r} is not the file that was saved: its size and "
-                f"checksum are not {_checksum_in_words(expected)} as recorded in "
-                f"{FILES_FILE if record else RUN_FILE}. Copy the model again; if you changed the "
-                f"file on purpose, remove `files` from {RUN_FILE}."
+                f"checksum are not {_checksum_in_words(expected)} as recorded in {source}. Copy "
+                f"the model again; if you changed the file on purpose, remove `files` from "
+                f"{RUN_FILE}."
             )
 
 

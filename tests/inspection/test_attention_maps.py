@@ -128,7 +128,7 @@ def test_maps_show_the_own_translation_in_its_own_tokens(translator, tokenizer):
 
     maps = read_attention(translator, SOURCE)
 
-    assert maps.cross.rows == token_labels(tokenizer, engine.ended(best))
+    assert maps.cross.rows == token_labels(tokenizer, best.ended)
     assert maps.target == next(translator.translate([SOURCE])).text
 
 

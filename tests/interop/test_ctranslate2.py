@@ -104,7 +104,7 @@ def assert_translates_alike(model, engine, **settings):
 
 def score_by_torch(model, source, hypothesis, search, prefix_length=0):
     engine = TorchEngine(model)
-    (read,) = engine.force([source], [engine.ended(hypothesis)])
+    (read,) = engine.force([source], [hypothesis.ended])
     log_probs = read.log_probs[prefix_length:]
     return sum(log_probs) / len(log_probs) ** search.length_penalty
 
@@ -309,7 +309,7 @@ def test_samples_differ_and_have_the_models_scores(model, export):
 def test_sample_that_reaches_its_limit_is_not_drawn_again(model, export):
     with torch.no_grad():
         model.lm_head.weight[EOS, 0] = 2
-    empty = Hypothesis([], 0.0, reached_limit=False)
+    empty = Hypothesis([], 0.0, EOS)
     expected = math.exp(score_by_torch(model, SOURCES[0], empty, Search()))
 
     # The last source has another limit.
@@ -531,7 +531,7 @@ def test_output_ends_where_the_position_table_does(model, export):
 def test_source_without_tokens_has_the_empty_translation(model, export):
     ((only,),) = run(export(model), sources=[[EOS]], limits=[5])
 
-    assert only == Hypothesis([], 0.0, reached_limit=False)
+    assert only == Hypothesis([], 0.0, EOS)
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ def test_utility_of_repeated_candidates_counts_each_of_them():
 
 def candidates(scores, lengths):
     return [
-        (Hypothesis([9] * (length - 1), score, reached_limit=False), text)
+        (Hypothesis([9] * (length - 1), score, end=2), text)
         for text, score, length in zip(TEXTS, scores, lengths, strict=True)
     ]
 

@@ -154,9 +154,9 @@ def test_torch_translates_if_one_line_of_the_sample_differs(
         found = search(self, *args)
         best = found[place][0]
         if change == "end":
-            found[place] = [Hypothesis(best.tokens, best.score, not best.reached_limit)]
+            found[place] = [Hypothesis(best.tokens, best.score, 2 if best.reached_limit else None)]
         else:
-            found[place] = [Hypothesis([9, *best.tokens[1:]], best.score, best.reached_limit)]
+            found[place] = [Hypothesis([9, *best.tokens[1:]], best.score, best.end)]
         return found
 
     monkeypatch.setattr(CTranslate2Engine, "translate_batch", differ)

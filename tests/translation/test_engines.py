@@ -107,6 +107,34 @@ def test_hypotheses_and_scores_are_those_of_transformers(tiny_model):
 
 
 @pytest.mark.parametrize("models", [1, 2])
+def test_score_counts_the_end_that_was_generated(tiny_model, other_model, models):
+    parts = [tiny_model, other_model][:models]
+    ((plain,),) = translate(TorchEngine(*parts), SOURCES[:1], [[]], [9])
+    other_end = plain.tokens[3]
+    for part in parts:
+        part.generation_config.eos_token_id = [END, other_end]
+
+    ((found,),) = translate(TorchEngine(*parts), SOURCES[:1], [[]], [9], scores=True)
+
+    ended = plain.tokens[: plain.tokens.index(other_end) + 1]
+    assert (found.ended, found.end) == (ended, other_end)
+    expected = log_probs(parts, SOURCES[0], ended).mean()
+    assert found.score == pytest.approx(float(expected), abs=1e-4)
+
+
+def test_ids_that_the_generation_config_lacks_are_those_of_the_config(tiny_model):
+    expected = translate(TorchEngine(tiny_model), scores=True)
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"):
+        setattr(tiny_model.generation_config, name, None)
+
+    found = translate(TorchEngine(tiny_model), scores=True)
+
+    assert found == expected
+    # Some end, so that the id of the end makes a difference.
+    assert {best.end for (best,) in found} == {END, None}
+
+
+@pytest.mark.parametrize("models", [1, 2])
 @pytest.mark.parametrize("num_beams", [1, 3])
 def test_output_begins_with_its_prefix_and_the_score_leaves_it_out(
     tiny_model, other_model, num_beams, models

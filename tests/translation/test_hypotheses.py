@@ -103,7 +103,7 @@ class Foreign:
     max_positions = 50
 
     def translate_batch(self, sources, prefixes, limits, search):
-        return [[Hypothesis(source[:-1], -1.0, reached_limit=False)] for source in sources]
+        return [[Hypothesis(source[:-1], -1.0, end=2)] for source in sources]
 
 
 def test_any_engine_will_do_but_for_details(tokenizer):

@@ -180,7 +180,7 @@ def _translate(translator: Translator, engine: TorchEngine, source_ids: list[int
     search = translator.search.of_candidates()
     limit = len(source_ids) + search.max_extra_tokens
     ((best, *_),) = engine.translate_batch([source_ids], [[]], [limit], search)
-    return engine.ended(best)
+    return best.ended
 
 
 def _stack(attentions: tuple[Tensor, ...]) -> Tensor:

@@ -395,7 +395,7 @@ def _compare_scores(
         actual = engine.translate_batch(batch, prefixes, limits, Search())
         hypotheses = [found[0] for found in actual]
         identical += sum(a[0].tokens == b[0].tokens for a, b in zip(expected, actual, strict=True))
-        targets = [one.tokens + [engine.end_id] * (not one.reached_limit) for one in hypotheses]
+        targets = [one.ended for one in hypotheses]
         logits = _logits(model, batch, targets)
         # As the export normalises: over what may be generated.
         logits[:, :, never_generated(model.generation_config)] = -torch.inf

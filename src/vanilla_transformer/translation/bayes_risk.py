@@ -27,10 +27,7 @@ def rank_by_utility(
     """
     weights = [1.0] * len(candidates)
     if not search.do_sample:
-        lengths = [
-            len(hypothesis.tokens) - uncounted + (not hypothesis.reached_limit)
-            for hypothesis, _ in candidates
-        ]
+        lengths = [len(hypothesis.ended) - uncounted for hypothesis, _ in candidates]
         log_probs = [
             hypothesis.score * length**search.length_penalty
             for (hypothesis, _), length in zip(candidates, lengths, strict=True)

@@ -151,7 +151,7 @@ class CTranslate2Engine:
                 index: hypotheses
                 for index, hypotheses in widest.items()
                 if limits[index] == max(limits)
-                or max(_length(hypothesis) for hypothesis in hypotheses) < limits[index]
+                or max(len(hypothesis.ended) for hypothesis in hypotheses) < limits[index]
             }
         remaining = sorted(set(range(len(sources))) - results.keys(), key=limits.__getitem__)
         for limit, indices in groupby(remaining, key=limits.__getitem__):
@@ -241,14 +241,14 @@ class CTranslate2Engine:
             continues = math.log1p(-min(math.exp(end), 1 - 1e-9))
             hypotheses = []
             for other in found[index]:
-                length = _length(other) - uncounted
+                length = len(other.ended) - uncounted
                 score = other.score + continues / length**search.length_penalty
                 hypotheses.append(replace(other, score=score))
             if end >= rival.scores[-1] + continues:
                 tokens = [self.ids[word] for word in prefix]
                 length = len(prefix) + 1 - uncounted
                 score = end / length**search.length_penalty
-                hypotheses.append(Hypothesis(tokens, score, reached_limit=False))
+                hypotheses.append(Hypothesis(tokens, score, self.end_id))
             results[index] = _ranked(hypotheses)
         return results
 
@@ -278,7 +278,7 @@ class CTranslate2Engine:
             generated = max(1, len(words) - uncounted)
             score *= (max(1, len(words)) / generated) ** length_penalty
             tokens = [self.ids[word] for word in (words[:-1] if ended else words)]
-            hypotheses.append(Hypothesis(tokens, score, reached_limit=not ended))
+            hypotheses.append(Hypothesis(tokens, score, self.end_id if ended else None))
         return _ranked(hypotheses)
 
     def _check_lengths(self, sources: list[list[int]]) -> None:
@@ -294,11 +294,6 @@ class CTranslate2Engine:
 def patience(config: GenerationConfig) -> int:
     """The `patience` with which a search ends about where that of Transformers does."""
     return 1 if config.early_stopping is True else 2
-
-
-def _length(hypothesis: Hypothesis) -> int:
-    """Tokens that the search generated, `</s>` included."""
-    return len(hypothesis.tokens) + (not hypothesis.reached_limit)
 
 
 def _ranked(hypotheses: list[Hypothesis]) -> list[Hypothesis]:

@@ -30,7 +30,7 @@ from vanilla_transformer.modeling.search_vanilla_transformer import (
     greedy_search,
     padded,
 )
-from vanilla_transformer.translation.search import Search, refuse_torch_only
+from vanilla_transformer.translation.search import Search, refuse_torch_only, start_and_ends
 
 # Elements of the largest tensor [rows, T, V] of a teacher-forced pass: 64 MB in float32.
 FORCED_LOGITS = 2**24
@@ -46,12 +46,22 @@ class Hypothesis:
         tokens: Ids, with a forced prefix, without the start token and `</s>`.
         score: Log-probability / length^length_penalty of the tokens after the prefix, `</s>`
             counted; NaN if scores were not wanted.
-        reached_limit: Whether the output ended at the limit instead of at `</s>`.
+        end: Id of the token that ended it, `</s>` in most models; None: it reached the limit.
     """
 
     tokens: list[int]
     score: float
-    reached_limit: bool
+    end: int | None
+
+    @property
+    def reached_limit(self) -> bool:
+        """Whether the output ended at the limit instead of at `</s>`."""
+        return self.end is None
+
+    @property
+    def ended(self) -> list[int]:
+        """The tokens with the one that ended them, if one did."""
+        return self.tokens if self.end is None else [*self.tokens, self.end]
 
 
 @dataclass(frozen=True)
@@ -174,8 +184,8 @@ class TorchEngine:
             getattr(model.config, "max_position_embeddings", USUAL_POSITIONS) for model in models
         )
         self.last_position = min(map(_last_position, models))
-        end = model.generation_config.eos_token_id
-        self.end_ids = set(end if isinstance(end, list) else [end])
+        self.start_id, ends = start_and_ends(model)
+        self.end_ids = set(ends)
 
     @torch.inference_mode()
     def translate_batch(
@@ -192,12 +202,11 @@ class TorchEngine:
         # The samples of a source are adjacent rows, each with its own random numbers.
         copies = count if search.do_sample else 1
         rows = [index for index in range(len(sources)) for _ in range(copies)]
-        start = self.model.generation_config.decoder_start_token_id
         # Without a prefix, the search itself forces the first token.
         openings = [search.opening(prefix) if prefix else [] for prefix in prefixes]
         outputs = (self._generate if len(self.models) == 1 else self._search_together)(
             [sources[row] for row in rows],
-            self._tensor([[start, *openings[row]] for row in rows]),
+            self._tensor([[self.start_id, *openings[row]] for row in rows]),
             [limits[row] for row in rows],
             search,
         )
@@ -229,6 +238,10 @@ class TorchEngine:
             # Ids alone, whatever the generation config says.
             return_dict_in_generate=False,
             forced_bos_token_id=search.first_token,
+            # A generation config may leave these three to the config of the model.
+            decoder_start_token_id=self.start_id,
+            eos_token_id=sorted(self.end_ids),
+            pad_token_id=self.model.config.pad_token_id,
             # What reaches the limit is cut there, and reported.
             forced_eos_token_id=None,
             # Counts the start token. `max_new_tokens` of the generation config would override it.
@@ -352,7 +365,6 @@ class TorchEngine:
         align: bool,
         end_length: int,
     ) -> Iterator[ForcedPass]:
-        start = self.model.generation_config.decoder_start_token_id
         labels, _ = self._pad(targets)
         with attention_weights(self.models) if align else nullcontext():
             outputs = [
@@ -360,7 +372,9 @@ class TorchEngine:
                     encoder_outputs=(one,),
                     attention_mask=attention_mask,
                     # Padded on the right: no real token sees what follows it.
-                    decoder_input_ids=torch.nn.functional.pad(labels[:, :-1], (1, 0), value=start),
+                    decoder_input_ids=torch.nn.functional.pad(
+                        labels[:, :-1], (1, 0), value=self.start_id
+                    ),
                     use_cache=False,
                     output_attentions=align,
                 )
@@ -375,10 +389,6 @@ class TorchEngine:
         for target, row, positions in zip(targets, chosen, alignment, strict=True):
             yield ForcedPass(row[: len(target)], positions[: len(target)])
 
-    def ended(self, hypothesis: Hypothesis) -> list[int]:
-        """Ids of an output with the `</s>` that ended it, if one did."""
-        return hypothesis.tokens + [min(self.end_ids)] * (not hypothesis.reached_limit)
-
     def _scored(
         self,
         sources: list[list[int]],
@@ -388,7 +398,7 @@ class TorchEngine:
     ) -> list[Hypothesis]:
         scored = []
         forced = len(search.opening(prefix))
-        targets = [self.ended(hypothesis) for hypothesis in hypotheses]
+        targets = [hypothesis.ended for hypothesis in hypotheses]
         for hypothesis, read in zip(hypotheses, self.force(sources, targets), strict=True):
             length = len(read.log_probs) - search.uncounted(prefix)
             score = sum(read.log_probs[forced:]) / length**search.length_penalty
@@ -398,8 +408,9 @@ class TorchEngine:
     def _hypothesis(self, output: list[int], limit: int) -> Hypothesis:
         # Beam search may pad rows with `</s>`; one beyond the limit does not end the output.
         output = output[:limit]
-        end = next((place for place, token in enumerate(output) if token in self.end_ids), None)
-        return Hypothesis(output[:end], score=float("nan"), reached_limit=end is None)
+        place = next((place for place, token in enumerate(output) if token in self.end_ids), None)
+        end = None if place is None else output[place]
+        return Hypothesis(output[:place], score=float("nan"), end=end)
 
     def _pad(self, rows: list[list[int]]) -> tuple[Tensor, Tensor]:
         """Ids and mask `[B, S]`, padded on the right."""

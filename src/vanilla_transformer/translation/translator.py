@@ -383,7 +383,7 @@ class Translator:
     ) -> list[list[Translation]]:
         """Adds tokens, their scores and alignments, from a teacher-forced pass over the outputs."""
         engine = cast(TorchEngine, self.engine)
-        targets = list(map(engine.ended, hypotheses))
+        targets = [hypothesis.ended for hypothesis in hypotheses]
         ends = end_length(self.tokenizers.source)
         read = engine.force(sources, targets, align=True, end_length=ends)
         passes = zip(targets, read, strict=True)
