@@ -116,6 +116,7 @@ GZIPPED = gzip.compress("\n".join(map(str, range(1000))).encode(), mtime=0)
             "is a damaged",
         ),
         (GZIPPED + b"garbage", "is a damaged gzip file"),
+        (gzip.compress(GZIPPED, mtime=0), "must be text, got gzipped data"),
     ],
 )
 def test_read_lines_refuses_what_is_no_text(tmp_path, content, message):
@@ -124,6 +125,14 @@ def test_read_lines_refuses_what_is_no_text(tmp_path, content, message):
 
     with pytest.raises(ValueError, match=rf"'{path}' .*{message}"):
         list(read_lines(path))
+
+
+@pytest.mark.parametrize("compress", [bytes, gzip.compress])
+def test_read_lines_gives_no_lines_of_a_file_that_may_be_empty(tmp_path, compress):
+    path = tmp_path / "text.txt"
+    path.write_bytes(compress(b""))
+
+    assert list(read_lines(path, may_be_empty=True)) == []
 
 
 @pytest.mark.parametrize("compress", [bytes, gzip.compress])

@@ -42,7 +42,9 @@ _NUMBER_FROM_RUST = re.compile(r"\(os error (\d+)\)")
 _DEEPEST_JSON = 100
 
 
-def read_lines(path: str | os.PathLike[str], max_bytes: int | None = None) -> Iterator[str]:
+def read_lines(
+    path: str | os.PathLike[str], max_bytes: int | None = None, *, may_be_empty: bool = False
+) -> Iterator[str]:
     r"""Yields the lines of a plain or gzipped UTF-8 file, without their line ends.
 
     A line ends at `\n` only: a carriage return, a form feed or U+2028 stays inside its line, so
@@ -52,6 +54,7 @@ def read_lines(path: str | os.PathLike[str], max_bytes: int | None = None) -> It
     Args:
         path: The file; whether it is gzipped is read from its first bytes, not from its name.
         max_bytes: Largest size of its text, unpacked; no more is ever in memory. None: no limit.
+        may_be_empty: Whether a file without lines is none of the faults below.
 
     Raises:
         FileNotFoundError: If there is no such file.
@@ -70,21 +73,15 @@ def read_lines(path: str | os.PathLike[str], max_bytes: int | None = None) -> It
         stream = cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if is_gzip else raw
         try:
             lines = stream if max_bytes is None else _limited(stream, path, max_bytes)
-            for number, line in enumerate(lines, start=1):
-                content = line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
-                if number == 1 and _is_utf16(content):
-                    raise ValueError(
-                        f"{os.fspath(path)!r} must be UTF-8, got what looks like UTF-16: every "
-                        "second byte of line 1 is 0. Convert the file first: iconv -f UTF-16LE "
-                        "(or UTF-16BE) -t UTF-8 old.txt > new.txt"
-                    )
-                yield decode_line(content.removesuffix(b"\n"), path, number)
+            for text in decode_lines(lines, path):
+                yield text
+                number += 1
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise ValueError(
                 f"{os.fspath(path)!r} is a damaged gzip file: {error} (after line {number}). "
                 "Copy or compress it again."
             ) from error
-    if number == 0:
+    if number == 0 and not may_be_empty:
         raise ValueError(f"{os.fspath(path)!r} is empty: expected at least one line of text.")
 
 
@@ -101,14 +98,35 @@ def _limited(stream: BinaryIO, path: str | os.PathLike[str], max_bytes: int) -> 
         yield line
 
 
-def decode_line(line: bytes, path: str | os.PathLike[str], number: int) -> str:
-    """Text of one line, or a ValueError that names the bad byte and its place.
+def decode_lines(lines: Iterable[bytes], path: str | os.PathLike[str]) -> Iterator[str]:
+    """The text of lines, without their line ends and a byte order mark at the beginning.
 
     Args:
-        line: The line without its line end.
-        path: Where the line comes from, as the error names it.
-        number: Number of the line, counted from 1.
+        lines: With their line ends.
+        path: Where the lines come from, as errors name it.
+
+    Raises:
+        ValueError: If they are gzipped, or are not UTF-8; the message names the bad byte.
     """
+    for number, line in enumerate(lines, start=1):
+        content = line.removesuffix(b"\n")
+        if number == 1:
+            if content.startswith(GZIP_MAGIC):
+                raise ValueError(
+                    f"{os.fspath(path)!r} must be text, got gzipped data. Unpack it first: "
+                    "gzip -dc old.gz > new.txt"
+                )
+            content = content.removeprefix(BYTE_ORDER_MARK)
+            if _is_utf16(content):
+                raise ValueError(
+                    f"{os.fspath(path)!r} must be UTF-8, got what looks like UTF-16: every second "
+                    "byte of line 1 is 0. Convert the file first: iconv -f UTF-16LE (or UTF-16BE) "
+                    "-t UTF-8 old.txt > new.txt"
+                )
+        yield _decode_line(content, path, number)
+
+
+def _decode_line(line: bytes, path: str | os.PathLike[str], number: int) -> str:
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -65,7 +65,8 @@ class JobRecord:
         models: For each model the checksums of its files, or its commit on the Hub.
         lines: Number of input lines that were read; the output has at most as many.
         input: Checksum of these lines.
-        prefixes: Checksum of the same number of lines of --prefix_file.
+        prefix_lines: Number of lines of --prefix_file that were read.
+        prefixes: Checksum of these lines; empty without a --prefix_file.
         engine: Name of the engine that translated them; empty if --engine auto had not chosen.
     """
 
@@ -74,6 +75,7 @@ class JobRecord:
     models: list[dict[str, str]]
     lines: int = 0
     input: str = ""
+    prefix_lines: int = 0
     prefixes: str = ""
     engine: str = ""
 

@@ -1,6 +1,5 @@
 """Input lines and output rows of `vanilla-transformer translate`."""
 
-import codecs
 import json
 import os
 import sys
@@ -71,16 +70,24 @@ class TranslationJob:
         """Translates, and writes each line as soon as it is done.
 
         Raises:
-            ValueError: If another translation is writing to the output, or it has changed since
-                this job was planned.
+            ValueError: If another translation is writing to the output, it has changed since this
+                job was planned, or the engine that it was begun with is gone.
             OSError: If the output can no longer be written; a file then ends in a complete line.
         """
         from vanilla_transformer.progress import line_progress
         from vanilla_transformer.translation.engine_choice import AutomaticEngine
 
-        if self.record and self.record.engine and isinstance(translator.engine, AutomaticEngine):
-            # An automatic choice is made once for a job.
-            translator.engine.keep_to(self.record.engine)
+        engine = translator.engine
+        if self.record and (begun_with := self.record.engine):
+            if isinstance(engine, AutomaticEngine):
+                # An automatic choice is made once for a job.
+                engine.keep_to(begun_with)
+            if engine.name != begun_with:
+                raise ValueError(
+                    f"--resume must continue the job that began {str(self.output)!r} with its "
+                    f"engine, {begun_with}, got {engine.name or 'another one'}. Install what it "
+                    f"was begun with, or delete {str(self.output)!r} to translate anew."
+                )
         report = Report()
         recorded = 0
         destination = (
@@ -97,7 +104,7 @@ class TranslationJob:
                 if recorded != self.lines.count:
                     # The record must cover a line before the output has it.
                     recorded = self.lines.count
-                    self._keep_record(translator.engine.name)
+                    self._keep_record(engine.name)
                 rows = format_rows(translation, number, scores=self.scores, details=self.details)
                 file.write("".join(f"{row}\n" for row in rows).encode())
                 for hypothesis in (translation, *translation.alternatives):
@@ -110,20 +117,14 @@ class TranslationJob:
 
     def _keep_record(self, engine: str) -> None:
         if self.output and self.record:
-            earlier = self.record.engine
-            if earlier and engine and engine != earlier:
-                raise ValueError(
-                    f"--resume must continue the job that began {str(self.output)!r}, got the "
-                    f"engine {engine} instead of {earlier}. Install what it was begun with, or "
-                    f"delete {str(self.output)!r} to translate anew."
-                )
-            replace(
-                self.record,
-                engine=engine or earlier,
-                lines=self.lines.count,
-                input=self.lines.sha256,
-                prefixes=_sha256(self.prefixes),
-            ).write(record_path(self.output))
+            record = replace(
+                self.record, engine=engine, lines=self.lines.count, input=self.lines.sha256
+            )
+            if isinstance(self.prefixes, CountedLines):
+                # A line may have been read whose prefix is missing, or the other way round.
+                count, checksum = self.prefixes.count, self.prefixes.sha256
+                record = replace(record, prefix_lines=count, prefixes=checksum)
+            record.write(record_path(self.output))
 
     def _translations(self, translator: "Translator") -> Iterator["Translation"]:
         if not self.is_typed:
@@ -281,15 +282,15 @@ def _find_done(
     if earlier.prefixes and isinstance(prefixes, str):
         faults.append("no --prefix_file")
     done, size, has_more = written_lines(output, 1 if settings.details else settings.n_best)
-    read = {"input": (lines, earlier.input)}
+    read = {"input": (lines, earlier.lines, earlier.input)}
     if isinstance(prefixes, CountedLines):
-        read["--prefix_file"] = prefixes, earlier.prefixes
-    for name, (side, checksum) in read.items():
-        side.skip(min(done, earlier.lines), earlier.lines)
-        if side.count < earlier.lines:
-            faults.append(f"{name} of {side.count:,} lines instead of {earlier.lines:,} or more")
+        read["--prefix_file"] = prefixes, earlier.prefix_lines, earlier.prefixes
+    for name, (side, count, checksum) in read.items():
+        side.skip(min(done, count), count)
+        if side.count < count:
+            faults.append(f"{name} of {side.count:,} lines instead of {count:,} or more")
         elif side.sha256 != checksum:
-            faults.append(f"{name} with other text in its first {earlier.lines:,} lines")
+            faults.append(f"{name} with other text in its first {count:,} lines")
     if faults:
         raise ValueError(
             f"--resume must continue the job that began {str(output)!r}, got "
@@ -305,10 +306,6 @@ def _find_done(
     return replace(record, engine=earlier.engine), done, size
 
 
-def _sha256(prefixes: str | CountedLines) -> str:
-    return "" if isinstance(prefixes, str) else prefixes.sha256
-
-
 def typed_lines() -> Iterator[str]:
     """Lines typed at a terminal, with a prompt if standard output is one too."""
     # Where standard output is no terminal, `input` would write the prompt there.
@@ -322,18 +319,16 @@ def typed_lines() -> Iterator[str]:
 
 def piped_lines() -> Iterator[str]:
     """Lines of standard input, without a byte order mark."""
-    from vanilla_transformer.files import decode_line
+    from vanilla_transformer.files import decode_lines
 
-    for number, line in enumerate(sys.stdin.buffer, start=1):
-        content = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-        yield decode_line(content.removesuffix(b"\n"), "standard input", number)
+    return decode_lines(sys.stdin.buffer, "standard input")
 
 
 def file_lines(path: Path) -> Iterator[str]:
     """Lines of a plain or gzipped file, which may be empty."""
     from vanilla_transformer.files import read_lines
 
-    return read_lines(path) if path.stat().st_size else iter(())
+    return read_lines(path, may_be_empty=True)
 
 
 def written_lines(path: Path, rows_per_line: int) -> tuple[int, int, bool]:

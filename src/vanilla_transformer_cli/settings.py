@@ -631,7 +631,7 @@ class DemoSettings:
 
     model: list[str] | None = option(
         "Folder or Hub name of a model; several can be compared.",
-        action="store",
+        action="extend",
         nargs="+",
         metavar="MODEL",
     )
@@ -674,7 +674,7 @@ class ImportSettings:
         "Keeps only the entries of the vocabulary that these text files use, with all characters, "
         "bytes, special tokens and languages: most of a multilingual model is its table. Needs a "
         "tokenizer.json (BPE or Unigram).",
-        action="store",
+        action="extend",
         nargs="+",
         metavar="FILE",
     )

@@ -79,7 +79,7 @@ def test_translation_that_began_meanwhile_is_not_overwritten(
             out.write_text("theirs\n")
             if not has_ended:
                 other.enter_context(open_alone(out))
-            return SimpleNamespace()
+            return SimpleNamespace(engine=None)
 
         monkeypatch.setattr(Translator, "from_pretrained", load)
         status, _, err = run("--model", folder, "--output", out, "ja")
@@ -196,6 +196,24 @@ def test_resume_refuses_other_text(run, job, tmp_path, name, lines, difference):
         prefixes.write_bytes(as_bytes("abcde"))
 
     assert_refused(run(*argv, "--resume"), out, before, f"got {difference}")
+
+
+@pytest.mark.parametrize(("inputs", "prefixes"), [(5, 7), (7, 5)])
+def test_resume_takes_what_an_input_or_prefixes_lacked(run, folder, tmp_path, inputs, prefixes):
+    file, out = tmp_path / "prefixes", tmp_path / "out"
+    argv = ["--model", folder, "--max_extra_tokens", 5, "--prefix_file", file, "--output", out]
+    file.write_bytes(as_bytes("abcdefg"[:prefixes]))
+    status, _, err = run(*argv, stdin=as_bytes(LINES[:inputs]))
+    assert (status, out.read_bytes().count(b"\n")) == (2, 5)
+    assert "must be as many prefixes as lines" in err
+    file.write_bytes(as_bytes("abcdefg"))
+
+    assert run(*argv, "--resume", stdin=as_bytes(LINES))[0] == 0
+
+    resumed = out.read_bytes()
+    out.unlink()
+    run(*argv, stdin=as_bytes(LINES))
+    assert resumed == out.read_bytes()
 
 
 def test_resume_refuses_to_drop_the_prefixes(run, job, tmp_path):
@@ -404,7 +422,21 @@ def test_resume_refuses_another_engine(run, long_job, monkeypatch):
 
     outcome = run(*argv, "--resume")
 
-    assert_refused(outcome, out, before, f"got the engine torch instead of {name}. Install")
+    assert_refused(outcome, out, before, f"with its engine, {name}, got torch. Install")
+
+
+def test_resume_refuses_a_choice_among_other_engines(run, long_job, monkeypatch):
+    argv, out, record = long_job()
+    before = out.read_bytes()
+    # As of another release; fewer lines are left than a sample has.
+    name = "CTranslate2 0.1"
+    record.write_text(json.dumps({**json.loads(record.read_text()), "engine": name}))
+    monkeypatch.setattr(Conversion, "agreement", lambda *_: Agreement())
+    monkeypatch.setattr(engine_choice, "SAMPLE_LINES", 100)
+
+    outcome = run(*argv, "--resume")
+
+    assert_refused(outcome, out, before, f"with its engine, {name}, got another one. Install")
 
 
 def test_resume_takes_any_engine_before_the_choice(run, long_job, monkeypatch):

@@ -66,6 +66,20 @@ def test_byte_order_mark_is_dropped_from_the_first_line_only(run, tmp_path):
     assert first != second
 
 
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        ("ja\nnein\n".encode("utf-16-le"), "must be UTF-8, got what looks like UTF-16"),
+        (gzip.compress(b"ja\n"), "must be text, got gzipped data. Unpack it first: gzip -dc"),
+    ],
+)
+def test_standard_input_that_is_no_text_is_refused(run, content, fault):
+    status, out, err = run(stdin=content)
+
+    assert (status, out) == (2, b"")
+    assert f"'standard input' {fault}" in err
+
+
 def test_last_line_needs_no_newline(run):
     assert run(stdin=b"ja\nnein")[1] == run(stdin=b"ja\nnein\n")[1]
 

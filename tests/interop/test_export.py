@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import AutoTokenizer, GenerationConfig, MarianConfig, MarianMTModel
 
 from vanilla_transformer import VanillaTransformerTokenizer
@@ -16,6 +17,7 @@ from vanilla_transformer.interop import onnx as onnx_export
 from vanilla_transformer.interop.export import (
     Agreement,
     _compare_logits,
+    _sample_sources,
     export_to_ctranslate2,
     export_to_onnx,
 )
@@ -23,10 +25,12 @@ from vanilla_transformer.model_folder import load_model
 from vanilla_transformer.sharing.model_card import record_results
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 from vanilla_transformer.translation import Translator
+from vanilla_transformer.translation.engines import TorchEngine
 from vanilla_transformer_cli import main
 
 from ..conftest import build_variant
 from ..support.full_disk import small_files
+from ..support.pretrained import fsmt_tokenizer
 from ..tokenization.test_tokenizer_pair import GREEK, save_latin_to_greek
 from .test_onnx import draw_rows, read_in_torch
 
@@ -115,6 +119,37 @@ def test_reduced_weights_are_compared_too_on_the_lines_that_are_given(
 
     assert agreement.lines == 3
     assert agreement.gap > 1e-4
+
+
+@pytest.mark.parametrize("longest", [2, 8, 40])
+def test_export_with_a_short_table_of_positions_is_compared(source, tmp_path, longest):
+    model = build_variant(position_embedding_type="learned", max_position_embeddings=longest)
+    model.save_pretrained(source)
+
+    agreement = export_to_ctranslate2(source, tmp_path / "out")
+
+    assert agreement.lines == agreement.identical == 100
+
+
+def test_logits_are_compared_up_to_the_end_of_a_table():
+    model = build_variant(position_embedding_type="learned", max_position_embeddings=5)
+    with torch.no_grad():
+        model.lm_head.bias = torch.nn.Parameter(torch.zeros(37).index_fill(0, torch.tensor(2), -99))
+
+    agreement = _compare_logits(TorchEngine(model), read_in_torch(model), draw_rows(5, 5))
+
+    assert (agreement.lines, agreement.identical) == (5, 5)
+    assert agreement.gap < 1e-4
+
+
+def test_random_sample_is_of_the_vocabulary_of_the_source(tiny_model, tmp_path):
+    tokenizer = fsmt_tokenizer(tmp_path, {"src": ["the</w>", "t", "h"], "tgt": ["кот</w>"]})
+
+    sources = _sample_sources(TorchEngine(tiny_model), tokenizer, None)
+
+    ordinary = {token_id for row in sources for token_id in row[:-1]}
+    assert ordinary == {4, 5, 6}
+    assert {row[-1] for row in sources} == {2}
 
 
 def test_sample_without_text_is_refused(source, tmp_path):
@@ -211,7 +246,7 @@ def test_logits_are_compared_at_every_target_of_every_line(tiny_model):
 
     reader.force = force_otherwise
 
-    agreement = _compare_logits(tiny_model, reader, sources)
+    agreement = _compare_logits(TorchEngine(tiny_model), reader, sources)
 
     assert (agreement.lines, agreement.identical) == (5, 5)
     assert agreement.gap == pytest.approx(0.5, abs=1e-4)
@@ -221,11 +256,11 @@ def test_translations_are_compared_with_the_token_that_they_begin_with(tiny_mode
     tiny_model.generation_config.forced_bos_token_id = 7
     reader = read_in_torch(tiny_model)
 
-    assert _compare_logits(tiny_model, reader, draw_rows(5, 9)).identical == 5
+    assert _compare_logits(TorchEngine(tiny_model), reader, draw_rows(5, 9)).identical == 5
 
     reader.generation_config = copy.deepcopy(tiny_model.generation_config)
     reader.generation_config.forced_bos_token_id = None
-    assert _compare_logits(tiny_model, reader, draw_rows(5, 9)).identical == 0
+    assert _compare_logits(TorchEngine(tiny_model), reader, draw_rows(5, 9)).identical == 0
 
 
 def test_bfloat16_model_is_compared_in_float32(source, tmp_path):

@@ -292,6 +292,17 @@ def test_wrong_setting_is_noticed_before_anything_is_written(source, fields, mon
         compare(source, convert(source)).check()
 
 
+@pytest.mark.parametrize("longest", [1, 2, 8])
+def test_short_table_of_positions_is_compared(longest):
+    sizes = {**SIZES, "max_position_embeddings": longest}
+    source = BartForConditionalGeneration(BartConfig(vocab_size=37, **sizes)).eval()
+
+    comparison = compare(source, convert(source))
+
+    comparison.check()
+    assert comparison.scale > 0.01
+
+
 def test_comparison_that_is_not_finite_is_refused():
     with pytest.raises(ValueError, match="differ by at most nan"):
         Comparison(float("nan"), 1.0).check()

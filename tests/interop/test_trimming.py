@@ -204,6 +204,7 @@ def test_ids_of_the_configs_are_renumbered_and_bans_of_what_is_gone_dropped(sour
         pad_token_id=1,
         bad_words_ids=[[1], [gone], [french, gone], [french, 2]],
         suppress_tokens=[gone, english],
+        sequence_bias=[[[french, 2], 1.5], [[gone], -2.0]],
     )
 
     result = trim(model, tokenizer, Trimming((text,)))
@@ -215,6 +216,7 @@ def test_ids_of_the_configs_are_renumbered_and_bans_of_what_is_gone_dropped(sour
     assert config.eos_token_id == [2, now]
     assert config.bad_words_ids == [[1], [now, 2]]
     assert config.suppress_tokens == [result.kept.index(english)]
+    assert config.sequence_bias == [[[now, 2], 1.5]]
     assert model.generation_config.forced_bos_token_id == french
     assert result.model.config.decoder_start_token_id == 2
 

@@ -230,6 +230,13 @@ def test_vocabulary_may_hold_paths_and_words_of_its_text_but_no_tokens(monkeypat
     assert [found.line for found in find_disclosures(text)] == [1, 2, 3, 4]
 
 
+def test_user_without_a_home_has_none_to_disclose(monkeypatch):
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+
+    assert find_disclosures("~/a and /b") == []
+
+
 def test_root_as_home_is_no_disclosure(monkeypatch):
     monkeypatch.setenv("HOME", "/")
 

@@ -14,6 +14,7 @@ from transformers import (
     BartConfig,
     BartForConditionalGeneration,
     BartTokenizer,
+    FSMTTokenizer,
     M2M100Config,
     M2M100ForConditionalGeneration,
     M2M100Tokenizer,
@@ -49,6 +50,22 @@ SIZES = {
 NLLB_CODES = ["deu_Latn", "eng_Latn", "fra_Latn", "zho_Hans"]
 M2M100_CODES = [f"__{code}__" for code in FAIRSEQ_LANGUAGE_CODES["m2m100"]]
 PIECES = 60
+
+
+def fsmt_tokenizer(folder: Path, sides: dict[str, list[str]]) -> FSMTTokenizer:
+    """A tokenizer of two vocabularies, which calls its `</s>` a separator; its files are kept.
+
+    Args:
+        folder: For the files.
+        sides: Pieces of `src` and `tgt`; their ids begin at 4.
+    """
+    for side, pieces in sides.items():
+        tokens = ["<s>", "<pad>", "</s>", "<unk>", *pieces]
+        ids = {token: token_id for token_id, token in enumerate(tokens)}
+        (folder / f"vocab-{side}.json").write_text(json.dumps(ids))
+    (folder / "merges.txt").write_text("t h\nth e</w>\nc a\nca t</w>\n")
+    files = {f"{side}_vocab_file": str(folder / f"vocab-{side}.json") for side in sides}
+    return FSMTTokenizer(["en", "ru"], merges_file=str(folder / "merges.txt"), **files)
 
 
 def train_pieces(lines: list[str], kind: str) -> bytes:

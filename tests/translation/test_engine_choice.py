@@ -520,3 +520,12 @@ def test_place_of_the_cache(monkeypatch, given, home, expected):
     found = conversion_cache.cache_folder()
 
     assert found == (expected and Path(expected).expanduser())
+
+
+def test_user_without_a_home_has_no_cache(monkeypatch):
+    for name in (CACHE_VARIABLE, "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    # As for a container's user whom its system does not know.
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+
+    assert conversion_cache.cache_folder() is None

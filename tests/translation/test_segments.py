@@ -17,6 +17,13 @@ def letters():
     )
 
 
+def test_prefix_with_unknown_words_is_refused(letters):
+    lines = [("ab", "ab"), ("ab", "ab éa ab")]
+
+    with pytest.raises(ValueError, match=r"prefix of line 12 .* got 'ab éa ab', .*unknown: éa\.$"):
+        cut_into_pieces(lines, TokenizerPair.joint(letters), 9, first_line=11)
+
+
 @pytest.fixture(scope="module")
 def subwords():
     lines = ["the old man and the sea", "hello world, hello there!", "......  ----", "日本語。"]

@@ -1,6 +1,5 @@
 """Translator: order, limits, batches and the search, on a model whose weights are random."""
 
-import json
 
 import pytest
 import torch
@@ -8,7 +7,6 @@ from transformers import (
     AutoTokenizer,
     FSMTConfig,
     FSMTForConditionalGeneration,
-    FSMTTokenizer,
     GenerationConfig,
 )
 from transformers.utils import logging as transformers_logging
@@ -20,7 +18,7 @@ from vanilla_transformer.page.served_model import ServedModel
 from vanilla_transformer.translation import Search, Translation, Translator
 from vanilla_transformer.translation import translator as translation
 
-from ..support.pretrained import bart
+from ..support.pretrained import bart, fsmt_tokenizer
 from ..tokenization.test_tokenizer_pair import (
     GREEK,
     build_latin_to_greek,
@@ -258,14 +256,7 @@ def test_config_and_tokenizer_that_are_given_take_the_place_of_the_folders(tmp_p
 
 def test_two_vocabularies_of_one_tokenizer_are_spelled_by_side(tmp_path):
     sides = {"src": ["the</w>", "cat</w>", "t", "h"], "tgt": ["кот</w>", "да</w>", "нет</w>", "я"]}
-    for side, pieces in sides.items():
-        tokens = ["<s>", "<pad>", "</s>", "<unk>", *pieces]
-        ids = {token: token_id for token_id, token in enumerate(tokens)}
-        (tmp_path / f"vocab-{side}.json").write_text(json.dumps(ids))
-    (tmp_path / "merges.txt").write_text("t h\nth e</w>\nc a\nca t</w>\n")
-    files = {f"{side}_vocab_file": str(tmp_path / f"vocab-{side}.json") for side in sides}
-    # It names no `</s>`.
-    tokenizer = FSMTTokenizer(["en", "ru"], merges_file=str(tmp_path / "merges.txt"), **files)
+    tokenizer = fsmt_tokenizer(tmp_path, sides)
     config = FSMTConfig(
         langs=["en", "ru"],
         src_vocab_size=8,

@@ -34,7 +34,8 @@ from vanilla_transformer.model_folder import (
     write_run,
 )
 from vanilla_transformer.modeling.search_vanilla_transformer import padded
-from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
+from vanilla_transformer.tokenization.languages import language_codes
+from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair, tokens_by_id
 from vanilla_transformer.translation import Search
 from vanilla_transformer.translation.ctranslate2_engine import CTranslate2Engine
 from vanilla_transformer.translation.engines import TorchEngine
@@ -175,10 +176,11 @@ def export_to_ctranslate2(
         model, tokenizers = _load(model_name_or_path, trust_remote_code)
         refuse_other_models(model, "ctranslate2")
         refuse_torch_only(model.generation_config)
-        sources = _sample_sources(tokenizers.source, sample)
+        engine = TorchEngine(model)
+        sources = _sample_sources(engine, tokenizers.source, sample)
         for weights in dict.fromkeys(("float32", quantization)):
             convert(model_name_or_path, folder, weights, trust_remote_code=trust_remote_code)
-            agreement = _compare_scores(model, CTranslate2Engine(folder, device="cpu"), sources)
+            agreement = _compare_scores(engine, CTranslate2Engine(folder, device="cpu"), sources)
             agreement.check(*_TOLERANCES.get(weights, _INTEGER_TOLERANCE))
         _save_settings(model, tokenizers, folder)
     return agreement
@@ -221,8 +223,9 @@ def export_to_onnx(
         refuse_torch_only(model.generation_config)
         export_onnx(model, folder)
         _save_settings(model, tokenizers, folder)
-        sources = _sample_sources(tokenizers.source, sample)
-        agreement = _compare_logits(model, OnnxModel(folder), sources)
+        engine = TorchEngine(model)
+        sources = _sample_sources(engine, tokenizers.source, sample)
+        agreement = _compare_logits(engine, OnnxModel(folder), sources)
         agreement.check(*_ONNX_TOLERANCE)
     return agreement
 
@@ -363,7 +366,9 @@ def _save_settings(model: PreTrainedModel, tokenizers: TokenizerPair, folder: Pa
     write_run(folder, run)
 
 
-def _sample_sources(tokenizer: PreTrainedTokenizerBase, lines: list[str] | None) -> list[list[int]]:
+def _sample_sources(
+    engine: TorchEngine, tokenizer: PreTrainedTokenizerBase, lines: list[str] | None
+) -> list[list[int]]:
     """Ids with `</s>` of lines, blank ones left out, or of random tokens; long ones last.
 
     Raises:
@@ -371,10 +376,12 @@ def _sample_sources(tokenizer: PreTrainedTokenizerBase, lines: list[str] | None)
     """
     if lines is None:
         draw = random.Random(0)
-        ordinary = sorted(set(range(len(tokenizer))) - set(tokenizer.all_special_ids))
+        others = {*tokenizer.all_special_ids, *language_codes(tokenizer).values()}
+        ordinary = sorted(tokens_by_id(tokenizer, "source").keys() - others)
+        *_, end = tokenizer("")["input_ids"]
+        longest = int(min(_LONGEST_LINE, engine.last_position - 1))
         sources = [
-            [*draw.choices(ordinary, k=draw.randint(1, _LONGEST_LINE)), tokenizer.eos_token_id]
-            for _ in range(_SAMPLE_LINES)
+            [*draw.choices(ordinary, k=draw.randint(1, longest)), end] for _ in range(_SAMPLE_LINES)
         ]
     else:
         texts = [line for line in lines if line.strip()]
@@ -385,14 +392,15 @@ def _sample_sources(tokenizer: PreTrainedTokenizerBase, lines: list[str] | None)
 
 
 def _compare_scores(
-    model: PreTrainedModel, engine: CTranslate2Engine, sources: list[list[int]]
+    engine: TorchEngine, exported: CTranslate2Engine, sources: list[list[int]]
 ) -> Agreement:
     """Compares translations, and the score of each with the one that the model gives it."""
+    model = engine.model
     identical, gaps = 0, []
     for batch in _batches(sources):
-        limits, prefixes = _limits(batch), _no_prefixes(batch)
-        expected = TorchEngine(model).translate_batch(batch, prefixes, limits, Search())
-        actual = engine.translate_batch(batch, prefixes, limits, Search())
+        limits, prefixes = _limits(engine, batch), _no_prefixes(batch)
+        expected = engine.translate_batch(batch, prefixes, limits, Search())
+        actual = exported.translate_batch(batch, prefixes, limits, Search())
         hypotheses = [found[0] for found in actual]
         identical += sum(a[0].tokens == b[0].tokens for a, b in zip(expected, actual, strict=True))
         targets = [one.ended for one in hypotheses]
@@ -408,20 +416,18 @@ def _compare_scores(
 
 
 def _compare_logits(
-    model: PreTrainedModel, exported: "OnnxModel", sources: list[list[int]]
+    engine: TorchEngine, exported: "OnnxModel", sources: list[list[int]]
 ) -> Agreement:
     """Compares translations, and the logits of both for those of the model."""
+    model = engine.model
     search = Search(first_token=model.generation_config.forced_bos_token_id)
     identical, gap = 0, 0.0
     for batch in _batches(sources):
-        limits, prefixes = _limits(batch), _no_prefixes(batch)
-        found = TorchEngine(model).translate_batch(batch, prefixes, limits, search)
-        targets = [hypotheses[0].tokens for hypotheses in found]
-        identical += sum(
-            a == b for a, b in zip(targets, exported.generate(batch, limits), strict=True)
-        )
-        # The last logits of each line are those of `</s>`, which comes after it.
-        targets = [[*target, 0] for target in targets]
+        limits, prefixes = _limits(engine, batch), _no_prefixes(batch)
+        found = engine.translate_batch(batch, prefixes, limits, search)
+        translations = exported.generate(batch, limits)
+        identical += sum(a[0].tokens == b for a, b in zip(found, translations, strict=True))
+        targets = [hypotheses[0].ended for hypotheses in found]
         expected, actual = _logits(model, batch, targets), exported.force(batch, targets)
         for row, other, target in zip(expected, torch.from_numpy(actual), targets, strict=True):
             gap = max(gap, (row - other)[: len(target)].abs().max().item())
@@ -433,8 +439,8 @@ def _batches(sources: list[list[int]]) -> list[list[list[int]]]:
     return [sources[start : start + _BATCH_LINES] for start in starts]
 
 
-def _limits(sources: list[list[int]]) -> list[int]:
-    return [len(source) + MAX_EXTRA_TOKENS for source in sources]
+def _limits(engine: TorchEngine, sources: list[list[int]]) -> list[int]:
+    return [int(min(len(source) + MAX_EXTRA_TOKENS, engine.last_position)) for source in sources]
 
 
 def _no_prefixes(sources: list[list[int]]) -> list[list[int]]:

@@ -224,13 +224,16 @@ def compare(source: Callable[..., Any], model: PreTrainedModel) -> Comparison:
         real = torch.tensor(sorted(set(range(vocab_size)) - {config.pad_token_id}))
         return real[torch.randint(len(real), (2, length), generator=generator)]
 
-    input_ids = draw(config.vocab_size, 9)
+    # A table of positions may be shorter.
+    source_length, target_length = (int(min(longest, config.last_position)) for longest in (9, 7))
+    input_ids = draw(config.vocab_size, source_length)
     attention_mask = torch.ones_like(input_ids)
-    input_ids[1, 6:], attention_mask[1, 6:] = config.pad_token_id, 0
+    end = max(1, source_length - 3)
+    input_ids[1, end:], attention_mask[1, end:] = config.pad_token_id, 0
     inputs = {
         "input_ids": input_ids,
         "attention_mask": attention_mask,
-        "decoder_input_ids": draw(config.target_vocab_size, 7),
+        "decoder_input_ids": draw(config.target_vocab_size, target_length),
         # With a cache, some classes let a target position attend to later ones.
         "use_cache": False,
     }

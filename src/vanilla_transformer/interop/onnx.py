@@ -266,7 +266,8 @@ class OnnxModel:
 
         Args:
             sources: Ids with `</s>`.
-            limits: Longest output of each source in tokens.
+            limits: Longest output of each source in tokens; with learned positions, no longer than
+                the model has positions.
 
         Returns:
             Ids after the start token, without `</s>`.

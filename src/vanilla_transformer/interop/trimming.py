@@ -383,7 +383,7 @@ def _renumber_needed(config: Any, new_ids: Mapping[int, int]) -> None:
 
 
 def _renumbered(config: GenerationConfig, new_ids: Mapping[int, int]) -> GenerationConfig:
-    """A copy with new ids; bans of what is gone are left out."""
+    """A copy with new ids; bans and biases of what is gone are left out."""
     config = copy.deepcopy(config)
     _renumber_needed(config, new_ids)
     for field in _BANNED_IDS:
@@ -397,6 +397,15 @@ def _renumbered(config: GenerationConfig, new_ids: Mapping[int, int]) -> Generat
             if all(token_id in new_ids for token_id in word)
         ]
         config.bad_words_ids = words or None
+    if biases := config.sequence_bias:
+        # A file has pairs, a program may have set a dictionary.
+        pairs = biases.items() if isinstance(biases, dict) else biases
+        left = [
+            [[new_ids[token_id] for token_id in tokens], bias]
+            for tokens, bias in pairs
+            if all(token_id in new_ids for token_id in tokens)
+        ]
+        config.sequence_bias = left or None
     return config
 
 

@@ -4,7 +4,6 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 MASK = "<secret>"
@@ -95,8 +94,8 @@ def find_disclosures(text: str, *, is_vocabulary: bool = False) -> list[Disclosu
     patterns = dict(_SECRETS)
     if not is_vocabulary:
         patterns |= _SECRETS_IN_URLS
-        home = str(Path.home())
-        # The home of a user without one is the root.
+        # Of a user without one it is the root, or stays as it is here.
+        home = os.path.expanduser("~")
         homes = rf"{_HOME}|(?<![\w.~-]){re.escape(home)}(?![\w-])" if len(home) > 1 else _HOME
         patterns["a home directory"] = homes
         for variable, value in _secret_values():

@@ -47,9 +47,15 @@ _CONVERTER = Path(__file__).with_name("ctranslate2_conversion.py")
 def cache_folder() -> Path | None:
     """Where this package keeps what it can make again; None if nothing may be kept."""
     given = os.environ.get(CACHE_VARIABLE)
-    if given is not None:
-        return Path(given).expanduser() if given else None
-    caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    if given == "":
+        return None
+    try:
+        if given:
+            return Path(given).expanduser()
+        caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    except RuntimeError:
+        # The user of a container may have no home.
+        return None
     return caches / "vanilla_transformer"
 
 

@@ -199,11 +199,15 @@ class AutomaticEngine:
     def keep_to(self, name: str) -> None:
         """Searches from now on with the engine that has this name, without a sample.
 
-        If neither has it, because CTranslate2 is of another version or cannot translate, the choice
-        is made as before.
+        `name` tells whether one has it. If not, because CTranslate2 is of another version or cannot
+        translate, the choice is made as before.
         """
         self._kept = name
         self._verdicts.clear()
+        has_it = name == TorchEngine.name or (
+            self._ctranslate2 is not None and name == self._ctranslate2.name
+        )
+        self.name = name if has_it else ""
 
     def translate_batch(
         self,

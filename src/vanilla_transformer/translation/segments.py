@@ -58,6 +58,9 @@ def cut_into_pieces(
         max_tokens: Length of the longest piece, `</s>` counted.
         first_line: Number of the first line, for warnings.
         source_prefix: Ids before each piece; they count towards its length.
+
+    Raises:
+        ValueError: If a prefix has unknown words.
     """
     max_tokens -= len(source_prefix)
     texts = [without_surrogates(line) for line, _ in lines]
@@ -71,7 +74,8 @@ def cut_into_pieces(
                 len(sources),
             )
         # Only the first piece of a line begins with the prefix.
-        prefixes = chain([_encode_prefix(lines[place][1], tokenizers.target)], repeat([]))
+        prefix = _encode_prefix(lines[place][1], tokenizers.target, first_line + place)
+        prefixes = chain([prefix], repeat([]))
         pieces += [
             Piece(place, [*source_prefix, *source], prefix)
             for (_, source), prefix in zip(sources, prefixes, strict=False)
@@ -115,12 +119,24 @@ def _encode(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[i
     return ids
 
 
-def _encode_prefix(prefix: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def _encode_prefix(prefix: str, tokenizer: PreTrainedTokenizerBase, number: int) -> list[int]:
     # A blank between words belongs to the token of the next word.
     prefix = without_surrogates(prefix).rstrip()
     if not prefix:
         return []
-    ids: list[int] = tokenizer(text_target=prefix, add_special_tokens=False)["input_ids"]
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = tokenizer(text_target=text, add_special_tokens=False)["input_ids"]
+        return ids
+
+    ids = encode(prefix)
+    # Decoding would leave it out.
+    if tokenizer.unk_token_id in ids:
+        unknown = [word for word in prefix.split() if tokenizer.unk_token_id in encode(word)]
+        raise ValueError(
+            f"The prefix of line {number:,} must be text that the target vocabulary can write, got "
+            f"{prefix!r:.60}, in which these words are unknown: {' '.join(unknown):.60}."
+        )
     return ids
 
 

@@ -266,7 +266,8 @@ class Translator:
             first_line: Number of the first line, for warnings.
 
         Raises:
-            ValueError: If there are more lines than prefixes, or fewer, or a single string.
+            ValueError: If there are more lines than prefixes, or fewer, a prefix has words that the
+                target vocabulary lacks, or `lines` is a single string.
         """
         if isinstance(lines, str):
             raise ValueError(
