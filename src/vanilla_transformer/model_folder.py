@@ -102,7 +102,7 @@ def read_card_metadata(name: str) -> dict[str, Any]:
     try:
         # Nothing but text: otherwise `no`, Norwegian, would be a truth value.
         metadata = yaml.load(block[2], yaml.BaseLoader) if block else None
-    except yaml.YAMLError:
+    except (yaml.YAMLError, RecursionError):
         # A person may have written it.
         metadata = None
     return metadata if isinstance(metadata, dict) else {}

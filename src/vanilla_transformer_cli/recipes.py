@@ -44,7 +44,8 @@ def insert_recipe(argv: list[str], kind: type[TrainSettings] = TrainSettings) ->
     path = Path(argv[0])
     try:
         recipe = yaml.load(path.read_text(encoding="utf-8"), Loader)
-    except yaml.YAMLError as error:
+    # PyYAML follows nested brackets by recursion.
+    except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(f"{path} is not YAML: {error}") from error
     if not isinstance(recipe, dict):
         raise ValueError(

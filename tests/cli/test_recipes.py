@@ -91,6 +91,7 @@ def test_command_line_without_a_recipe_stays_as_it_is(argv):
         ("- preset\n", r"must hold options and their values.* got \['preset'\]"),
         ("", "must hold options and their values"),
         ("a: [b\n", "mine.yaml is not YAML"),
+        pytest.param("a: " + 3000 * "[", "mine.yaml is not YAML", id="nested"),
         ("preset:\n", "'preset' must have a value or a list of values, got None"),
         ("preset: {a: 1}\n", "'preset' must have a value or a list of values, got {'a': 1}"),
         ("train: []\n", r"'train' must have a value or a list of values, got \[\]"),

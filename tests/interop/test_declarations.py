@@ -286,7 +286,10 @@ def test_prefix_needs_what_it_is_added_to(tmp_path):
         Declaration.of_mapping(tmp_path / "map.yaml")
 
 
-@pytest.mark.parametrize("text", ["a: [", "\0", "text", "", "- a", b"\xff\xfe"])
+@pytest.mark.parametrize(
+    "text",
+    ["a: [", "\0", "text", "", "- a", b"\xff\xfe", pytest.param(3000 * "[", id="nested")],
+)
 def test_text_that_is_no_mapping_is_refused(tmp_path, text):
     file = tmp_path / "map.yaml"
     file.write_bytes(text if isinstance(text, bytes) else text.encode())

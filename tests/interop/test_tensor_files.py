@@ -64,7 +64,15 @@ def test_missing_shard_is_named(shards):
         read_tensors(shards)
 
 
-@pytest.mark.parametrize("listed", [None, [], {"a": 1}, {"a": ["b"]}])
+def test_tensor_in_two_shards_is_named(shards):
+    first, second, *_ = TENSORS
+    save_file({first: TENSORS[first], second: TENSORS[second]}, shards / "1.safetensors")
+
+    with pytest.raises(ValueError, match=rf"tensor once, got '{first}' in '1\.safetensors'"):
+        read_tensors(shards)
+
+
+@pytest.mark.parametrize("listed", [None, [], {"a": 1}, {"a": ["b"]}, {"a": "../0.pt"}])
 def test_damaged_index_is_refused(shards, listed):
     (shards / "model.safetensors.index.json").write_text(json.dumps({"weight_map": listed}))
 

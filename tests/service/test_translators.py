@@ -97,8 +97,9 @@ def test_norwegian_is_no_truth_value(folder):
     assert (languages.sources, languages.targets) == (("no",), ("en",))
 
 
-def test_card_that_is_not_yaml_names_no_languages(folder):
-    write_card(folder, "de", "[")
+@pytest.mark.parametrize("brackets", [1, 3000])
+def test_card_that_is_not_yaml_names_no_languages(folder, brackets):
+    write_card(folder, "de", brackets * "[")
 
     with pytest.raises(ValueError, match="got no languages in its card"):
         offered_languages(str(folder), None, None)

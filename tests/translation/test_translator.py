@@ -1,6 +1,5 @@
 """Translator: order, limits, batches and the search, on a model whose weights are random."""
 
-
 import pytest
 import torch
 from transformers import (

@@ -128,7 +128,7 @@ class Declaration:
         """
         try:
             content = yaml.safe_load(file.read_text(encoding="utf-8"))
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
+        except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
             reason = " ".join(str(error).split())
             raise ValueError(f"{file} must be YAML, got text that is none: {reason}") from error
         faults = _faults_of_mapping(content)

@@ -73,18 +73,25 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
             shards and their index.
 
     Raises:
-        ValueError: If there is not exactly one model, or a file is damaged or holds other things.
+        ValueError: If there is not exactly one model, or a file is damaged or holds other things,
+            or the tensor of another file.
         OSError: If there is no such path.
     """
     tensors: dict[str, Tensor] = {}
     for file in (check_shards(path) or _only_file(path)) if path.is_dir() else [path]:
         if file.suffix == ".safetensors":
             try:
-                tensors |= load_file(file)
+                found = load_file(file)
             except SafetensorError as error:
                 raise unreadable(str(file), error) from error
         else:
-            tensors |= tensors_in(load_pickled(file), file)
+            found = tensors_in(load_pickled(file), file)
+        if twice := tensors.keys() & found.keys():
+            raise ValueError(
+                f"The files of {str(path)!r} must hold each tensor once, got {min(twice)!r} in "
+                f"{file.name!r} and in one before it. Copy the model again."
+            )
+        tensors |= found
     return tensors
 
 
@@ -121,7 +128,9 @@ def check_shards(folder: Path) -> list[Path]:
     if not indices:
         return []
     listed = read_object(indices[0]).get("weight_map")
-    if not isinstance(listed, dict) or not all(isinstance(one, str) for one in listed.values()):
+    if not isinstance(listed, dict) or not all(
+        isinstance(name, str) and Path(name).name == name for name in listed.values()
+    ):
         raise ValueError(
             f"{indices[0]} must have a `weight_map` with the file of each tensor, got "
             f"{listed!r:.60}. Copy the model again."

@@ -400,12 +400,12 @@ def _renumbered(config: GenerationConfig, new_ids: Mapping[int, int]) -> Generat
     if biases := config.sequence_bias:
         # A file has pairs, a program may have set a dictionary.
         pairs = biases.items() if isinstance(biases, dict) else biases
-        left = [
+        kept = [
             [[new_ids[token_id] for token_id in tokens], bias]
             for tokens, bias in pairs
             if all(token_id in new_ids for token_id in tokens)
         ]
-        config.sequence_bias = left or None
+        config.sequence_bias = kept or None
     return config
 
 
