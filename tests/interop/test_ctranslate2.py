@@ -516,7 +516,7 @@ def test_longest_source_of_the_position_table_translates_as_in_torch(model, expo
 def test_position_table_grows_with_the_longest_expected_sequence(export):
     engine = export(build(max_position_embeddings=1500))
 
-    assert (engine.max_positions, engine.position_table_length) == (1500, 3000)
+    assert (engine.max_positions, engine.last_position) == (1500, 3000)
 
 
 def test_output_ends_where_the_position_table_does(model, export):

@@ -277,7 +277,7 @@ def test_model_that_ctranslate2_cannot_hold_is_translated_by_torch(load, tokeniz
 )
 def test_torch_translates_what_is_longer_than_the_position_table(load, length, limit, name):
     class Named:
-        position_table_length = 10
+        last_position = 10
 
         def __init__(self, name):
             self.name = name

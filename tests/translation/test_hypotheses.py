@@ -101,6 +101,7 @@ class Foreign:
     """An engine that only searches."""
 
     max_positions = 50
+    last_position = 50
 
     def translate_batch(self, sources, prefixes, limits, search):
         return [[Hypothesis(source[:-1], -1.0, end=2)] for source in sources]

@@ -17,6 +17,7 @@ from vanilla_transformer.page.served_model import ServedModel
 from vanilla_transformer.translation import Search, Translation, Translator
 from vanilla_transformer.translation import translator as translation
 
+from ..conftest import build_variant
 from ..support.pretrained import bart, fsmt_tokenizer
 from ..tokenization.test_tokenizer_pair import (
     GREEK,
@@ -286,16 +287,34 @@ def test_model_in_a_wrapper_is_refused_with_what_to_do(tiny_model, tokenizer):
         Translator(torch.nn.Sequential(tiny_model), tokenizer)
 
 
-def test_source_beyond_the_positions_of_another_class_is_refused(tmp_path):
+def test_positions_of_another_class_limit_sources_outputs_and_prefixes(tmp_path):
     model, tokenizer = bart(tmp_path)
     longest = model.config.max_position_embeddings
     translator = Translator(model, tokenizer, max_source_length=9999, max_extra_tokens=2)
-    message = f"positions of 'bart' end after {longest} tokens, got a sequence of "
+    cut = Translator(model, tokenizer, max_source_length=longest, max_extra_tokens=2)
+    long = "ein hund " * longest
 
-    with pytest.raises(ValueError, match=message):
-        list(translator.translate(["ein hund " * longest]))
-    with pytest.raises(ValueError, match=message):
+    assert list(translator.translate([long])) == list(cut.translate([long]))
+    beyond = f"positions of 'bart' end after {longest} tokens, got a"
+    with pytest.raises(ValueError, match=beyond):
+        translator.engine.translate_batch([[5] * (longest + 1)], [[]], [9], Search())
+    with pytest.raises(ValueError, match=beyond):
         read_attention(translator, "ein hund", "a dog " * longest)
+    with pytest.raises(ValueError, match="prefix of line 2 must leave room for what follows it"):
+        list(translator.translate(["ein", "hund"], ["", long]))
+
+
+@pytest.mark.parametrize("first_token", [None, 7])
+def test_prefix_may_leave_room_for_one_token(tokenizer, first_token):
+    model = build_variant(position_embedding_type="learned", max_position_embeddings=6)
+    translator = Translator(model, tokenizer, search=Search(first_token=first_token))
+    room = 5 - (first_token is not None)
+
+    (found,) = translator.translate(["ja"], "a" * room)
+
+    assert found.text.startswith("a" * room)
+    with pytest.raises(ValueError, match=rf"at most 6 tokens, got a prefix of {room + 1}\."):
+        list(translator.translate(["ja"], "a" * (room + 1)))
 
 
 # Lines that are too long

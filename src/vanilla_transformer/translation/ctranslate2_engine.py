@@ -73,7 +73,7 @@ class CTranslate2Engine:
             ) from error
         config = _read_config(Path(folder))
         self.max_positions: int = config["max_position_embeddings"]
-        self.position_table_length: int = config["position_table_length"]
+        self.last_position: int = config["position_table_length"]
         self.end_token: str = config["eos_token"]
         self.source_tokens, self.target_tokens = map(
             partial(_read_vocabulary, Path(folder)), ("source", "target")
@@ -137,7 +137,7 @@ class CTranslate2Engine:
         uncounted = search.uncounted(prefixes[0])
         prefixes = [search.opening(prefix) for prefix in prefixes]
         limits = [
-            max(min(limit, self.position_table_length), len(prefix) + 1)
+            max(min(limit, self.last_position), len(prefix) + 1)
             for limit, prefix in zip(limits, prefixes, strict=True)
         ]
         results: dict[int, list[Hypothesis]] = {}
@@ -283,9 +283,9 @@ class CTranslate2Engine:
 
     def _check_lengths(self, sources: list[list[int]]) -> None:
         longest = max(map(len, sources), default=0)
-        if longest > self.position_table_length:
+        if longest > self.last_position:
             raise ValueError(
-                f"A source must have at most {self.position_table_length} tokens, the positions "
+                f"A source must have at most {self.last_position} tokens, the positions "
                 f"that the exported model has, got one of {longest}. Cut it, use the engine "
                 "`torch`, or export a model with a larger `max_position_embeddings`."
             )

@@ -135,6 +135,7 @@ class AutomaticEngine:
         name: Of the engine that was chosen; empty as long as both have found the same in a sample
             that is not complete.
         max_positions: Longest source, in tokens, that the model expects.
+        last_position: See `Engine`.
         generation_config: Of the model.
 
     Args:
@@ -163,7 +164,7 @@ class AutomaticEngine:
             _ = self.torch
         config = VanillaTransformerConfig.from_pretrained(folder)
         self.max_positions: int = config.max_position_embeddings
-        self._last_position = config.last_position
+        self.last_position = config.last_position
         self.generation_config = GenerationConfig.from_pretrained(folder)
         self._conversion = Conversion(cache, folder)
         if self._conversion.is_whole():
@@ -282,8 +283,8 @@ class AutomaticEngine:
         """Whether CTranslate2 lacks positions that torch has."""
         if self._ctranslate2 is None:
             return False
-        longest = max(*map(len, sources), min(max(limits), self._last_position))
-        return longest > self._ctranslate2.position_table_length
+        longest = max(*map(len, sources), min(max(limits), self.last_position))
+        return longest > self._ctranslate2.last_position
 
 
 def _folder(model: str) -> Path:

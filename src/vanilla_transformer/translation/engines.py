@@ -83,10 +83,12 @@ class Engine(Protocol):
     Attributes:
         name: As records of results call it.
         max_positions: Longest source, in tokens, that the model expects.
+        last_position: Longest source or output, in tokens, that it can read or write.
     """
 
     name: str
     max_positions: int
+    last_position: float
 
     def translate_batch(
         self,

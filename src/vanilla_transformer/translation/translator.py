@@ -84,8 +84,8 @@ class Translator:
         generation_config: Where the defaults of a search come from; None: the model's.
         max_tokens_per_batch: Source tokens of a batch; padding, beams and samples counted, and a
             shorter source as one of 16; None: 64,000 on a GPU, else 4,096.
-        max_source_length: Lines of more tokens, `</s>` counted, are cut into pieces; None: the
-            longest that the model expects.
+        max_source_length: Lines of more tokens, `</s>` counted, are cut into pieces, and so are
+            those beyond the model's last position; None: the longest that the model expects.
         details: Whether tokens, their scores and alignments are wanted; engine `torch` only.
         settings: Fields of `Search` that differ from the defaults, such as `num_beams=5`, instead
             of `search`; None: the default.
@@ -142,9 +142,9 @@ class Translator:
         first_token = next((token for token in forced if token is not None), None)
         self.search = replace(self.search, first_token=first_token)
         self.details = details
-        self.max_source_length = (
-            self.engine.max_positions if max_source_length is None else max_source_length
-        )
+        if max_source_length is None:
+            max_source_length = self.engine.max_positions
+        self.max_source_length = int(min(max_source_length, self.engine.last_position))
         candidates = self.search.of_candidates()
         rows = candidates.num_hypotheses if candidates.do_sample else candidates.num_beams
         if max_tokens_per_batch is None:
@@ -266,8 +266,8 @@ class Translator:
             first_line: Number of the first line, for warnings.
 
         Raises:
-            ValueError: If there are more lines than prefixes, or fewer, a prefix has words that the
-                target vocabulary lacks, or `lines` is a single string.
+            ValueError: If there are more lines than prefixes, or fewer, a prefix is too long or has
+                words that the target vocabulary lacks, or `lines` is a single string.
         """
         if isinstance(lines, str):
             raise ValueError(
@@ -285,6 +285,14 @@ class Translator:
         pieces = cut_into_pieces(
             window, self.tokenizers, self.max_source_length, first_line, self.source_prefix
         )
+        room = self.engine.last_position - len(self.search.opening([])) - 1
+        for piece in pieces:
+            if len(piece.prefix) > room:
+                raise ValueError(
+                    f"The prefix of line {first_line + piece.line:,} must leave room for what "
+                    f"follows it: the model writes at most {self.engine.last_position:.0f} tokens, "
+                    f"got a prefix of {len(piece.prefix)}. Shorten it."
+                )
         found: dict[int, dict[int, list[Translation]]] = defaultdict(dict)
         fault: Exception | None = None
         try:
