@@ -1,5 +1,6 @@
 """The command `serve`: its options, and real processes that are told to stop."""
 
+import json
 import re
 import signal
 import socket
@@ -153,6 +154,21 @@ def test_second_interrupt_ends_without_finishing(start):
         with pytest.raises(ConnectionError):
             answer.result(10)
         assert command.errors.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_client_that_reads_nothing_does_not_keep_the_service_from_ending(start):
+    command, port = start("--max_characters", 20_000_000, "--max_waiting_characters", 20_000_000)
+    # A blank line is its own translation; the answer is larger than the buffers of sockets.
+    body = json.dumps({"q": 8_000_000 * "\t", "source": "de", "target": "en"}).encode()
+    head = f"POST /translate HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n"
+    head += "Content-Type: application/json\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        client.sendall(head.encode() + body)
+        wait_until(lambda: client.recv(1, socket.MSG_PEEK))
+        command.signal(signal.SIGTERM)
+
+        assert command.wait(30) == 0
 
 
 def is_closed(port):
