@@ -220,7 +220,7 @@ def check_files(model_name_or_path: str, revision: str | None = None) -> None:
             raise ValueError(
                 f"{name} of {model_name_or_path!r} is not the file that was saved: its size and "
                 f"checksum are not {_checksum_in_words(expected)} as recorded in {source}. Copy "
-                f"the model again; if you changed the file on purpose, remove `files` from "
+                "the model again; if you changed the file on purpose, remove `files` from "
                 f"{RUN_FILE}."
             )
 

@@ -187,7 +187,7 @@ class TorchEngine:
         )
         self.last_position = min(map(_last_position, models))
         self.start_id, ends = start_and_ends(model)
-        self.end_ids = set(ends)
+        self.end_ids = {end for end in ends if end is not None}
 
     @torch.inference_mode()
     def translate_batch(
@@ -242,7 +242,7 @@ class TorchEngine:
             forced_bos_token_id=search.first_token,
             # A generation config may leave these three to the config of the model.
             decoder_start_token_id=self.start_id,
-            eos_token_id=sorted(self.end_ids),
+            eos_token_id=sorted(self.end_ids) or None,
             pad_token_id=self.model.config.pad_token_id,
             # What reaches the limit is cut there, and reported.
             forced_eos_token_id=None,
