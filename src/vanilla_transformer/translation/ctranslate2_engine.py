@@ -73,7 +73,7 @@ class CTranslate2Engine:
             ) from error
         config = _read_config(Path(folder))
         self.max_positions: int = config["max_position_embeddings"]
-        self.last_position: int = config["position_table_length"]
+        self.last_position: float = config["position_table_length"]
         self.end_token: str = config["eos_token"]
         self.source_tokens, self.target_tokens = map(
             partial(_read_vocabulary, Path(folder)), ("source", "target")
@@ -137,7 +137,7 @@ class CTranslate2Engine:
         uncounted = search.uncounted(prefixes[0])
         prefixes = [search.opening(prefix) for prefix in prefixes]
         limits = [
-            max(min(limit, self.last_position), len(prefix) + 1)
+            max(int(min(limit, self.last_position)), len(prefix) + 1)
             for limit, prefix in zip(limits, prefixes, strict=True)
         ]
         results: dict[int, list[Hypothesis]] = {}
