@@ -236,6 +236,16 @@ def test_record_without_checksums_is_named(folder, files):
         load_model(str(folder))
 
 
+def test_ids_that_a_generation_config_lacks_are_those_of_the_config(folder):
+    (folder / "generation_config.json").write_text('{"num_beams": 2, "eos_token_id": [2, 7]}')
+
+    config = load_model(str(folder)).generation_config
+
+    ids = config.pad_token_id, config.eos_token_id, config.decoder_start_token_id
+    assert ids == (0, [2, 7], 1)
+    assert config.num_beams == 2
+
+
 @pytest.mark.parametrize("name", ["runs/typo", "typo"])
 def test_name_of_no_model_is_told_with_both_places_it_may_be_in(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)

@@ -78,6 +78,8 @@ _MODEL_FILES = (
     "*.py",
 )
 _FILES_BESIDE_MODEL = (CARD_FILE, LOG_FILE, RESULTS_FILE, FILES_FILE)
+# Ids without which no search runs.
+_SEARCH_IDS = ("pad_token_id", "eos_token_id", "decoder_start_token_id")
 # Tensors that an error names before it only counts the rest.
 _NAMED_TENSORS = 3
 
@@ -291,7 +293,18 @@ def load_model(model_name_or_path: str, **loading: Any) -> PreTrainedModel:
             f"{'; '.join(faults)}. Copy the model again, or train it anew."
         )
     align_weights(model)
+    complete_ids(model)
     return model
+
+
+def complete_ids(model: PreTrainedModel) -> None:
+    """Fills in from the config what a search needs and the generation config lacks.
+
+    A person may have written the generation config, without any ids.
+    """
+    for name in _SEARCH_IDS:
+        if getattr(model.generation_config, name) is None:
+            setattr(model.generation_config, name, getattr(model.config, name, None))
 
 
 def nonfinite_tensors(model: nn.Module) -> list[str]:

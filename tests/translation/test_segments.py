@@ -17,13 +17,6 @@ def letters():
     )
 
 
-def test_prefix_with_unknown_words_is_refused(letters):
-    lines = [("ab", "ab"), ("ab", "ab éa ab")]
-
-    with pytest.raises(ValueError, match=r"prefix of line 12 .* got 'ab éa ab', .*unknown: éa\.$"):
-        cut_into_pieces(lines, TokenizerPair.joint(letters), 9, first_line=11)
-
-
 @pytest.fixture(scope="module")
 def subwords():
     lines = ["the old man and the sea", "hello world, hello there!", "......  ----", "日本語。"]
@@ -166,6 +159,13 @@ def test_prefix_goes_with_the_first_piece_only(letters):
 
     ids = [letters(text, add_special_tokens=False)["input_ids"] for text in ("de", "", "", "E")]
     assert [piece.prefix for piece in pieces] == ids
+
+
+def test_prefix_with_unknown_words_is_refused(letters):
+    lines = [("ab", "ab"), ("ab", "ab éa ab")]
+
+    with pytest.raises(ValueError, match=r"prefix of line 12 .* got 'ab éa ab', .*unknown: éa\.$"):
+        cut_into_pieces(lines, TokenizerPair.joint(letters), 9, first_line=11)
 
 
 def test_tag_counts_towards_each_piece(letters):

@@ -287,7 +287,7 @@ def test_model_in_a_wrapper_is_refused_with_what_to_do(tiny_model, tokenizer):
         Translator(torch.nn.Sequential(tiny_model), tokenizer)
 
 
-def test_positions_of_another_class_limit_sources_outputs_and_prefixes(tmp_path):
+def test_positions_of_another_class_limit_sources_and_prefixes(tmp_path):
     model, tokenizer = bart(tmp_path)
     longest = model.config.max_position_embeddings
     translator = Translator(model, tokenizer, max_source_length=9999, max_extra_tokens=2)

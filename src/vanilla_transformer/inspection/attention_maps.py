@@ -150,7 +150,7 @@ def read_attention(translator: Translator, source: str, target: str | None = Non
         target_ids = encode_target(translator, target)["input_ids"]
     engine.check_lengths([source_ids, target_ids])
     model = engine.model
-    read_ids = [model.generation_config.decoder_start_token_id, *target_ids[:-1]]
+    read_ids = [engine.start_id, *target_ids[:-1]]
     with attention_weights(engine.models):
         output = model(
             input_ids=torch.tensor([source_ids], device=model.device),

@@ -20,6 +20,7 @@ from transformers.generation import (
     TopPLogitsWarper,
 )
 
+from vanilla_transformer.model_folder import complete_ids
 from vanilla_transformer.modeling.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.modeling.decoding_vanilla_transformer import IncrementalDecoder
 from vanilla_transformer.modeling.generation_vanilla_transformer import SourceLengthLimit
@@ -186,6 +187,8 @@ class TorchEngine:
             getattr(model.config, "max_position_embeddings", USUAL_POSITIONS) for model in models
         )
         self.last_position = min(map(_last_position, models))
+        for one in models:
+            complete_ids(one)
         self.start_id, ends = start_and_ends(model)
         self.end_ids = {end for end in ends if end is not None}
 
@@ -240,10 +243,6 @@ class TorchEngine:
             # Ids alone, whatever the generation config says.
             return_dict_in_generate=False,
             forced_bos_token_id=search.first_token,
-            # A generation config may leave these three to the config of the model.
-            decoder_start_token_id=self.start_id,
-            eos_token_id=sorted(self.end_ids) or None,
-            pad_token_id=self.model.config.pad_token_id,
             # What reaches the limit is cut there, and reported.
             forced_eos_token_id=None,
             # Counts the start token. `max_new_tokens` of the generation config would override it.
