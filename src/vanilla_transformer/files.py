@@ -54,7 +54,7 @@ def read_lines(
     Args:
         path: The file; whether it is gzipped is read from its first bytes, not from its name.
         max_bytes: Largest size of its text, unpacked; no more is ever in memory. None: no limit.
-        may_be_empty: Whether a file without lines is none of the faults below.
+        may_be_empty: Whether a file without lines is allowed.
 
     Raises:
         FileNotFoundError: If there is no such file.

@@ -134,7 +134,7 @@ def _run(service: "Service", listener: socket.socket) -> None:
             hanging_up.cancel()
 
         async def hang_up(self) -> None:
-            """Leaves clients that do not read their answers."""
+            """Disconnects clients that do not read their answers, once all have been translated."""
             while service.open_requests:
                 await asyncio.sleep(0.1)
             await asyncio.sleep(_READING_SECONDS)

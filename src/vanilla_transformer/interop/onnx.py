@@ -266,8 +266,8 @@ class OnnxModel:
 
         Args:
             sources: Ids with `</s>`.
-            limits: Longest output of each source in tokens; with learned positions, no longer than
-                the model has positions.
+            limits: Longest output of each source in tokens; a model with learned positions cannot
+                write more than it has positions.
 
         Returns:
             Ids after the start token, without `</s>`.

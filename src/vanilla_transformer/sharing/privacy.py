@@ -94,7 +94,7 @@ def find_disclosures(text: str, *, is_vocabulary: bool = False) -> list[Disclosu
     patterns = dict(_SECRETS)
     if not is_vocabulary:
         patterns |= _SECRETS_IN_URLS
-        # Of a user without one it is the root, or stays as it is here.
+        # A user without a home has the root, or the `~` stays.
         home = os.path.expanduser("~")
         homes = rf"{_HOME}|(?<![\w.~-]){re.escape(home)}(?![\w-])" if len(home) > 1 else _HOME
         patterns["a home directory"] = homes

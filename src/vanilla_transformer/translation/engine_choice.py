@@ -200,8 +200,8 @@ class AutomaticEngine:
     def keep_to(self, name: str) -> None:
         """Searches from now on with the engine that has this name, without a sample.
 
-        `name` tells whether one has it. If not, because CTranslate2 is of another version or cannot
-        translate, the choice is made as before.
+        If neither has it, because CTranslate2 is of another version or cannot translate, the choice
+        is made as before, and the attribute `name` is empty until then.
         """
         self._kept = name
         self._verdicts.clear()
