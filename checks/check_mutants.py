@@ -86,7 +86,8 @@ def main() -> int:
         record_tests(arguments.mutants, every, caught)
 
     print("| file | defect | caught by |\n| --- | --- | --- |")
-    for mutant in mutants:
+    # What no test caught stands last, where a long log still has it.
+    for mutant in sorted(mutants, key=lambda mutant: mutant.name in caught, reverse=True):
         verdict = verdicts[mutant.name]
         result = f"`{verdict.test.removeprefix('tests/')}`" if verdict.test else "**SURVIVED**"
         print(f"| {mutant.file} | {mutant.name} | {verdict.fault or result} |")

@@ -52,8 +52,6 @@ def evaluate(argv: list[str]) -> None:
         others = _read(settings.against, len(references))
     elif settings.against:
         other_translator = load_translator(_like(translator, settings, settings.against))
-        longest = other_translator.engine.max_positions
-        other_translator.max_source_length = min(other_translator.max_source_length, longest)
 
     if translator:
         texts = _translate(translator, sources)
@@ -87,7 +85,6 @@ def _like(
         settings,
         num_beams=translator.search.num_beams,
         length_penalty=translator.search.length_penalty,
-        max_source_length=translator.max_source_length,
     )
 
 

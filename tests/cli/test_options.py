@@ -479,12 +479,12 @@ def test_evaluate_does_not_record_the_scores_of_an_ensemble(evaluate, tmp_path):
 
 def test_other_model_is_evaluated_with_the_search_of_the_first():
     search = Search(num_beams=7, length_penalty=0.3)
-    first = SimpleNamespace(search=search, max_source_length=99)
+    first = SimpleNamespace(search=search)
 
     other = _like(first, EvaluateSettings(model=["a"], against="b"), "b")
 
     assert other.model == ["b"]
-    assert (other.num_beams, other.length_penalty, other.max_source_length) == (7, 0.3, 99)
+    assert (other.num_beams, other.length_penalty) == (7, 0.3)
     assert _like(None, EvaluateSettings(against="b"), "b").num_beams is None
 
 
