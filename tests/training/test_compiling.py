@@ -9,6 +9,7 @@ from torch import Tensor, fx
 from torch._subclasses import FakeTensorMode
 
 from vanilla_transformer.modeling import modeling_vanilla_transformer
+from vanilla_transformer.modeling.shortcuts_vanilla_transformer import holds_only_known_code
 from vanilla_transformer.training.compiling import compile_layers
 
 from ..conftest import Batch, Model, build_variant, gradients
@@ -110,6 +111,7 @@ def test_searches_do_not_compile_each_step(graphs, tiny_model, batch, num_beams)
 
     assert found.tolist() == expected.tolist()
     assert not graphs
+    assert holds_only_known_code(tiny_model), "the search runs the layers, which takes longer"
 
 
 def test_batches_without_padding_have_graphs_of_their_own(graphs, tiny_model):
