@@ -477,14 +477,17 @@ def test_evaluate_does_not_record_the_scores_of_an_ensemble(evaluate, tmp_path):
     assert evaluate("--model", str(tmp_path), model=True)["record"] == []
 
 
-def test_other_model_is_evaluated_with_the_search_of_the_first():
+@pytest.mark.parametrize("max_source_length", [None, 50])
+def test_other_model_is_evaluated_with_the_search_of_the_first(max_source_length):
     search = Search(num_beams=7, length_penalty=0.3)
-    first = SimpleNamespace(search=search)
+    first = SimpleNamespace(search=search, max_source_length=99)
+    settings = EvaluateSettings(model=["a"], against="b", max_source_length=max_source_length)
 
-    other = _like(first, EvaluateSettings(model=["a"], against="b"), "b")
+    other = _like(first, settings, "b")
 
     assert other.model == ["b"]
     assert (other.num_beams, other.length_penalty) == (7, 0.3)
+    assert other.max_source_length == max_source_length
     assert _like(None, EvaluateSettings(against="b"), "b").num_beams is None
 
 

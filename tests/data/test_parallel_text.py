@@ -18,8 +18,8 @@ from vanilla_transformer.data.parallel_text import ParallelText, load_pairs
 
 from ..support.full_disk import small_files
 
-# Blanks at the ends, an empty side, quotes, and separators that end a line for others only. No
-# first line ends in a carriage return: those files are read in another way.
+# Blanks at the ends, an empty side, quotes, and separators that end a line for others only. A file
+# whose first line ends in a carriage return would not be read the quick way.
 PAIRS = [
     ("", "Nothing\x85said.\x0c"),
     (" Ein Hund\u2028rennt. ", "A dog runs.\r"),
