@@ -273,11 +273,6 @@ class TrainSettings:
         "unless they are given; the learning rate falls with the time and ends with it at 0. "
         "Instead of --max_steps, --num_train_epochs, --lr_scheduler_type and --max_minutes."
     )
-    tune: int | None = option(
-        "Number of candidates of a search around what --minutes chooses, in learning rate, dropout "
-        "and batches: half of the minutes are for short runs with them, in --output_dir/tuning, "
-        "and the others for a run with the best. Needs --validation and the extra tune."
-    )
     max_minutes: float | None = option(
         "Minutes after which training ends, evaluates, and keeps the best checkpoint. Default: no "
         "limit."

@@ -1,8 +1,7 @@
 """The `train` command: trains a model on parallel text."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from vanilla_transformer_cli.command import (
@@ -91,8 +90,7 @@ def read_options(
     disable_progress_bar()
     if settings.minutes is None:
         return Options(settings, arguments)
-    given = options_among(words, parser, trainer_parser)
-    return _choose(settings, arguments, given, of_trainer)
+    return _choose(settings, arguments, options_among(words, parser, trainer_parser), of_trainer)
 
 
 def _check_settings(parser: Parser, settings: TrainSettings) -> None:
@@ -142,16 +140,6 @@ class _TrainerOptions:
         )
         return arguments, unknown
 
-    def build(
-        self, settings: Settings, decisions: "Sequence[Decision]"
-    ) -> "tuple[Settings, Seq2SeqTrainingArguments]":
-        """Settings and Trainer's arguments with these decisions in them."""
-        from vanilla_transformer.training.budget import apply
-
-        settings, chosen = apply(decisions, settings)
-        arguments, _ = self.read(settings, chosen)
-        return settings, arguments
-
 
 def _choose(
     settings: Settings,
@@ -159,26 +147,20 @@ def _choose(
     given: set[str],
     of_trainer: _TrainerOptions,
 ) -> Options[Settings]:
-    """Options of a run of `--minutes`, after the search of `--tune` if there is one.
+    """Options of a run of `--minutes`.
 
     Args:
-        settings: With what the user gave, and defaults.
+        settings: What the user gave, and defaults.
         arguments: Trainer's, likewise.
         given: Names of the options that the user gave.
-        of_trainer: Those of Trainer.
+        of_trainer: Trainer's options on the command line.
     """
-    from vanilla_transformer.training.budget import choose
-    from vanilla_transformer.training.facts import measure
+    from vanilla_transformer.training.budget import apply, choose
     from vanilla_transformer.training.recipe import check_settings
     from vanilla_transformer.training.run import kept_pairs
 
     check_settings(settings, arguments)
-    pairs = kept_pairs(settings)
-    if settings.tune is None:
-        decisions = choose(settings, arguments, given, pairs)
-    else:
-        from vanilla_transformer.training.tuning import tune
-
-        facts = partial(measure, arguments=arguments, pairs=pairs)
-        settings, decisions = tune(settings, arguments, given, facts, of_trainer.build)
-    return Options(*of_trainer.build(settings, decisions), decisions)
+    decisions = choose(settings, arguments, given, kept_pairs(settings))
+    settings, chosen = apply(decisions, settings)
+    arguments, _ = of_trainer.read(settings, chosen)
+    return Options(settings, arguments, decisions)

@@ -276,8 +276,6 @@ def test_train_takes_learning_rate_and_warm_up_of_the_preset(preset, watch):
 OF_THE_CARD = {"language", "license", "dataset_tags"}
 # Only saved models have them; `training/pretrained` sees them there.
 OF_SAVED_MODELS = {"source_language", "target_language"}
-# Read before training; `training/tuning` sees it there.
-OF_THE_COMMAND = {"tune"}
 
 
 @pytest.fixture(scope="module")
@@ -327,7 +325,7 @@ def test_training_reads_each_setting(corpus, tmp_path, read_fields):
         training.train(one, arguments)
 
     unread = {field.name for field in fields(TrainSettings)} - read_fields
-    assert unread <= OF_THE_CARD | {"data"} | OF_SAVED_MODELS | OF_THE_COMMAND
+    assert unread <= OF_THE_CARD | {"data"} | OF_SAVED_MODELS
 
 
 @pytest.mark.parametrize(

@@ -216,27 +216,6 @@ def test_schedule_of_the_loss_cannot_finish_on_request(tmp_path, schedule):
         check_settings(TrainSettings(**VALIDATED, finish_within=3), arguments)
 
 
-@pytest.mark.parametrize(
-    ("settings", "is_available", "message"),
-    [
-        ({"minutes": None}, True, "--tune needs --minutes, which it shares out, got none"),
-        ({"validation": []}, True, "--tune needs --validation pairs to score on, got none"),
-        ({"tune": 1}, True, "--tune must be at least 2 and finite, got 1"),
-        ({}, False, r"needs the package optuna. Install it: pip install .*\[tune\]"),
-    ],
-)
-def test_search_needs_minutes_pairs_and_optuna(
-    tmp_path, monkeypatch, settings, is_available, message
-):
-    monkeypatch.setattr(
-        "vanilla_transformer.training.recipe.is_optuna_available", lambda: is_available
-    )
-    settings = TrainSettings(**VALIDATED | {"minutes": 20.0, "tune": 8} | settings)
-
-    with pytest.raises(ValueError, match=message):
-        check_settings(settings, build_arguments(tmp_path))
-
-
 @pytest.mark.parametrize("is_available", [False, True])
 def test_option_needs_its_package(tmp_path, monkeypatch, is_available):
     kernel = "vanilla_transformer.training.recipe.is_flash_attn_2_available"
@@ -254,15 +233,6 @@ def test_option_needs_its_package(tmp_path, monkeypatch, is_available):
         assert "--report_to mlflow needs the package mlflow. Install" in str(refused.value)
         assert "wandb" not in str(refused.value)
         assert "flash_attention_2 needs the package flash-attn" in str(refused.value)
-
-
-def test_search_is_of_one_process(tmp_path, monkeypatch):
-    settings = TrainSettings(**VALIDATED, minutes=20.0, tune=8)
-    arguments = build_arguments(tmp_path)
-    monkeypatch.setattr(type(arguments), "world_size", 3)
-
-    with pytest.raises(ValueError, match="--tune searches in one process, got 3"):
-        check_settings(settings, arguments)
 
 
 def test_minutes_are_of_new_models(tmp_path):

@@ -59,34 +59,6 @@ def build(tmp_path, tokenizer):
     return build_trainer
 
 
-def test_trainer_searches_hyperparameters_with_optuna(tmp_path, tokenizer):
-    optuna = pytest.importorskip("optuna")
-    rates = {"learning_rate": [1e-9, 0.1]}
-    pairs = ragged_pairs()
-    sampler = TokenBatchSampler(pair_lengths(pairs), 120, seed=0)
-    given = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 1, "max_steps": 2}
-    trainer = TokenBatchTrainer(
-        in_epochs(pairs, sampler, truncated_pairs=1),
-        TokenizerPair.joint(tokenizer),
-        model_init=lambda: build_model(label_smoothing=0.0),
-        args=build_arguments(tmp_path, **given),
-        eval_dataset=pairs,
-    )
-
-    best = trainer.hyperparameter_search(
-        lambda trial: {name: trial.suggest_categorical(name, rates[name]) for name in rates},
-        n_trials=2,
-        backend="optuna",
-        # Optuna's default may draw the same rate each time.
-        sampler=optuna.samplers.GridSampler(rates),
-    )
-
-    assert best.hyperparameters == {"learning_rate": 0.1}
-    for number in range(2):
-        assert checkpoints_of(tmp_path / f"run-{number}") == [2]
-        assert closed_checkpoints(tmp_path / f"run-{number}")
-
-
 def test_batches_are_those_of_the_sampler_with_labels_padded_to_no_token(build):
     trainer = build()
     rows = [ragged_pairs().select(batch) for batch in trainer.data.batching["batch_sampler"]]

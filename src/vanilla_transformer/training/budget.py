@@ -271,20 +271,6 @@ def _taken(settings: TrainSettings, given: Iterable[str]) -> set[str]:
     return taken
 
 
-def still_open(
-    decisions: Iterable[Decision], settings: TrainSettings, given: Iterable[str]
-) -> list[Decision]:
-    """Earlier decisions, without those on options that the user gives now.
-
-    Args:
-        decisions: Of the beginning of a run.
-        settings: Of the leg that continues it, with what the user gave, and defaults.
-        given: Names of the options that the user gave for it.
-    """
-    taken = _taken(settings, given)
-    return [decision for decision in decisions if decision.option not in taken]
-
-
 def apply(decisions: Iterable[Decision], settings: Settings) -> tuple[Settings, dict[str, Any]]:
     """The settings with the decisions in them, and defaults for Trainer's arguments."""
     ours: dict[str, Any] = {}
@@ -324,5 +310,6 @@ def choose(
     if settings.resume:
         record = Path(arguments.output_dir) / RUN_FILE
         earlier = read_object(record).get("decisions", []) if record.is_file() else []
-        return still_open((Decision(**decision) for decision in earlier), settings, given)
+        taken = _taken(settings, given)
+        return [Decision(**decision) for decision in earlier if decision["option"] not in taken]
     return decide(measure(settings.minutes, arguments, pairs), settings, given)

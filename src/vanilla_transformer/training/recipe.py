@@ -14,7 +14,7 @@ import torch
 from accelerate import PartialState
 from datasets.config import DATASET_STATE_JSON_FILENAME
 from transformers import Seq2SeqTrainingArguments, TrainingArguments, get_scheduler
-from transformers.integrations import get_available_reporting_integrations, is_optuna_available
+from transformers.integrations import get_available_reporting_integrations
 from transformers.trainer_utils import SaveStrategy
 from transformers.utils import (
     is_flash_attn_2_available,
@@ -46,7 +46,6 @@ _RANGES = {
     "max_tokens_per_batch": (1, math.inf),
     "max_minutes": (0, math.inf),
     "finish_within": (0, math.inf),
-    "tune": (2, math.inf),
     "average_last": (0, math.inf),
     "moving_average": (0, 1),
     "r_drop": (0, math.inf),
@@ -439,8 +438,6 @@ def _faults_of_schedules(
     """Schedules that contradict each other."""
     if settings.minutes is not None:
         yield from _faults_of_minutes(settings, arguments)
-    if settings.tune is not None:
-        yield from _faults_of_tuning(settings, arguments)
     schedule = getattr(arguments.lr_scheduler_type, "value", arguments.lr_scheduler_type)
     if settings.finish_within is not None and schedule in _BY_LOSS:
         yield (
@@ -466,7 +463,7 @@ def _faults_of_scores(
     settings: TrainSettings, arguments: Seq2SeqTrainingArguments
 ) -> Iterator[str]:
     """Scores that nothing computes."""
-    for name in ("moving_average", "early_stopping_patience", "tune"):
+    for name in ("moving_average", "early_stopping_patience"):
         if getattr(settings, name) is None:
             continue
         if not settings.validation:
@@ -527,21 +524,6 @@ def _faults_of_minutes(
             f"--minutes chooses the size of a new model, got --init_from {settings.init_from}. "
             "Fine-tune with --max_steps and --lr_scheduler_type linear, or with --max_minutes."
         )
-
-
-def _faults_of_tuning(
-    settings: TrainSettings, arguments: Seq2SeqTrainingArguments
-) -> Iterator[str]:
-    """What a search lacks."""
-    if not settings.minutes:
-        yield "--tune needs --minutes, which it shares out, got none. Add it."
-    if arguments.world_size > 1:
-        yield (
-            f"--tune searches in one process, got {arguments.world_size}. Search alone, then train "
-            "with what it chose."
-        )
-    if not is_optuna_available():
-        yield "--tune needs the package optuna. Install it: pip install -e '.[tune]'"
 
 
 def _faults_of_fine_tuning(settings: TrainSettings) -> Iterator[str]:
