@@ -537,12 +537,10 @@ class ExportSettings:
         "mbart",
         "pegasus",
         "plbart",
-        "nn_transformer",
     ] = option(
         "Runtime to export for: CTranslate2, which `translate --engine ctranslate2` uses, or ONNX "
-        "Runtime; or, for folders that load without this package, a class of Transformers, or "
-        "torch.nn.Transformer. Models with the default switches fit pegasus, with --config "
-        "pre_norm=false marian.",
+        "Runtime; or, for folders that load without this package, a class of Transformers. Models "
+        "with the default switches fit pegasus, with --config pre_norm=false marian.",
         "ctranslate2",
     )
     quantization: Literal[

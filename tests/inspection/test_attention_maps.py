@@ -320,7 +320,7 @@ def test_old_picture_stays_when_writing_fails(tmp_path):
 
 
 def test_picture_warns_of_characters_without_a_font(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("matplotlib.font_manager.findSystemFonts", list)
+    monkeypatch.setattr("matplotlib.font_manager.get_font_names", list)
 
     with caplog.at_level(logging.WARNING):
         plot_attention(attention_map(["中"], ["ab"]), tmp_path / "map.svg")
@@ -381,19 +381,17 @@ def test_no_attention_is_white_even_beside_negative_weights(figure, lowest, colo
 
 
 def test_picture_takes_an_installed_font_that_has_the_characters(tmp_path, monkeypatch, caplog):
-    from matplotlib.font_manager import findSystemFonts, fontManager, get_font
+    from matplotlib import font_manager
 
-    # Matplotlib brings fonts along; one of them has a letter that DejaVu Sans lacks.
-    own = set(get_font(fontManager.findfont("DejaVu Sans")).get_charmap())
-    for entry in fontManager.ttflist:
-        rare = sorted(set(get_font(entry.fname).get_charmap()) - own)
-        if rare and entry.fname not in findSystemFonts():
-            break
-    else:
-        pytest.skip("no font beside DejaVu Sans is there")
-    monkeypatch.setattr("matplotlib.font_manager.findSystemFonts", lambda: [entry.fname])
+    # Matplotlib brings STIX along, which has letters that DejaVu Sans lacks.
+    own, other = (font_manager.findfont(name) for name in ("DejaVu Sans", "STIXGeneral"))
+    entry = next(font for font in font_manager.fontManager.ttflist if font.fname == other)
+    fonts = [*font_manager.fontManager.ttflist, replace(entry, name="Noto Sans of a test")]
+    monkeypatch.setattr(font_manager.fontManager, "ttflist", fonts)
+    characters = (set(font_manager.get_font(file).get_charmap()) for file in (other, own))
+    rare = chr(min(set.difference(*characters)))
 
-    plot_attention(attention_map([chr(rare[0])], ["a"]), tmp_path / "map.png")
+    plot_attention(attention_map([rare], ["a"]), tmp_path / "map.png")
 
     assert "No installed font" not in caplog.text
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import unicodedata
 import warnings
 from pathlib import Path
@@ -24,6 +25,10 @@ logger = logging.getLogger(__name__)
 RIGHT_TO_LEFT_MARK = "\u200f"
 
 FORMATS = ("png", "svg")
+
+# Families that cover many scripts, or one that matplotlib's own font lacks.
+_OF_MANY_SCRIPTS = re.compile("Noto Sans|Unifont|Droid Sans|Arial Unicode|WenQuanYi|Hiragino Sans")
+_GLYPH = re.compile(r"Glyph (\d+) .*missing from")
 
 # In inches: a cell with room for its label, and the picture's longest side, which shrinks cells.
 _CELL = 0.26
@@ -73,7 +78,7 @@ def plot_attention(
     spell = _directed if path.suffix == ".svg" else str
     axes.set_xticks(range(columns), map(spell, attention.columns))
     axes.set_yticks(range(rows), map(spell, attention.rows))
-    fonts = _fonts([*attention.rows, *attention.columns], path)
+    fonts = _fonts(path)
     for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
         # Dollar signs are text here, not TeX.
         label.set_parse_math(False)
@@ -164,10 +169,18 @@ def _save(figure: Figure, path: Path) -> Path:
     """Writes a picture; text in an .svg stays text."""
     from matplotlib import rc_context
 
-    with rc_context({"svg.fonttype": "none"}), warnings.catch_warnings():
-        # `_fonts` has already reported what is missing.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")
-        return save_figure(figure, path)
+    with rc_context({"svg.fonttype": "none"}), warnings.catch_warnings(record=True) as raised:
+        warnings.filterwarnings("always", message="Glyph .* missing from")
+        saved = save_figure(figure, path)
+    missing = {chr(int(found[1])) for one in raised if (found := _GLYPH.match(str(one.message)))}
+    if missing and path.suffix != ".svg":
+        logger.warning(
+            "No installed font has the characters %s: the picture shows boxes for them. Install "
+            "one that has them (such as one of the Noto family), or write .svg or .html, which "
+            "use the viewer's fonts.",
+            " ".join(sorted(missing)),
+        )
+    return saved
 
 
 def _directed(text: str) -> str:
@@ -178,48 +191,13 @@ def _directed(text: str) -> str:
     return RIGHT_TO_LEFT_MARK + text if is_right_to_left else text
 
 
-def _fonts(labels: list[str], path: Path) -> list[str]:
-    """Names of installed fonts that together have the characters of the labels.
+def _fonts(path: Path) -> list[str]:
+    """Families to draw labels in: matplotlib's own, then installed ones of many scripts.
 
-    Matplotlib's own font comes first. Then each font adds the most of the characters that are still
-    missing. An .svg is drawn in the viewer's fonts and needs no others.
+    An .svg is drawn in the viewer's fonts.
     """
-    from matplotlib.font_manager import FontProperties, findSystemFonts, fontManager, get_font
+    from matplotlib.font_manager import get_font_names
 
-    fonts = ["DejaVu Sans"]
-    own = fontManager.findfont(fonts[0])
-    missing = {ord(character) for label in labels for character in label}
-    missing -= get_font(own).get_charmap().keys()
     if path.suffix == ".svg":
-        return [*fonts, "sans-serif"]
-    if not missing:
-        return fonts
-    coverage = {file: _characters(file) & missing for file in sorted(findSystemFonts())}
-    while missing and coverage:
-        best = max(coverage, key=lambda file: len(coverage[file] & missing))
-        if not coverage[best] & missing:
-            break
-        # Matplotlib's cache does not know fonts that were installed after it was made.
-        fontManager.addfont(best)
-        fonts.append(FontProperties(fname=best).get_name())
-        missing -= coverage[best]
-    if missing:
-        logger.warning(
-            "No installed font has the characters %s: the picture shows boxes for them. Install "
-            "one that has them (such as one of the Noto family), or write .svg or .html, which "
-            "use the viewer's fonts.",
-            " ".join(map(chr, sorted(missing))),
-        )
-    return fonts
-
-
-def _characters(file: str) -> set[int]:
-    """Characters for which a font has outlines."""
-    from matplotlib.font_manager import get_font
-
-    try:
-        font = get_font(file)
-    except (RuntimeError, OSError):
-        # Matplotlib cannot read every font, for example not those of coloured bitmaps.
-        return set()
-    return set(font.get_charmap()) if font.scalable else set()
+        return ["DejaVu Sans", "sans-serif"]
+    return ["DejaVu Sans", *sorted(filter(_OF_MANY_SCRIPTS.match, get_font_names()))]

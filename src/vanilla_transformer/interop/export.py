@@ -1,12 +1,11 @@
 """A saved model to another runtime or class: converted, compared, and only then in place."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,9 +15,7 @@ from transformers import (
 )
 
 from vanilla_transformer.files import abandoned, naming_full_disk, scratch_folder
-from vanilla_transformer.interop import nn_transformer
 from vanilla_transformer.interop.importing import Comparison, compare
-from vanilla_transformer.interop.to_nn_transformer import save_nn_transformer
 from vanilla_transformer.interop.to_transformers import (
     name_general_tokenizers,
     refuse_other_models,
@@ -242,7 +239,7 @@ def export_to_class(
     Args:
         model_name_or_path: Folder or Hub name of one of our models.
         output: Folder to make; it appears once the two models have been compared.
-        class_name: One of `to_transformers.FORMATS`, or "nn_transformer".
+        class_name: One of `to_transformers.FORMATS`.
         trust_remote_code: Runs the code of a tokenizer of another kind than ours.
 
     Returns:
@@ -257,23 +254,12 @@ def export_to_class(
     with _new_folder(output, force=False) as folder:
         model, tokenizers = _load(model_name_or_path, trust_remote_code, dtype="auto")
         dtype = model.dtype
-        if class_name == "nn_transformer":
-            save_nn_transformer(model, folder)
-        else:
-            to_transformers(model, class_name).save_pretrained(folder)
+        to_transformers(model, class_name).save_pretrained(folder)
         _save_settings(model, tokenizers, folder)
         name_general_tokenizers(folder)
-        comparison = compare(_load_class(folder, class_name), model.float())
+        comparison = compare(load_model(str(folder), dtype=torch.float32).eval(), model.float())
         comparison.check(dtype)
     return comparison
-
-
-def _load_class(folder: Path, class_name: str) -> Callable[..., Any]:
-    """What computes logits in float32."""
-    if class_name != "nn_transformer":
-        return load_model(str(folder), dtype=torch.float32).eval()
-    model = nn_transformer.load(folder).float()
-    return lambda use_cache, **inputs: SimpleNamespace(logits=model(**inputs))
 
 
 @contextmanager
