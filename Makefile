@@ -50,7 +50,7 @@ test-oldest: $(READY)
 	OMP_NUM_THREADS=1 OTHER_PYTHON=.venv-oldest/bin/python \
 		$(RUN)python -m pytest -m slow tests/modeling/test_releases.py
 
-# Breaks the repository by one line at a time: each defect must fail a test that passes otherwise.
+# Breaks the repository in one place at a time: each defect must fail a test that passes otherwise.
 # SHARE=2/6 takes every sixth, beginning with the second, and assumes that all tests have passed.
 test-mutants: $(READY)
 	$(RUN)python checks/check_mutants.py --jobs 2 $(if $(SHARE),--share $(SHARE) --skip-unbroken)

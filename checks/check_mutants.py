@@ -1,37 +1,391 @@
 #!/usr/bin/env python
-"""Breaks the repository by one line at a time and reports which test notices."""
+"""Breaks the repository in one place at a time and reports which test notices.
+
+Everything but the packages of this repository is imported once, here. Each mutant is tested in a
+fork of this process, which imports a broken copy and first runs the test that caught it before.
+"""
 
 import argparse
+import ast
+import gc
+import json
 import os
+import re
+import shutil
 import sys
 import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
 from itertools import groupby
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
-MUTANTS = Path(__file__).parents[1] / "tests" / "mutants"
+import pytest
+
+ROOT = Path(__file__).parents[1]
+MUTANTS = ROOT / "tests" / "mutants"
+# A generated file in the folder of mutants: the test that caught each of them last time.
+RECORD = "caught_by.json"
+# Environments, caches and runs: nothing that a test reads.
+LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "runs")
+
+# What the tests and the packages import, where it is installed.
+PRELOADED = (
+    "ctranslate2",
+    "evaluate",
+    "matplotlib.figure",
+    "onnxruntime",
+    "pytest_timeout",
+    "sacrebleu",
+    "torch._dynamo",
+    "torch._inductor.compile_fx",
+    "torch.onnx",
+    "transformers.generation.utils",
+    "transformers.models.m2m_100.modeling_m2m_100",
+    "transformers.models.marian.modeling_marian",
+    "transformers.trainer_seq2seq",
+    "xdist.plugin",
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """The definition of a function, a class or a constant.
+
+    Args:
+        path: File, relative to the repository.
+        text: All text of the file.
+        start: Index of the definition's first character in the text.
+        end: Index after its last character.
+    """
+
+    path: Path
+    text: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A defect in one place.
+
+    Args:
+        name: What is wrong, in plain words.
+        where: Qualified name of the function, class or constant that is broken, such as
+            `Attention.forward`; `attention:Attention.forward` where several files have that name.
+        old: Code that occurs exactly once there. Indentation does not count.
+        new: Its replacement. Lines after the first are indented relative to it.
+        tests: Stems of the test files that notice it.
+    """
+
+    name: str
+    where: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+    def matches(self, places: dict[str, list[Place]]) -> list[tuple[Place, re.Match[str]]]:
+        """Each occurrence of the old code; `places` is from `find_places`."""
+        lines = (re.escape(line.strip()) for line in self.old.split("\n"))
+        pattern = re.compile(r"\n *".join(lines))
+        return [
+            (place, match)
+            for place in places.get(self.where, ())
+            for match in pattern.finditer(place.text, place.start, place.end)
+        ]
+
+    def broken(self, places: dict[str, list[Place]]) -> tuple[Path, str]:
+        """The file that is broken, relative to the repository, and all of its new text."""
+        [(place, match)] = self.matches(places)
+        text, start = place.text, match.start()
+        line = text[text.rfind("\n", 0, start) + 1 :]
+        indentation = line[: len(line) - len(line.lstrip())]
+        return place.path, text[:start] + self.new.replace("\n", "\n" + indentation) + text[
+            match.end() :
+        ]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a mutant.
+
+    Args:
+        test: The first test that failed; None: all passed, the mutant survives.
+        fault: Why there is no verdict on the mutant; empty where there is one.
+        output: What pytest printed.
+        seconds: How long it took.
+    """
+
+    test: str | None
+    fault: str
+    output: str
+    seconds: float
+
+
+class FirstFailure:
+    """A plugin of pytest that keeps the name of the first test that fails."""
+
+    test: str | None = None
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """In each file, runs every test with one of its parameters before any with the next."""
+        files = list(dict.fromkeys(item.path for item in items))
+        seen: Counter[str] = Counter()
+        order = []
+        for place, item in enumerate(items):
+            test = item.nodeid.partition("[")[0]
+            order.append((files.index(item.path), seen[test], place))
+            seen[test] += 1
+        items[:] = [items[place] for *_, place in sorted(order)]
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Looks at a test, its fixtures included."""
+        self.look_at(report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Looks at a test file."""
+        self.look_at(report)
+
+    def look_at(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        """Keeps the first."""
+        if report.failed and self.test is None:
+            self.test = report.nodeid
+
+
+def find_places(root: Path) -> dict[str, list[Place]]:
+    """All functions, classes and constants below `src`, by their qualified names.
+
+    Each stands there a second time with the stem of its file and a colon before its name.
+    """
+    places = defaultdict(list)
+    for path in sorted((root / "src").rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        starts = [0]
+        for line in text.splitlines(keepends=True):
+            starts.append(starts[-1] + len(line))
+        for name, first, last in _definitions(ast.parse(text).body):
+            place = Place(path.relative_to(root), text, starts[first - 1], starts[last])
+            places[name].append(place)
+            places[f"{path.stem}:{name}"].append(place)
+    return dict(places)
+
+
+def _definitions(body: list[ast.stmt], prefix: str = "") -> Iterator[tuple[str, int, int]]:
+    """Qualified name, first and last line, from 1, of each definition."""
+    for node in body:
+        first, last = node.lineno, node.end_lineno or node.lineno
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            first = min([first, *(decorator.lineno for decorator in node.decorator_list)])
+            yield prefix + node.name, first, last
+        if isinstance(node, ast.ClassDef):
+            yield from _definitions(node.body, f"{prefix}{node.name}.")
+        if isinstance(node, ast.Assign | ast.AnnAssign) and not prefix:
+            target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
+            yield ast.unparse(target), first, last
+
+
+def load_mutants(folder: Path, places: dict[str, list[Place]]) -> list[Mutant]:
+    """Reads the lists of a folder, in the order of their names.
+
+    Args:
+        folder: Of files that CONTRIBUTING.md describes.
+        places: What `find_places` found.
+
+    Raises:
+        ValueError: If the old code of a mutant does not occur exactly once in its place.
+    """
+    mutants = []
+    for path in sorted(folder.glob("*.diff")):
+        mutants += read_mutants(path.read_text(encoding="utf-8"))
+    counts = {mutant.name: len(mutant.matches(places)) for mutant in mutants}
+    stale = [f"{name}: {count} times" for name, count in counts.items() if count != 1]
+    if stale:
+        raise ValueError(
+            f"The old code of each mutant in {folder} must occur once in the place that it names; "
+            "bring these up to date:\n" + "\n".join(stale)
+        )
+    return mutants
+
+
+def read_mutants(text: str) -> Iterator[Mutant]:
+    """Reads a list: a header with place and tests, then names, each with its old and new code."""
+    where, tests, name = "", (), ""
+    code: dict[str, list[str]] = {"-": [], "+": []}
+    # The empty name at the end completes the last mutant.
+    for line in [*text.splitlines(), "@@ @@"]:
+        sign, content = line.partition(" ")[0], line[2:]
+        if sign in code:
+            code[sign].append(content)
+        elif line and sign != "#":
+            if code["-"]:
+                yield Mutant(name, where, "\n".join(code["-"]), "\n".join(code["+"]), tests)
+                code = {"-": [], "+": []}
+            if line.startswith("@@"):
+                where, _, names = map(str.strip, line[2:].partition("@@"))
+                tests = tuple(names.split())
+            else:
+                name = line
+
+
+def load_record(folder: Path) -> dict[str, str]:
+    """The test that caught each mutant, such as `test_loss::test_sum[1]`, by the mutant's name."""
+    record = folder / RECORD
+    return json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
+
+
+def save_record(folder: Path, mutants: Iterable[Mutant], caught: dict[str, str]) -> None:
+    """Records which test caught each mutant; what is known of those not tried stays.
+
+    Args:
+        folder: Of the lists.
+        mutants: All in the lists; others are forgotten.
+        caught: Tests as pytest names them, by names of mutants.
+    """
+    known = load_record(folder)
+    for name, test in caught.items():
+        path, colons, case = test.partition("::")
+        known[name] = Path(path).stem + colons + case
+    names = sorted({mutant.name for mutant in mutants} & known.keys())
+    text = json.dumps({name: known[name] for name in names}, indent=0, ensure_ascii=False)
+    (folder / RECORD).write_text(text + "\n", encoding="utf-8")
+
+
+def find_tests(name: str) -> list[str]:
+    """What pytest calls the test files of that stem, or one test in them named after `::`."""
+    stem, colons, case = name.partition("::")
+    paths = sorted((ROOT / "tests").rglob(f"{stem}.py"))
+    return [str(path.relative_to(ROOT)) + colons + case for path in paths]
+
+
+def choose_tests(mutant: Mutant, record: dict[str, str]) -> list[list[str]]:
+    """Runs of pytest until one fails: the test that caught the mutant before, then its files."""
+    files = [path for name in mutant.tests for path in find_tests(name)]
+    known = find_tests(record.get(mutant.name, ""))
+    return [[test] for test in known] + [files]
+
+
+def take_share(mutants: list[Mutant], share: str) -> list[Mutant]:
+    """Every n-th mutant, beginning with the i-th.
+
+    Args:
+        mutants: All.
+        share: "i/n", with i from 1 to n.
+
+    Raises:
+        ValueError: If the share is none.
+    """
+    first, _, step = share.partition("/")
+    if not (first.isdecimal() and step.isdecimal() and 1 <= int(first) <= int(step)):
+        raise ValueError(f"--share takes I/N with 1 <= I <= N, such as 2/6, got {share!r}.")
+    return mutants[int(first) - 1 :: int(step)]
+
+
+# A file of the repository and its broken text; None stands for the repository as it is.
+Break = tuple[Path, str] | None
+
+
+def judge(
+    trials: dict[str, tuple[Break, list[list[str]]]], folder: Path, jobs: int, limit: float
+) -> Iterator[tuple[str, Verdict]]:
+    """Runs tests on each mutant; yields names in the order in which they finish.
+
+    Args:
+        trials: What to break, and the runs of pytest, by name.
+        folder: Where the copies go.
+        jobs: Processes at the same time.
+        limit: Seconds after which a process is ended.
+    """
+    for module in PRELOADED:
+        with suppress(ImportError):
+            import_module(module)
+    # pytest collects garbage often; what the forks share is none.
+    gc.collect()
+    gc.freeze()
+    context = get_context("fork")
+    waiting, running = list(trials.items()), {}
+    while waiting or running:
+        while waiting and len(running) < jobs:
+            name, (broken, runs) = waiting.pop(0)
+            place = Path(tempfile.mkdtemp(dir=folder))
+            reader, writer = context.Pipe(duplex=False)
+            process = context.Process(target=run_tests, args=(broken, runs, place, writer))
+            process.start()
+            # Only the child holds the other end: when it dies, there is nothing left to read.
+            writer.close()
+            running[reader] = name, process, place, time.monotonic()
+        ready = wait(running, timeout=1)
+        for reader, (name, process, place, started) in list(running.items()):
+            seconds = time.monotonic() - started
+            if reader not in ready and seconds < limit:
+                continue
+            test, fault = None, f"took more than {limit:.0f} s"
+            if reader in ready:
+                try:
+                    test, fault = reader.recv()
+                except EOFError:
+                    fault = "the process died"
+            process.kill()
+            process.join()
+            del running[reader]
+            output = (place / "log").read_text(encoding="utf-8", errors="replace")
+            shutil.rmtree(place, ignore_errors=True)
+            yield name, Verdict(test, fault, output, seconds)
+
+
+def run_tests(broken: Break, runs: list[list[str]], place: Path, writer: Connection) -> None:
+    """In a process of its own: sends the first test that fails, and why there may be no verdict.
+
+    Args:
+        broken: What to break in the copy, if anything.
+        runs: Tests as pytest names them; a run begins if the ones before it have passed.
+        place: Empty folder for the copy, the tests' own files and their output.
+        writer: Where the two go.
+    """
+    output = os.open(place / "log", os.O_CREAT | os.O_WRONLY)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    root = place / "copy"
+    shutil.copytree(ROOT, root, symlinks=True, ignore=LEFT_OUT)
+    if broken is not None:
+        path, text = broken
+        (root / path).write_text(text, encoding="utf-8")
+    source = root / "src"
+    # Before the installed package, and so for what the tests run in processes of their own.
+    sys.path.insert(0, str(source))
+    os.environ["PYTHONPATH"] = str(source)
+    os.chdir(root)
+    try:
+        imported = import_module("vanilla_transformer").__file__
+    except Exception as error:
+        return writer.send((None, f"cannot be imported: {error!r}"))
+    if not Path(imported).is_relative_to(source):
+        return writer.send((None, f"{imported} was imported, not the copy"))
+    failure = FirstFailure()
+    # Plain asserts: pytest can rewrite no plugin that is imported already.
+    options = ["-x", "-q", "--assert=plain", "-m", "not slow", "-p", "no:cacheprovider"]
+    options += [f"--basetemp={place / 'pytest'}"]
+    for tests in runs:
+        status = pytest.main([*options, *tests], plugins=[failure])
+        if failure.test is not None:
+            break
+    is_clear = status == pytest.ExitCode.OK or failure.test is not None
+    writer.send((failure.test, "" if is_clear else f"pytest ended with {status!r}"))
 
 
 def parse() -> argparse.Namespace:
     """Reads the options."""
     parser = argparse.ArgumentParser(
-        description=__doc__,
+        description="Breaks the repository in one place at a time and reports which test notices.",
         epilog="example: python checks/check_mutants.py --jobs 2 > mutants.md",
-    )
-    parser.add_argument(
-        "--mutants",
-        type=Path,
-        default=MUTANTS,
-        help="Folder with lists of them in .toml files (default: tests/mutants).",
     )
     parser.add_argument("--only", metavar="WORDS", help="Those whose name contains these words.")
     parser.add_argument(
         "--share", metavar="I/N", default="1/1", help="Every N-th of them, beginning with the I-th."
-    )
-    parser.add_argument(
-        "--tests",
-        metavar="NAME",
-        nargs="+",
-        help="Test files for all, such as modeling/loss, instead of those that the list names.",
     )
     parser.add_argument(
         "--skip-unbroken",
@@ -55,42 +409,40 @@ def main() -> int:
     arguments = parse()
     # One thread for each process, and no Hub; read when the libraries are imported.
     os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    from mutation import Verdict, judge, load_mutants, path_of, record_tests, take_share
-
+    places = find_places(ROOT)
     try:
-        every = load_mutants(arguments.mutants)
+        every = load_mutants(MUTANTS, places)
         share = take_share(every, arguments.share)
     except ValueError as error:
         sys.exit(str(error))
     mutants = [mutant for mutant in share if not arguments.only or arguments.only in mutant.name]
     if not mutants:
         sys.exit(f"--only {arguments.only!r} is in no name of share {arguments.share}.")
-    given = [[*map(path_of, arguments.tests)]] if arguments.tests else None
-    trials = [(mutant, given or mutant.choose_tests()) for mutant in mutants]
+    record = load_record(MUTANTS)
+    trials = {one.name: (one.broken(places), choose_tests(one, record)) for one in mutants}
     verdicts: dict[str, Verdict] = {}
     with tempfile.TemporaryDirectory() as folder:
-        place, jobs, limit = Path(folder), arguments.jobs, arguments.limit
-        for mutant, verdict in judge(trials, place, jobs, limit):
+        settings = Path(folder), arguments.jobs, arguments.limit
+        for name, verdict in judge(trials, *settings):
+            verdicts[name] = verdict
             result = verdict.test or verdict.fault or "SURVIVED"
-            verdicts[mutant.name] = verdict
             count = f"{len(verdicts)}/{len(mutants)}"
-            print(f"{count} {mutant.name} -> {result}, {verdict.seconds:.1f} s", file=sys.stderr)
+            print(f"{count} {name} -> {result}, {verdict.seconds:.1f} s", file=sys.stderr)
         caught = {name: verdict.test for name, verdict in verdicts.items() if verdict.test}
         if not arguments.skip_unbroken:
             files = groupby(sorted({*caught.values()}), lambda test: test.partition("::")[0])
-            unbroken = [(None, [list(tests)]) for _, tests in files]
-            for _, verdict in judge(unbroken, place, jobs, limit):
+            for _, verdict in judge({path: (None, [[*tests]]) for path, tests in files}, *settings):
                 if verdict.test or verdict.fault:
                     sys.exit(f"{verdict.output}\nThe tests must pass if nothing is broken.")
     if arguments.record:
-        record_tests(arguments.mutants, every, caught)
+        save_record(MUTANTS, every, caught)
 
-    print("| file | defect | caught by |\n| --- | --- | --- |")
+    print("| place | defect | caught by |\n| --- | --- | --- |")
     # What no test caught stands last, where a long log still has it.
     for mutant in sorted(mutants, key=lambda mutant: mutant.name in caught, reverse=True):
         verdict = verdicts[mutant.name]
         result = f"`{verdict.test.removeprefix('tests/')}`" if verdict.test else "**SURVIVED**"
-        print(f"| {mutant.file} | {mutant.name} | {verdict.fault or result} |")
+        print(f"| {mutant.where} | {mutant.name} | {verdict.fault or result} |")
     print(f"\n{len(caught)} of {len(mutants)} caught (share {arguments.share}).")
     return len(caught) < len(mutants)
 

@@ -1,147 +1,154 @@
-"""The list of defects for `checks/check_mutants.py`; `make test-mutants` sees all caught."""
+"""The lists of defects for `checks/check_mutants.py`; `make test-mutants` sees all caught."""
 
 import ast
-import json
 import subprocess
 import sys
-import tomllib
+import textwrap
 from collections import Counter
-from dataclasses import replace
-from functools import cache
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "checks"))
 
-from mutation import (
-    TESTS,
+from check_mutants import (
+    MUTANTS,
+    ROOT,
     FirstFailure,
     Mutant,
+    choose_tests,
+    find_places,
+    find_tests,
     load_mutants,
-    path_of,
-    record_tests,
+    load_record,
+    read_mutants,
+    save_record,
     take_share,
 )
 
-ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "checks" / "check_mutants.py"
-HUB_FILES = {
-    f"vanilla_transformer/modeling/{name}_vanilla_transformer.py"
-    for name in (
-        "attention",
-        "configuration",
-        "cpu",
-        "decoding",
-        "generation",
-        "kernels",
-        "layers",
-        "loss",
-        "modeling",
-        "packing",
-        "positions",
-        "search",
-        "shortcuts",
-    )
-}
-MUTANTS = [
-    (file, mutant)
-    for path in sorted((ROOT / "tests" / "mutants").glob("*.toml"))
-    for file, rows in tomllib.loads(path.read_text("utf-8")).items()
-    for mutant in rows
-]
-each_mutant = pytest.mark.parametrize(
-    ("file", "mutant"), MUTANTS, ids=[mutant["name"] for _, mutant in MUTANTS]
-)
+CODE = """
+LIMIT = 10
+
+class Beam:
+    width: int = 4
+
+    def best(self, scores):
+        for score in scores:
+            total = sum(
+                score
+            )
+        return max(scores)
+
+def best(scores):
+    return max(scores)
+"""
 
 
-def test_list_holds_many_defects_of_every_hub_file():
-    assert len(MUTANTS) >= 40
-    assert {file for file, _ in MUTANTS} >= HUB_FILES
-    names = Counter(mutant["name"] for _, mutant in MUTANTS)
-    assert set(names.values()) == {1}
+@pytest.fixture(scope="module")
+def places():
+    return find_places(ROOT)
 
 
-@cache
-def meaning(text, file):
-    """What a file says, but for its layout and comments; an error if it cannot be read."""
-    return yaml.safe_load(text) if file.endswith(".yaml") else ast.dump(ast.parse(text))
+@pytest.fixture(scope="module")
+def mutants(places):
+    return load_mutants(MUTANTS, places)
 
 
-@each_mutant
-def test_defect_changes_one_place_and_leaves_valid_code(file, mutant):
-    text = Mutant(file=file, **mutant).path(ROOT).read_text("utf-8")
-    assert text.count(mutant["old"]) == 1
+def test_each_defect_changes_one_place_and_leaves_valid_code(mutants, places):
+    without_effect = []
+    for mutant in mutants:
+        [(place, _)] = mutant.matches(places)
+        _, broken = mutant.broken(places)
+        end = place.end + len(broken) - len(place.text)
+        before = ast.parse(textwrap.dedent(place.text[place.start : place.end]))
+        after = ast.parse(textwrap.dedent(broken[place.start : end]))
+        if ast.dump(before) == ast.dump(after):
+            without_effect.append(mutant.name)
+    assert without_effect == []
 
-    broken = text.replace(mutant["old"], mutant["new"])
 
-    assert meaning(broken, file) != meaning(text, file)
+def test_names_of_defects_are_unique(mutants):
+    counts = Counter(mutant.name for mutant in mutants)
+    assert [name for name, count in counts.items() if count > 1] == []
 
 
-def mutant_of(file, *tests):
-    return Mutant("any", file, "", "", tests)
+def test_tests_to_run_exist(mutants):
+    names = {name for mutant in mutants for name in mutant.tests}
+    assert [name for name in sorted(names) if not find_tests(name)] == []
+    assert all(mutant.tests for mutant in mutants)
+
+
+def broken(root, where, old, new=""):
+    """What is left of `CODE` in a file with a defect."""
+    (root / "src").mkdir(exist_ok=True)
+    (root / "src" / "search.py").write_text(CODE, encoding="utf-8")
+    mutant = Mutant("any", where, textwrap.dedent(old), textwrap.dedent(new), ("test_any",))
+    path, text = mutant.broken(find_places(root))
+    assert path == Path("src/search.py")
+    return text
 
 
 @pytest.mark.parametrize(
-    ("file", "place"),
+    ("where", "old"),
     [
-        ("vanilla_transformer/modeling/loss_vanilla_transformer.py", "modeling/loss"),
-        ("vanilla_transformer/modeling/modeling_vanilla_transformer.py", "modeling/parity"),
-        ("vanilla_transformer/data/filters.py", "data/filters"),
-        ("vanilla_transformer/files.py", "files"),
-        ("vanilla_transformer_cli/lines.py", "cli/lines"),
-        ("benchmarks/generation.py", "benchmarks/generation"),
-        ("checks/contracts/inputs.py", "checks/contracts/inputs"),
+        ("Beam.best", "max(scores)"),
+        ("search:Beam.best", "max(scores)"),
+        ("Beam", "= 4"),
+        ("LIMIT", "10"),
     ],
 )
-def test_first_test_mirrors_the_broken_file(file, place):
-    assert mutant_of(file).first_tests() == (place,)
-    assert mutant_of(file, "any", "other::test_it").first_tests() == ("any", "other::test_it")
+def test_place_is_a_method_a_class_or_a_constant(tmp_path, where, old):
+    assert broken(tmp_path, where, old, "0") == CODE.replace(old, "0", 1)
 
 
-def test_broken_file_lies_below_src_or_at_the_top():
-    root = Path("top")
+def test_indentation_of_several_lines_is_that_of_the_first(tmp_path):
+    text = broken(tmp_path, "Beam.best", "total = sum(\nscore\n)", "if score:\n    total = 0")
 
-    assert mutant_of("vanilla_transformer/files.py").path(root) == Path(
-        "top/src/vanilla_transformer/files.py"
-    )
-    assert mutant_of("scripts/ablate.py").path(root) == Path("top/scripts/ablate.py")
+    assert "            if score:\n                total = 0\n        return" in text
 
 
-def test_only_hub_files_are_tried_by_tests_beyond_their_own():
-    loss = mutant_of("vanilla_transformer/modeling/loss_vanilla_transformer.py", "data/filters")
-    filters = mutant_of("vanilla_transformer/data/filters.py")
+def test_list_has_a_header_of_place_and_tests_for_the_names_that_follow():
+    text = "# A section.\n\n@@ f @@ test_a test_b\n--x is lost\n- x\n+ y\n\nb\n- if x:\n-     y\n"
 
-    assert loss.choose_tests() == [["tests/data/test_filters.py"], [*map(path_of, TESTS)]]
-    assert filters.choose_tests() == [["tests/data/test_filters.py"]]
+    assert list(read_mutants(f"{text}\n@@ C.g @@ test_c\nc\n- z\n")) == [
+        Mutant("--x is lost", "f", "x", "y", ("test_a", "test_b")),
+        Mutant("b", "f", "if x:\n    y", "", ("test_a", "test_b")),
+        Mutant("c", "C.g", "z", "", ("test_c",)),
+    ]
+
+
+@pytest.mark.parametrize(("old", "count"), [("no such code", 0), ("return", 2)])
+def test_old_code_that_does_not_occur_once_is_refused(tmp_path, old, count):
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "any.py").write_text("def f():\n    return 1\n    return 2\n")
+    (tmp_path / "any.diff").write_text(f"@@ f @@ test_any\nlost\n- {old}\n")
+
+    with pytest.raises(ValueError, match=f"lost: {count} times"):
+        load_mutants(tmp_path, find_places(tmp_path))
 
 
 def test_test_that_caught_a_mutant_before_is_run_first():
-    filters = mutant_of("vanilla_transformer/data/filters.py")
-    known = replace(filters, caught_by="tests/data/test_filters.py::test_it[a-1]")
+    mutant = Mutant("any", "f", "x", "y", ("test_mutants", "test_files"))
+    files = ["tests/checks/test_mutants.py", "tests/test_files.py"]
 
-    assert known.choose_tests() == [[known.caught_by], *filters.choose_tests()]
+    assert choose_tests(mutant, {}) == [files]
+    assert choose_tests(mutant, {"any": "test_gone::test_it"}) == [files]
+    assert choose_tests(mutant, {"any": "test_files::test_it[a-1]"}) == [
+        ["tests/test_files.py::test_it[a-1]"],
+        files,
+    ]
 
 
 def test_record_keeps_what_was_not_tried_and_forgets_what_is_gone(tmp_path):
-    table = '[["vanilla_transformer/files.py"]]\nold = "import errno"\nnew = ""\nname = '
-    names = {"tried": "[]", "not tried": "[]", "survived": "[]", "single": '["files::test_it"]'}
-    rows = [f"{table}'{name}'\ntests = {tests}\n" for name, tests in names.items()]
-    (tmp_path / "any.toml").write_text("".join(rows), encoding="utf-8")
-    before = {"tried": "old", "not tried": "other", "gone": "third"}
-    (tmp_path / "caught_by.json").write_text(json.dumps(before), encoding="utf-8")
+    mutants = [Mutant(name, "f", "x", "y", ()) for name in ("tried", "not tried", "survived")]
+    save_record(tmp_path, [*mutants, Mutant("gone", "f", "x", "y", ())], {"gone": "tests/a.py::b"})
+    save_record(tmp_path, mutants, {"not tried": "tests/a.py::b"})
 
-    record_tests(tmp_path, load_mutants(tmp_path), {"tried": "new", "single": "files::test_it"})
+    save_record(tmp_path, mutants, {"tried": "tests/any/test_c.py::test_it[a::b]"})
 
-    assert {mutant.name: mutant.caught_by for mutant in load_mutants(tmp_path)} == {
-        "tried": "new",
-        "not tried": "other",
-        "survived": "",
-        "single": "",
-    }
+    assert load_record(tmp_path) == {"not tried": "a::b", "tried": "test_c::test_it[a::b]"}
 
 
 def test_each_test_of_a_file_runs_once_before_further_parameters():
@@ -154,21 +161,6 @@ def test_each_test_of_a_file_runs_once_before_further_parameters():
         *("b.py::x[1]", "b.py::y[1]", "b.py::x[2]", "b.py::y[2]", "b.py::x[3]"),
         "a.py::x[1]",
     ]
-
-
-def test_tests_to_run_exist():
-    chosen = [Mutant(file=file, **mutant).choose_tests() for file, mutant in MUTANTS]
-    names = {name for runs in chosen for name in chain(*runs)}
-    missing = [
-        name
-        for name in sorted(names)
-        for place, _, case in [name.partition("::")]
-        for test, _, _ in [case.partition("[")]
-        if not (ROOT / place).exists()
-        or (test and f"def {test}(" not in (ROOT / place).read_text("utf-8"))
-    ]
-
-    assert missing == []
 
 
 def test_shares_together_take_each_mutant_once():
@@ -186,29 +178,10 @@ def test_share_that_is_none_is_refused(share):
         take_share([], share)
 
 
-def check(
-    folder: Path, *lines: str, options: tuple[str, ...] = ()
-) -> subprocess.CompletedProcess[str]:
-    """Runs the script on a list of one defect, as long as it needs no run of the tests."""
-    (folder / "modeling.toml").write_text(
-        "\n".join(['[["vanilla_transformer/modeling/loss_vanilla_transformer.py"]]', *lines]),
-        encoding="utf-8",
-    )
-    command = [sys.executable, SCRIPT, "--mutants", folder, *options]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+def test_script_refuses_words_that_no_name_has():
+    command = [sys.executable, ROOT / "checks" / "check_mutants.py", "--only", "no such words"]
 
-
-def test_script_refuses_words_that_no_name_has(tmp_path):
-    lines = ('name = "sum"', "old = 'def forward('", "new = 'def backward('")
-
-    finished = check(tmp_path, *lines, options=("--only", "product"))
+    finished = subprocess.run(command, capture_output=True, text=True, check=False)
 
     assert finished.returncode
-    assert "'product' is in no name" in finished.stderr
-
-
-def test_script_refuses_a_defect_whose_text_is_gone(tmp_path):
-    finished = check(tmp_path, 'name = "lost"', 'old = "no such text"', 'new = ""')
-
-    assert finished.returncode
-    assert "lost: 0 times" in finished.stderr
+    assert "'no such words' is in no name" in finished.stderr
