@@ -92,6 +92,7 @@ def push(
     weights = {file: _stamp(file) for file in files if file.suffix == ".safetensors"}
     # What is checked is uploaded, even if somebody changes the file meanwhile.
     contents = {file: file.read_bytes() for file in files if file not in weights}
+    # Also those that the card does not have yet.
     read_results(folder)
     # A model that nobody could load is not uploaded.
     load_model(str(folder))
