@@ -10,7 +10,7 @@ from typing import Any
 
 from detect_secrets.core.plugins.util import get_mapping_from_secret_type_to_class
 from detect_secrets.filters.heuristic import is_templated_secret
-from detect_secrets.plugins.base import RegexBasedDetector
+from detect_secrets.plugins.base import BasePlugin, RegexBasedDetector
 from detect_secrets.plugins.keyword import DENYLIST, KeywordDetector
 
 MASK = "<secret>"
@@ -156,10 +156,11 @@ def find_disclosures(text: str, *, is_vocabulary: bool = False) -> list[Disclosu
 @cache
 def _detectors() -> list[RegexBasedDetector]:
     """The detectors of detect-secrets that ordinary text does not set off."""
+    kinds: dict[str, type[BasePlugin]] = get_mapping_from_secret_type_to_class()
     return [
         kind()
-        for kind in get_mapping_from_secret_type_to_class().values()
-        if issubclass(kind, RegexBasedDetector) and kind.secret_type not in _UNUSED_DETECTORS
+        for name, kind in kinds.items()
+        if issubclass(kind, RegexBasedDetector) and name not in _UNUSED_DETECTORS
     ]
 
 
