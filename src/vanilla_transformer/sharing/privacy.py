@@ -156,7 +156,7 @@ def find_disclosures(text: str, *, is_vocabulary: bool = False) -> list[Disclosu
 @cache
 def _detectors() -> list[RegexBasedDetector]:
     """The detectors of detect-secrets that ordinary text does not set off."""
-    kinds: dict[str, type[BasePlugin]] = get_mapping_from_secret_type_to_class()
+    kinds: Mapping[str, type[BasePlugin]] = get_mapping_from_secret_type_to_class()
     return [
         kind()
         for name, kind in kinds.items()
