@@ -22,6 +22,7 @@ from vanilla_transformer.files import (
     read_lines,
     scratch_file,
     scratch_folder,
+    share_weights,
     write_lines,
     written_whole,
 )
@@ -184,6 +185,21 @@ def test_checksum_is_sha256_of_the_bytes(tmp_path):
 
 
 # Temporary files
+
+
+def test_weights_get_the_mode_of_other_files(tmp_path):
+    (tmp_path / "adapter").mkdir()
+    weights = [tmp_path / name for name in ("model.safetensors", "adapter/model.safetensors")]
+    for file in weights:
+        file.touch(mode=0o600)
+    before = os.umask(0o027)
+    try:
+        share_weights(tmp_path)
+    finally:
+        os.umask(before)
+
+    assert [file.stat().st_mode & 0o777 for file in weights] == [0o640, 0o640]
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 @pytest.mark.parametrize(

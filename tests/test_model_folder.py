@@ -180,6 +180,36 @@ def test_checkpoint_is_compared_with_its_own_list(folder):
         check_files(str(folder))
 
 
+@pytest.mark.parametrize("has_record", [True, False])
+def test_adapter_beside_a_model_is_refused(folder, capsys, has_record):
+    # As PEFT writes it; Transformers looks for it first.
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "target_modules": ["fc1"]}')
+    if not has_record:
+        (folder / RUN_FILE).unlink()
+
+    for command in (["translate", "--model", folder, "ab"], ["export", folder, folder / "out"]):
+        with pytest.raises(SystemExit) as exit_info:
+            main([*map(str, command)])
+
+        assert exit_info.value.code == 2
+        assert "must hold a whole model, got adapter_config.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["added_tokens.json", "target_tokenizer/special_tokens_map.json"])
+def test_tokens_that_were_added_to_a_model_are_noticed(folder, name):
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text("{}")
+
+    with pytest.raises(ValueError, match=rf"{name} of .* was added after the model was saved"):
+        check_files(str(folder))
+
+    (folder / RUN_FILE).write_text(json.dumps({"files": describe_model_files(folder)}))
+    check_files(str(folder))
+    (folder / name).write_text('{"<x>": 3}')
+    with pytest.raises(ValueError, match=rf"{name} of .* is not the file that was saved"):
+        check_files(str(folder))
+
+
 NAMES = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]
 
 

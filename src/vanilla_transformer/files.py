@@ -16,6 +16,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import sys
 import zlib
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
@@ -380,6 +381,14 @@ def _lock(path: Path, waits: bool) -> int:
         os.close(held)
         raise
     return held
+
+
+def share_weights(folder: Path) -> None:
+    """Gives weights the mode of other new files; safetensors lets only their owner read them."""
+    with scratch_file(folder, ".mode-") as usual:
+        mode = stat.S_IMODE(usual.stat().st_mode)
+    for file in folder.rglob("*.safetensors"):
+        file.chmod(mode)
 
 
 def delete(path: Path) -> None:

@@ -47,6 +47,10 @@ VOCABULARY_FILES = (
     "vocab.txt",
 )
 
+# Transformers adds their tokens to those of a tokenizer.
+_TOKEN_FILES = ("added_tokens.json", "special_tokens_map.json")
+_ADAPTER_FILE = "adapter_config.json"
+
 # Files that decide on what a saved model computes, as patterns; configs may be edited, so they are
 # left out.
 _RECORDED_FILES = (
@@ -54,9 +58,12 @@ _RECORDED_FILES = (
     "model.bin",
     "*_vocabulary.json",
     "*.onnx*",
+    "model.safetensors.index.json",
     "tokenizer.json",
     *VOCABULARY_FILES,
+    *_TOKEN_FILES,
     TARGET_FILES[0],
+    *(f"{TARGET_FOLDER}/{name}" for name in _TOKEN_FILES),
 )
 # Files of a folder that Transformers and a Translator take for JSON objects.
 _OBJECT_FILES = (
@@ -73,8 +80,6 @@ _MODEL_FILES = (
     "*.safetensors",
     "*.bin",
     "*.index.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
     "*.py",
 )
 _FILES_BESIDE_MODEL = (CARD_FILE, LOG_FILE, RESULTS_FILE, FILES_FILE)
@@ -117,7 +122,7 @@ def model_files(folder: Path) -> list[Path]:
     """
     return [
         file
-        for pattern in ("*", f"{TARGET_FOLDER}/*")
+        for pattern in ("*", f"{TARGET_FOLDER}/*", "custom_generate/*")
         for file in sorted(folder.glob(pattern))
         if any(map(file.match, _MODEL_FILES)) and file.is_file()
     ]
@@ -204,8 +209,15 @@ def check_files(model_name_or_path: str, revision: str | None = None) -> None:
     """Compares a model's files with the sizes and checksums recorded for them, if there are any.
 
     Raises:
-        ValueError: If one differs.
+        ValueError: If one differs, or the folder also has an adapter, or files of tokens without a
+            record, which Transformers would apply unnoticed.
     """
+    if find_file(model_name_or_path, _ADAPTER_FILE, revision):
+        raise ValueError(
+            f"{model_name_or_path!r} must hold a whole model, got {_ADAPTER_FILE}, whose adapter "
+            "would be added to the model. Merge them (`PeftModel.merge_and_unload`) and save the "
+            f"result, or take {_ADAPTER_FILE} out."
+        )
     record = find_file(model_name_or_path, FILES_FILE, revision)
     source = FILES_FILE if record else RUN_FILE
     files = (
@@ -216,6 +228,13 @@ def check_files(model_name_or_path: str, revision: str | None = None) -> None:
             f"{source} of {model_name_or_path!r} must hold size and checksum of each file, got "
             f"{json.dumps(files):.60}. Restore it."
         )
+    for name in (*_TOKEN_FILES, *(f"{TARGET_FOLDER}/{name}" for name in _TOKEN_FILES)):
+        if files and name not in files and find_file(model_name_or_path, name, revision):
+            raise ValueError(
+                f"{name} of {model_name_or_path!r} was added after the model was saved: {source} "
+                "has no checksum of it. Take it out; if you added it on purpose, remove `files` "
+                f"from {RUN_FILE}."
+            )
     for name, expected in files.items():
         file = find_file(model_name_or_path, name, revision)
         if file and differs(file, expected):

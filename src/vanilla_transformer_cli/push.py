@@ -6,7 +6,8 @@ from vanilla_transformer_cli.command import build_parser, refuse
 from vanilla_transformer_cli.settings import PushSettings
 
 _EXAMPLE = """Uploads only weights, tokenizer, code, card, run.json and results.json, and nothing at
-all if one of them contains a token, a key or a home directory.
+all if one of them contains a token, a key, a password or a home directory, or is a link
+out of the folder.
 
 example:
   vanilla-transformer push --model runs/de-en user/de-en

@@ -32,7 +32,6 @@ from ..conftest import Model, build_variant
 from ..modeling.test_remote_code import HUB_FILES
 from ..support.hub_server import TOKEN, Hub, serve_hub
 from ..tokenization.test_tokenizer_pair import GREEK, LATIN, learn, save_latin_to_greek
-from .test_model_card import written_earlier
 
 MODEL_FILES = HUB_FILES.keys() | {
     "README.md",
@@ -374,19 +373,6 @@ def test_card_in_another_encoding_is_refused_by_name(hub, make_folder):
     assert "me/latin" not in hub.repositories
 
 
-def test_card_of_an_earlier_release_loads_the_repository_too(hub, make_folder):
-    folder = make_folder("my folder")
-    card = (folder / "README.md").read_text("utf-8")
-    unmarked = written_earlier(card)
-    (folder / "README.md").write_text(unmarked, "utf-8")
-
-    command("--model", folder, "me/earlier")
-
-    expected = card.replace('"my folder"', '"me/earlier"')
-    assert unmarked != card
-    assert card_of(hub, "me/earlier") == expected
-
-
 def test_model_is_not_uploaded_when_the_hub_refuses_its_metadata(hub, make_folder):
     folder = make_folder(language=["German", "en"])
     hub.requests.clear()
@@ -429,8 +415,8 @@ def test_push_refuses_secrets_and_home_directories_by_file_and_line(hub, make_fo
 
     places = {
         "config.json": [("/Users", "a home directory, '/Users/jo'")],
-        "generation_config.json": [("AKIA", "an access key of AWS")],
-        "mine_vanilla_transformer.py": [("BEGIN", "a private key")],
+        "generation_config.json": [("AKIA", "AWS Access Key")],
+        "mine_vanilla_transformer.py": [("BEGIN", "Private Key")],
         "run.json": [("/home", "a home directory, '/home/jo'"), (SECRET, "a token of the Hub")],
         "results.json": [("sesame", "the value of WANDB_API_KEY")],
         "README.md": [("C:", "a home directory, 'C:\\\\Users\\\\jo'")],
@@ -445,6 +431,97 @@ def test_push_refuses_secrets_and_home_directories_by_file_and_line(hub, make_fo
     ]
     assert advice.startswith("Nothing was uploaded. Cut these paths down to names")
     assert "me/open" not in hub.repositories
+
+
+@pytest.mark.parametrize(
+    "name", ["vocab.txt", "notes.model", "results.json", "README.md", "target_tokenizer"]
+)
+def test_push_refuses_a_link_out_of_the_folder(hub, make_folder, tmp_path, name):
+    folder = make_folder("linked")
+    outside = tmp_path / "credentials"
+    outside.mkdir()
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        (outside / file).write_text("{}")
+    target = outside if name == "target_tokenizer" else outside / "tokenizer.json"
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(target)
+    card = (folder / "README.md").read_bytes()
+
+    message = command("--model", folder, "me/linked")
+
+    assert "must hold all of its model in regular files of its own, got\n" in message
+    assert f"  {name}" in message
+    assert f"a link to {str(outside)!r}"[:-1] in message
+    assert (folder / "README.md").read_bytes() == card
+    assert "me/linked" not in hub.repositories
+
+
+def test_push_refuses_pipes_and_folders_and_hidden_files(hub, make_folder):
+    folder = make_folder("odd")
+    os.mkfifo(folder / "vocab.txt")
+    (folder / "merges.txt").mkdir()
+    (folder / ".git").mkdir()
+    (folder / ".git" / "config").write_text("url")
+    (folder / "vocab.json").symlink_to(folder / ".git" / "config")
+
+    message = command("--model", folder, "me/odd")
+
+    assert "  vocab.txt: not a regular file\n" in message
+    assert "  merges.txt: not a regular file\n" in message
+    assert "  vocab.json: a link to " in message
+    assert "me/odd" not in hub.repositories
+
+
+def test_push_uploads_what_links_lead_to_inside_a_folder_and_nothing_hidden(hub, make_folder):
+    folder = make_folder("inside")
+    (folder / "real").mkdir()
+    (folder / "model.safetensors").rename(folder / "real" / "weights.safetensors")
+    (folder / "model.safetensors").symlink_to("real/weights.safetensors")
+    (folder / ".hidden.model").write_text("mine")
+
+    command("--model", folder, "me/inside")
+
+    files = hub.repositories["me/inside"].files()
+    assert files["model.safetensors"] == (folder / "model.safetensors").read_bytes()
+    assert ".hidden.model" not in files
+
+
+def test_push_takes_a_snapshot_of_the_hubs_cache(hub, make_folder, tmp_path):
+    repository = tmp_path / "models--me--base"
+    snapshot, blobs = repository / "snapshots" / "abc", repository / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    for file in make_folder().iterdir():
+        if file.is_file():
+            file.rename(blobs / file.name)
+            (snapshot / file.name).symlink_to(f"../../blobs/{file.name}")
+
+    assert command("--model", snapshot, "me/snapshot").startswith("The model is at ")
+
+    blobs.rename(tmp_path / "elsewhere")
+    blobs.symlink_to(tmp_path / "elsewhere")
+    assert "regular files of its own" in command("--model", snapshot, "me/snapshot")
+
+
+@pytest.mark.parametrize("name", ["run.json", "model.safetensors"])
+def test_push_uploads_no_bytes_that_were_not_checked(hub, make_folder, monkeypatch, name):
+    folder = make_folder("moving")
+    checked = (folder / name).read_bytes()
+
+    def load_and_write(model):
+        with (folder / name).open("r+b") as file:
+            file.seek(-1, os.SEEK_END)
+            file.write(b"?")
+
+    monkeypatch.setattr("vanilla_transformer.sharing.push.load_model", load_and_write)
+    message = command("--model", folder, f"me/moving-{name}")
+
+    repository = hub.repositories[f"me/moving-{name}"]
+    if name == "run.json":
+        assert repository.files()[name] == checked
+    else:
+        assert "model.safetensors' was changed while it was checked" in message
+        assert repository.messages == ["initial commit"]
 
 
 def test_push_refuses_a_secret_in_the_header_of_weights(hub, make_folder):

@@ -367,54 +367,30 @@ def test_card_that_is_not_ours_stays_and_results_are_stored(folder, caplog, card
     assert reason in message
 
 
-# What the first release wrote, in the order of a card; an example of one direction has no tag.
-EARLIER_WORDS = {
-    "`generation_config.json` holds .*": (
-        "`generation_config.json` holds the search that the scores below were measured with, where "
-        "they do not say otherwise."
-    ),
-    "In percent; .*": (
-        "In percent; behind ± stands half the width of a 95 % bootstrap confidence interval."
-    ),
-    "Their sources and targets had up to 9 tokens;\n.* before": (
-        "It was trained on sides of up to 9 tokens; it\naccepts longer ones, but was never taught "
-        "them. Check its output before"
-    ),
-}
+@pytest.mark.parametrize(
+    ("odd", "wanted"),
+    [
+        ({"lines": "many"}, "a finite number as 'lines' of 'test', got 'many'"),
+        ({"bleu": float("nan")}, "a finite number as 'bleu' of 'test', got nan"),
+        ({"bleu": [1]}, r"a finite number as 'bleu' of 'test', got \[1\]"),
+        ({"bleu_ci": True}, "a finite number as 'bleu_ci' of 'test', got True"),
+        ({"chrf_signature": 3}, "text as 'chrf_signature' of 'test', got 3"),
+        ({"search": None}, "text as 'search' of 'test', got None"),
+        ({"scorings": "2"}, "a finite number as 'scorings' of 'test', got '2'"),
+    ],
+)
+def test_odd_value_of_results_is_refused_by_its_name(folder, odd, wanted):
+    (folder / "results.json").write_text(json.dumps({"test": SCORES | odd}))
+
+    with pytest.raises(ValueError, match=rf"results.json' must hold {wanted}\. Correct it"):
+        write_model_card(folder)
 
 
-def written_earlier(card):
-    """The card of the first release, which had no marks."""
-    card = re.sub("<!-- vanilla_transformer.*-->\n", "", card)
-    card = re.sub("```bash\n.*?```\n\n", "", card, flags=re.DOTALL)
-    for pattern, words in EARLIER_WORDS.items():
-        card = re.sub(pattern, words, card)
-    assert card.count("scores below were measured") == card.count("was never taught them") == 1
-    return card
+def test_results_without_the_number_of_lines_are_refused(folder):
+    (folder / "results.json").write_text('{"test": {}}')
 
-
-def test_card_of_an_earlier_release_that_nobody_edited_is_written_on(folder, caplog):
-    record_results(folder, "first", SCORES)
-    (folder / "README.md").unlink()
-    write_model_card(folder)
-    # The folder has another name since.
-    card = written_earlier(card_in(folder)).replace(folder.name, "earlier")
-    (folder / "README.md").write_bytes(card.encode())
-
-    record_results(folder, "second", SCORES)
-
-    assert re.findall("^### (.*)$", card_in(folder), re.MULTILINE) == ["first", "second"]
-    assert caplog.messages == []
-
-
-def test_card_of_an_earlier_release_that_was_edited_stays(folder, caplog):
-    card = written_earlier(card_in(folder)).replace("## Limits", "## Grenzen")
-    (folder / "README.md").write_bytes(card.encode())
-
-    record_results(folder, "first", SCORES)
-
-    assert card_in(folder) == card
-    assert len(caplog.messages) == 1
+    with pytest.raises(ValueError, match="a finite number as 'lines' of 'test', got None"):
+        write_model_card(folder)
 
 
 def test_example_of_the_card_alone_loads_the_repository(folder):

@@ -1,7 +1,11 @@
 """What a record and a file would tell about their user."""
 
 import json
+import string
+from base64 import b64encode
 from pathlib import Path
+from random import Random
+from time import process_time
 
 import pytest
 
@@ -174,14 +178,19 @@ def test_numbers_and_none_are_kept_and_the_record_given_is_not_changed():
     ("text", "what"),
     [
         (HUB_TOKEN, "a token of the Hub"),
-        (AWS_KEY, "an access key of AWS"),
+        (AWS_KEY, "AWS Access Key"),
         (API_KEY, "an API key"),
-        (GITHUB_TOKEN, "a token of GitHub"),
+        (GITHUB_TOKEN, "GitHub Token"),
         ("Authorization: Bearer 0123456789abcdefghij", "a bearer token"),
-        ("-----BEGIN RSA PRIVATE KEY-----", "a private key"),
-        ("-----BEGIN PRIVATE KEY-----", "a private key"),
+        ("-----BEGIN RSA PRIVATE KEY-----", "Private Key"),
+        ("-----BEGIN PRIVATE KEY-----", "Private Key"),
         ("git clone https://jo:pass@host.org", "a password in a URL"),
+        ("postgres://jo:pass@host", "a password in a URL"),
         ("/home/jo/x", "a home directory, '/home/jo'"),
+        ("/var/home/jo", "a home directory, '/var/home/jo'"),
+        ("/mnt/c/Users/jo/x", "a home directory, '/mnt/c/Users/jo'"),
+        (r"c:\users\jo", r"a home directory, 'c:\\users\\jo'"),
+        ("/root", "a home directory, '/root'"),
         ("/Users/jo", "a home directory, '/Users/jo'"),
         ("file:///root/x", "a home directory, '/root'"),
         (json.dumps(r"C:\Users\jo\x"), r"a home directory, 'C:\\\\Users\\\\jo'"),
@@ -190,6 +199,76 @@ def test_numbers_and_none_are_kept_and_the_record_given_is_not_changed():
 )
 def test_disclosure_is_found_with_its_line(text, what):
     assert find_disclosures(f"first\nsecond\nin '{text}' \n") == [Disclosure(3, what)]
+
+
+WORD = "aB3dE5gH7jK9mN1pQ2rS4tU6vW8xY0zAbCdEfGhIjKlMnOpQrStUvWxYz0123456789" * 2
+# Made of parts, so that no scanner takes this file for a leak.
+TOKENS = {
+    "Slack": "xoxb-" + "123456789012-" * 2 + WORD[:24],
+    "Slack's webhooks": "https://hooks.slack.com/services/" + "T01234567/B01234567/" + WORD[:24],
+    "Slack's apps": "xapp-" + "1-A0123-" + WORD[:24],
+    "GitLab": "glpat-" + WORD[:20],
+    "GitHub, fine-grained": "github_pat_" + WORD[:60],
+    "Google": "AIza" + WORD[:35],
+    "Stripe": "sk_live_" + WORD[:24],
+    "npm": "npm_" + WORD[:36],
+    "PyPI": "pypi-AgEIcHlwaS5vcmc" + WORD[:80],
+    "SendGrid": f"SG.{WORD[:22]}.{WORD[:43]}",
+    "Telegram": "123456789:" + WORD[:35],
+    "a JSON Web Token": ".".join(
+        [*(b64encode(part).decode().rstrip("=") for part in (b'{"alg":"HS256"}', b'{"a":1}')), WORD]
+    ),
+    "Azure storage": f"AccountKey={WORD[:86]}==",
+    "Azure AD": "abc8Q~" + WORD[:34],
+    "PGP": "-----BEGIN PGP PRIVATE KEY" + " BLOCK-----",
+    "an encrypted key": "-----BEGIN ENCRYPTED " + "PRIVATE KEY-----",
+    "Discord's webhooks": "https://discord.com/api/webhooks/" + "123456789012345678/" + WORD[:68],
+    "Basic": "Authorization: Basic " + b64encode(b"jo:open sesame").decode(),
+    "base64 of a token": b64encode(HUB_TOKEN.encode()).decode(),
+}
+ASSIGNED = {
+    "AWS, in a file of settings": "aws_secret_access_key = " + WORD[:40],
+    "AWS, in a shell": "AWS_SECRET_ACCESS_KEY=" + WORD[:40],
+    "JSON": '{"password": "open sesame"}',
+}
+
+
+@pytest.mark.parametrize("kind", TOKENS | ASSIGNED)
+def test_secret_of_a_provider_is_found_and_masked(kind):
+    secret = (TOKENS | ASSIGNED)[kind]
+
+    found = find_disclosures(f"first\n{secret}\n")
+    masked = cleaned_command(f"see {secret} here")[0]
+
+    assert {disclosure.line for disclosure in found} == {2}
+    assert secret not in str(found)
+    assert MASK in masked
+    assert not any(part in masked for part in (WORD[:20], WORD[-20:], "sesame"))
+    in_vocabulary = find_disclosures(f'"{secret}": 1', is_vocabulary=True)
+    assert bool(in_vocabulary) == (kind in TOKENS)
+
+
+def test_large_vocabulary_of_odd_words_is_searched_quickly_and_discloses_nothing():
+    random = Random(1)
+    letters = string.ascii_letters + string.digits + "_-./:@=+?&ß▁Ġ"
+    words = ["".join(random.choices(letters, k=random.randrange(1, 25))) for _ in range(32000)]
+    words += ["APARTMENTHAUS", "/home/jo", "https://jo:pass@host.org"]
+    text = json.dumps({word: number for number, word in enumerate(words)}, indent=0)
+
+    started = process_time()
+    found = find_disclosures(text, is_vocabulary=True)
+
+    assert found == []
+    # It takes one second.
+    assert process_time() - started < 20
+
+
+def test_masks_of_a_record_are_no_secrets():
+    record = clean_record(
+        {"arguments": {"hub_token": "x", "password": "y"}, "command": [HUB_TOKEN]}
+    )
+
+    assert find_disclosures(json.dumps(record, indent=2)) == []
 
 
 def test_secret_of_the_environment_is_found_and_named_by_its_variable(monkeypatch):
@@ -206,6 +285,7 @@ def test_secret_of_the_environment_is_found_and_named_by_its_variable(monkeypatc
         "Bearer authentication/authorization is explained elsewhere.",
         "https://host.org/home/page and https://host.org/Users/jo and tree/root/x",
         "hf_hub_download, hf_xet, sk-learn, sk-some-long-title-of-a-page",
+        'password = None, api_key="", {"secret": "<secret>"}',
         "Run it in ~/runs, or in /srv/joanna.",
         'AutoModel.from_pretrained("me/model", token=True)',
     ],

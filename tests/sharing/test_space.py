@@ -29,6 +29,34 @@ def front_matter(card):
     return yaml.safe_load(re.match("---\n(.*?)---\n", card.decode(), re.DOTALL)[1])
 
 
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A package of one file, in place of ours."""
+    (tmp_path / "code.py").write_text("# nothing\n")
+    monkeypatch.setattr(spaces, "files", lambda name: tmp_path)
+    return tmp_path
+
+
+def test_link_in_the_package_is_not_uploaded(package):
+    (package / ".mine.md").symlink_to("/etc/passwd")
+    assert {name for name in space_files("me/x") if name.endswith("code.py")} == {
+        "vanilla_transformer/code.py",
+        "vanilla_transformer_cli/code.py",
+    }
+    assert not any(name.endswith(".mine.md") for name in space_files("me/x"))
+
+    (package / "notes.md").symlink_to("/etc/passwd")
+    with pytest.raises(ValueError, match=r"must be no links, got '.*notes\.md'"):
+        space_files("me/x")
+
+
+def test_secret_in_the_package_is_not_uploaded(package):
+    (package / "code.py").write_text("\ntoken = 'hf_" + "aB3" * 11 + "'\n")
+
+    with pytest.raises(ValueError, match=r"/code\.py, line 2: a token of the Hub\n"):
+        space_files("me/x")
+
+
 def test_card_has_what_a_space_needs(files):
     found = front_matter(files["README.md"])
 

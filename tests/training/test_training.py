@@ -104,6 +104,11 @@ def test_folder_holds_what_loading_and_repeating_need_and_nothing_pickled(model_
     suffixes = {Path(name).suffix for name in files}
     assert suffixes == {".json", ".jsonl", ".safetensors", ".md", ".py", ".svg"}
     assert all(name.startswith("checkpoint-") for name in folders)
+    # The weights of checkpoints, too, can be read by whoever can read the rest.
+    weights = list(model_folder.rglob("model.safetensors"))
+    modes = {path.stat().st_mode for path in [*weights, model_folder / "config.json"]}
+    assert len(weights) == 1 + len(folders)
+    assert len(modes) == 1
     # The greedy search of the validation is not that of the model.
     assert read_json(model_folder / "generation_config.json")["num_beams"] == 4
 

@@ -4,6 +4,7 @@ import errno
 import json
 import logging
 import os
+import shutil
 import sys
 from functools import partial
 from itertools import accumulate, count, cycle
@@ -529,3 +530,43 @@ def test_user_without_a_home_has_no_cache(monkeypatch):
     monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
 
     assert conversion_cache.cache_folder() is None
+
+
+def test_conversion_that_others_can_have_written_is_made_anew(load, cache, folder, monkeypatch):
+    texts(load())
+    conversion = Conversion(cache, folder)
+    made = converted(cache)
+    assert conversion.is_whole()
+
+    for place in (made, made.parent):
+        place.chmod(0o770)
+        assert not conversion.is_whole()
+        place.chmod(0o700)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: made.stat().st_uid + 1)
+        assert not conversion.is_whole()
+    assert conversion.is_whole()
+
+    made.parent.chmod(0o777)
+    texts(load())
+    assert [path.stat().st_mode & 0o777 for path in (made, made.parent)] == [0o700, 0o700]
+
+
+def test_cache_of_another_user_is_not_used(load, cache, folder, monkeypatch, caplog):
+    expected = texts(load())
+    owner = converted(cache).stat().st_uid
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+
+    assert texts(load()) == expected
+    assert "Others can write to" in caplog.text
+    assert CACHE_VARIABLE in caplog.text
+
+
+def test_conversion_of_another_model_is_not_taken_for_this_one(load, cache, folder, tmp_path):
+    texts(load())
+    other = shutil.copytree(folder, tmp_path / "other")
+    (other / "generation_config.json").write_text('{"num_beams": 2}')
+
+    converted(cache).rename(Conversion(cache, other).folder)
+
+    assert not Conversion(cache, other).is_whole()

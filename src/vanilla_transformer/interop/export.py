@@ -14,7 +14,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from vanilla_transformer.files import abandoned, naming_full_disk, scratch_folder
+from vanilla_transformer.files import abandoned, naming_full_disk, scratch_folder, share_weights
 from vanilla_transformer.interop.importing import Comparison, compare
 from vanilla_transformer.interop.to_transformers import (
     name_general_tokenizers,
@@ -287,6 +287,7 @@ def _new_folder(output: Path, force: bool) -> Iterator[Path]:
             ) from error
         stack.enter_context(naming_full_disk(output.parent, f"the export {output.name!r}"))
         yield scratch / "new"
+        share_weights(scratch / "new")
         # Comparing takes minutes, in which somebody else may have made it.
         _check_output(output, force)
         try:

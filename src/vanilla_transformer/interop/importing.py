@@ -17,7 +17,7 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedModel, PreTrain
 from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
 from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME
 
-from vanilla_transformer.files import naming_full_disk, scratch_folder
+from vanilla_transformer.files import naming_full_disk, scratch_folder, share_weights
 from vanilla_transformer.interop.declarations import MAPPING_FILE, Declaration, Fields
 from vanilla_transformer.interop.fairseq import find_checkpoint, read_checkpoint
 from vanilla_transformer.interop.tensor_files import check_shards, read_tensors, unreadable
@@ -294,6 +294,7 @@ def import_model(
     ):
         new = scratch / "new"
         model.save_pretrained(new)
+        share_weights(new)
         if tokenizers is not None:
             tokenizers.save_pretrained(new)
         write_run(new, {**record, "files": describe_model_files(new)})

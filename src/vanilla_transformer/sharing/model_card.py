@@ -33,21 +33,11 @@ _SECTION = re.compile(
     r"<!-- vanilla_transformer:begin (\w+) -->\r?\n.*?<!-- vanilla_transformer:end \1 -->",
     re.DOTALL,
 )
-_MARK = re.compile(r"^<!-- vanilla_transformer:.*-->\n", re.MULTILINE)
-# Cards of the release whose cards had no marks lack them.
-_COMMANDS = re.compile(r"^```bash\n.*?^```\n\n", re.DOTALL | re.MULTILINE)
-# Words of today's template, and those of the release whose cards had no marks.
-_EARLIER_WORDS = {
-    "# A source begins with the tag": "# In front of a source stands the tag",
-    "± is half the width": "behind ± stands half the width",
-    "the search settings of the scores below, unless a score names others.": (
-        "the search that the scores below were measured with, where they do not say otherwise."
-    ),
-    "Their sources and targets had up to": "It was trained on sides of up to",
-    " tokens;\nlonger ones are accepted, but nothing in training was like them. Check the output": (
-        " tokens; it\naccepts longer ones, but was never taught them. Check its output"
-    ),
-}
+# What a card shows of the scores of a test set, and the JSON of each value, as patterns.
+_TEXT, _COUNT, _NUMBER = r'".*"', r"\d+", r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?"
+_SHOWN = {"lines": _COUNT, "search": _TEXT, "scorings": _COUNT}
+for _metric in METRIC_TITLES:
+    _SHOWN |= {_metric: _NUMBER, f"{_metric}_ci": _NUMBER, f"{_metric}_signature": _TEXT}
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +54,6 @@ def record_results(folder: Path, name: str, scores: dict[str, Any]) -> None:
     results = {**before, name: scores}
     write_lines(folder / RESULTS_FILE, [json.dumps(results, indent=2, ensure_ascii=False)])
     if is_ours(folder):
-        _mark(folder, before)
         write_model_card(folder, _scores_of_card(folder, before))
 
 
@@ -78,7 +67,7 @@ def read_results(folder: Path) -> dict[str, Any]:
     """The scores of each test set that a folder holds so far.
 
     Raises:
-        ValueError: If its results.json holds something else.
+        ValueError: If its results.json holds something else, or a value that no card can show.
     """
     file = folder / RESULTS_FILE
     results = _load(file)
@@ -88,6 +77,14 @@ def read_results(folder: Path) -> dict[str, Any]:
                 f"{str(file)!r} must hold an object of scores for each test set, got "
                 f"{scores!r:.60} for {name!r}. Correct it or take it out."
             )
+        for key, value in {"lines": None, **scores}.items():
+            wanted = _SHOWN.get(key)
+            if wanted and not re.fullmatch(wanted, json.dumps(value)):
+                kind = "text" if wanted == _TEXT else "a finite number"
+                raise ValueError(
+                    f"{str(file)!r} must hold {kind} as {key!r} of {name!r}, got "
+                    f"{value!r:.60}. Correct it, or take {name!r} out."
+                )
     return results
 
 
@@ -113,7 +110,6 @@ def write_model_card(folder: Path, forgotten: Collection[tuple[str, str]] = ()) 
         forgotten: Test set and metric of scores that the metadata shall no longer have.
     """
     file = folder / CARD_FILE
-    mark_card(folder)
     card = _filled_template(folder, folder.resolve().name, read_results(folder))
     if file.exists():
         try:
@@ -122,32 +118,6 @@ def write_model_card(folder: Path, forgotten: Collection[tuple[str, str]] = ()) 
             logger.warning("%s stays as it is: %s", file, error)
             return
     _write(file, card)
-
-
-def mark_card(folder: Path) -> None:
-    """Adds the marks to a card of an earlier release that nobody has edited."""
-    _mark(folder, read_results(folder))
-
-
-def _mark(folder: Path, results: dict[str, Any]) -> None:
-    """As `mark_card`, for a card with these results."""
-    file = folder / CARD_FILE
-    if not file.exists():
-        return
-    text = file.read_bytes().decode("utf-8", errors="replace")
-    # The folder may have had another name then.
-    if title := re.search(r"^# (.+)$", text, re.MULTILINE):
-        card = _filled_template(folder, title[1], results)
-        if text == _without_marks(card):
-            _write(file, card)
-
-
-def _without_marks(card: str) -> str:
-    """The card as an earlier release wrote it."""
-    card = _COMMANDS.sub("", _MARK.sub("", card))
-    for words, earlier in _EARLIER_WORDS.items():
-        card = card.replace(words, earlier)
-    return card
 
 
 def with_example_for(card: str, repo_id: str) -> str:
@@ -282,7 +252,7 @@ def _filled_template(folder: Path, name: str, results: dict[str, Any]) -> str:
     origin = run.get("imported_from")
     # An import has no settings of a training.
     is_new = bool(settings) and not settings.get("init_from")
-    # An earlier release gave exact match no signature.
+    # The others cannot be repeated.
     signed = [
         (test_set, metric, scores)
         for test_set, scores in results.items()

@@ -1,7 +1,8 @@
 """A saved model on the Hugging Face Hub: what belongs to it, in one commit, and nothing else."""
 
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
@@ -19,12 +20,12 @@ from vanilla_transformer.model_folder import (
 )
 from vanilla_transformer.sharing.model_card import (
     is_ours,
-    mark_card,
     read_card,
+    read_results,
     with_example_for,
     write_model_card,
 )
-from vanilla_transformer.sharing.privacy import Disclosure, find_disclosures
+from vanilla_transformer.sharing.privacy import find_disclosures
 from vanilla_transformer.tokenization.tokenizer_pair import has_target_vocabulary
 
 # Without these nobody can load the model.
@@ -72,26 +73,41 @@ def push(
 
     Raises:
         ValueError: If the folder lacks something that loading needs or has a model of another kind,
-            the weights are not complete and finite, a file holds a secret or a home directory, or
-            the Hub refuses the card's metadata; nothing is uploaded then.
+            a file is not regular or a link leads out of the folder, the weights are not complete
+            and finite or change meanwhile, a file holds a secret or a home directory, or the Hub
+            refuses the card's metadata; nothing is uploaded then.
         LocalTokenNotFoundError: If nobody is logged in.
         HfHubHTTPError: If the Hub refuses the repository or the commit.
     """
+    card_file = folder / CARD_FILE
     files = _shared_files(folder)
+    _refuse_links(folder, [*files, card_file] if os.path.lexists(card_file) else files)
+    _check_needed(folder)
     if not is_ours(folder):
         raise ValueError(
             f"{str(folder)!r} must hold a vanilla Transformer, which the card describes, got a "
             f"model of another kind. Upload it with `hf upload {repo_id} {folder}`."
         )
     check_token()
+    weights = {file: _stamp(file) for file in files if file.suffix == ".safetensors"}
+    # What is checked is uploaded, even if somebody changes the file meanwhile.
+    contents = {file: file.read_bytes() for file in files if file not in weights}
+    # Also those that the card does not have yet.
+    read_results(folder)
     # A model that nobody could load is not uploaded.
     load_model(str(folder))
-    if (folder / CARD_FILE).exists():
-        mark_card(folder)
-    else:
+    if not card_file.exists():
         write_model_card(folder)
-    _refuse_disclosures(folder, [*files, folder / CARD_FILE])
-    card = read_card(folder / CARD_FILE)
+    card = read_card(card_file)
+    texts = {file: content.decode("utf-8", errors="replace") for file, content in contents.items()}
+    headers = {file: _header(file) for file in weights}
+    refuse_disclosures(
+        folder,
+        {
+            file.relative_to(folder).as_posix(): text
+            for file, text in {**headers, **texts, card_file: card}.items()
+        },
+    )
     api = HfApi()
     repository = api.create_repo(repo_id, private=private, exist_ok=True)
     repo_id = repository.repo_id
@@ -99,8 +115,15 @@ def push(
         api.create_branch(repo_id, branch=revision, exist_ok=True)
     card = with_example_for(card, repo_id)
     operations: list[CommitOperationAdd | CommitOperationDelete] = [
-        CommitOperationAdd(file.relative_to(folder).as_posix(), file) for file in files
+        CommitOperationAdd(file.relative_to(folder).as_posix(), contents.get(file, file.resolve()))
+        for file in files
     ]
+    # The Hub refuses bytes that no longer have the checksums which the operations have.
+    if changed := [file for file, stamp in weights.items() if _stamp(file) != stamp]:
+        raise ValueError(
+            f"{str(changed[0])!r} was changed while it was checked. Push it when nothing writes to "
+            "it any more."
+        )
     operations.append(CommitOperationAdd(CARD_FILE, card.encode()))
     # An earlier model may have had files that this one has not, such as one file of weights.
     written = {operation.path_in_repo for operation in operations}
@@ -133,10 +156,50 @@ def check_token() -> None:
 
 
 def _shared_files(folder: Path) -> list[Path]:
-    """Files to upload besides the card.
+    """Files to upload besides the card; hidden ones are left out."""
+    return [
+        file
+        for pattern in _SHARED_FILES
+        for file in folder.glob(pattern)
+        if not file.name.startswith(".")
+    ]
+
+
+def _refuse_links(folder: Path, files: list[Path]) -> None:
+    """Refuses what a link brings from elsewhere, and what is no regular file.
 
     Raises:
-        ValueError: If a file that loading needs is missing.
+        ValueError: If there are such files; names all.
+    """
+    root = folder.resolve()
+    # The files of a snapshot in the Hub's cache are links to the blobs of its repository.
+    is_snapshot = root.parent.name == "snapshots" and root.parents[1].name.startswith("models--")
+    blobs = root.parents[1] / "blobs" if is_snapshot else None
+
+    def is_inside(real: Path) -> bool:
+        if not real.is_relative_to(root):
+            return real.parent == blobs
+        return not any(part.startswith(".") for part in real.relative_to(root).parts)
+
+    faults = [
+        f"  {file.relative_to(folder).as_posix()}: "
+        + ("not a regular file" if is_inside(real) else f"a link to {str(real)!r}")
+        for file in files
+        if not (is_inside(real := file.resolve()) and real.is_file())
+    ]
+    if faults:
+        raise ValueError(
+            f"{str(folder)!r} must hold all of its model in regular files of its own, got\n"
+            + "\n".join(faults)
+            + "\nNothing was uploaded. Put copies of the model's files there, and take out others."
+        )
+
+
+def _check_needed(folder: Path) -> None:
+    """Refuses a folder that lacks what loading needs.
+
+    Raises:
+        ValueError: If a file is missing; names all.
     """
     needed = list(_NEEDED_FILES)
     if not any(file for pattern in VOCABULARY_FILES for file in folder.glob(pattern)):
@@ -152,38 +215,42 @@ def _shared_files(folder: Path) -> list[Path]:
             f"{str(folder)!r} must hold a saved model and its tokenizer, got no "
             f"{' and no '.join(missing)}. Give the --output_dir of a finished training run."
         )
-    return [file for pattern in _SHARED_FILES for file in folder.glob(pattern)]
 
 
-def _refuse_disclosures(folder: Path, files: list[Path]) -> None:
-    """Refuses files that would reveal something about their user.
+def _stamp(file: Path) -> tuple[int, int, int]:
+    """What changes when a file is written to or replaced."""
+    status = file.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _header(file: Path) -> str:
+    """Metadata and names of the tensors of a file of weights, on one line."""
+    with safe_open(file, framework="pt") as weights:
+        return json.dumps([weights.metadata(), *weights.keys()])
+
+
+def refuse_disclosures(source: Path | str, texts: Mapping[str, str]) -> None:
+    """Refuses texts that would reveal something about their user.
+
+    Args:
+        source: Where they come from, as the error names it.
+        texts: The text of each file by its name; of weights the header.
 
     Raises:
-        ValueError: If a file holds a secret or a home directory; names all, by file and line.
+        ValueError: If a text holds a secret or a home directory; names all, by file and line.
     """
-    found = [
-        f"  {file.relative_to(folder).as_posix()}, {place}: {disclosure.what}"
-        for file in files
-        for place, disclosure in _disclosures(file)
-    ]
+    found = []
+    for name, text in texts.items():
+        # It holds pieces of the training text, and nothing else that a user wrote.
+        is_vocabulary = any(map(PurePosixPath(name).match, ("tokenizer.json", *VOCABULARY_FILES)))
+        for disclosure in find_disclosures(text, is_vocabulary=is_vocabulary):
+            is_header = name.endswith(".safetensors")
+            place = "header" if is_header else f"line {disclosure.line}"
+            found.append(f"  {name}, {place}: {disclosure.what}")
     if found:
         raise ValueError(
-            f"{str(folder)!r} must hold no secrets and no home directories, got\n"
+            f"{str(source)!r} must hold no secrets and no home directories, got\n"
             + "\n".join(found)
             + "\nNothing was uploaded. Cut these paths down to names, take the secrets out, and "
-            f"revoke those that others have seen. A {RUN_FILE} of an earlier release, which still "
-            "records paths, may also be deleted."
+            "revoke those that others have seen."
         )
-
-
-def _disclosures(file: Path) -> Iterator[tuple[str, Disclosure]]:
-    """What a file discloses, and where: the line, or the header of weights."""
-    if is_weights := file.suffix == ".safetensors":
-        with safe_open(file, framework="pt") as weights:
-            text = json.dumps([weights.metadata(), *weights.keys()])
-    else:
-        text = file.read_text(encoding="utf-8", errors="replace")
-    # It holds pieces of the training text, and nothing else that a user wrote.
-    is_vocabulary = any(map(file.match, ("tokenizer.json", *VOCABULARY_FILES)))
-    for disclosure in find_disclosures(text, is_vocabulary=is_vocabulary):
-        yield "header" if is_weights else f"line {disclosure.line}", disclosure

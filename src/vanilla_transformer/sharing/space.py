@@ -11,7 +11,7 @@ from huggingface_hub import CommitOperationAdd, HfApi
 
 from vanilla_transformer.files import delete, written_whole
 from vanilla_transformer.model_folder import CARD_FILE
-from vanilla_transformer.sharing.push import check_token
+from vanilla_transformer.sharing.push import check_token, refuse_disclosures
 
 APP_FILE, REQUIREMENTS_FILE = "app.py", "requirements.txt"
 # They travel with the page, so that a Space needs no release of them in a package index.
@@ -54,7 +54,8 @@ def space_files(model: str) -> dict[str, bytes]:
         model: Its repository, `user/name`.
 
     Raises:
-        ValueError: If that is not the name of a repository, or Gradio is not installed.
+        ValueError: If that is not the name of a repository, Gradio is not installed, or a file of
+            the installed package is a link or holds a secret or a home directory.
     """
     if not _REPOSITORY.fullmatch(model):
         raise ValueError(f"The model of a Space must be one of the Hub, user/name, got {model!r}.")
@@ -66,6 +67,7 @@ def space_files(model: str) -> dict[str, bytes]:
     contents = {name: text.encode() for name, text in texts.items()}
     for package in _PACKAGES:
         contents |= _package_files(files(package), package)
+    refuse_disclosures("vanilla_transformer", {n: text.decode() for n, text in contents.items()})
     return contents
 
 
@@ -173,10 +175,21 @@ def _card(model: str) -> str:
 
 
 def _package_files(folder: Traversable, name: str) -> dict[str, bytes]:
-    """The files of a package by path; caches are left out."""
+    """The files of a package by path; caches and hidden files are left out.
+
+    Raises:
+        ValueError: If one is a link, which may lead to a file that is nobody else's business.
+    """
     contents: dict[str, bytes] = {}
     for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
         path = f"{name}/{entry.name}"
+        if entry.name.startswith("."):
+            continue
+        if isinstance(entry, Path) and entry.is_symlink():
+            raise ValueError(
+                f"A Space has the files of the installed package, which must be no links, got "
+                f"{str(entry)!r}. Replace it by a copy."
+            )
         if entry.is_dir():
             contents |= _package_files(entry, path)
         elif entry.name.endswith(_SUFFIXES):

@@ -13,7 +13,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import CONFIG_NAME
 
-from vanilla_transformer.files import write_lines
+from vanilla_transformer.files import share_weights, write_lines
 from vanilla_transformer.model_folder import FILES_FILE, describe_files, differs, read_object
 
 # Marks a checkpoint that an early stop saved between the planned ones.
@@ -34,6 +34,7 @@ def close_checkpoint(folder: Path) -> None:
         folder: Of the checkpoint, with all its other files.
     """
     files = sorted(path for path in folder.rglob("*") if path.is_file())
+    share_weights(folder)
     names = [path.relative_to(folder).as_posix() for path in files if path.name != FILES_FILE]
     write_lines(
         folder / FILES_FILE, [json.dumps(describe_files(folder, names, "xxh3_128"), indent=2)]

@@ -39,7 +39,7 @@ from vanilla_transformer.data.training_data import (
     stored,
     streamed,
 )
-from vanilla_transformer.files import scratch_folder
+from vanilla_transformer.files import scratch_folder, share_weights
 from vanilla_transformer.model_folder import LOG_FILE, describe_model_files, write_run
 from vanilla_transformer.sharing.model_card import forget_results, record_results, write_model_card
 from vanilla_transformer.threads import IdleCores
@@ -505,6 +505,7 @@ def _save(
             merge_adapter(model, unfinished, base)
             model.save_pretrained(unfinished, state_dict=weights)
             trainer.tokenizers.save_pretrained(unfinished)
+            share_weights(unfinished)
         run = {**run, "parameters": model.num_parameters()}
         # Earlier checksums do not match the files that now replace the old ones.
         write_run(folder, {**run, "files": {}})

@@ -3,12 +3,13 @@
 The folder `ctranslate2` of the cache has a folder for each model, named by all that it depends on,
 and small files beside it: for each search, how many lines CTranslate2 translated as torch did, and
 how fast both were.
-Everything in it may be deleted at any time.
+Only what this user alone can have written is used. Everything in it may be deleted at any time.
 """
 
 import json
 import os
 import shutil
+import sys
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from hashlib import sha256
@@ -41,6 +42,8 @@ MOST_MODELS = 8
 _DIGEST = "xxh3_128"
 # What a conversion depends on, besides weights and vocabularies.
 _SETTINGS = ("config.json", "generation_config.json", "tokenizer_config.json", TARGET_FILES[1])
+# Folders that others cannot write to: what they put there would be translated with.
+_OWN_MODE = 0o700
 _CONVERTER = Path(__file__).with_name("ctranslate2_conversion.py")
 
 
@@ -92,10 +95,11 @@ class Conversion:
         self.folder = cache / "ctranslate2" / self._key
 
     def is_whole(self) -> bool:
-        """Whether the converted model is there, as it was written."""
+        """Whether the converted model is there, as this user wrote it."""
         try:
-            recorded = read_object(self.folder / FILES_FILE)
-            return recorded == describe_files(self.folder, _names(self.folder), _DIGEST)
+            if not (_is_own(self.folder.parent) and _is_own(self.folder)):
+                return False
+            return read_object(self.folder / FILES_FILE) == self._record(self.folder)
         except (OSError, ValueError):
             return False
 
@@ -108,12 +112,19 @@ class Conversion:
 
         Raises:
             ValueError: If CTranslate2 cannot hold the model.
-            OSError: If the cache cannot be written, or the model's files have changed.
+            OSError: If the cache cannot be written or others can write there, or the model's files
+                have changed.
         """
         from vanilla_transformer.translation.ctranslate2_conversion import convert_loaded
 
         parent = self.folder.parent
         parent.mkdir(parents=True, exist_ok=True)
+        with suppress(PermissionError):
+            parent.chmod(_OWN_MODE)
+        if not _is_own(parent):
+            raise OSError(
+                f"Others can write to {str(parent)!r}. Set {CACHE_VARIABLE} to a folder of yours."
+            )
         hint = f"Make room there, or set {CACHE_VARIABLE} to another folder."
         with (
             naming_full_disk(parent, "the conversion for CTranslate2", hint),
@@ -123,14 +134,19 @@ class Conversion:
             convert_loaded(model, tokenizer, new)
             if _key(self._source) != self._key:
                 raise OSError(f"{str(self._source)!r} was changed while it was loaded.")
-            files = describe_files(new, _names(new), _DIGEST)
-            write_lines(new / FILES_FILE, [json.dumps(files, indent=2)])
+            new.chmod(_OWN_MODE)
+            write_lines(new / FILES_FILE, [json.dumps(self._record(new), indent=2)])
             # Another process may have been faster.
             if not self.is_whole():
                 if self.folder.exists():
                     self.folder.rename(scratch / "old")
                 new.rename(self.folder)
         _delete_oldest(parent)
+
+    def _record(self, folder: Path) -> dict[str, Any]:
+        """Size and checksum of each file, and what they were converted from."""
+        files = describe_files(folder, _names(folder), _DIGEST)
+        return {**files, "source": {"key": self._key}}
 
     def mark_used(self) -> None:
         """Keeps the model among those that were used last."""
@@ -159,6 +175,15 @@ class Conversion:
         versions = [torch.__version__, version("vanilla-transformer")]
         key = _digest([asdict(search), versions, torch.get_num_threads()])
         return self.folder.with_name(f"{self.folder.name}-{key}.json")
+
+
+def _is_own(folder: Path) -> bool:
+    """Whether nobody but this user can have put something into a folder."""
+    if sys.platform == "win32":
+        # Folders of users are closed to others there, and modes say nothing.
+        return True
+    status = folder.stat()
+    return status.st_uid == os.geteuid() and not status.st_mode & 0o022
 
 
 def _key(source: Path) -> str:
