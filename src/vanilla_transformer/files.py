@@ -50,6 +50,8 @@ _MOST_BYTES_OF_LINE = 2**26
 
 # Read in some two seconds; recipes, mappings and the metadata of cards have a hundredth of it.
 _MOST_CHARACTERS_OF_YAML = 200_000
+# PyYAML looks ahead at each opening bracket.
+_DEEPEST_YAML = 20
 
 _KINDS_OF_FILES = {
     stat.S_IFIFO: "a pipe",
@@ -244,8 +246,9 @@ def parse_yaml(text: str, loader: type[Any] = yaml.SafeLoader) -> Any:
         loader: Class that decides on the types of values; none of them may run code.
 
     Raises:
-        ValueError: If the text is not YAML, is longer than 200,000 characters, or has aliases
-            (`*`), with which a few lines stand for billions of values.
+        ValueError: If the text is not YAML, is longer than 200,000 characters, has more than
+            20 levels of nesting, or has aliases (`*`), with which a few lines stand for billions
+            of values.
     """
     if len(text) > _MOST_CHARACTERS_OF_YAML:
         raise ValueError(f"it has {len(text):,} characters, more than {_MOST_CHARACTERS_OF_YAML:,}")
@@ -253,19 +256,23 @@ def parse_yaml(text: str, loader: type[Any] = yaml.SafeLoader) -> Any:
     class Loader(loader):  # type: ignore[misc]
         """Expands nothing."""
 
+        depth = 0
+
         def compose_node(self, parent: Any, index: Any) -> Any:
             """The next node."""
             if self.check_event(yaml.AliasEvent):
                 alias = self.peek_event()
                 problem = f"the alias *{alias.anchor} must be written out"
                 raise ComposerError(None, None, problem, alias.start_mark)
-            return super().compose_node(parent, index)
+            self.depth += 1
+            if self.depth > _DEEPEST_YAML:
+                raise ValueError(f"it has more than {_DEEPEST_YAML} levels of nesting")
+            node = super().compose_node(parent, index)
+            self.depth -= 1
+            return node
 
     try:
         return yaml.load(text, Loader)
-    # PyYAML follows nested brackets by recursion.
-    except RecursionError as error:
-        raise ValueError("it has too many levels of nesting") from error
     # Its constructors raise errors of any class for numbers and dates that do not exist.
     except Exception as error:
         raise ValueError(" ".join(str(error).split()) or type(error).__name__) from error

@@ -183,7 +183,7 @@ def check_objects(folder: Path) -> None:
 
     Raises:
         ValueError: If one holds anything but an object, a config has a number that is not finite,
-            or the folder has a pipe, a device or a socket, from which reading might never end.
+            or the folder holds a pipe, a device or a socket, from which reading might never end.
         OSError: If one cannot be read.
     """
     check_configs(folder)
@@ -223,14 +223,15 @@ def _is_not_finite(value: Any) -> bool:
 def _refuse_special_files(folder: Path) -> None:
     if not folder.is_dir():
         return
-    for entry in os.scandir(folder):
-        # Links that lead nowhere are neither, and no file of a model for anybody.
-        if entry.is_file() or entry.is_dir() or not os.path.exists(entry.path):
-            continue
-        raise ValueError(
-            f"{str(folder)!r} must hold files, got {special_kind(entry.path)} called "
-            f"{entry.name!r}. Take it out."
-        )
+    with os.scandir(folder) as entries:
+        # Links that lead nowhere are neither, and for nobody a file of the model.
+        odd = [entry for entry in entries if not (entry.is_file() or entry.is_dir())]
+    for entry in odd:
+        if os.path.exists(entry.path):
+            raise ValueError(
+                f"{str(folder)!r} must hold files, got {special_kind(entry.path)} called "
+                f"{entry.name!r}. Take it out."
+            )
 
 
 def read_run(model_name_or_path: str, revision: str | None = None) -> dict[str, Any]:
@@ -522,7 +523,8 @@ def _header(file: Path) -> dict[str, dict[str, Any]]:
         found = parse_json(header.decode("utf-8"))
         found.pop("__metadata__", None)
         for one in found.values():
-            prod(one["shape"])
+            if min(one["shape"], default=0) < 0:
+                raise ValueError(damaged)
             one["dtype"].upper()
     except (ValueError, AttributeError, TypeError, KeyError) as error:
         raise ValueError(f"{damaged}. Copy the model again.") from error
