@@ -35,6 +35,5 @@ def test_flipped_bits_are_noticed_or_harmless(model, tmp_path, run, group):
 
         file.write_bytes(before)
         told = f"seed {seed}: bit {bit} of byte {place} of {file.name}: {outcome}"
-        print(told)
         assert outcome.status == 2 or outcome[:2] == whole[:2], told
         assert "Traceback" not in outcome.err, told
