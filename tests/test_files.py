@@ -448,8 +448,8 @@ def test_other_errors_than_a_full_disk_stay_what_they_are(tmp_path, error):
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("a: &a [1]\nb: [*a, *a]\n", r"the alias \*a must be written out.* line 2"),
-        ("a: &a {b: 1}\nc:\n  <<: *a\n", r"the alias \*a must be written out"),
+        ("a: &a [1]\nb: [*a, *a]\n", r"the alias \*a in line 2 must be written out"),
+        ("a: &a {b: 1}\nc:\n  <<: *a\n", r"the alias \*a in line 3 must be written out"),
         ("a: " + "[" * 21 + "]" * 21, "more than 20 levels of nesting"),
         ("a: 1\n" * 50_000, "250,000 characters, more than 200,000"),
         ("a: 2026-99-99", "month must be in 1..12"),

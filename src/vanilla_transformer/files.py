@@ -27,7 +27,6 @@ from typing import Any, BinaryIO, cast
 
 import xxhash
 import yaml
-from yaml.composer import ComposerError
 
 if sys.platform != "win32":
     import fcntl
@@ -253,7 +252,7 @@ def parse_yaml(text: str, loader: type[Any] = yaml.SafeLoader) -> Any:
     if len(text) > _MOST_CHARACTERS_OF_YAML:
         raise ValueError(f"it has {len(text):,} characters, more than {_MOST_CHARACTERS_OF_YAML:,}")
 
-    class Loader(loader):  # type: ignore[misc]
+    class Loader(loader):
         """Expands nothing."""
 
         depth = 0
@@ -262,8 +261,8 @@ def parse_yaml(text: str, loader: type[Any] = yaml.SafeLoader) -> Any:
             """The next node."""
             if self.check_event(yaml.AliasEvent):
                 alias = self.peek_event()
-                problem = f"the alias *{alias.anchor} must be written out"
-                raise ComposerError(None, None, problem, alias.start_mark)
+                line = alias.start_mark.line + 1
+                raise ValueError(f"the alias *{alias.anchor} in line {line} must be written out")
             self.depth += 1
             if self.depth > _DEEPEST_YAML:
                 raise ValueError(f"it has more than {_DEEPEST_YAML} levels of nesting")
