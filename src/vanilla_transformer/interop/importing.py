@@ -95,7 +95,7 @@ class _Source:
         numbers = sum(
             min(one.numel(), one.untyped_storage().nbytes()) for one in self.tensors.values()
         )
-        check_size(config.to_dict(), len(self.tensors), numbers, self.record["name"])
+        check_size(config.to_dict(), len(self.tensors), numbers, self.record.get("name", ""))
         faults = self.declaration.faults(self.fields)
         with torch.device("meta"):
             model = VanillaTransformerForConditionalGeneration(config)
