@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tracemalloc
@@ -19,7 +20,9 @@ from vanilla_transformer.files import (
     abandoned,
     checksum,
     naming_full_disk,
+    parse_yaml,
     read_lines,
+    read_text,
     scratch_file,
     scratch_folder,
     share_weights,
@@ -456,3 +459,72 @@ def test_other_errors_than_a_full_disk_stay_what_they_are(tmp_path, error):
         raise error
 
     assert told.value is error
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("a: &a [1]\nb: [*a, *a]\n", r"the alias \*a in line 2 must be written out"),
+        ("a: &a {b: 1}\nc:\n  <<: *a\n", r"the alias \*a in line 3 must be written out"),
+        ("a: " + "[" * 21 + "]" * 21, "more than 20 levels of nesting"),
+        ("a: 1\n" * 50_000, "250,000 characters, more than 200,000"),
+        ("a: 2026-99-99", "month must be in 1..12"),
+        ("a: !!timestamp x", "AttributeError|NoneType"),
+        ("a: !!python/object/apply:os.getpid []", "could not determine a constructor"),
+    ],
+)
+def test_yaml_that_expands_or_never_ends_is_refused(text, fault):
+    with pytest.raises(ValueError, match=fault):
+        parse_yaml(text)
+
+
+def test_yaml_with_anchors_alone_and_merge_keys_is_read():
+    assert parse_yaml("a: &a 1\nb: {<<: {c: 2}}\n") == {"a": 1, "b": {"c": 2}}
+
+
+@pytest.mark.parametrize("read", [read_text, lambda path: list(read_lines(path))])
+@pytest.mark.parametrize("kind", ["pipe", "device", "socket"])
+def test_what_may_never_end_is_not_opened(tmp_path, monkeypatch, kind, read):
+    monkeypatch.chdir(tmp_path)
+    if kind == "pipe":
+        # Nobody writes into it: opening it would wait for ever.
+        os.mkfifo("odd")
+    elif kind == "device":
+        os.symlink("/dev/zero", "odd")
+    else:
+        with socket.socket(socket.AF_UNIX) as one:
+            one.bind("odd")
+
+    with pytest.raises(ValueError, match=f"'odd' must be a regular file, .* got a {kind}"):
+        read("odd")
+
+
+def test_standard_input_that_is_a_file_can_be_read_by_its_name(tmp_path):
+    (tmp_path / "lines").write_text("a\nb\n")
+    code = "from vanilla_transformer.files import read_lines; print(*read_lines('/dev/stdin'))"
+
+    with (tmp_path / "lines").open() as lines:
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, stdin=lines, capture_output=True, check=True)
+
+    assert done.stdout == b"a b\n"
+
+
+def test_gzipped_line_without_an_end_is_refused_before_it_is_in_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr("vanilla_transformer.files._MOST_BYTES_OF_LINE", 1000)
+    file = tmp_path / "bomb.gz"
+    file.write_bytes(gzip.compress(b"a" * 999 + b"\n" + b"b" * 10**6))
+
+    lines = read_lines(file)
+
+    assert next(lines) == "a" * 999
+    with pytest.raises(ValueError, match="must have at most 1,000 bytes, unpacked"):
+        next(lines)
+
+
+def test_text_beyond_the_limit_is_not_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("vanilla_transformer.files._MOST_BYTES_OF_TEXT", 10)
+    (tmp_path / "long.json").write_text("0" * 11)
+
+    with pytest.raises(ValueError, match="must have at most 10 bytes"):
+        read_text(tmp_path / "long.json")

@@ -344,3 +344,65 @@ def test_nonfinite_tensors_names_each(whole):
         model.get_parameter(NORM)[1] = -torch.inf
 
     assert nonfinite_tensors(model) == [NORM]
+
+
+def edit(folder, name, **values):
+    file = folder / name
+    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"d_model": 10**9},
+        {"encoder_layers": 10**8},
+        {"decoder_layers": 10**8},
+        {"d_k": 10**9},
+        {"decoder_ffn_dim": 10**9},
+        {"vocab_size": 10**9},
+        {"position_embedding_type": "learned", "max_position_embeddings": 10**9},
+    ],
+    ids=str,
+)
+def test_model_far_larger_than_its_weights_is_not_built(folder, sizes):
+    edit(folder, "config.json", **sizes)
+
+    with pytest.raises(ValueError, match=r"must be that of its weights, got sizes of at least"):
+        load_model(str(folder))
+
+
+@pytest.mark.parametrize("kind", [torch.int64, torch.float8_e4m3fn, torch.complex64])
+def test_weights_of_another_kind_of_number_are_refused(folder, kind):
+    change_weights(folder, lambda weights: {name: one.to(kind) for name, one in weights.items()})
+
+    with pytest.raises(ValueError, match=r"must be floating-point numbers, got (I64|F8_E4M3|C64)"):
+        load_model(str(folder))
+
+
+@pytest.mark.parametrize("value", ["Infinity", "NaN", "1e999", '{"__float__": "Infinity"}'])
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+def test_number_that_is_not_finite_is_refused_in_a_config(folder, name, value):
+    text = (folder / name).read_text()
+    (folder / name).write_text(text.replace("{", f'{{"length_penalty": {value},', 1))
+
+    with pytest.raises(ValueError, match=rf"{name} must hold finite numbers, got .*_penalty"):
+        check_objects(folder)
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "a/../../secret"])
+def test_record_of_a_file_outside_of_the_folder_is_refused(folder, name):
+    (folder / RUN_FILE).write_text(json.dumps({"files": {name: {"bytes": 1}}}))
+
+    with pytest.raises(ValueError, match=f"must list files of its folder, got '{name}'"):
+        check_files(str(folder))
+
+
+def test_index_of_shards_outside_of_the_folder_is_refused(folder):
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").rename(folder.parent / "outside.safetensors")
+    (folder / RUN_FILE).unlink()
+    index = {"weight_map": dict.fromkeys(weights, "../outside.safetensors")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    with pytest.raises(ValueError, match="must have a `weight_map` with the file of each tensor"):
+        load_model(str(folder))

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import xxhash
+import yaml
 
 if sys.platform != "win32":
     import fcntl
@@ -41,6 +42,64 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NUMBER_FROM_RUST = re.compile(r"\(os error (\d+)\)")
 # No file of a model comes near it, and Transformers walks its objects by recursion.
 _DEEPEST_JSON = 100
+# The largest tokenizer.json in use has 35 MB; parsed, a file takes some ten times its size.
+_MOST_BYTES_OF_TEXT = 2**28
+# What a line of a gzipped file may have, unpacked: a few kB can unpack to gigabytes without an end.
+_MOST_BYTES_OF_LINE = 2**26
+
+# Read in some two seconds; recipes, mappings and the metadata of cards have a hundredth of it.
+_MOST_CHARACTERS_OF_YAML = 200_000
+# PyYAML looks ahead at each opening bracket.
+_DEEPEST_YAML = 20
+
+_KINDS_OF_FILES = {
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def special_kind(path: str | os.PathLike[str]) -> str | None:
+    """What is neither a file nor a folder, such as `a pipe`; None for these two.
+
+    Raises:
+        OSError: If there is nothing.
+    """
+    return _KINDS_OF_FILES.get(stat.S_IFMT(os.stat(path).st_mode))
+
+
+def check_regular(path: str | os.PathLike[str]) -> None:
+    """Refuses what may never end, or can be read only once.
+
+    Raises:
+        ValueError: If it is a pipe, a device or a socket.
+        OSError: If there is nothing.
+    """
+    if kind := special_kind(path):
+        raise ValueError(
+            f"{os.fspath(path)!r} must be a regular file, which can be read more than once, got "
+            f"{kind}. Write its lines to a file first."
+        )
+
+
+def read_text(path: str | os.PathLike[str], errors: str = "strict") -> str:
+    """The text of a small file in UTF-8, such as a config or a card.
+
+    Args:
+        path: The file.
+        errors: What becomes of other bytes, as for `bytes.decode`.
+
+    Raises:
+        ValueError: If it has more than 256 MiB, is not UTF-8, or is a pipe, a device or a socket.
+        OSError: If it cannot be read.
+    """
+    check_regular(path)
+    with open(path, "rb") as file:
+        content = file.read(_MOST_BYTES_OF_TEXT + 1)
+    if len(content) > _MOST_BYTES_OF_TEXT:
+        raise ValueError(f"{os.fspath(path)!r} must have at most {_MOST_BYTES_OF_TEXT:,} bytes.")
+    return content.decode("utf-8", errors)
 
 
 def read_lines(
@@ -60,20 +119,18 @@ def read_lines(
     Raises:
         FileNotFoundError: If there is no such file.
         ValueError: If the file is empty, is too large, is not UTF-8, is a damaged gzip file, or is
-            a pipe.
+            a pipe, a device or a socket, or if a line of a gzip file has more than 64 MiB.
     """
     number = 0
+    check_regular(path)
     with open(path, "rb") as raw:
-        if not raw.seekable():
-            raise ValueError(
-                f"{os.fspath(path)!r} must be a regular file, which can be read more than once, "
-                "got a pipe. Write its lines to a file first."
-            )
         is_gzip = raw.read(len(GZIP_MAGIC)) == GZIP_MAGIC
         raw.seek(0)
         stream = cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if is_gzip else raw
         try:
-            lines = stream if max_bytes is None else _limited(stream, path, max_bytes)
+            lines = _without_endless_line(stream, path) if is_gzip else stream
+            if max_bytes is not None:
+                lines = _limited(stream, path, max_bytes)
             for text in decode_lines(lines, path):
                 yield text
                 number += 1
@@ -84,6 +141,17 @@ def read_lines(
             ) from error
     if number == 0 and not may_be_empty:
         raise ValueError(f"{os.fspath(path)!r} is empty: expected at least one line of text.")
+
+
+def _without_endless_line(stream: BinaryIO, path: str | os.PathLike[str]) -> Iterator[bytes]:
+    """The lines of a compressed stream."""
+    while line := stream.readline(_MOST_BYTES_OF_LINE + 1):
+        if len(line) > _MOST_BYTES_OF_LINE:
+            raise ValueError(
+                f"A line of {os.fspath(path)!r} must have at most {_MOST_BYTES_OF_LINE:,} bytes, "
+                "unpacked, got more. Split the line."
+            )
+        yield line
 
 
 def _limited(stream: BinaryIO, path: str | os.PathLike[str], max_bytes: int) -> Iterator[bytes]:
@@ -167,6 +235,46 @@ def parse_json(text: str) -> Any:
     if level:
         raise ValueError(too_deep)
     return value
+
+
+def parse_yaml(text: str, loader: type[Any] = yaml.SafeLoader) -> Any:
+    """The value of a YAML text, which must write out what it repeats.
+
+    Args:
+        text: One document.
+        loader: Class that decides on the types of values; none of them may run code.
+
+    Raises:
+        ValueError: If the text is not YAML, is longer than 200,000 characters, has more than
+            20 levels of nesting, or has aliases (`*`), with which a few lines stand for billions
+            of values.
+    """
+    if len(text) > _MOST_CHARACTERS_OF_YAML:
+        raise ValueError(f"it has {len(text):,} characters, more than {_MOST_CHARACTERS_OF_YAML:,}")
+
+    class Loader(loader):
+        """Expands nothing."""
+
+        depth = 0
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            """The next node."""
+            if self.check_event(yaml.AliasEvent):
+                alias = self.peek_event()
+                line = alias.start_mark.line + 1
+                raise ValueError(f"the alias *{alias.anchor} in line {line} must be written out")
+            self.depth += 1
+            if self.depth > _DEEPEST_YAML:
+                raise ValueError(f"it has more than {_DEEPEST_YAML} levels of nesting")
+            node = super().compose_node(parent, index)
+            self.depth -= 1
+            return node
+
+    try:
+        return yaml.load(text, Loader)
+    # Its constructors raise errors of any class for numbers and dates that do not exist.
+    except Exception as error:
+        raise ValueError(" ".join(str(error).split()) or type(error).__name__) from error
 
 
 @contextmanager

@@ -6,9 +6,11 @@ the files that results depend on. Nothing that differs from its record is loaded
 
 import json
 import logging
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
+from math import isfinite, prod
+from pathlib import Path, PurePath
 from typing import Any
 
 import torch
@@ -16,10 +18,29 @@ import yaml
 from huggingface_hub.repocard import REGEX_YAML_BLOCK
 from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedModel
-from transformers.utils import GENERATION_CONFIG_NAME, cached_file
+from transformers import (
+    AutoConfig,
+    AutoModelForSeq2SeqLM,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.utils import (
+    CONFIG_NAME,
+    GENERATION_CONFIG_NAME,
+    SAFE_WEIGHTS_INDEX_NAME,
+    SAFE_WEIGHTS_NAME,
+    cached_file,
+)
 
-from vanilla_transformer.files import checksum, parse_json, write_lines
+from vanilla_transformer.files import (
+    checksum,
+    parse_json,
+    parse_yaml,
+    read_text,
+    special_kind,
+    write_lines,
+)
 
 # Written by training beside weights, tokenizer and code.
 RUN_FILE = "run.json"
@@ -104,12 +125,12 @@ def find_file(model_name_or_path: str, name: str, revision: str | None = None) -
 def read_card_metadata(name: str) -> dict[str, Any]:
     """Metadata of a model's card, each value as text; none where it cannot be read."""
     file = find_file(name, CARD_FILE)
-    card = file.read_text(encoding="utf-8", errors="replace") if file else ""
+    card = read_text(file, "replace") if file else ""
     block = REGEX_YAML_BLOCK.search(card)
     try:
         # Nothing but text: otherwise `no`, Norwegian, would be a truth value.
-        metadata = yaml.load(block[2], yaml.BaseLoader) if block else None
-    except (yaml.YAMLError, RecursionError):
+        metadata = parse_yaml(block[2], yaml.BaseLoader) if block else None
+    except ValueError:
         # A person may have written it.
         metadata = None
     return metadata if isinstance(metadata, dict) else {}
@@ -147,7 +168,7 @@ def read_object(file: Path) -> dict[str, Any]:
         ValueError: If the file holds anything else.
     """
     try:
-        value = parse_json(file.read_text(encoding="utf-8"))
+        value = parse_json(read_text(file))
     except ValueError as error:
         raise ValueError(
             f"{file} must hold a JSON object, got something that cannot be parsed: {error}. "
@@ -166,12 +187,56 @@ def check_objects(folder: Path) -> None:
     A damaged `generation_config.json` it would even ignore, and search otherwise.
 
     Raises:
-        ValueError: If one holds anything but an object.
+        ValueError: If one holds anything but an object, a config has a number that is not finite,
+            or the folder holds a pipe, a device or a socket, from which reading might never end.
         OSError: If one cannot be read.
     """
+    check_configs(folder)
     for name in _OBJECT_FILES:
         if (folder / name).exists():
             read_object(folder / name)
+
+
+def check_configs(folder: Path) -> None:
+    """Does the part of `check_objects` that a model without a tokenizer needs.
+
+    Raises:
+        ValueError: As that does.
+        OSError: As that does.
+    """
+    for place in (folder, folder / TARGET_FOLDER):
+        _refuse_special_files(place)
+    for name in (CONFIG_NAME, GENERATION_CONFIG_NAME):
+        values = read_object(folder / name) if (folder / name).exists() else {}
+        for field, value in values.items():
+            if _is_not_finite(value):
+                raise ValueError(
+                    f"{folder / name} must hold finite numbers, got {value!r} for `{field}`. "
+                    "Restore the file."
+                )
+
+
+def _is_not_finite(value: Any) -> bool:
+    # Transformers writes infinities as objects with this key.
+    return (
+        "__float__" in value
+        if isinstance(value, dict)
+        else (isinstance(value, float) and not isfinite(value))
+    )
+
+
+def _refuse_special_files(folder: Path) -> None:
+    if not folder.is_dir():
+        return
+    with os.scandir(folder) as entries:
+        # Links that lead nowhere are neither, and for nobody a file of the model.
+        odd = [entry for entry in entries if not (entry.is_file() or entry.is_dir())]
+    for entry in odd:
+        if os.path.exists(entry.path):
+            raise ValueError(
+                f"{str(folder)!r} must hold files, got {special_kind(entry.path)} called "
+                f"{entry.name!r}. Take it out."
+            )
 
 
 def read_run(model_name_or_path: str, revision: str | None = None) -> dict[str, Any]:
@@ -236,6 +301,11 @@ def check_files(model_name_or_path: str, revision: str | None = None) -> None:
                 f"from {RUN_FILE}."
             )
     for name, expected in files.items():
+        if leads_out(name):
+            raise ValueError(
+                f"{source} of {model_name_or_path!r} must list files of its folder, got {name!r}. "
+                "Restore it."
+            )
         file = find_file(model_name_or_path, name, revision)
         if file and differs(file, expected):
             raise ValueError(
@@ -244,6 +314,30 @@ def check_files(model_name_or_path: str, revision: str | None = None) -> None:
                 "the model again; if you changed the file on purpose, remove `files` from "
                 f"{RUN_FILE}."
             )
+
+
+def leads_out(name: str) -> bool:
+    """Whether a name in a file of a folder is the path of something outside of the folder."""
+    path = PurePath(name)
+    return path.is_absolute() or ".." in path.parts or "\0" in name
+
+
+def shards_in(index: Path) -> dict[str, str]:
+    """Name of the file of each tensor, from the index of weights in several files.
+
+    Raises:
+        ValueError: If the index is damaged, or names files outside of its folder.
+    """
+    listed = read_object(index).get("weight_map")
+    if not isinstance(listed, dict) or not all(
+        isinstance(name, str) and PurePath(name).name == name and not leads_out(name)
+        for name in listed.values()
+    ):
+        raise ValueError(
+            f"{index} must have a `weight_map` with the file of each tensor, got {listed!r:.60}. "
+            "Copy the model again."
+        )
+    return listed
 
 
 def differs(file: Path, expected: dict[str, Any]) -> bool:
@@ -281,15 +375,19 @@ def load_model(model_name_or_path: str, **loading: Any) -> PreTrainedModel:
             is damaged.
         OSError: If there is no such model, or it has no safetensors.
     """
+    if Path(model_name_or_path).is_dir():
+        check_configs(Path(model_name_or_path))
     check_files(model_name_or_path, loading.get("revision"))
+    _check_weights(model_name_or_path, loading.get("revision"))
+    loading = {"use_safetensors": True, "trust_remote_code": False, **loading}
     try:
-        with _without_load_report():
+        with _without_load_report(), naming_code(model_name_or_path):
             model, report = AutoModelForSeq2SeqLM.from_pretrained(
                 model_name_or_path,
                 output_loading_info=True,
                 # Reported below with all other faults.
                 ignore_mismatched_sizes=True,
-                **{"use_safetensors": True, **loading},
+                **loading,
             )
     except SafetensorError as error:
         raise ValueError(
@@ -314,6 +412,142 @@ def load_model(model_name_or_path: str, **loading: Any) -> PreTrainedModel:
     align_weights(model)
     complete_ids(model)
     return model
+
+
+@contextmanager
+def naming_code(model_name_or_path: str) -> Iterator[None]:
+    """Says of a folder that cannot be loaded without its own code that it is this which is missing.
+
+    Raises:
+        ValueError: In place of that of Transformers.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        raise ValueError(
+            f"{model_name_or_path!r} wants to run code of its own (`auto_map` in its files), which "
+            "was not run. If you have read that code and trust it, give --trust_remote_code to a "
+            "command that has this option, or `trust_remote_code=True`."
+        ) from error
+
+
+def load_config(model_name_or_path: str) -> PreTrainedConfig:
+    """The config of a model of any class whose code is installed.
+
+    Raises:
+        ValueError: If it needs code of the model's folder, or is damaged.
+        OSError: If there is no such model.
+    """
+    with naming_code(model_name_or_path):
+        return AutoConfig.from_pretrained(model_name_or_path, trust_remote_code=False)
+
+
+# Of a header's length in bytes, as in safetensors itself.
+_LONGEST_HEADER = 100_000_000
+_WIDTH_OF_LENGTH = 8
+_FLOATING_POINT = ("F64", "F32", "F16", "BF16")
+# A smaller model than this is built whatever its config says, and the fault is then described.
+_SLACK = 10**6
+
+
+def _check_weights(model_name_or_path: str, revision: str | None) -> None:
+    """Refuses weights of integers, and a config for a far larger model than they are.
+
+    Such a model would be built, and filled with random numbers, before anything is compared.
+
+    Raises:
+        ValueError: If a header is damaged, a weight is no floating-point number, or the config is
+            for another model.
+    """
+    tensors: dict[str, dict[str, Any]] = {}
+    for file in _safetensors(model_name_or_path, revision):
+        tensors |= _header(file)
+    others = sorted(
+        name
+        for name, one in tensors.items()
+        if name.endswith(("weight", "bias")) and one["dtype"] not in _FLOATING_POINT
+    )
+    if others:
+        raise ValueError(
+            f"The weights of {model_name_or_path!r} must be floating-point numbers, got "
+            f"{tensors[others[0]]['dtype']} for {_some(others)}. Undo the quantisation."
+        )
+    config = find_file(model_name_or_path, CONFIG_NAME, revision)
+    if tensors and config:
+        numbers = sum(prod(one["shape"]) for one in tensors.values())
+        check_size(read_object(config), len(tensors), numbers, model_name_or_path)
+
+
+def check_size(config: Mapping[str, Any], tensors: int, numbers: int, name: str) -> None:
+    """Refuses a config for a model far larger than its weights, before it is built.
+
+    Args:
+        config: Its fields; sizes that it lacks are not compared.
+        tensors: Number of tensors in the weights.
+        numbers: Number of numbers in these.
+        name: Of the weights.
+
+    Raises:
+        ValueError: If the model would have more layers than there are tensors, or at least twice as
+            many numbers.
+    """
+
+    def size(field: str, default: int = 0) -> int:
+        value = config.get(field)
+        return value if isinstance(value, int) and value > 0 else default
+
+    width, heads = size("d_model"), size("encoder_attention_heads")
+    layers = [size(f"{stack}_layers") for stack in ("encoder", "decoder")]
+    inner = [size(f"{stack}_ffn_dim") for stack in ("encoder", "decoder")]
+    key_heads, value_heads = size("key_heads", heads), size("value_heads", heads)
+    heads_width = key_heads * size("d_k") + value_heads * size("d_v") + heads
+    least = width * (size("vocab_size") + size("decoder_vocab_size"))
+    least += sum(
+        count * width * (2 * one + heads_width) for count, one in zip(layers, inner, strict=True)
+    )
+    if config.get("position_embedding_type") == "learned":
+        least += width * size("max_position_embeddings")
+    if max(layers) > tensors or least > 2 * numbers + _SLACK:
+        raise ValueError(
+            f"The config of {name!r} must be that of its weights, got sizes of at least "
+            f"{least:,} numbers in {sum(layers):,} layers for weights of {numbers:,} numbers in "
+            f"{tensors:,} tensors. Copy the model again."
+        )
+
+
+def _safetensors(model_name_or_path: str, revision: str | None) -> list[Path]:
+    """The files of a model's weights; none if they are of another format."""
+    if file := find_file(model_name_or_path, SAFE_WEIGHTS_NAME, revision):
+        return [file]
+    index = find_file(model_name_or_path, SAFE_WEIGHTS_INDEX_NAME, revision)
+    names = sorted(set(shards_in(index).values())) if index else []
+    files = [find_file(model_name_or_path, name, revision) for name in names]
+    # What is missing, Transformers names.
+    return [file for file in files if file]
+
+
+def _header(file: Path) -> dict[str, dict[str, Any]]:
+    """Type and shape of each tensor in a file of safetensors.
+
+    Raises:
+        ValueError: If it is damaged.
+    """
+    damaged = f"The weights of {str(file.parent)!r} are damaged: {file.name} has no whole header"
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(_WIDTH_OF_LENGTH), "little")
+        header = stream.read(length) if length <= _LONGEST_HEADER else b""
+    try:
+        found = parse_json(header.decode("utf-8"))
+        found.pop("__metadata__", None)
+        for one in found.values():
+            if min(one["shape"], default=0) < 0:
+                raise ValueError(damaged)
+            one["dtype"].upper()
+    except (ValueError, AttributeError, TypeError, KeyError) as error:
+        raise ValueError(f"{damaged}. Copy the model again.") from error
+    return found
 
 
 def complete_ids(model: PreTrainedModel) -> None:

@@ -212,7 +212,21 @@ def parse_with_texts(parser: Parser, argv: list[str]) -> dict[str, Any]:
     end = argv.index("--") if "--" in argv else len(argv)
     namespace, unknown = parser.parse_known_intermixed_args(argv[:end])
     refuse(unknown, parser)
-    return vars(namespace) | {"text": [*namespace.text, *argv[end + 1 :]]}
+    values = vars(namespace) | {"text": [*map(_in_utf8, (*namespace.text, *argv[end + 1 :]))]}
+    if values.get("prefix"):
+        values["prefix"] = _in_utf8(values["prefix"])
+    return values
+
+
+def _in_utf8(text: str) -> str:
+    """An argument that Python may have decoded in the encoding of another locale."""
+    try:
+        return os.fsencode(text).decode("utf-8")
+    except UnicodeEncodeError:
+        # It cannot come from the command line.
+        return text
+    except UnicodeDecodeError:
+        fail(f"text in the arguments must be UTF-8, got {text!r:.60}. Give it by --input.")
 
 
 def check_model(parser: Parser, models: list[str] | None) -> None:

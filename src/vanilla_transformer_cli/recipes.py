@@ -33,6 +33,8 @@ def insert_recipe(argv: list[str], kind: type[TrainSettings] = TrainSettings) ->
         return argv
     import yaml
 
+    from vanilla_transformer.files import parse_yaml, read_text
+
     class Loader(yaml.SafeLoader):
         """Leaves `yes` and `no` as words: the code of Norwegian, strategies of Trainer."""
 
@@ -43,9 +45,8 @@ def insert_recipe(argv: list[str], kind: type[TrainSettings] = TrainSettings) ->
     Loader.add_implicit_resolver(_BOOLEAN, re.compile("(?i:true|false|on|off)$"), list("tTfFoO"))
     path = Path(argv[0])
     try:
-        recipe = yaml.load(path.read_text(encoding="utf-8"), Loader)
-    # PyYAML follows nested brackets by recursion.
-    except (yaml.YAMLError, RecursionError) as error:
+        recipe = parse_yaml(read_text(path), Loader)
+    except ValueError as error:
         raise ValueError(f"{path} is not YAML: {error}") from error
     if not isinstance(recipe, dict):
         raise ValueError(

@@ -1,5 +1,6 @@
 """What all commands share."""
 
+import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -130,3 +131,28 @@ def test_threads_are_chosen_while_a_model_translates(run, folder, tmp_path, monk
 
     # When the model has been loaded, and before the batch of both lines.
     assert counted == [True, False]
+
+
+@pytest.mark.parametrize("locale", ["C.UTF-8", "POSIX"])
+def test_arguments_are_utf8_in_any_locale(locale):
+    code = """
+import argparse, sys
+from vanilla_transformer_cli.command import build_parser, parse_with_texts
+from vanilla_transformer_cli.settings import TranslateSettings
+from vanilla_transformer_cli.translate import translate
+parser = build_parser(translate, TranslateSettings, "")
+parser.add_argument("text", nargs="*")
+values = parse_with_texts(parser, sys.argv[1:])
+print(ascii([values["prefix"], *values["text"]]))
+"""
+    environment = {"LC_ALL": locale, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+    def answer(*argv):
+        command = [sys.executable, "-c", code, *argv]
+        done = subprocess.run(command, capture_output=True, env={**os.environ, **environment})
+        return done.returncode, done.stdout + done.stderr
+
+    assert answer("--prefix", "ö".encode(), "ä".encode()) == (0, b"['\\xf6', '\\xe4']\n")
+    status, said = answer("ä".encode("latin-1"))
+    assert status == 2
+    assert b"text in the arguments must be UTF-8, got" in said

@@ -1,6 +1,7 @@
 """Fields, defaults and checks of the config; sizes follow table 3 of the paper."""
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -143,10 +144,18 @@ def test_rate_outside_its_range_is_refused(name, value):
     assert f"`{name}` must be at least 0 and below 1, got {value}" in refusal(**{name: value})
 
 
-@pytest.mark.parametrize("value", [0.0, -0.02])
+@pytest.mark.parametrize("value", [0.0, -0.02, math.inf, math.nan])
 @pytest.mark.parametrize("name", POSITIVE)
-def test_number_that_is_not_positive_is_refused(name, value):
-    assert f"`{name}` must be above 0, got {value}" in refusal(**{name: value})
+def test_number_that_is_not_positive_or_not_finite_is_refused(name, value):
+    limit = "below 1" if name == "layer_norm_eps" else "finite"
+
+    message = refusal(**{name: value})
+
+    assert f"`{name}` must be above 0 and {limit}, got {value}" in message
+
+
+def test_norm_that_divides_by_more_than_its_input_is_refused():
+    assert "`layer_norm_eps` must be above 0 and below 1, got 1e+30" in refusal(layer_norm_eps=1e30)
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from datasets.exceptions import DatasetsError
 from vanilla_transformer.files import (
     BYTE_ORDER_MARK,
     GZIP_MAGIC,
+    check_regular,
     naming_full_disk,
     parse_json,
     read_lines,
@@ -213,9 +214,8 @@ def _plain_batches(text: ParallelText) -> Iterator[pa.RecordBatch]:
 
 def _plain_lines(path: str) -> Iterator[pa.StringArray]:
     r"""Lines of a text file that end in `\n`, thousands at a time."""
+    check_regular(path)
     with open(path, "rb") as file:
-        if not file.seekable():
-            raise _NotPlainError
         head = file.readline()
         # read_lines takes zeros in the first line for UTF-16.
         unusual = b"\0" in head or head.endswith(b"\r\n")
@@ -304,6 +304,8 @@ def _read_one_path(text: ParallelText) -> Iterator[tuple[str, ...]]:
                 f"must be one of {', '.join(_READERS)}. For plain text give two files."
             )
         return reader(text)
+    if os.path.exists(path):
+        check_regular(path)
     if reader is not None and not os.path.isdir(path):
         raise FileNotFoundError(f"There is no file {path!r}.")
     return _read_dataset(text)

@@ -11,9 +11,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-import yaml
 from huggingface_hub.errors import StrictDataclassError
 
+from vanilla_transformer.files import parse_yaml, read_text
 from vanilla_transformer.interop.weight_maps import WeightMap
 from vanilla_transformer.modeling.configuration_vanilla_transformer import VanillaTransformerConfig
 
@@ -127,10 +127,9 @@ class Declaration:
             OSError: If the file cannot be read.
         """
         try:
-            content = yaml.safe_load(file.read_text(encoding="utf-8"))
-        except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-            reason = " ".join(str(error).split())
-            raise ValueError(f"{file} must be YAML, got text that is none: {reason}") from error
+            content = parse_yaml(read_text(file))
+        except ValueError as error:
+            raise ValueError(f"{file} must be YAML, got text that is none: {error}") from error
         faults = _faults_of_mapping(content)
         if faults:
             raise ValueError(f"{file} must be a mapping of weights, got:\n" + "\n".join(faults))
@@ -232,7 +231,7 @@ def _agrees(value: Any, wanted: Any) -> bool:
 
 def _read(name: str) -> dict[str, Any]:
     """A declaration of ours with everything that it extends."""
-    return _complete(yaml.safe_load((SOURCES / f"{name}.yaml").read_text(encoding="utf-8")))
+    return _complete(parse_yaml(read_text(SOURCES / f"{name}.yaml")))
 
 
 def _complete(content: dict[str, Any]) -> dict[str, Any]:

@@ -27,6 +27,8 @@ from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 _SPECIAL_TOKENS = [BOS_TOKEN, PAD_TOKEN, EOS_TOKEN, UNK_TOKEN]
 # What Python takes for white space and the regular expressions of `tokenizers` do not.
 _BLANKS = Regex(r"[\s\x1C-\x1F]+")
+# The largest dictionaries, of a million words, have a tenth of it.
+_MOST_BYTES = 2**28
 # In a folder with several checkpoints, in this order.
 _USUAL_NAMES = ("checkpoint_best.pt", "model.pt", "checkpoint_last.pt")
 
@@ -147,7 +149,7 @@ def read_dictionary(file: Path) -> VanillaTransformerTokenizer:
         ValueError: If a line is none of that form, or a token occurs twice.
     """
     tokens = dict.fromkeys(_SPECIAL_TOKENS)
-    for number, line in enumerate(read_lines(file), start=1):
+    for number, line in enumerate(read_lines(file, _MOST_BYTES), start=1):
         token, _, count = line.rstrip().rpartition(" ")
         if not token or not count.isdecimal() or token in tokens:
             raise ValueError(

@@ -13,21 +13,28 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
 from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME
 
 from vanilla_transformer.files import naming_full_disk, scratch_folder, share_weights
 from vanilla_transformer.interop.declarations import MAPPING_FILE, Declaration, Fields
 from vanilla_transformer.interop.fairseq import find_checkpoint, read_checkpoint
-from vanilla_transformer.interop.tensor_files import check_shards, read_tensors, unreadable
+from vanilla_transformer.interop.tensor_files import (
+    check_shards,
+    check_zip,
+    read_tensors,
+    unreadable,
+)
 from vanilla_transformer.interop.trimming import Trimming, kept_ids, trim
 from vanilla_transformer.interop.weight_maps import Plan, shapes_of
 from vanilla_transformer.model_folder import (
     check_files,
     check_objects,
+    check_size,
     describe_model_files,
     find_file,
+    load_config,
     load_model,
     nonfinite_tensors,
     read_object,
@@ -84,6 +91,11 @@ class _Source:
             ValueError: If there can be no config; names all its faults.
         """
         config = self.declaration.config_of(self.fields)
+        # A view may have more numbers than there are bytes behind it.
+        numbers = sum(
+            min(one.numel(), one.untyped_storage().nbytes()) for one in self.tensors.values()
+        )
+        check_size(config.to_dict(), len(self.tensors), numbers, self.record.get("name", ""))
         faults = self.declaration.faults(self.fields)
         with torch.device("meta"):
             model = VanillaTransformerForConditionalGeneration(config)
@@ -357,6 +369,9 @@ def _load(name_or_path: str, mapping: Path | None, tokenizer: str | None = None)
         )
     config = _check_config(name_or_path)
     tokenizers = TokenizerPair.for_config(load_tokenizer(name_or_path), config, name_or_path)
+    if path.is_dir():
+        for file in path.glob("*.bin"):
+            check_zip(file)
     try:
         model = load_model(name_or_path, use_safetensors=None).eval()
     # From torch's readers of pickles and of cut files.
@@ -414,4 +429,4 @@ def _check_config(name_or_path: str) -> dict[str, Any]:
             f"{folder / MAPPING_FILE}, which brings them back."
         )
     declaration = Declaration.of(str(read_object(file).get("model_type")))
-    return declaration.config_of(AutoConfig.from_pretrained(name_or_path).to_dict()).to_dict()
+    return declaration.config_of(load_config(name_or_path).to_dict()).to_dict()

@@ -2,6 +2,7 @@
 
 import argparse
 import re
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from vanilla_transformer.model_folder import read_object
+from vanilla_transformer.files import check_regular
+from vanilla_transformer.model_folder import shards_in
 
 # Types in checkpoints of others that hold values and do nothing else.
 _HARMLESS: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [argparse.Namespace]
@@ -28,8 +30,7 @@ def load_pickled(file: Path) -> Any:
         ValueError: If it holds objects whose loading could run code, or cannot be read.
         OSError: If there is no such file.
     """
-    with file.open("rb") as stream:
-        is_zip = stream.read(len(_ZIP_MAGIC)) == _ZIP_MAGIC
+    is_zip = check_zip(file)
     try:
         with torch.serialization.safe_globals(_HARMLESS):
             # Weights of the optimiser, which are not needed, then take no memory.
@@ -39,6 +40,30 @@ def load_pickled(file: Path) -> Any:
     # A damaged file may fail in any of the loader's steps.
     except Exception as error:
         raise unreadable(str(file), error) from error
+
+
+def check_zip(file: Path) -> bool:
+    """Whether a file is a zip archive, as `torch.save` writes them: nothing in it is compressed.
+
+    Raises:
+        ValueError: If it is one that is larger unpacked, or is damaged.
+        OSError: If it cannot be read.
+    """
+    check_regular(file)
+    with file.open("rb") as stream:
+        if stream.read(len(_ZIP_MAGIC)) != _ZIP_MAGIC:
+            return False
+        try:
+            entries = zipfile.ZipFile(stream).infolist()
+        except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
+            raise unreadable(str(file), error) from error
+    unpacked = sum(entry.file_size for entry in entries)
+    if unpacked > file.stat().st_size:
+        raise ValueError(
+            f"The weights of {str(file)!r} must not be compressed, got {unpacked:,} bytes in a "
+            f"file of {file.stat().st_size:,}. Save them with `torch.save`."
+        )
+    return True
 
 
 def unreadable(name: str, error: Exception) -> ValueError:
@@ -127,15 +152,7 @@ def check_shards(folder: Path) -> list[Path]:
     indices = sorted(folder.glob("*.index.json"))
     if not indices:
         return []
-    listed = read_object(indices[0]).get("weight_map")
-    if not isinstance(listed, dict) or not all(
-        isinstance(name, str) and Path(name).name == name for name in listed.values()
-    ):
-        raise ValueError(
-            f"{indices[0]} must have a `weight_map` with the file of each tensor, got "
-            f"{listed!r:.60}. Copy the model again."
-        )
-    names = sorted(set(listed.values()))
+    names = sorted(set(shards_in(indices[0]).values()))
     missing = [name for name in names if not (folder / name).is_file()]
     if missing or not names:
         raise ValueError(

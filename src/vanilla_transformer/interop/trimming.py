@@ -301,7 +301,9 @@ def _trimmed_tokenizer(
         Path(folder, "tokenizer.json").write_text(
             json.dumps(backend, ensure_ascii=False), encoding="utf-8"
         )
-        smaller: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
+        smaller: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            folder, trust_remote_code=False
+        )
     return smaller
 
 

@@ -289,10 +289,12 @@ class VanillaTransformerConfig(PreTrainedConfig):
             for name in ("dropout", "attention_dropout", "activation_dropout", "label_smoothing")
             if not 0 <= getattr(self, name) < 1
         ]
+        # Written so that NaN fails.
         faults += [
-            f"`{name}` must be above 0, got {getattr(self, name)}."
-            for name in ("layer_norm_eps", "position_base", "init_std")
-            if getattr(self, name) is not None and getattr(self, name) <= 0
+            f"`{name}` must be above 0 and {'finite' if limit == inf else f'below {limit}'}, got "
+            f"{getattr(self, name)}."
+            for name, limit in (("layer_norm_eps", 1), ("position_base", inf), ("init_std", inf))
+            if getattr(self, name) is not None and not 0 < getattr(self, name) < limit
         ]
         if self.position_offset < 0:
             faults.append(f"`position_offset` must be at least 0, got {self.position_offset}.")

@@ -12,7 +12,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from huggingface_hub.repocard import REGEX_YAML_BLOCK
 from transformers.utils import CONFIG_NAME
 
-from vanilla_transformer.files import write_lines, written_whole
+from vanilla_transformer.files import parse_yaml, write_lines, written_whole
 from vanilla_transformer.model_folder import (
     CARD_FILE,
     RESULTS_FILE,
@@ -114,7 +114,7 @@ def write_model_card(folder: Path, forgotten: Collection[tuple[str, str]] = ()) 
     if file.exists():
         try:
             card = _updated(read_card(file), card, forgotten)
-        except (ValueError, yaml.YAMLError) as error:
+        except ValueError as error:
             logger.warning("%s stays as it is: %s", file, error)
             return
     _write(file, card)
@@ -151,7 +151,6 @@ def _updated(card: str, fresh: str, forgotten: Collection[tuple[str, str]]) -> s
 
     Raises:
         ValueError: If it has no marks, or its metadata are not those of a card.
-        yaml.YAMLError: If they are not YAML.
     """
     sections = {section[1]: section[0] for section in _SECTION.finditer(fresh)}
     line_end = "\r\n" if "\r\n" in card else "\n"
@@ -165,16 +164,18 @@ def _updated(card: str, fresh: str, forgotten: Collection[tuple[str, str]]) -> s
     ours = REGEX_YAML_BLOCK.search(fresh)
     theirs = REGEX_YAML_BLOCK.search(card)
     if ours and theirs:
+        # First, because `ModelCard` would expand aliases.
+        parse_yaml(theirs[2])
         # Refuses what the next lines, and the Hub, do not understand.
         ModelCard(card)
-        block = _with_scores(theirs[2] + "\n", yaml.safe_load(ours[2]), forgotten)
+        block = _with_scores(theirs[2] + "\n", parse_yaml(ours[2]), forgotten)
         card = card[: theirs.start(2)] + block.rstrip("\n") + card[theirs.end(2) :]
     return card.replace("\n", line_end)
 
 
 def _with_scores(block: str, ours: dict[str, Any], forgotten: Collection[tuple[str, str]]) -> str:
     """A YAML block of metadata with our scores, and everything else as a person wrote it."""
-    wanted = yaml.safe_load(block) or {}
+    wanted = parse_yaml(block) or {}
     theirs = wanted.get("metrics") or []
     theirs = theirs if isinstance(theirs, list) else [theirs]
     new = [metric for metric in ours.get("metrics", []) if metric not in theirs]
@@ -194,7 +195,7 @@ def _with_scores(block: str, ours: dict[str, Any], forgotten: Collection[tuple[s
         if not value:
             del wanted[key]
     # YAML can be written in ways that the pattern does not know.
-    if keeps_comments and yaml.safe_load(block) == wanted:
+    if keeps_comments and parse_yaml(block) == wanted:
         return block
     return _yaml(wanted)
 
@@ -227,7 +228,7 @@ def _merged_index(
 def _scores_of_card(folder: Path, results: dict[str, Any]) -> set[tuple[str, str]]:
     """Test set and metric of each score that our card has of these results."""
     card = REGEX_YAML_BLOCK.search(_filled_template(folder, folder.resolve().name, results))
-    return _names_of_scores(yaml.safe_load(card[2]).get("model-index", []) if card else [])
+    return _names_of_scores(parse_yaml(card[2]).get("model-index", []) if card else [])
 
 
 def _names_of_scores(index: list[dict[str, Any]]) -> set[tuple[str, str]]:

@@ -24,6 +24,7 @@ from vanilla_transformer.model_folder import (
     TARGET_FOLDER,
     check_objects,
     find_file,
+    naming_code,
     read_object,
 )
 from vanilla_transformer.tokenization.languages import (
@@ -314,27 +315,28 @@ def load_tokenizer(model_name_or_path: str, **loading: Any) -> PreTrainedTokeniz
     """
     if Path(model_name_or_path).is_dir():
         check_objects(Path(model_name_or_path))
-    try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            model_name_or_path, **loading
-        )
-    except ImportError:
-        raise
-    # tokenizers raises bare exceptions, and the client of the Hub those of its connection.
-    except Exception as error:
-        if not Path(model_name_or_path).is_dir():
-            if isinstance(error, ValueError):
-                raise
-            raise OSError(
-                f"There is no folder {model_name_or_path!r}, and no model of that name could be "
-                f"loaded from the Hub: {' '.join(str(error).split())}"
-            ) from error
-        if isinstance(error, OSError):
+    with naming_code(model_name_or_path):
+        try:
+            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+                model_name_or_path, **{"trust_remote_code": False, **loading}
+            )
+        except ImportError:
             raise
-        raise ValueError(
-            f"{model_name_or_path!r} must hold a tokenizer that can be loaded, got "
-            f"{type(error).__name__}: {' '.join(str(error).split())}. Restore tokenizer.json and "
-            "tokenizer_config.json."
-        ) from error
+        # tokenizers raises bare exceptions, and the client of the Hub those of its connection.
+        except Exception as error:
+            if not Path(model_name_or_path).is_dir():
+                if isinstance(error, ValueError):
+                    raise
+                raise OSError(
+                    f"There is no folder {model_name_or_path!r}, and no model of that name could "
+                    f"be loaded from the Hub: {' '.join(str(error).split())}"
+                ) from error
+            if isinstance(error, OSError):
+                raise
+            raise ValueError(
+                f"{model_name_or_path!r} must hold a tokenizer that can be loaded, got "
+                f"{type(error).__name__}: {' '.join(str(error).split())}. Restore tokenizer.json "
+                "and tokenizer_config.json."
+            ) from error
     refuse_legacy_codes(tokenizer)
     return tokenizer

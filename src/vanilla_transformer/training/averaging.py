@@ -1,7 +1,6 @@
 """Averages the weights of a run's last checkpoints, as section 6.1 of the paper does."""
 
 import copy
-import json
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -16,6 +15,7 @@ from torch import Tensor
 from transformers import Trainer, TrainingArguments
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
+from vanilla_transformer.model_folder import shards_in
 from vanilla_transformer.training.checkpoints import (
     closed_checkpoints,
     update_of,
@@ -178,8 +178,7 @@ def _tensor_files(folder: Path) -> dict[str, Path]:
     """File of each tensor of a saved model."""
     index = folder / SAFE_WEIGHTS_INDEX_NAME
     if index.exists():
-        shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        return {name: folder / file for name, file in shards.items()}
+        return {name: folder / file for name, file in shards_in(index).items()}
     file = folder / SAFE_WEIGHTS_NAME
     with safe_open(file, framework="pt") as handle:
         return dict.fromkeys(handle.keys(), file)

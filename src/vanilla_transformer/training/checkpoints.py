@@ -14,7 +14,13 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import CONFIG_NAME
 
 from vanilla_transformer.files import share_weights, write_lines
-from vanilla_transformer.model_folder import FILES_FILE, describe_files, differs, read_object
+from vanilla_transformer.model_folder import (
+    FILES_FILE,
+    describe_files,
+    differs,
+    leads_out,
+    read_object,
+)
 
 # Marks a checkpoint that an early stop saved between the planned ones.
 INTERIM_FILE = "interim"
@@ -203,7 +209,9 @@ def _damage(checkpoint: Path, prefix: str = "") -> Iterator[str]:
     for name, expected in files.items():
         if not name.startswith(prefix):
             continue
-        if not (checkpoint / name).is_file():
+        if leads_out(name):
+            yield f"its {FILES_FILE} lists {name}, which is not in it"
+        elif not (checkpoint / name).is_file():
             yield f"its {name} is missing"
         elif differs(checkpoint / name, expected):
             yield f"its {name} has other bytes than were saved"

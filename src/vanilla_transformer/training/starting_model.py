@@ -6,14 +6,18 @@ from collections.abc import Sequence
 import torch
 from datasets import Dataset
 from transformers import (
-    AutoConfig,
     GenerationConfig,
     PreTrainedModel,
     Seq2SeqTrainingArguments,
 )
 
 from vanilla_transformer.data.token_cache import cached_tokenizer
-from vanilla_transformer.model_folder import check_files, load_model, read_generation_config
+from vanilla_transformer.model_folder import (
+    check_files,
+    load_config,
+    load_model,
+    read_generation_config,
+)
 from vanilla_transformer.modeling.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.modeling.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
@@ -124,7 +128,7 @@ def _initialise_model(
     fields = PRESETS[settings.preset].config() | config_overrides(settings)
     if settings.tokenizer:
         _refuse_vocabulary_fields(settings)
-        saved = AutoConfig.from_pretrained(settings.tokenizer)
+        saved = load_config(settings.tokenizer)
         fields |= {name: getattr(saved, name) for name in _VOCABULARY_FIELDS}
     else:
         fields["vocab_size"] = len(tokenizers.source)
@@ -151,7 +155,7 @@ def _refuse_vocabulary_fields(settings: TrainSettings) -> None:
 
 
 def _refuse_other_classes(settings: TrainSettings, name: str) -> None:
-    model_type = AutoConfig.from_pretrained(name).model_type
+    model_type = load_config(name).model_type
     if model_type != VanillaTransformerConfig.model_type:
         option = "--init_from" if name == settings.init_from else "--tokenizer"
         raise ValueError(

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from vanilla_transformer.files import parse_json
+from vanilla_transformer.files import parse_json, read_text
 from vanilla_transformer.model_folder import read_object
 from vanilla_transformer.translation.engines import Hypothesis
 from vanilla_transformer.translation.search import Search
@@ -310,7 +310,7 @@ def _read_vocabulary(folder: Path, side: str) -> list[str]:
     if not file.exists():
         file = folder / "shared_vocabulary.json"
     try:
-        tokens = parse_json(file.read_text(encoding="utf-8"))
+        tokens = parse_json(read_text(file))
     except (FileNotFoundError, ValueError) as error:
         raise ValueError(
             f"{_NO_EXPORT.format(str(folder))} {file.name} that can be read: {error}. Export the "
