@@ -124,7 +124,7 @@ def _choose(references: Sequence[str], language: str | None) -> BleuTokenizer:
     written = [_writing_of_line(line) for line in references if _LETTER.search(line)]
     named = _writing_of(language or "")
     # A name of a file or an old record may mislead: Pinyin has blanks.
-    if named and any(named.letters.search(line) for line in references):
+    if named and any(written):
         return _best(named, f"the target language is {named.name} ({language})")
     shares = {row: written.count(row) / len(written) for row in written}
     rows = [row for row in (*_WRITINGS, None) if shares.get(row, 0) >= _SHARE]
