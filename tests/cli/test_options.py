@@ -13,8 +13,9 @@ import pytest
 
 from vanilla_transformer.data import parallel_text, training_data
 from vanilla_transformer.data.number_words import write_corpus
-from vanilla_transformer.evaluation import bleu_tokenizers, metrics, significance
+from vanilla_transformer.evaluation import bleu_tokenizers, metrics, significance, test_sets
 from vanilla_transformer.evaluation.bleu_tokenizers import BleuTokenizer
+from vanilla_transformer.evaluation.test_sets import NamedTestSet
 from vanilla_transformer.interop import export as exporting
 from vanilla_transformer.sharing import model_card
 from vanilla_transformer.sharing import push as pushing
@@ -476,6 +477,20 @@ def test_evaluate_takes_further_references(evaluate, tmp_path):
 
     ((_, references), _) = calls["compute"][0]
     assert references == [("b", "first", "second")]
+
+
+def test_evaluate_takes_a_test_set_of_the_list_of_sacrebleu(evaluate, tmp_path, monkeypatch):
+    file = tmp_path / "second"
+    file.write_text("c\n", encoding="utf-8")
+    named = NamedTestSet("wmt19 de-zh", "s", ["r", str(file)], "zh")
+    monkeypatch.setattr(test_sets, "named_test_set", lambda _: named)
+
+    calls = evaluate("--test", "sacrebleu:wmt19:de-zh", model=True)
+
+    ((text,), _) = calls["load"][0]
+    assert text.paths == ("s", "r")
+    assert calls["compute"][0][0][1] == [("b", "c")]
+    assert calls["record"][0][0][1] == "wmt19 de-zh"
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def evaluations_since_best(state: TrainerState, arguments: TrainingArguments) ->
     def rank(scores: dict[str, Any]) -> tuple[float, float]:
         value, loss = scores[metric], scores[f"{prefix}loss"]
         if score == "loss":
-            return -loss, -loss
+            return (value if arguments.greater_is_better else -value), -loss
         if arguments.greater_is_better:
             return max(value, CHANCE), -loss
         return -min(value, 100 - CHANCE), -loss
