@@ -280,7 +280,7 @@ def _write_corpus(
     """
     from vanilla_transformer.data.parallel_text import read_pairs
     from vanilla_transformer.files import rows_written
-    from vanilla_transformer.training.run import parallel_text
+    from vanilla_transformer.training.validation import parallel_text
 
     text = parallel_text(settings, settings.train, settings.train_split)
     pairs = ((side.replace("\n", " ") for side in pair[:2]) for pair in read_pairs(text))

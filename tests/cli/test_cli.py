@@ -146,7 +146,7 @@ def test_evaluate_prints_and_records_scores_with_their_signatures(run, copied_mo
         assert "bs:1000|seed:12345" in signature
         assert f"{title} {value} ({signature})\n" in outcome.out
         assert f"| {value} |" in card
-        assert f"- {title} `{signature}`\n" in card
+        assert f"- {title} `{signature}`" in card
 
 
 def test_evaluate_computes_the_scores_that_are_asked_for(run, copied_model, corpus):

@@ -150,7 +150,7 @@ def test_language_is_read_from_the_end_of_a_name(file, language):
 
 def test_flores200_is_usable_once_its_model_is_there(monkeypatch, tmp_path):
     pytest.importorskip("sentencepiece")
-    monkeypatch.setattr(bleu_tokenizers.tokenizer_spm, "SACREBLEU_DIR", str(tmp_path))
+    monkeypatch.setattr(bleu_tokenizers.sacrebleu, "SACREBLEU_DIR", str(tmp_path))
     assert resolve("auto", LINES["th"]).name == "char"
 
     (tmp_path / "models").mkdir()

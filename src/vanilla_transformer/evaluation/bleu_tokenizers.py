@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import regex
+import sacrebleu
 from sacrebleu.tokenizers import tokenizer_spm
 
 # Share of the letters of a line that put it into a row of `_WRITINGS`, and share of the lines of a
@@ -175,4 +176,4 @@ def _is_usable(name: str) -> bool:
     if name != "flores200":
         return has_packages
     file = os.path.basename(tokenizer_spm.SPM_MODELS[name]["url"])
-    return has_packages and Path(tokenizer_spm.SACREBLEU_DIR, "models", file).exists()
+    return has_packages and Path(sacrebleu.SACREBLEU_DIR, "models", file).exists()

@@ -3,6 +3,7 @@
 import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sacrebleu import DATASETS
 
@@ -54,9 +55,10 @@ def named_test_set(test: str) -> NamedTestSet:
             f"--test {test} must name two languages of {name} after a colon, as in "
             f"{_PREFIX}{name}:{known.split(', ')[0]}, got {languages!r}. Choose from: {known}."
         )
+    listed: Any = DATASETS[name]
     try:
-        source = DATASETS[name].get_source_file(languages)
-        references = DATASETS[name].get_reference_files(languages)
+        source = listed.get_source_file(languages)
+        references = listed.get_reference_files(languages)
     # sacreBLEU ends the program if a checksum is wrong.
     except (OSError, SystemExit) as error:
         raise OSError(

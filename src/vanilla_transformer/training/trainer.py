@@ -74,6 +74,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
     """
 
     control: TrainerControl
+    compute_metrics: Scorer | None
 
     def __init__(
         self,
@@ -150,7 +151,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         processes, pairs that fill up the last batch count twice.
         """
         output = self._evaluate_set(dataloader, *args, prefix=metric_key_prefix, **kwargs)
-        first_scorer = self.compute_metrics
+        first_scorer: Scorer | None = self.compute_metrics
         try:
             for name, pairs in self.further_sets.items():
                 self.compute_metrics = self.scorers.get(name)
