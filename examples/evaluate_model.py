@@ -2,7 +2,7 @@
 
     python examples/evaluate_model.py --model runs/demo --test test.de test.en
 
-BLEU and chrF are those of `TranslationScores`, a metric of this package that downloads nothing.
+BLEU and chrF are those of `score`, a function of this package that downloads nothing.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from tqdm import trange
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 import vanilla_transformer  # noqa: F401  (registers the model with the Auto classes)
-from vanilla_transformer.evaluation.metrics import TranslationScores
+from vanilla_transformer.evaluation.metrics import score
 
 
 def parse() -> argparse.Namespace:
@@ -66,7 +66,7 @@ def main() -> None:
     search = {"num_beams": given.num_beams} if given.num_beams else {}
     translations = translate(given.model, sources, given.batch_size, **search)
     lines = {"predictions": translations, "references": references}
-    scores = TranslationScores().compute(**lines, metrics=["bleu", "chrf"], bootstrap=1000)
+    scores = score(**lines, metrics=["bleu", "chrf"], bootstrap=1000)
     for name in given.metrics:
         scores[name] = evaluate.load(name).compute(**lines)
     print(json.dumps(scores, indent=2))

@@ -12,7 +12,7 @@ from datasets import Dataset, concatenate_datasets, load_dataset
 from torch.utils.data import DataLoader
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, DataCollatorForSeq2Seq, get_scheduler
 
-from vanilla_transformer.evaluation.metrics import TranslationScores  # registers the model, too
+from vanilla_transformer.evaluation.metrics import score  # registers the model, too
 
 LIMITS = {"max_length": 128, "truncation": True}
 NUMBERS = {"epochs": 5, "batch_size": 32, "gradient_accumulation_steps": 1}
@@ -85,7 +85,7 @@ def main() -> None:
             schedule.step()
             optimizer.zero_grad()
         texts = list(translate(model.eval(), validation_loader, tokenizer, accelerator))
-        scores = TranslationScores().compute(predictions=texts, references=pairs[1]["target"][:])
+        scores = score(texts, pairs[1]["target"][:])
         accelerator.print(f"epoch {epoch}  last loss {loss:.3f}  chrF {scores['chrf']:.2f}")
     weights = accelerator.get_state_dict(model)  # all processes take part: FSDP divides them
     if accelerator.is_main_process:

@@ -23,7 +23,6 @@ from transformers import (
 )
 
 import vanilla_transformer  # noqa: F401  (registers the model with the Auto classes)
-from vanilla_transformer.evaluation.metrics import TranslationScores
 
 LIMITS = {"max_length": 128, "truncation": True}
 
@@ -74,7 +73,7 @@ def main() -> None:
             for ids in (output.predictions, output.label_ids)
         )
         lines = {"predictions": predictions, "references": references}
-        return TranslationScores().compute(**lines, metrics=["bleu", "chrf"])
+        return score(**lines, metrics=["bleu", "chrf"])
 
     trainer = Seq2SeqTrainer(
         model=AutoModelForSeq2SeqLM.from_pretrained(given.model),

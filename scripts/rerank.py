@@ -91,16 +91,18 @@ def main() -> int:
     options = parse()
     # Imported late: they load torch, and `--help` should answer at once.
     from vanilla_transformer.data.parallel_text import ParallelText, load_pairs
+    from vanilla_transformer.evaluation.bleu_tokenizers import resolve
     from vanilla_transformer.evaluation.metrics import METRICS, build_metrics
     from vanilla_transformer.translation import Translator
 
     try:
         if not all(map(math.isfinite, options.weights)):
             raise ValueError(f"--weights must be finite, got {options.weights}.")
-        (metric,) = build_metrics([options.metric]).values()
         pairs = [
             load_pairs(ParallelText((str(file),))) for file in (options.validation, options.test)
         ]
+        tokenizer = resolve("auto", pairs[1]["target"][:]).name
+        (metric,) = build_metrics([options.metric], tokenizer).values()
         forward = Translator.from_pretrained(
             options.model,
             engine="torch",

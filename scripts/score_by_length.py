@@ -38,14 +38,16 @@ def main() -> int:
     options = parse()
     # Imported late: they load torch, and `--help` should answer at once.
     from vanilla_transformer.data.parallel_text import ParallelText, load_pairs
+    from vanilla_transformer.evaluation.bleu_tokenizers import resolve
     from vanilla_transformer.evaluation.metrics import build_metrics
     from vanilla_transformer.translation import Translator
 
     try:
-        (metric,) = build_metrics([options.metric]).values()
         edges = sorted(set(options.up_to))
         groups: list[list[tuple[str, str]]] = [[] for _ in range(len(edges) + 1)]
         pairs = load_pairs(ParallelText((str(options.test),)))
+        tokenizer = resolve("auto", pairs["target"][:]).name
+        (metric,) = build_metrics([options.metric], tokenizer).values()
         for source, target in zip(pairs["source"], pairs["target"], strict=True):
             groups[bisect_left(edges, len(source.split()))].append((source, target))
         translators = [

@@ -81,7 +81,11 @@ class _ClosedOutput(io.TextIOBase):
 
 
 def _open_standard_streams() -> None:
-    """Replaces those that the shell has closed; Python has None for them."""
+    """Replaces those that the shell has closed, and lets messages survive any encoding.
+
+    Python has None for closed streams. What a terminal in ASCII or Latin-1 cannot show is printed
+    as an escape, as Python does on standard error; translations are always in UTF-8.
+    """
     # These stay open as long as the process.
     if sys.stdin is None:
         sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115
@@ -89,6 +93,8 @@ def _open_standard_streams() -> None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     if sys.stdout is None:
         sys.stdout = _ClosedOutput()
+    elif isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _loss_of_a_process(said: str) -> str:

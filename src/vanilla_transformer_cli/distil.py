@@ -3,7 +3,7 @@
 import re
 from dataclasses import Field, dataclass, field, fields, replace
 from functools import partial
-from itertools import tee
+from itertools import islice, tee
 from pathlib import Path
 from typing import Any, Literal
 
@@ -196,10 +196,19 @@ def _in_the_languages_of_its_teacher(settings: DistilSettings) -> DistilSettings
 
 def _teach(settings: DistilSettings, folder: Path) -> DistilSettings:
     """Makes the pairs of the student; returns the settings of its training."""
+    from vanilla_transformer.evaluation.bleu_tokenizers import resolve
+    from vanilla_transformer.files import read_lines
     from vanilla_transformer.training.distillation import Targets, read_outputs, write_pairs
 
     record = _translate(settings, folder)
-    targets = Targets(settings.targets == "both", settings.nearest, settings.bleu_tokenize)
+    tokenizer = settings.bleu_tokenize
+    if settings.nearest == "bleu":
+        # Some lines are enough to see the script.
+        references = list(islice(read_lines(folder / REFERENCES_FILE), 10_000))
+        languages = [settings.target_language, *settings.language[1:2]]
+        language = next(filter(None, languages), None)
+        tokenizer = resolve(tokenizer, references, language, settings.pretokenized).name
+    targets = Targets(settings.targets == "both", settings.nearest, tokenizer)
     outputs = read_outputs(folder / OUTPUTS_FILE, settings.teacher_n_best)
     # Plain text, so that `source_column` and `target_column` remain those of the validation pairs.
     pairs = [folder / name for name in PAIR_FILES]
@@ -271,7 +280,7 @@ def _write_corpus(
     """
     from vanilla_transformer.data.parallel_text import read_pairs
     from vanilla_transformer.files import rows_written
-    from vanilla_transformer.training.run import parallel_text
+    from vanilla_transformer.training.validation import parallel_text
 
     text = parallel_text(settings, settings.train, settings.train_split)
     pairs = ((side.replace("\n", " ") for side in pair[:2]) for pair in read_pairs(text))

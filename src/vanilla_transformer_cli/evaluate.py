@@ -1,6 +1,6 @@
 """The `evaluate` command: scores of a model or of a file, alone or against another."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ example:
   vanilla-transformer evaluate --model runs/de-en --test test.de test.en
   vanilla-transformer evaluate --model runs/de-en --test test.de test.en --against other.en
   vanilla-transformer evaluate --hypotheses other.en --test test.de test.en
+  vanilla-transformer evaluate --model runs/de-en --test sacrebleu:wmt19:de-en
 """
 
 
@@ -37,14 +38,16 @@ def evaluate(argv: list[str]) -> None:
     settings = EvaluateSettings(**vars(namespace))
     _check(parser, settings)
 
-    from vanilla_transformer.evaluation.metrics import TranslationScores, format_scores
+    from vanilla_transformer.evaluation.metrics import format_scores, score
     from vanilla_transformer.evaluation.significance import compare, format_comparisons
     from vanilla_transformer.files import write_lines
     from vanilla_transformer.sharing.model_card import read_results, record_results
 
     # Mistakes are reported before the translation, which may take an hour.
-    options = _options(settings)
-    sources, references = _load(settings)
+    _check_scores(settings)
+    test_set = _load(settings)
+    sources, references = test_set.sources, test_set.references
+    options = _options(settings, test_set)
     texts = _read(settings.hypotheses, len(references)) if settings.hypotheses else []
     translator = load_translator(settings) if settings.model else None
     others, other_translator = [], None
@@ -57,15 +60,16 @@ def evaluate(argv: list[str]) -> None:
         texts = _translate(translator, sources)
     if settings.output:
         write_lines(Path(settings.output), texts)
-    scores = TranslationScores().compute(predictions=texts, references=references, **options)
+    scores = score(texts, references, **options)
     print(format_scores(scores))
     folder = _results_folder(settings)
     if translator and folder:
         # Until a choice is made, torch's translations are taken.
         how = {"search": str(translator.search), "engine": translator.engine.name or "torch"}
         # A test set that is scored again and again becomes a validation set.
-        how["scorings"] = 1 + read_results(folder).get(settings.name, {}).get("scorings", 0)
-        record_results(folder, settings.name, scores | how)
+        name = settings.name or test_set.name
+        how["scorings"] = 1 + read_results(folder).get(name, {}).get("scorings", 0)
+        record_results(folder, name, scores | how)
     if settings.against:
         if other_translator:
             others = _translate(other_translator, sources)
@@ -106,7 +110,7 @@ def _check(parser: Parser, settings: EvaluateSettings) -> None:
         others = [settings.against] if settings.against else []
         check_output(
             Path(settings.output),
-            inputs=[*settings.test, *others],
+            inputs=[*settings.test, *(settings.references or []), *others],
             models=[*(settings.model or []), *others],
         )
     if folder := _results_folder(settings):
@@ -129,37 +133,81 @@ def _results_folder(settings: EvaluateSettings) -> Path | None:
     return folders[0] if len(folders) == 1 and folders[0].is_dir() else None
 
 
-def _options(settings: EvaluateSettings) -> dict[str, Any]:
-    """Options of the scores, checked."""
+@dataclass(frozen=True)
+class _TestSet:
+    """What is translated, and what the translations are compared with.
+
+    Attributes:
+        name: Name of the test set.
+        sources: Lines to translate.
+        references: All references of each line.
+        language: Code of the target language, if the names of the files say it.
+    """
+
+    name: str
+    sources: list[str]
+    references: list[tuple[str, ...]]
+    language: str | None
+
+
+def _check_scores(settings: EvaluateSettings) -> None:
+    """Refuses options of the scores that are wrong whatever the references are."""
+    from vanilla_transformer.evaluation.bleu_tokenizers import resolve
     from vanilla_transformer.evaluation.metrics import build_metrics, check_bootstrap
 
     check_bootstrap(settings.bootstrap)
-    build_metrics(settings.metrics, settings.bleu_tokenize)
+    build_metrics(settings.metrics, resolve(settings.bleu_tokenize, []).name)
+
+
+def _options(settings: EvaluateSettings, test_set: _TestSet) -> dict[str, Any]:
+    """Options of the scores; BLEU's tokenizer is chosen once, for all systems."""
+    from vanilla_transformer.evaluation.bleu_tokenizers import resolve
+
+    language = settings.target_language or test_set.language
+    is_tokenized = False
+    if folder := _results_folder(settings):
+        from vanilla_transformer.model_folder import RUN_FILE, read_object
+
+        run = read_object(folder / RUN_FILE) if (folder / RUN_FILE).is_file() else {}
+        trained = run.get("settings") or {}
+        is_tokenized = trained.get("pretokenized", False)
+        language = language or next(iter(trained.get("language", [])[1:2]), None)
+    references = [line for lines in test_set.references for line in lines]
     return {
         "metrics": settings.metrics,
-        "tokenize": settings.bleu_tokenize,
+        "tokenize": resolve(settings.bleu_tokenize, references, language, is_tokenized),
+        "lowercase": settings.lowercase,
         "bootstrap": settings.bootstrap,
     }
 
 
-def _load(settings: EvaluateSettings) -> tuple[list[str], list[str]]:
-    """Sources and references."""
+def _load(settings: EvaluateSettings) -> _TestSet:
     from vanilla_transformer.data.parallel_text import ParallelText, load_pairs
+    from vanilla_transformer.evaluation.bleu_tokenizers import language_of_file
+    from vanilla_transformer.evaluation.test_sets import is_named, named_test_set
 
+    name, paths, further = "test", settings.test, settings.references or []
+    language = language_of_file(paths[-1])
+    if is_named(paths):
+        named = named_test_set(paths[0])
+        name, paths, language = named.name, [named.source, named.references[0]], named.language
+        further = [*named.references[1:], *further]
     pairs = load_pairs(
         ParallelText(
-            tuple(settings.test),
+            tuple(paths),
             settings.source_column,
             settings.target_column,
             settings.dataset_config,
             settings.test_split,
         )
     )
-    return pairs["source"][:], pairs["target"][:]
+    targets = pairs["target"][:]
+    streams = [targets, *(_read(path, len(targets)) for path in further)]
+    return _TestSet(name, pairs["source"][:], list(zip(*streams, strict=True)), language)
 
 
 def _read(path: str, lines: int) -> list[str]:
-    """Translations from a file.
+    """Translations or further references from a file.
 
     Raises:
         ValueError: If there is not one for each test pair.
@@ -172,8 +220,8 @@ def _read(path: str, lines: int) -> list[str]:
         warn_of_carriage_returns(repr(path))
     if len(texts) != lines:
         raise ValueError(
-            f"{path!r} must hold one translation for each of the {lines:,} test pairs, got "
-            f"{len(texts):,} lines. Check that it translates the same file."
+            f"{path!r} must hold one line for each of the {lines:,} test pairs, got "
+            f"{len(texts):,} lines. Check that it belongs to the same file."
         )
     return texts
 

@@ -3,6 +3,7 @@
 Nothing here imports torch, so that `--help` answers at once.
 """
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -56,12 +57,21 @@ PRESETS = {
 METRIC_TITLES = {
     "bleu": "BLEU",
     "chrf": "chrF",
+    "chrf++": "chrF++",
+    "ter": "TER",
     "exact_match": "exact match",
     "wer": "WER",
     "per": "PER",
     "codexglue_bleu": "CodeXGLUE BLEU",
 }
 DEFAULT_METRICS = ["bleu", "chrf", "exact_match"]
+# Name of the scores of `--validation`.
+VALIDATION = "validation"
+_BLEU_TOKENIZE = (
+    "sacreBLEU's tokenizer for BLEU: none for tokenised text, 13a, intl, char, zh, ja-mecab, "
+    "ko-mecab, flores200. auto: by the target language, else by the script of the references, and "
+    "the output says which and why."
+)
 
 EngineName = Literal["auto", "torch", "ctranslate2"]
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
@@ -106,11 +116,19 @@ class TrainSettings:
         "them, the last one is kept.",
         [],
     )
+    validation_sets: list[str] = option(
+        "Further validation sets with scores of their own, each as NAME=SOURCE,TARGET or "
+        "NAME=PATH, with paths as for --validation. --validation decides which checkpoint is best; "
+        "NAME_bleu as --metric_for_best_model lets another set decide.",
+        [],
+        action="extend",
+        nargs="+",
+    )
     data: str | None = option(
         "Folder of the files of --train and --validation. Default: the current folder."
     )
     max_validation_pairs: int | None = option(
-        "Scores only the first N pairs of --validation. Default: all."
+        "Scores only the first N pairs of each validation set. Default: all."
     )
     source_column: str = option(
         "Column of the source text in .jsonl, .parquet and datasets; dots lead to nested columns, "
@@ -257,9 +275,8 @@ class TrainSettings:
         "to 50,000; with --resume, those of the run."
     )
     bleu_tokenize: str = option(
-        "sacreBLEU's tokenizer for the validation score: 13a, intl, char, zh, ja-mecab, or none "
-        "for tokenised text.",
-        "13a",
+        f"{_BLEU_TOKENIZE} Where none fits all of them, chrF decides which checkpoint is best.",
+        "auto",
     )
     metrics: list[str] = option(
         "Scores of the validation pairs; see evaluate --help. The first decides which checkpoint "
@@ -327,11 +344,45 @@ class TrainSettings:
             for name in ("train", "validation"):
                 paths = [str(Path(self.data, path)) for path in getattr(self, name)]
                 object.__setattr__(self, name, paths)
+            sets = [
+                f"{name}={','.join(str(Path(self.data, path)) for path in paths)}"
+                for name, paths in _named_paths(self.validation_sets).items()
+            ]
+            object.__setattr__(self, "validation_sets", sets)
             # A copy with other settings has these paths already.
             object.__setattr__(self, "data", None)
         is_on_hub = len(self.train) == 1 and not Path(self.train[0]).exists()
         if is_on_hub and not self.dataset_tags:
             object.__setattr__(self, "dataset_tags", list(self.train))
+
+    def paths_of_validation(self) -> dict[str, list[str]]:
+        """Paths of each validation set by name, that of `--validation` first.
+
+        Raises:
+            ValueError: If the form or the name of a further set is not possible.
+        """
+        first = {VALIDATION: self.validation} if self.validation else {}
+        return first | _named_paths(self.validation_sets)
+
+
+# A set's name and a score are joined with an underscore, and scores have such names already.
+_NO_NAMES = {VALIDATION, "exact", "codexglue", "samples", "steps", "model", *METRIC_TITLES}
+
+
+def _named_paths(sets: list[str]) -> dict[str, list[str]]:
+    """Paths of further validation sets by name."""
+    named = {}
+    for given in sets:
+        name, equals, paths = given.partition("=")
+        if not (equals and paths and re.fullmatch(r"[A-Za-z][A-Za-z0-9-]*", name)):
+            raise ValueError(
+                f"--validation_sets takes NAME=SOURCE,TARGET, with letters, digits and hyphens in "
+                f"the name, got {given!r}."
+            )
+        if name in named or name in _NO_NAMES:
+            raise ValueError(f"--validation_sets needs another name for the set {given!r}.")
+        named[name] = paths.split(",")
+    return named
 
 
 @dataclass(frozen=True)
@@ -473,8 +524,16 @@ class EvaluateSettings(SearchSettings):
     """Settings of an evaluation."""
 
     test: list[str] = option(
-        "Test pairs: two parallel text files, or one .tsv, .jsonl or .parquet file, or a dataset.",
+        "Test pairs: two parallel text files, or one .tsv, .jsonl or .parquet file, or a dataset, "
+        "or one of sacreBLEU's test sets, which are downloaded, with its languages: "
+        "sacrebleu:wmt19:de-en.",
         [],
+    )
+    references: list[str] | None = option(
+        "Files with further references, one for each test pair a line.",
+        action="store",
+        nargs="+",
+        metavar="FILE",
     )
     source_column: str = option("Column of the source text.", "source")
     target_column: str = option("Column of the target text.", "target")
@@ -491,18 +550,23 @@ class EvaluateSettings(SearchSettings):
     metrics: list[str] = option(
         "Scores to compute. For spelling to phonemes: wer, the percentage of lines with a wrong "
         "token, and per, edits per 100 reference tokens. For code: codexglue_bleu, the smoothed "
-        "BLEU of CodeXGLUE. These three separate tokens at blanks.",
+        "BLEU of CodeXGLUE. These three separate tokens at blanks. COMET needs an environment of "
+        "its own, see docs/evaluation.md.",
         DEFAULT_METRICS,
         choices=tuple(METRIC_TITLES),
     )
-    bleu_tokenize: str = option("sacreBLEU's tokenizer; none for tokenised text.", "13a")
+    bleu_tokenize: str = option(_BLEU_TOKENIZE, "auto")
+    lowercase: bool = option("Lower-cases both sides for BLEU and chrF.", False)
     bootstrap: int = option(
         "Number of bootstrap resamples for confidence intervals and --against; 0: no intervals. "
         "1,000 resamples of 1,000 lines take about 70 MB of memory.",
         1000,
     )
     output: str | None = option("File for the translations, one a line. It is replaced.")
-    name: str = option("Name of the test set in results.json and the model card.", "test")
+    name: str | None = option(
+        "Name of the test set in results.json and the model card. Default: test, or that of "
+        "sacreBLEU's test set."
+    )
 
 
 @dataclass(frozen=True)

@@ -146,7 +146,7 @@ def test_evaluate_prints_and_records_scores_with_their_signatures(run, copied_mo
         assert "bs:1000|seed:12345" in signature
         assert f"{title} {value} ({signature})\n" in outcome.out
         assert f"| {value} |" in card
-        assert f"- {title} `{signature}`\n" in card
+        assert f"- {title} `{signature}`" in card
 
 
 def test_evaluate_computes_the_scores_that_are_asked_for(run, copied_model, corpus):
@@ -290,7 +290,7 @@ def assert_refused(outcome: Outcome, pattern: str) -> None:
         (["translate", "--num_beams", "x"], "--num_beams.* invalid int value: 'x'"),
         (["evaluate", "--model", "a"], "--test needs the test pairs"),
         (["evaluate", "--test", "a"], "--model needs the folder"),
-        (["evaluate", "--test", "a", "--metrics", "ter"], "--metrics.*invalid choice: 'ter'"),
+        (["evaluate", "--test", "a", "--metrics", "meteor"], "--metrics.*invalid choice: 'meteor'"),
         (["evaluate", "--test", "a", "--hypotheses", "b"], "--hypotheses: there is no file 'b'"),
         (["evaluate", "--test", "a", "--hypotheses", "/"], "--hypotheses: there is no file '/'"),
         (["evaluate", "--test", "a", "--hypotheses", "b", "--model", "c"], "leave out --model"),
@@ -325,7 +325,7 @@ def test_mistake_in_the_arguments_is_told_alone(run, argv, pattern):
         (["--vocab_size", "100"], "`vocab_size` must be at least 262 .*, got 100"),
         (
             ["--bleu_tokenize", "xx"],
-            r"--bleu_tokenize: .*got 'xx'\. Choose from: none, .*13a, .*char",
+            r"--bleu_tokenize: .*got 'xx'\. Choose from: auto, none, .*13a, .*char",
         ),
         (["--max_tokens_per_batch", "9"], "must hold the longest pair, got 9"),
         (["--resume"], "--resume needs a whole checkpoint"),
@@ -407,7 +407,7 @@ def test_evaluate_refuses_a_pipe(run, corpus, translations, option):
     ("options", "pattern"),
     [
         (["--bootstrap", "39"], "at least 40 resamples, .*got 39"),
-        (["--bleu_tokenize", "moses"], "got 'moses'. Choose from: none, .*13a"),
+        (["--bleu_tokenize", "moses"], "got 'moses'. Choose from: auto, none, .*13a"),
         (["--test", "no.tsv"], "no file 'no.tsv'"),
     ],
 )

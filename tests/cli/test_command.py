@@ -1,5 +1,6 @@
 """What all commands share."""
 
+import io
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from vanilla_transformer import threads
 from vanilla_transformer_cli import command as commands
 from vanilla_transformer_cli.command import looks_like_a_path
+from vanilla_transformer_cli.lines import StandardOutput
 
 
 @pytest.mark.parametrize(
@@ -156,3 +158,30 @@ print(ascii([values["prefix"], *values["text"]]))
     status, said = answer("ä".encode("latin-1"))
     assert status == 2
     assert b"text in the arguments must be UTF-8, got" in said
+
+
+@pytest.mark.parametrize(
+    ("encoding", "printed"),
+    [
+        ("ascii", b"30.1 \\xb1 1 \\u4e2d \\udcff\n"),
+        ("latin-1", b"30.1 \xb1 1 \\u4e2d \\udcff\n"),
+        # A name of a file that is no UTF-8.
+        ("utf-8", b"30.1 \xc2\xb1 1 \xe4\xb8\xad \\udcff\n"),
+    ],
+)
+def test_messages_survive_any_encoding_of_the_terminal(encoding, printed, monkeypatch):
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    monkeypatch.setattr(sys, "stdout", terminal)
+
+    commands.run(lambda _: print("30.1 \u00b1 1 \u4e2d \udcff"), [])
+
+    assert terminal.buffer.getvalue() == printed
+
+
+def test_translations_are_utf_8_in_any_terminal(monkeypatch):
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", terminal)
+
+    StandardOutput().write("\u4e2d\n".encode())
+
+    assert terminal.buffer.getvalue() == b"\xe4\xb8\xad\n"

@@ -13,7 +13,9 @@ import pytest
 
 from vanilla_transformer.data import parallel_text, training_data
 from vanilla_transformer.data.number_words import write_corpus
-from vanilla_transformer.evaluation import metrics, significance
+from vanilla_transformer.evaluation import bleu_tokenizers, metrics, significance, test_sets
+from vanilla_transformer.evaluation.bleu_tokenizers import BleuTokenizer
+from vanilla_transformer.evaluation.test_sets import NamedTestSet
 from vanilla_transformer.interop import export as exporting
 from vanilla_transformer.sharing import model_card
 from vanilla_transformer.sharing import push as pushing
@@ -415,11 +417,9 @@ def evaluate(watch, tmp_path, monkeypatch):
     hypotheses = tmp_path / "out.en"
     hypotheses.write_text("b\n", encoding="utf-8")
     scores = {"bleu": 1.0, "bleu_signature": "s", "lines": 1}
-    scorer = SimpleNamespace(compute=None)
-    watch(metrics, "TranslationScores", scorer)
     calls = {
         "load": watch(parallel_text, "load_pairs", {"source": ["a"], "target": ["b"]}),
-        "compute": watch(scorer, "compute", scores),
+        "compute": watch(metrics, "score", scores),
         "compare": watch(significance, "compare", []),
         "record": watch(model_card, "record_results"),
     }
@@ -453,12 +453,68 @@ def test_evaluate_reads_the_test_pairs_as_told(option, evaluate):
 
 
 def test_evaluate_scores_as_told(evaluate):
-    options = ["--metrics", "wer", "--bleu_tokenize", "char", "--bootstrap", "50"]
+    options = ["--metrics", "wer", "--bleu_tokenize", "char", "--bootstrap", "50", "--lowercase"]
 
     ((_, named),) = evaluate(*options)["compute"]
 
-    expected = {"metrics": ["wer"], "tokenize": "char", "bootstrap": 50}
-    assert {name: named[name] for name in expected} == expected
+    tokenizer = BleuTokenizer("char")
+    assert named == {
+        "metrics": ["wer"],
+        "tokenize": tokenizer,
+        "bootstrap": 50,
+        "lowercase": True,
+    }
+
+
+def test_evaluate_takes_further_references(evaluate, tmp_path):
+    files = [tmp_path / name for name in ("first", "second")]
+    for file in files:
+        file.write_text(f"{file.name}\n", encoding="utf-8")
+
+    calls = evaluate("--references", *map(str, files))
+
+    ((_, references), _) = calls["compute"][0]
+    assert references == [("b", "first", "second")]
+
+
+def test_evaluate_takes_a_test_set_of_the_list_of_sacrebleu(evaluate, tmp_path, monkeypatch):
+    file = tmp_path / "second"
+    file.write_text("c\n", encoding="utf-8")
+    named = NamedTestSet("wmt19 de-zh", "s", ["r", str(file)], "zh")
+    monkeypatch.setattr(test_sets, "named_test_set", lambda _: named)
+
+    calls = evaluate("--test", "sacrebleu:wmt19:de-zh", model=True)
+
+    ((text,), _) = calls["load"][0]
+    assert text.paths == ("s", "r")
+    assert calls["compute"][0][0][1] == [("b", "c")]
+    assert calls["record"][0][0][1] == "wmt19 de-zh"
+
+
+@pytest.mark.parametrize(
+    ("option", "file", "record", "expected"),
+    [
+        ([], "a.en", None, "13a"),
+        (["--target_language", "zh"], "a.en", "ja", "zh"),
+        ([], "a.zh", "ja", "zh"),
+        ([], "a.en", "zh", "zh"),
+        ([], "a.en", "ja", "char"),
+    ],
+)
+def test_language_of_the_references_comes_from_option_name_or_record(
+    option, file, record, expected, evaluate, tmp_path, monkeypatch
+):
+    watch_pairs = {"source": ["a"], "target": ["\u6771\u4eac" if expected != "13a" else "b"]}
+    monkeypatch.setattr(parallel_text, "load_pairs", lambda _: watch_pairs)
+    monkeypatch.setattr(bleu_tokenizers, "_is_usable", lambda name: name in ("zh", "char", "13a"))
+    if record:
+        run = {"settings": {"language": ["de", record]}}
+        (tmp_path / "run.json").write_text(json.dumps(run), encoding="utf-8")
+
+    calls = evaluate(*option, "--test", "a.de", file, model=bool(record))
+
+    ((_, named),) = calls["compute"]
+    assert named["tokenize"].name == expected
 
 
 def test_each_option_of_evaluate_has_its_test():
@@ -466,7 +522,7 @@ def test_each_option_of_evaluate_has_its_test():
 
     assert own - OF_THE_SEARCH == {
         *OF_THE_TEST_PAIRS,
-        *("metrics", "bleu_tokenize", "bootstrap"),
+        *("metrics", "bleu_tokenize", "bootstrap", "lowercase", "references"),
         *("test", "hypotheses", "against", "output", "name"),
     }
 
@@ -497,8 +553,14 @@ def test_evaluate_compares_with_the_same_options(evaluate, tmp_path):
     calls = evaluate("--against", str(other), *options)
 
     ((first, second, references), named) = calls["compare"][0]
-    assert (first, second, references) == (["b"], ["c"], ["b"])
-    assert named == {"metrics": ["chrf"], "tokenize": "char", "bootstrap": 50}
+    assert (first, second, references) == (["b"], ["c"], [("b",)])
+    tokenizer = BleuTokenizer("char")
+    assert named == {
+        "metrics": ["chrf"],
+        "tokenize": tokenizer,
+        "bootstrap": 50,
+        "lowercase": False,
+    }
 
 
 # Sharing and exporting

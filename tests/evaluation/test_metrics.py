@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import sacrebleu
 
+from vanilla_transformer.evaluation import metrics
 from vanilla_transformer.evaluation.metrics import (
     METRICS,
     TranslationScores,
@@ -30,17 +31,12 @@ PREDICTIONS = ["A dog runs, quickly.", "Two men sit.", "The Cat sleeps on a mat.
 REFERENCES = ["A dog is running, quickly.", "Two men sit.", "The cat sleeps on the mat."]
 
 
-@pytest.fixture(scope="module")
-def metric():
-    return TranslationScores()
+def score(predictions=PREDICTIONS, references=REFERENCES, **options):
+    return metrics.score(predictions, references, **options)
 
 
-def score(metric, predictions=PREDICTIONS, references=REFERENCES, **options):
-    return metric.compute(predictions=predictions, references=references, **options)
-
-
-def test_scores_and_signatures_are_those_of_sacrebleu(metric):
-    scores = score(metric)
+def test_scores_and_signatures_are_those_of_sacrebleu():
+    scores = score()
 
     assert scores["bleu"] == sacrebleu.corpus_bleu(PREDICTIONS, [REFERENCES]).score
     assert scores["chrf"] == sacrebleu.corpus_chrf(PREDICTIONS, [REFERENCES]).score
@@ -50,38 +46,38 @@ def test_scores_and_signatures_are_those_of_sacrebleu(metric):
     assert scores["lines"] == 3
 
 
-def test_scores_are_100_when_all_lines_are_right(metric):
-    scores = score(metric, REFERENCES, REFERENCES)
+def test_scores_are_100_when_all_lines_are_right():
+    scores = score(REFERENCES, REFERENCES)
 
     assert (scores["bleu"], scores["chrf"], scores["exact_match"]) == pytest.approx((100,) * 3)
 
 
-def test_bleu_is_of_the_prediction_given_the_reference(metric):
+def test_bleu_is_of_the_prediction_given_the_reference():
     # Only a prediction can be too short; one that is 1.6 times too long loses precision instead.
     short, long = ["a b c d e"], ["a b c d e f g h"]
 
-    assert score(metric, short, long)["bleu"] == pytest.approx(100 * math.exp(1 - 8 / 5))
+    assert score(short, long)["bleu"] == pytest.approx(100 * math.exp(1 - 8 / 5))
 
 
 @pytest.mark.parametrize("tokenize", ["none", "char", "intl", "zh"])
-def test_tokenize_reaches_bleu_and_its_signature(metric, tokenize):
-    scores = score(metric, tokenize=tokenize)
+def test_tokenize_reaches_bleu_and_its_signature(tokenize):
+    scores = score(tokenize=tokenize)
 
     expected = sacrebleu.BLEU(tokenize=tokenize).corpus_score(PREDICTIONS, [REFERENCES])
     assert scores["bleu"] == expected.score
     assert f"|tok:{tokenize}|" in scores["bleu_signature"]
 
 
-def test_tokenize_is_refused_when_its_package_is_missing(metric, monkeypatch):
+def test_tokenize_is_refused_when_its_package_is_missing(monkeypatch):
     # As if it were not installed.
     monkeypatch.setitem(sys.modules, "MeCab", None)
     monkeypatch.delitem(sys.modules, "sacrebleu.tokenizers.tokenizer_ja_mecab", raising=False)
 
     with pytest.raises(ValueError, match="`tokenize` 'ja-mecab' cannot be used here: Japanese"):
-        score(metric, tokenize="ja-mecab")
+        score(tokenize="ja-mecab")
 
 
-def test_tokenize_is_refused_when_its_model_cannot_be_downloaded(metric, monkeypatch, tmp_path):
+def test_tokenize_is_refused_when_its_model_cannot_be_downloaded(monkeypatch, tmp_path):
     pytest.importorskip("sentencepiece")
     from sacrebleu.tokenizers import tokenizer_spm
 
@@ -92,22 +88,22 @@ def test_tokenize_is_refused_when_its_model_cannot_be_downloaded(metric, monkeyp
     monkeypatch.setattr(tokenizer_spm, "download_file", fail)
 
     with pytest.raises(ValueError, match=r"`tokenize` 'flores200' cannot be used here: .*no netw"):
-        score(metric, tokenize="flores200")
+        score(tokenize="flores200")
 
 
-def test_lowercase_reaches_bleu_and_chrf_but_not_exact_match(metric):
-    scores, folded = score(metric), score(metric, lowercase=True)
+def test_lowercase_reaches_bleu_and_chrf_but_not_exact_match():
+    scores, folded = score(), score(lowercase=True)
 
     for name in ("bleu", "chrf"):
         assert folded[name] > scores[name]
         assert "|case:lc|" in folded[f"{name}_signature"]
-    assert score(metric, ["A dog."], ["a dog."], lowercase=True)["exact_match"] == 0
+    assert score(["A dog."], ["a dog."], lowercase=True)["exact_match"] == 0
 
 
 # A composed character is not its decomposed form; the second line, which is empty, is right.
 @pytest.mark.parametrize("prediction", ["\u00fcber ", " \u00fcber", "\u00dcber", "", "u\u0308ber"])
-def test_exact_match_counts_every_code_point(metric, prediction):
-    assert score(metric, [prediction, ""], ["\u00fcber", ""])["exact_match"] == 50
+def test_exact_match_counts_every_code_point(prediction):
+    assert score([prediction, ""], ["\u00fcber", ""])["exact_match"] == 50
 
 
 @pytest.mark.parametrize(
@@ -119,48 +115,42 @@ def test_exact_match_counts_every_code_point(metric, prediction):
         ],
         ([], [], {}, "at least one line each, got 0"),
         (["a"], ["a"], {"tokenize": "moses"}, r"got 'moses'.*13a"),
-        (["a"], ["a"], {"metrics": ["bleu", "ter"]}, r"got 'ter'.*: bleu, .*codexglue_bleu"),
+        (["a"], ["a"], {"metrics": ["bleu", "meteor"]}, r"got 'meteor'.*: bleu, .*codexglue_bleu"),
+        (["a", "b"], [["a"], ["a", "b"]], {}, r"same number of references.* got 1 to 2"),
         (["a"], ["a"], {"bootstrap": -1}, r"at least 40 resamples, or 0 .*got -1"),
         (["a"], ["a"], {"bootstrap": 39}, r"at least 40 resamples, or 0 .*got 39"),
     ],
 )
-def test_call_that_cannot_be_scored_is_refused(metric, predictions, references, options, message):
+def test_call_that_cannot_be_scored_is_refused(predictions, references, options, message):
     with pytest.raises(ValueError, match=message):
-        score(metric, predictions, references, **options)
+        score(predictions, references, **options)
 
 
-def test_metric_forgets_lines_of_a_refused_call(metric):
-    with pytest.raises(ValueError, match="got 'moses'"):
-        score(metric, tokenize="moses")
-    with pytest.raises(ValueError, match="got 1 and 2"):
-        score(metric, ["a"], ["a", "b"])
+def test_metric_of_the_library_evaluate_gives_these_scores():
+    metric = TranslationScores(keep_in_memory=True)
+    lines = {"predictions": PREDICTIONS, "references": REFERENCES}
 
-    assert score(metric)["lines"] == 3
-
-
-def test_metric_scores_all_batches_added_before(metric):
-    for prediction, reference in zip(PREDICTIONS, REFERENCES, strict=True):
-        metric.add_batch(predictions=[prediction], references=[reference])
-
-    assert metric.compute() == score(metric)
+    assert metric.compute(**lines, bootstrap=40) == score(bootstrap=40)
+    several = [[line, "Two."] for line in REFERENCES]
+    assert metric.compute(predictions=PREDICTIONS, references=several) == score(references=several)
 
 
 @pytest.mark.parametrize(("tokenize", "warnings"), [("13a", True), ("none", False)])
-def test_tokenised_text_is_warned_of_unless_it_is_declared(metric, caplog, tokenize, warnings):
+def test_tokenised_text_is_warned_of_unless_it_is_declared(caplog, tokenize, warnings):
     with caplog.at_level(logging.WARNING, logger="sacrebleu"):
-        score(metric, ["A dog ."] * 100, ["A dog ."] * 100, tokenize=tokenize)
+        score(["A dog ."] * 100, ["A dog ."] * 100, tokenize=tokenize)
 
     assert bool(caplog.records) is warnings
 
 
 @pytest.mark.slow
-def test_metric_writes_no_file_and_opens_no_connection(tmp_path):
+def test_scoring_writes_no_file_and_opens_no_connection(tmp_path):
     program = (
         "import socket\n"
         "def refuse(*_, **__): raise AssertionError('a connection was opened')\n"
         "socket.socket.connect = socket.getaddrinfo = refuse\n"
-        "from vanilla_transformer.evaluation.metrics import TranslationScores\n"
-        "TranslationScores().compute(predictions=['a'], references=['a'])\n"
+        "from vanilla_transformer.evaluation.metrics import score\n"
+        "score(['a'], ['a'])\n"
     )
     home = {name: str(tmp_path / name) for name in ("HOME", "HF_HOME", "TMPDIR", "XDG_CACHE_HOME")}
     (tmp_path / "TMPDIR").mkdir()
@@ -172,12 +162,13 @@ def test_metric_writes_no_file_and_opens_no_connection(tmp_path):
     assert list(tmp_path.rglob("*")) == [tmp_path / "TMPDIR"]
 
 
-def test_format_scores_gives_a_line_for_each_score_with_its_signature(metric):
-    scores = score(metric)
+def test_format_scores_gives_a_line_for_each_score_with_its_signature():
+    scores = score()
 
-    bleu, chrf, exact_match, lines = format_scores(scores).split("\n")
+    bleu, tokenizer, chrf, exact_match, lines = format_scores(scores).split("\n")
 
     assert bleu == f"BLEU {scores['bleu']:.2f} ({scores['bleu_signature']})"
+    assert tokenizer == "  tokenizer 13a: the references have blanks between words"
     assert chrf == f"chrF {scores['chrf']:.2f} ({scores['chrf_signature']})"
     assert exact_match == f"exact match 33.33 ({scores['exact_match_signature']})"
     assert lines == "3 lines"
@@ -190,10 +181,11 @@ def test_command_line_knows_all_metrics():
     assert list(METRIC_TITLES) == list(METRICS)
 
 
-def test_metrics_are_computed_as_asked_and_in_that_order(metric):
-    scores = score(metric, metrics=["per", "bleu"])
+def test_metrics_are_computed_as_asked_and_in_that_order():
+    scores = score(metrics=["per", "bleu"])
 
-    assert list(scores) == ["per", "per_signature", "bleu", "bleu_signature", "lines"]
+    of_bleu = ["bleu", "bleu_signature", "bleu_tokenizer"]
+    assert list(scores) == ["per", "per_signature", *of_bleu, "lines"]
 
 
 @pytest.mark.parametrize(
@@ -204,10 +196,54 @@ def test_metrics_are_computed_as_asked_and_in_that_order(metric):
         ("per", "unit:token|tok:blank|distance:levenshtein"),
     ],
 )
-def test_signature_says_what_is_counted_and_by_which_release(metric, name, definition):
-    signature = score(metric, metrics=[name])[f"{name}_signature"]
+def test_signature_says_what_is_counted_and_by_which_release(name, definition):
+    signature = score(metrics=[name])[f"{name}_signature"]
 
     assert signature == f"nrefs:1|{definition}|version:{version('vanilla-transformer')}"
+
+
+@pytest.mark.parametrize("lowercase", [False, True])
+def test_ter_and_chrf_with_words_are_those_of_sacrebleu(lowercase):
+    scores = score(metrics=["ter", "chrf++"], lowercase=lowercase, bootstrap=40)
+
+    chrf = sacrebleu.CHRF(word_order=2, lowercase=lowercase)
+    for name, theirs in (("ter", sacrebleu.TER()), ("chrf++", chrf)):
+        expected = theirs.corpus_score(PREDICTIONS, [REFERENCES], n_bootstrap=40)
+        assert scores[name] == pytest.approx(expected.score)
+        assert scores[f"{name}_signature"] == str(theirs.get_signature())
+
+
+def test_ter_finds_the_words_of_chinese():
+    # One of six characters, instead of one of one word.
+    scores = score(["我喜欢小猫。"], ["我喜欢大猫。"], metrics=["ter"])
+
+    assert scores["ter"] == pytest.approx(100 / 6)
+
+
+# Several references
+
+
+def test_scores_take_several_references():
+    others = ["A dog runs quickly.", "Two men are sitting.", "The Cat sleeps on a mat."]
+    references = list(zip(REFERENCES, others, strict=True))
+
+    scores = score(references=references, metrics=["bleu", "chrf", "ter"])
+
+    streams = [REFERENCES, others]
+    assert scores["bleu"] == sacrebleu.corpus_bleu(PREDICTIONS, streams).score
+    assert scores["chrf"] == sacrebleu.corpus_chrf(PREDICTIONS, streams).score
+    assert scores["ter"] == sacrebleu.corpus_ter(PREDICTIONS, streams).score
+    assert scores["bleu_signature"].startswith("nrefs:2|")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("exact_match", 50), ("wer", 50), ("per", 100 * 1 / (2 + 4))],
+)
+def test_best_reference_of_a_line_counts(name, expected):
+    references = [("x y", "a b"), ("a b c x", "u v w x y z")]
+
+    assert score(["a b", "a b c d"], references, metrics=[name])[name] == pytest.approx(expected)
 
 
 # Error rates of spelling to phonemes
@@ -234,8 +270,8 @@ def test_signature_says_what_is_counted_and_by_which_release(metric, name, defin
         ("codexglue_bleu", [""], ["a b"], 0),
     ],
 )
-def test_score_is_that_of_its_definition(metric, name, predictions, references, expected):
-    assert score(metric, predictions, references, metrics=[name])[name] == pytest.approx(expected)
+def test_score_is_that_of_its_definition(name, predictions, references, expected):
+    assert score(predictions, references, metrics=[name])[name] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -289,16 +325,16 @@ def codexglue_bleu(predictions, references):
         ["int x = 0 ; return x ; return x ; return x ;", "void F ( ) { } { } { }"],
     ],
 )
-def test_codexglue_bleu_equals_its_definition(metric, predictions):
+def test_codexglue_bleu_equals_its_definition(predictions):
     references = ["int x = 0 ; return x ;", "void F ( ) { return ; }"]
 
-    scores = score(metric, predictions, references, metrics=["codexglue_bleu"])
+    scores = score(predictions, references, metrics=["codexglue_bleu"])
 
     assert scores["codexglue_bleu"] == pytest.approx(codexglue_bleu(predictions, references))
 
 
-def test_codexglue_bleu_tells_its_smoothing_and_takes_no_tokenizer(metric):
-    scores = score(metric, metrics=["codexglue_bleu"], tokenize="char", lowercase=True)
+def test_codexglue_bleu_tells_its_smoothing_and_takes_no_tokenizer():
+    scores = score(metrics=["codexglue_bleu"], tokenize="char", lowercase=True)
 
     assert scores["codexglue_bleu"] == pytest.approx(codexglue_bleu(PREDICTIONS, REFERENCES))
     assert scores["codexglue_bleu_signature"] == (
@@ -317,18 +353,18 @@ def many():
     return [line if i % 3 else f"{line} x" for i, line in enumerate(numbers)], numbers
 
 
-def test_intervals_are_left_out_unless_asked_for_and_move_no_score(metric, many):
-    scores = score(metric, *many)
+def test_intervals_are_left_out_unless_asked_for_and_move_no_score(many):
+    scores = score(*many)
 
     assert not [key for key in scores if key.endswith("_ci")]
     assert "bs:" not in scores["bleu_signature"]
-    assert scores["bleu"] == score(metric, *many, bootstrap=40)["bleu"]
+    assert scores["bleu"] == score(*many, bootstrap=40)["bleu"]
 
 
 @pytest.mark.parametrize(("name", "theirs"), [("bleu", sacrebleu.BLEU), ("chrf", sacrebleu.CHRF)])
-def test_interval_is_that_of_sacrebleu(metric, many, name, theirs):
+def test_interval_is_that_of_sacrebleu(many, name, theirs):
     predictions, references = many
-    scores = score(metric, predictions, references, bootstrap=100)
+    scores = score(predictions, references, bootstrap=100)
 
     scorer = theirs()
     expected = scorer.corpus_score(predictions, [references], n_bootstrap=100)
@@ -338,16 +374,16 @@ def test_interval_is_that_of_sacrebleu(metric, many, name, theirs):
     assert scores[f"{name}_signature"] == str(scorer.get_signature())
 
 
-def test_interval_counts_resamples_without_anything_in_common(metric):
-    scores = score(metric, ["abcdefg", "", "z"], ["abcdefg", "x", "c"], bootstrap=100)
+def test_interval_counts_resamples_without_anything_in_common():
+    scores = score(["abcdefg", "", "z"], ["abcdefg", "x", "c"], bootstrap=100)
 
     assert 0 < scores["chrf_ci"] <= 50
 
 
 @pytest.mark.parametrize("name", ["exact_match", "wer", "per"])
-def test_interval_of_a_ratio_is_that_of_resampled_lines(metric, many, name):
+def test_interval_of_a_ratio_is_that_of_resampled_lines(many, name):
     predictions, references = many
-    scores = score(metric, predictions, references, metrics=[name], bootstrap=200)
+    scores = score(predictions, references, metrics=[name], bootstrap=200)
 
     # Every wrong line has one token too many, and every reference 7.
     lines = np.array([prediction == line for prediction, line in zip(*many, strict=True)])
@@ -358,8 +394,8 @@ def test_interval_of_a_ratio_is_that_of_resampled_lines(metric, many, name):
     assert "|bs:200|seed:12345|" in scores[f"{name}_signature"]
 
 
-def test_format_scores_gives_intervals_where_there_are_any(metric, many):
-    scores = score(metric, *many, metrics=["wer"], bootstrap=50)
+def test_format_scores_gives_intervals_where_there_are_any(many):
+    scores = score(*many, metrics=["wer"], bootstrap=50)
 
     line, _ = format_scores(scores).split("\n")
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from transformers import TrainerState
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.training import averaging as module
@@ -15,6 +16,7 @@ from vanilla_transformer.training.averaging import (
     average_checkpoints,
     average_weights,
     best_weights,
+    evaluations_since_best,
     try_weights,
 )
 from vanilla_transformer.training.checkpoints import close_checkpoint
@@ -223,3 +225,47 @@ def test_outcome_has_the_scores_of_the_weights_in_the_model(loads_best, best, ex
     outcome = best_weights(trainer)
 
     assert (outcome.weights, outcome.scores["loss"]) == (expected.weights, expected.scores["loss"])
+
+
+# The best evaluation
+
+
+@pytest.mark.parametrize(
+    ("metric", "scores", "since"),
+    [
+        # (score, loss): the score decides, then the loss; the first of equally good ones is best.
+        ("bleu", [(20.0, 2.0)], 0),
+        ("bleu", [(20.0, 2.0), (21.0, 3.0)], 0),
+        ("bleu", [(20.0, 2.0), (19.0, 1.0), (19.5, 0.5)], 2),
+        ("bleu", [(20.0, 2.0), (20.0, 1.0)], 0),
+        ("bleu", [(20.0, 2.0), (20.0, 2.0)], 1),
+        # A score near 0 is chance.
+        ("bleu", [(0.07, 4.31), (0.0, 3.23), (0.0, 2.30)], 0),
+        ("bleu", [(6.0, 2.0), (4.0, 1.0)], 1),
+        ("bleu", [(4.9, 1.0), (5.1, 2.0)], 0),
+        # So is an error rate of nearly all.
+        ("wer", [(97.0, 3.0), (100.0, 2.0)], 0),
+        ("per", [(310.0, 3.0), (420.0, 2.0)], 0),
+        ("wer", [(30.0, 3.0), (31.0, 2.0)], 1),
+        ("loss", [(0.0, 3.0), (0.0, 2.0), (0.0, 2.5)], 1),
+    ],
+)
+def test_evaluations_since_the_best_one_are_counted(metric, scores, since):
+    log = [{f"eval_{metric}": score, "eval_loss": loss, "step": 1} for score, loss in scores]
+    state = TrainerState(log_history=[{"loss": 9.0}, *log, {"mean_loss": 0.0}])
+    is_better_when_greater = metric == "bleu"
+    arguments = SimpleNamespace(
+        metric_for_best_model=metric, greater_is_better=is_better_when_greater
+    )
+
+    assert evaluations_since_best(state, arguments) == since
+
+
+def test_best_evaluation_may_be_that_of_another_set():
+    evaluations = [(9.0, 1.0, 1.0, 1.0), (8.0, 2.0, 1.0, 0.5)]
+    names = ("eval_bleu", "eval_loss", "eval_news_bleu", "eval_news_loss")
+    log = [dict(zip(names, scores, strict=True)) for scores in evaluations]
+    state = TrainerState(log_history=log)
+    arguments = SimpleNamespace(metric_for_best_model="news_bleu", greater_is_better=True)
+
+    assert evaluations_since_best(state, arguments) == 0

@@ -56,7 +56,7 @@ def decided(facts, given=(), settings=SETTINGS):
         (CAPTIONS, {"pairs": 2_000_000}, {"vocab_size": 32_000, "preset": "tiny"}),
         (CAPTIONS, {"copied_words": 0.3}, {"vocab_size": 2000}),
         (CAPTIONS, {"shared_letters": 0.1}, {"separate_vocabularies": True}),
-        (CAPTIONS, {"spaced_stops": 1.0}, {"pretokenized": True, "bleu_tokenize": "none"}),
+        (CAPTIONS, {"spaced_stops": 1.0}, {"pretokenized": True}),
         (CAPTIONS, {"long_characters": 900}, {"max_length": 301}),
         (CAPTIONS, {"long_characters": 9000}, {"max_length": 640}),
         (WORDS, {}, {"tokenizer_kind": "char", "unicode_form": "NFD"}),

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from vanilla_transformer.data.batches import TokenBatchSampler
-from vanilla_transformer.evaluation.metrics import TranslationScores
+from vanilla_transformer.evaluation.metrics import score
 from vanilla_transformer.files import read_lines
 from vanilla_transformer.modeling.layers_vanilla_transformer import EncoderLayer
 from vanilla_transformer.sharing.model_card import record_results
@@ -169,7 +169,7 @@ def test_validation_scores_are_those_of_the_saved_model(request, names):
     translator = Translator.from_pretrained(str(folder), num_beams=1)
     sources, references = (list(read_lines(corpus / f"validation.{e}")) for e in ("de", "en"))
     texts = [translation.text for translation in translator.translate(sources)]
-    scores = TranslationScores().compute(predictions=texts, references=references)
+    scores = score(texts, references)
     # Unequal pieces in each line: a reference beside the wrong source would be seen.
     assert 20 < scores["chrf"] < 100
     assert {name: recorded[name] for name in scores} == scores
@@ -190,8 +190,8 @@ def run_scored(corpus, tmp_path, monkeypatch):
     """
 
     def run(bleu, epochs, **settings):
-        given = TranslationScores().compute(predictions=["a"], references=["a"])
-        scores = iter([given | {"bleu": score} for score in bleu])
+        given = score(["a"], ["a"])
+        scores = iter([given | {"bleu": value} for value in bleu])
         monkeypatch.setattr(training, "scorer", lambda *_: lambda prediction: next(scores))
         settings = {"max_validation_pairs": 1, "average_last": 1} | settings
         run_training(corpus, tmp_path, settings, num_train_epochs=epochs)
@@ -262,6 +262,19 @@ def test_of_equal_scores_that_of_the_lower_loss_is_saved(run_scored, tmp_path):
     # As many as would be averaged, and the best one.
     assert kept == [2, 3]
     assert_same_weights(tmp_path, tmp_path / f"checkpoint-{checkpoints_of(tmp_path)[-1]}")
+    assert_saved(tmp_path, 0.0, "best checkpoint")
+
+
+def test_run_goes_on_while_scores_are_near_0_and_the_loss_falls(run_scored, tmp_path):
+    kept = run_scored([0.4, 0.07, 0.0, 0.0, 12.0], epochs=5, early_stopping_patience=2)
+
+    assert kept == [4, 5]
+    assert_saved(tmp_path, 12.0, "best checkpoint")
+
+
+def test_of_scores_near_0_that_of_the_lowest_loss_is_saved(run_scored, tmp_path):
+    run_scored([0.4, 0.07, 0.0], epochs=3)
+
     assert_saved(tmp_path, 0.0, "best checkpoint")
 
 

@@ -3,17 +3,21 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from itertools import chain
 from typing import Any
 
 import evaluate
 from datasets import Features, Value
+from datasets import Sequence as Several
 from sacrebleu.metrics.base import Metric, Score, Signature
 from sacrebleu.metrics.bleu import BLEU, BLEUScore
 from sacrebleu.metrics.chrf import CHRF
+from sacrebleu.metrics.ter import TER
 
+from vanilla_transformer.evaluation.bleu_tokenizers import BleuTokenizer, resolve
 from vanilla_transformer_cli.settings import DEFAULT_METRICS, METRIC_TITLES
 
-# What `TranslationScores.compute` returns, ready for JSON.
+# What `score` returns, ready for JSON.
 Scores = dict[str, Any]
 
 
@@ -22,14 +26,14 @@ class Ratio(Metric):
 
     Args:
         name: Of the score.
-        count: Returns, for a prediction and its reference, the count and the total.
+        count: Returns, for a prediction and its references, the count and the total.
         definition: What the signature says about `count`.
     """
 
     def __init__(
         self,
         name: str,
-        count: Callable[[str, str], tuple[int, int]],
+        count: Callable[[str, Sequence[str]], tuple[int, int]],
         definition: dict[str, str],
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -49,10 +53,10 @@ class Ratio(Metric):
         return sent
 
     def _extract_reference_info(self, refs: Sequence[str]) -> dict[str, Any]:
-        return {"reference": refs[0]}
+        return {"references": refs}
 
     def _compute_segment_statistics(self, hypothesis: str, ref_kwargs: dict[str, Any]) -> list[int]:
-        return list(self.count(hypothesis, ref_kwargs["reference"]))
+        return list(self.count(hypothesis, ref_kwargs["references"]))
 
     def _aggregate_and_compute(self, stats: list[list[int]]) -> Score:
         return self._compute_score_from_stats([sum(column) for column in zip(*stats, strict=True)])
@@ -61,6 +65,20 @@ class Ratio(Metric):
         counted, total = stats
         # If no reference has a token, the total counts as one.
         return Score(self.name, 100 * counted / max(total, 1))
+
+
+class CorpusBLEU(BLEU):
+    """sacreBLEU's; if no reference has four tokens, of the orders of n-grams that there are.
+
+    With four orders even a perfect translation of such lines scores 0. The signature then has
+    `eff:yes`.
+    """
+
+    def _cache_references(self, references: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
+        cache: list[dict[str, Any]] = super()._cache_references(references)
+        longest = max(max(line["ref_lens"]) for line in cache)
+        self.effective_order = longest < self.max_ngram_order
+        return cache
 
 
 class CodeXGlueBLEU(BLEU):
@@ -109,17 +127,27 @@ def edit_distance(first: Sequence[str], second: Sequence[str]) -> int:
     return distances[-1]
 
 
-def _equal_lines(prediction: str, reference: str) -> tuple[int, int]:
-    return int(prediction == reference), 1
+def _equal_lines(prediction: str, references: Sequence[str]) -> tuple[int, int]:
+    return int(prediction in references), 1
 
 
-def _wrong_words(prediction: str, reference: str) -> tuple[int, int]:
-    return int(prediction.split() != reference.split()), 1
+def _wrong_words(prediction: str, references: Sequence[str]) -> tuple[int, int]:
+    tokens = prediction.split()
+    return int(all(tokens != reference.split() for reference in references)), 1
 
 
-def _wrong_tokens(prediction: str, reference: str) -> tuple[int, int]:
-    tokens = reference.split()
-    return edit_distance(prediction.split(), tokens), len(tokens)
+def _wrong_tokens(prediction: str, references: Sequence[str]) -> tuple[int, int]:
+    """Edits and length of the reference with the lowest rate."""
+    tokens = prediction.split()
+    lines = [reference.split() for reference in references]
+    counts = [(edit_distance(tokens, line), len(line)) for line in lines]
+    return min(counts, key=lambda count: count[0] / max(count[1], 1))
+
+
+def _build_ter(tokenize: str, lowercase: bool) -> TER:
+    # sacreBLEU lower-cases for TER by default, as Tercom does.
+    apart = tokenize in ("zh", "ja-mecab", "char", "flores200")
+    return TER(normalized=apart, asian_support=apart)
 
 
 @dataclass(frozen=True)
@@ -139,11 +167,13 @@ class MetricKind:
 METRICS = {
     "bleu": MetricKind(
         # With "none" the text is known to be tokenised, and sacreBLEU need not warn.
-        lambda tokenize, lowercase: BLEU(
+        lambda tokenize, lowercase: CorpusBLEU(
             tokenize=tokenize, lowercase=lowercase, force=tokenize == "none"
         ),
     ),
     "chrf": MetricKind(lambda _, lowercase: ResampledCHRF(lowercase=lowercase)),
+    "chrf++": MetricKind(lambda _, lowercase: ResampledCHRF(word_order=2, lowercase=lowercase)),
+    "ter": MetricKind(_build_ter, is_error_rate=True),
     "exact_match": MetricKind(
         lambda *_: Ratio("exact match", _equal_lines, {"unit": "line", "equal": "code-points"}),
     ),
@@ -164,7 +194,7 @@ METRICS = {
 def build_metrics(
     names: Iterable[str], tokenize: str = "13a", lowercase: bool = False
 ) -> dict[str, Metric]:
-    """Metrics by name, in the order given; `TranslationScores` describes the arguments.
+    """Metrics by name, in the order given; `score` describes the arguments.
 
     Raises:
         ValueError: If a name or the tokenizer is unknown, or the tokenizer needs a package that is
@@ -179,7 +209,7 @@ def build_metrics(
     if tokenize not in BLEU.TOKENIZERS:
         raise ValueError(
             f"`tokenize` must be one of sacreBLEU's tokenizers, got {tokenize!r}. "
-            f"Choose from: {', '.join(BLEU.TOKENIZERS)}."
+            f"Choose from: auto, {', '.join(BLEU.TOKENIZERS)}."
         )
     try:
         return {name: METRICS[name].build(tokenize, lowercase) for name in names}
@@ -190,88 +220,116 @@ def build_metrics(
         ) from error
 
 
-class TranslationScores(evaluate.Metric):
+def score(
+    predictions: Sequence[str],
+    references: Sequence[str] | Sequence[Sequence[str]],
+    *,
+    metrics: Sequence[str] = DEFAULT_METRICS,
+    tokenize: str | BleuTokenizer = "auto",
+    language: str | None = None,
+    lowercase: bool = False,
+    bootstrap: int = 0,
+) -> Scores:
     """Scores of a list of translations; needs no network and no disk.
 
-    `TranslationScores().compute(predictions=[...], references=[...])` returns a dict, ready for
-    JSON. The two lists hold detokenised text, one reference per prediction. `lines` is their
-    number. Every score is a percentage under its name, beside `NAME_signature`, which defines it:
+    `lines` is their number. Every score is a percentage under its name, beside `NAME_signature`,
+    which defines it:
 
-    - `bleu`: Corpus BLEU (Papineni et al., 2002) as sacreBLEU computes it.
+    - `bleu`: Corpus BLEU (Papineni et al., 2002) as sacreBLEU computes it, see `CorpusBLEU`;
+      `bleu_tokenizer` says which tokenizer was chosen, and why.
     - `chrf`: Corpus chrF2 (Popović, 2015): character n-grams up to 6, no word n-grams.
-    - `exact_match`: Share of predictions that equal their reference in every code point.
+    - `chrf++`: The same with word n-grams up to 2 (Popović, 2017).
+    - `ter`: Translation edit rate (Snover et al., 2006), lower-cased as sacreBLEU does by default.
+    - `exact_match`: Share of predictions that equal a reference in every code point.
     - `wer`: Word error rate of spelling to phonemes, where a line is a word: share of lines whose
-      tokens are not exactly the reference's (SIGMORPHON 2021). What speech recognition calls
+      tokens are not exactly those of a reference (SIGMORPHON 2021). What speech recognition calls
       "WER" is `per` here.
     - `per`: Phoneme error rate: tokens to insert, delete and replace, summed over all lines, per
       token of the references; above 100 if predictions are much too long.
     - `codexglue_bleu`: BLEU of CodeXGLUE's code translation, see `CodeXGlueBLEU`.
 
-    The tokens of the last three are separated by white space. `compute` also takes:
+    The tokens of the last three are separated by white space.
 
-    - `metrics`: Names of the scores, by default the first three.
-    - `tokenize`: sacreBLEU's tokenizer for BLEU, by default "13a". "none" is for text whose
-      tokens are already separated by blanks, "zh" or "char" for scripts without blanks.
-      "spm", "flores101", "flores200" and "spBLEU-1K" download a model on first use.
-    - `lowercase`: Lower-cases both sides for BLEU and chrF. The others never alter the text: case
-      and Unicode composition count, and for exact match also blanks at the ends.
-    - `bootstrap`: Resamples of the lines, for 95 % confidence intervals (Koehn, 2004) as
-      sacreBLEU computes them: `NAME_ci` is half the width of each. 1,000 are usual; 0, the
-      default, gives no intervals. All resamples are in memory at once; for chrF they take 72
-      bytes per line and resample.
+    Args:
+        predictions: Detokenised text, one line each.
+        references: A line for each prediction, or several lines each.
+        metrics: Names of the scores.
+        tokenize: sacreBLEU's tokenizer for BLEU; "auto" chooses one, see `bleu_tokenizers`. "none"
+            is for text whose tokens are already separated by blanks. "spm", "flores101",
+            "flores200" and "spBLEU-1K" download a model on first use.
+        language: Code of the target language, for "auto"; None: the script decides.
+        lowercase: Lower-cases both sides for BLEU and chrF. The others but TER never alter the
+            text: case and Unicode composition count, and for exact match also blanks at the ends.
+        bootstrap: Resamples of the lines, for 95 % confidence intervals (Koehn, 2004) as sacreBLEU
+            computes them: `NAME_ci` is half the width of each. 1,000 are usual; 0: no intervals.
+            All resamples are in memory at once; for chrF they take 72 bytes per line and resample.
+
+    Raises:
+        ValueError: If there are no lines, their numbers differ, or an option is impossible.
     """
+    streams = transposed(predictions, references)
+    check_bootstrap(bootstrap)
+    tokenizer = resolve(tokenize, list(chain(*streams)), language)
+    scores: Scores = {}
+    for name, metric in build_metrics(metrics, tokenizer.name, lowercase).items():
+        result = metric.corpus_score(predictions, streams, n_bootstrap=bootstrap)
+        scores[name] = float(result.score)
+        if bootstrap:
+            scores[f"{name}_ci"] = float(result._ci)
+        scores[f"{name}_signature"] = str(metric.get_signature())
+        if name == "bleu" and tokenizer.reason:
+            scores["bleu_tokenizer"] = str(tokenizer)
+    return scores | {"lines": len(predictions)}
 
-    def __init__(self) -> None:
-        # On disk, processes that score at the same time would share one cache file.
-        super().__init__(keep_in_memory=True)
 
-    def _build_data_dir(self) -> str:
-        # The base class makes a cache folder even for a metric that is kept in memory, which
-        # fails if the home folder is read-only.
-        return ""
+def transposed(
+    predictions: Sequence[str], references: Sequence[str] | Sequence[Sequence[str]]
+) -> list[list[str]]:
+    """References as sacreBLEU takes them: the first one of each line, the second ones, and so on.
+
+    Args:
+        predictions: One line each.
+        references: A line for each prediction, or several lines each.
+
+    Raises:
+        ValueError: If the numbers of lines differ, or there are none.
+    """
+    if len(predictions) != len(references):
+        raise ValueError(
+            "`predictions` and `references` must have the same number of lines, got "
+            f"{len(predictions)} and {len(references)}. "
+            "Check that both belong to the same source lines."
+        )
+    if not predictions:
+        raise ValueError(
+            "`predictions` and `references` must hold at least one line each, got 0. "
+            "Check that the files to score are not empty."
+        )
+    lines = [[line] if isinstance(line, str) else list(line) for line in references]
+    if len(numbers := {len(line) for line in lines}) > 1 or 0 in numbers:
+        raise ValueError(
+            "Each prediction must have the same number of references, at least one, got "
+            f"{min(numbers)} to {max(numbers)}."
+        )
+    return [list(stream) for stream in zip(*lines, strict=True)]
+
+
+class TranslationScores(evaluate.Metric):
+    """`score` as a metric of the library `evaluate`; `compute` takes its arguments by name."""
 
     def _info(self) -> evaluate.MetricInfo:
+        lines = Value("string")
         return evaluate.MetricInfo(
-            description="BLEU, chrF, exact match, error rates of phonemes, BLEU of CodeXGLUE.",
+            description=score.__doc__,
             citation="",
-            features=Features({"predictions": Value("string"), "references": Value("string")}),
-            reference_urls=["https://github.com/mjpost/sacrebleu"],
+            features=[
+                Features({"predictions": lines, "references": kind})
+                for kind in (lines, Several(lines))
+            ],
         )
 
-    def add_batch(self, *, predictions: Sequence[str], references: Sequence[str]) -> None:
-        """Stores lines for the next `compute()`, which also calls it."""
-        if len(predictions) != len(references):
-            raise ValueError(
-                "`predictions` and `references` must have the same number of lines, got "
-                f"{len(predictions)} and {len(references)}. "
-                "Check that both belong to the same source lines."
-            )
-        super().add_batch(predictions=predictions, references=references)
-
-    def _compute(
-        self,
-        *,
-        predictions: list[str],
-        references: list[str],
-        metrics: Sequence[str] = DEFAULT_METRICS,
-        tokenize: str = "13a",
-        lowercase: bool = False,
-        bootstrap: int = 0,
-    ) -> Scores:
-        if not predictions:
-            raise ValueError(
-                "`predictions` and `references` must hold at least one line each, got 0. "
-                "Check that the files to score are not empty."
-            )
-        check_bootstrap(bootstrap)
-        scores: Scores = {}
-        for name, metric in build_metrics(metrics, tokenize, lowercase).items():
-            score = metric.corpus_score(predictions, [references], n_bootstrap=bootstrap)
-            scores[name] = score.score
-            if bootstrap:
-                scores[f"{name}_ci"] = float(score._ci)
-            scores[f"{name}_signature"] = str(metric.get_signature())
-        return scores | {"lines": len(predictions)}
+    def _compute(self, **arguments: Any) -> Scores:
+        return score(**arguments)
 
 
 def check_bootstrap(resamples: int) -> None:
@@ -294,4 +352,6 @@ def format_scores(scores: Scores) -> str:
         interval = f" ± {scores[f'{name}_ci']:.2f}" if f"{name}_ci" in scores else ""
         signature = scores[f"{name}_signature"]
         lines.append(f"{METRIC_TITLES[name]} {scores[name]:.2f}{interval} ({signature})")
+        if name == "bleu" and "bleu_tokenizer" in scores:
+            lines.append(f"  tokenizer {scores['bleu_tokenizer']}")
     return "\n".join([*lines, f"{scores['lines']:,} lines"])

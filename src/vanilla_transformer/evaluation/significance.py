@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import cast
 
 from sacrebleu.significance import PairedTest, Result
 
-from vanilla_transformer.evaluation.metrics import build_metrics, check_bootstrap
+from vanilla_transformer.evaluation.bleu_tokenizers import BleuTokenizer, resolve
+from vanilla_transformer.evaluation.metrics import build_metrics, check_bootstrap, transposed
 from vanilla_transformer_cli.settings import METRIC_TITLES
 
 
@@ -30,10 +32,10 @@ class Comparison:
 def compare(
     first: Sequence[str],
     second: Sequence[str],
-    references: Sequence[str],
+    references: Sequence[str] | Sequence[Sequence[str]],
     *,
     metrics: Sequence[str],
-    tokenize: str = "13a",
+    tokenize: str | BleuTokenizer = "auto",
     lowercase: bool = False,
     bootstrap: int = 1000,
 ) -> list[Comparison]:
@@ -46,9 +48,9 @@ def compare(
     Args:
         first: Translations of one system.
         second: Translations of another.
-        references: One for each translation.
+        references: A line for each translation, or several lines each.
         metrics: Names of scores in `metrics.METRICS`.
-        tokenize: SacreBLEU's tokenizer for BLEU.
+        tokenize: SacreBLEU's tokenizer for BLEU; "auto" chooses one by the script.
         lowercase: Lower-cases both sides for BLEU and chrF.
         bootstrap: Resamples of the lines.
 
@@ -69,9 +71,11 @@ def compare(
     check_bootstrap(bootstrap)
     if not bootstrap:
         raise ValueError("`bootstrap` must be at least 40 resamples for a test, got 0.")
-    built = build_metrics(metrics, tokenize, lowercase)
+    streams = transposed(first, references)
+    tokenizer = resolve(tokenize, list(chain(*streams)))
+    built = build_metrics(metrics, tokenizer.name, lowercase)
     systems = [("first", first), ("second", second)]
-    _, table = PairedTest(systems, built, [references], test_type="bs", n_samples=bootstrap)()
+    _, table = PairedTest(systems, built, streams, test_type="bs", n_samples=bootstrap)()
     del table["System"]
     comparisons = []
     for name, results in zip(built, table.values(), strict=True):

@@ -12,7 +12,7 @@ import torch
 from accelerate import PartialState
 from safetensors import safe_open
 from torch import Tensor
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainerState, TrainingArguments
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from vanilla_transformer.model_folder import shards_in
@@ -22,9 +22,14 @@ from vanilla_transformer.training.checkpoints import (
     with_intact_weights,
 )
 from vanilla_transformer.training.sharding import put_weights
+from vanilla_transformer_cli.settings import METRIC_TITLES
 
 # Number of checkpoints by default, as in the paper.
 AVERAGED = 5
+
+# Percentage points within which a score says little: a model that begins to learn has a BLEU of
+# 0.07 in one evaluation and of 0 in the next one, while its loss falls.
+CHANCE = 5.0
 
 
 def averaged_checkpoints(average_last: int | None) -> int:
@@ -55,12 +60,42 @@ def best_weights(trainer: Trainer) -> Outcome:
 
 def scores_of_update(trainer: Trainer, step: int) -> dict[str, Any] | None:
     """Validation scores of the weights after an update; None if they were not evaluated."""
-    evaluations = [
+    found = [scores for scores in evaluations(trainer.state) if scores["step"] == step]
+    return found[-1] if found else None
+
+
+def evaluations(state: TrainerState) -> list[dict[str, Any]]:
+    """Validation scores of a run so far, in their order, with names without `eval_`."""
+    return [
         {name.removeprefix("eval_"): value for name, value in entry.items()}
-        for entry in trainer.state.log_history
-        if "eval_loss" in entry and entry["step"] == step
+        for entry in state.log_history
+        if "eval_loss" in entry
     ]
-    return evaluations[-1] if evaluations else None
+
+
+def evaluations_since_best(state: TrainerState, arguments: TrainingArguments) -> int:
+    """Number of evaluations after the best one, which is the first of equally good ones.
+
+    This decides which checkpoint is the best, and when a run without progress ends. Equal scores
+    are compared by loss, and so are scores within `CHANCE` of the worst possible one.
+
+    Args:
+        state: State of the run, with at least one evaluation.
+        arguments: Its metric, and whether a greater one is better.
+    """
+    metric = metric_of(arguments)
+    prefix, score = split_metric(metric)
+
+    def rank(scores: dict[str, Any]) -> tuple[float, float]:
+        value, loss = scores[metric], scores[f"{prefix}loss"]
+        if score == "loss":
+            return (value if arguments.greater_is_better else -value), -loss
+        if arguments.greater_is_better:
+            return max(value, CHANCE), -loss
+        return -min(value, 100 - CHANCE), -loss
+
+    ranks = [rank(scores) for scores in evaluations(state)]
+    return len(ranks) - 1 - ranks.index(max(ranks))
 
 
 def average_weights(trainer: Trainer, count: int | None, outcome: Outcome) -> Outcome:
@@ -120,14 +155,15 @@ def try_weights(
     scores = trainer.evaluate(metric_key_prefix="mean")
     scores = {key.removeprefix("mean_"): value for key, value in scores.items()}
     metric = metric_of(trainer.args)
+    loss, earlier_loss = (of[f"{split_metric(metric)[0]}loss"] for of in (scores, outcome.scores))
     PartialState().print(
-        f"{metric:<11} {outcome.scores[metric]:.4g}, loss {outcome.scores['loss']:.4g} "
-        f"({outcome.weights}); {scores[metric]:.4g}, loss {scores['loss']:.4g} ({name})"
+        f"{metric:<11} {outcome.scores[metric]:.4g}, loss {earlier_loss:.4g} "
+        f"({outcome.weights}); {scores[metric]:.4g}, loss {loss:.4g} ({name})"
     )
     gain = scores[metric] - outcome.scores[metric]
     is_better = (gain if trainer.args.greater_is_better else -gain) > 0
     # Every comparison with NaN is false, so a score that is NaN is no better.
-    if math.isfinite(scores["loss"]) and (is_better or scores["loss"] < outcome.scores["loss"]):
+    if math.isfinite(loss) and (is_better or loss < earlier_loss):
         return Outcome(name, scores)
     put_weights(model, before)
     return outcome
@@ -136,6 +172,14 @@ def try_weights(
 def metric_of(arguments: TrainingArguments) -> str:
     """Name of the validation score that chooses checkpoints."""
     return (arguments.metric_for_best_model or "loss").removeprefix("eval_")
+
+
+def split_metric(metric: str) -> tuple[str, str]:
+    """The prefix of a further validation set, and the score: `news_bleu` is `news_` and `bleu`."""
+    if metric in ("loss", *METRIC_TITLES):
+        return "", metric
+    name, _, score = metric.partition("_")
+    return f"{name}_", score
 
 
 def average_checkpoints(checkpoints: Sequence[Path]) -> dict[str, Tensor]:

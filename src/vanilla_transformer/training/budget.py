@@ -120,12 +120,6 @@ def _metrics(facts: Facts, chosen: Mapping[str, Any]) -> tuple[Any, str] | None:
     return None
 
 
-def _bleu_tokenize(facts: Facts, chosen: Mapping[str, Any]) -> tuple[Any, str] | None:
-    if chosen["pretokenized"]:
-        return "none", "the text is tokenised"
-    return None
-
-
 def _preset(facts: Facts, chosen: Mapping[str, Any]) -> tuple[Any, str] | None:
     for preset, pairs, passes in (("base", 1_000_000, 5), ("small", 100_000, 15)):
         if facts.pairs >= pairs and facts.passes({**chosen, "preset": preset}) >= passes:
@@ -225,7 +219,6 @@ RULES: dict[str, Rule] = {
     "separate_vocabularies": _separate_vocabularies,
     "max_length": _max_length,
     "metrics": _metrics,
-    "bleu_tokenize": _bleu_tokenize,
     "preset": _preset,
     "dropout": _dropout,
     "r_drop": _r_drop,

@@ -16,7 +16,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 from transformers import (
-    EarlyStoppingCallback,
     Trainer,
     TrainerCallback,
     TrainerControl,
@@ -25,6 +24,7 @@ from transformers import (
 )
 
 from vanilla_transformer.threads import IdleCores
+from vanilla_transformer.training.averaging import evaluations, evaluations_since_best
 from vanilla_transformer.training.checkpoints import checkpoint_folder, read_state
 from vanilla_transformer.training.sharding import divided_like, gathered
 
@@ -73,19 +73,30 @@ class UseIdleCores(TrainerCallback):
         self.cores.use()
 
 
-class StopWithoutProgress(EarlyStoppingCallback):
-    """Transformers', whose count a resumed run continues."""
+class StopWithoutProgress(TrainerCallback):
+    """Ends training after a number of evaluations without a better one.
+
+    It has no state of its own: the log of a run tells, also when the run is resumed.
+
+    Args:
+        patience: Number of evaluations.
+    """
+
+    def __init__(self, patience: int) -> None:
+        self.patience = patience
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Takes the count of the checkpoint; a run that has ended so does not go on."""
-        super().on_train_begin(args, state, control, **kwargs)
-        saved = state.stateful_callbacks.get(type(self).__name__)
-        if state.global_step and saved:
-            count = saved["attributes"]["early_stopping_patience_counter"]
-            self.early_stopping_patience_counter = count
-            control.should_training_stop |= count >= self.early_stopping_patience
+        """A run that has ended so does not continue."""
+        if evaluations(state):
+            self.on_evaluate(args, state, control)
+
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Ends training if this evaluation is one too many."""
+        control.should_training_stop |= evaluations_since_best(state, args) >= self.patience
 
 
 class FindBestCheckpoint(TrainerCallback):

@@ -48,6 +48,7 @@ _SETTINGS_THAT_MAY_CHANGE = {
     "max_minutes",
     "finish_within",
     "metrics",
+    "validation_sets",
     "average_last",
     "early_stopping_patience",
     "language",
@@ -139,6 +140,15 @@ def with_recorded_batches(settings: TrainSettings, folder: Path) -> TrainSetting
         return settings
     recorded = read_object(file).get("settings", {}).get("max_tokens_per_batch")
     return replace(settings, max_tokens_per_batch=recorded)
+
+
+def recorded_tokenizers(folder: Path) -> dict[str, Any]:
+    """BLEU's tokenizer of each validation set of the run in a folder, as `run.json` has it."""
+    file = folder / RUN_FILE
+    recorded: dict[str, Any] = (
+        read_object(file).get("bleu_tokenizers", {}) if file.is_file() else {}
+    )
+    return recorded
 
 
 def check_continuation(earlier: Mapping[str, Any], run: Mapping[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -31,7 +31,7 @@ def progress_shown(trainer: TokenBatchTrainer, stop: StopOnRequest) -> Iterator[
     for callback in (PrinterCallback, DEFAULT_PROGRESS_CALLBACK):
         trainer.remove_callback(callback)
     with ExitStack() as stack:
-        trainer.add_callback(Progress(trainer.data, stop, stack))
+        trainer.add_callback(Progress(trainer.data, stop, stack, list(trainer.further_sets)))
         yield
 
 
@@ -45,12 +45,20 @@ class Progress(TrainerCallback):
         data: What is trained on.
         stop: Its deadline may come before the last update.
         stack: Closes the bar.
+        sets: Names of further validation sets.
     """
 
-    def __init__(self, data: TrainingData, stop: StopOnRequest, stack: ExitStack) -> None:
+    def __init__(
+        self,
+        data: TrainingData,
+        stop: StopOnRequest,
+        stack: ExitStack,
+        sets: Sequence[str] = (),
+    ) -> None:
         self.data = data
         self.stop = stop
         self.stack = stack
+        self.sets = sets
         self.bar: tqdm | None = None
         self.loss = self.score = self.speed = ""
         self.evaluated_batches = 0
@@ -104,10 +112,14 @@ class Progress(TrainerCallback):
         if self.bar is not None:
             self.bar.set_description_str("train", refresh=False)
         if "eval_loss" in metrics:
-            values = {"loss": metrics["eval_loss"]}
-            values |= {name: metrics[key] for name in METRICS if (key := f"eval_{name}") in metrics}
-            shown = {name: f"{name} {value:.2f}" for name, value in values.items()}
-            shown["loss"] = f"validation loss {values['loss']:.3f}"
+            shown = {"loss": f"validation loss {metrics['eval_loss']:.3f}"}
+            for prefix in ("", *(f"{name}_" for name in self.sets)):
+                if prefix:
+                    loss = f"{prefix}loss"
+                    shown[loss] = f"{loss.replace('_', ' ')} {metrics[f'eval_{loss}']:.3f}"
+                for name in METRICS:
+                    if (value := metrics.get(f"eval_{prefix}{name}")) is not None:
+                        shown[f"{prefix}{name}"] = f"{name} {value:.2f}"
             self.score = shown.get(metric_of(args), "")
             self._say(args, *self._place(state), *shown.values())
         self._update_bar(state)

@@ -23,13 +23,18 @@ from transformers.utils import (
 )
 
 from vanilla_transformer.data.streaming import check_streaming
+from vanilla_transformer.evaluation.bleu_tokenizers import resolve
 from vanilla_transformer.evaluation.metrics import METRICS, build_metrics
 from vanilla_transformer.model_folder import gpu_computes_bfloat16
 from vanilla_transformer.modeling.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.modeling.packing_vanilla_transformer import VARLEN
 from vanilla_transformer.tokenization.languages import language_codes
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
-from vanilla_transformer.training.averaging import averaged_checkpoints, metric_of
+from vanilla_transformer.training.averaging import (
+    averaged_checkpoints,
+    metric_of,
+    split_metric,
+)
 from vanilla_transformer.training.checkpoints import resumable_checkpoint
 from vanilla_transformer.training.legs import check_free
 from vanilla_transformer_cli.settings import PRESETS, TrainSettings
@@ -471,12 +476,20 @@ def _faults_of_scores(
         elif arguments.eval_strategy == "no":
             yield f"--{name} needs scores, got --eval_strategy no. Leave one of the two out."
     try:
-        build_metrics(settings.metrics, settings.bleu_tokenize)
+        # The references, by which auto chooses, have not been read yet.
+        build_metrics(settings.metrics, resolve(settings.bleu_tokenize, []).name)
+        sets = settings.paths_of_validation()
     except ValueError as error:
         yield f"--bleu_tokenize: {error}"
-    metric = metric_of(arguments)
-    if settings.validation and metric not in ("loss", *METRICS):
-        yield f"--metric_for_best_model must be loss or one of {', '.join(METRICS)}, got {metric}."
+        return
+    if settings.validation_sets and not settings.validation:
+        yield "--validation_sets are further sets beside --validation, got none. Add it."
+    prefix, metric = split_metric(metric_of(arguments))
+    if settings.validation and (metric not in ("loss", *METRICS) or prefix[:-1] not in ("", *sets)):
+        yield (
+            f"--metric_for_best_model must be loss or one of {', '.join(METRICS)}, or that of one "
+            f"of --validation_sets after its name, as in NAME_bleu, got {prefix}{metric}."
+        )
     if metric in METRICS and arguments.prediction_loss_only:
         yield f"--prediction_loss_only computes no {metric}. Add --metric_for_best_model loss."
     if metric in METRICS and metric not in settings.metrics:
@@ -580,7 +593,7 @@ def check_vocabularies(settings: TrainSettings, start: str, tokenizers: Tokenize
 
 def prefer_better_scores(arguments: TrainingArguments) -> None:
     """Makes Trainer prefer lower error rates; by default it prefers lower values of losses only."""
-    if kind := METRICS.get(metric_of(arguments)):
+    if kind := METRICS.get(split_metric(metric_of(arguments))[1]):
         arguments.greater_is_better = not kind.is_error_rate
 
 

@@ -12,7 +12,7 @@ import copy
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -39,6 +39,7 @@ from vanilla_transformer.data.training_data import (
     stored,
     streamed,
 )
+from vanilla_transformer.evaluation.bleu_tokenizers import BleuTokenizer
 from vanilla_transformer.files import scratch_folder, share_weights
 from vanilla_transformer.model_folder import LOG_FILE, describe_model_files, write_run
 from vanilla_transformer.sharing.model_card import forget_results, record_results, write_model_card
@@ -82,6 +83,7 @@ from vanilla_transformer.training.legs import (
     check_free,
     claimed,
     continue_run,
+    recorded_tokenizers,
     with_recorded_batches,
 )
 from vanilla_transformer.training.plan import plan
@@ -98,7 +100,14 @@ from vanilla_transformer.training.run_record import JsonLinesLog, describe_run
 from vanilla_transformer.training.starting_model import build_model
 from vanilla_transformer.training.time_schedule import TimeSchedule
 from vanilla_transformer.training.trainer import TokenBatchTrainer, TrainingPass, scorer
-from vanilla_transformer_cli.settings import MAX_EXTRA_TOKENS, TrainSettings
+from vanilla_transformer.training.validation import (
+    choose_tokenizers,
+    joined,
+    let_chrf_decide,
+    load_validation,
+    parallel_text,
+)
+from vanilla_transformer_cli.settings import MAX_EXTRA_TOKENS, VALIDATION, TrainSettings
 
 
 def train(
@@ -184,13 +193,12 @@ def _prepare(
     wanted = next((one.value for one in decisions if one.option == "max_tokens_per_batch"), None)
     if wanted is not None:
         settings = dataclasses.replace(settings, max_tokens_per_batch=None)
-    checkpoint, settings, run = _begin(settings, arguments)
+    checkpoint, settings, run, sets = _begin(settings, arguments)
     if decisions:
         # A resumed run has those of its beginning, also on options that a leg was given.
         run.setdefault("decisions", [dataclasses.asdict(decision) for decision in decisions])
     text = parallel_text(settings, settings.train, settings.train_split)
-    validation_pairs = _load_validation(settings)
-    rules = drop_rules(settings, validation_pairs)
+    rules = drop_rules(settings, joined(sets))
     # Of a stream only what the tokenizer learns from is stored.
     pairs = load_pairs(text, settings.tokenizer_pairs if settings.streaming else None)
     filtered = filter_pairs(pairs, rules)
@@ -203,8 +211,9 @@ def _prepare(
     data = _build_data(settings, arguments, tokenizers, filtered.kept, read)
     if settings.r_drop:
         training_pass = partial(r_drop, alpha=settings.r_drop)
+    scoring = {name: BleuTokenizer(**fields) for name, fields in run["bleu_tokenizers"].items()}
     trainer = _build_trainer(
-        settings, arguments, model, tokenizers, data, validation_pairs, training_pass
+        settings, arguments, model, tokenizers, data, sets, scoring, training_pass
     )
     if checkpoint:
         check_optimizer(Path(checkpoint), trainer.is_sharded)
@@ -213,45 +222,32 @@ def _prepare(
 
 def _begin(
     settings: TrainSettings, arguments: Seq2SeqTrainingArguments
-) -> tuple[str | None, TrainSettings, dict[str, Any]]:
+) -> tuple[str | None, TrainSettings, dict[str, Any], dict[str, Dataset]]:
     """Checks a run and seeds it.
 
     Returns:
         The checkpoint to resume from, the settings, with which a resumed run has its own batches,
-        and the run's record.
+        the run's record, and the validation pairs.
     """
     check_settings(settings, arguments)
     limit_waiting(arguments)
-    prefer_better_scores(arguments)
     checkpoint = find_checkpoint(settings, arguments)
     first_update = update_of(checkpoint) if checkpoint else 0
     folder = Path(arguments.output_dir)
+    recorded = {}
     if checkpoint:
         settings = with_recorded_batches(settings, folder)
+        recorded = recorded_tokenizers(folder)
+    sets = load_validation(settings)
+    tokenizers = choose_tokenizers(settings, sets, recorded)
+    let_chrf_decide(arguments, tokenizers)
+    prefer_better_scores(arguments)
     run = describe_run(settings, arguments, first_update)
+    run["bleu_tokenizers"] = {name: dataclasses.asdict(one) for name, one in tokenizers.items()}
     if checkpoint:
         run = continue_run(folder, run)
     set_seed(arguments.seed)
-    return checkpoint, settings, run
-
-
-def parallel_text(settings: TrainSettings, paths: list[str], split: str) -> ParallelText:
-    """Where the pairs of one split are found."""
-    return ParallelText(
-        tuple(paths),
-        settings.source_column,
-        settings.target_column,
-        settings.dataset_config,
-        split,
-        settings.streaming,
-        settings.tag_column,
-    )
-
-
-def _load_validation(settings: TrainSettings) -> Dataset | None:
-    if not settings.validation:
-        return None
-    return load_pairs(parallel_text(settings, settings.validation, settings.validation_split))
+    return checkpoint, settings, run, sets
 
 
 def kept_pairs(settings: TrainSettings) -> Iterator[tuple[str, ...]]:
@@ -261,7 +257,7 @@ def kept_pairs(settings: TrainSettings) -> Iterator[tuple[str, ...]]:
         ValueError: If the filters drop all.
     """
     text = parallel_text(settings, settings.train, settings.train_split)
-    pairs = _read_kept(text, drop_rules(settings, _load_validation(settings)))
+    pairs = _read_kept(text, drop_rules(settings, joined(load_validation(settings))))
     if (first := next(pairs, None)) is None:
         raise ValueError(
             "The filters must leave at least one pair, got all dropped. Leave one out."
@@ -306,37 +302,39 @@ def _build_trainer(
     model: PreTrainedModel,
     tokenizers: TokenizerPair,
     data: TrainingData,
-    validation_pairs: Dataset | None,
+    validation: Mapping[str, Dataset],
+    scoring: Mapping[str, BleuTokenizer],
     training_pass: TrainingPass | None,
 ) -> TokenBatchTrainer:
-    """Trainer with training data and validation pairs."""
-    validation_set = score = None
-    if validation_pairs is not None:
+    """Trainer with training data and validation sets, whose tokenizers for BLEU are `scoring`."""
+    sets, scorers, longest = {}, {}, 0
+    for name, pairs in validation.items():
         if settings.max_validation_pairs is not None:
-            count = min(settings.max_validation_pairs, len(validation_pairs))
-            validation_pairs = validation_pairs.select(range(count))
-        validation_set, _ = tokenize_pairs(
-            validation_pairs, tokenizers, max_length=settings.max_length
-        )
+            pairs = pairs.select(range(min(settings.max_validation_pairs, len(pairs))))
+        tokenized, _ = tokenize_pairs(pairs, tokenizers, max_length=settings.max_length)
         # Sources of similar length are generated together, which saves steps.
-        source_lengths = pair_lengths(validation_set)[:, 0]
-        validation_set = validation_set.select(np.argsort(-source_lengths, kind="stable"))
-        references = list(validation_set["target"])
-        score = scorer(tokenizers.target, references, settings.bleu_tokenize, settings.metrics)
-        if arguments.generation_max_length is None:
-            longest = int(source_lengths.max()) + MAX_EXTRA_TOKENS
-            arguments.generation_max_length = 1 + int(
-                min(longest, getattr(model.config, "last_position", math.inf))
-            )
-    generates = arguments.predict_with_generate and not arguments.prediction_loss_only
+        source_lengths = pair_lengths(tokenized)[:, 0]
+        sets[name] = tokenized.select(np.argsort(-source_lengths, kind="stable"))
+        longest = max(longest, int(source_lengths.max()))
+        references = list(sets[name]["target"])
+        scorers[name] = scorer(tokenizers.target, references, scoring[name], settings.metrics)
+    if sets and arguments.generation_max_length is None:
+        longest += MAX_EXTRA_TOKENS
+        arguments.generation_max_length = 1 + int(
+            min(longest, getattr(model.config, "last_position", math.inf))
+        )
+    if not arguments.predict_with_generate or arguments.prediction_loss_only:
+        scorers = {}
     trainer = TokenBatchTrainer(
         data,
         tokenizers,
         training_pass,
         model=model,
         args=arguments,
-        eval_dataset=validation_set,
-        compute_metrics=score if generates else None,
+        eval_dataset=sets.pop(VALIDATION, None),
+        compute_metrics=scorers.pop(VALIDATION, None),
+        further_sets=sets,
+        scorers=scorers,
     )
     if settings.early_stopping_patience is not None:
         trainer.add_callback(StopWithoutProgress(settings.early_stopping_patience))
@@ -381,8 +379,17 @@ def _print_plan(leg: _Leg, decisions: Sequence[Decision], minutes_left: float | 
     """Prints what was filtered and chosen, and what the run will take."""
     chosen = chain(map(str, decisions), describe_fine_tuning(leg.settings, leg.trainer.args))
     of_trainer = plan(leg.trainer, leg.checkpoint, minutes_left)
-    for line in chain(leg.filtered.summary(), chosen, leg.batch_size.describe(), of_trainer):
+    scoring = _describe_scoring(leg) if "bleu" in leg.settings.metrics else ()
+    lines = chain(leg.filtered.summary(), chosen, leg.batch_size.describe(), scoring, of_trainer)
+    for line in lines:
         PartialState().print(line)
+
+
+def _describe_scoring(leg: _Leg) -> Iterator[str]:
+    """BLEU's tokenizer of each validation set."""
+    for name, fields in leg.run["bleu_tokenizers"].items():
+        of_set = f"{name}, " if name != VALIDATION else ""
+        yield f"BLEU        {of_set}tokenizer {BleuTokenizer(**fields)}"
 
 
 def _run(leg: _Leg, stop: StopOnRequest) -> tuple[Outcome, BaseException | None]:
@@ -402,8 +409,6 @@ def _run(leg: _Leg, stop: StopOnRequest) -> tuple[Outcome, BaseException | None]
         trainer.add_callback(moving_average)
     try:
         trainer.train(resume_from_checkpoint=leg.checkpoint)
-        # It warns about the scores of averages, whose names do not begin with eval_.
-        trainer.remove_callback(StopWithoutProgress)
         outcome = best_weights(trainer)
         trainer.check_weights()
         if not stop.is_interrupted(trainer.args):
@@ -525,10 +530,23 @@ def _save(
         beams = trainer.args.generation_num_beams or 1
         search = f"beam {beams}" if beams > 1 else "greedy"
         how = {"search": f"{search}, {outcome.weights}"}
-        record_results(folder, "validation", outcome.scores | how)
+        for name, scores in _scores_by_set(outcome.scores, trainer.further_sets).items():
+            record_results(folder, name, scores | how)
     else:
         write_model_card(folder)
     try:
         plot_curves(folder, metric_of(trainer.args))
     except ImportError as error:
         PartialState().print(str(error))
+
+
+def _scores_by_set(scores: Mapping[str, Any], further: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Scores of each validation set, of which the further ones have its name before theirs."""
+    by_set: dict[str, dict[str, Any]] = {VALIDATION: {}, **{name: {} for name in further}}
+    for key, value in scores.items():
+        name, _, score = key.partition("_")
+        if name in by_set:
+            by_set[name][score] = value
+        else:
+            by_set[VALIDATION][key] = value
+    return by_set

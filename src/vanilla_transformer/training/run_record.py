@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterable
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,8 @@ def describe_run(
 
 def _checksums(settings: TrainSettings) -> dict[str, str]:
     """SHA-256 by path of the files and folders that a run learns from; the Hub's are left out."""
-    paths = [*settings.train, *settings.validation, *(settings.filter_overlap or ())]
+    validation = chain.from_iterable(settings.paths_of_validation().values())
+    paths = [*settings.train, *validation, *(settings.filter_overlap or ())]
     checksums = {path: checksum(path) for path in paths if Path(path).is_file()}
     for path in filter(os.path.isdir, paths):
         # Those are copies that `datasets` computed from the dataset.

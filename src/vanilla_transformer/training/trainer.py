@@ -1,6 +1,6 @@
 """`Seq2SeqTrainer` on batches of a token budget, and its scores."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate.utils import gather_object
+from datasets import Dataset
 from torch import nn
 from torch.utils.data import DataLoader
 from transformers import (
@@ -24,11 +25,13 @@ from transformers.trainer import FSDP_MODEL_NAME
 from transformers.trainer_utils import EvalLoopOutput, IntervalStrategy, SaveStrategy
 
 from vanilla_transformer.data.training_data import TrainingData
-from vanilla_transformer.evaluation.metrics import TranslationScores
+from vanilla_transformer.evaluation.bleu_tokenizers import BleuTokenizer
+from vanilla_transformer.evaluation.metrics import score
 from vanilla_transformer.model_folder import align_weights, nonfinite_tensors
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 from vanilla_transformer.training.averaging import (
     average_checkpoints,
+    evaluations_since_best,
     metric_of,
     scores_of_update,
 )
@@ -53,6 +56,7 @@ from vanilla_transformer.training.checkpoints import (
 from vanilla_transformer.training.sharding import is_sharded, put_weights, save_in_full
 
 TrainingPass = Callable[..., Seq2SeqLMOutput]
+Scorer = Callable[[EvalPrediction], dict[str, Any]]
 
 
 class TokenBatchTrainer(Seq2SeqTrainer):
@@ -63,16 +67,22 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         tokenizers: Saved with each checkpoint.
         training_pass: Takes a model and a training batch, as keyword arguments, and returns the
             model's output; None: the model is called, as in Trainer.
+        further_sets: Validation sets beside `eval_dataset`, by name; the names of their scores
+            begin with it.
+        scorers: What `compute_metrics` is for each of them.
         settings: Other arguments of `Seq2SeqTrainer`.
     """
 
     control: TrainerControl
+    compute_metrics: Scorer | None
 
     def __init__(
         self,
         data: TrainingData,
         tokenizers: TokenizerPair,
         training_pass: TrainingPass | None = None,
+        further_sets: Mapping[str, Dataset] | None = None,
+        scorers: Mapping[str, Scorer] | None = None,
         **settings: Any,
     ) -> None:
         super().__init__(
@@ -88,6 +98,8 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         if self.is_sharded:
             save_in_full(self.accelerator.state.fsdp_plugin)
         self.training_pass = training_pass
+        self.further_sets = further_sets or {}
+        self.scorers = scorers or {}
         self.has_trained = False
         self.last_checkpoint: Path | None = None
         self.loss_is_finite = torch.tensor(True, device=self.args.device)
@@ -127,18 +139,39 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         return loss
 
     def evaluation_loop(
-        self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any
+        self,
+        dataloader: DataLoader[Any],
+        *args: Any,
+        metric_key_prefix: str = "eval",
+        **kwargs: Any,
     ) -> EvalLoopOutput:
-        """Trainer's, with the loss per token; Trainer's own is the mean over batches of any size.
+        """Trainer's, on all validation sets.
 
-        With several processes, pairs that fill up the last batch count twice.
+        The losses are per token; Trainer's own is the mean over batches of any size. With several
+        processes, pairs that fill up the last batch count twice.
         """
+        output = self._evaluate_set(dataloader, *args, prefix=metric_key_prefix, **kwargs)
+        first_scorer: Scorer | None = self.compute_metrics
+        try:
+            for name, pairs in self.further_sets.items():
+                self.compute_metrics = self.scorers.get(name)
+                loader, prefix = self.get_eval_dataloader(pairs), f"{metric_key_prefix}_{name}"
+                further = self._evaluate_set(loader, *args, prefix=prefix, **kwargs)
+                output.metrics.update(further.metrics)
+        finally:
+            self.compute_metrics = first_scorer
+        return output
+
+    def _evaluate_set(
+        self, dataloader: DataLoader[Any], *args: Any, prefix: str, **kwargs: Any
+    ) -> EvalLoopOutput:
+        """Scores of one validation set, whose names begin with a prefix."""
         self.evaluated = torch.zeros(2, device=self.args.device)
         # Its batches draw a random number, which would change the dropout of the next updates.
         with torch.random.fork_rng(devices=[]):
-            output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+            output = super().evaluation_loop(dataloader, *args, metric_key_prefix=prefix, **kwargs)
         nats, tokens = self.accelerator.reduce(self.evaluated).tolist()
-        output.metrics[f"{metric_key_prefix}_loss"] = nats / tokens
+        output.metrics[f"{prefix}_loss"] = nats / tokens
         return output
 
     def prediction_step(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -220,23 +253,15 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         return strategy != SaveStrategy.EPOCH or self.state.epoch % 1 == 0
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
-        """Trainer's; the checkpoint may be there already."""
-        is_best = self._is_best(metrics, trial)
+        """In place of Trainer's: see `evaluations_since_best`; the checkpoint may exist already."""
+        if self.args.metric_for_best_model is None or evaluations_since_best(self.state, self.args):
+            return False
+        self.state.best_metric = metrics[f"eval_{metric_of(self.args)}"]
+        self.state.best_global_step = self.state.global_step
         checkpoint = self.last_checkpoint
-        if is_best and checkpoint and update_of(checkpoint.name) == self.state.global_step:
+        if checkpoint and update_of(checkpoint.name) == self.state.global_step:
             self.state.best_model_checkpoint = str(checkpoint)
-        return is_best
-
-    def _is_best(self, metrics: dict[str, float], trial: Any) -> bool:
-        """Of equal scores, such as a BLEU of 0, that of the lower loss is the best."""
-        best = self.state.best_metric
-        is_best = bool(super()._determine_best_metric(metrics, trial))
-        equal = metrics.get(f"eval_{metric_of(self.args)}") == best
-        earlier = scores_of_update(self, self.state.best_global_step) if equal else None
-        if earlier and metrics["eval_loss"] < earlier["loss"]:
-            self.state.best_global_step = self.state.global_step
-            return True
-        return is_best
+        return True
 
     def _run_epoch(self, *args: Any, trial: Any, **kwargs: Any) -> None:
         """Trainer's; a resumed run that has already made all its updates is only evaluated."""
@@ -326,9 +351,9 @@ def _unlimited(arguments: TrainingArguments) -> Iterator[int | None]:
 def scorer(
     tokenizer: PreTrainedTokenizerBase,
     references: list[str],
-    bleu_tokenize: str,
+    bleu_tokenize: str | BleuTokenizer,
     metrics: list[str],
-) -> Callable[[EvalPrediction], dict[str, Any]]:
+) -> Scorer:
     """Scores the translations that Trainer generates against references in their original text.
 
     Args:
@@ -337,16 +362,13 @@ def scorer(
         bleu_tokenize: sacreBLEU's tokenizer.
         metrics: Names of the scores.
     """
-    metric = TranslationScores()
 
-    def score(prediction: EvalPrediction) -> dict[str, Any]:
+    def score_ids(prediction: EvalPrediction) -> dict[str, Any]:
         # With several processes, the first pairs fill up the last batch.
         ids = np.asarray(prediction.predictions)[: len(references)]
         # Trainer pads batches of different length with -100.
         ids = np.where(ids < 0, tokenizer.pad_token_id, ids)
         texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
-        return metric.compute(
-            predictions=texts, references=references, tokenize=bleu_tokenize, metrics=metrics
-        )
+        return score(texts, references, tokenize=bleu_tokenize, metrics=metrics)
 
-    return score
+    return score_ids

@@ -1,0 +1,173 @@
+from types import SimpleNamespace
+
+import pytest
+from datasets import Dataset
+
+from vanilla_transformer.evaluation import bleu_tokenizers
+from vanilla_transformer.evaluation.bleu_tokenizers import BleuTokenizer
+from vanilla_transformer.training.recipe import check_settings
+from vanilla_transformer.training.run import kept_pairs
+from vanilla_transformer.training.validation import choose_tokenizers, let_chrf_decide
+from vanilla_transformer_cli.settings import TrainSettings
+
+from ..support.training_runs import (
+    build_arguments,
+    build_settings,
+    read_json,
+    read_log,
+    run_training,
+)
+
+CHINESE = "\u4eca\u5929\u5929\u6c14\u5f88\u597d\u3002"
+TOKYO = "\u6771\u4eac"
+
+
+@pytest.fixture
+def chinese(tmp_path):
+    """A validation set with Chinese targets, as paths of its two files."""
+    paths = [tmp_path / "news.de", tmp_path / "news.txt"]
+    for path, line in zip(paths, ("eins zwei", CHINESE), strict=True):
+        path.write_text(f"{line}\n" * 3, encoding="utf-8")
+    return ",".join(map(str, paths))
+
+
+def test_each_validation_set_has_scores_of_its_own(corpus, tmp_path, capsys, chinese):
+    pair = ",".join(str(corpus / f"train.{language}") for language in ("de", "en"))
+    sets = [f"news={chinese}", f"known={pair}"]
+    settings = {"validation_sets": sets, "average_last": 2, "max_validation_pairs": 5}
+
+    run_training(corpus, tmp_path / "run", settings, num_train_epochs=2)
+
+    reports = [report for report in read_log(tmp_path / "run") if "eval_loss" in report]
+    assert len(reports) == 2
+    for report in reports:
+        assert report["eval_lines"] == report["eval_known_lines"] == 5
+        assert report["eval_news_lines"] == 3
+        assert len({report[f"eval_{name}loss"] for name in ("", "news_", "known_")}) == 3
+    results = read_json(tmp_path / "run/results.json")
+    assert list(results) == ["validation", "news", "known"]
+    assert not any(name.startswith(("news", "known")) for name in results["validation"])
+    assert "|tok:zh|" in results["news"]["bleu_signature"]
+    assert "|tok:13a|" in results["known"]["bleu_signature"]
+    card = (tmp_path / "run/README.md").read_text(encoding="utf-8")
+    assert "### news\n" in card
+    assert "; tokenizer zh: the references are Chinese\n" in card
+    out = capsys.readouterr().out
+    assert "BLEU        tokenizer 13a: the references have blanks" in out
+    assert "BLEU        news, tokenizer zh: the references are Chinese" in out
+    assert f"news loss {reports[0]['eval_news_loss']:.3f}  bleu " in out
+
+
+def test_another_set_may_decide_which_checkpoint_is_best(corpus, tmp_path, monkeypatch):
+    given = {"bleu_signature": "s", "lines": 1}
+    scores = {"validation": iter([10.0, 11.0]), "other": iter([30.0, 20.0])}
+
+    def scorer(tokenizer, references, *_):
+        values = scores["validation" if len(references) == 20 else "other"]
+        return lambda _: given | {"bleu": next(values)}
+
+    monkeypatch.setattr("vanilla_transformer.training.run.scorer", scorer)
+    pair = ",".join(str(corpus / f"train.{language}") for language in ("de", "en"))
+    settings = {
+        "validation_sets": [f"other={pair}"],
+        "average_last": 1,
+        "metrics": ["bleu"],
+    }
+    run_training(
+        corpus,
+        tmp_path / "run",
+        settings,
+        num_train_epochs=2,
+        metric_for_best_model="other_bleu",
+    )
+
+    assert read_json(tmp_path / "run/results.json")["other"]["bleu"] == 30
+
+
+@pytest.mark.parametrize(
+    ("sets", "message"),
+    [
+        (["news"], "takes NAME=SOURCE,TARGET.* got 'news'"),
+        (["ne_ws=a,b"], "letters, digits and hyphens in the name, got 'ne_ws=a,b'"),
+        (["news=a,b", "news=c.tsv"], "another name for the set 'news=c.tsv'"),
+        (["bleu=a,b"], "another name for the set 'bleu=a,b'"),
+        (["validation=a,b"], "another name"),
+    ],
+)
+def test_sets_that_cannot_be_named_so_are_refused(sets, message):
+    with pytest.raises(ValueError, match=message):
+        TrainSettings(validation=["v.tsv"], validation_sets=sets).paths_of_validation()
+
+
+def test_further_sets_need_a_first_one_and_metrics_a_set_that_exists(corpus, tmp_path):
+    settings = build_settings(corpus, validated=False, validation_sets=["news=a,b"])
+    with pytest.raises(ValueError, match="--validation_sets are further sets beside"):
+        check_settings(settings, build_arguments(settings, tmp_path))
+
+    settings = build_settings(corpus, validation_sets=["news=a,b"])
+    arguments = build_arguments(settings, tmp_path, metric_for_best_model="talks_bleu")
+    with pytest.raises(ValueError, match=r"as in NAME_bleu, got talks_bleu"):
+        check_settings(settings, arguments)
+
+
+def test_further_sets_are_kept_out_of_training(corpus, tmp_path):
+    pair = ",".join(str(corpus / f"train.{language}") for language in ("de", "en"))
+    settings = build_settings(corpus, validation_sets=[f"news={pair}"], filter_overlap=[])
+
+    with pytest.raises(ValueError, match="got all dropped"):
+        next(kept_pairs(settings))
+
+
+def test_paths_of_further_sets_begin_with_the_data_folder():
+    settings = TrainSettings(validation_sets=["news=a.de,a.en", "b=c.tsv"], data="d")
+
+    assert settings.paths_of_validation() == {"news": ["d/a.de", "d/a.en"], "b": ["d/c.tsv"]}
+
+
+# BLEU's tokenizer
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "zh"),
+        ({"language": ["de", "ja"]}, "char"),
+        ({"target_language": "ja"}, "char"),
+        ({"validation": ["v.de", "v.ja"]}, "char"),
+        ({"bleu_tokenize": "intl"}, "intl"),
+        ({"pretokenized": True}, "none"),
+    ],
+)
+def test_tokenizer_is_that_of_the_target_language(changes, expected, monkeypatch):
+    monkeypatch.setattr(bleu_tokenizers, "_is_usable", lambda name: name in ("char", "zh", "13a"))
+    settings = TrainSettings(**{"validation": ["v.tsv"]} | changes)
+    sets = {"validation": Dataset.from_dict({"source": ["a"], "target": [TOKYO]})}
+
+    assert choose_tokenizers(settings, sets, {})["validation"].name == expected
+
+
+def test_resumed_run_keeps_its_tokenizer(corpus, tmp_path, capsys):
+    run_training(corpus, tmp_path, {"average_last": 1, "max_validation_pairs": 2}, max_steps=2)
+    run = read_json(tmp_path / "run.json")
+    assert run["bleu_tokenizers"]["validation"]["name"] == "13a"
+
+    recorded = {"validation": {"name": "char", "reason": "r", "fits": True}}
+    chosen = choose_tokenizers(TrainSettings(validation=["v"]), {"validation": None}, recorded)
+
+    assert chosen == {"validation": BleuTokenizer("char", "r")}
+
+
+@pytest.mark.parametrize(
+    ("metric", "expected"),
+    [("bleu", "chrf"), ("eval_bleu", "chrf"), ("wer", "wer"), ("news_bleu", "news_bleu")],
+)
+def test_chrf_decides_where_no_tokenizer_fits(metric, expected):
+    tokenizers = {
+        "validation": BleuTokenizer("char", "mixed", fits=False),
+        "news": BleuTokenizer("zh", "Chinese"),
+    }
+    arguments = SimpleNamespace(metric_for_best_model=metric)
+
+    let_chrf_decide(arguments, tokenizers)
+
+    assert arguments.metric_for_best_model == expected
