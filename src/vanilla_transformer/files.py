@@ -9,7 +9,6 @@ not share a folder on Windows or NFS either, where an unlocked temporary file do
 """
 
 import errno
-import gzip
 import hashlib
 import json
 import os
@@ -17,19 +16,19 @@ import re
 import secrets
 import shutil
 import sys
-import zlib
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 import xxhash
+
+from vanilla_transformer.compression import DAMAGE, HEAD, Compression, compression_of
 
 if sys.platform != "win32":
     import fcntl
 
-GZIP_MAGIC = b"\x1f\x8b"
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 _RANDOM_BYTES = 8
@@ -45,21 +44,21 @@ _DEEPEST_JSON = 100
 def read_lines(
     path: str | os.PathLike[str], max_bytes: int | None = None, *, may_be_empty: bool = False
 ) -> Iterator[str]:
-    r"""Yields the lines of a plain or gzipped UTF-8 file, without their line ends.
+    r"""Yields the lines of a plain or compressed UTF-8 file, without their line ends.
 
     A line ends at `\n` only: a carriage return, a form feed or U+2028 stays inside its line, so
     that both sides of a parallel corpus count the same lines whatever they contain. The last `\n`
     is optional, and a byte order mark at the beginning is dropped.
 
     Args:
-        path: The file; whether it is gzipped is read from its first bytes, not from its name.
+        path: The file: text, gzip, bzip2, xz, or a zip archive of one file, as its first bytes say.
         max_bytes: Largest size of its text, unpacked; no more is ever in memory. None: no limit.
         may_be_empty: Whether a file without lines is allowed.
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If the file is empty, is too large, is not UTF-8, is a damaged gzip file, or is
-            a pipe.
+        ValueError: If the file is empty, is too large, is not UTF-8, is compressed otherwise or
+            damaged, or is a pipe.
     """
     number = 0
     with open(path, "rb") as raw:
@@ -68,21 +67,33 @@ def read_lines(
                 f"{os.fspath(path)!r} must be a regular file, which can be read more than once, "
                 "got a pipe. Write its lines to a file first."
             )
-        is_gzip = raw.read(len(GZIP_MAGIC)) == GZIP_MAGIC
+        kind = compression_of(raw.read(HEAD))
         raw.seek(0)
-        stream = cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if is_gzip else raw
         try:
+            stream = _unpacked(raw, kind, path)
             lines = stream if max_bytes is None else _limited(stream, path, max_bytes)
             for text in decode_lines(lines, path):
                 yield text
                 number += 1
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        except (OSError, *DAMAGE) as error:
+            # bz2 raises an OSError that has no number for damaged data.
+            if kind is None or getattr(error, "errno", None) is not None:
+                raise
             raise ValueError(
-                f"{os.fspath(path)!r} is a damaged gzip file: {error} (after line {number}). "
-                "Copy or compress it again."
+                f"{os.fspath(path)!r} is a damaged {kind.name} file: {error} (after line "
+                f"{number}). Copy or compress it again."
             ) from error
     if number == 0 and not may_be_empty:
         raise ValueError(f"{os.fspath(path)!r} is empty: expected at least one line of text.")
+
+
+def _unpacked(raw: BinaryIO, kind: Compression | None, path: str | os.PathLike[str]) -> BinaryIO:
+    if kind is None or kind.open is None:
+        return raw
+    try:
+        return kind.open(raw)
+    except ValueError as error:
+        raise ValueError(f"{os.fspath(path)!r}, a {kind.name} file, {error}.") from error
 
 
 def _limited(stream: BinaryIO, path: str | os.PathLike[str], max_bytes: int) -> Iterator[bytes]:
@@ -106,15 +117,15 @@ def decode_lines(lines: Iterable[bytes], path: str | os.PathLike[str]) -> Iterat
         path: Where the lines come from, as errors name it.
 
     Raises:
-        ValueError: If they are gzipped, or are not UTF-8; the message names the bad byte.
+        ValueError: If they are compressed, or are not UTF-8; the message names the bad byte.
     """
     for number, line in enumerate(lines, start=1):
         content = line.removesuffix(b"\n")
         if number == 1:
-            if content.startswith(GZIP_MAGIC):
+            if kind := compression_of(line):
                 raise ValueError(
-                    f"{os.fspath(path)!r} must be text, got gzipped data. Unpack it first: "
-                    "gzip -dc old.gz > new.txt"
+                    f"{os.fspath(path)!r} must be text, got {kind.name} data. Unpack it first: "
+                    f"{kind.unpack} old > new.txt"
                 )
             content = content.removeprefix(BYTE_ORDER_MARK)
             if _is_utf16(content):

@@ -2,6 +2,7 @@
 
 import argparse
 import re
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ _HARMLESS: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [argparse
 _NAMES_OF_WEIGHTS = ("state_dict", "model_state_dict", "model")
 _SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
 _ZIP_MAGIC = b"PK"
+# Formats of others, by the first bytes of their files.
+_OTHER_FORMATS = {b"\x93NUMPY": "a NumPy array", b"\x89HDF": "HDF5", b"GGUF": "GGUF"}
 
 
 def load_pickled(file: Path) -> Any:
@@ -29,7 +32,9 @@ def load_pickled(file: Path) -> Any:
         OSError: If there is no such file.
     """
     with file.open("rb") as stream:
-        is_zip = stream.read(len(_ZIP_MAGIC)) == _ZIP_MAGIC
+        head = stream.read(max(map(len, _OTHER_FORMATS)))
+        is_zip = head.startswith(_ZIP_MAGIC)
+    _refuse_other_formats(file, head)
     try:
         with torch.serialization.safe_globals(_HARMLESS):
             # Weights of the optimiser, which are not needed, then take no memory.
@@ -39,6 +44,24 @@ def load_pickled(file: Path) -> Any:
     # A damaged file may fail in any of the loader's steps.
     except Exception as error:
         raise unreadable(str(file), error) from error
+
+
+def _refuse_other_formats(file: Path, head: bytes) -> None:
+    other = next((name for magic, name in _OTHER_FORMATS.items() if head.startswith(magic)), None)
+    cure = "Save its tensors by name with `safetensors`, from the library that wrote it."
+    if head.startswith(_ZIP_MAGIC) and zipfile.is_zipfile(file):
+        with zipfile.ZipFile(file) as archive:
+            names = archive.namelist()
+        if names and all(name.endswith(".npy") for name in names):
+            other = f"an archive of {len(names):,} NumPy arrays"
+            cure = (
+                'Convert it: python -c "import numpy; from safetensors.numpy import save_file; '
+                f"save_file(dict(numpy.load('{file.name}')), '{file.stem}.safetensors')\""
+            )
+    if other:
+        raise ValueError(
+            f"{str(file)!r} must be a file of safetensors or by `torch.save`, got {other}. {cure}"
+        )
 
 
 def unreadable(name: str, error: Exception) -> ValueError:

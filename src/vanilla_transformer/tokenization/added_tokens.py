@@ -103,9 +103,7 @@ def _extend_model(model: dict[str, Any], new: dict[str, int], added: list[dict[s
         model["ignore_merges"] = True
 
 
-def _keeping(
-    steps: list[dict[str, Any]], old: list[str], new: list[str]
-) -> list[dict[str, Any]]:
+def _keeping(steps: list[dict[str, Any]], old: list[str], new: list[str]) -> list[dict[str, Any]]:
     """Steps that split off symbols first, and split none of them again."""
     place = int(steps[0]["type"] == "Metaspace")
     first, splits = steps[:place], steps[place:]

@@ -138,9 +138,10 @@ class VanillaTransformerTokenizer(ComposingTokenizer):
                 tokens, those of `target_languages`, for `bpe` and `unigram` the 256 byte tokens,
                 and what is learned.
             kind: `bpe` and `unigram` learn pieces of words and decode every string exactly, but for
-                U+200B and U+FEFF, which become blanks in all kinds. With `char` a token is a character, with `word` a string between blanks, and decoding
-                puts one blank between words; in both, what is not in the vocabulary becomes
-                `<unk>`, and so does a word that spells a special token.
+                U+200B and U+FEFF, which become blanks in all kinds. With `char` a token is a
+                character, with `word` a string between blanks, and decoding puts one blank between
+                words; in both, what is not in the vocabulary becomes `<unk>`, and so does a word
+                that spells a special token.
             pretokenized: The text consists of tokens separated by blanks, and these are the only
                 boundaries that pieces of `bpe` and `unigram` respect; otherwise letters, digits and
                 signs are kept apart too. `char` and `word` are the same either way.
@@ -185,8 +186,8 @@ class VanillaTransformerTokenizer(ComposingTokenizer):
             backend = _word_backend(lines, vocab_size, tags)
         else:
             backend = _subword_backend(lines, vocab_size, tags, kind, pretokenized, show_progress)
-        steps = [normalizer, *_invisible_to_blanks(), backend.normalizer]
-        backend.normalizer = normalizers.Sequence([step for step in steps if step])
+        if normalizer:
+            backend.normalizer = normalizers.Sequence([normalizer, backend.normalizer])
         # All lines have been read by now.
         is_apart = changed["NFC"] > changed["NFD"]
         return cls.of_pipeline(
@@ -263,9 +264,7 @@ class VanillaTransformerTokenizer(ComposingTokenizer):
         return [
             token.content
             for token in self.added_tokens_decoder.values()
-            if token.special
-            and token.content not in SPECIAL_TOKENS
-            and not _is_tag(token.content)
+            if token.special and token.content not in SPECIAL_TOKENS and not _is_tag(token.content)
         ]
 
     def _numbered_anew(self, tokens: Iterable[str]) -> dict[str, int]:
@@ -306,7 +305,8 @@ class VanillaTransformerTokenizer(ComposingTokenizer):
         normalizer = backend["normalizer"] or {}
         return bool(
             boundaries[-1].get("pattern") in [{"Regex": _WORDS}, {"Regex": BLANK_SEPARATED}]
-            and {step["type"] for step in normalizer.get("normalizers", [normalizer])} == {"Replace"}
+            and {step["type"] for step in normalizer.get("normalizers", [normalizer])}
+            == {"Replace"}
             and backend["model"].get("dropout") is None
             and self.split_special_tokens
             and all(token.special for token in self.added_tokens_decoder.values())
@@ -359,11 +359,16 @@ def _unicode_normalizer(form: UnicodeForm) -> normalizers.Normalizer:
     return normalizer
 
 
-def _invisible_to_blanks() -> list[normalizers.Normalizer]:
-    """Makes one blank of invisible characters with the blanks around them; none at an end."""
+def _invisible_to_blanks(front: str = "") -> list[normalizers.Normalizer]:
+    """Makes one blank of invisible characters with the blanks around them, none at an end.
+
+    Args:
+        front: What they become at the beginning of a text.
+    """
     run = f" *[{_INVISIBLE}][ {_INVISIBLE}]*"
     return [
-        normalizers.Replace(Regex(rf"\A{run}|{run}\z"), ""),
+        normalizers.Replace(Regex(rf"{run}\z"), ""),
+        normalizers.Replace(Regex(rf"\A{run}"), front),
         normalizers.Replace(Regex(run), " "),
     ]
 
@@ -462,7 +467,11 @@ def _subword_backend(
     # Every text gets exactly one more blank in front: Metaspace adds it where there is none yet,
     # the normalizer where there is. (The normalizer Prepend would do for both, but Transformers'
     # common tests compare what is decoded with what the normalizer gives.)
-    normalizer = normalizers.Replace(Regex(r"\A "), "  ")
+    # Metaspace looks for the place where the original text begins, which must not be dropped, so
+    # characters that are dropped there leave that blank.
+    normalizer = normalizers.Sequence(
+        [normalizers.Replace(Regex(r"\A "), "  "), *_invisible_to_blanks(" ")]
+    )
     # What follows a token that was added is no beginning.
     blank_in_front = pre_tokenizers.Metaspace(" ", prepend_scheme="first", split=False)
     boundaries = [
@@ -568,6 +577,7 @@ def _char_backend(lines: Iterable[str], vocab_size: int) -> Tokenizer:
     for line in lines:
         counts.update(line)
     backend = Tokenizer(_word_level_model(counts, vocab_size))
+    backend.normalizer = normalizers.Sequence(_invisible_to_blanks())
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     backend.decoder = decoders.Fuse()
     return backend
@@ -582,7 +592,9 @@ def _word_backend(lines: Iterable[str], vocab_size: int, tags: list[str]) -> Tok
     backend = Tokenizer(_word_level_model(counts, vocab_size))
     # `</s>` becomes a word that is not in the vocabulary, and as long as the original.
     opens_a_special_word = rf"(?<![^ ])<(?=(?:{_special_names(tags)})>(?![^ ]))"
-    backend.normalizer = normalizers.Replace(Regex(opens_a_special_word), "\0")
+    backend.normalizer = normalizers.Sequence(
+        [*_invisible_to_blanks(), normalizers.Replace(Regex(opens_a_special_word), "\0")]
+    )
     backend.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
     # Without a decoder, tokens are joined by blanks.
     return backend
