@@ -56,6 +56,11 @@ def _only_member(file: BinaryIO) -> BinaryIO:
     return cast(BinaryIO, archive.open(members[0]))
 
 
+def _unxz(file: BinaryIO) -> BinaryIO:
+    # Whoever opened the file closes it.
+    return cast(BinaryIO, lzma.LZMAFile(file))
+
+
 _KINDS = (
     Compression(
         "gzipped",
@@ -69,7 +74,7 @@ _KINDS = (
         "bzip2 -dc",
         lambda file: cast(BinaryIO, bz2.BZ2File(file)),
     ),
-    Compression("xz", rb"\xfd7zXZ\0", "xz -dc", lambda file: cast(BinaryIO, lzma.LZMAFile(file))),
+    Compression("xz", rb"\xfd7zXZ\0", "xz -dc", _unxz),
     Compression("zip", rb"PK(?:\x03\x04|\x05\x06)", "unzip -p", _only_member),
     Compression("Zstandard", rb"\x28\xb5\x2f\xfd", "zstd -dc"),
     Compression("LZ4", rb"\x04\x22\x4d\x18", "lz4 -dc"),

@@ -96,9 +96,9 @@ class TrainSettings:
     """Settings of a training run that Transformers' `Seq2SeqTrainingArguments` do not have."""
 
     train: list[str] = option(
-        "Training pairs: two parallel text files, source and target (plain, .gz, .bz2, .xz or .zip), or "
-        "one .tsv, .jsonl or .parquet file, or the folder or Hub name of a dataset. Of several files, all: "
-        "a.de a.en b.de b.en, or a.tsv b.tsv.",
+        "Training pairs: two parallel text files, source and target (plain, .gz, .bz2, .xz or "
+        ".zip), or one .tsv, .jsonl or .parquet file, or the folder or Hub name of a dataset. Of "
+        "several files, all: a.de a.en b.de b.en, or a.tsv b.tsv.",
         [],
     )
     validation: list[str] = option(
@@ -397,6 +397,11 @@ class SearchSettings:
         "Minimum Bayes risk: among N samples (with --do_sample) or N best hypotheses, chooses the "
         "one most like the others (chrF). 0: chooses the likeliest.",
         0,
+    )
+    replace_unknown: bool = option(
+        "Writes the aligned word of the source for each unknown word of a translation, which is "
+        "<unk> otherwise; their number is reported. Engine torch only.",
+        False,
     )
     trust_remote_code: bool = option(_TRUST_REMOTE_CODE, False)
 

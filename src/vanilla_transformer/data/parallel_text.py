@@ -62,8 +62,8 @@ class ParallelText:
             (source, tab, target, with `tag_column` tab, tag; no header, no quoting), `.jsonl` or
             `.json` file (one object a line), `.parquet` file, folder written by `datasets`'
             `save_to_disk`, or name of a dataset, local or on the Hub. All text files may be
-            compressed (.gz, .bz2, .xz, .zip). Of a corpus in several files, all of them in order: plain text as source,
-            target, source, target.
+            compressed (.gz, .bz2, .xz, .zip). Of a corpus in several files, all of them in order:
+            plain text as source, target, source, target.
         source_column: Column of the source, where columns have names. A dot reaches into nested
             columns: `translation.de`.
         target_column: Column of the target, likewise.

@@ -41,7 +41,8 @@ def check_added(contents: Iterable[str], backend: Tokenizer) -> None:
 
 def is_of_words(backend: Tokenizer) -> bool:
     """Whether a token is what is between two blanks."""
-    return _splits_at_blanks(json.loads(backend.pre_tokenizer.__getstate__()))
+    step = backend.pre_tokenizer
+    return bool(step) and _splits_at_blanks(json.loads(step.__getstate__()))
 
 
 def with_symbols(backend: Tokenizer, new: dict[str, int], old: Iterable[str]) -> Tokenizer:
@@ -128,5 +129,5 @@ def _any_of(symbols: list[str]) -> str:
     return "|".join(map(re.escape, sorted(symbols, key=lambda symbol: (-len(symbol), symbol))))
 
 
-def _splits_at_blanks(step: dict[str, Any] | None) -> bool:
-    return bool(step) and step.get("type") == "Split" and step["behavior"] == "Removed"
+def _splits_at_blanks(step: dict[str, Any]) -> bool:
+    return step["type"] == "Split" and step["behavior"] == "Removed"
