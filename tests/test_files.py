@@ -129,13 +129,13 @@ GZIPPED = gzip.compress("\n".join(map(str, range(1000))).encode(), mtime=0)
             "is a damaged",
         ),
         (GZIPPED + b"garbage", "is a damaged gzip file"),
-        (gzip.compress(GZIPPED, mtime=0), "must be text, got gzipped data"),
+        (gzip.compress(GZIPPED, mtime=0), "must be text, got gzip data"),
         *[
             (content[:-12], f"is a damaged {kind} file")
             for content, kind in (
-                (bz2.compress(GZIPPED), "bzip2"),
-                (lzma.compress(GZIPPED), "xz"),
-                (zipped(GZIPPED), "zip"),
+                (bz2.compress(b"x" * 99), "bzip2"),
+                (lzma.compress(b"x" * 99), "xz"),
+                (zipped(b"x" * 99), "zip"),
             )
         ],
         (bz2.compress(b"x" * 99)[:20] + bytes(30), "is a damaged bzip2 file"),

@@ -63,7 +63,7 @@ def _unxz(file: BinaryIO) -> BinaryIO:
 
 _KINDS = (
     Compression(
-        "gzipped",
+        "gzip",
         rb"\x1f\x8b",
         "gzip -dc",
         lambda file: cast(BinaryIO, gzip.GzipFile(fileobj=file)),

@@ -214,8 +214,13 @@ class TrainSettings:
         action="store",
     )
     tokenizer: str | None = option(
-        "Saved model of this package whose tokenizers the new model gets instead of its own; the "
-        "other tokenizer options are ignored."
+        "Folder of a model of this package, or of its tokenizer alone, whose tokenizers the new "
+        "model gets instead of its own; the other tokenizer options are ignored."
+    )
+    symbols: str | None = option(
+        "File of symbols, one a line, such as <ph>, that a new vocabulary keeps whole wherever the "
+        "text has them; with --tokenizer_kind word, between blanks. They count for --vocab_size.",
+        metavar="FILE",
     )
     tokenizer_kind: Literal["bpe", "unigram", "char", "word"] = option(
         "Kind of vocabulary to train on both sides of --train.", "bpe"

@@ -71,7 +71,7 @@ def test_byte_order_mark_is_dropped_from_the_first_line_only(run, tmp_path):
     ("content", "fault"),
     [
         ("ja\nnein\n".encode("utf-16-le"), "must be UTF-8, got what looks like UTF-16"),
-        (gzip.compress(b"ja\n", mtime=0), "must be text, got gzipped data. Unpack it first"),
+        (gzip.compress(b"ja\n", mtime=0), "must be text, got gzip data. Unpack it first"),
         (lzma.compress(b"ja\n"), "must be text, got xz data. Unpack it first: xz -dc"),
     ],
 )

@@ -172,3 +172,26 @@ def test_saved_file_holds_each_token_once(tmp_path):
     assert len(pieces) == len(set(pieces))
     for added in saved["added_tokens"]:
         assert added["id"] >= len(pieces) or pieces[added["id"]] == added["content"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_symbols_are_kept_whole_and_taken_from_the_vocabulary(kind, tmp_path):
+    symbols = ["<ph>", "%1$s", "<ph>"]
+    text = "Ein <ph> %1$s dog" if kind == "word" else "Ein <ph>%1$s: dog"
+    texts = [*CORPUS, *[text] * 50]
+
+    tokenizer = VanillaTransformerTokenizer.train(texts, vocab_size=330, kind=kind, symbols=symbols)
+
+    assert len(tokenizer) <= 330
+    assert tokenizer.convert_ids_to_tokens([len(tokenizer) - 2, len(tokenizer) - 1]) == symbols[:2]
+    for loaded in saved_and_loaded(tokenizer, tmp_path):
+        assert {"<ph>", "%1$s"} < set(loaded.tokenize(text))
+        assert loaded.decode(loaded(text).input_ids, skip_special_tokens=True) == text
+
+
+def test_nothing_is_learned_from_symbols():
+    tokenizer = VanillaTransformerTokenizer.train(
+        ["<ph>x <ph>y"] * 50, vocab_size=300, symbols=["<ph>"]
+    )
+
+    assert not {"ph", "<", ">"} & set(tokenizer.get_vocab())

@@ -35,7 +35,7 @@ class StopStrings(StoppingCriteria):
     def _ends(self, ids: list[int]) -> bool:
         before, text = self._text(ids[:-1]), self._text(ids)
         # Bytes of a character that was incomplete may have changed the end of the text.
-        old = len(os.path.commonprefix([before, text]))
+        old = len(os.path.commonprefix([before, text]))  # noqa: RUF071
         return any(
             (found := text.rfind(string)) >= 0 and found + len(string) > old
             for string in self.strings

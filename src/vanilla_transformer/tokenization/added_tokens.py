@@ -8,7 +8,7 @@ gets is part of its vocabulary too: nothing else is found between blanks only.
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, pre_tokenizers
@@ -64,6 +64,21 @@ def with_symbols(backend: Tokenizer, new: dict[str, int], old: Iterable[str]) ->
     changed = Tokenizer.from_str(json.dumps(pipeline))
     changed.encode_special_tokens = backend.encode_special_tokens
     return changed
+
+
+def without_symbols(
+    lines: Iterable[str], symbols: Sequence[str], *, between_blanks: bool
+) -> Iterator[str]:
+    """Lines with a blank for each symbol, for learning the pieces of what is around it.
+
+    Args:
+        lines: Text.
+        symbols: What is never split.
+        between_blanks: Whether they are symbols between blanks only, as words are.
+    """
+    pattern = _any_of(list(symbols))
+    found = re.compile(f"(?<![^ ])(?:{pattern})(?![^ ])" if between_blanks else pattern)
+    return (found.sub(" ", line) for line in lines)
 
 
 def prefix_only_the_beginning(backend: Tokenizer) -> None:

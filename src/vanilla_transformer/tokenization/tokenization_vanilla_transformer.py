@@ -49,6 +49,7 @@ from vanilla_transformer.tokenization.added_tokens import (
     is_of_words,
     prefix_only_the_beginning,
     with_symbols,
+    without_symbols,
 )
 from vanilla_transformer.tokenization.composing_vanilla_transformer import (
     DECOMPOSED_FORMS,
@@ -124,6 +125,7 @@ class VanillaTransformerTokenizer(ComposingTokenizer):
         pretokenized: bool = False,
         target_languages: Sequence[str] = (),
         unicode_form: UnicodeForm | None = None,
+        symbols: Sequence[str] = (),
         show_progress: bool = False,
     ) -> Self:
         """Learns a vocabulary; the same text gives the same tokenizer.
@@ -152,11 +154,14 @@ class VanillaTransformerTokenizer(ComposingTokenizer):
                 it is. NFD and NFKD take syllables of Hangul and letters with accents apart, and
                 decoded text is then in NFC, unless most of the text was apart already. Of `word`,
                 they change how tokens are spelled, not how many there are.
+            symbols: Text that is kept whole, such as `<ph>`: each is one token, as `add_tokens`
+                adds it, and counts towards `vocab_size`. Nothing is learned from it.
             show_progress: Show the trainer's progress bars.
 
         Raises:
             ValueError: If not exactly one of `texts` and `files` is given, the text is empty,
-                `kind` is unknown, `vocab_size` is too small, or a language is no name.
+                `kind` is unknown, `vocab_size` is too small, a language is no name, or text cannot
+                have a symbol.
         """
         if (texts is None) == (files is None):
             raise ValueError(
@@ -169,8 +174,9 @@ class VanillaTransformerTokenizer(ComposingTokenizer):
                 f"{texts if files is None else files!r:.60}. Put it into a list."
             )
         tags = [_language_tag(language) for language in target_languages]
-        _check_vocab_size(kind, vocab_size, len(tags))
-        vocab_size -= len(tags)
+        symbols = list(dict.fromkeys(symbols))
+        _check_vocab_size(kind, vocab_size, len(tags) + len(symbols))
+        vocab_size -= len(tags) + len(symbols)
         lines = chain.from_iterable(map(read_lines, files or ())) if texts is None else iter(texts)
         normalizer = None if unicode_form is None else _unicode_normalizer(unicode_form)
         changed: Counter[str] = Counter()
@@ -179,6 +185,8 @@ class VanillaTransformerTokenizer(ComposingTokenizer):
         if normalizer:
             lines = map(normalizer.normalize_str, lines)
         lines = _with_text(map(_without_invisible, lines))
+        if symbols:
+            lines = without_symbols(lines, symbols, between_blanks=kind == "word")
 
         if kind == "char":
             backend = _char_backend(lines, vocab_size)
@@ -190,9 +198,11 @@ class VanillaTransformerTokenizer(ComposingTokenizer):
             backend.normalizer = normalizers.Sequence([normalizer, backend.normalizer])
         # All lines have been read by now.
         is_apart = changed["NFC"] > changed["NFD"]
-        return cls.of_pipeline(
+        tokenizer = cls.of_pipeline(
             backend, [*SPECIAL_TOKENS, *tags], None if is_apart else unicode_form
         )
+        tokenizer.add_tokens(symbols)
+        return tokenizer
 
     @classmethod
     def of_pipeline(

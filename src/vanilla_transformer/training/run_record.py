@@ -75,6 +75,7 @@ def describe_run(
 def _checksums(settings: TrainSettings) -> dict[str, str]:
     """SHA-256 by path of the files and folders that a run learns from; the Hub's are left out."""
     paths = [*settings.train, *settings.validation, *(settings.filter_overlap or ())]
+    paths += [settings.symbols] if settings.symbols else []
     checksums = {path: checksum(path) for path in paths if Path(path).is_file()}
     for path in filter(os.path.isdir, paths):
         # Those are copies that `datasets` computed from the dataset.
