@@ -139,7 +139,10 @@ GZIPPED = gzip.compress("\n".join(map(str, range(1000))).encode(), mtime=0)
             )
         ],
         (bz2.compress(b"x" * 99)[:20] + bytes(30), "is a damaged bzip2 file"),
-        (zipped(b"a", b"b"), "a zip file, must hold one file that needs no password, got 2"),
+        (
+            zipped(b"a", b"b"),
+            "is a zip file, which must hold one file that needs no password, got 2",
+        ),
         (b"\x28\xb5\x2f\xfd\x04\x00", "must be text, got Zstandard data. Unpack it first: zstd"),
         (b"7z\xbc\xaf\x27\x1c\0\4", "must be text, got 7z data"),
     ],

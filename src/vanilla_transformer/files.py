@@ -93,7 +93,7 @@ def _unpacked(raw: BinaryIO, kind: Compression | None, path: str | os.PathLike[s
     try:
         return kind.open(raw)
     except ValueError as error:
-        raise ValueError(f"{os.fspath(path)!r}, a {kind.name} file, {error}.") from error
+        raise ValueError(f"{os.fspath(path)!r} is a {kind.name} file, which {error}.") from error
 
 
 def _limited(stream: BinaryIO, path: str | os.PathLike[str], max_bytes: int) -> Iterator[bytes]:

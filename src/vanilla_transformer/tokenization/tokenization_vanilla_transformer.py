@@ -248,7 +248,9 @@ class VanillaTransformerTokenizer(ComposingTokenizer):
         """
         size = len(self)
         known = {token.content: token.special for token in self.added_tokens_decoder.values()}
-        special, plain, new = [], [], []
+        special: list[str | AddedToken] = []
+        plain: list[str | AddedToken] = []
+        new = []
         for token in new_tokens:
             is_special = special_tokens or getattr(token, "special", False)
             (special if is_special else plain).append(token)

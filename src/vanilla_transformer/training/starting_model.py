@@ -200,6 +200,7 @@ def _new_tokenizers(settings: TrainSettings, pairs: Dataset) -> TokenizerPair:
     All processes learn the same.
     """
     if settings.tokenizer:
+        _refuse_other_classes(settings, settings.tokenizer)
         check_files(settings.tokenizer)
         return saved_tokenizers(settings, settings.tokenizer)
 
