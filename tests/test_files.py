@@ -1,8 +1,11 @@
 """Lines and checksums, files that appear whole, temporary ones, and full disks."""
 
+import bz2
 import errno
 import gzip
 import hashlib
+import io
+import lzma
 import os
 import shutil
 import signal
@@ -10,6 +13,7 @@ import socket
 import subprocess
 import sys
 import tracemalloc
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -80,6 +84,15 @@ def names(folder: Path) -> list[str]:
 # Lines and checksums
 
 
+def zipped(*members):
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for number, content in enumerate(members):
+            # With a time, which would else change the names of tests.
+            archive.writestr(zipfile.ZipInfo(f"folder/{number}.txt"), content)
+    return packed.getvalue()
+
+
 @pytest.mark.parametrize(
     ("text", "lines"),
     [
@@ -92,7 +105,7 @@ def names(folder: Path) -> list[str]:
         ("a\0b\0\0c\n\0a\0b\n\0\n\n", None),
     ],
 )
-@pytest.mark.parametrize("compress", [bytes, gzip.compress])
+@pytest.mark.parametrize("compress", [bytes, gzip.compress, bz2.compress, lzma.compress, zipped])
 def test_read_lines_ends_a_line_at_newline_only(tmp_path, text, lines, compress):
     path = tmp_path / "lines.txt"
     path.write_bytes(compress(text.encode()))
@@ -120,7 +133,22 @@ GZIPPED = gzip.compress("\n".join(map(str, range(1000))).encode(), mtime=0)
             "is a damaged",
         ),
         (GZIPPED + b"garbage", "is a damaged gzip file"),
-        (gzip.compress(GZIPPED, mtime=0), "must be text, got gzipped data"),
+        (gzip.compress(GZIPPED, mtime=0), "must be text, got gzip data"),
+        *[
+            (content[:-12], f"is a damaged {kind} file")
+            for content, kind in (
+                (bz2.compress(b"x" * 99), "bzip2"),
+                (lzma.compress(b"x" * 99), "xz"),
+                (zipped(b"x" * 99), "zip"),
+            )
+        ],
+        (bz2.compress(b"x" * 99)[:20] + bytes(30), "is a damaged bzip2 file"),
+        (
+            zipped(b"a", b"b"),
+            "is a zip file, which must hold one file that needs no password, got 2",
+        ),
+        (b"\x28\xb5\x2f\xfd\x04\x00", "must be text, got Zstandard data. Unpack it first: zstd"),
+        (b"7z\xbc\xaf\x27\x1c\0\4", "must be text, got 7z data"),
     ],
 )
 def test_read_lines_refuses_what_is_no_text(tmp_path, content, message):

@@ -9,7 +9,6 @@ not share a folder on Windows or NFS either, where an unlocked temporary file do
 """
 
 import errno
-import gzip
 import hashlib
 import json
 import os
@@ -18,20 +17,20 @@ import secrets
 import shutil
 import stat
 import sys
-import zlib
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 import xxhash
 import yaml
 
+from vanilla_transformer.compression import DAMAGE, HEAD, Compression, compression_of
+
 if sys.platform != "win32":
     import fcntl
 
-GZIP_MAGIC = b"\x1f\x8b"
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 _RANDOM_BYTES = 8
@@ -105,39 +104,43 @@ def read_text(path: str | os.PathLike[str], errors: str = "strict") -> str:
 def read_lines(
     path: str | os.PathLike[str], max_bytes: int | None = None, *, may_be_empty: bool = False
 ) -> Iterator[str]:
-    r"""Yields the lines of a plain or gzipped UTF-8 file, without their line ends.
+    r"""Yields the lines of a plain or compressed UTF-8 file, without their line ends.
 
     A line ends at `\n` only: a carriage return, a form feed or U+2028 stays inside its line, so
     that both sides of a parallel corpus count the same lines whatever they contain. The last `\n`
     is optional, and a byte order mark at the beginning is dropped.
 
     Args:
-        path: The file; whether it is gzipped is read from its first bytes, not from its name.
+        path: The file: text, gzip, bzip2, xz, or a zip archive of one file, as its first bytes say.
         max_bytes: Largest size of its text, unpacked; no more is ever in memory. None: no limit.
         may_be_empty: Whether a file without lines is allowed.
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If the file is empty, is too large, is not UTF-8, is a damaged gzip file, or is
-            a pipe, a device or a socket, or if a line of a gzip file has more than 64 MiB.
+        ValueError: If the file is empty, is too large, is not UTF-8, is compressed otherwise or
+            damaged, is a pipe, a device or a socket, or if a line of a compressed file has more
+            than 64 MiB.
     """
     number = 0
     check_regular(path)
     with open(path, "rb") as raw:
-        is_gzip = raw.read(len(GZIP_MAGIC)) == GZIP_MAGIC
+        kind = compression_of(raw.read(HEAD))
         raw.seek(0)
-        stream = cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if is_gzip else raw
         try:
-            lines = _without_endless_line(stream, path) if is_gzip else stream
+            stream = _unpacked(raw, kind, path)
+            lines = _without_endless_line(stream, path) if kind else stream
             if max_bytes is not None:
                 lines = _limited(stream, path, max_bytes)
             for text in decode_lines(lines, path):
                 yield text
                 number += 1
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        except (OSError, *DAMAGE) as error:
+            # bz2 raises an OSError that has no number for damaged data.
+            if kind is None or getattr(error, "errno", None) is not None:
+                raise
             raise ValueError(
-                f"{os.fspath(path)!r} is a damaged gzip file: {error} (after line {number}). "
-                "Copy or compress it again."
+                f"{os.fspath(path)!r} is a damaged {kind.name} file: {error} (after line "
+                f"{number}). Copy or compress it again."
             ) from error
     if number == 0 and not may_be_empty:
         raise ValueError(f"{os.fspath(path)!r} is empty: expected at least one line of text.")
@@ -152,6 +155,15 @@ def _without_endless_line(stream: BinaryIO, path: str | os.PathLike[str]) -> Ite
                 "unpacked, got more. Split the line."
             )
         yield line
+
+
+def _unpacked(raw: BinaryIO, kind: Compression | None, path: str | os.PathLike[str]) -> BinaryIO:
+    if kind is None or kind.open is None:
+        return raw
+    try:
+        return kind.open(raw)
+    except ValueError as error:
+        raise ValueError(f"{os.fspath(path)!r} is a {kind.name} file, which {error}.") from error
 
 
 def _limited(stream: BinaryIO, path: str | os.PathLike[str], max_bytes: int) -> Iterator[bytes]:
@@ -175,15 +187,15 @@ def decode_lines(lines: Iterable[bytes], path: str | os.PathLike[str]) -> Iterat
         path: Where the lines come from, as errors name it.
 
     Raises:
-        ValueError: If they are gzipped, or are not UTF-8; the message names the bad byte.
+        ValueError: If they are compressed, or are not UTF-8; the message names the bad byte.
     """
     for number, line in enumerate(lines, start=1):
         content = line.removesuffix(b"\n")
         if number == 1:
-            if content.startswith(GZIP_MAGIC):
+            if kind := compression_of(line):
                 raise ValueError(
-                    f"{os.fspath(path)!r} must be text, got gzipped data. Unpack it first: "
-                    "gzip -dc old.gz > new.txt"
+                    f"{os.fspath(path)!r} must be text, got {kind.name} data. Unpack it first: "
+                    f"{kind.unpack} old > new.txt"
                 )
             content = content.removeprefix(BYTE_ORDER_MARK)
             if _is_utf16(content):

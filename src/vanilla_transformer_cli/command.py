@@ -346,3 +346,18 @@ def report_limited(lines: int, option: str = "--max_extra_tokens") -> None:
             f"{lines:,} translations were cut off at the length limit; see {option}.",
             file=sys.stderr,
         )
+
+
+def report_unknown(tokens: int, are_replaced: bool) -> None:
+    """Reports on standard error how many unknown tokens the translations have, if any.
+
+    Args:
+        tokens: Number of them.
+        are_replaced: Whether words of the source were written for them.
+    """
+    if tokens:
+        became = "replaced by source words" if are_replaced else "written as <unk>"
+        hint = "" if are_replaced else "; see --replace_unknown"
+        print(
+            f"{tokens:,} unknown tokens in the translations were {became}{hint}.", file=sys.stderr
+        )

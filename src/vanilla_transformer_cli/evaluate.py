@@ -12,6 +12,7 @@ from vanilla_transformer_cli.command import (
     looks_like_a_path,
     refuse,
     report_limited,
+    report_unknown,
 )
 from vanilla_transformer_cli.outputs import check_output, check_room
 from vanilla_transformer_cli.settings import EvaluateSettings
@@ -229,11 +230,13 @@ def _read(path: str, lines: int) -> list[str]:
 def _translate(translator: "Translator", sources: list[str]) -> list[str]:
     from vanilla_transformer.progress import line_progress
 
-    texts, limited = [], 0
+    texts, limited, unknown = [], 0, 0
     with line_progress("evaluate", len(sources)) as advance:
         for translation in translator.translate(sources):
             texts.append(translation.text)
             limited += translation.reached_limit
+            unknown += translation.unknown
             advance()
     report_limited(limited)
+    report_unknown(unknown, translator.replace_unknown)
     return texts

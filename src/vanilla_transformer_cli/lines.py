@@ -29,10 +29,12 @@ class Report:
     Attributes:
         limited: Translations that were cut off at the length limit.
         separators: Line separators in translations that were replaced by blanks.
+        unknown: Unknown tokens of translations.
     """
 
     limited: int = 0
     separators: int = 0
+    unknown: int = 0
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,7 @@ class TranslationJob:
                 for hypothesis in (translation, *translation.alternatives):
                     report.limited += hypothesis.reached_limit
                     report.separators += hypothesis.replaced_separators
+                    report.unknown += hypothesis.unknown
                 advance()
         if self.output and self.record:
             record_path(self.output).unlink(missing_ok=True)

@@ -106,9 +106,9 @@ class TrainSettings:
     """Settings of a training run that Transformers' `Seq2SeqTrainingArguments` do not have."""
 
     train: list[str] = option(
-        "Training pairs: two parallel text files, source and target (plain or .gz), or one .tsv, "
-        ".jsonl or .parquet file, or the folder or Hub name of a dataset. Of several files, all: "
-        "a.de a.en b.de b.en, or a.tsv b.tsv.",
+        "Training pairs: two parallel text files, source and target (plain, .gz, .bz2, .xz or "
+        ".zip), or one .tsv, .jsonl or .parquet file, or the folder or Hub name of a dataset. Of "
+        "several files, all: a.de a.en b.de b.en, or a.tsv b.tsv.",
         [],
     )
     validation: list[str] = option(
@@ -232,8 +232,13 @@ class TrainSettings:
         action="store",
     )
     tokenizer: str | None = option(
-        "Saved model of this package whose tokenizers the new model gets instead of its own; the "
-        "other tokenizer options are ignored."
+        "Folder of a model of this package, or of its tokenizer alone, whose tokenizers the new "
+        "model gets instead of its own; the other tokenizer options are ignored."
+    )
+    symbols: str | None = option(
+        "File of symbols, one a line, such as <ph>, that a new vocabulary keeps whole wherever the "
+        "text has them; with --tokenizer_kind word, between blanks. They count for --vocab_size.",
+        metavar="FILE",
     )
     tokenizer_kind: Literal["bpe", "unigram", "char", "word"] = option(
         "Kind of vocabulary to train on both sides of --train.", "bpe"
@@ -444,6 +449,11 @@ class SearchSettings:
         "one most like the others (chrF). 0: chooses the likeliest.",
         0,
     )
+    replace_unknown: bool = option(
+        "Writes the aligned word of the source for each unknown word of a translation, which is "
+        "<unk> otherwise; their number is reported. Engine torch only.",
+        False,
+    )
     trust_remote_code: bool = option(_TRUST_REMOTE_CODE, False)
 
 
@@ -452,7 +462,7 @@ class TranslateSettings(SearchSettings):
     """Settings of a translation."""
 
     input: str | None = option(
-        "File to translate line by line, plain or .gz. Default: standard input."
+        "File to translate line by line, plain, .gz, .bz2, .xz or .zip. Default: standard input."
     )
     output: str | None = option(
         "File for the translations; it must not hold text already, except with --resume. It holds "

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from vanilla_transformer_cli.command import (
@@ -102,6 +103,9 @@ def _check_settings(parser: Parser, settings: TrainSettings) -> None:
     for name in _MODELS:
         value = getattr(settings, name, None) or []
         for model in [value] if isinstance(value, str) else value:
+            # What a file would be is explained later.
+            if name == "tokenizer" and Path(model).is_file():
+                continue
             check_folder(parser, f"--{name}", model)
 
 

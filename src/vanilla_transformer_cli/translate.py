@@ -8,6 +8,7 @@ from vanilla_transformer_cli.command import (
     load_translator,
     parse_with_texts,
     report_limited,
+    report_unknown,
 )
 from vanilla_transformer_cli.lines import plan_translation
 from vanilla_transformer_cli.settings import TranslateSettings
@@ -38,6 +39,7 @@ def translate(argv: list[str]) -> None:
     )
     report = job.run(translator)
     report_limited(report.limited)
+    report_unknown(report.unknown, settings.replace_unknown)
     if report.separators:
         print(
             f"{report.separators} line separators in the translations were written as blanks.",

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import lzma
 import os
 import random
 from functools import partial
@@ -70,7 +71,8 @@ def test_byte_order_mark_is_dropped_from_the_first_line_only(run, tmp_path):
     ("content", "fault"),
     [
         ("ja\nnein\n".encode("utf-16-le"), "must be UTF-8, got what looks like UTF-16"),
-        (gzip.compress(b"ja\n", mtime=0), "must be text, got gzipped data. Unpack it first"),
+        (gzip.compress(b"ja\n", mtime=0), "must be text, got gzip data. Unpack it first"),
+        (lzma.compress(b"ja\n"), "must be text, got xz data. Unpack it first: xz -dc"),
     ],
 )
 def test_standard_input_that_is_no_text_is_refused(run, content, fault):

@@ -1,5 +1,6 @@
 import gzip
 import json
+import lzma
 import os
 import re
 import subprocess
@@ -37,7 +38,8 @@ def write(tmp_path):
     def write_file(name, lines, end="\n"):
         content = ("\n".join(lines) + end).encode()
         path = tmp_path / name
-        path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+        compress = {".gz": gzip.compress, ".xz": lzma.compress}.get(path.suffix, bytes)
+        path.write_bytes(compress(content))
         return str(path)
 
     return write_file
@@ -74,7 +76,9 @@ def pairs_of(dataset):
 # Reading
 
 
-@pytest.mark.parametrize("names", [("text.de", "text.en"), ("text.de.gz", "text.en")])
+@pytest.mark.parametrize(
+    "names", [("text.de", "text.en"), ("text.de.gz", "text.en"), ("a.xz", "b")]
+)
 def test_two_files_give_every_pair_unaltered(write, names):
     paths = [write(name, lines) for name, lines in zip(names, (SOURCES, TARGETS), strict=True)]
 
@@ -165,7 +169,7 @@ def test_two_files_keep_empty_lines_and_need_no_final_newline(write):
 @pytest.mark.parametrize(
     ("name", "records", "options"),
     [
-        *[(f"pairs.{kind}", RECORDS, {}) for kind in ("tsv", "tsv.gz", "json", "jsonl.gz")],
+        *[(f"pairs.{kind}", RECORDS, {}) for kind in ("tsv", "tsv.gz", "json", "jsonl.xz")],
         ("PAIRS.TSV", RECORDS, {}),
         ("pairs.parquet", RECORDS, {}),
         ("saved", RECORDS, {}),

@@ -98,6 +98,16 @@ def test_words_depend_on_each_other_when_a_token_may_span_several():
     assert not tokenizer.has_independent_parts()
 
 
+def test_words_are_independent_beside_characters_that_nobody_sees():
+    lines = ["a \u200b b", "\ufeffa b\u200b", "a\u200bb c", "a \ufeff\t b", "\u200b", "a\t\ufeff b"]
+    tokenizer = VanillaTransformerTokenizer.train(["a b\tc"], vocab_size=270)
+    assert tokenizer.has_independent_parts()
+
+    ids = encode_pairs({"source": lines, "target": lines}, TokenizerPair.joint(tokenizer), 50)
+
+    assert ids["labels"] == tokenizer(lines)["input_ids"]
+
+
 def test_memory_of_words_is_limited(monkeypatch):
     monkeypatch.setattr(token_ids, "_MOST_WORDS", 30)
     tokenizer = VanillaTransformerTokenizer.train(["12345 67890"] * 3, vocab_size=280)

@@ -3,7 +3,10 @@
 import argparse
 import json
 import re
+import subprocess
+import sys
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -155,3 +158,27 @@ def test_file_without_tensors_by_name_is_refused(tmp_path, content, got):
 
     with pytest.raises(ValueError, match=re.escape(f"got {got}. Save `model.state_dict()`")):
         read_tensors(tmp_path / "w.pt")
+
+
+@pytest.mark.parametrize(
+    ("name", "got"),
+    [("w.npz", "an archive of 1 NumPy arrays. Convert it: python -c"), ("w.npy", "a NumPy array")],
+)
+def test_sound_file_of_another_format_is_not_called_damaged(tmp_path, name, got):
+    array = np.ones(2, np.float32)
+    np.savez(tmp_path / name, w=array) if name.endswith("z") else np.save(tmp_path / name, array)
+
+    with pytest.raises(ValueError, match=rf"{name}' must be a file of safetensors .*, got {got}"):
+        read_tensors(tmp_path / name)
+
+
+def test_advice_for_an_archive_of_arrays_converts_it(tmp_path, monkeypatch):
+    np.savez(tmp_path / "w.npz", w=np.ones(2, np.float32))
+    with pytest.raises(ValueError, match="python -c") as caught:
+        read_tensors(tmp_path / "w.npz")
+    monkeypatch.chdir(tmp_path)
+
+    command = str(caught.value).partition('python -c "')[2].removesuffix('"')
+    subprocess.run([sys.executable, "-c", command], check=True)
+
+    assert torch.equal(read_tensors(tmp_path / "w.safetensors")["w"], torch.ones(2))

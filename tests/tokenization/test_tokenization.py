@@ -54,7 +54,6 @@ AWKWARD = [
     "👩\u200d👩\u200d👧 ❤\ufe0f 🏴\U000e0067\U000e007f",
     "日本語 中文、한국어",
     "नमस्ते क्\u200dष עִבְרִית",
-    "\ufeffHund",
     "\ufffd \U0010ffff \ue000",
     "Don't stop... (10:45)!",
     *SPELLINGS,
@@ -173,6 +172,31 @@ def test_byte_tokens_in_lower_case_are_plain_text(pretokenized):
     )
 
     assert roundtrip(tokenizer, ["<0xab>", *corpus[:1]]) == ["<0xab>", *corpus[:1]]
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("\ufeffein Hund", "ein Hund"),
+        ("ein\u200bHund", "ein Hund"),
+        ("ein \ufeff\u200b Hund\u200b", "ein Hund"),
+        ("ein  Hund", "ein  Hund"),
+        ("می\u200cخو क्\u200dष", "می\u200cخو क्\u200dष"),
+    ],
+)
+def test_characters_that_nobody_sees_become_blanks(tokenizers, subword, written, read):
+    assert subword(written).input_ids == subword(read).input_ids
+    assert roundtrip(subword, [written]) == [read]
+    for tokenizer in tokenizers.values():
+        assert tokenizer(written).input_ids == tokenizer(read).input_ids
+
+
+def test_vocabulary_is_learned_without_characters_that_nobody_sees():
+    texts = [f"\ufeff{line.replace(' ', chr(0x200B))}" for line in CORPUS]
+
+    for kind in KINDS:
+        learned = VanillaTransformerTokenizer.train(texts, kind=kind)
+        assert pipeline(learned) == pipeline(VanillaTransformerTokenizer.train(CORPUS, kind=kind))
 
 
 def test_lone_surrogate_raises(subword):

@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import PreTrainedTokenizerFast
 
+from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.data.batches import TokenBatchSampler
 from vanilla_transformer.evaluation.metrics import score
 from vanilla_transformer.files import read_lines
@@ -548,6 +550,39 @@ def test_vocabulary_of_a_saved_tokenizer_is_not_contradicted(model_folder, corpu
 
     with pytest.raises(ValueError, match="--config must leave out eos_token_id with --tokenizer"):
         run_training(corpus, tmp_path, UNVALIDATED | settings, max_steps=1)
+
+
+def test_tokenizer_may_be_saved_without_a_model(corpus, tmp_path):
+    tokenizer = VanillaTransformerTokenizer.train(["ein hund rennt", "a dog runs"], vocab_size=300)
+    tokenizer.save_pretrained(tmp_path / "saved")
+    settings = {"tokenizer": str(tmp_path / "saved")}
+
+    run_training(corpus, tmp_path / "run", UNVALIDATED | settings, max_steps=1)
+
+    trained = VanillaTransformerTokenizer.from_pretrained(tmp_path / "run")
+    assert trained.get_vocab() == tokenizer.get_vocab()
+
+
+def test_tokenizer_of_another_kind_is_refused_with_what_is_possible(corpus, tmp_path):
+    (tmp_path / "spm.model").write_bytes(b"x")
+    backend = VanillaTransformerTokenizer.train(["a"], vocab_size=300).backend_tokenizer
+    PreTrainedTokenizerFast(tokenizer_object=backend).save_pretrained(tmp_path / "fast")
+
+    for name, got in (("spm.model", "the file"), ("fast", "a [A-Za-z]+ in")):
+        message = f"--tokenizer needs a folder .*, got {got} .*import.*--symbols"
+        settings = {"tokenizer": str(tmp_path / name)}
+        with pytest.raises(ValueError, match=message):
+            run_training(corpus, tmp_path / "run", UNVALIDATED | settings, max_steps=1)
+
+
+def test_symbols_of_a_file_are_in_the_vocabulary(corpus, tmp_path):
+    (tmp_path / "symbols").write_text("<ph>\n{name}\n")
+    settings = {"symbols": str(tmp_path / "symbols")}
+
+    run_training(corpus, tmp_path / "run", UNVALIDATED | settings, max_steps=1)
+
+    trained = VanillaTransformerTokenizer.from_pretrained(tmp_path / "run")
+    assert trained.tokenize("{name}<ph>")[-2:] == ["{name}", "<ph>"]
 
 
 def test_saved_tokenizer_that_has_changed_is_refused(model_folder, corpus, tmp_path):

@@ -23,9 +23,9 @@ import pyarrow.parquet as pq
 from datasets import Dataset, DatasetDict, IterableDataset, load_dataset, load_from_disk
 from datasets.exceptions import DatasetsError
 
+from vanilla_transformer.compression import compression_of, without_suffix
 from vanilla_transformer.files import (
     BYTE_ORDER_MARK,
-    GZIP_MAGIC,
     check_regular,
     naming_full_disk,
     parse_json,
@@ -63,8 +63,8 @@ class ParallelText:
             (source, tab, target, with `tag_column` tab, tag; no header, no quoting), `.jsonl` or
             `.json` file (one object a line), `.parquet` file, folder written by `datasets`'
             `save_to_disk`, or name of a dataset, local or on the Hub. All text files may be
-            gzipped. Of a corpus in several files, all of them in order: plain text as source,
-            target, source, target.
+            compressed (.gz, .bz2, .xz, .zip). Of a corpus in several files, all of them in order:
+            plain text as source, target, source, target.
         source_column: Column of the source, where columns have names. A dot reaches into nested
             columns: `translation.de`.
         target_column: Column of the target, likewise.
@@ -219,7 +219,7 @@ def _plain_lines(path: str) -> Iterator[pa.StringArray]:
         head = file.readline()
         # read_lines takes zeros in the first line for UTF-16.
         unusual = b"\0" in head or head.endswith(b"\r\n")
-        if unusual or head.startswith((GZIP_MAGIC, BYTE_ORDER_MARK)):
+        if unusual or head.startswith(BYTE_ORDER_MARK) or compression_of(head):
             raise _NotPlainError
         file.seek(0)
         while lines := list(islice(file, ROWS_AT_A_TIME)):
@@ -459,7 +459,7 @@ def holds_both_sides(path: str) -> bool:
 
 
 def _suffix(path: str) -> str:
-    return Path(path.lower().removesuffix(".gz")).suffix
+    return Path(without_suffix(path.lower())).suffix
 
 
 def _check_columns(text: ParallelText, columns: Iterable[str], place: str) -> None:

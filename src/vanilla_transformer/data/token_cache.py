@@ -51,7 +51,7 @@ MOST_LEARNED_PAIRS = 2_000_000
 _SAMPLE = 100
 _IDS, _VOCABULARY = ".arrow", ".tokenizer"
 # Of the file of a vocabulary: checksum, Unicode form, pipeline.
-_LAYOUT = 2
+_LAYOUT = 3
 _HINT = "Make room there, or set HF_DATASETS_CACHE to a folder with more."
 _LIBRARIES = ("vanilla-transformer", "transformers", "tokenizers")
 
@@ -203,7 +203,7 @@ def _read_tokenizer(path: Path) -> VanillaTransformerTokenizer | None:
     form, _, pipeline = content.partition("\n")
     backend = Tokenizer.from_str(pipeline)
     added = sorted(backend.get_added_tokens_decoder().items())
-    special_tokens = [token.content for _, token in added]
+    special_tokens = [token.content for _, token in added if token.special]
     return VanillaTransformerTokenizer.of_pipeline(
         backend, special_tokens, cast("UnicodeForm | None", form or None)
     )

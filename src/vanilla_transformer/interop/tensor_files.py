@@ -21,6 +21,8 @@ _HARMLESS: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [argparse
 _NAMES_OF_WEIGHTS = ("state_dict", "model_state_dict", "model")
 _SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
 _ZIP_MAGIC = b"PK"
+# Formats of others, by the first bytes of their files.
+_OTHER_FORMATS = {b"\x93NUMPY": "a NumPy array", b"\x89HDF": "HDF5", b"GGUF": "GGUF"}
 
 
 def load_pickled(file: Path) -> Any:
@@ -30,6 +32,10 @@ def load_pickled(file: Path) -> Any:
         ValueError: If it holds objects whose loading could run code, or cannot be read.
         OSError: If there is no such file.
     """
+    check_regular(file)
+    with file.open("rb") as stream:
+        head = stream.read(max(map(len, _OTHER_FORMATS)))
+    _refuse_other_formats(file, head)
     is_zip = check_zip(file)
     try:
         with torch.serialization.safe_globals(_HARMLESS):
@@ -64,6 +70,24 @@ def check_zip(file: Path) -> bool:
             f"file of {file.stat().st_size:,}. Save them with `torch.save`."
         )
     return True
+
+
+def _refuse_other_formats(file: Path, head: bytes) -> None:
+    other = next((name for magic, name in _OTHER_FORMATS.items() if head.startswith(magic)), None)
+    cure = "Save its tensors by name with `safetensors`, from the library that wrote it."
+    if head.startswith(_ZIP_MAGIC) and zipfile.is_zipfile(file):
+        with zipfile.ZipFile(file) as archive:
+            names = archive.namelist()
+        if names and all(name.endswith(".npy") for name in names):
+            other = f"an archive of {len(names):,} NumPy arrays"
+            cure = (
+                'Convert it: python -c "import numpy; from safetensors.numpy import save_file; '
+                f"save_file(dict(numpy.load('{file.name}')), '{file.stem}.safetensors')\""
+            )
+    if other:
+        raise ValueError(
+            f"{str(file)!r} must be a file of safetensors or by `torch.save`, got {other}. {cure}"
+        )
 
 
 def unreadable(name: str, error: Exception) -> ValueError:

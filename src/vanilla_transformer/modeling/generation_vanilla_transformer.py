@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 from transformers import __version__ as transformers_version
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.generation import (
@@ -44,6 +44,7 @@ from .search_vanilla_transformer import (
     padded,
 )
 from .shortcuts_vanilla_transformer import is_hooked, is_ours, is_sharded, is_untouched
+from .stop_strings_vanilla_transformer import StopStrings
 
 logger = logging.get_logger(__name__)
 
@@ -250,6 +251,22 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         """
         past_key_values.self_attention_cache.reorder_cache(beam_idx)
         return past_key_values
+
+    def _get_stopping_criteria(
+        self,
+        generation_config: GenerationConfig,
+        stopping_criteria: StoppingCriteriaList | None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+    ) -> StoppingCriteriaList:
+        strings = generation_config.stop_strings
+        if strings and tokenizer:
+            generation_config = copy.copy(generation_config)
+            generation_config.stop_strings = None
+        criteria = super()._get_stopping_criteria(generation_config, stopping_criteria, tokenizer)
+        if strings and tokenizer:
+            strings = [strings] if isinstance(strings, str) else list(strings)
+            criteria.append(StopStrings(strings, tokenizer))
+        return criteria
 
     def _sample(
         self,

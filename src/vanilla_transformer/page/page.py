@@ -7,6 +7,7 @@ from math import exp
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from vanilla_transformer.compression import without_suffix
 from vanilla_transformer.files import read_lines, write_lines
 from vanilla_transformer.page import fragments
 from vanilla_transformer.page.examples import find_examples, read_examples
@@ -238,7 +239,7 @@ class Page:
             texts.append(translation.text)
         # In a folder of its own: others may translate a file of this name.
         folder = Path(tempfile.mkdtemp(dir=path.parent))
-        stem = path.name.removesuffix(".gz").removesuffix(".txt")
+        stem = without_suffix(path.name).removesuffix(".txt")
         yield len(lines), len(lines), write_lines(folder / f"{stem}.translated.txt", texts)
 
 

@@ -51,6 +51,11 @@ class Metrics:
             buckets=_SECONDS,
             registry=self.registry,
         )
+        self.unknown_tokens = Counter(
+            f"{_PREFIX}_unknown_tokens",
+            "Unknown tokens of translations, shown as <unk> or replaced by source words.",
+            registry=self.registry,
+        )
         self.waiting_characters = Gauge(
             f"{_PREFIX}_waiting_characters",
             "Characters of all requests that are not answered yet.",
@@ -73,7 +78,9 @@ class MeasuredTranslators:
     def translate(self, kind: Kind, texts: Sequence[str]) -> list[tuple[str, ...]]:
         """The translations of each text, best first."""
         started = time.perf_counter()
+        known = self._translators.unknown
         results = self._translators.translate(kind, texts)
+        self._metrics.unknown_tokens.inc(self._translators.unknown - known)
         self._metrics.batch_lines.observe(len(texts))
         self._metrics.batch_seconds.observe(time.perf_counter() - started)
         return results

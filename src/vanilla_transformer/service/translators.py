@@ -77,6 +77,8 @@ class Translators:
         self.languages = languages
         self.defaults = defaults
         self.max_tokens_per_batch = max_tokens_per_batch
+        # Unknown tokens of all translations so far.
+        self.unknown = 0
         # Only the thread of the batcher calls it.
         self._of = lru_cache(_MOST_TRANSLATORS)(self._build)
 
@@ -112,10 +114,12 @@ class Translators:
 
     def translate(self, kind: Kind, texts: Sequence[str]) -> list[tuple[str, ...]]:
         """The translations of each text, best first."""
-        return [
-            (found.text, *(other.text for other in found.alternatives))
-            for found in self._of(kind).translate(texts)
-        ]
+        results = []
+        for found in self._of(kind).translate(texts):
+            hypotheses = (found, *found.alternatives)
+            self.unknown += sum(hypothesis.unknown for hypothesis in hypotheses)
+            results.append(tuple(hypothesis.text for hypothesis in hypotheses))
+        return results
 
     def _build(self, kind: Kind) -> Translator:
         first = self.first
@@ -129,4 +133,5 @@ class Translators:
             generation_config=self.defaults,
             max_source_length=first.max_source_length,
             max_tokens_per_batch=self.max_tokens_per_batch,
+            replace_unknown=first.replace_unknown,
         )

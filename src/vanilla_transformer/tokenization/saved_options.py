@@ -25,7 +25,8 @@ def options_of(tokenizers: TokenizerPair) -> dict[str, Any]:
         "unicode_form": source.init_kwargs.get("unicode_form"),
         "vocab_size": len(source),
         "separate_vocabularies": not tokenizers.is_joint,
-        "pretokenized": _boundary(source) == {"Regex": BLANK_SEPARATED},
+        # Symbols may come before it.
+        "pretokenized": (_boundary(source) or {}).get("Regex", "").endswith(BLANK_SEPARATED),
     }
 
 

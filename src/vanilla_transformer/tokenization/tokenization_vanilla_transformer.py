@@ -8,6 +8,10 @@ How `bpe` and `unigram` keep every string exactly:
 - A character without a piece becomes its UTF-8 bytes, for which every vocabulary has 256 tokens,
   `<0x00>` to `<0xFF>`.
 - No piece spells a special token or a byte token: `<` is split off where one would begin.
+
+U+200B and U+FEFF, which nobody sees, are the exception: with the blanks around them they become one
+blank, or nothing at the ends of a line, as in SentencePiece's nmt_nfkc. U+200C and U+200D stay:
+they are part of the spelling of Persian or Hindi words and of emoji.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ import shutil
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, islice
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
@@ -39,6 +43,14 @@ from transformers import PreTrainedTokenizerBase
 
 from vanilla_transformer.files import naming_full_disk, read_lines
 from vanilla_transformer.tokenization import composing_vanilla_transformer
+from vanilla_transformer.tokenization.added_tokens import (
+    check_added,
+    found_everywhere,
+    is_of_words,
+    prefix_only_the_beginning,
+    with_symbols,
+    without_symbols,
+)
 from vanilla_transformer.tokenization.composing_vanilla_transformer import (
     DECOMPOSED_FORMS,
     ComposingTokenizer,
@@ -73,6 +85,10 @@ _LONGEST_TRAINED_WORD = 500
 # `_WORDS` keeps white space together that stands side by side.
 _WIDE_SPACE = re.compile(r"\A\s|\s\s|\s\Z")
 
+# As in SentencePiece's nmt_nfkc, whose U+200C and U+200D are left alone here.
+_INVISIBLE = r"\x{200B}\x{FEFF}"
+_IS_INVISIBLE = re.compile("[\u200b\ufeff]")
+
 _LANGUAGE_TAG = re.compile(r"<2([\w-]+)>")
 
 
@@ -83,11 +99,16 @@ class VanillaTransformerTokenizer(ComposingTokenizer):
     the saved `tokenizer.json` and `tokenizer_config.json`; this class adds training and the report
     on unknowns, so where it is absent a saved folder loads as the plain fast tokenizer.
 
-    Text that spells a special token or a byte token is plain text (`split_special_tokens=True`).
+    Text that spells a built-in special token (`<pad>`, `<s>`, `</s>`, `<unk>`, the tag of a target
+    language) or a byte token is plain text (`split_special_tokens=True`). Tokens that you add are
+    found in text, by `add_tokens` and by `add_special_tokens` alike, and never split; with
+    `skip_special_tokens=True` decoding drops special ones, as Transformers does. `word` tokenizers
+    find them between blanks, all others anywhere. Add tokens before saving: the plain fast class
+    finds them too, but not special ones that are added to it.
     Python strings with lone surrogates are no Unicode text: encoding them raises an error.
 
-    Tokens of your own that text may spell, such as `<sep>`, are added by `add_tokens`. Train anew
-    by `train`: the inherited `train_new_from_iterator` gives a vocabulary without byte tokens.
+    Train anew by `train`: the inherited `train_new_from_iterator` gives a vocabulary without byte
+    tokens.
 
     There is no `__init__`: Transformers would then rebuild the pipeline of a saved tokenizer from
     its vocabulary alone.
@@ -104,6 +125,7 @@ class VanillaTransformerTokenizer(ComposingTokenizer):
         pretokenized: bool = False,
         target_languages: Sequence[str] = (),
         unicode_form: UnicodeForm | None = None,
+        symbols: Sequence[str] = (),
         show_progress: bool = False,
     ) -> Self:
         """Learns a vocabulary; the same text gives the same tokenizer.
@@ -117,10 +139,11 @@ class VanillaTransformerTokenizer(ComposingTokenizer):
             vocab_size: Upper limit of the number of tokens, everything counted: the 4 special
                 tokens, those of `target_languages`, for `bpe` and `unigram` the 256 byte tokens,
                 and what is learned.
-            kind: `bpe` and `unigram` learn pieces of words and decode every string exactly. With
-                `char` a token is a character, with `word` a string between blanks, and decoding
-                puts one blank between words; in both, what is not in the vocabulary becomes
-                `<unk>`, and so does a word that spells a special token.
+            kind: `bpe` and `unigram` learn pieces of words and decode every string exactly, but for
+                U+200B and U+FEFF, which become blanks in all kinds. With `char` a token is a
+                character, with `word` a string between blanks, and decoding puts one blank between
+                words; in both, what is not in the vocabulary becomes `<unk>`, and so does a word
+                that spells a special token.
             pretokenized: The text consists of tokens separated by blanks, and these are the only
                 boundaries that pieces of `bpe` and `unigram` respect; otherwise letters, digits and
                 signs are kept apart too. `char` and `word` are the same either way.
@@ -131,11 +154,14 @@ class VanillaTransformerTokenizer(ComposingTokenizer):
                 it is. NFD and NFKD take syllables of Hangul and letters with accents apart, and
                 decoded text is then in NFC, unless most of the text was apart already. Of `word`,
                 they change how tokens are spelled, not how many there are.
+            symbols: Text that is kept whole, such as `<ph>`: each is one token, as `add_tokens`
+                adds it, and counts towards `vocab_size`. Nothing is learned from it.
             show_progress: Show the trainer's progress bars.
 
         Raises:
             ValueError: If not exactly one of `texts` and `files` is given, the text is empty,
-                `kind` is unknown, `vocab_size` is too small, or a language is no name.
+                `kind` is unknown, `vocab_size` is too small, a language is no name, or text cannot
+                have a symbol.
         """
         if (texts is None) == (files is None):
             raise ValueError(
@@ -148,8 +174,9 @@ class VanillaTransformerTokenizer(ComposingTokenizer):
                 f"{texts if files is None else files!r:.60}. Put it into a list."
             )
         tags = [_language_tag(language) for language in target_languages]
-        _check_vocab_size(kind, vocab_size, len(tags))
-        vocab_size -= len(tags)
+        symbols = list(dict.fromkeys(symbols))
+        _check_vocab_size(kind, vocab_size, len(tags) + len(symbols))
+        vocab_size -= len(tags) + len(symbols)
         lines = chain.from_iterable(map(read_lines, files or ())) if texts is None else iter(texts)
         normalizer = None if unicode_form is None else _unicode_normalizer(unicode_form)
         changed: Counter[str] = Counter()
@@ -157,7 +184,9 @@ class VanillaTransformerTokenizer(ComposingTokenizer):
             lines = _count_changed(lines, changed)
         if normalizer:
             lines = map(normalizer.normalize_str, lines)
-        lines = _with_text(lines)
+        lines = _with_text(map(_without_invisible, lines))
+        if symbols:
+            lines = without_symbols(lines, symbols, between_blanks=kind == "word")
 
         if kind == "char":
             backend = _char_backend(lines, vocab_size)
@@ -166,13 +195,14 @@ class VanillaTransformerTokenizer(ComposingTokenizer):
         else:
             backend = _subword_backend(lines, vocab_size, tags, kind, pretokenized, show_progress)
         if normalizer:
-            others = [backend.normalizer] if backend.normalizer else []
-            backend.normalizer = normalizers.Sequence([normalizer, *others])
+            backend.normalizer = normalizers.Sequence([normalizer, backend.normalizer])
         # All lines have been read by now.
         is_apart = changed["NFC"] > changed["NFD"]
-        return cls.of_pipeline(
+        tokenizer = cls.of_pipeline(
             backend, [*SPECIAL_TOKENS, *tags], None if is_apart else unicode_form
         )
+        tokenizer.add_tokens(symbols)
+        return tokenizer
 
     @classmethod
     def of_pipeline(
@@ -208,6 +238,56 @@ class VanillaTransformerTokenizer(ComposingTokenizer):
             **_settings_of_form(unicode_form),
         )
 
+    def _add_tokens(
+        self, new_tokens: Sequence[str | AddedToken], special_tokens: bool = False
+    ) -> int:
+        """Adds tokens that text may spell, see the class; returns by how many the tokenizer grew.
+
+        Raises:
+            ValueError: If the normalizer changes a token, or one of `word` has a blank.
+        """
+        size = len(self)
+        known = {token.content: token.special for token in self.added_tokens_decoder.values()}
+        special: list[str | AddedToken] = []
+        plain: list[str | AddedToken] = []
+        new = []
+        for token in new_tokens:
+            is_special = special_tokens or getattr(token, "special", False)
+            (special if is_special else plain).append(token)
+            # A token that is special already is built in, or was made a symbol before.
+            if str(token) not in known or (is_special and not known[str(token)]):
+                new.append(str(token))
+        check_added(new, self.backend_tokenizer)
+        of_words = is_of_words(self.backend_tokenizer)
+        whole = {*map(str, special), *(map(str, plain) if of_words else ())}
+        symbols = [token for token in dict.fromkeys(new) if token in whole and not _is_tag(token)]
+        if symbols:
+            self._tokenizer = with_symbols(
+                self.backend_tokenizer, self._numbered_anew(symbols), self._symbols()
+            )
+        super()._add_tokens(special, special_tokens=True)
+        if remaining := [token for token in plain if str(token) not in whole]:
+            prefix_only_the_beginning(self.backend_tokenizer)
+            super()._add_tokens([found_everywhere(token) for token in remaining])
+        return len(self) - size
+
+    def _symbols(self) -> list[str]:
+        """Special tokens that were added later, for which text is searched."""
+        return [
+            token.content
+            for token in self.added_tokens_decoder.values()
+            if token.special and token.content not in SPECIAL_TOKENS and not _is_tag(token.content)
+        ]
+
+    def _numbered_anew(self, tokens: Iterable[str]) -> dict[str, int]:
+        """Ids of tokens: those that they have, or the next ones."""
+        ids: dict[str, int] = {}
+        free = count(len(self))
+        for token in tokens:
+            token_id = self.backend_tokenizer.token_to_id(token)
+            ids[token] = next(free) if token_id is None else token_id
+        return ids
+
     def unknown_strings(self, texts: Iterable[str]) -> Counter[str]:
         """Strings in `texts` that become `<unk>`, with the number of times each occurs."""
         counts: Counter[str] = Counter()
@@ -234,9 +314,11 @@ class VanillaTransformerTokenizer(ComposingTokenizer):
         """
         backend = json.loads(self.backend_tokenizer.to_str())
         boundaries = (backend["pre_tokenizer"] or {}).get("pretokenizers") or [{}]
+        normalizer = backend["normalizer"] or {}
         return bool(
             boundaries[-1].get("pattern") in [{"Regex": _WORDS}, {"Regex": BLANK_SEPARATED}]
-            and (backend["normalizer"] or {}).get("type") == "Replace"
+            and {step["type"] for step in normalizer.get("normalizers", [normalizer])}
+            == {"Replace"}
             and backend["model"].get("dropout") is None
             and self.split_special_tokens
             and all(token.special for token in self.added_tokens_decoder.values())
@@ -289,6 +371,27 @@ def _unicode_normalizer(form: UnicodeForm) -> normalizers.Normalizer:
     return normalizer
 
 
+def _invisible_to_blanks(front: str = "") -> list[normalizers.Normalizer]:
+    """Makes one blank of invisible characters with the blanks around them, none at an end.
+
+    Args:
+        front: What they become at the beginning of a text.
+    """
+    run = f" *[{_INVISIBLE}][ {_INVISIBLE}]*"
+    return [
+        normalizers.Replace(Regex(rf"{run}\z"), ""),
+        normalizers.Replace(Regex(rf"\A{run}"), front),
+        normalizers.Replace(Regex(run), " "),
+    ]
+
+
+def _without_invisible(line: str) -> str:
+    if _IS_INVISIBLE.search(line):
+        for step in _invisible_to_blanks():
+            line = step.normalize_str(line)
+    return line
+
+
 def _count_changed(lines: Iterable[str], changed: Counter[str]) -> Iterator[str]:
     """The lines; counts those that NFC and NFD would change. Text that is apart is so in most."""
     for line in lines:
@@ -312,6 +415,10 @@ def language_tags(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
         if token.special and (found := _LANGUAGE_TAG.fullmatch(token.content)):
             tags[found[1]] = token_id
     return tags
+
+
+def _is_tag(token: str) -> bool:
+    return _LANGUAGE_TAG.fullmatch(token) is not None
 
 
 def _language_tag(language: str) -> str:
@@ -372,8 +479,13 @@ def _subword_backend(
     # Every text gets exactly one more blank in front: Metaspace adds it where there is none yet,
     # the normalizer where there is. (The normalizer Prepend would do for both, but Transformers'
     # common tests compare what is decoded with what the normalizer gives.)
-    normalizer = normalizers.Replace(Regex(r"\A "), "  ")
-    blank_in_front = pre_tokenizers.Metaspace(" ", prepend_scheme="always", split=False)
+    # Metaspace looks for the place where the original text begins, which must not be dropped, so
+    # characters that are dropped there leave that blank.
+    normalizer = normalizers.Sequence(
+        [normalizers.Replace(Regex(r"\A "), "  "), *_invisible_to_blanks(" ")]
+    )
+    # What follows a token that was added is no beginning.
+    blank_in_front = pre_tokenizers.Metaspace(" ", prepend_scheme="first", split=False)
     boundaries = [
         pre_tokenizers.Split(
             Regex(rf"<(?=(?:{_special_names(tags)}|{_NAMES_OF_BYTE_TOKENS})>)"), "isolated"
@@ -477,6 +589,7 @@ def _char_backend(lines: Iterable[str], vocab_size: int) -> Tokenizer:
     for line in lines:
         counts.update(line)
     backend = Tokenizer(_word_level_model(counts, vocab_size))
+    backend.normalizer = normalizers.Sequence(_invisible_to_blanks())
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     backend.decoder = decoders.Fuse()
     return backend
@@ -490,8 +603,10 @@ def _word_backend(lines: Iterable[str], vocab_size: int, tags: list[str]) -> Tok
         del counts[no_word]
     backend = Tokenizer(_word_level_model(counts, vocab_size))
     # `</s>` becomes a word that is not in the vocabulary, and as long as the original.
-    opens_a_special_word = rf"(?<![^ ])<(?=(?:{_NAMES_OF_SPECIAL_TOKENS})>(?![^ ]))"
-    backend.normalizer = normalizers.Replace(Regex(opens_a_special_word), "\0")
+    opens_a_special_word = rf"(?<![^ ])<(?=(?:{_special_names(tags)})>(?![^ ]))"
+    backend.normalizer = normalizers.Sequence(
+        [*_invisible_to_blanks(), normalizers.Replace(Regex(opens_a_special_word), "\0")]
+    )
     backend.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
     # Without a decoder, tokens are joined by blanks.
     return backend

@@ -103,6 +103,9 @@ class TokenizerPair:
         source = load_tokenizer(model_name_or_path, **loading)
         file = find_file(model_name_or_path, CONFIG_NAME, loading.get("revision"))
         config = read_object(file) if file else {}
+        if not file:
+            # Tokenizers may be saved without a model, those of a pair too.
+            config = {"share_encoder_decoder_embeddings": not (folder / TARGET_FILES[0]).is_file()}
         return cls.for_config(source, config, model_name_or_path, **loading)
 
     @classmethod

@@ -430,6 +430,11 @@ def _faults_of_vocabularies(settings: TrainSettings) -> Iterator[str]:
             "--target_language is that of all pairs, and --tag_column that of each, got "
             f"{settings.target_language!r} and {settings.tag_column!r}. Leave one of the two out."
         )
+    if settings.symbols and (settings.tokenizer or settings.init_from):
+        yield (
+            "--symbols needs a new vocabulary, got --tokenizer or --init_from too, which bring "
+            "their own. Leave one of the two out."
+        )
     if settings.tokenizer and settings.init_from:
         yield (
             f"--tokenizer must be left out with --init_from, which keeps the tokenizers of "

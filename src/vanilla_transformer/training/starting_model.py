@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from datasets import Dataset
@@ -10,10 +11,14 @@ from transformers import (
     PreTrainedModel,
     Seq2SeqTrainingArguments,
 )
+from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
+from transformers.utils import CONFIG_NAME
 
 from vanilla_transformer.data.token_cache import cached_tokenizer
+from vanilla_transformer.files import read_lines
 from vanilla_transformer.model_folder import (
     check_files,
+    find_file,
     load_config,
     load_model,
     read_generation_config,
@@ -25,7 +30,7 @@ from vanilla_transformer.modeling.modeling_vanilla_transformer import (
 from vanilla_transformer.tokenization.tokenization_vanilla_transformer import (
     VanillaTransformerTokenizer,
 )
-from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
+from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair, load_tokenizer
 from vanilla_transformer.training.compiling import compile_layers
 from vanilla_transformer.training.fine_tuning import choose_parameters
 from vanilla_transformer.training.recipe import check_vocabularies, config_overrides
@@ -108,7 +113,9 @@ def saved_tokenizers(
     check_vocabularies(settings, name, tokenizers)
     if settings.tag_column:
         return tokenizers
-    defaults = defaults or read_generation_config(name)
+    if defaults is None:
+        has_model = find_file(name, CONFIG_NAME)
+        defaults = read_generation_config(name) if has_model else GenerationConfig()
     return tokenizers.between(settings.source_language, settings.target_language, defaults)
 
 
@@ -128,6 +135,7 @@ def _initialise_model(
     fields = PRESETS[settings.preset].config() | config_overrides(settings)
     if settings.tokenizer:
         _refuse_vocabulary_fields(settings)
+    if settings.tokenizer and find_file(settings.tokenizer, CONFIG_NAME):
         saved = load_config(settings.tokenizer)
         fields |= {name: getattr(saved, name) for name in _VOCABULARY_FIELDS}
     else:
@@ -155,13 +163,35 @@ def _refuse_vocabulary_fields(settings: TrainSettings) -> None:
 
 
 def _refuse_other_classes(settings: TrainSettings, name: str) -> None:
-    model_type = load_config(name).model_type
-    if model_type != VanillaTransformerConfig.model_type:
-        option = "--init_from" if name == settings.init_from else "--tokenizer"
+    """Refuses what is neither a model of this package nor, for --tokenizer, a tokenizer of it."""
+    option = "--init_from" if name == settings.init_from else "--tokenizer"
+    if option == "--tokenizer" and Path(name).is_file():
+        got = f"the file {name!r}"
+    elif find_file(name, CONFIG_NAME):
+        model_type = load_config(name).model_type
+        if model_type == VanillaTransformerConfig.model_type:
+            return
+        got = f"a model of the type {model_type!r} in {name!r}"
+    elif option == "--tokenizer" and find_file(name, TOKENIZER_CONFIG_FILE):
+        tokenizer = load_tokenizer(name)
+        if isinstance(tokenizer, VanillaTransformerTokenizer):
+            return
+        got = f"a {type(tokenizer).__name__} in {name!r}"
+    else:
+        # What is missing is reported when the tokenizers are loaded.
+        return
+    if option == "--init_from":
         raise ValueError(
-            f"{option} needs a model of this package, got the type {model_type!r} of {name!r}. "
-            "Bring it in by `vanilla-transformer import`."
+            f"--init_from needs a model of this package, got {got}. Bring it in by "
+            "`vanilla-transformer import`."
         )
+    raise ValueError(
+        f"--tokenizer needs a folder with a tokenizer or a model of this package, got {got}. The "
+        "tokenizer of a pretrained model comes in with its model: `vanilla-transformer import`, "
+        "then --tokenizer or --init_from with the new folder. A SentencePiece file, or a tokenizer "
+        "without a model, cannot be taken over; train one of the same kind on the same text: "
+        "--tokenizer_kind bpe or unigram, --vocab_size, and --symbols for tokens to keep whole."
+    )
 
 
 def _new_tokenizers(settings: TrainSettings, pairs: Dataset) -> TokenizerPair:
@@ -170,6 +200,7 @@ def _new_tokenizers(settings: TrainSettings, pairs: Dataset) -> TokenizerPair:
     All processes learn the same.
     """
     if settings.tokenizer:
+        _refuse_other_classes(settings, settings.tokenizer)
         check_files(settings.tokenizer)
         return saved_tokenizers(settings, settings.tokenizer)
 
@@ -184,8 +215,15 @@ def _new_tokenizers(settings: TrainSettings, pairs: Dataset) -> TokenizerPair:
             pretokenized=settings.pretokenized,
             unicode_form=settings.unicode_form,
             target_languages=languages,
+            symbols=symbols,
         )
 
+    symbols = tuple(read_lines(settings.symbols)) if settings.symbols else ()
+    if "" in symbols:
+        raise ValueError(
+            f"--symbols must hold a symbol in each line, got an empty line {symbols.index('') + 1} "
+            f"in {settings.symbols!r}. Take it out."
+        )
     # Tags are prefixed to sources.
     languages = sorted(set(pairs["tag"])) if settings.tag_column else []
     if settings.separate_vocabularies:

@@ -36,11 +36,13 @@ class Piece:
         line: Index of the line among those given.
         source: Ids with `</s>`.
         prefix: Ids with which its translation begins.
+        text: The text of `source`.
     """
 
     line: int
     source: list[int]
     prefix: list[int]
+    text: str = ""
 
 
 def cut_into_pieces(
@@ -77,8 +79,8 @@ def cut_into_pieces(
         prefix = _encode_prefix(lines[place][1], tokenizers.target, first_line + place)
         prefixes = chain([prefix], repeat([]))
         pieces += [
-            Piece(place, [*source_prefix, *source], prefix)
-            for (_, source), prefix in zip(sources, prefixes, strict=False)
+            Piece(place, [*source_prefix, *source], prefix, text)
+            for (text, source), prefix in zip(sources, prefixes, strict=False)
         ]
     return pieces
 

@@ -22,6 +22,11 @@ from vanilla_transformer.translation.engine_choice import load_engine
 from vanilla_transformer.translation.engines import Engine, Hypothesis, TorchEngine
 from vanilla_transformer.translation.search import Search
 from vanilla_transformer.translation.segments import Piece, cut_into_pieces
+from vanilla_transformer.translation.unknown import (
+    text_with_unknown,
+    unknown_id,
+    with_source_words,
+)
 from vanilla_transformer_cli.settings import EngineName
 
 # A window of lines is sorted by length: at most this number of lines, and no further line after
@@ -47,6 +52,7 @@ class Translation:
         text: Without line separators, so that a line stays a line.
         reached_limit: Whether the search was cut off at the longest output allowed.
         replaced_separators: Line separators of the output that became blanks.
+        unknown: Unknown tokens of the output, which are `<unk>` in `text`, or replaced.
         score: Log-probability / length^length_penalty, `</s>` counted, a forced prefix not; of MBR,
             the expected chrF. Mean of the pieces of a long line. None if scores were not wanted.
         alternatives: The next best translations, if several were wanted.
@@ -60,6 +66,7 @@ class Translation:
     text: str
     reached_limit: bool = False
     replaced_separators: int = 0
+    unknown: int = 0
     score: float | None = None
     alternatives: tuple["Translation", ...] = ()
     source_tokens: tuple[str, ...] = ()
@@ -87,6 +94,8 @@ class Translator:
         max_source_length: Lines of more tokens, `</s>` counted, are cut into pieces, and so are
             those beyond the model's last position; None: the longest that the model expects.
         details: Whether tokens, their scores and alignments are wanted; engine `torch` only.
+        replace_unknown: Writes the aligned word of the source for each `<unk>` of an output; engine
+            `torch` and fast tokenizers only.
         settings: Fields of `Search` that differ from the defaults, such as `num_beams=5`, instead
             of `search`; None: the default.
 
@@ -109,6 +118,7 @@ class Translator:
         max_tokens_per_batch: int | None = None,
         max_source_length: int | None = None,
         details: bool = False,
+        replace_unknown: bool = False,
         **settings: Any,
     ) -> None:
         if isinstance(model, PreTrainedModel):
@@ -142,6 +152,7 @@ class Translator:
         first_token = next((token for token in forced if token is not None), None)
         self.search = replace(self.search, first_token=first_token)
         self.details = details
+        self.replace_unknown = replace_unknown
         if max_source_length is None:
             max_source_length = self.engine.max_positions
         self.max_source_length = int(min(max_source_length, self.engine.last_position))
@@ -185,10 +196,16 @@ class Translator:
                 f"`max_source_length` must be at least {shortest}, one token of text and `</s>`"
                 f"{' after a tag' * len(self.source_prefix)}, got {self.max_source_length}."
             )
-        if self.details and not isinstance(self.engine, TorchEngine):
+        for name in ("details", "replace_unknown"):
+            if getattr(self, name) and not isinstance(self.engine, TorchEngine):
+                faults.append(
+                    f"`{name}` needs the engine 'torch', which can read an output again, got "
+                    f"{type(self.engine).__name__}."
+                )
+        if self.replace_unknown and not (self.tokenizer.is_fast and self.target_tokenizer.is_fast):
             faults.append(
-                "`details` need the engine 'torch', which can read an output again, got "
-                f"{type(self.engine).__name__}."
+                "`replace_unknown` needs fast tokenizers, which know where a token is in its text, "
+                f"got {type(self.tokenizer).__name__}."
             )
         if faults:
             raise ValueError("\n".join(faults))
@@ -227,7 +244,7 @@ class Translator:
         tokenizers = _common_tokenizers(names, **loading)
         if settings.get("target_tokenizer") is None:
             settings["target_tokenizer"] = tokenizers.target
-        details = bool(settings.get("details"))
+        details = bool(settings.get("details") or settings.get("replace_unknown"))
         searcher, config = load_engine(
             engine, names, tokenizers.source, dtype=dtype, details=details, **loading
         )
@@ -352,12 +369,9 @@ class Translator:
         found = self.engine.translate_batch(sources, prefixes, limits, self.search.of_candidates())
         # Not all tokenizers count the codes of languages among their special tokens.
         first = len(self.search.opening([]))
-        decoded = iter(
-            self.tokenizers.target.batch_decode(
-                [hypothesis.tokens[first:] for hypotheses in found for hypothesis in hypotheses],
-                skip_special_tokens=True,
-            )
-        )
+        outputs = [hypothesis for hypotheses in found for hypothesis in hypotheses]
+        owners = [piece for piece, group in zip(batch, found, strict=True) for _ in group]
+        decoded = self._decoded(outputs, owners, first)
         chosen = []
         for hypotheses in found:
             candidates = [(hypothesis, next(decoded)) for hypothesis in hypotheses]
@@ -375,12 +389,38 @@ class Translator:
             return self._with_details(sources, outputs, translations)
         return translations
 
+    def _decoded(
+        self, hypotheses: list[Hypothesis], pieces: list[Piece], first: int
+    ) -> Iterator[str]:
+        """Texts of outputs, of which the `first` tokens are none, with their unknown words."""
+        tokenizer = self.tokenizers.target
+        ids = [hypothesis.tokens[first:] for hypothesis in hypotheses]
+        texts: list[str] = tokenizer.batch_decode(ids, skip_special_tokens=True)
+        unknown = unknown_id(tokenizer)
+        places = [place for place, tokens in enumerate(ids) if unknown in tokens]
+        if places:
+            shown = [text_with_unknown(tokenizer, ids[place]) for place in places]
+            if self.replace_unknown:
+                shown = with_source_words(
+                    shown,
+                    [hypotheses[place] for place in places],
+                    [pieces[place] for place in places],
+                    self.tokenizers,
+                    cast(TorchEngine, self.engine),
+                    end_length(self.tokenizers.source),
+                )
+            for place, text in zip(places, shown, strict=True):
+                texts[place] = text
+        return iter(texts)
+
     def _translation(self, hypothesis: Hypothesis, text: str) -> Translation:
         text, replaced = _LINE_SEPARATORS.subn(" ", text)
+        unknown = unknown_id(self.tokenizers.target)
         return Translation(
             text,
             reached_limit=hypothesis.reached_limit,
             replaced_separators=replaced,
+            unknown=sum(token == unknown for token in hypothesis.tokens),
             score=hypothesis.score if self.search.scores else None,
         )
 
@@ -503,6 +543,7 @@ def _join(parts: Sequence[Translation]) -> Translation:
         " ".join(part.text for part in parts),
         reached_limit=any(part.reached_limit for part in parts),
         replaced_separators=sum(part.replaced_separators for part in parts),
+        unknown=sum(part.unknown for part in parts),
         score=sum(scores) / len(scores) if scores else None,
         source_tokens=tuple(chain.from_iterable(part.source_tokens for part in parts)),
         tokens=tuple(chain.from_iterable(part.tokens for part in parts)),
