@@ -347,10 +347,8 @@ def test_more_characters_than_may_wait_are_refused_for_the_moment(blocked):
 
 def half_sent(server: RunningService) -> socket.socket:
     connection = socket.create_connection(("127.0.0.1", server.port), timeout=5)
-    head = (
-        f"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: {JSON}\r\nContent-Length: 99\r\n\r\n"
-    )
-    connection.sendall(head.encode() + b'{"q": "j')
+    head = f"POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: {JSON}\r\n"
+    connection.sendall(f"{head}Content-Length: 99\r\n\r\n".encode() + b'{"q": "j')
     return connection
 
 
@@ -388,7 +386,7 @@ def test_request_of_a_client_that_has_left_leaves_the_queue(blocked):
     first = blocked.occupy()
     with socket.create_connection(("127.0.0.1", blocked.server.port)) as connection:
         body = urlencode({"q": "gone", "source": "de", "target": "en"})
-        head = f"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: {FORM}\r\n"
+        head = f"POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: {FORM}\r\n"
         connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
         wait_until(lambda: blocked.waiting() == len("ja\n") + len("gone\n"))
 

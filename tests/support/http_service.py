@@ -13,6 +13,7 @@ from typing import Any
 import uvicorn
 
 from vanilla_transformer.service.app import Service, build_app
+from vanilla_transformer.service.connections import server_config
 
 SECONDS = 20
 
@@ -64,13 +65,16 @@ def ask(port: int, method: str, path: str, body: Any = None, **headers: str) -> 
 
 
 @contextmanager
-def running(service: Service) -> Iterator[RunningService]:
-    """Runs a service until the end of the block, which must leave it able to stop."""
+def running(service: Service, **callers: Any) -> Iterator[RunningService]:
+    """Runs a service until the end of the block, which must leave it able to stop.
+
+    Args:
+        service: What answers.
+        callers: Further arguments of `build_app`.
+    """
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        config = uvicorn.Config(
-            build_app(service), log_config=None, access_log=False, lifespan="on"
-        )
-        server = uvicorn.Server(config)
+        app = build_app(service, **callers)
+        server = uvicorn.Server(server_config(app, log_config=None, lifespan="on"))
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
         try:
