@@ -18,7 +18,7 @@ from vanilla_transformer.service.connections import server_config
 SECONDS = 20
 
 
-@dataclass
+@dataclass(eq=False)
 class Answer:
     """Status, headers and JSON of a response."""
 
@@ -58,7 +58,7 @@ def ask(port: int, method: str, path: str, body: Any = None, **headers: str) -> 
         response = connection.getresponse()
         read = response.read().decode()
         is_json = response.headers["content-type"] == "application/json"
-        content = json.loads(read) if is_json else read
+        content = json.loads(read) if read and is_json else read
         return Answer(response.status, dict(response.headers), content)
     finally:
         connection.close()
@@ -72,14 +72,21 @@ def running(service: Service, **callers: Any) -> Iterator[RunningService]:
         service: What answers.
         callers: Further arguments of `build_app`.
     """
+    config = server_config(build_app(service, **callers), log_config=None, lifespan="on")
+    with serving(config) as (server, port):
+        yield RunningService(service, port, server)
+
+
+@contextmanager
+def serving(config: uvicorn.Config) -> Iterator[tuple[uvicorn.Server, int]]:
+    """Runs Uvicorn in a thread until the end of the block; gives it and its port."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        app = build_app(service, **callers)
-        server = uvicorn.Server(server_config(app, log_config=None, lifespan="on"))
+        server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
         try:
             wait_until(lambda: server.started)
-            yield RunningService(service, listener.getsockname()[1], server)
+            yield server, listener.getsockname()[1]
         finally:
             server.should_exit = True
             thread.join(SECONDS)
