@@ -105,8 +105,9 @@ class Connection(H11Protocol):
         super().connection_made(transport)
         self._watch()
         if len(self.connections) > most_connections():
-            waiting = [other for other in self.connections if getattr(other, "_waits_for", None)]
-            oldest: Any = min(waiting, key=lambda other: other._since)
+            connections: list[Any] = list(self.connections)
+            waiting = [other for other in connections if getattr(other, "_waits_for", None)]
+            oldest = min(waiting, key=lambda other: other._since)
             self.connections.discard(oldest)
             oldest.transport.abort()
 
@@ -139,13 +140,14 @@ class Connection(H11Protocol):
 
     def _watch(self) -> None:
         """Starts the clock when the connection begins to wait for something else."""
+        waits_for: str | None = None
         if self.flow.write_paused:
             waits_for = "reading"
         elif self.cycle is None or self.cycle.response_complete:
             # Nobody reads the rest of a body after the answer.
             waits_for = "header"
-        else:
-            waits_for = "body" if self.cycle.more_body else None
+        elif self.cycle.more_body:
+            waits_for = "body"
         if waits_for != self._waits_for:
             self._waits_for = waits_for
             self._since = self.loop.time()
