@@ -331,7 +331,7 @@ def request(
 
 def leave(port: int, body: bytes, content_type: str, share: float) -> None:
     """Sends a share of a body, and hangs up without reading."""
-    head = f"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: {content_type}\r\n"
+    head = f"POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: {content_type}\r\n"
     with socket.create_connection(("127.0.0.1", port)) as connection:
         connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode())
         connection.sendall(body[: int(share * len(body))])

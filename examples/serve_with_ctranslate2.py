@@ -6,6 +6,7 @@ curl localhost:8000/translate --json '{"texts": ["zweihundertfünfundvierzig"]}'
 """
 
 import argparse
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -24,7 +25,7 @@ class Request(BaseModel):
     texts: Annotated[
         list[Annotated[str, Field(max_length=MOST_CHARACTERS)]], Field(max_length=MOST_TEXTS)
     ]
-    num_beams: Annotated[int, Field(ge=1, le=16)] = 4
+    num_beams: Annotated[int, Field(ge=1, le=16)] | None = None
 
 
 class Response(BaseModel):
@@ -41,6 +42,7 @@ def build_app(folder: Path, **options: int | str) -> FastAPI:
         options: Of `ctranslate2.Translator`.
     """
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    defaults = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
     translator = ctranslate2.Translator(str(folder), **options)
     app = FastAPI(title="Translation")
 
@@ -48,9 +50,13 @@ def build_app(folder: Path, **options: int | str) -> FastAPI:
     @app.post("/translate")
     def translate(request: Request) -> Response:
         """Translates sentences."""
+        beams = request.num_beams or defaults["num_beams"]
         results = translator.translate_batch(
             [encoding.tokens for encoding in tokenizer.encode_batch(request.texts)],
-            beam_size=request.num_beams,
+            beam_size=beams,
+            length_penalty=defaults["length_penalty"],
+            # Transformers' search does not end with the first `beams` hypotheses.
+            patience=1 if beams == 1 or defaults["early_stopping"] is True else 2,
             max_batch_size=4096,
             batch_type="tokens",
             max_input_length=0,

@@ -67,6 +67,12 @@ def run(command: Command, argv: list[str] | None = None) -> None:
         if type(error).__name__.startswith("Dist") or "/gloo/" in said:
             fail(_loss_of_a_process(said))
         raise
+    except BaseException as error:
+        # Tokenizers raise it where their Rust code panics, for example at an endless search of a
+        # regular expression.
+        if type(error).__name__ == "PanicException":
+            fail(f"a library failed at this input, most likely the tokenizer: {error}")
+        raise
     finally:
         # The work is done: Ctrl-C while the interpreter shuts down only prints tracebacks.
         atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)

@@ -57,7 +57,13 @@ def demo(argv: list[str]) -> None:
         dtype=settings.dtype,
         trust_remote_code=settings.trust_remote_code,
     )
-    app, address = launch(page, host=settings.host, port=settings.port, share=settings.share)
+    app, address = launch(
+        page,
+        host=settings.host,
+        port=settings.port,
+        share=settings.share,
+        hosts=settings.allowed_hosts,
+    )
     with suppress(KeyboardInterrupt):
         print(f"The page is at {address}", flush=True)
         _wait()

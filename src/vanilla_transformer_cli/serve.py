@@ -55,10 +55,14 @@ def serve(argv: list[str]) -> None:
             f"serve needs the package `{error.name}`, which is not installed. Install it: "
             "pip install -e '.[serve]'"
         )
+    from vanilla_transformer.service.callers import allowed_hosts, check_origins
+
+    hosts = allowed_hosts(settings.host, settings.allowed_hosts)
+    check_origins(settings.allowed_origins)
     signal.signal(signal.SIGTERM, interrupt)
     # A port that is taken is reported before the model is loaded.
     with closing(bind(settings.host, settings.port)) as listener:
-        _run(_load(settings), listener)
+        _run(_load(settings), listener, hosts, settings.allowed_origins)
 
 
 def _check(parser: Parser, settings: ServeSettings) -> None:
@@ -102,11 +106,12 @@ def _load(settings: ServeSettings) -> "Service":
     )
 
 
-def _run(service: "Service", listener: socket.socket) -> None:
+def _run(service: "Service", listener: socket.socket, hosts: list[str], origins: list[str]) -> None:
     """Answers until a signal comes; a second Ctrl-C ends without finishing."""
     import uvicorn
 
     from vanilla_transformer.service.app import build_app
+    from vanilla_transformer.service.connections import server_config
 
     host, port, *_ = listener.getsockname()
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
@@ -141,7 +146,7 @@ def _run(service: "Service", listener: socket.socket) -> None:
             for connection in list(self.server_state.connections):
                 connection.transport.abort()
 
-    server = Server(uvicorn.Config(build_app(service), log_level="warning", access_log=False))
+    server = Server(server_config(build_app(service, hosts=hosts, origins=origins)))
     # Uvicorn passes the signal on when everything is finished.
     with suppress(KeyboardInterrupt):
         server.run([listener])

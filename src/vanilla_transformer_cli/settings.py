@@ -95,6 +95,11 @@ _DTYPE = (
     "Type of the weights in memory; auto: as they were saved, or bfloat16 on a GPU that computes "
     "in it."
 )
+_ALLOWED_HOSTS = (
+    "Names under which others call the server, such as translate.example.org behind a proxy; "
+    "requests for other hosts are refused. Default: names of this machine for a loopback --host, "
+    "otherwise all."
+)
 _TRUST_REMOTE_CODE = (
     "Runs the code in the folder of a model of another kind. A vanilla_transformer model always "
     "runs with the installed package."
@@ -511,6 +516,17 @@ class ServeSettings(SearchSettings):
         "127.0.0.1",
     )
     port: int = option("Port to listen on; 0: a free one, which is printed.", 5000)
+    allowed_hosts: list[str] = option(
+        _ALLOWED_HOSTS, [], action="extend", nargs="+", metavar="HOST"
+    )
+    allowed_origins: list[str] = option(
+        "Origins whose pages may send requests from a browser (CORS), such as https://example.org; "
+        "*: all. Default: none but pages of this service itself.",
+        [],
+        action="extend",
+        nargs="+",
+        metavar="ORIGIN",
+    )
     max_delay: float = option(
         "Milliseconds that a request may wait for others to share its batch, while nothing is "
         "being translated.",
@@ -708,6 +724,9 @@ class DemoSettings:
         "127.0.0.1",
     )
     port: int | None = option("Port to listen on. Default: the first free one from 7860.")
+    allowed_hosts: list[str] = option(
+        _ALLOWED_HOSTS, [], action="extend", nargs="+", metavar="HOST"
+    )
     share: bool = option(
         "Asks Gradio's servers for a public address, through which all texts then travel.", False
     )

@@ -47,7 +47,7 @@ def test_page_is_served_on_loopback_until_a_signal_comes(run, folder, served, mo
 
     (page, where), last = served
     assert list(page.models) == [folder.name]
-    assert where == {"host": "127.0.0.1", "port": None, "share": False}
+    assert where == {"host": "127.0.0.1", "port": None, "share": False, "hosts": []}
     assert (status, out, last) == (0, "The page is at http://somewhere/\n", "closed")
 
 
@@ -69,7 +69,7 @@ def test_signal_closes_a_real_page_with_status_0(folder, tmp_path, signum):
         command.wait_until(lambda: command.output_file.exists() and command.output)
         with socket.create_connection(("127.0.0.1", port)) as reader:
             # A browser holds such a connection as long as the page is open.
-            reader.sendall(b"GET /gradio_api/heartbeat/0 HTTP/1.1\r\nHost: x\r\n\r\n")
+            reader.sendall(b"GET /gradio_api/heartbeat/0 HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert reader.recv(12) == b"HTTP/1.1 200"
             command.signal(signum)
 
@@ -83,11 +83,11 @@ def test_options_reach_the_page(run, folder, served, write):
     examples, port = write("lines.txt", "oh nein!"), free_port()
     run(
         *("demo", "--model", folder, folder, "--host", "0.0.0.0", "--port", port, "--share"),
-        *("--examples", examples, "--dtype", "bfloat16"),
+        *("--examples", examples, "--dtype", "bfloat16", "--allowed_hosts", "a.de"),
     )
 
     (page, where), _ = served
-    assert where == {"host": "0.0.0.0", "port": port, "share": True}
+    assert where == {"host": "0.0.0.0", "port": port, "share": True, "hosts": ["a.de"]}
     ((name, model),) = page.models.items()
     assert page.examples[name] == ["oh nein!"]
     assert str(model.engine.model.dtype) == "torch.bfloat16"

@@ -2,10 +2,13 @@
 
 import json
 import re
+import resource
+import shutil
 import signal
 import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from urllib.parse import urlencode
 
 import pytest
@@ -39,6 +42,8 @@ def translate(port, text, **fields):
         (["--max_delay", "nan"], "--max_delay must be from 0 to 60000 milliseconds, got nan"),
         (["--max_waiting_characters", "9"], "at least --max_characters, .* got 9 and 100000"),
         (["--host", "192.0.2.1", *NAMES], r"cannot listen on 192\.0\.2\.1:5000: .* another --port"),
+        (["--allowed_hosts", "http://a.de"], "without scheme and port, .* got 'http://a.de'"),
+        (["--allowed_origins", "a.de"], "such as https://example.org, .* got 'a.de'"),
         (["--hots", "x"], "unknown option --hots; did you mean --host?"),
     ],
 )
@@ -161,7 +166,7 @@ def test_client_that_reads_nothing_does_not_keep_the_service_from_ending(start):
     command, port = start("--max_characters", 20_000_000, "--max_waiting_characters", 20_000_000)
     # A blank line is its own translation; the answer is larger than the buffers of sockets.
     body = json.dumps({"q": 8_000_000 * "\t", "source": "de", "target": "en"}).encode()
-    head = f"POST /translate HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n"
+    head = f"POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
     head += "Content-Type: application/json\r\n\r\n"
     with socket.create_connection(("127.0.0.1", port)) as client:
         client.sendall(head.encode() + body)
@@ -169,6 +174,50 @@ def test_client_that_reads_nothing_does_not_keep_the_service_from_ending(start):
         command.signal(signal.SIGTERM)
 
         assert command.wait(30) == 0
+
+
+def test_idle_connections_neither_stop_the_service_nor_fill_its_log(start):
+    command, port = start("--allowed_origins", "https://a.de", "--allowed_hosts", "b.de")
+    # Far more connections than it may open files.
+    resource.prlimit(command.pid, resource.RLIMIT_NOFILE, (256, 256))
+    with ExitStack() as stack:
+        for _ in range(400):
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            client.sendall(b"POST /translate HTTP/1.1\r\nHost: loc")
+
+        asked = {"host": "b.de", "origin": "https://a.de"}
+        assert ask(port, "GET", "/health", **asked).content == {"status": "ok"}
+        assert translate(port, "ja").status == 200
+        command.signal(signal.SIGTERM)
+        assert command.wait(30) == 0
+    assert command.errors.count("\n") == 1
+
+
+def test_text_at_which_the_tokenizer_panics_fails_alone(commands, folder, tmp_path):
+    panicking = shutil.copytree(folder, tmp_path / "panicking")
+    file = panicking / "tokenizer.json"
+    content = json.loads(file.read_text())
+    replacing = {"type": "Replace", "pattern": {"Regex": "(a+)+$x"}, "content": "b"}
+    before = [content["normalizer"]] if content["normalizer"] else []
+    content["normalizer"] = {"type": "Sequence", "normalizers": [*before, replacing]}
+    file.write_text(json.dumps(content))
+    options = ["--model", panicking, *NAMES, "--port", 0]
+    command = commands.start(tmp_path, "serve", *options)
+    command.wait_until(lambda: is_ready(command))
+    port = int(command.errors.rpartition(":")[2])
+
+    answers = [translate(port, text) for text in ("a" * 5000, "ja")]
+    health = ask(port, "GET", "/health")
+    command.signal(signal.SIGTERM)
+    alone = commands.run(tmp_path, "translate", "--model", panicking, "a" * 5000)
+
+    assert [answer.status for answer in (*answers, health)] == [500, 200, 200]
+    assert command.wait(30) == 0
+    assert alone.wait(1) == 2
+    assert alone.errors.splitlines()[-1].startswith(
+        "vanilla-transformer: a library failed at this input, most likely the tokenizer: Onig"
+    )
+    assert "Traceback" not in command.errors + alone.errors
 
 
 def is_closed(port):

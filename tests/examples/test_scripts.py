@@ -267,6 +267,33 @@ def test_service_translates(client):
     assert client.get("/health").json() == {"status": "ok"}
 
 
+def test_service_searches_as_the_model_says(tuned, tmp_path, monkeypatch):
+    folder = tmp_path / "model"
+    export_to_ctranslate2(str(tuned), folder)
+    searches = []
+
+    class Translator:
+        def __init__(self, folder):
+            pass
+
+        def translate_batch(self, texts, beam_size, length_penalty, patience, **others):
+            searches.append((beam_size, length_penalty, patience))
+            return []
+
+    monkeypatch.setattr("ctranslate2.Translator", Translator)
+    for changes, asked in (
+        ({}, {}),
+        ({"early_stopping": True}, {"num_beams": 5}),
+        ({}, {"num_beams": 1}),
+    ):
+        config = {"num_beams": 3, "length_penalty": 0.6, "early_stopping": False, **changes}
+        (folder / "generation_config.json").write_text(json.dumps(config))
+        client = TestClient(names_of("serve_with_ctranslate2.py")["build_app"](folder))
+        client.post("/translate", json={"texts": ["a"], **asked})
+
+    assert searches == [(3, 0.6, 2), (5, 0.6, 1), (1, 0.6, 1)]
+
+
 @pytest.mark.parametrize(
     "request_", [{"texts": ["a"] * 65}, {"texts": ["a" * 1001]}, {"texts": ["a"], "num_beams": 0}]
 )

@@ -2,10 +2,12 @@
 
 import json
 import re
+import resource
+import socket
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
@@ -45,8 +47,8 @@ def page(folders):
 
 
 @contextmanager
-def serve(*options):
-    """Starts a process of the command; gives the address of its page."""
+def serve(*options, files=None):
+    """Starts a process of the command, which may open so many files; gives the page's address."""
     pytest.importorskip("gradio_client", reason="Gradio is not installed")
     command = [sys.executable, "-m", "vanilla_transformer_cli", "demo", *options]
     with (
@@ -54,7 +56,10 @@ def serve(*options):
         subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process,
     ):
         patch.setenv("NO_PROXY", "127.0.0.1")
-        yield process.stdout.readline().removeprefix("The page is at ").strip()
+        address = process.stdout.readline().removeprefix("The page is at ").strip()
+        if files:
+            resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (files, files))
+        yield address
         process.terminate()
 
 
@@ -144,6 +149,46 @@ def test_files_of_the_server_are_not_for_programs(address, tmp_path):
     answer = httpx.get(f"{endpoint}/{asked.json()['event_id']}").text
 
     assert answer.startswith("event: error")
+
+
+EVIL_HOST, EVIL_ORIGIN = {"Host": "evil.com"}, {"Origin": "http://evil.com"}
+
+
+@pytest.mark.parametrize("method", ["GET", "OPTIONS", "POST"])
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [(EVIL_HOST, 400), ({**EVIL_HOST, **EVIL_ORIGIN}, 400), (EVIL_ORIGIN, 403)],
+)
+def test_foreign_hosts_and_origins_are_refused(address, method, headers, status):
+    # To this, Gradio's own middleware would answer for any host.
+    asked = {**headers, "Access-Control-Request-Method": "POST"}
+
+    answer = httpx.request(method, f"{address}config", headers=asked)
+
+    assert answer.status_code == status
+    assert not [name for name in answer.headers if name.startswith("access-control")]
+    policy = answer.headers["content-security-policy"]
+    assert policy.endswith("form-action 'self'; frame-ancestors 'self'")
+
+
+def test_claimed_address_is_not_used(address):
+    claimed = {"X-Forwarded-Host": "evil.com", "X-Gradio-Server": "http://evil.com"}
+
+    answer = httpx.get(f"{address}config", headers={**claimed, "Origin": address.rstrip("/")})
+
+    assert answer.json()["root"] == address.rstrip("/")
+    assert "evil" not in answer.text
+
+
+def test_idle_connections_do_not_stop_the_page(folders):
+    with serve("--model", folders[0], files=256) as address:
+        url = httpx.URL(address)
+        with ExitStack() as stack:
+            for _ in range(400):
+                client = stack.enter_context(socket.create_connection((url.host, url.port)))
+                client.sendall(b"GET / HTTP/1.1\r\nHost: loc")
+
+            assert httpx.get(f"{address}config", timeout=30).status_code == 200
 
 
 # Readers

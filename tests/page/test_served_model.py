@@ -55,6 +55,26 @@ def test_empty_choices_are_the_defaults():
     assert Wanted.of({"length_penalty": 1, "top_k": 3}) == Wanted(length_penalty=1, top_k=3)
 
 
+def test_panic_of_a_tokenizer_is_a_message(model, monkeypatch):
+    class PanicException(BaseException):
+        """As pyo3's, which is no `Exception`."""
+
+    def panic(*_, **__):
+        raise PanicException("Onig: retry-limit-in-match over")
+
+    monkeypatch.setattr(Translator, "translate", panic)
+    monkeypatch.setattr("vanilla_transformer.page.served_model.encode_source", panic)
+    monkeypatch.setattr("vanilla_transformer.page.served_model.link_parts", panic)
+
+    for call in (
+        lambda: model.translate(["ja"], Wanted()),
+        lambda: model.attention("ja", Wanted()),
+        lambda: model.link([("ja", "yes")], Wanted()),
+    ):
+        with pytest.raises(ValueError, match="The tokenizer of 'runs/one' failed: Onig"):
+            call()
+
+
 def test_beam_is_as_wide_as_the_number_of_translations(model):
     (translation,) = model.translate(["ein hund"], Wanted(num_hypotheses=3))
 

@@ -16,6 +16,7 @@ from transformers import GenerationConfig
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.service.app import Service
+from vanilla_transformer.service.callers import allowed_hosts
 from vanilla_transformer.service.languages import ServedLanguages
 from vanilla_transformer.service.requests import Limits
 from vanilla_transformer.service.translators import Translators
@@ -39,11 +40,11 @@ def translator(tmp_path_factory):
     )
 
 
-def serve(translator, **settings):
+def serve(translator, **callers):
     languages = ServedLanguages(("de",), ("en",))
     translators = Translators(translator, languages, GenerationConfig(), 4096)
-    usual = {"limits": LIMITS, "max_delay": 0.002, "max_waiting_characters": 5000}
-    return running(Service(translators, **{**usual, **settings}))
+    service = Service(translators, LIMITS, max_delay=0.002, max_waiting_characters=5000)
+    return running(service, **callers)
 
 
 @pytest.fixture(scope="module")
@@ -233,6 +234,14 @@ def as_json(**fields):
         (as_json(format="html"), JSON, 400, "`format` must be text, got 'html'"),
         (as_json(alternatives=3), JSON, 400, "`alternatives` must be from 0 to 2"),
         (as_json(alternatives=-1), JSON, 400, "`alternatives` must be a whole number, got '-1'"),
+        (
+            b'{"q": "ja", "source": "de", "target": "en", "q": "nein"}',
+            JSON,
+            400,
+            "a name occurs twice",
+        ),
+        (b"q=ja&source=de&target=en&target=fr", FORM, 400, "`target` must be a language"),
+        (as_json(), f"{JSON}; charset=utf-16", 415, "must be UTF-8, got 'utf-16'"),
         (as_json(), "text/plain", 415, "Content-Type must be application/json or application/x-"),
         (as_json(q=["x"] * 21), JSON, 413, "at most 20 texts, got 21"),
         (as_json(q=["x" * 1000, "y" * 1001]), JSON, 413, "at most 2,000 characters, got 2,001"),
@@ -245,6 +254,92 @@ def test_request_that_cannot_be_translated_is_refused_with_a_reason(
 
     assert (answer.status, answer.content.keys()) == (status, {"error"})
     assert message in answer.content["error"]
+
+
+def test_request_that_can_be_read_in_two_ways_is_refused(server):
+    form = {"body": "q=ja&source=de&target=en", "content_type": FORM}
+    answers = {
+        server.send("POST", "/translate?target=fr", **form): (400, "got both"),
+        server.send("POST", "/translate", **form, content_encoding="gzip"): (415, "compressed"),
+        server.send("POST", "/%74ranslate", **form): (400, "without escapes"),
+        server.send("POST", "/health/..%2ftranslate", **form): (400, "without escapes"),
+    }
+
+    for answer, (status, message) in answers.items():
+        assert (answer.status, answer.headers["connection"]) == (status, "close")
+        assert message in answer.content["error"]
+
+
+@pytest.mark.parametrize("path", ["/health/", "//health", "/./health", "/metrics/../health"])
+def test_nothing_is_redirected(server, path):
+    assert server.send("GET", path).status == 404
+
+
+# Callers
+
+
+@pytest.mark.parametrize("host", ["evil.com", "127.0.0.1.evil.com", "localhost.evil.com:5000", ""])
+def test_host_that_leads_here_from_elsewhere_is_refused(server, host):
+    for method, path in (("GET", "/health"), ("GET", "/metrics"), ("POST", "/translate")):
+        answer = server.send(method, path, "q=ja&source=de&target=en", host=host)
+
+        assert (answer.status, answer.content) == (400, "Invalid host header")
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:80", "127.0.0.1:5000", "[::1]:5000"])
+def test_names_of_this_machine_are_hosts(server, host):
+    assert server.send("GET", "/health", host=host).status == 200
+
+
+@pytest.mark.parametrize("origin", ["http://evil.com", "null", "http://localhost:1", "evil"])
+def test_page_of_a_foreign_origin_is_refused(server, origin):
+    body = "q=ja&source=de&target=en"
+
+    answer = server.send("POST", "/translate", body, content_type=FORM, origin=origin)
+
+    assert answer.status == 403
+    assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+def test_page_of_the_server_itself_is_answered(server):
+    assert server.send("GET", "/health", origin=server.url).status == 200
+
+
+def test_origins_and_hosts_that_are_named_are_answered(translator):
+    named = {"hosts": ["a.example"], "origins": ["https://b.example"]}
+    with serve(translator, **named) as server:
+        asked = {"host": "a.example", "origin": "https://b.example"}
+        preflight = server.send(
+            "OPTIONS",
+            "/translate",
+            **asked,
+            access_control_request_method="POST",
+            access_control_request_headers="content-type",
+        )
+        answer = server.send("GET", "/languages", **asked)
+        refused = server.send("GET", "/languages", **{**asked, "origin": "https://c.example"})
+        elsewhere = server.send("GET", "/languages", host="localhost")
+
+    for allowed in (preflight, answer):
+        assert (allowed.status, allowed.headers["access-control-allow-origin"]) == (
+            200,
+            "https://b.example",
+        )
+        assert "access-control-allow-credentials" not in allowed.headers
+    assert (refused.status, elsewhere.status) == (403, 400)
+
+
+@pytest.mark.parametrize(
+    ("host", "names", "expected"),
+    [
+        ("127.0.0.1", [], ["localhost", "127.0.0.1", "[::1]", "127.0.0.1"]),
+        ("::1", [], ["localhost", "127.0.0.1", "[::1]", "[::1]"]),
+        ("0.0.0.0", [], ["*"]),
+        ("0.0.0.0", ["*.b.de"], ["localhost", "127.0.0.1", "[::1]", "0.0.0.0", "*.b.de"]),
+    ],
+)
+def test_hosts_depend_on_the_address(host, names, expected):
+    assert allowed_hosts(host, names) == expected
 
 
 def test_only_source_language_need_not_be_named(server, expected):
@@ -347,10 +442,8 @@ def test_more_characters_than_may_wait_are_refused_for_the_moment(blocked):
 
 def half_sent(server: RunningService) -> socket.socket:
     connection = socket.create_connection(("127.0.0.1", server.port), timeout=5)
-    head = (
-        f"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: {JSON}\r\nContent-Length: 99\r\n\r\n"
-    )
-    connection.sendall(head.encode() + b'{"q": "j')
+    head = f"POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: {JSON}\r\n"
+    connection.sendall(f"{head}Content-Length: 99\r\n\r\n".encode() + b'{"q": "j')
     return connection
 
 
@@ -388,7 +481,7 @@ def test_request_of_a_client_that_has_left_leaves_the_queue(blocked):
     first = blocked.occupy()
     with socket.create_connection(("127.0.0.1", blocked.server.port)) as connection:
         body = urlencode({"q": "gone", "source": "de", "target": "en"})
-        head = f"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: {FORM}\r\n"
+        head = f"POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: {FORM}\r\n"
         connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
         wait_until(lambda: blocked.waiting() == len("ja\n") + len("gone\n"))
 
@@ -451,6 +544,41 @@ def test_metrics_count_requests_batches_and_what_waits(blocked):
 
 def test_health_is_told(server):
     assert server.send("GET", "/health").content == {"status": "ok"}
+    assert server.send("HEAD", "/health").status == 200
+
+
+def test_panic_fails_one_request_and_is_reported_in_a_line(own_server, expected, caplog):
+    translators = own_server.service.translators
+    cut = translators.cut
+
+    class PanicException(BaseException):
+        """As pyo3's, which is no `Exception`."""
+
+    def fail(kind, lines):
+        if "aaaa" in lines:
+            raise PanicException("retry-limit-in-match\n" * 100)
+        return cut(kind, lines)
+
+    own_server.service.batcher.work.cut = fail
+
+    failed = own_server.translate("aaaa")
+
+    assert (failed.status, failed.content["error"]) == (
+        500,
+        "The translation failed: RuntimeError.",
+    )
+    assert own_server.translate("ja").content["translatedText"] == expected("ja")[0]
+    assert own_server.send("GET", "/health").status == 200
+    (line,) = caplog.messages
+    assert line.startswith("A translation has failed: RuntimeError: 'PanicException: retry-limit")
+    assert len(line) < 300
+
+
+def test_health_fails_when_nothing_is_answered(own_server):
+    own_server.service.batcher.close()
+
+    assert own_server.send("GET", "/health").status == 503
+    assert own_server.send("HEAD", "/health").status == 503
 
 
 def test_stop_answers_everything_that_was_taken(blocked, expected):

@@ -217,6 +217,19 @@ def test_failing_batch_fails_only_the_request_at_fault(start, work, caplog):
     assert warning.startswith("A batch of 3 requests has failed and is repeated one by one: cannot")
 
 
+def test_batcher_survives_its_own_failure(start, work, monkeypatch, caplog):
+    batcher = start()
+    monkeypatch.setattr(batcher, "_take", lambda alike: exit(1))
+    with pytest.raises(RuntimeError, match="SystemExit"):
+        batcher.submit("k", ["lost"]).result(SECONDS)
+    monkeypatch.undo()
+
+    assert batcher.submit("k", ["next"]).result(SECONDS) == [["k:NEXT"]]
+    assert batcher.is_working
+    assert batcher.waiting_characters == 0
+    assert caplog.messages == ["The batcher has failed; it goes on without what waited."]
+
+
 def test_request_that_has_failed_is_not_translated_further(start, work):
     batcher = start(max_tokens=3)
     occupy(batcher, work)

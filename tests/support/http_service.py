@@ -13,11 +13,12 @@ from typing import Any
 import uvicorn
 
 from vanilla_transformer.service.app import Service, build_app
+from vanilla_transformer.service.connections import server_config
 
 SECONDS = 20
 
 
-@dataclass
+@dataclass(eq=False)
 class Answer:
     """Status, headers and JSON of a response."""
 
@@ -57,25 +58,35 @@ def ask(port: int, method: str, path: str, body: Any = None, **headers: str) -> 
         response = connection.getresponse()
         read = response.read().decode()
         is_json = response.headers["content-type"] == "application/json"
-        content = json.loads(read) if is_json else read
+        content = json.loads(read) if read and is_json else read
         return Answer(response.status, dict(response.headers), content)
     finally:
         connection.close()
 
 
 @contextmanager
-def running(service: Service) -> Iterator[RunningService]:
-    """Runs a service until the end of the block, which must leave it able to stop."""
+def running(service: Service, **callers: Any) -> Iterator[RunningService]:
+    """Runs a service until the end of the block, which must leave it able to stop.
+
+    Args:
+        service: What answers.
+        callers: Further arguments of `build_app`.
+    """
+    config = server_config(build_app(service, **callers), log_config=None, lifespan="on")
+    with serving(config) as (server, port):
+        yield RunningService(service, port, server)
+
+
+@contextmanager
+def serving(config: uvicorn.Config) -> Iterator[tuple[uvicorn.Server, int]]:
+    """Runs Uvicorn in a thread until the end of the block; gives it and its port."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        config = uvicorn.Config(
-            build_app(service), log_config=None, access_log=False, lifespan="on"
-        )
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
         try:
             wait_until(lambda: server.started)
-            yield RunningService(service, listener.getsockname()[1], server)
+            yield server, listener.getsockname()[1]
         finally:
             server.should_exit = True
             thread.join(SECONDS)

@@ -1,8 +1,10 @@
 """The page as a Gradio app: its components, the events between them, and its API."""
 
+import asyncio
+import logging
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -12,20 +14,31 @@ os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
 
 try:
     import gradio as gr
+    from gradio.utils import get_space
 except ImportError as error:
     raise ImportError("The page needs Gradio. Install it: pip install -e '.[demo]'") from error
+
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vanilla_transformer.page import fragments
 from vanilla_transformer.page.page import LARGEST_FILE, Page, Views
 from vanilla_transformer.page.served_model import WIDEST_BEAM
+from vanilla_transformer.service.callers import OwnOrigin, allowed_hosts
+from vanilla_transformer.service.connections import Connection, report_failed_accepts_once
 
 # Seconds between two deletions of readers' files, and the age of those that are deleted.
 _FILE_TIMES = (600, 3600)
 # The browser may ask this page for something, and nobody else. Gradio needs inline scripts.
 _CONTENT_POLICY = (
     "default-src 'self' data: blob:; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; "
-    "style-src 'self' 'unsafe-inline'; object-src 'none'; base-uri 'self'"
+    "style-src 'self' 'unsafe-inline'; object-src 'none'; base-uri 'self'; form-action 'self'; "
+    "frame-ancestors 'self'"
 )
+# The Hub shows a Space in a frame.
+_FRAMES_OF_SPACES = " https://huggingface.co"
+# Gradio takes its own address from them; in a Space and with --share its proxies set them.
+_CLAIMED_ADDRESSES = (b"x-forwarded-host", b"x-gradio-server")
 # One text at a time; a file has its own place, and gives way to texts between its parts.
 _TEXT = {"concurrency_limit": 1, "concurrency_id": "text", "show_progress": "hidden"}
 _PRIVATE = {"api_visibility": "private"}
@@ -36,21 +49,40 @@ class ContentPolicy:
 
     Args:
         app: The ASGI app that answers.
+        policy: What the browser is told.
     """
 
-    def __init__(self, app: Callable[..., Any]) -> None:
+    def __init__(self, app: ASGIApp, policy: str = _CONTENT_POLICY) -> None:
         self.app = app
+        self.policy = (b"content-security-policy", policy.encode())
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""
 
-        async def send_with_policy(answer: Any) -> None:
+        async def send_with_policy(answer: Message) -> None:
             if answer["type"] == "http.response.start":
-                policy = (b"content-security-policy", _CONTENT_POLICY.encode())
-                answer["headers"] = [*answer["headers"], policy]
+                answer["headers"] = [*answer["headers"], self.policy]
             await send(answer)
 
         await self.app(scope, receive, send_with_policy if scope["type"] == "http" else send)
+
+
+class OwnAddress:
+    """Hides the addresses that a client claims the page to have.
+
+    Args:
+        app: The ASGI app that answers.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request."""
+        if scope["type"] == "http":
+            kept = [field for field in scope["headers"] if field[0] not in _CLAIMED_ADDRESSES]
+            scope = {**scope, "headers": kept}
+        await self.app(scope, receive, send)
 
 
 def build_app(page: Page) -> gr.Blocks:
@@ -383,7 +415,12 @@ def _without_folder(error: ValueError, path: str) -> str:
 
 
 def launch(
-    page: Page, *, host: str | None = None, port: int | None = None, share: bool = False
+    page: Page,
+    *,
+    host: str | None = None,
+    port: int | None = None,
+    share: bool = False,
+    hosts: Sequence[str] = (),
 ) -> tuple[gr.Blocks, str]:
     """Starts serving a page.
 
@@ -392,11 +429,29 @@ def launch(
         host: Address to listen on; None: the loopback address, or in a Space the one it needs.
         port: None: the first free one from 7860.
         share: Whether to ask Gradio for a public address, through which others reach the page.
+        hosts: Hosts that requests may name, besides those of `allowed_hosts`.
 
     Returns:
         The app, which serves until it is closed, and its address.
+
+    Raises:
+        ValueError: If one of the hosts is no name of a host.
     """
-    from starlette.middleware import Middleware
+    # Others choose the host of the requests there.
+    is_space = get_space() is not None
+    is_behind_a_proxy = share or is_space
+    named = allowed_hosts(host or "127.0.0.1", hosts)
+
+    @asynccontextmanager
+    async def lifespan(server: Any) -> AsyncIterator[None]:
+        report_failed_accepts_once(asyncio.get_running_loop())
+        # Around Gradio's own middleware, which answers some requests itself.
+        guarded = server.middleware_stack
+        if not is_behind_a_proxy:
+            guarded = TrustedHostMiddleware(OwnOrigin(OwnAddress(guarded)), named, False)
+        policy = _CONTENT_POLICY + _FRAMES_OF_SPACES * is_space
+        server.middleware_stack = ContentPolicy(guarded, policy)
+        yield
 
     folder = files("vanilla_transformer.page")
     app = build_app(page)
@@ -416,6 +471,9 @@ def launch(
         theme=gr.themes.Soft(primary_hue="blue", font=["sans-serif"], font_mono=["monospace"]),
         css=folder.joinpath("page.css").read_text(encoding="utf-8"),
         head=f"<script>{folder.joinpath('page.js').read_text(encoding='utf-8')}</script>",
-        app_kwargs={"middleware": [Middleware(ContentPolicy)]},
+        app_kwargs={"lifespan": lifespan},
     )
+    # Connections are made with it from now on.
+    app.server.config.http_protocol_class = Connection
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     return app, public or local

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any, Self, cast
@@ -206,7 +207,7 @@ class ServedModel:
         translator = self._translator(wanted, details)
         first = 0
         for part in _parts(lines):
-            with self._lock:
+            with self._turn():
                 translations = list(translator.translate(part, first_line=first + 1))
             yield from translations
             first += len(part)
@@ -218,9 +219,25 @@ class ServedModel:
             ValueError: If the tokenizer does not know the places of its tokens.
         """
         translator = self._translator(wanted, False)
-        kept = [pair for pair in pairs if all(map(str.strip, pair)) and self._fits(pair)]
-        with self._lock:
+        with self._turn():
+            kept = [pair for pair in pairs if all(map(str.strip, pair)) and self._fits(pair)]
             return link_parts(translator, [line for line, _ in kept], [text for _, text in kept])
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """A reader's turn with the model.
+
+        Raises:
+            ValueError: If a tokenizer panics at a text. Its exception is no `Exception`, and would
+                end the queue of the page.
+        """
+        with self._lock:
+            try:
+                yield
+            except BaseException as error:
+                if type(error).__name__ != "PanicException":
+                    raise
+                raise ValueError(f"The tokenizer of {self.name!r} failed: {error}") from error
 
     def _fits(self, pair: tuple[str, str]) -> bool:
         """Whether a pair is read at once; longer lines are translated in pieces."""
@@ -249,7 +266,7 @@ class ServedModel:
         if not line.strip():
             raise ValueError("There is nothing to attend to: the line is blank.")
         translator = self._translator(wanted, False)
-        with self._lock:
+        with self._turn():
             length = len(encode_source(translator, line)["input_ids"])
             if length > self.max_source_length:
                 raise ValueError(

@@ -1,8 +1,9 @@
 """LibreTranslate's HTTP API in front of a `Batcher`."""
 
 import asyncio
+import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from typing import Any, cast
@@ -11,10 +12,14 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vanilla_transformer.service.batcher import Batcher, ClosedError, QueueFullError
+from vanilla_transformer.service.callers import LOOPBACK_HOSTS, OwnOrigin
+from vanilla_transformer.service.connections import report_failed_accepts_once
 from vanilla_transformer.service.languages import AUTOMATIC
 from vanilla_transformer.service.metrics import MeasuredTranslators, Metrics
 from vanilla_transformer.service.requests import (
@@ -27,6 +32,8 @@ from vanilla_transformer.service.requests import (
 )
 from vanilla_transformer.service.translators import Kind, Translators
 from vanilla_transformer.translation.translator import LEAST_TOKENS
+
+logger = logging.getLogger(__name__)
 
 # For the whole body of a request.
 _BODY_SECONDS = 30
@@ -76,11 +83,20 @@ class Service:
         self.open_requests += 1
         try:
             started = time.perf_counter()
+            query = request.scope["query_string"]
             body = await _read_body(request, self.limits.max_bytes)
             content_type = request.headers.get("content-type", "")
-            if not body and request.url.query:
+            if body and query:
+                raise RefusedError(
+                    400, "The fields must come in the body or in the query string, got both."
+                )
+            if request.headers.get("content-encoding", "identity") != "identity":
+                raise RefusedError(
+                    415, "The body must not be compressed; send no Content-Encoding."
+                )
+            if query:
                 # A form, which some clients send as part of the address.
-                body, content_type = request.url.query.encode(), FORM
+                body, content_type = query, FORM
             wanted = TranslationRequest.of(body, content_type, self.limits)
             answer = await self._answer(request, wanted)
             self.metrics.request_seconds.observe(time.perf_counter() - started)
@@ -100,7 +116,14 @@ class Service:
             raise RefusedError(429, str(error)) from error
         except ClosedError as error:
             raise RefusedError(503, str(error)) from error
-        parts = iter(await _result(request, future))
+        try:
+            parts = iter(await _result(request, future))
+        except ClientDisconnect:
+            raise
+        except Exception as error:
+            # In one line: anybody may send such texts again and again.
+            logger.error("A translation has failed: %s: %.200r", type(error).__name__, str(error))
+            raise RefusedError(500, f"The translation failed: {type(error).__name__}.") from error
         # For each text the translations, best first; those of a line are those of its parts.
         found: list[list[str]] = []
         for lines, ends in split:
@@ -138,6 +161,8 @@ class Service:
 
     async def health(self) -> Response:
         """Whether requests are answered."""
+        if not self.batcher.is_working:
+            raise RefusedError(503, "No requests are answered: the service is stopping.")
         return JSONResponse({"status": "ok"})
 
     async def show_metrics(self) -> Response:
@@ -145,30 +170,67 @@ class Service:
         return Response(self.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 
-def build_app(service: Service) -> FastAPI:
-    """The app; when it is shut down, it answers the requests that it has accepted."""
+def build_app(
+    service: Service,
+    *,
+    hosts: Sequence[str] = LOOPBACK_HOSTS,
+    origins: Sequence[str] = (),
+) -> FastAPI:
+    """The app; when it is shut down, it answers the requests that it has accepted.
+
+    Args:
+        service: What answers.
+        hosts: Hosts that requests may name; see `allowed_hosts`.
+        origins: Origins besides its own whose pages may send requests; `*`: any.
+    """
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        report_failed_accepts_once(asyncio.get_running_loop())
         yield
         await asyncio.to_thread(service.batcher.close)
 
     # FastAPI's pages of documentation load scripts from elsewhere.
-    app = FastAPI(lifespan=lifespan, openapi_url=None)
-    routes: dict[str, tuple[str, Callable[..., Any]]] = {
-        "/translate": ("POST", service.translate),
-        "/languages": ("GET", service.languages),
-        "/detect": ("POST", service.detect),
-        "/health": ("GET", service.health),
-        "/metrics": ("GET", service.show_metrics),
+    app = FastAPI(lifespan=lifespan, openapi_url=None, redirect_slashes=False)
+    reading, writing = ["GET", "HEAD"], ["POST"]
+    routes: dict[str, tuple[list[str], Callable[..., Any]]] = {
+        "/translate": (writing, service.translate),
+        "/languages": (reading, service.languages),
+        "/detect": (writing, service.detect),
+        "/health": (reading, service.health),
+        "/metrics": (reading, service.show_metrics),
     }
-    for path, (method, endpoint) in routes.items():
-        app.add_api_route(path, endpoint, methods=[method])
+    for path, (methods, endpoint) in routes.items():
+        app.add_api_route(path, endpoint, methods=methods)
     app.add_exception_handler(HTTPException, _refused)
     app.add_exception_handler(ClientDisconnect, _gone)
     app.add_exception_handler(Exception, _failed)
+    app.add_middleware(_PlainPaths)
+    if origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(origins),
+            allow_methods=[*reading, *writing],
+            allow_headers=["Content-Type"],
+        )
+    app.add_middleware(OwnOrigin, allowed=origins)
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
     app.add_middleware(_Counted, requests=service.metrics.requests, paths=list(routes))
     return app
+
+
+class _PlainPaths:
+    """Refuses paths with escapes, which a proxy may let pass as other paths."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer: ASGIApp = self.app
+        if scope["type"] == "http" and b"%" in scope["raw_path"]:
+            error = RefusedError(400, "The path must be written without escapes such as %2F.")
+            answer = _refusal(error)
+        await answer(scope, receive, send)
 
 
 class _Counted:
@@ -257,10 +319,16 @@ def _ranks(line: str, parts: list[tuple[str, ...]], kind: Kind) -> list[str]:
 
 
 async def _refused(_: Request, error: Exception) -> Response:
-    refusal = cast(HTTPException, error)
+    return _refusal(cast(HTTPException, error))
+
+
+def _refusal(refusal: HTTPException) -> Response:
     headers = dict(refusal.headers or {})
     if refusal.status_code == 429:
         headers["Retry-After"] = "1"
+    if refusal.status_code in (400, 415):
+        # Whatever follows may belong to it.
+        headers["Connection"] = "close"
     return JSONResponse({"error": refusal.detail}, refusal.status_code, headers)
 
 

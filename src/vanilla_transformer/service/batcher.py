@@ -140,6 +140,11 @@ class Batcher(Generic[Kind, Result]):
             self._changed.notify()
         return request.answer
 
+    @property
+    def is_working(self) -> bool:
+        """Whether requests are taken and answered."""
+        return self._thread.is_alive() and not self._is_closing
+
     def hasten(self) -> None:
         """No request waits for others from now on."""
         with self._changed:
@@ -159,8 +164,17 @@ class Batcher(Generic[Kind, Result]):
             self.waiting_characters -= request.characters
 
     def _run(self) -> None:
-        while batch := self._next_batch():
-            self._translate(batch)
+        """Works until all is done; an error outside of a batch fails only what waits."""
+        is_done = False
+        while not is_done:
+            try:
+                while batch := self._next_batch():
+                    self._translate(batch)
+                is_done = True
+            except BaseException as error:
+                logger.exception("The batcher has failed; it goes on without what waited.")
+                for request in list(self._waiting):
+                    _settle(request.answer.set_exception, _as_exception(error))
 
     def _next_batch(self) -> dict[_Request[Kind, Result], list[tuple[int, Part]]]:
         """Waits for a batch: the parts of each request in it; none once all is done."""
@@ -244,15 +258,25 @@ def _attempt(
     """Takes a step for all requests at once or, if that fails, for each of them alone."""
     try:
         step(requests)
-    except Exception as error:
+    # Panics of tokenizers are no `Exception`.
+    except BaseException as error:
         if len(requests) == 1:
-            _settle(requests[0].answer.set_exception, error)
+            _settle(requests[0].answer.set_exception, _as_exception(error))
             return
         logger.warning(
-            "A batch of %d requests has failed and is repeated one by one: %s", len(requests), error
+            "A batch of %d requests has failed and is repeated one by one: %.200s",
+            len(requests),
+            error,
         )
         for request in requests:
             _attempt(step, [request])
+
+
+def _as_exception(error: BaseException) -> Exception:
+    """What the client of a request may see; anything else would stop its server."""
+    if isinstance(error, Exception):
+        return error
+    return RuntimeError(f"{type(error).__name__}: {error}")
 
 
 def _settle(setter: Callable[[Any], None], value: object) -> None:

@@ -107,13 +107,16 @@ def _refuse(status: int, message: str) -> NoReturn:
 
 
 def _fields(body: bytes, content_type: str) -> dict[str, Any]:
-    kind = content_type.partition(";")[0].strip().lower()
+    kind, _, parameters = (part.strip().lower() for part in content_type.partition(";"))
     if kind not in (JSON, FORM):
         _refuse(415, f"The Content-Type must be {JSON} or {FORM}, got {kind!r:.60}.")
+    charset = re.search(r"charset\s*=\s*\"?([^\";\s]*)", parameters)
+    if charset and charset[1] not in ("utf-8", "utf8", "us-ascii"):
+        _refuse(415, f"The charset of the Content-Type must be UTF-8, got {charset[1]!r:.60}.")
     try:
         text = body.decode()
         if kind == JSON:
-            fields = json.loads(text)
+            fields = json.loads(text, object_pairs_hook=_unrepeated)
         else:
             found = parse_qs(text, keep_blank_values=True, errors="strict")
             fields = {
@@ -125,6 +128,13 @@ def _fields(body: bytes, content_type: str) -> dict[str, Any]:
         _refuse(400, f"The body must be {kind}, got something that cannot be parsed: {error}.")
     if not isinstance(fields, dict):
         _refuse(400, f"The body must be a JSON object, got {fields!r:.60}.")
+    return fields
+
+
+def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        raise ValueError("a name occurs twice in an object")
     return fields
 
 

@@ -1,0 +1,199 @@
+"""Connections that no client can hold without using them, and requests with only one reading.
+
+Uvicorn limits neither the time for a header nor, before it runs out of files, the connections.
+"""
+
+import asyncio
+import logging
+import re
+import resource
+import time
+from typing import Any
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+logger = logging.getLogger(__name__)
+
+# For a header, for a body and for reading an answer. A service answers slow bodies before that.
+SECONDS = 35
+# A client that sends or reads this many bytes in that time gets as much time again.
+_LEAST_BYTES = 2**16
+_MOST_CONNECTIONS = 4096
+# Asyncio accepts this many connections at once, before their number can be checked.
+_BACKLOG = 100
+# Those of the model and its engine.
+_OTHER_FILES = 100
+_SECONDS_BETWEEN_REPORTS = 60
+
+_HEAD_END = re.compile(rb"\n\r?\n")
+# No line is continued on the next one, and all end alike. Only proxies get whole URLs.
+_HEAD = re.compile(
+    rb"[A-Z]+ /[!\"$-\[\]-~]* HTTP/1\.[01]\r\n(?:[\w!#$%&'*+.^`|~-]+:[^\r\n\0]*\r\n)*\r\n", re.ASCII
+)
+_FIELD = re.compile(rb"\n([^:\n]+):[ \t]*([^\r]*)")
+_ONCE = (b"content-length", b"transfer-encoding", b"host", b"origin", b"content-type")
+
+
+def server_config(app: Any, **settings: Any) -> uvicorn.Config:
+    """Uvicorn's configuration for an app behind `Connection`.
+
+    Args:
+        app: ASGI app.
+        settings: Further arguments of `uvicorn.Config`.
+    """
+    return uvicorn.Config(
+        app,
+        http=Connection,
+        ws="none",
+        # Warnings are one for each faulty request.
+        log_level="error",
+        access_log=False,
+        proxy_headers=False,
+        backlog=_BACKLOG,
+        **settings,
+    )
+
+
+def most_connections() -> int:
+    """Number of connections at a time, below the number of files that the process may open."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        return _MOST_CONNECTIONS
+    return min(_MOST_CONNECTIONS, max(files - _OTHER_FILES - _BACKLOG, files // 4))
+
+
+def report_failed_accepts_once(loop: asyncio.AbstractEventLoop) -> None:
+    """Has connections that cannot be accepted reported in a line a minute.
+
+    Asyncio writes a traceback for each, thousands a second, when the process has no more files.
+    """
+    last = -float("inf")
+
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        nonlocal last
+        error = context.get("exception")
+        if not isinstance(error, OSError) or "accept" not in context["message"]:
+            loop.default_exception_handler(context)
+        elif (now := time.monotonic()) - last >= _SECONDS_BETWEEN_REPORTS:
+            last = now
+            logger.error("Connections cannot be accepted: %s. See `ulimit -n`.", error.strerror)
+
+    loop.set_exception_handler(handle)
+
+
+class Connection(H11Protocol):
+    """A connection that is closed when its client keeps it waiting.
+
+    A client sends a header or a body, or reads an answer, within `SECONDS`, or at least
+    `_LEAST_BYTES` of it. When there are too many connections, the one that has waited longest for
+    its client makes room; those whose requests are being answered stay.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.conn = _StrictConnection(h11.SERVER)
+        self._waits_for: str | None = None
+        self._since = 0.0
+        self._received = 0
+        self._moved = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Makes room for itself if there are too many."""
+        super().connection_made(transport)
+        self._watch()
+        if len(self.connections) > most_connections():
+            connections: list[Any] = list(self.connections)
+            waiting = [other for other in connections if getattr(other, "_waits_for", None)]
+            oldest = min(waiting, key=lambda other: other._since)
+            self.connections.discard(oldest)
+            oldest.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stops the clock."""
+        super().connection_lost(exc)
+        if self._timer:
+            self._timer.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        """Reads what the client sends."""
+        self._received += len(data)
+        super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        """Waits for the next request, or begins with the one that has been sent already."""
+        super().on_response_complete()
+        self._watch()
+
+    def pause_writing(self) -> None:
+        """Waits for the client to read."""
+        super().pause_writing()
+        self._watch()
+
+    def resume_writing(self) -> None:
+        """Waits for the client to read no longer."""
+        super().resume_writing()
+        self._watch()
+
+    def _watch(self) -> None:
+        """Starts the clock when the connection begins to wait for something else."""
+        waits_for: str | None = None
+        if self.flow.write_paused:
+            waits_for = "reading"
+        elif self.cycle is None or self.cycle.response_complete:
+            # Nobody reads the rest of a body after the answer.
+            waits_for = "header"
+        elif self.cycle.more_body:
+            waits_for = "body"
+        if waits_for != self._waits_for:
+            self._waits_for = waits_for
+            self._since = self.loop.time()
+            if self._timer:
+                self._timer.cancel()
+            self._timer = self._start_clock() if waits_for else None
+
+    def _start_clock(self) -> asyncio.TimerHandle:
+        self._moved = self._bytes_moved()
+        return self.loop.call_later(SECONDS, self._check)
+
+    def _check(self) -> None:
+        if self._bytes_moved() - self._moved >= _LEAST_BYTES:
+            self._timer = self._start_clock()
+        else:
+            # Closing would first wait for the client to read everything.
+            self.transport.abort()
+
+    def _bytes_moved(self) -> int:
+        return self._received - self.transport.get_write_buffer_size()
+
+
+class _StrictConnection(h11.Connection):
+    """Refuses requests that another program, such as a proxy, may read otherwise."""
+
+    def next_event(self) -> Any:
+        """The next event, if it has only one reading."""
+        if self.their_state is h11.IDLE:
+            received, _ = self.trailing_data
+            end = _HEAD_END.search(received)
+            if end and not _has_one_reading(received[: end.end()]):
+                raise h11.RemoteProtocolError("The request can be read in several ways.")
+        return super().next_event()
+
+
+def _has_one_reading(head: bytes) -> bool:
+    if not _HEAD.fullmatch(head):
+        return False
+    fields = [(name.lower(), value.strip()) for name, value in _FIELD.findall(head)]
+    names = [name for name, _ in fields]
+    if any(names.count(name) > 1 for name in _ONCE):
+        return False
+    values = dict(fields)
+    length, coding = values.get(b"content-length"), values.get(b"transfer-encoding")
+    if coding is not None:
+        is_old = head.partition(b"\r\n")[0].endswith(b"1.0")
+        return length is None and not is_old
+    # h11 takes `5, 5` too.
+    return length is None or length.isdigit()
