@@ -371,6 +371,16 @@ class SearchSettings:
         "Transformers; the length includes </s>); larger values favour longer output. Default: the "
         "model's, usually 0.6; without a beam 1."
     )
+    repetition_penalty: float | None = option(
+        "Divides the probability of tokens that an output has already; 1: not at all. Default: the "
+        "model's, usually 1."
+    )
+    no_repeat_ngram_size: int | None = option(
+        "An output never repeats N tokens in a row; 0: it may. Default: the model's, usually 0."
+    )
+    min_length: int | None = option(
+        "Shortest output, in tokens without </s>. Default: the model's, usually 0."
+    )
     max_extra_tokens: int = option(
         "Tokens that an output may have more than its source (section 6.1 of the paper).",
         MAX_EXTRA_TOKENS,

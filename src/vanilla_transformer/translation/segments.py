@@ -182,8 +182,8 @@ def cut_line(line: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> 
     """Pieces of a line, of at most `max_tokens` tokens each.
 
     A piece ends after the last sentence that fits, else before the last blank, else after the last
-    token. It has the white space before it, the last one also that after it. Only the text of the next few pieces is
-    tokenised at a time, so that time and memory are proportional to the line.
+    token. It has the white space before it, the last one also that after it. Only the text of the
+    next few pieces is tokenised at a time, so that time and memory are proportional to the line.
 
     Args:
         line: Text.

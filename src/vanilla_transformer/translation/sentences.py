@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001, SIM905
 """Where sentences end, in any script and without knowing the language.
 
 Packages that know languages (pysbd, sentencex, sentence-splitter) do not do better without being
@@ -11,13 +12,13 @@ from collections.abc import Iterator
 # lookbehind matches at the first mark only: a million dots would otherwise take quadratic time.
 _MARKS = re.compile(
     # White space follows.
-    r"""(?P<western>[.!?…](?<![.!?…].)[.!?…]*+)(?P<closed>["'”’“‘»«)\]]*+)(?=\s)"""  # noqa: RUF001
+    r"""(?P<western>[.!?…](?<![.!?…].)[.!?…]*+)(?P<closed>["'”’“‘»«)\]]*+)(?=\s)"""
     # The question mark of Greek.
     r"""|;(?<=[\u0370-\u03ff\u1f00-\u1fff];)(?=\s)"""
     # No blank need follow.
-    r"""|(?P<eastern>[。！？｡．]++[」』”’）》〉】]*+)"""  # noqa: RUF001
+    r"""|(?P<eastern>[。！？｡．]++[」』”’）》〉】]*+)"""
     # Marks of Arabic, Armenian, Indian scripts, Ethiopic, Burmese, Khmer, Mongolian, Santali, Lisu.
-    r"""|[؟۔։।॥።፧။។៕᠃᱾꓿]++["'”’»)\]]*+"""  # noqa: RUF001
+    r"""|[؟۔։।॥።፧။។៕᠃᱾꓿]++["'”’»)\]]*+"""
     # The mark of Tibetan also ends a line.
     r"""|[།༎]++(?=\s)"""
     # Thai and Lao have blanks for marks, but also around numbers, foreign words and the sign of
@@ -29,9 +30,9 @@ _MARKS = re.compile(
     )
 )
 # The first character of a word after a mark, or of a sentence.
-_FIRST = re.compile(r"""[\s"'“‘„‚«»(\[¿¡–—-]*+(\w)""")  # noqa: RUF001
+_FIRST = re.compile(r"""[\s"'“‘„‚«»(\[¿¡–—-]*+(\w)""")
 # Of a Japanese sentence that goes on after a quotation.
-_GOES_ON = re.compile(r"[ぁ-ん、，]")  # noqa: RUF001
+_GOES_ON = re.compile(r"[ぁ-ん、，]")
 _WORD_CHARACTER = re.compile(r"\w")
 _LAST_WORD_CHARACTER = re.compile(r"\w\W*+\Z")
 _LAST_WORD = re.compile(r"[^\W_]+(?:\.[^\W_]+)*\Z")
@@ -41,105 +42,17 @@ _LONGEST_WORD = 20
 
 # Words with a dot that a capital letter may follow within a sentence, and those before numbers.
 _ABBREVIATIONS = frozenset(
-    [
-        "abb",
-        "al",
-        "approx",
-        "bzw",
-        "ca",
-        "capt",
-        "cf",
-        "col",
-        "dipl",
-        "dr",
-        "dra",
-        "drs",
-        "evtl",
-        "exkl",
-        "fr",
-        "frl",
-        "gen",
-        "ggf",
-        "gov",
-        "hl",
-        "hon",
-        "hr",
-        "ing",
-        "inkl",
-        "jr",
-        "kgl",
-        "lt",
-        "maj",
-        "mag",
-        "mlle",
-        "mme",
-        "mr",
-        "mrs",
-        "ms",
-        "mt",
-        "pres",
-        "prof",
-        "prop",
-        "rep",
-        "rev",
-        "sen",
-        "sgt",
-        "sog",
-        "sr",
-        "sra",
-        "srta",
-        "st",
-        "str",
-        "vgl",
-        "vs",
-        "акад",
-        "гр",
-        "им",
-        "проф",
-        "ред",
-        "ст",
-        "ул",
-    ]
+    "abb al approx bzw ca capt cf col dipl dr dra drs evtl exkl fr frl gen ggf gov hl hon hr ing "
+    "inkl jr kgl lt maj mag mlle mme mr mrs ms mt pres prof prop rep rev sen sgt sog sr sra srta "
+    "st str vgl vs акад гр им проф ред ст ул".split()
 )
 _BEFORE_NUMBERS = frozenset(
-    [
-        "abs",
-        "art",
-        "bd",
-        "cap",
-        "ch",
-        "chap",
-        "dec",
-        "dez",
-        "eq",
-        "feb",
-        "fig",
-        "jan",
-        "kap",
-        "no",
-        "nos",
-        "nov",
-        "nr",
-        "núm",
-        "oct",
-        "okt",
-        "p",
-        "pp",
-        "sec",
-        "sep",
-        "sept",
-        "tab",
-        "tel",
-        "vol",
-        "aug",
-        "рис",
-        "стр",
-        "табл",
-    ]
+    "abs art bd cap ch chap dec dez eq feb fig jan kap no nos nov nr núm oct okt p pp sec sep sept "
+    "tab tel vol aug рис стр табл".split()
 )
 # German, which writes ordinals with a dot and nouns with a capital.
 _BEFORE_ORDINALS = frozenset(
-    "ab am bis das dem den der des die im jeden nächsten seit und vom zum zur".split()  # noqa: SIM905
+    "ab am bis das dem den der des die im jeden nächsten seit und vom zum zur".split()
 )
 
 
@@ -173,7 +86,7 @@ def sentence_ends(line: str, start: int, end: int) -> Iterator[int]:
 
 def _is_end(line: str, start: int, found: re.Match[str]) -> bool:
     if found["eastern"]:
-        is_closed = found["eastern"][-1] in "」』”’）》〉】"  # noqa: RUF001
+        is_closed = found["eastern"][-1] in "」』”’）》〉】"
         return not (is_closed and _GOES_ON.match(line, found.end()))
     if not found["western"]:
         return True
