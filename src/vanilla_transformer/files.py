@@ -21,6 +21,7 @@ import zlib
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -30,6 +31,8 @@ if sys.platform != "win32":
     import fcntl
 
 GZIP_MAGIC = b"\x1f\x8b"
+# Bytes; far more than a line of text has.
+LONGEST_LINE = 2**26
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 _RANDOM_BYTES = 8
@@ -72,7 +75,9 @@ def read_lines(
         raw.seek(0)
         stream = cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if is_gzip else raw
         try:
-            lines = stream if max_bytes is None else _limited(stream, path, max_bytes)
+            lines = iter(partial(stream.readline, LONGEST_LINE + 1), b"")
+            if max_bytes is not None:
+                lines = _limited(stream, path, max_bytes)
             for text in decode_lines(lines, path):
                 yield text
                 number += 1
@@ -106,9 +111,15 @@ def decode_lines(lines: Iterable[bytes], path: str | os.PathLike[str]) -> Iterat
         path: Where the lines come from, as errors name it.
 
     Raises:
-        ValueError: If they are gzipped, or are not UTF-8; the message names the bad byte.
+        ValueError: If they are gzipped, or are not UTF-8; the message names the bad byte. Or if a
+            line is longer than `LONGEST_LINE`.
     """
     for number, line in enumerate(lines, start=1):
+        if len(line) > LONGEST_LINE:
+            raise ValueError(
+                f"Line {number} of {os.fspath(path)!r} must have at most {LONGEST_LINE:,} bytes, "
+                "got more. Put line feeds into it."
+            )
         content = line.removesuffix(b"\n")
         if number == 1:
             if content.startswith(GZIP_MAGIC):
