@@ -7,11 +7,11 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, replace
-from io import FileIO
+from io import BufferedReader, FileIO
 from itertools import islice
 from pathlib import Path
 from select import select
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, cast
 
 from vanilla_transformer_cli.job_record import CountedLines, JobRecord, record_path
 from vanilla_transformer_cli.outputs import check_output, check_room
@@ -277,7 +277,7 @@ def _open_lines(
         return None, CountedLines(typed_lines()), lambda: False
     from vanilla_transformer.files import decode_lines
 
-    pipe = PipedLines(sys.stdin.buffer)
+    pipe = PipedLines(cast(BufferedReader, sys.stdin.buffer))
     return None, CountedLines(decode_lines(pipe, "standard input")), pipe.has_next
 
 
@@ -352,7 +352,7 @@ class PipedLines(Iterator[bytes]):
         stream: Binary.
     """
 
-    def __init__(self, stream: BinaryIO) -> None:
+    def __init__(self, stream: BufferedReader) -> None:
         self._stream = stream
         self._lines: deque[bytes] = deque()
         # The beginning of the next line, in the parts in which it came.

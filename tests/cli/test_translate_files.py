@@ -177,9 +177,14 @@ def test_record_of_the_training_decides_whether_lines_are_cut(run, folder, tmp_p
     shutil.copytree(folder, tmp_path / "model")
     record = {"lines_of_several_sentences": share}
     (tmp_path / "model" / "run.json").write_text(json.dumps(record))
-    line = "ein hund rennt. der mann schläft."
+    options = ("--max_extra_tokens", 5, "ein hund rennt. der mann schläft.")
 
-    assert run("--model", tmp_path / "model", line)[1] == run(option, line)[1]
+    # Without its model, which would make an ensemble of the two.
+    translate = run.func
+
+    found = translate("--model", tmp_path / "model", *options)
+
+    assert found[1] == translate("--model", folder, option, *options)[1]
 
 
 def test_pipe_says_whether_a_line_has_arrived():
