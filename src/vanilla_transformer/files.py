@@ -20,6 +20,7 @@ import sys
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -31,6 +32,8 @@ from vanilla_transformer.compression import DAMAGE, HEAD, Compression, compressi
 if sys.platform != "win32":
     import fcntl
 
+# Bytes, unpacked; far more than a line of text has. A few kB can unpack to gigabytes without an end.
+LONGEST_LINE = 2**26
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 _RANDOM_BYTES = 8
@@ -43,8 +46,6 @@ _NUMBER_FROM_RUST = re.compile(r"\(os error (\d+)\)")
 _DEEPEST_JSON = 100
 # The largest tokenizer.json in use has 35 MB; parsed, a file takes some ten times its size.
 _MOST_BYTES_OF_TEXT = 2**28
-# What a line of a gzipped file may have, unpacked: a few kB can unpack to gigabytes without an end.
-_MOST_BYTES_OF_LINE = 2**26
 
 # Read in some two seconds; recipes, mappings and the metadata of cards have a hundredth of it.
 _MOST_CHARACTERS_OF_YAML = 200_000
@@ -118,8 +119,7 @@ def read_lines(
     Raises:
         FileNotFoundError: If there is no such file.
         ValueError: If the file is empty, is too large, is not UTF-8, is compressed otherwise or
-            damaged, is a pipe, a device or a socket, or if a line of a compressed file has more
-            than 64 MiB.
+            damaged, is a pipe, a device or a socket, or if a line is longer than `LONGEST_LINE`.
     """
     number = 0
     check_regular(path)
@@ -128,7 +128,7 @@ def read_lines(
         raw.seek(0)
         try:
             stream = _unpacked(raw, kind, path)
-            lines = _without_endless_line(stream, path) if kind else stream
+            lines: Iterable[bytes] = iter(partial(stream.readline, LONGEST_LINE + 1), b"")
             if max_bytes is not None:
                 lines = _limited(stream, path, max_bytes)
             for text in decode_lines(lines, path):
@@ -144,17 +144,6 @@ def read_lines(
             ) from error
     if number == 0 and not may_be_empty:
         raise ValueError(f"{os.fspath(path)!r} is empty: expected at least one line of text.")
-
-
-def _without_endless_line(stream: BinaryIO, path: str | os.PathLike[str]) -> Iterator[bytes]:
-    """The lines of a compressed stream."""
-    while line := stream.readline(_MOST_BYTES_OF_LINE + 1):
-        if len(line) > _MOST_BYTES_OF_LINE:
-            raise ValueError(
-                f"A line of {os.fspath(path)!r} must have at most {_MOST_BYTES_OF_LINE:,} bytes, "
-                "unpacked, got more. Split the line."
-            )
-        yield line
 
 
 def _unpacked(raw: BinaryIO, kind: Compression | None, path: str | os.PathLike[str]) -> BinaryIO:
@@ -187,9 +176,15 @@ def decode_lines(lines: Iterable[bytes], path: str | os.PathLike[str]) -> Iterat
         path: Where the lines come from, as errors name it.
 
     Raises:
-        ValueError: If they are compressed, or are not UTF-8; the message names the bad byte.
+        ValueError: If they are compressed, or are not UTF-8; the message names the bad byte. Or if
+            a line is longer than `LONGEST_LINE`.
     """
     for number, line in enumerate(lines, start=1):
+        if len(line) > LONGEST_LINE:
+            raise ValueError(
+                f"Line {number} of {os.fspath(path)!r} must have at most {LONGEST_LINE:,} bytes, "
+                "got more. Put line feeds into it."
+            )
         content = line.removesuffix(b"\n")
         if number == 1:
             if kind := compression_of(line):

@@ -3,13 +3,15 @@
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, replace
-from io import FileIO
-from itertools import repeat
+from io import BufferedReader, FileIO
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from select import select
+from typing import TYPE_CHECKING, cast
 
 from vanilla_transformer_cli.job_record import CountedLines, JobRecord, record_path
 from vanilla_transformer_cli.outputs import check_output, check_room
@@ -20,6 +22,11 @@ if sys.platform != "win32":
 
 if TYPE_CHECKING:
     from vanilla_transformer.translation import Translation, Translator
+
+# Seconds for which a pipe is empty before what has come is translated.
+_MOMENT = 0.05
+# Bytes that are read at once: what a pipe of Linux holds.
+_BLOCK = 2**16
 
 
 @dataclass
@@ -44,7 +51,7 @@ class TranslationJob:
     Attributes:
         lines: Lines that are still to be translated.
         prefixes: Beginnings of their translations.
-        is_typed: Lines are typed and translated one by one; otherwise they are sorted and batched.
+        has_next: Whether another line is there now; if not, those before it are translated first.
         output: File for the translations; None: standard output.
         record: Record to keep beside the output, with the engine of an earlier run; None: the
             output is not a regular file.
@@ -58,7 +65,7 @@ class TranslationJob:
 
     lines: CountedLines
     prefixes: str | CountedLines
-    is_typed: bool
+    has_next: Callable[[], bool]
     output: Path | None
     record: JobRecord | None
     done: int
@@ -114,6 +121,12 @@ class TranslationJob:
                     report.separators += hypothesis.replaced_separators
                     report.unknown += hypothesis.unknown
                 advance()
+        if self.total is not None and self.lines.count != self.total:
+            raise ValueError(
+                "The input must not change while it is translated, got "
+                f"{self.lines.count:,} lines instead of the {self.total:,} at the beginning. "
+                "Restore it, and continue with --output and --resume, or translate it anew."
+            )
         if self.output and self.record:
             record_path(self.output).unlink(missing_ok=True)
         return report
@@ -130,16 +143,38 @@ class TranslationJob:
             record.write(record_path(self.output))
 
     def _translations(self, translator: "Translator") -> Iterator["Translation"]:
-        if not self.is_typed:
-            yield from translator.translate(self.lines, self.prefixes, first_line=self.done + 1)
-            return
-        prefixes = repeat(self.prefixes) if isinstance(self.prefixes, str) else self.prefixes
-        for number, line in enumerate(self.lines, start=self.done + 1):
-            if (prefix := next(prefixes, None)) is None:
-                raise _other_count(f"only {number - 1:,}")
-            yield from translator.translate([line], prefix, first_line=number)
+        done = self.done
+        for lines in self._windows():
+            prefixes: str | list[str] = ""
+            if isinstance(self.prefixes, str):
+                prefixes = self.prefixes
+            else:
+                prefixes = list(islice(self.prefixes, len(lines)))
+                if len(prefixes) < len(lines):
+                    yield from translator.translate(
+                        lines[: len(prefixes)], prefixes, first_line=done + 1
+                    )
+                    raise _other_count(f"only {done + len(prefixes):,}")
+            yield from translator.translate(lines, prefixes, first_line=done + 1)
+            done += len(lines)
         if not isinstance(self.prefixes, str) and next(self.prefixes, None) is not None:
             raise _other_count(f"more than the {self.lines.count:,} lines")
+
+    def _windows(self) -> Iterator[list[str]]:
+        """Lines that are translated together; an error is raised after those before it."""
+        from vanilla_transformer.translation.translator import WINDOW_LINES
+
+        window: list[str] = []
+        try:
+            for line in self.lines:
+                window.append(line)
+                if len(window) == WINDOW_LINES or not self.has_next():
+                    yield window
+                    window = []
+        except (ValueError, OSError):
+            yield window
+            raise
+        yield window
 
 
 def _other_count(got: str) -> ValueError:
@@ -160,7 +195,7 @@ def plan_translation(settings: TranslateSettings, texts: list[str]) -> Translati
     """
     _check(settings, texts)
     output = Path(settings.output) if settings.output else None
-    total, lines = _open_lines(settings, texts)
+    total, lines, has_next = _open_lines(settings, texts)
     prefixes: str | CountedLines = settings.prefix
     if settings.prefix_file:
         count = sum(1 for _ in file_lines(Path(settings.prefix_file)))
@@ -180,7 +215,7 @@ def plan_translation(settings: TranslateSettings, texts: list[str]) -> Translati
     return TranslationJob(
         lines,
         prefixes,
-        not (texts or settings.input) and sys.stdin.isatty(),
+        has_next,
         output,
         record,
         done,
@@ -231,29 +266,22 @@ def _check(settings: TranslateSettings, texts: list[str]) -> None:
         check_room(record_path(output), "The record of --output")
 
 
-def _open_lines(settings: TranslateSettings, texts: list[str]) -> tuple[int | None, CountedLines]:
-    """Number of lines, if known, and the lines."""
+def _open_lines(
+    settings: TranslateSettings, texts: list[str]
+) -> tuple[int | None, CountedLines, Callable[[], bool]]:
+    """Number of lines, if known, the lines, and whether another one is there now."""
     if settings.input:
         # Read once before translating, so that bad bytes are reported now.
         total = sum(1 for _ in file_lines(Path(settings.input)))
-        return total, CountedLines(_with_warning(file_lines(Path(settings.input))))
+        return total, CountedLines(file_lines(Path(settings.input))), lambda: True
     if texts:
-        return len(texts), CountedLines(iter(texts))
-    return None, CountedLines(typed_lines() if sys.stdin.isatty() else _with_warning(piped_lines()))
+        return len(texts), CountedLines(iter(texts)), lambda: True
+    if sys.stdin.isatty():
+        return None, CountedLines(typed_lines()), lambda: False
+    from vanilla_transformer.files import decode_lines
 
-
-def _with_warning(lines: Iterator[str]) -> Iterator[str]:
-    """Passes lines on; a message names the first one that ends as on Windows."""
-    is_new = True
-    for number, line in enumerate(lines, start=1):
-        if is_new and line.endswith("\r"):
-            is_new = False
-            print(
-                f"Line {number:,} ends with a carriage return, which is translated as part of it. "
-                "Convert the file first: sed -i 's/\\r$//' FILE",
-                file=sys.stderr,
-            )
-        yield line
+    pipe = PipedLines(cast(BufferedReader, sys.stdin.buffer))
+    return None, CountedLines(decode_lines(pipe, "standard input")), pipe.has_next
 
 
 def _find_done(
@@ -320,11 +348,59 @@ def typed_lines() -> Iterator[str]:
             return
 
 
-def piped_lines() -> Iterator[str]:
-    """Lines of standard input, without a byte order mark."""
-    from vanilla_transformer.files import decode_lines
+class PipedLines(Iterator[bytes]):
+    """Lines of a pipe or a file with their ends, and whether another one has arrived.
 
-    return decode_lines(sys.stdin.buffer, "standard input")
+    Args:
+        stream: Binary.
+    """
+
+    def __init__(self, stream: BufferedReader) -> None:
+        self._stream = stream
+        self._lines: deque[bytes] = deque()
+        # The beginning of the next line, in the parts in which it came.
+        self._rest: list[bytes] = []
+        self._size = 0
+        self._has_ended = False
+
+    def __next__(self) -> bytes:
+        while not (self._lines or self._has_ended):
+            self._read()
+        if not self._lines:
+            raise StopIteration
+        return self._lines.popleft()
+
+    def has_next(self) -> bool:
+        """Whether a line has arrived, or the end, or does so within a moment."""
+        while not (self._lines or self._has_ended):
+            if not self._has_bytes():
+                return False
+            self._read()
+        return True
+
+    def _has_bytes(self) -> bool:
+        try:
+            return bool(select([self._stream], [], [], _MOMENT)[0])
+        except (OSError, ValueError):
+            # Windows waits for sockets only, and a stream in memory has no number.
+            return True
+
+    def _read(self) -> None:
+        """Takes what is there, and waits only if there is nothing."""
+        from vanilla_transformer.files import LONGEST_LINE
+
+        block = self._stream.read1(_BLOCK)
+        self._rest.append(block)
+        self._size += len(block)
+        self._has_ended = not block
+        # What is too long for a line is refused as one, instead of read to its end.
+        if b"\n" in block or self._has_ended or self._size > LONGEST_LINE:
+            *lines, rest = b"".join(self._rest).split(b"\n")
+            self._lines.extend(line + b"\n" for line in lines)
+            if rest and (self._has_ended or self._size > LONGEST_LINE):
+                self._lines.append(rest)
+                rest = b""
+            self._rest, self._size = [rest], len(rest)
 
 
 def file_lines(path: Path) -> Iterator[str]:

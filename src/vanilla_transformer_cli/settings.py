@@ -4,6 +4,7 @@ Nothing here imports torch, so that `--help` answers at once.
 """
 
 import re
+from argparse import BooleanOptionalAction
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -90,6 +91,10 @@ _SOURCE_LANGUAGE = (
 _TARGET_LANGUAGE = (
     "Language to translate into, of a model of several directions: one of --tag_column, or of the "
     "pretrained model. Default: the one with which the model begins its outputs, if it has one."
+)
+_SPLIT_SENTENCES = (
+    "Translates each sentence of a line alone, and keeps the white space between them. A model "
+    "that was trained on single sentences leaves out most of a line of several."
 )
 _DTYPE = (
     "Type of the weights in memory; auto: as they were saved, or bfloat16 on a GPU that computes "
@@ -422,6 +427,16 @@ class SearchSettings:
         "Transformers; the length includes </s>); larger values favour longer output. Default: the "
         "model's, usually 0.6; without a beam 1."
     )
+    repetition_penalty: float | None = option(
+        "Divides the probability of tokens that an output has already; 1: not at all. Default: the "
+        "model's, usually 1."
+    )
+    no_repeat_ngram_size: int | None = option(
+        "An output never repeats N tokens in a row; 0: it may. Default: the model's, usually 0."
+    )
+    min_length: int | None = option(
+        "Shortest output, in tokens without </s>. Default: the model's, usually 0."
+    )
     max_extra_tokens: int = option(
         "Tokens that an output may have more than its source (section 6.1 of the paper).",
         MAX_EXTRA_TOKENS,
@@ -435,6 +450,11 @@ class SearchSettings:
         "Longest source, in tokens with </s>. A longer line is cut at sentence ends, else at "
         "blanks, else between tokens; the translations of its pieces are joined with blanks. "
         "Default: --max_length of the model's training, else its max_position_embeddings."
+    )
+    split_sentences: bool | None = option(
+        f"{_SPLIT_SENTENCES} Default: on if run.json of the model says that its training lines "
+        "were single sentences.",
+        action=BooleanOptionalAction,
     )
     do_sample: bool = option(
         "Samples translations at random instead of searching for likely ones.", False
@@ -509,6 +529,9 @@ class ServeSettings(SearchSettings):
     target_language: str | None = option(
         "Language to translate into, as clients name it, such as en. Default: the second language "
         "in the model card; of a model of several, all."
+    )
+    split_sentences: bool | None = option(
+        f"{_SPLIT_SENTENCES} Default: on.", True, action=BooleanOptionalAction
     )
     host: str = option(
         "Address to listen on; 0.0.0.0: all of this machine. There is no encryption and no "

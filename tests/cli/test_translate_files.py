@@ -1,13 +1,21 @@
 """The command `translate` with files: what is written, when, and how an interrupted run goes on."""
 
 import gzip
+import io
 import json
 import lzma
 import os
 import random
+import shutil
+import sys
 from functools import partial
 
 import pytest
+
+from vanilla_transformer import files
+from vanilla_transformer_cli import lines
+from vanilla_transformer_cli.lines import PipedLines, plan_translation
+from vanilla_transformer_cli.settings import TranslateSettings
 
 from ..conftest import interrupted_after
 from .conftest import LINES, as_bytes
@@ -136,12 +144,112 @@ def test_bad_byte_of_a_file_is_told_before_anything_is_written(run, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_first_windows_line_is_named(run):
-    found = run(stdin=b"ja\nnein\r\nja\r\n")
+def test_blank_ends_stay_and_change_nothing(run):
+    ends = ["", " ", "    ", "\t", "\r", "\xa0", "\u3000", "\u200b", "\ufeff", " \u200d\u2060"]
+    rng = random.Random(1)
+    bare = [" ".join(rng.choices(["ein", "hund", "rennt", "der"], k=3)) for _ in range(200)]
+    # A byte order mark at the beginning of the input is no part of it.
+    around = [("\t", " "), *((rng.choice(ends), rng.choice(ends)) for _ in bare[1:])]
 
-    assert found[0] == 0
-    assert found[2].count("carriage return") == 1
-    assert "Line 2 ends with a carriage return" in found[2]
+    def within(texts):
+        pairs = zip(texts, around, strict=True)
+        return as_bytes(left + text + right for text, (left, right) in pairs)
+
+    plain = run(stdin=as_bytes(bare))[1].decode().split("\n")[:-1]
+
+    assert run(stdin=within(bare))[1] == within(plain)
+
+
+def test_sentences_are_translated_alone_and_keep_their_blanks(run):
+    line = "ein hund rennt.  der mann schläft.\tja"
+    parts = run("ein hund rennt.", "der mann schläft.", "ja")[1].decode().split("\n")
+
+    found = run("--split_sentences", stdin=as_bytes([line]))[1]
+
+    assert found.decode() == "{}  {}\t{}\n{}".format(*parts)
+    whole = run("--no-split_sentences", stdin=as_bytes([line]))[1]
+    assert whole != found
+    assert run(stdin=as_bytes([line]))[1] == whole
+
+
+@pytest.mark.parametrize(
+    ("share", "option"), [(0.02, "--split_sentences"), (0.03, "--no-split_sentences")]
+)
+def test_record_of_the_training_decides_whether_lines_are_cut(run, folder, tmp_path, share, option):
+    shutil.copytree(folder, tmp_path / "model")
+    record = {"lines_of_several_sentences": share}
+    (tmp_path / "model" / "run.json").write_text(json.dumps(record))
+    options = ("--max_extra_tokens", 5, "ein hund rennt. der mann schläft.")
+
+    # Without its model, which would make an ensemble of the two.
+    translate = run.func
+
+    found = translate("--model", tmp_path / "model", *options)
+
+    assert found[1] == translate("--model", folder, option, *options)[1]
+
+
+def test_pipe_says_whether_a_line_has_arrived():
+    reading, writing = os.pipe()
+    with open(reading, "rb") as source, open(writing, "wb", buffering=0) as pipe:
+        lines = PipedLines(source)
+
+        assert not lines.has_next()
+        pipe.write(b"ja\nne")
+        assert lines.has_next()
+        assert next(lines) == b"ja\n"
+        assert not lines.has_next()
+        pipe.write(b"in\nx")
+        assert next(lines) == b"nein\n"
+        pipe.close()
+        assert lines.has_next()
+        assert list(lines) == [b"x"]
+
+
+def test_window_ends_where_the_pipe_pauses(folder, monkeypatch):
+    reading, writing = os.pipe()
+    with open(reading, "rb") as source, open(writing, "wb", buffering=0) as pipe:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(source))
+        job = plan_translation(TranslateSettings(model=[str(folder)]), [])
+        windows = job._windows()
+
+        pipe.write(b"ja\nnein\n")
+        assert next(windows) == ["ja", "nein"]
+        pipe.write(b"x\n")
+        assert next(windows) == ["x"]
+
+
+def test_input_that_is_cut_while_it_is_read_ends_with_an_error(run, tmp_path, monkeypatch):
+    source = write(tmp_path / "in", LINES)
+    plan = lines.file_lines
+    counted = []
+
+    def cut_after_counting(path):
+        counted.append(path)
+        if len(counted) == 2:
+            write(path, LINES[:3])
+        return plan(path)
+
+    monkeypatch.setattr(lines, "file_lines", cut_after_counting)
+
+    status, _, err = run("--input", source, "--output", tmp_path / "out")
+
+    assert status == 2
+    assert f"got 3 lines instead of the {len(LINES)} at the beginning" in err
+    assert (tmp_path / "out.job.json").exists()
+
+
+@pytest.mark.parametrize("option", [None, "--input"])
+def test_line_without_end_is_refused(run, tmp_path, monkeypatch, option):
+    monkeypatch.setattr(files, "LONGEST_LINE", 2**17)
+    text = b"ja\n" + b"a" * 2**20
+    (tmp_path / "in").write_bytes(text)
+
+    status, _, err = run("--input", tmp_path / "in") if option else run(stdin=text)
+
+    assert status == 2
+    assert "must have at most 131,072 bytes, got more" in err
+    assert "Line 2 of" in err
 
 
 def test_argument_that_is_no_text_is_translated_all_the_same(run):

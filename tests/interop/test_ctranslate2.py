@@ -172,6 +172,23 @@ def test_greedy_translations_and_scores_equal_torchs(model, export):
     assert {found[0].reached_limit for found in run(engine)} == {False, True}
 
 
+@pytest.mark.parametrize("prefix_length", [0, 2])
+@pytest.mark.parametrize(
+    "restriction", [{"min_length": 5}, {"no_repeat_ngram_size": 1}, {"repetition_penalty": 1.5}]
+)
+def test_restrictions_are_those_of_torch(model, export, restriction, prefix_length):
+    search = Search(**restriction)
+    limits = [limit + prefix_length for limit in LIMITS]
+    engines = TorchEngine(model), export(model)
+
+    expected, found = (
+        best(run(engine, search, limits=limits, prefix_length=prefix_length)) for engine in engines
+    )
+
+    assert found == expected
+    assert found != best(run(engines[1], limits=limits, prefix_length=prefix_length))
+
+
 @pytest.mark.parametrize("length_penalty", [0.0, 0.6])
 @pytest.mark.parametrize("num_beams", [2, 5])
 def test_beam_search_finds_torchs_translations(model, export, num_beams, length_penalty):

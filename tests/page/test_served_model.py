@@ -25,7 +25,8 @@ def test_choices_of_a_page_are_those_of_a_search():
     searched = {field.name: field.default for field in dataclasses.fields(Search)}
     chosen = {field.name: field.default for field in dataclasses.fields(Wanted)}
 
-    assert chosen.keys() - searched.keys() == {"source_language", "target_language"}
+    others = {"source_language", "target_language", "split_sentences"}
+    assert chosen.keys() - searched.keys() == others
     shared = chosen.keys() & searched.keys() - {"num_beams", "length_penalty"}
     assert {name: chosen[name] for name in shared} == {name: searched[name] for name in shared}
 

@@ -445,6 +445,21 @@ def test_threads_are_chosen_in_evaluations_too(corpus, tmp_path, monkeypatch):
     assert len(counted) >= 2 + batches
 
 
+@pytest.mark.parametrize(("others", "told"), [(6, ""), (7, " if told to")])
+def test_lines_of_several_sentences_are_counted(corpus, tmp_path, capsys, others, told):
+    for name in ("train.de", "train.en"):
+        text = [f"{word}." for word in "abcdefghij"] * 30
+        text[:others] = ["Ja. Nein."] * others
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in text))
+
+    run_training(tmp_path, tmp_path / "run", UNVALIDATED, max_steps=1)
+
+    share = others / 300
+    assert read_json(tmp_path / "run/run.json")["lines_of_several_sentences"] == round(share, 4)
+    words = f"{share:.1%} of the sources have more than one; translate cuts lines by sentence{told}"
+    assert f"sentences   {words}\n" in capsys.readouterr().out
+
+
 def test_pairs_that_are_cut_off_are_counted(corpus, tmp_path, capsys):
     run_training(corpus, tmp_path, UNVALIDATED | {"max_length": 5}, max_steps=1)
 

@@ -98,6 +98,7 @@ def test_options_have_the_defaults_of_the_search():
 
     # The model's generation config decides on the others.
     decided = {"num_beams", "length_penalty"}
+    decided |= {"repetition_penalty", "no_repeat_ngram_size", "min_length"}
     for field in fields(Search):
         if field.name not in decided and hasattr(options, field.name):
             assert getattr(options, field.name) == field.default, field.name
@@ -136,3 +137,27 @@ def test_search_for_candidates_finds_all_of_them(search, candidates):
 )
 def test_search_is_described_beside_a_score(search, words):
     assert str(search) == words
+
+
+def test_restrictions_of_a_generation_config_are_defaults():
+    config = GenerationConfig(repetition_penalty=1.3, no_repeat_ngram_size=3, min_length=6)
+
+    search = Search.of(config, no_repeat_ngram_size=2)
+
+    # Transformers counts the start token.
+    assert search == Search(repetition_penalty=1.3, no_repeat_ngram_size=2, min_length=5)
+    assert str(search) == ("greedy, repetition penalty 1.3, no repeated 2-grams, at least 5 tokens")
+    assert Search.of(GenerationConfig()) == Search()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"repetition_penalty": 0}, "`repetition_penalty` must be .* above 0, got 0"),
+        ({"no_repeat_ngram_size": -1}, "`no_repeat_ngram_size` must be at least 0, got -1"),
+        ({"min_length": -1}, "`min_length` must be at least 0, got -1"),
+    ],
+)
+def test_restrictions_out_of_range_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Search(**settings)

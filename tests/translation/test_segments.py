@@ -6,7 +6,7 @@ import pytest
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
-from vanilla_transformer.translation.segments import cut_into_pieces, cut_line
+from vanilla_transformer.translation.segments import cut_into_pieces, cut_line, join_pieces
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +30,8 @@ def subwords():
         ("Ab. Cd. Ef. Ab.", 12, ["Ab. Cd. Ef.", "Ab."]),
         ("Ab. Cd. Ef. Ab.", 11, ["Ab. Cd.", "Ef. Ab."]),
         ("Ab. Cde abc", 10, ["Ab.", "Cde abc"]),
-        ('ab?! "cd." ef', 12, ['ab?! "cd."', "ef"]),
-        ("ab… cd ef", 8, ["ab…", "cd ef"]),
+        ('ab?! "cd." Ec', 12, ['ab?! "cd."', "Ec"]),
+        ("ab… Cd ef", 8, ["ab…", "Cd ef"]),
         # In scripts without blanks, behind its sign.
         ("abc。de」abc", 7, ["abc。", "de」abc"]),
         ("abc。」abc", 7, ["abc。」", "abc"]),
@@ -49,7 +49,10 @@ def subwords():
     ],
 )
 def test_line_is_cut_at_sentences_else_blanks_else_tokens(letters, line, max_tokens, pieces):
-    assert cut_line(line, letters, max_tokens) == pieces
+    cut = cut_line(line, letters, max_tokens)
+
+    assert [piece.strip() for piece in cut] == pieces
+    assert "".join(cut) == line
 
 
 def test_character_of_several_tokens_is_not_cut(subwords):
@@ -74,9 +77,9 @@ def test_pieces_hold_the_line_and_stay_within_the_limit(subwords, max_tokens):
 
         pieces = cut_line(line, subwords, max_tokens)
 
-        assert "".join("".join(pieces).split()) == "".join(line.split())
-        for piece in pieces:
-            assert piece.strip() == piece != ""
+        assert "".join(pieces) == (line if line.strip() else "")
+        for piece in map(str.strip, pieces):
+            assert piece
             assert len(subwords(piece)["input_ids"]) <= max_tokens or len(piece) == 1
 
 
@@ -137,7 +140,8 @@ def test_lines_that_fit_are_left_alone_and_blank_ones_left_out(letters, caplog):
     )
 
     assert [piece.line for piece in pieces] == [0, 3]
-    assert [piece.source for piece in pieces] == letters(["ab cd.", " abc"])["input_ids"]
+    assert [piece.source for piece in pieces] == letters(["ab cd.", "abc"])["input_ids"]
+    assert [piece.text for piece in pieces] == ["ab cd.", " abc"]
     assert caplog.messages == []
 
 
@@ -150,6 +154,37 @@ def test_warning_names_the_line_that_is_cut(letters, caplog):
 
     assert [piece.line for piece in pieces] == [0, 1, 1, 1, 3]
     assert caplog.messages == ["Line 102 is longer than 5 tokens and is translated in 3 pieces."]
+
+
+def test_each_sentence_is_a_piece_and_only_long_lines_are_reported(letters, caplog):
+    lines = ["Ab. Cd ab.  Ef", "Ab ab ab. Cd"]
+
+    pieces = cut_into_pieces(
+        [(line, "") for line in lines],
+        TokenizerPair.joint(letters),
+        8,
+        first_line=1,
+        split_sentences=True,
+    )
+
+    cut = ["Ab.", " Cd ab.", "  Ef", "Ab ab", " ab.", " Cd"]
+    assert [piece.text for piece in pieces] == cut
+    assert [piece.source for piece in pieces] == letters(list(map(str.strip, cut)))["input_ids"]
+    assert caplog.messages == ["Line 2 is longer than 8 tokens and is translated in 3 pieces."]
+
+
+@pytest.mark.parametrize(
+    ("translations", "line"),
+    [
+        (["One.", "  Two.\t"], "One.  Two.\t"),
+        (["One.", "Two."], "One. Two."),
+        (["一。", "二。"], "一。二。"),
+        (["一。", " 二。"], "一。 二。"),
+        (["", "Two."], "Two."),
+    ],
+)
+def test_translations_of_pieces_are_joined_as_the_pieces_were(translations, line):
+    assert join_pieces(translations) == line
 
 
 def test_prefix_goes_with_the_first_piece_only(letters):

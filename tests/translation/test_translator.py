@@ -221,7 +221,7 @@ def test_sentence_beyond_the_budget_goes_alone(tiny_model, build, monkeypatch):
 
     list(build(max_tokens_per_batch=32).translate(["der alte mann " * 3, "ja", "oh"]))
 
-    assert shapes == [(1, 43), (2, 3)]
+    assert shapes == [(1, 42), (2, 3)]
 
 
 def test_translator_switches_dropout_off(tiny_model, build):

@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from vanilla_transformer.data.token_ids import source_prefixes, truncate
+from vanilla_transformer.tokenization.blanks import without_blank_ends
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 
 # Segmentations of a word to choose from in an epoch; a rare word has one for each occurrence.
@@ -182,7 +183,12 @@ class SegmentedPairs(Dataset[dict[str, list[int]]]):
     ) -> None:
         self._sides = {
             column: SegmentedLines(
-                tokenizer, lines, rate=rate, seed=f"{seed} {column}", argument=argument
+                tokenizer,
+                # As `PairEncoder` reads them.
+                list(map(without_blank_ends, lines)),
+                rate=rate,
+                seed=f"{seed} {column}",
+                argument=argument,
             )
             for column, tokenizer, lines, argument in (
                 ("input_ids", tokenizers.source, source, "text"),

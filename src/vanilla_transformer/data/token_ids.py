@@ -17,11 +17,13 @@ from datasets.utils import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from vanilla_transformer.data.parallel_text import (
+    COLUMNS,
     ROWS_AT_A_TIME,
     progress_bars_only_on_terminals,
     store,
     temporary_room,
 )
+from vanilla_transformer.tokenization.blanks import without_blank_ends
 from vanilla_transformer.tokenization.languages import end_length, language_prefix
 from vanilla_transformer.tokenization.tokenization_vanilla_transformer import (
     VanillaTransformerTokenizer,
@@ -120,7 +122,7 @@ class PairEncoder:
             self._target = _line_encoder(tokenizers.target, "text_target")
 
     def __call__(self, pairs: Mapping[str, list[str]]) -> dict[str, pa.Array]:
-        """Token ids of pairs in memory, and which pairs were truncated.
+        """Token ids of pairs in memory, without blank ends, and which pairs were truncated.
 
         Args:
             pairs: Columns `source`, `target` and, for several directions, `tag`.
@@ -139,8 +141,10 @@ class PairEncoder:
                 f"`max_length` must be at least {shortest}, one token of text and `</s>`"
                 f"{' after a tag' * len(prefixes[0])}, got {max_length}."
             )
-        source = self._source.encode(pairs["source"], prefixes)
-        target = self._target.encode(pairs["target"], [()] * len(pairs["target"]))
+        # As `Translator` takes them off.
+        sources, targets = (list(map(without_blank_ends, pairs[name])) for name in COLUMNS[:2])
+        source = self._source.encode(sources, prefixes)
+        target = self._target.encode(targets, [()] * len(targets))
         ends = [end_length(side) for side in (self._tokenizers.source, self._tokenizers.target)]
         # The tokenizer would not count what it truncates, and would keep truncating later texts.
         return {

@@ -10,6 +10,7 @@ from typing import Self
 from transformers import BatchEncoding
 
 from vanilla_transformer.files import read_lines
+from vanilla_transformer.tokenization.blanks import without_blank_ends
 from vanilla_transformer.tokenization.languages import end_length
 from vanilla_transformer.translation import Translator
 from vanilla_transformer.translation.engine_choice import as_torch
@@ -157,6 +158,8 @@ def align_words(
                 "Alignments need a fast tokenizer, which knows the place of each token in the "
                 f"text, got {type(tokenizer).__name__}."
             )
+    # As the model was trained.
+    sources, targets = (list(map(without_blank_ends, lines)) for lines in (sources, targets))
     columns = [sources, targets, *(units or (sources, targets))]
     if len(set(map(len, columns))) > 1:
         raise ValueError(

@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from vanilla_transformer.inspection.alignments import encode_source, encode_target
+from vanilla_transformer.tokenization.blanks import without_blank_ends
 from vanilla_transformer.tokenization.tokenizer_pair import speller
 from vanilla_transformer.translation import Translator
 from vanilla_transformer.translation.engine_choice import as_torch
@@ -142,12 +143,12 @@ def read_attention(translator: Translator, source: str, target: str | None = Non
         if isinstance(engine, TorchEngine):
             got = f"{len(engine.models)} models"
         raise ValueError(f"Attention is read from one model, with the engine 'torch', got {got}.")
-    source = without_surrogates(source)
+    source = without_blank_ends(without_surrogates(source))
     source_ids = translator.source_prefix + encode_source(translator, source)["input_ids"]
     if target is None:
         target_ids = _translate(translator, engine, source_ids)
     else:
-        target_ids = encode_target(translator, target)["input_ids"]
+        target_ids = encode_target(translator, without_blank_ends(target))["input_ids"]
     engine.check_lengths([source_ids, target_ids])
     model = engine.model
     read_ids = [engine.start_id, *target_ids[:-1]]

@@ -193,6 +193,7 @@ class _Layout:
                         info="The beam is at least as wide",
                     ),
                 )
+            add("split_sentences", gr.Checkbox(True, label="Translate each sentence alone"))
             add("do_sample", gr.Checkbox(False, label="Sample at random instead of searching"))
             with gr.Row(visible=False) as self.sampling:
                 add(

@@ -12,6 +12,7 @@ from vanilla_transformer.inspection.alignments import (
     encode_source,
     encode_target,
 )
+from vanilla_transformer.tokenization.blanks import without_blank_ends
 from vanilla_transformer.translation import Translator
 
 # A character of a script that puts no blanks between words.
@@ -49,6 +50,8 @@ def link_parts(
     Raises:
         ValueError: See `align_words`.
     """
+    # As `align_words` reads them.
+    sources, targets = (list(map(without_blank_ends, lines)) for lines in (sources, targets))
     parts = [
         (_parts(source, encode_source(translator, source)), _parts(target, encoded))
         for source, target in zip(sources, targets, strict=True)

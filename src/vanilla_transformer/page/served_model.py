@@ -50,6 +50,7 @@ class Wanted:
         top_k: 0: no limit.
         top_p: 1: no limit.
         seed: Of the draws.
+        split_sentences: Whether each sentence is translated alone.
     """
 
     source_language: str | None = None
@@ -62,6 +63,7 @@ class Wanted:
     top_k: int = 0
     top_p: float = 1.0
     seed: int = 0
+    split_sentences: bool = True
 
     @classmethod
     def of(cls, choices: Mapping[str, Any]) -> Self:
@@ -316,6 +318,7 @@ class ServedModel:
             target_language=wanted.target_language or self.target_language,
             generation_config=self.engine.model.generation_config,
             max_source_length=self.max_source_length,
+            split_sentences=wanted.split_sentences,
             details=details,
         )
 

@@ -31,6 +31,7 @@ from vanilla_transformer.service.requests import (
     split_lines,
 )
 from vanilla_transformer.service.translators import Kind, Translators
+from vanilla_transformer.translation.segments import join_pieces
 from vanilla_transformer.translation.translator import LEAST_TOKENS
 
 logger = logging.getLogger(__name__)
@@ -315,7 +316,7 @@ def _ranks(line: str, parts: list[tuple[str, ...]], kind: Kind) -> list[str]:
     """The translations of a line, best first; a blank line has itself."""
     if not parts:
         return [line] * (1 + kind.alternatives)
-    return [" ".join(ranked) for ranked in zip(*parts, strict=True)]
+    return [join_pieces(ranked) for ranked in zip(*parts, strict=True)]
 
 
 async def _refused(_: Request, error: Exception) -> Response:

@@ -103,13 +103,18 @@ class Translators:
         return Kind(*self.languages.chosen(source, target), alternatives)
 
     def cut(self, kind: Kind, lines: Sequence[str]) -> list[list[Part]]:
-        """The parts of each line, cut as `Translator` cuts them."""
+        """The parts of each line, cut as `Translator` cuts them, with the blanks around them."""
         translator = self._of(kind)
         prefix = len(translator.source_prefix)
         limit = translator.max_source_length - prefix
         return [
             [Part(text, prefix + len(ids)) for text, ids in pieces]
-            for pieces in cut_lines(lines, translator.tokenizer, limit)
+            for pieces in cut_lines(
+                lines,
+                translator.tokenizer,
+                limit,
+                split_sentences=translator.split_sentences,
+            )
         ]
 
     def translate(self, kind: Kind, texts: Sequence[str]) -> list[tuple[str, ...]]:
@@ -132,6 +137,7 @@ class Translators:
             target_language=kind.target,
             generation_config=self.defaults,
             max_source_length=first.max_source_length,
+            split_sentences=first.split_sentences,
             max_tokens_per_batch=self.max_tokens_per_batch,
             replace_unknown=first.replace_unknown,
         )

@@ -44,6 +44,7 @@ from vanilla_transformer.files import scratch_folder, share_weights
 from vanilla_transformer.model_folder import LOG_FILE, describe_model_files, write_run
 from vanilla_transformer.sharing.model_card import forget_results, record_results, write_model_card
 from vanilla_transformer.threads import IdleCores
+from vanilla_transformer.tokenization.blanks import without_blank_ends
 from vanilla_transformer.tokenization.tokenization_vanilla_transformer import (
     language_tags,
 )
@@ -107,7 +108,12 @@ from vanilla_transformer.training.validation import (
     load_validation,
     parallel_text,
 )
+from vanilla_transformer.translation.sentences import has_inner_end
+from vanilla_transformer.translation.translator import INNER_ENDS, MOST_INNER_ENDS
 from vanilla_transformer_cli.settings import MAX_EXTRA_TOKENS, VALIDATION, TrainSettings
+
+# Of which the share with several sentences is counted.
+_LINES_OF_SENTENCES = 10_000
 
 
 def train(
@@ -202,6 +208,7 @@ def _prepare(
     # Of a stream only what the tokenizer learns from is stored.
     pairs = load_pairs(text, settings.tokenizer_pairs if settings.streaming else None)
     filtered = filter_pairs(pairs, rules)
+    run[INNER_ENDS] = _share_of_several_sentences(filtered.kept)
     tokenizers, model = build_model(settings, arguments, filtered.kept, checkpoint)
     number = None if settings.streaming else len(filtered.kept)
     batch_size = choose_batch_size(settings, arguments, model, number, wanted)
@@ -218,6 +225,12 @@ def _prepare(
     if checkpoint:
         check_optimizer(Path(checkpoint), trainer.is_sharded)
     return _Leg(settings, run, checkpoint, filtered, batch_size, trainer)
+
+
+def _share_of_several_sentences(pairs: Dataset) -> float:
+    """Share of the sources with more than one sentence, of pairs that are spread over all."""
+    lines = pairs.select(range(0, len(pairs), -(-len(pairs) // _LINES_OF_SENTENCES)))["source"]
+    return round(sum(map(has_inner_end, lines)) / len(lines), 4)
 
 
 def _begin(
@@ -316,7 +329,8 @@ def _build_trainer(
         source_lengths = pair_lengths(tokenized)[:, 0]
         sets[name] = tokenized.select(np.argsort(-source_lengths, kind="stable"))
         longest = max(longest, int(source_lengths.max()))
-        references = list(sets[name]["target"])
+        # Outputs have no blank ends either.
+        references = list(map(without_blank_ends, sets[name]["target"]))
         scorers[name] = scorer(tokenizers.target, references, scoring[name], settings.metrics)
     if sets and arguments.generation_max_length is None:
         longest += MAX_EXTRA_TOKENS
@@ -379,9 +393,12 @@ def _print_plan(leg: _Leg, decisions: Sequence[Decision], minutes_left: float | 
     """Prints what was filtered and chosen, and what the run will take."""
     chosen = chain(map(str, decisions), describe_fine_tuning(leg.settings, leg.trainer.args))
     of_trainer = plan(leg.trainer, leg.checkpoint, minutes_left)
+    share = leg.run[INNER_ENDS]
+    cut = f"translate cuts lines by sentence{'' if share <= MOST_INNER_ENDS else ' if told to'}"
+    sentences = [f"sentences   {share:.1%} of the sources have more than one; {cut}"]
     scoring = _describe_scoring(leg) if "bleu" in leg.settings.metrics else ()
-    lines = chain(leg.filtered.summary(), chosen, leg.batch_size.describe(), scoring, of_trainer)
-    for line in lines:
+    found = (leg.filtered.summary(), chosen, leg.batch_size.describe(), sentences, scoring)
+    for line in chain(*found, of_trainer):
         PartialState().print(line)
 
 

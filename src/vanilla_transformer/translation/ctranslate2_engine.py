@@ -189,7 +189,11 @@ class CTranslate2Engine:
             max_batch_size=-(-len(indices) // self.inter_threads),
             max_input_length=0,
             max_decoding_length=limit,
-            min_decoding_length=len(prefixes[0]) + 1 if is_beam_after_prefix else 0,
+            min_decoding_length=max(
+                min(search.min_length, limit), (len(prefixes[0]) + 1) * is_beam_after_prefix
+            ),
+            repetition_penalty=search.repetition_penalty,
+            no_repeat_ngram_size=search.no_repeat_ngram_size,
             length_penalty=search.length_penalty,
             return_scores=True,
             return_end_token=True,
@@ -199,7 +203,7 @@ class CTranslate2Engine:
             index: self._hypotheses(result, uncounted, search.length_penalty)
             for index, result in zip(indices, results, strict=True)
         }
-        if is_beam_after_prefix:
+        if is_beam_after_prefix and search.min_length <= len(prefixes[0]):
             found = self._with_ends_after_prefix(
                 found, spelled, spelled_prefixes, search, uncounted
             )

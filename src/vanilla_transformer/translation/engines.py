@@ -15,6 +15,9 @@ from transformers.generation import (
     ForcedBOSTokenLogitsProcessor,
     LogitsProcessor,
     LogitsProcessorList,
+    MinLengthLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -240,6 +243,10 @@ class TorchEngine:
             # Greedy search has no penalty, and `generate` would warn about one.
             length_penalty=search.length_penalty if search.num_beams > 1 else 1.0,
             num_return_sequences=1 if search.do_sample else search.num_hypotheses,
+            repetition_penalty=search.repetition_penalty,
+            no_repeat_ngram_size=search.no_repeat_ngram_size,
+            # Counts the start token too. The limit of a source is stronger.
+            min_length=1 + min(search.min_length, max(limits)) if search.min_length else 0,
             # Ids alone, whatever the generation config says.
             return_dict_in_generate=False,
             forced_bos_token_id=search.first_token,
@@ -275,6 +282,7 @@ class TorchEngine:
         constraints = Constraints.of(config, prompt.device)
         if search.first_token is not None:
             constraints.others.append(ForcedBOSTokenLogitsProcessor(search.first_token))
+        constraints.others += self._restrictions(search)
         prefixes = prompt[:, 1:].tolist()
         beyond = [limit - len(prefix) for limit, prefix in zip(limits, prefixes, strict=True)]
         arguments = (decoding, prompt, beyond, self.end_ids, constraints)
@@ -301,6 +309,16 @@ class TorchEngine:
             found = greedy_search(*arguments, lambda scores: processors(prompt, scores).argmax(-1))
             outputs = list(zip(prefixes, found, strict=True))
         return [prefix + tokens for prefix, tokens in outputs]
+
+    def _restrictions(self, search: Search) -> Iterator[LogitsProcessor]:
+        """What `generate` makes of the same fields."""
+        if search.repetition_penalty != 1:
+            yield RepetitionPenaltyLogitsProcessor(search.repetition_penalty)
+        if search.no_repeat_ngram_size:
+            yield NoRepeatNGramLogitsProcessor(search.no_repeat_ngram_size)
+        if search.min_length:
+            device = str(self.model.device)
+            yield MinLengthLogitsProcessor(1 + search.min_length, sorted(self.end_ids), device)
 
     @torch.inference_mode()
     def force(

@@ -7,7 +7,12 @@ from transformers import AutoModelForSeq2SeqLM, Pipeline
 from transformers.pipelines import PIPELINE_REGISTRY
 
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
-from vanilla_transformer.translation.translator import Translation, Translator, training_length
+from vanilla_transformer.translation.translator import (
+    Translation,
+    Translator,
+    trained_on_sentences,
+    training_length,
+)
 
 
 class TranslationPipeline(Pipeline):
@@ -21,6 +26,7 @@ class TranslationPipeline(Pipeline):
         self.tokenizers = TokenizerPair.of_model(self.model, self.tokenizer)
         name = self.model.name_or_path
         self.max_source_length = training_length(name) if name else None
+        self.split_sentences = trained_on_sentences(name) if name else None
 
     def __call__(
         self,
@@ -52,6 +58,7 @@ class TranslationPipeline(Pipeline):
         settings["target_tokenizer"] = self.tokenizers.target
         if settings.get("max_source_length") is None:
             settings["max_source_length"] = self.max_source_length
+        settings.setdefault("split_sentences", self.split_sentences)
         return Translator(self.model, self.tokenizer, **settings).translate(input_tensors)
 
     def postprocess(self, model_outputs: Iterator[Translation], **_: Any) -> list[dict[str, str]]:

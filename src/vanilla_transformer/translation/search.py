@@ -16,6 +16,14 @@ LEAST_TEMPERATURE = 1e-6
 # Far more than any sentence has, and far less than overflows.
 MOST_EXTRA_TOKENS = 1_000_000
 
+_LEAST = {
+    "num_beams": 1,
+    "num_hypotheses": 1,
+    "top_k": 0,
+    "no_repeat_ngram_size": 0,
+    "min_length": 0,
+}
+
 # Fields of a generation config that an export or a `Search` takes over, or that have no effect on a
 # search for the likeliest output. `renormalize_logits` is what CTranslate2 does anyway.
 _HARMLESS_FIELDS = {
@@ -56,6 +64,10 @@ class Search:
         temperature: Divides the logits before a draw; below 1 draws likelier tokens.
         top_k: Draws among the k likeliest tokens only; 0: among all.
         top_p: Draws among the likeliest tokens that together have this probability.
+        repetition_penalty: Divides the probability of tokens that the output has already, as in
+            Transformers; 1: no penalty.
+        no_repeat_ngram_size: Number of tokens that an output never repeats in a row; 0: no limit.
+        min_length: Shortest output in tokens, without the first token and `</s>`.
         seed: With the source and the rank, it determines what is drawn (`TorchEngine`; CTranslate2
             draws anew each time).
         mbr_candidates: Ranks this number of samples, or of best hypotheses, of each source by
@@ -80,6 +92,9 @@ class Search:
     top_p: float = 1.0
     seed: int = 0
     mbr_candidates: int = 0
+    repetition_penalty: float = 1.0
+    no_repeat_ngram_size: int = 0
+    min_length: int = 0
     max_extra_tokens: int = MAX_EXTRA_TOKENS
     scores: bool = False
     first_token: int | None = None
@@ -87,7 +102,7 @@ class Search:
     def __post_init__(self) -> None:
         faults = [
             f"`{name}` must be at least {least}, got {getattr(self, name)}."
-            for name, least in (("num_beams", 1), ("num_hypotheses", 1), ("top_k", 0))
+            for name, least in _LEAST.items()
             if getattr(self, name) < least
         ]
         # Written so that NaN fails. Larger powers of long outputs' lengths overflow.
@@ -100,6 +115,11 @@ class Search:
             faults.append(
                 f"`temperature` must be finite and at least {LEAST_TEMPERATURE}, got "
                 f"{self.temperature}."
+            )
+        if not 0 < self.repetition_penalty < math.inf:
+            faults.append(
+                "`repetition_penalty` must be finite and above 0, got "
+                f"{self.repetition_penalty}. 1 to 1.5 are usual."
             )
         if not 0 < self.top_p <= 1:
             faults.append(f"`top_p` must be above 0 and at most 1, got {self.top_p}.")
@@ -140,8 +160,9 @@ class Search:
         """A search whose defaults come from a generation config.
 
         Args:
-            config: Its `num_beams` and `length_penalty` are the defaults of a search; samples have
-                no beam, and without a beam the penalty is 1.
+            config: Its `num_beams`, `length_penalty`, `repetition_penalty`, `no_repeat_ngram_size`
+                and `min_length`, which counts the start token, are the defaults of a search;
+                samples have no beam, and without a beam the length penalty is 1.
             settings: Fields of the class; None: the default.
         """
         given = {name: value for name, value in settings.items() if value is not None}
@@ -150,6 +171,10 @@ class Search:
             given.setdefault("num_beams", config.num_beams)
         if config.length_penalty is not None and given.get("num_beams", 1) > 1:
             given.setdefault("length_penalty", config.length_penalty)
+        for name in ("repetition_penalty", "no_repeat_ngram_size"):
+            if getattr(config, name) is not None:
+                given.setdefault(name, getattr(config, name))
+        given.setdefault("min_length", max(0, (config.min_length or 0) - 1))
         return cls(**given)
 
     def opening(self, prefix: list[int]) -> list[int]:
@@ -182,6 +207,12 @@ class Search:
             words += f", top_k {self.top_k}" * (self.top_k > 0)
             words += f", top_p {self.top_p}" * (self.top_p < 1)
             words += f", seed {self.seed}"
+        if self.repetition_penalty != 1:
+            words += f", repetition penalty {self.repetition_penalty}"
+        if self.no_repeat_ngram_size:
+            words += f", no repeated {self.no_repeat_ngram_size}-grams"
+        if self.min_length:
+            words += f", at least {self.min_length} tokens"
         if self.mbr_candidates:
             words = f"MBR (chrF) of {self.mbr_candidates} candidates, {words}"
         return words

@@ -1,4 +1,4 @@
-"""Lines to token ids; lines that are too long for a model are cut into pieces."""
+"""Lines to token ids; lines are cut into pieces by sentence, or where they are too long."""
 
 import logging
 import re
@@ -9,20 +9,20 @@ from itertools import chain, islice, repeat
 
 from transformers import PreTrainedTokenizerBase
 
+from vanilla_transformer.tokenization.blanks import BLANKS, without_blank_ends
 from vanilla_transformer.tokenization.languages import end_length
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
+from vanilla_transformer.translation.sentences import sentence_ends, split_line
 
 logger = logging.getLogger(__name__)
 
-# A sentence ends after these marks and closing quotes or brackets; in scripts without blanks, no
-# blank need follow. The lookbehind matches at the first mark only: otherwise a million dots would
-# take quadratic time.
-_SENTENCE_END = re.compile(
-    r"""(?<![.!?…])[.!?…]++["'”’»)\]]*+(?=\s)|[。！？][」』”’）]*+"""  # noqa: RUF001
-)
 # Python's replacements for bytes that are not UTF-8; they never occur in text.
 _SURROGATES = re.compile("[\ud800-\udfff]")
-_WORD_CHARACTER = re.compile(r"\S")
+_WORD_CHARACTER = re.compile(f"[^{BLANKS}]")
+# No blank follows a sentence of Chinese or Japanese.
+_NO_BLANK_AFTER = re.compile(
+    "[\u3000-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff01-\uff60\U00020000-\U0003134f]"
+)
 
 # First guess of the characters of a token; most text has fewer.
 _CHARACTERS = 8
@@ -30,19 +30,19 @@ _CHARACTERS = 8
 
 @dataclass(frozen=True)
 class Piece:
-    """A line, or a part of one that is too long.
+    """A line, or a part of one.
 
     Attributes:
         line: Index of the line among those given.
+        text: With the white space around it; the pieces of a line are the whole line.
         source: Ids with `</s>`.
         prefix: Ids with which its translation begins.
-        text: The text of `source`.
     """
 
     line: int
+    text: str
     source: list[int]
     prefix: list[int]
-    text: str = ""
 
 
 def cut_into_pieces(
@@ -51,8 +51,10 @@ def cut_into_pieces(
     max_tokens: int,
     first_line: int,
     source_prefix: Sequence[int] = (),
+    *,
+    split_sentences: bool = False,
 ) -> list[Piece]:
-    """Ids of all lines except blank ones; a warning names each line that is cut.
+    """Ids of all lines except blank ones; a warning names each line that is too long.
 
     Args:
         lines: Each with the text with which its translation begins.
@@ -60,15 +62,17 @@ def cut_into_pieces(
         max_tokens: Length of the longest piece, `</s>` counted.
         first_line: Number of the first line, for warnings.
         source_prefix: Ids before each piece; they count towards its length.
+        split_sentences: Whether each sentence is a piece of its own.
 
     Raises:
         ValueError: If a prefix has unknown words.
     """
     max_tokens -= len(source_prefix)
     texts = [without_surrogates(line) for line, _ in lines]
+    cut = cut_lines(texts, tokenizers.source, max_tokens, split_sentences=split_sentences)
     pieces = []
-    for place, sources in enumerate(cut_lines(texts, tokenizers.source, max_tokens)):
-        if len(sources) > 1:
+    for place, sources in enumerate(cut):
+        if len(sources) > 1 and len(sources) > len(_sentences(texts[place], split_sentences)):
             logger.warning(
                 "Line %d is longer than %d tokens and is translated in %d pieces.",
                 first_line + place,
@@ -79,34 +83,65 @@ def cut_into_pieces(
         prefix = _encode_prefix(lines[place][1], tokenizers.target, first_line + place)
         prefixes = chain([prefix], repeat([]))
         pieces += [
-            Piece(place, [*source_prefix, *source], prefix, text)
+            Piece(place, text, [*source_prefix, *source], prefix)
             for (text, source), prefix in zip(sources, prefixes, strict=False)
         ]
     return pieces
 
 
 def cut_lines(
-    lines: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_tokens: int
+    lines: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+    max_tokens: int,
+    *,
+    split_sentences: bool = False,
 ) -> list[list[tuple[str, list[int]]]]:
-    """The pieces of each line with their ids: the line itself, if it is short enough.
+    """The pieces of each line with their ids: the line itself, if nothing asks for a cut.
+
+    A piece has the white space around it, but its ids are those of the text between.
 
     Args:
         lines: Blank ones have no pieces.
         tokenizer: Of the lines.
         max_tokens: Length of the longest piece, `</s>` counted.
+        split_sentences: Whether each sentence is a piece of its own.
     """
-    # Very long lines are not tokenised as a whole.
-    short = [line for line in lines if line.strip() and len(line) <= _CHARACTERS * max_tokens]
+    parts = [_sentences(line, split_sentences) for line in lines]
+    # Very long ones are not tokenised as a whole.
+    short = [part for part in chain.from_iterable(parts) if len(part) <= _CHARACTERS * max_tokens]
     whole = dict(zip(short, _encode(short, tokenizer), strict=True))
     cut = []
-    for line in lines:
-        ids = whole.get(line)
-        if ids is not None and len(ids) <= max_tokens:
-            cut.append([(line, ids)])
-        else:
-            pieces = cut_line(line, tokenizer, max_tokens)
-            cut.append(list(zip(pieces, _encode(pieces, tokenizer), strict=True)))
+    for sentences in parts:
+        pieces: list[tuple[str, list[int]]] = []
+        for sentence in sentences:
+            ids = whole.get(sentence)
+            if ids is not None and len(ids) <= max_tokens:
+                pieces.append((sentence, ids))
+            else:
+                texts = cut_line(sentence, tokenizer, max_tokens)
+                pieces += zip(texts, _encode(texts, tokenizer), strict=True)
+        cut.append(pieces)
     return cut
+
+
+def _sentences(line: str, split_sentences: bool) -> list[str]:
+    """The sentences of a line, or the line; none if it is blank."""
+    if not without_blank_ends(line):
+        return []
+    return split_line(line) if split_sentences else [line]
+
+
+def join_pieces(translations: Sequence[str]) -> str:
+    """The translation of a line from those of its pieces, which have the white space around them.
+
+    Where a line had none between two pieces, as in Chinese, there is a blank, unless the
+    translation is in such a script.
+    """
+    line = ""
+    for text in translations:
+        needs_blank = line and text and not (line[-1].isspace() or text[0].isspace())
+        line += " " * bool(needs_blank and not _NO_BLANK_AFTER.match(line[-1])) + text
+    return line
 
 
 def without_surrogates(text: str) -> str:
@@ -117,6 +152,7 @@ def without_surrogates(text: str) -> str:
 def _encode(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
     if not texts:
         return []
+    texts = list(map(without_blank_ends, texts))
     ids: list[list[int]] = tokenizer(texts, verbose=False)["input_ids"]
     return ids
 
@@ -146,8 +182,8 @@ def cut_line(line: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> 
     """Pieces of a line, of at most `max_tokens` tokens each.
 
     A piece ends after the last sentence that fits, else before the last blank, else after the last
-    token. Only blanks at its two ends are dropped. Only the text of the next few pieces is
-    tokenised at a time, so that time and memory are proportional to the line.
+    token. It has the white space before it, the last one also that after it. Only the text of the
+    next few pieces is tokenised at a time, so that time and memory are proportional to the line.
 
     Args:
         line: Text.
@@ -162,7 +198,7 @@ def cut_line(line: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> 
         return len(_encode([text], tokenizer)[0]) <= max_tokens
 
     pieces = []
-    start = _next_word(line, 0)
+    end, start = 0, _next_word(line, 0)
     guess = _CHARACTERS * max_tokens
     while start < len(line):
         fitting = _end_of_fitting(line, start, guess, tokenizer, max_tokens)
@@ -170,9 +206,12 @@ def cut_line(line: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> 
         boundaries = [] if fitting == len(line) else _boundaries(line, start, fitting)
         # A cut within a token makes others of it, which may be more.
         ends = chain(boundaries, range(fitting, start + 1, -1))
-        end = next((end for end in ends if fits(line[start:end].rstrip())), start + 1)
-        pieces.append(line[start:end].rstrip())
+        begin, end = end, next((end for end in ends if fits(line[start:end])), start + 1)
+        end = start + len(line[start:end].rstrip(BLANKS))
+        pieces.append(line[begin:end])
         start = _next_word(line, end)
+    if pieces:
+        pieces[-1] += line[end:]
     return pieces
 
 
@@ -220,8 +259,6 @@ def _end_found_by_halving(
 
 def _boundaries(line: str, start: int, end: int) -> list[int]:
     """Where a piece from `start` to `end` at the latest may end: sentences, else the last blank."""
-    sentence_ends = [
-        found.end() for found in _SENTENCE_END.finditer(line, start, end + 1) if found.end() <= end
-    ]
+    ends = list(sentence_ends(line, start, end))
     blanks = (place for place in range(end, start, -1) if line[place].isspace())
-    return [*reversed(sentence_ends), *islice(blanks, 1)]
+    return [*reversed(ends), *islice(blanks, 1)]

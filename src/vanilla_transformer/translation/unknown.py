@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from transformers import PreTrainedTokenizerBase
 
 from vanilla_transformer.tokenization.added_tokens import is_of_words
+from vanilla_transformer.tokenization.blanks import without_blank_ends
 from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
 from vanilla_transformer.translation.engines import Hypothesis, TorchEngine
 from vanilla_transformer.translation.segments import Piece
@@ -58,7 +59,8 @@ def with_source_words(
     )
     replaced = []
     for text, hypothesis, piece, forced in zip(texts, hypotheses, pieces, passes, strict=True):
-        encoded = tokenizers.source(piece.text, return_offsets_mapping=True, verbose=False)
+        source = without_blank_ends(piece.text)
+        encoded = tokenizers.source(source, return_offsets_mapping=True, verbose=False)
         places = [
             forced.alignment[place] - len(tokenizers.source_prefix)
             for place, token in enumerate(hypothesis.tokens)
@@ -70,7 +72,7 @@ def with_source_words(
             replaced.append(text)
             continue
         words = [
-            _word(piece.text, *encoded["offset_mapping"][place], by_words=by_words)
+            _word(source, *encoded["offset_mapping"][place], by_words=by_words)
             if place >= 0
             else ""
             for place in places
