@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .shortcuts_vanilla_transformer import is_untouched
+from .shortcuts_vanilla_transformer import has_plain_weight, is_untouched
 
 # Products in bfloat16 get a multiple of this many rows.
 ROW_BLOCK = 64
@@ -182,8 +182,7 @@ class WeightLayouts:
             module: A plain linear layer: no hooks, no `forward` of its own.
         """
         weight = module.weight
-        if type(weight) is not nn.Parameter:
-            # Such as torchao's, whose products are its own.
+        if not has_plain_weight(module):
             return module.forward
         if (
             weight.device.type != "cpu"
