@@ -51,7 +51,7 @@ from .packing_vanilla_transformer import (
 )
 from .positions_vanilla_transformer import POSITIONS
 from .projection_vanilla_transformer import Lookup, projected_loss_sum, tied_lookups
-from .shortcuts_vanilla_transformer import is_ours
+from .shortcuts_vanilla_transformer import is_ours, is_transformed
 
 logger = logging.get_logger(__name__)
 
@@ -158,9 +158,14 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
         """As in Transformers, if source and target share one table.
 
         Raises:
-            ValueError: If each has its own table.
+            ValueError: If each has its own table, and the size changes.
         """
-        if new_num_tokens is not None and not self.config.share_encoder_decoder_embeddings:
+        sizes = {self.config.vocab_size, self.config.target_vocab_size}
+        is_shared = self.config.share_encoder_decoder_embeddings
+        if new_num_tokens is not None and not is_shared and sizes == {new_num_tokens}:
+            # Transformers' own would tie the projection to the source's table.
+            return self.get_input_embeddings()
+        if new_num_tokens is not None and not is_shared:
             raise ValueError(
                 "`resize_token_embeddings` needs a table that source and target share, got a model "
                 f"with two tables and {new_num_tokens} tokens. Make a new model and copy the rows "
@@ -570,6 +575,14 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         )
 
 
+class OutputWithoutLogits(Seq2SeqLMOutput):
+    """What a training step returns whose logits never existed all at once."""
+
+    def to_tuple(self) -> tuple[Any, ...]:
+        """The loss alone, because code that counts positions expects logits after it."""
+        return (self.loss,)
+
+
 class VanillaTransformerForConditionalGeneration(
     VanillaTransformerPreTrainedModel, VanillaTransformerGenerationMixin
 ):
@@ -646,13 +659,14 @@ class VanillaTransformerForConditionalGeneration(
 
         Returns:
             `loss`, smoothed in training only, and `logits` `[B, T, V]`: None while training with
-            `labels`, unless `return_logits`.
+            `labels`, unless `return_logits`. As a tuple, such an output is the loss alone.
 
         Raises:
             ValueError: If `labels` come with `logits_to_keep`, or differ in shape from what the
                 decoder reads, or if `r_drop_alpha` comes with an odd number of rows.
         """
-        in_chunks = self.training and labels is not None and not return_logits
+        in_chunks = self.training and labels is not None
+        in_chunks = in_chunks and not (return_logits or is_transformed())
         if self.training and labels is None and num_items_in_batch is not None:
             self._warn_of_outer_loss()
         if labels is not None:
@@ -696,7 +710,8 @@ class VanillaTransformerForConditionalGeneration(
             loss = self._loss(
                 hidden_states, logits, matrix, labels, num_items_in_batch, r_drop_alpha
             )
-        return Seq2SeqLMOutput(
+        output = OutputWithoutLogits if in_chunks else Seq2SeqLMOutput
+        return output(
             loss=loss,
             logits=logits,
             past_key_values=outputs.past_key_values,

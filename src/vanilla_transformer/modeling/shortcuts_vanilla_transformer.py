@@ -2,8 +2,14 @@
 
 from typing import Any
 
+import torch
 from torch import nn
 from transformers.utils import output_capturing
+
+
+def is_transformed() -> bool:
+    """Whether a transform of `torch.func` runs. They refuse custom gradients and checkpoints."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def is_untouched(module: nn.Module) -> bool:
