@@ -2,6 +2,7 @@
 
 import copy
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.export import Dim
 from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer
+from transformers.utils import logging as transformers_logging
 
 from vanilla_transformer.interop.to_transformers import to_transformers
 from vanilla_transformer.modeling import loss_vanilla_transformer
@@ -127,13 +129,15 @@ def test_adapter_that_takes_the_place_of_a_shared_table_serves_both_stacks(
 
 
 def test_adapters_of_a_shared_table_by_the_names_of_stacks_are_warned_of(
-    tiny_model, batch, capture_warnings
+    tiny_model, batch, caplog, monkeypatch
 ):
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    transformers_logging.warning_once.cache_clear()
     model = get_peft_model(tiny_model, SINGLE_TOKENS["by_stack"])
 
     model(**batch)
 
-    assert "Name the table `shared` instead" in capture_warnings()
+    assert "Name the table `shared` instead" in caplog.text
 
 
 @pytest.mark.filterwarnings("ignore:.*no longer tied:UserWarning")
@@ -151,6 +155,57 @@ def test_linear_maps_are_those_that_quantisers_replace(tiny_model):
     linears = [module for module in tiny_model.modules() if isinstance(module, nn.Linear)]
 
     assert {type(module) for module in linears} == {nn.Linear}
+
+
+class OwnProducts(Tensor):
+    """A weight like torchao's: it multiplies in its own way and has no other operations."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.linear:
+            hidden, weight, bias = args
+            return F.linear(hidden, 2 * weight.as_subclass(Tensor), bias)
+        if func in (F.embedding, torch.mm):
+            raise NotImplementedError(func)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+@both_ties
+def test_weights_with_products_of_their_own_are_called(batch, tied):
+    model = build_variant(tie_word_embeddings=tied)
+    expected = mean_cross_entropy(2 * model(**without_labels(batch)).logits, batch["labels"])
+    weight = model.lm_head.weight.detach().clone()
+    model.lm_head.weight = nn.Parameter(weight.as_subclass(OwnProducts), requires_grad=False)
+
+    loss = model.train()(**batch).loss
+    loss.backward()
+
+    torch.testing.assert_close(loss, expected)
+    assert model.model.shared.weight.grad.any()
+
+
+class LogitsOf(nn.Module):
+    """The model as `torch.jit.trace` wants one: tensors in, a tensor out."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        logits: Tensor = self.model(*inputs, use_cache=False, return_dict=False)[0]
+        return logits
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*jit:DeprecationWarning")
+def test_traced_model_gives_the_same_logits_for_other_shapes(tiny_model):
+    source, target = torch.tensor([[5, 6, 7, 2]] * 2), torch.tensor([[1, 8, 9]] * 2)
+    inputs = (source, torch.ones_like(source), target)
+    others = (source[:1, :3], torch.tensor([[1, 1, 0]]), target[:1, :2])
+
+    traced = torch.jit.trace(LogitsOf(tiny_model), inputs)
+
+    for given in (inputs, others):
+        torch.testing.assert_close(traced(*given), tiny_model(*given).logits)
 
 
 def with_lora(model: nn.Module, **changes: Any) -> PeftModel:
