@@ -1,22 +1,34 @@
 """PEFT, resized vocabularies, sharded and offloaded weights, export: as users know them."""
 
+import copy
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, PeftModel, TrainableTokensConfig, get_peft_model
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.export import Dim
 from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer
+from transformers.utils import logging as transformers_logging
 
+from vanilla_transformer.interop.to_transformers import to_transformers
 from vanilla_transformer.modeling import loss_vanilla_transformer
 
-from ..conftest import Model, build_variant, pad, source_of, without_labels
+from ..conftest import (
+    CONCATENATED,
+    TWO_TABLES,
+    Model,
+    build_variant,
+    pad,
+    source_of,
+    without_labels,
+)
 from ..support.gradients_of_one_update import (
     KeepGradients,
     build_arguments,
@@ -35,21 +47,165 @@ pytestmark = pytest.mark.filterwarnings(
 both_ties = pytest.mark.parametrize("tied", [True, False])
 
 
-def test_single_tokens_of_a_table_learn(tiny_model, batch):
-    config = LoraConfig(target_modules=["fc1"], trainable_token_indices={"embed_tokens": [5, 6]})
+NEW_TOKENS = [30, 36]
+
+
+def single_tokens(**settings: Any) -> LoraConfig:
+    return LoraConfig(r=3, target_modules=["fc1"], **settings)
+
+
+SINGLE_TOKENS = {
+    "list": single_tokens(trainable_token_indices=NEW_TOKENS),
+    "ensured": single_tokens(trainable_token_indices=NEW_TOKENS, ensure_weight_tying=True),
+    "by_stack": single_tokens(trainable_token_indices={"embed_tokens": NEW_TOKENS}),
+    "tokens_only": TrainableTokensConfig(token_indices=NEW_TOKENS),
+}
+
+
+def losses_of_adapter(model: nn.Module, config: Any, batch: dict[str, Tensor]) -> list[float]:
+    """Of six updates, then before and after merging."""
+    torch.manual_seed(0)
+    adapted = get_peft_model(model, copy.deepcopy(config)).train()
+    optimizer = torch.optim.SGD((p for p in adapted.parameters() if p.requires_grad), lr=0.3)
+    losses = []
+    for _ in range(6):
+        losses.append(adapted(**batch).loss)
+        losses[-1].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    losses.append(adapted.eval()(**batch).loss)
+    losses.append(adapted.merge_and_unload().eval()(**batch).loss)
+    return [loss.item() for loss in losses]
+
+
+# PEFT says that two tables are not tied after merging.
+@pytest.mark.filterwarnings("ignore:.*no longer tied:UserWarning")
+@pytest.mark.parametrize("config", SINGLE_TOKENS.values(), ids=SINGLE_TOKENS)
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [("pegasus", {}), ("marian", {**TWO_TABLES, "pre_norm": False})],
+    ids=["shared", "two_tables"],
+)
+def test_new_tokens_learn_as_in_models_of_transformers(batch, config, name, fields):
+    model = build_variant(**CONCATENATED, **fields).double()
+    batch["input_ids"][:, 2], batch["labels"][:, 1] = NEW_TOKENS
+    theirs = to_transformers(model, name)
+
+    expected, actual = (losses_of_adapter(one, config, batch) for one in (theirs, model))
+
+    assert actual == pytest.approx(expected, abs=1e-5)
+    assert actual[-1] < actual[0]
+
+
+def test_new_tokens_of_a_shared_table_do_not_change_in_merging(tiny_model, batch):
+    before, after = losses_of_adapter(tiny_model, SINGLE_TOKENS["list"], batch)[-2:]
+
+    assert after == pytest.approx(before)
+
+
+@pytest.mark.filterwarnings("ignore:.*tied:UserWarning", "ignore:.*tie_word_embeddings:UserWarning")
+def test_adapter_that_takes_the_place_of_a_shared_table_serves_both_stacks(
+    tiny_model, batch, tmp_path
+):
+    config = single_tokens(modules_to_save=["shared"])
+    before = tiny_model(**batch).loss
     model = get_peft_model(tiny_model, config).train()
+    table = tiny_model.get_input_embeddings()
+    calls = []
+    table.register_forward_hook(lambda *_: calls.append(1))
 
     model(**batch).loss.backward()
 
-    trained = {name: one for name, one in model.named_parameters() if "delta" in name}
-    assert len(trained) == 2
-    assert all(delta.grad is not None for delta in trained.values())
+    assert table is tiny_model.model.encoder.embed_tokens is tiny_model.model.decoder.embed_tokens
+    assert len(calls) == 2
+    assert table.modules_to_save["default"].weight.grad.any()
+    with torch.no_grad():
+        table.modules_to_save["default"].weight += 0.1
+    merged = model.merge_and_unload().eval()
+    merged.save_pretrained(tmp_path)
+    loaded = Model.from_pretrained(tmp_path)
+    torch.testing.assert_close(loaded(**batch).loss, merged(**batch).loss)
+    assert not torch.isclose(before, merged(**batch).loss)
+
+
+def test_adapters_of_a_shared_table_by_the_names_of_stacks_are_warned_of(
+    tiny_model, batch, caplog, monkeypatch
+):
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    transformers_logging.warning_once.cache_clear()
+    model = get_peft_model(tiny_model, SINGLE_TOKENS["by_stack"])
+
+    model(**batch)
+
+    assert "Name the table `shared` instead" in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore:.*no longer tied:UserWarning")
+def test_model_with_merged_tokens_of_two_tables_is_loaded_as_saved(batch, tmp_path):
+    model = get_peft_model(build_variant(**TWO_TABLES), SINGLE_TOKENS["list"])
+    merged = model.merge_and_unload().eval()
+
+    merged.save_pretrained(tmp_path)
+
+    loaded = Model.from_pretrained(tmp_path)
+    torch.testing.assert_close(loaded(**batch).loss, merged(**batch).loss)
 
 
 def test_linear_maps_are_those_that_quantisers_replace(tiny_model):
     linears = [module for module in tiny_model.modules() if isinstance(module, nn.Linear)]
 
     assert {type(module) for module in linears} == {nn.Linear}
+
+
+class OwnProducts(Tensor):
+    """A weight like torchao's: it multiplies in its own way and has no other operations."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.linear:
+            hidden, weight, bias = args
+            return F.linear(hidden, 2 * weight.as_subclass(Tensor), bias)
+        if func in (F.embedding, torch.mm):
+            raise NotImplementedError(func)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+@both_ties
+def test_weights_with_products_of_their_own_are_called(batch, tied):
+    model = build_variant(tie_word_embeddings=tied)
+    expected = mean_cross_entropy(2 * model(**without_labels(batch)).logits, batch["labels"])
+    weight = model.lm_head.weight.detach().clone()
+    model.lm_head.weight = nn.Parameter(weight.as_subclass(OwnProducts), requires_grad=False)
+
+    loss = model.train()(**batch).loss
+    loss.backward()
+
+    torch.testing.assert_close(loss, expected)
+    assert model.model.shared.weight.grad.any()
+
+
+class LogitsOf(nn.Module):
+    """The model as `torch.jit.trace` wants one: tensors in, a tensor out."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        logits: Tensor = self.model(*inputs, use_cache=False, return_dict=False)[0]
+        return logits
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*jit:DeprecationWarning")
+def test_traced_model_gives_the_same_logits_for_other_shapes(tiny_model):
+    source, target = torch.tensor([[5, 6, 7, 2]] * 2), torch.tensor([[1, 8, 9]] * 2)
+    inputs = (source, torch.ones_like(source), target)
+    others = (source[:1, :3], torch.tensor([[1, 1, 0]]), target[:1, :2])
+
+    traced = torch.jit.trace(LogitsOf(tiny_model), inputs)
+
+    for given in (inputs, others):
+        torch.testing.assert_close(traced(*given), tiny_model(*given).logits)
 
 
 def with_lora(model: nn.Module, **changes: Any) -> PeftModel:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import GenerationConfig
+from transformers import GenerationConfig, WatermarkingConfig
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCache
 from transformers.generation import utils
 
@@ -338,3 +338,41 @@ def test_generation_config_of_the_users_survives_saving_and_loading(tiny_model, 
     assert {name: getattr(again.generation_config, name) for name in settings} == settings
     assert again.generate(**source_of(batch)).tolist() == expected.tolist()
     assert expected[:, 1].tolist() == [23] * 3
+
+
+def build_two_vocabularies(decoder_vocab_size):
+    return build_variant(**TWO_TABLES, decoder_vocab_size=decoder_vocab_size)
+
+
+@pytest.mark.parametrize("target_size", [34, 41])
+def test_prompt_lookup_of_two_vocabularies_finds_what_greedy_search_does(target_size):
+    model = build_two_vocabularies(target_size)
+    source = torch.tensor([[5, 6, 7, 2]])
+    expected = model.generate(source, max_new_tokens=12)
+
+    assert torch.equal(
+        model.generate(source, max_new_tokens=12, prompt_lookup_num_tokens=3), expected
+    )
+
+
+@pytest.mark.parametrize("target_size", [34, 41])
+def test_watermark_favours_tokens_of_the_whole_target_vocabulary(target_size):
+    model = build_two_vocabularies(target_size)
+    config = GenerationConfig(watermarking_config=WatermarkingConfig(bias=9.0))
+
+    (processor,) = model._get_logits_processor(config)
+
+    greens = [set(processor._get_greenlist_ids(torch.tensor([one])).tolist()) for one in range(30)]
+    assert set.union(*greens) == set(range(target_size))
+
+
+@pytest.mark.parametrize(
+    "settings", [{"encoder_repetition_penalty": 1.3}, {"encoder_no_repeat_ngram_size": 1}]
+)
+def test_ids_of_another_vocabulary_change_no_scores(settings):
+    source = torch.tensor([[5, 6, 7, 2]])
+    build_variant(**TWO_TABLES).generate(source, max_new_tokens=2, **settings)
+
+    (name, value), *_ = settings.items()
+    with pytest.raises(ValueError, match=rf"`{name}` takes .* got {value} .* two"):
+        build_two_vocabularies(41).generate(source, max_new_tokens=2, **settings)

@@ -304,6 +304,18 @@ def test_labels_of_another_shape_are_refused(tiny_model, batch, training, rows, 
         tiny_model(**batch, labels=labels[rows, columns])
 
 
+@pytest.mark.parametrize("return_logits", [True, False])
+def test_no_position_of_a_tuple_of_a_training_step_is_taken_for_logits(
+    tiny_model, batch, return_logits
+):
+    output = tiny_model.train()(**batch, return_logits=return_logits)
+    as_tuple = tiny_model(**batch, return_logits=return_logits, return_dict=False)
+
+    assert torch.equal(output[0], as_tuple[0])
+    assert len(output[:2]) == len(as_tuple[:2]) == 1 + return_logits
+    assert output.encoder_last_hidden_state.shape == (3, 7, 24)
+
+
 def test_r_drop_of_an_odd_batch_is_refused(tiny_model, batch):
     with pytest.raises(ValueError, match="got 3 rows"):
         tiny_model.train()(**batch, r_drop_alpha=1.0)

@@ -13,7 +13,7 @@ from vanilla_transformer.modeling import loss_vanilla_transformer
 from vanilla_transformer.modeling.loss_vanilla_transformer import LossTerms, chunk_rows, loss_sum
 from vanilla_transformer.modeling.projection_vanilla_transformer import projected_loss_sum
 
-from ..conftest import Batch, Model, build_variant
+from ..conftest import TWO_TABLES, UNTIED, Batch, Model, build_variant
 from ..support.pretended_device import move, pretended_device, put
 from ..support.tensors_in_memory import TensorRecorder
 
@@ -424,3 +424,63 @@ def test_chunks_of_a_gpu_have_about_the_same_size(monkeypatch):
         projected_loss_sum(projection, given["states"], given["labels"])
 
     assert sizes == [6, 6, 5]
+
+
+SMOOTH = {"activation_function": "gelu"}
+# Flash attention on a CPU has no second derivative.
+SECOND = {
+    "tied": {},
+    "untied_bias": {**UNTIED, "lm_head_bias": True},
+    "two_tables": TWO_TABLES,
+    "label_smoothing": {"label_smoothing": 0.1},
+}
+
+
+@pytest.mark.parametrize("changes", SECOND.values(), ids=SECOND)
+@pytest.mark.parametrize("r_drop_alpha", [0.0, 1.0])
+def test_second_derivatives_are_finite_differences(batch, changes, r_drop_alpha):
+    model = build_variant(**SMOOTH, **changes).double().train()
+    model.set_attn_implementation("eager")
+    # An even number of rows.
+    batch = {name: tensor[[0, 1, 2, 0]] for name, tensor in batch.items()}
+    parameters = list(model.parameters())
+    directions = [torch.randn_like(one) for one in parameters]
+
+    def gradients(step: float = 0.0, **settings: bool) -> tuple[Tensor, ...]:
+        with torch.no_grad():
+            for one, direction in zip(parameters, directions, strict=True):
+                one += step * direction
+        loss = model(**batch, r_drop_alpha=r_drop_alpha).loss
+        return torch.autograd.grad(loss, parameters, **settings)
+
+    slope = sum(
+        (gradient * direction).sum()
+        for gradient, direction in zip(gradients(create_graph=True), directions, strict=True)
+    )
+    actual = torch.autograd.grad(slope, parameters)
+
+    step = 1e-5
+    after, before = gradients(step), gradients(-2 * step)
+    expected = [(a - b) / (2 * step) for a, b in zip(after, before, strict=True)]
+    scale = max(one.abs().max() for one in expected)
+    for one, other in zip(actual, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-6 * scale)
+
+
+def test_transforms_of_torch_compute_the_gradients_of_training(batch):
+    model = build_variant(**SMOOTH, **TWO_TABLES).double().train()
+    weights = {name: one.detach().clone() for name, one in model.named_parameters()}
+    expected = torch.autograd.grad(model(**batch).loss, list(model.parameters()))
+
+    def loss_of(weights: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
+        loss: Tensor = torch.func.functional_call(model, weights, (), batch).loss
+        return loss
+
+    actual = torch.func.grad(loss_of)(weights, batch)
+    rows = {name: tensor[:, None] for name, tensor in batch.items()}
+    each = torch.func.vmap(torch.func.grad(loss_of), in_dims=(None, 0))(weights, rows)
+
+    last = torch.func.grad(loss_of)(weights, {name: one[2] for name, one in rows.items()})
+    for gradient, name in zip(expected, weights, strict=True):
+        torch.testing.assert_close(actual[name], gradient)
+        torch.testing.assert_close(each[name][2], last[name])

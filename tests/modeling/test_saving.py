@@ -126,6 +126,16 @@ def test_target_vocabulary_grows_with_the_table(tmp_path):
     assert loaded.get_output_embeddings().weight.shape[0] == 40
 
 
+def test_two_tables_may_be_resized_to_the_size_that_they_have():
+    model = build_variant(**TWO_TABLES)
+    weights = dict(model.named_parameters())
+
+    table = model.resize_token_embeddings(37)
+
+    assert table is model.get_input_embeddings()
+    assert all(one is weights[name] for name, one in model.named_parameters())
+
+
 def test_resizing_one_of_two_tables_is_refused():
     model = build_variant(**TWO_TABLES)
 

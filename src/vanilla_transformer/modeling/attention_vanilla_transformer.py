@@ -186,7 +186,7 @@ class Attention(nn.Module):
         )
         device, dtype = query.device.type, query.dtype
         # The backward pass of torch's CPU kernel is ten times slower in bfloat16 than in float32.
-        widened = device == "cpu" and query.requires_grad
+        widened = device == "cpu" and query.requires_grad and dtype.itemsize < 4
         if widened:
             query, key, value = (_at_least_float32(x) for x in (query, key, value))
         with torch.autocast(device, enabled=False) if widened else nullcontext():

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .shortcuts_vanilla_transformer import is_untouched
+from .shortcuts_vanilla_transformer import has_plain_weight, is_transformed, is_untouched
 
 # Products in bfloat16 get a multiple of this many rows.
 ROW_BLOCK = 64
@@ -31,7 +31,7 @@ class Dropout(nn.Dropout):
         """Drops entries while training and scales up the others."""
         if not self.training or self.p == 0:
             return x
-        if x.device.type != "cpu" or torch.compiler.is_compiling():
+        if x.device.type != "cpu" or torch.compiler.is_compiling() or is_transformed():
             return super().forward(x)
         quadruples = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
         bits = quadruples.view(torch.int16)[: x.numel()].view(x.shape)
@@ -94,6 +94,7 @@ def linear(module: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         or x.device.type != "cpu"
         or product_dtype(x) != torch.bfloat16
         or torch.compiler.is_compiling()
+        or is_transformed()
         # Hooks see what the model computes.
         or not is_untouched(module)
     ):
@@ -182,8 +183,7 @@ class WeightLayouts:
             module: A plain linear layer: no hooks, no `forward` of its own.
         """
         weight = module.weight
-        if type(weight) is not nn.Parameter:
-            # Such as torchao's, whose products are its own.
+        if not has_plain_weight(module):
             return module.forward
         if (
             weight.device.type != "cpu"

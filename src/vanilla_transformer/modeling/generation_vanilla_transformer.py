@@ -178,6 +178,43 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         scores: Tensor = GenerationMixin.compute_transition_scores(writer, *args, **kwargs)
         return scores
 
+    def _get_logits_processor(
+        self, generation_config: GenerationConfig, *args: Any, **kwargs: Any
+    ) -> LogitsProcessorList:
+        """As in Transformers, with the target's vocabulary instead of the source's.
+
+        Args:
+            generation_config: Settings of `generate`.
+            args: Further arguments of Transformers' method.
+            kwargs: Likewise, by name.
+
+        Raises:
+            ValueError: If the source's ids are to change the scores of another vocabulary.
+        """
+        size = self.config.decoder_vocab_size
+        is_shared = self.config.share_encoder_decoder_embeddings
+        neutral = {"encoder_repetition_penalty": 1.0, "encoder_no_repeat_ngram_size": 0}
+        for name, without_effect in neutral.items():
+            value = getattr(generation_config, name)
+            if size is not None and not is_shared and value not in (None, without_effect):
+                raise ValueError(
+                    f"`{name}` takes the source's ids for the target's, so both must have one "
+                    f"vocabulary, got {value} for a model with two (`decoder_vocab_size={size}`). "
+                    "Leave it out."
+                )
+        writer = self._with_written_vocabulary()
+        return GenerationMixin._get_logits_processor(writer, generation_config, *args, **kwargs)
+
+    def _get_candidate_generator(self, *args: Any, **kwargs: Any) -> Any:
+        """As in Transformers, with the target's vocabulary instead of the source's.
+
+        Args:
+            args: Arguments of Transformers' method.
+            kwargs: Likewise, by name.
+        """
+        writer = self._with_written_vocabulary()
+        return GenerationMixin._get_candidate_generator(writer, *args, **kwargs)
+
     def _with_written_vocabulary(self) -> "VanillaTransformerGenerationMixin":
         """This model, or a shallow copy whose `vocab_size` is the target's."""
         if self.config.target_vocab_size == self.config.vocab_size:

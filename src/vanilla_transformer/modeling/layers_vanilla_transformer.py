@@ -16,6 +16,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from .attention_vanilla_transformer import CrossAttention, SelfAttention
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .cpu_vanilla_transformer import Dropout, linear
+from .shortcuts_vanilla_transformer import is_transformed
 
 
 class Layer(GradientCheckpointingLayer):
@@ -52,7 +53,7 @@ class Layer(GradientCheckpointingLayer):
         """
         hidden = linear(self.fc1, x)
         kept = isinstance(self.activation, nn.ReLU) or torch.compiler.is_compiling()
-        if kept or not self.training:
+        if kept or not self.training or is_transformed():
             return self._contract(hidden)
         return checkpoint(self._contract, hidden, use_reentrant=False)
 

@@ -216,18 +216,31 @@ class ProjectedLoss(torch.autograd.Function):
         return total
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         """Scales the gradients that `forward` computed, in their own memory.
 
         They belong to the caller afterwards. With `retain_graph=True` a second call computes them
-        again, without it autograd refuses the call.
+        again, without it autograd refuses the call. With `create_graph=True` they are computed from
+        all logits at once, by operations that can be differentiated in turn.
         """
+        if torch.is_grad_enabled():
+            return *_differentiable_gradients(ctx, grad_output), None, None, None
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
             gradients = _loss_and_gradients(*ctx.saved_tensors, *ctx.settings)[1:]
         scaled = (None if one is None else _scale(one, grad_output) for one in gradients)
         return *scaled, None, None, None
+
+
+def _differentiable_gradients(ctx: Any, grad_output: Tensor) -> list[Tensor | None]:
+    """What `ProjectedLoss.backward` returns for its first arguments, as a graph of operations."""
+    *arguments, labels = ctx.saved_tensors
+    terms, narrow, needed, _ = ctx.settings
+    factors = (None if one is None else one.to(narrow) for one in arguments)
+    total = loss_sum(F.linear(*factors), labels, terms)
+    wanted = [one for one, is_needed in zip(arguments, needed, strict=True) if is_needed]
+    found = iter(torch.autograd.grad(total, wanted, grad_output, create_graph=True))
+    return [next(found) if is_needed else None for is_needed in needed]
 
 
 def _scale(gradient: Tensor, factor: Tensor) -> Tensor:

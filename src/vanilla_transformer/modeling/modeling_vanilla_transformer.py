@@ -51,7 +51,7 @@ from .packing_vanilla_transformer import (
 )
 from .positions_vanilla_transformer import POSITIONS
 from .projection_vanilla_transformer import Lookup, projected_loss_sum, tied_lookups
-from .shortcuts_vanilla_transformer import is_ours
+from .shortcuts_vanilla_transformer import is_ours, is_transformed
 
 logger = logging.get_logger(__name__)
 
@@ -158,9 +158,14 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
         """As in Transformers, if source and target share one table.
 
         Raises:
-            ValueError: If each has its own table.
+            ValueError: If each has its own table, and the size changes.
         """
-        if new_num_tokens is not None and not self.config.share_encoder_decoder_embeddings:
+        sizes = {self.config.vocab_size, self.config.target_vocab_size}
+        is_shared = self.config.share_encoder_decoder_embeddings
+        if new_num_tokens is not None and not is_shared and sizes == {new_num_tokens}:
+            # Transformers' own would tie the projection to the source's table.
+            return self.get_input_embeddings()
+        if new_num_tokens is not None and not is_shared:
             raise ValueError(
                 "`resize_token_embeddings` needs a table that source and target share, got a model "
                 f"with two tables and {new_num_tokens} tokens. Make a new model and copy the rows "
@@ -193,8 +198,8 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
             raise ValueError(
                 "Source and target must share a table, as `share_encoder_decoder_embeddings` says, "
                 "got tables of their own, such as those of a merged adapter with "
-                "`modules_to_save=['embed_tokens']`. Train an adapter of a model with "
-                "`share_encoder_decoder_embeddings=False`."
+                "`modules_to_save=['embed_tokens']`. Name the table `shared` instead, or train an "
+                "adapter of a model with `share_encoder_decoder_embeddings=False`."
             )
         modeling = "modeling_vanilla_transformer.VanillaTransformer"
         self.config.auto_map = {
@@ -209,6 +214,9 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
             custom_object_save(VanillaTransformerModel, save_directory)
         # Weights may have been replaced since they were tied.
         self._keys_to_ignore_on_save = self._tied_names()
+        if self.get_output_embeddings() is not None:
+            # PEFT's merging sets it to False for two tables, whatever is tied.
+            self.config.tie_word_embeddings = "lm_head.weight" in self._keys_to_ignore_on_save
         super().save_pretrained(save_directory, is_main_process, *args, **kwargs)
 
 
@@ -458,29 +466,36 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         self.register_module("shared", None)
         self.encoder = Encoder(config)
         self.decoder = Decoder(config)
-        self._tied_weights_keys = {}
         if config.share_encoder_decoder_embeddings:
             # One module, not three that share a weight: FSDP shards no weight twice.
             self.set_input_embeddings(self.encoder.embed_tokens)
-            self._tied_weights_keys = {
-                "encoder.embed_tokens.weight": "shared.weight",
-                "decoder.embed_tokens.weight": "shared.weight",
-            }
         self.post_init()
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
-        """`tie_word_embeddings` concerns the projection only; shared tables are always tied."""
-        return dict(self._tied_weights_keys)
+        """`tie_word_embeddings` concerns the projection only; shared tables are always tied.
+
+        Not in `_tied_weights_keys`, by which PEFT would put adapters on one table three times.
+        """
+        if not self.config.share_encoder_decoder_embeddings:
+            return {}
+        return {f"{stack}.embed_tokens.weight": "shared.weight" for stack in ("encoder", "decoder")}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """What takes the place of a shared table, such as an adapter, takes it in both stacks."""
+        super().__setattr__(name, value)
+        if name == "shared":
+            self.encoder.embed_tokens = self.decoder.embed_tokens = value
 
     def get_input_embeddings(self) -> nn.Embedding:
         """The table of the source, which may also be the target's."""
-        return self.encoder.embed_tokens
+        return self.encoder.embed_tokens if self.shared is None else self.shared
 
     def set_input_embeddings(self, value: nn.Embedding) -> None:
         """Replaces the table of the source, also of the target if they share it."""
-        self.encoder.embed_tokens = value
         if self.config.share_encoder_decoder_embeddings:
-            self.shared = self.decoder.embed_tokens = value
+            self.shared = value
+        else:
+            self.encoder.embed_tokens = value
 
     @merge_with_config_defaults
     @capture_outputs
@@ -515,6 +530,8 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         Returns:
             `last_hidden_state` `[B, T, D]`, the cache and the requested outputs of both stacks.
         """
+        if self.shared is not None and self.encoder.embed_tokens is not self.decoder.embed_tokens:
+            self._warn_of_two_adapters()
         packing = None
         if encoder_outputs is None:
             # Both stacks need it, and to compute it a GPU is waited for.
@@ -547,6 +564,23 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
             encoder_hidden_states=encoded.hidden_states,
             encoder_attentions=encoded.attentions,
         )
+
+    def _warn_of_two_adapters(self) -> None:
+        """Warns once of adapters that PEFT put on the names of a shared table in the stacks."""
+        logger.warning_once(
+            "Source and target share one table, got an adapter for each of `encoder.embed_tokens` "
+            "and `decoder.embed_tokens`. They learn apart, and merging into the table keeps only "
+            "one of them. Name the table `shared` instead, as in "
+            "`trainable_token_indices={'shared': [...]}`, or pass the list alone."
+        )
+
+
+class OutputWithoutLogits(Seq2SeqLMOutput):
+    """What a training step returns whose logits never existed all at once."""
+
+    def to_tuple(self) -> tuple[Any, ...]:
+        """The loss alone, because code that counts positions expects logits after it."""
+        return (self.loss,)
 
 
 class VanillaTransformerForConditionalGeneration(
@@ -625,13 +659,14 @@ class VanillaTransformerForConditionalGeneration(
 
         Returns:
             `loss`, smoothed in training only, and `logits` `[B, T, V]`: None while training with
-            `labels`, unless `return_logits`.
+            `labels`, unless `return_logits`. As a tuple, such an output is the loss alone.
 
         Raises:
             ValueError: If `labels` come with `logits_to_keep`, or differ in shape from what the
                 decoder reads, or if `r_drop_alpha` comes with an odd number of rows.
         """
-        in_chunks = self.training and labels is not None and not return_logits
+        in_chunks = self.training and labels is not None
+        in_chunks = in_chunks and not (return_logits or is_transformed())
         if self.training and labels is None and num_items_in_batch is not None:
             self._warn_of_outer_loss()
         if labels is not None:
@@ -675,7 +710,8 @@ class VanillaTransformerForConditionalGeneration(
             loss = self._loss(
                 hidden_states, logits, matrix, labels, num_items_in_batch, r_drop_alpha
             )
-        return Seq2SeqLMOutput(
+        output = OutputWithoutLogits if in_chunks else Seq2SeqLMOutput
+        return output(
             loss=loss,
             logits=logits,
             past_key_values=outputs.past_key_values,

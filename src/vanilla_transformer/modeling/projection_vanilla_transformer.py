@@ -16,7 +16,7 @@ from .loss_vanilla_transformer import (
     ProjectedLoss,
     loss_sum_by_module,
 )
-from .shortcuts_vanilla_transformer import is_sharded, is_untouched
+from .shortcuts_vanilla_transformer import is_plain_linear, is_sharded, is_untouched
 
 
 def projected_loss_sum(
@@ -54,18 +54,12 @@ def projected_loss_sum(
     if is_sharded(lm_head):
         # Each call waits for all processes, and their numbers of calls may differ.
         lm_head.unshard()  # type: ignore[operator]
-    if _is_plain_linear(lm_head):
+    if is_plain_linear(lm_head):
         weight = lm_head.weight if matrix is None else matrix
         args = (hidden_states, weight, lm_head.bias, labels, terms, compiler)
         total: Tensor = ProjectedLoss.apply(*args)  # type: ignore[no-untyped-call]
         return total
     return loss_sum_by_module(lm_head, hidden_states, labels, terms)
-
-
-def _is_plain_linear(module: nn.Module) -> bool:
-    if is_sharded(module):
-        return type(module).__bases__[1:] == (nn.Linear,)
-    return type(module) is nn.Linear and is_untouched(module)
 
 
 class Lookup(NamedTuple):
@@ -120,10 +114,10 @@ def _is_tied(table: nn.Module, lm_head: nn.Module) -> bool:
     """Whether `table` and `lm_head` are one matrix, and neither has to be called."""
     return (
         type(table) is nn.Embedding
-        and type(lm_head) is nn.Linear
+        and not is_sharded(lm_head)
+        and is_plain_linear(lm_head)
         and table.weight is lm_head.weight
         and is_untouched(table)
-        and is_untouched(lm_head)
         # A hook may require gradients of the rows of a frozen one.
         and table.weight.requires_grad
         # On a GPU the sum would depend on the order of its threads.
@@ -151,7 +145,6 @@ class TiedTable(torch.autograd.Function):
         return weight.view_as(weight), *(F.embedding(one, weight) for one in ids)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(
         ctx: Any, grad_matrix: Tensor | None, *grad_rows: Tensor | None
     ) -> tuple[Tensor | None, ...]:
@@ -168,6 +161,10 @@ class TiedTable(torch.autograd.Function):
             rows, ids = rows.flatten(0, -2), ids.flatten()
             if ctx.padding_idx is not None:
                 rows = rows.masked_fill((ids == ctx.padding_idx)[:, None], 0)
+            if torch.is_grad_enabled():
+                # With `create_graph=True`, the gradient is differentiated in turn.
+                gradient = gradient.index_add(0, ids, rows)
+                continue
             # torch 2.11 warns of the argument `check_invariants=False`.
             with torch.sparse.check_sparse_tensor_invariants(enable=False):
                 added = torch.sparse_coo_tensor(ids[None], rows, ctx.shape)

@@ -2,8 +2,14 @@
 
 from typing import Any
 
+import torch
 from torch import nn
 from transformers.utils import output_capturing
+
+
+def is_transformed() -> bool:
+    """Whether a transform of `torch.func` runs. They refuse custom gradients and checkpoints."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def is_untouched(module: nn.Module) -> bool:
@@ -12,6 +18,21 @@ def is_untouched(module: nn.Module) -> bool:
     A module that is hooked, patched or compiled has to be called.
     """
     return _is_plain(module) and module._compiled_call_impl is None
+
+
+def is_plain_linear(module: nn.Module) -> bool:
+    """Whether the module is the product with a weight and nothing else.
+
+    Quantisers such as torchao replace the weight, whose products are then its own.
+    """
+    if is_sharded(module):
+        return type(module).__bases__[1:] == (nn.Linear,)
+    return type(module) is nn.Linear and has_plain_weight(module) and is_untouched(module)
+
+
+def has_plain_weight(module: nn.Module) -> bool:
+    """Whether the weight is torch's own parameter, not one with operations of its own."""
+    return type(module.weight) is nn.Parameter
 
 
 def is_hooked(module: nn.Module) -> bool:
