@@ -32,7 +32,7 @@ from vanilla_transformer.compression import DAMAGE, HEAD, Compression, compressi
 if sys.platform != "win32":
     import fcntl
 
-# Bytes, unpacked; far more than a line of text has. A few kB can unpack to gigabytes without an end.
+# Bytes, unpacked: a few kB can unpack to gigabytes without a line end.
 LONGEST_LINE = 2**26
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
