@@ -4,7 +4,7 @@ import gc
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import islice
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -247,10 +247,14 @@ def save_small_model(folder: Path, tokenizer: VanillaTransformerTokenizer, **cha
 def interrupted_after(lines: int) -> Iterator[None]:
     """Ctrl-C is pressed once a translator has given so many translations."""
     original = Translator.translate
+    # Each window of lines is a call of its own.
+    given = count(1)
 
     def translate(self: Translator, *args: Any, **kwargs: Any) -> Iterator[Translation]:
-        yield from islice(original(self, *args, **kwargs), lines)
-        raise KeyboardInterrupt
+        for translation in original(self, *args, **kwargs):
+            yield translation
+            if next(given) == lines:
+                raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Translator, "translate", translate)
