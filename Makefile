@@ -48,7 +48,7 @@ test-storm: $(READY)
 test-oldest: $(READY)
 	$(MAKE) test test-slow VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt
 	OMP_NUM_THREADS=1 OTHER_PYTHON=.venv-oldest/bin/python \
-		$(RUN)python -m pytest -m slow tests/modeling/test_releases.py
+		$(RUN)python -m pytest -m slow tests/plugin/test_releases.py
 
 # Breaks the repository in one place at a time: each defect must fail a test that passes otherwise.
 # SHARE=2/6 takes every sixth, beginning with the second, and assumes that all tests have passed.

@@ -52,11 +52,11 @@ def measure(preset: str, vocab_size: int, rounds: int) -> dict[str, list[float]]
         VanillaTransformerForConditionalGeneration,
         VanillaTransformerTokenizer,
     )
-    from vanilla_transformer.data.batches import TokenBatchSampler
-    from vanilla_transformer.data.training_data import in_epochs
-    from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
-    from vanilla_transformer.training.trainer import TokenBatchTrainer
-    from vanilla_transformer_cli.settings import PRESETS
+    from vanilla_transformer_tools.settings import PRESETS
+    from vanilla_transformer_tools.text.batches import TokenBatchSampler
+    from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
+    from vanilla_transformer_tools.text.training_data import in_epochs
+    from vanilla_transformer_tools.training.trainer import TokenBatchTrainer
 
     disable_progress_bar()
     config = VanillaTransformerConfig(**PRESETS[preset].config(), vocab_size=vocab_size)

@@ -9,10 +9,10 @@ from torch.utils.data import DataLoader
 from transformers import BatchEncoding, DataCollatorForSeq2Seq
 
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer.data.batches import TokenBatchSampler
-from vanilla_transformer.data.parallel_text import ParallelText, load_pairs
-from vanilla_transformer.data.token_ids import pair_lengths, tokenize_pairs
-from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
+from vanilla_transformer_tools.text.batches import TokenBatchSampler
+from vanilla_transformer_tools.text.parallel_text import ParallelText, load_pairs
+from vanilla_transformer_tools.text.token_ids import pair_lengths, tokenize_pairs
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 
 
 def learn_and_encode(

@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from neighbours import hardware_line
-from vanilla_transformer.interop.importing import convert
+from vanilla_transformer_tools.interop.importing import convert
 
 # The class itself, and what it becomes here.
 KINDS = ("in-tree", "vanilla")

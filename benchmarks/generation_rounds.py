@@ -31,8 +31,8 @@ from memory import Memory, measure_alone
 from neighbours import check_same_logits, hardware_line
 from ratio_tables import head, megabytes, rate, rate_range, ratio, row
 from rounds import take_turns
-from vanilla_transformer.files import read_lines
-from vanilla_transformer.translation.conversion_cache import CACHE_VARIABLE
+from vanilla_transformer_tools.files import read_lines
+from vanilla_transformer_tools.translation.conversion_cache import CACHE_VARIABLE
 
 RANDOM_SOURCE_TOKENS, RANDOM_TARGET_TOKENS = (20, 30), 32
 # Below it, outputs differ by more than ties of floating-point numbers can explain.
@@ -252,7 +252,15 @@ def run_once(name: str, folder: Path, dtype: str, threads: int, task: Task) -> N
 def first_translation(model: str, test: str) -> str:
     """Seconds from the shell to the translation of one line, imports included."""
     line = next(iter(read_lines(test))).split("\t")[0]
-    command = [sys.executable, "-m", "vanilla_transformer_cli", "translate", "--model", model, line]
+    command = [
+        sys.executable,
+        "-m",
+        "vanilla_transformer_tools.commands",
+        "translate",
+        "--model",
+        model,
+        line,
+    ]
     seconds = []
     for _ in range(3):
         started = time.perf_counter()

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from gpu_report import Report, growth_of, seconds_of
 from neighbours import best_device
 from rounds import take_turns
-from vanilla_transformer.modeling import loss_vanilla_transformer
-from vanilla_transformer.modeling.loss_vanilla_transformer import LossTerms, loss_sum
-from vanilla_transformer.modeling.projection_vanilla_transformer import projected_loss_sum
+from vanilla_transformer import loss_vanilla_transformer
+from vanilla_transformer.loss_vanilla_transformer import LossTerms, loss_sum
+from vanilla_transformer.projection_vanilla_transformer import projected_loss_sum
 
 NOTE = (
     "Forward and backward pass of projection and loss, divided by the number of targets. An error "

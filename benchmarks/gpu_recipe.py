@@ -17,8 +17,8 @@ from gpu_report import Report
 from memory import measure_alone
 from neighbours import COMMON, best_device, build
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer.data.number_words import write_corpus
-from vanilla_transformer_cli.settings import PRESETS
+from vanilla_transformer_tools.settings import PRESETS
+from vanilla_transformer_tools.text.number_words import write_corpus
 
 NOTE = (
     "German number words to English ones. `train` has its own recipe and batches; the two of "
@@ -126,7 +126,15 @@ def command(folder: Path, sizes: Sizes) -> tuple[Losses, None]:
     files = [str(folder / f"train.{language}") for language in ("de", "en")]
     started = time.perf_counter()
     done = subprocess.run(
-        [sys.executable, "-m", "vanilla_transformer_cli", "train", "--train", *files, *given],
+        [
+            sys.executable,
+            "-m",
+            "vanilla_transformer_tools.commands",
+            "train",
+            "--train",
+            *files,
+            *given,
+        ],
         stdout=sys.stderr,
         check=False,
     )

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gpu_report import Report
 from neighbours import build
-from vanilla_transformer_cli.settings import PRESETS
+from vanilla_transformer_tools.settings import PRESETS
 
 # The tests hold the same counts.
 sys.path.insert(0, str(Path(__file__).parents[1]))

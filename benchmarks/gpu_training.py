@@ -15,9 +15,9 @@ from transformers import BatchEncoding, PreTrainedConfig, PreTrainedModel
 from gpu_report import Report, bf16_peak, growth_of
 from neighbours import Training, best_device, padding_of, tokens_of
 from rounds import take_turns
-from vanilla_transformer.data.batches import TokenBatchSampler
-from vanilla_transformer.modeling.configuration_vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.training.batch_size import estimated_memory
+from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer_tools.text.batches import TokenBatchSampler
+from vanilla_transformer_tools.training.batch_size import estimated_memory
 
 NOTE = (
     "Forward, backward and Adam in bfloat16 by autocast, on the same batches in turn. Tokens of "

@@ -106,7 +106,7 @@ def cells(measured: dict[str, float]) -> Iterator[str]:
 
 def draw(rows: list[dict[str, float]], path: Path) -> None:
     """Seconds and memory over pairs; pairs and seconds are logarithmic."""
-    from vanilla_transformer.figures import new_figure, save_figure
+    from vanilla_transformer_tools.figures import new_figure, save_figure
 
     figure = new_figure(9, 3.6)
     left, right = figure.subplots(1, 2)
@@ -169,7 +169,7 @@ def report_first_update(argv: list[str]) -> None:
     unmapped.start()
     from transformers import TrainerCallback, trainer
 
-    from vanilla_transformer_cli.train import train
+    from vanilla_transformer_tools.commands.train import train
 
     class Report(TrainerCallback):
         def on_step_end(self, *_: Any, **__: Any) -> None:

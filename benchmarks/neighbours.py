@@ -21,9 +21,9 @@ from vanilla_transformer import (
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
 )
-from vanilla_transformer.training.compiling import compile_layers
-from vanilla_transformer.training.run_record import hardware
-from vanilla_transformer_cli.settings import PRESETS
+from vanilla_transformer_tools.settings import PRESETS
+from vanilla_transformer_tools.training.compiling import compile_layers
+from vanilla_transformer_tools.training.run_record import hardware
 
 FAMILIES = {
     "vanilla": (VanillaTransformerConfig, VanillaTransformerForConditionalGeneration),

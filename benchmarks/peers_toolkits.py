@@ -21,8 +21,8 @@ from sacrebleu.metrics import BLEU
 
 from memory import peak_memory
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerTokenizer
-from vanilla_transformer.data.batches import TokenBatchSampler
-from vanilla_transformer.data.parallel_text import ParallelText, read_pairs
+from vanilla_transformer_tools.text.batches import TokenBatchSampler
+from vanilla_transformer_tools.text.parallel_text import ParallelText, read_pairs
 
 CONFIGS = Path(__file__).with_name("peers")
 _SIDES = ("en", "de")
@@ -69,10 +69,10 @@ class Toolkit:
 
 _VANILLA: dict[str, Any] = {
     "files": ("vanilla.yaml",),
-    "train": "-m vanilla_transformer_cli train $config",
+    "train": "-m vanilla_transformer_tools.commands train $config",
     "report": r"^step +[\d,]+/.*loss",
     "checkpoint": "checkpoint-$update",
-    "translate": "-m vanilla_transformer_cli translate --model $checkpoint --num_beams 1 "
+    "translate": "-m vanilla_transformer_tools.commands translate --model $checkpoint --num_beams 1 "
     "--input $source --output $output",
     "environment": False,
     "batches_by_tokens": True,

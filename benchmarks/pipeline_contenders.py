@@ -18,14 +18,14 @@ from transformers import (
 
 from corpora import encode, learn_and_encode
 from neighbours import build
-from vanilla_transformer.data.batches import TokenBatchSampler
-from vanilla_transformer.data.parallel_text import ParallelText, load_pairs
-from vanilla_transformer.data.token_ids import pair_lengths
-from vanilla_transformer.data.training_data import in_epochs
-from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
-from vanilla_transformer.training.recipe import recipe
-from vanilla_transformer.training.trainer import TokenBatchTrainer
-from vanilla_transformer_cli.settings import PRESETS, TrainSettings
+from vanilla_transformer_tools.settings import PRESETS, TrainSettings
+from vanilla_transformer_tools.text.batches import TokenBatchSampler
+from vanilla_transformer_tools.text.parallel_text import ParallelText, load_pairs
+from vanilla_transformer_tools.text.token_ids import pair_lengths
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
+from vanilla_transformer_tools.text.training_data import in_epochs
+from vanilla_transformer_tools.training.recipe import recipe
+from vanilla_transformer_tools.training.trainer import TokenBatchTrainer
 
 VOCABULARY = 10_000
 

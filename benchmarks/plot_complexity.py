@@ -30,8 +30,7 @@ def milliseconds(n: int, d: int) -> tuple[float, float]:
     """Of equation (1) and of the whole layer, eager, for one sequence and 8 heads."""
     import torch
 
-    from vanilla_transformer import VanillaTransformerConfig
-    from vanilla_transformer.modeling import attention_vanilla_transformer
+    from vanilla_transformer import VanillaTransformerConfig, attention_vanilla_transformer
 
     torch.set_num_threads(1)
     layer = attention_vanilla_transformer.SelfAttention(VanillaTransformerConfig(d_model=d), 8)
@@ -61,7 +60,7 @@ def main() -> None:
     if wrong := [size for size in sizes if size < 8 or size % 8]:
         parser.error(f"--sizes and --fixed must be multiples of the 8 heads, got {wrong[0]}")
     # Imported late: it loads torch, and `--help` should answer at once.
-    from vanilla_transformer.figures import new_figure, save_figure
+    from vanilla_transformer_tools.figures import new_figure, save_figure
 
     try:
         figure = new_figure(9, 4)

@@ -22,9 +22,9 @@ from urllib.parse import urlencode
 import psutil
 from transformers.utils.logging import disable_progress_bar
 
-from vanilla_transformer.data.number_words import german
-from vanilla_transformer.files import read_lines
-from vanilla_transformer.translation import Translator
+from vanilla_transformer_tools.files import read_lines
+from vanilla_transformer_tools.text.number_words import german
+from vanilla_transformer_tools.translation import Translator
 
 JSON, FORM = "application/json", "application/x-www-form-urlencoded"
 STORM_CLIENTS = 64
@@ -122,7 +122,14 @@ class ServiceProcess:
     """`vanilla-transformer serve` in a process of its own."""
 
     def __init__(self, options: Namespace) -> None:
-        command = [sys.executable, "-m", "vanilla_transformer_cli", "serve", "--port", "0"]
+        command = [
+            sys.executable,
+            "-m",
+            "vanilla_transformer_tools.commands",
+            "serve",
+            "--port",
+            "0",
+        ]
         command += ["--source_language", "xx", "--target_language", "yy", "--model", options.model]
         for name in ("engine", "num_beams", "max_delay"):
             if getattr(options, name) is not None:

@@ -60,7 +60,7 @@ def main() -> int:
 
     import torch
 
-    from vanilla_transformer_cli.settings import PRESETS
+    from vanilla_transformer_tools.settings import PRESETS
 
     # Under `taskset` torch starts with fewer than the machine has.
     numbers = range(1, max(torch.get_num_threads(), os.cpu_count() or 1) + 1)
@@ -81,7 +81,7 @@ def contenders(task: Callable[[], None], numbers: range) -> dict[int | None, Cal
     """Seconds of a task by number of threads; None: that of idle cores."""
     import torch
 
-    from vanilla_transformer.threads import IdleCores
+    from vanilla_transformer_tools.threads import IdleCores
 
     cores = IdleCores()
 

@@ -45,8 +45,8 @@ def main() -> int:
     options = parser.parse_args()
     # Imported late: it loads torch, and `--help` should answer at once.
     from finetuning_contenders import SIZES, build, describe
-    from vanilla_transformer.files import read_lines
-    from vanilla_transformer.interop.trimming import Trimming, trim
+    from vanilla_transformer_tools.files import read_lines
+    from vanilla_transformer_tools.interop.trimming import Trimming, trim
 
     if options.size not in SIZES:
         print(f"--size must be of {', '.join(SIZES)}, got {options.size}.", file=sys.stderr)

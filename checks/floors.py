@@ -18,8 +18,8 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[1] / "src"
 CORE, COMMAND, SETTINGS = (
     "vanilla_transformer",
-    "vanilla_transformer_cli",
-    "vanilla_transformer_cli.settings",
+    "vanilla_transformer_tools.commands",
+    "vanilla_transformer_tools.settings",
 )
 # From the ground up. A room imports only from floors below its own.
 PLAN = (

@@ -15,7 +15,7 @@ from tqdm import trange
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 import vanilla_transformer  # noqa: F401  (registers the model with the Auto classes)
-from vanilla_transformer.evaluation.metrics import score
+from vanilla_transformer_tools.evaluation.metrics import score
 
 
 def parse() -> argparse.Namespace:

@@ -85,8 +85,8 @@ def run(options: argparse.Namespace) -> None:
     """The four steps of the experiment."""
     folder, (minutes, minutes_of_a_leg) = options.folder, options.minutes
     # Imported late: they load torch, and `--help` should answer at once.
-    from vanilla_transformer.files import write_lines
-    from vanilla_transformer_cli import main as command
+    from vanilla_transformer_tools.commands import main as command
+    from vanilla_transformer_tools.files import write_lines
 
     parent, imported = folder / "parent", folder / "imported"
     if not (parent / "config.json").exists():
@@ -119,7 +119,7 @@ def read_sides(paths: list[str], first: int | None = None) -> list[list[str]]:
         ValueError: If the files do not have the same number of lines, or one is no text.
         OSError: If one cannot be read.
     """
-    from vanilla_transformer.data.parallel_text import ParallelText, read_pairs
+    from vanilla_transformer_tools.text.parallel_text import ParallelText, read_pairs
 
     pairs = islice(read_pairs(ParallelText(tuple(paths))), first)
     return [list(side) for side in zip(*pairs, strict=True)]

@@ -60,8 +60,8 @@ def build_parser() -> argparse.ArgumentParser:
 def read(kind: str, files: list[str]) -> Iterable[tuple[str, str]]:
     """Pairs of a corpus."""
     # Imported late: they load torch, and `--help` should answer at once.
-    from vanilla_transformer.data.parallel_text import ParallelText, load_pairs
-    from vanilla_transformer.files import read_lines
+    from vanilla_transformer_tools.files import read_lines
+    from vanilla_transformer_tools.text.parallel_text import ParallelText, load_pairs
 
     if kind == "scan":
         for number, line in enumerate(read_lines(files[0]), start=1):
@@ -136,7 +136,7 @@ def main() -> int:
                     f"--unseen_in, and --carve is {given.carve}. Nothing was written."
                 )
         # Imported late, as in `read`.
-        from vanilla_transformer.files import write_together
+        from vanilla_transformer_tools.files import write_together
 
         given.folder.mkdir(parents=True, exist_ok=True)
         write_together({paths[split]: rows for split, rows in splits.items()})

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from vanilla_transformer.translation import Translator
+    from vanilla_transformer_tools.translation import Translator
 
 # One list for each source: outputs with the scores of both models.
 Candidates = list[list[tuple[str, float, float]]]
@@ -53,8 +53,8 @@ def find_candidates(
     forward: "Translator", backward: "Translator", sources: list[str]
 ) -> Candidates:
     """The outputs of each source with their scores, log-probability / length^length_penalty."""
-    from vanilla_transformer.inspection.alignments import encode_source, encode_target
-    from vanilla_transformer.translation.engines import TorchEngine
+    from vanilla_transformer_tools.inspection.alignments import encode_source, encode_target
+    from vanilla_transformer_tools.translation.engines import TorchEngine
 
     engine = backward.engine
     assert isinstance(engine, TorchEngine)
@@ -90,10 +90,10 @@ def main() -> int:
     """Prints the scores; returns the exit status."""
     options = parse()
     # Imported late: they load torch, and `--help` should answer at once.
-    from vanilla_transformer.data.parallel_text import ParallelText, load_pairs
-    from vanilla_transformer.evaluation.bleu_tokenizers import resolve
-    from vanilla_transformer.evaluation.metrics import METRICS, build_metrics
-    from vanilla_transformer.translation import Translator
+    from vanilla_transformer_tools.evaluation.bleu_tokenizers import resolve
+    from vanilla_transformer_tools.evaluation.metrics import METRICS, build_metrics
+    from vanilla_transformer_tools.text.parallel_text import ParallelText, load_pairs
+    from vanilla_transformer_tools.translation import Translator
 
     try:
         if not all(map(math.isfinite, options.weights)):

@@ -37,10 +37,10 @@ def main() -> int:
     """Prints a row for each group; returns the exit status."""
     options = parse()
     # Imported late: they load torch, and `--help` should answer at once.
-    from vanilla_transformer.data.parallel_text import ParallelText, load_pairs
-    from vanilla_transformer.evaluation.bleu_tokenizers import resolve
-    from vanilla_transformer.evaluation.metrics import build_metrics
-    from vanilla_transformer.translation import Translator
+    from vanilla_transformer_tools.evaluation.bleu_tokenizers import resolve
+    from vanilla_transformer_tools.evaluation.metrics import build_metrics
+    from vanilla_transformer_tools.text.parallel_text import ParallelText, load_pairs
+    from vanilla_transformer_tools.translation import Translator
 
     try:
         edges = sorted(set(options.up_to))

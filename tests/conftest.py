@@ -22,8 +22,8 @@ from vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerTokenizer,
 )
-from vanilla_transformer.data.number_words import write_corpus
-from vanilla_transformer.translation import Translation, Translator
+from vanilla_transformer_tools.text.number_words import write_corpus
+from vanilla_transformer_tools.translation import Translation, Translator
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from vanilla_transformer import files
-from vanilla_transformer.files import (
+from vanilla_transformer_tools import files
+from vanilla_transformer_tools.files import (
     abandoned,
     checksum,
     naming_full_disk,
@@ -529,7 +529,9 @@ def test_what_may_never_end_is_not_opened(tmp_path, monkeypatch, kind, read):
 
 def test_standard_input_that_is_a_file_can_be_read_by_its_name(tmp_path):
     (tmp_path / "lines").write_text("a\nb\n")
-    code = "from vanilla_transformer.files import read_lines; print(*read_lines('/dev/stdin'))"
+    code = (
+        "from vanilla_transformer_tools.files import read_lines; print(*read_lines('/dev/stdin'))"
+    )
 
     with (tmp_path / "lines").open() as lines:
         command = [sys.executable, "-c", code]
@@ -539,7 +541,7 @@ def test_standard_input_that_is_a_file_can_be_read_by_its_name(tmp_path):
 
 
 def test_gzipped_line_without_an_end_is_refused_before_it_is_in_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr("vanilla_transformer.files.LONGEST_LINE", 1000)
+    monkeypatch.setattr("vanilla_transformer_tools.files.LONGEST_LINE", 1000)
     file = tmp_path / "bomb.gz"
     file.write_bytes(gzip.compress(b"a" * 999 + b"\n" + b"b" * 10**6))
 
@@ -551,7 +553,7 @@ def test_gzipped_line_without_an_end_is_refused_before_it_is_in_memory(tmp_path,
 
 
 def test_text_beyond_the_limit_is_not_read(tmp_path, monkeypatch):
-    monkeypatch.setattr("vanilla_transformer.files._MOST_BYTES_OF_TEXT", 10)
+    monkeypatch.setattr("vanilla_transformer_tools.files._MOST_BYTES_OF_TEXT", 10)
     (tmp_path / "long.json").write_text("0" * 11)
 
     with pytest.raises(ValueError, match="must have at most 10 bytes"):

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from vanilla_transformer.progress import bar_on_terminal, line_progress
+from vanilla_transformer_tools.progress import bar_on_terminal, line_progress
 
 from .support.terminal import terminal
 

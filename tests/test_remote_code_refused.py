@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vanilla_transformer.tokenization.tokenizer_pair import load_tokenizer
+from vanilla_transformer_tools.text.tokenizer_pair import load_tokenizer
 
 from .cli.conftest import folder, run, signals, tokenizer  # noqa: F401
 
@@ -51,7 +51,9 @@ def test_every_call_that_loads_decides_on_code_itself():
         and "**loading" not in ast.unparse(call)
     ]
     assert undecided == []
-    model_folder = (SOURCE / "vanilla_transformer/model_folder.py").read_text(encoding="utf-8")
+    model_folder = (SOURCE / "vanilla_transformer_tools/saved_folder.py").read_text(
+        encoding="utf-8"
+    )
     assert '"trust_remote_code": False, **loading}' in model_folder
 
 

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from vanilla_transformer import threads
-from vanilla_transformer.threads import INTERVAL, IdleCores
+from vanilla_transformer_tools import threads
+from vanilla_transformer_tools.threads import INTERVAL, IdleCores
 
 
 class Machine:

@@ -2,13 +2,13 @@
 
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
 
-from .modeling.configuration_vanilla_transformer import VanillaTransformerConfig
-from .modeling.modeling_vanilla_transformer import (
+from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerModel,
     VanillaTransformerPreTrainedModel,
 )
-from .tokenization.tokenization_vanilla_transformer import VanillaTransformerTokenizer
+from .tokenization_vanilla_transformer import VanillaTransformerTokenizer
 
 AutoConfig.register(VanillaTransformerConfig.model_type, VanillaTransformerConfig)
 AutoModel.register(VanillaTransformerConfig, VanillaTransformerModel)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from transformers import Seq2SeqTrainer
 
-from vanilla_transformer.training.trainer import TokenBatchTrainer
+from vanilla_transformer_tools.training.trainer import TokenBatchTrainer
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 

@@ -26,8 +26,8 @@ from gpu_report import Report, bf16_peak, shown
 from gpu_tests import decoding_steps, kinds, read_outcomes, training_steps
 from gpu_training import share_of_peak, speeds, training_flops, wmt_like_batches
 from neighbours import tokens_of
-from vanilla_transformer.modeling import loss_vanilla_transformer
-from vanilla_transformer.training.batch_size import estimated_memory
+from vanilla_transformer import loss_vanilla_transformer
+from vanilla_transformer_tools.training.batch_size import estimated_memory
 
 from ..conftest import build_variant
 from ..support.documents import ROOT

@@ -14,7 +14,7 @@ import psutil
 import pytest
 import yaml
 
-from vanilla_transformer_cli.settings import PRESETS
+from vanilla_transformer_tools.settings import PRESETS
 
 from ..support.documents import ROOT
 

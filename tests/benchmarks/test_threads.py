@@ -6,7 +6,7 @@ import sys
 import psutil
 import torch
 
-from vanilla_transformer import threads as counting
+from vanilla_transformer_tools import threads as counting
 
 from ..support.documents import ROOT
 from ..support.http_service import wait_until

@@ -31,24 +31,24 @@ def test_modeling_imports_nothing_of_ours():
 
 
 def test_settings_import_nothing_of_ours_nor_torch():
-    code = "import sys, vanilla_transformer_cli.settings; print(*sys.modules)"
+    code = "import sys, vanilla_transformer_tools.settings; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     loaded = {name for name in done.stdout.split() if name.startswith("vanilla_transformer")}
-    assert loaded == {"vanilla_transformer_cli", "vanilla_transformer_cli.settings"}
+    assert loaded == {"vanilla_transformer_tools.commands", "vanilla_transformer_tools.settings"}
     assert not {"torch", "transformers"} & set(done.stdout.split())
 
 
 @pytest.mark.parametrize(
     "line",
     [
-        "from vanilla_transformer.training.run import train",
-        "from vanilla_transformer.training import run",
-        "import vanilla_transformer.training.run",
+        "from vanilla_transformer_tools.training.run import train",
+        "from vanilla_transformer_tools.training import run",
+        "import vanilla_transformer_tools.training.run",
         "from ..training.run import train",
         "from ..training import run",
-        "def late():\n    from vanilla_transformer.training.run import train",
-        "if TYPE_CHECKING:\n    from vanilla_transformer.training.run import train",
+        "def late():\n    from vanilla_transformer_tools.training.run import train",
+        "if TYPE_CHECKING:\n    from vanilla_transformer_tools.training.run import train",
     ],
 )
 def test_arrow_up_is_found_however_it_is_written(tmp_path, line):
@@ -57,14 +57,16 @@ def test_arrow_up_is_found_however_it_is_written(tmp_path, line):
 
     rooms = room_graph(module_graph(tmp_path))
 
-    assert wrong_arrows(rooms) == ["vanilla_transformer.data imports vanilla_transformer.training"]
+    assert wrong_arrows(rooms) == [
+        "vanilla_transformer_tools.text imports vanilla_transformer_tools.training"
+    ]
 
 
 def test_circle_is_found(tmp_path):
     write(tmp_path, "data/filters.py", "from .batches import cut")
     write(tmp_path, "data/batches.py", "from .filters import drop")
 
-    assert "vanilla_transformer.data.filters" in circle(module_graph(tmp_path))
+    assert "vanilla_transformer_tools.text.filters" in circle(module_graph(tmp_path))
     assert circle(room_graph(module_graph(tmp_path))) == []
 
 
@@ -89,6 +91,6 @@ def write(source: Path, name: str, text: str) -> None:
 
 
 def test_rooms_of_one_floor_do_not_import_each_other():
-    data, translation = "vanilla_transformer.data", "vanilla_transformer.translation"
+    data, translation = "vanilla_transformer_tools.text", "vanilla_transformer_tools.translation"
 
     assert wrong_arrows({data: {translation}}) == [f"{data} imports {translation}"]

@@ -6,8 +6,8 @@ import pytest
 from transformers import AutoModelForSeq2SeqLM, M2M100Config, M2M100ForConditionalGeneration
 
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer.translation import Translator
-from vanilla_transformer_cli import main
+from vanilla_transformer_tools.commands import main
+from vanilla_transformer_tools.translation import Translator
 
 from ..support.documents import code_blocks
 

@@ -8,8 +8,8 @@ import yaml
 from transformers import AutoModelForSeq2SeqLM, MarianConfig, MarianMTModel
 
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer.interop.fairseq import read_checkpoint
-from vanilla_transformer_cli import main
+from vanilla_transformer_tools.commands import main
+from vanilla_transformer_tools.interop.fairseq import read_checkpoint
 
 from ..interop.test_declarations import MAPPING, Translator
 from ..interop.test_fairseq import checkpoint

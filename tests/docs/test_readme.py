@@ -6,7 +6,7 @@ import re
 import pytest
 
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer_cli import main
+from vanilla_transformer_tools.commands import main
 
 from ..support.documents import ROOT, code_blocks, read
 from ..support.scripts import run_script
@@ -98,7 +98,7 @@ def test_file_map_names_every_file_of_both_packages():
     named = {path for paths in files_named_in(file_map).values() for path in paths}
     files = {
         path
-        for package in ("vanilla_transformer", "vanilla_transformer_cli")
+        for package in ("vanilla_transformer", "vanilla_transformer_tools.commands")
         for path in (ROOT / "src" / package).rglob("*")
         if path.suffix in (".py", ".html", ".md") and path.name != "__init__.py"
     }

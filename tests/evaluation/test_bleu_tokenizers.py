@@ -2,9 +2,9 @@ from collections.abc import Callable
 
 import pytest
 
-from vanilla_transformer.evaluation import bleu_tokenizers
-from vanilla_transformer.evaluation.bleu_tokenizers import language_of_file, resolve
-from vanilla_transformer.evaluation.metrics import score
+from vanilla_transformer_tools.evaluation import bleu_tokenizers
+from vanilla_transformer_tools.evaluation.bleu_tokenizers import language_of_file, resolve
+from vanilla_transformer_tools.evaluation.metrics import score
 
 # Two lines each, the second one shorter than four words.
 LINES = {

@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 import sacrebleu
 
-from vanilla_transformer.evaluation import metrics
-from vanilla_transformer.evaluation.metrics import (
+from vanilla_transformer_tools.evaluation import metrics
+from vanilla_transformer_tools.evaluation.metrics import (
     METRICS,
     TranslationScores,
     edit_distance,
     format_scores,
 )
-from vanilla_transformer.training import run as training
-from vanilla_transformer.training.recipe import recipe
-from vanilla_transformer.training.run import train
-from vanilla_transformer.training.trainer import scorer
-from vanilla_transformer_cli.settings import METRIC_TITLES, TrainSettings
+from vanilla_transformer_tools.settings import METRIC_TITLES, TrainSettings
+from vanilla_transformer_tools.training import run as training
+from vanilla_transformer_tools.training.recipe import recipe
+from vanilla_transformer_tools.training.run import train
+from vanilla_transformer_tools.training.trainer import scorer
 
 from ..support.training_runs import build_arguments, build_settings, read_json
 
@@ -149,7 +149,7 @@ def test_scoring_writes_no_file_and_opens_no_connection(tmp_path):
         "import socket\n"
         "def refuse(*_, **__): raise AssertionError('a connection was opened')\n"
         "socket.socket.connect = socket.getaddrinfo = refuse\n"
-        "from vanilla_transformer.evaluation.metrics import score\n"
+        "from vanilla_transformer_tools.evaluation.metrics import score\n"
         "score(['a'], ['a'])\n"
     )
     home = {name: str(tmp_path / name) for name in ("HOME", "HF_HOME", "TMPDIR", "XDG_CACHE_HOME")}

@@ -3,8 +3,12 @@ import pytest
 import sacrebleu
 from sacrebleu.significance import PairedTest
 
-from vanilla_transformer.evaluation.metrics import TranslationScores
-from vanilla_transformer.evaluation.significance import Comparison, compare, format_comparisons
+from vanilla_transformer_tools.evaluation.metrics import TranslationScores
+from vanilla_transformer_tools.evaluation.significance import (
+    Comparison,
+    compare,
+    format_comparisons,
+)
 
 REFERENCES = [f"w{i} w{i * i} w{i + 1} a b c d" for i in range(60)]
 

@@ -2,8 +2,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from vanilla_transformer.evaluation import test_sets as module
-from vanilla_transformer.evaluation.test_sets import is_named, named_test_set
+from vanilla_transformer_tools.evaluation import test_sets as module
+from vanilla_transformer_tools.evaluation.test_sets import is_named, named_test_set
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ from transformers import (
     Seq2SeqTrainingArguments,
 )
 
-from vanilla_transformer.evaluation.metrics import TranslationScores
-from vanilla_transformer.interop.export import export_to_ctranslate2
-from vanilla_transformer.translation import Translator
+from vanilla_transformer_tools.evaluation.metrics import TranslationScores
+from vanilla_transformer_tools.interop.export import export_to_ctranslate2
+from vanilla_transformer_tools.translation import Translator
 
 from ..support.documents import ROOT, read
 from ..support.environments import build_environment

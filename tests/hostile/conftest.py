@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer.model_folder import describe_model_files, write_run
+from vanilla_transformer_tools.saved_folder import describe_model_files, write_run
 
-from ..cli.conftest import run, signals  # noqa: F401
+from ..commands.conftest import run, signals  # noqa: F401
 from ..conftest import save_small_model
 
 MOST_SECONDS = 20

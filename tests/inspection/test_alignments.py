@@ -10,7 +10,7 @@ from vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerTokenizer,
 )
-from vanilla_transformer.inspection.alignments import (
+from vanilla_transformer_tools.inspection.alignments import (
     PAIRS_PER_BATCH,
     AlignmentScore,
     GoldAlignment,
@@ -19,8 +19,8 @@ from vanilla_transformer.inspection.alignments import (
     read_gold,
     score_alignments,
 )
-from vanilla_transformer.translation import Translator
-from vanilla_transformer.translation.engines import ForcedPass, TorchEngine
+from vanilla_transformer_tools.translation import Translator
+from vanilla_transformer_tools.translation.engines import ForcedPass, TorchEngine
 
 # Words that have no piece of their own are spelled in characters.
 LINES = ["ein hund rennt", "a dog runs", "der mann", "the man"]

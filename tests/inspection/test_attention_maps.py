@@ -15,16 +15,20 @@ from vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerTokenizer,
 )
-from vanilla_transformer.inspection import attention_figures
-from vanilla_transformer.inspection.attention_figures import (
+from vanilla_transformer_tools.inspection import attention_figures
+from vanilla_transformer_tools.inspection.attention_figures import (
     RIGHT_TO_LEFT_MARK,
     plot_attention,
     plot_positions,
     position_encodings,
 )
-from vanilla_transformer.inspection.attention_maps import AttentionMap, read_attention, token_labels
-from vanilla_transformer.translation import Translator
-from vanilla_transformer.translation.engines import TorchEngine
+from vanilla_transformer_tools.inspection.attention_maps import (
+    AttentionMap,
+    read_attention,
+    token_labels,
+)
+from vanilla_transformer_tools.translation import Translator
+from vanilla_transformer_tools.translation.engines import TorchEngine
 
 from ..conftest import both_attentions, build_variant
 from ..support.full_disk import small_files

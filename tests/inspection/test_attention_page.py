@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from vanilla_transformer.inspection.attention_maps import AttentionMap, AttentionMaps
-from vanilla_transformer.inspection.attention_page import write_attention_page
+from vanilla_transformer_tools.inspection.attention_maps import AttentionMap, AttentionMaps
+from vanilla_transformer_tools.inspection.attention_page import write_attention_page
 
 from ..support.browser import open_browser
 

@@ -14,10 +14,13 @@ from torch import nn
 from vanilla_transformer import (
     VanillaTransformerTokenizer,
 )
-from vanilla_transformer.translation import Search
-from vanilla_transformer.translation.ctranslate2_conversion import TransformersConverter, convert
-from vanilla_transformer.translation.ctranslate2_engine import CTranslate2Engine, patience
-from vanilla_transformer.translation.engines import Hypothesis, TorchEngine
+from vanilla_transformer_tools.translation import Search
+from vanilla_transformer_tools.translation.ctranslate2_conversion import (
+    TransformersConverter,
+    convert,
+)
+from vanilla_transformer_tools.translation.ctranslate2_engine import CTranslate2Engine, patience
+from vanilla_transformer_tools.translation.engines import Hypothesis, TorchEngine
 
 from ..conftest import VARIANTS, build_variant
 
@@ -509,7 +512,7 @@ def test_forbidden_sequences_are_refused(model, export):
 
 
 def test_parameter_without_a_place_is_refused(model, tokenizer):
-    from vanilla_transformer.interop.ctranslate2 import VanillaTransformerLoader
+    from vanilla_transformer_tools.interop.ctranslate2 import VanillaTransformerLoader
 
     model.model.encoder.learned_positions = nn.Parameter(torch.zeros(3))
 

@@ -12,11 +12,11 @@ from tokenizers.models import WordLevel
 from torch import nn
 from transformers import AutoModelForSeq2SeqLM, PreTrainedTokenizerFast
 
-from vanilla_transformer.interop.declarations import Declaration
-from vanilla_transformer.interop.importing import import_model, plan_import
-from vanilla_transformer.interop.weight_maps import shapes_of
-from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
-from vanilla_transformer_cli import main
+from vanilla_transformer_tools.commands import main
+from vanilla_transformer_tools.interop.declarations import Declaration
+from vanilla_transformer_tools.interop.importing import import_model, plan_import
+from vanilla_transformer_tools.interop.weight_maps import shapes_of
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 
 from ..support.documents import code_blocks
 

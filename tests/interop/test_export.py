@@ -12,26 +12,26 @@ import torch
 from transformers import AutoTokenizer, GenerationConfig, MarianConfig, MarianMTModel
 
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer.interop import ctranslate2 as loader
-from vanilla_transformer.interop import onnx as onnx_export
-from vanilla_transformer.interop.export import (
+from vanilla_transformer_tools.commands import main
+from vanilla_transformer_tools.interop import ctranslate2 as loader
+from vanilla_transformer_tools.interop import onnx as onnx_export
+from vanilla_transformer_tools.interop.export import (
     Agreement,
     _compare_logits,
     _sample_sources,
     export_to_ctranslate2,
     export_to_onnx,
 )
-from vanilla_transformer.model_folder import load_model
-from vanilla_transformer.sharing.model_card import record_results
-from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
-from vanilla_transformer.translation import Translator
-from vanilla_transformer.translation.engines import TorchEngine
-from vanilla_transformer_cli import main
+from vanilla_transformer_tools.saved_folder import load_model
+from vanilla_transformer_tools.sharing.model_card import record_results
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
+from vanilla_transformer_tools.translation import Translator
+from vanilla_transformer_tools.translation.engines import TorchEngine
 
 from ..conftest import build_variant
 from ..support.full_disk import small_files
 from ..support.pretrained import fsmt_tokenizer
-from ..tokenization.test_tokenizer_pair import GREEK, save_latin_to_greek
+from ..text.test_tokenizer_pair import GREEK, save_latin_to_greek
 from .test_onnx import draw_rows, read_in_torch
 
 LINES = ["ein hund rennt.", "", "ja", "der alte mann"]
@@ -486,7 +486,7 @@ def test_export_whose_search_only_torch_does_is_refused(source, tmp_path, make, 
 
 
 def test_command_names_the_cure_for_a_missing_package(source, tmp_path, capsys, monkeypatch):
-    monkeypatch.delitem(sys.modules, "vanilla_transformer.translation.ctranslate2_conversion")
+    monkeypatch.delitem(sys.modules, "vanilla_transformer_tools.translation.ctranslate2_conversion")
     for name in [name for name in sys.modules if name.partition(".")[0] == "ctranslate2"]:
         monkeypatch.setitem(sys.modules, name, None)
 

@@ -16,11 +16,15 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from transformers import AutoModelForSeq2SeqLM
 
-from vanilla_transformer.interop.declarations import Declaration
-from vanilla_transformer.interop.fairseq import find_checkpoint, read_checkpoint, read_dictionary
-from vanilla_transformer.interop.importing import _Source, import_model, plan_import
-from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
-from vanilla_transformer_cli import main
+from vanilla_transformer_tools.commands import main
+from vanilla_transformer_tools.interop.declarations import Declaration
+from vanilla_transformer_tools.interop.fairseq import (
+    find_checkpoint,
+    read_checkpoint,
+    read_dictionary,
+)
+from vanilla_transformer_tools.interop.importing import _Source, import_model, plan_import
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 
 from ..conftest import TINY
 

@@ -33,13 +33,13 @@ from transformers import (
 from transformers.models.fsmt import modeling_fsmt
 
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer.interop import declarations, importing
-from vanilla_transformer.interop.declarations import Declaration, known_sources
-from vanilla_transformer.interop.importing import Comparison, compare, convert, import_model
-from vanilla_transformer.interop.weight_maps import shapes_of
-from vanilla_transformer.model_folder import load_model
-from vanilla_transformer.translation import Translator
-from vanilla_transformer_cli import main
+from vanilla_transformer_tools.commands import main
+from vanilla_transformer_tools.interop import declarations, importing
+from vanilla_transformer_tools.interop.declarations import Declaration, known_sources
+from vanilla_transformer_tools.interop.importing import Comparison, compare, convert, import_model
+from vanilla_transformer_tools.interop.weight_maps import shapes_of
+from vanilla_transformer_tools.saved_folder import load_model
+from vanilla_transformer_tools.translation import Translator
 
 from ..conftest import TINY
 

@@ -11,15 +11,15 @@ import pytest
 import torch
 from torch import nn
 
-from vanilla_transformer.interop.onnx import (
+from vanilla_transformer_tools.interop.onnx import (
     OPSET,
     OnnxModel,
     _DecoderGraph,
     _EncoderGraph,
     export_onnx,
 )
-from vanilla_transformer.translation import Search
-from vanilla_transformer.translation.engines import TorchEngine
+from vanilla_transformer_tools.translation import Search
+from vanilla_transformer_tools.translation.engines import TorchEngine
 
 from ..conftest import VARIANTS, Model, build_variant, each_variant
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from vanilla_transformer.interop.tensor_files import load_pickled, read_tensors
+from vanilla_transformer_tools.interop.tensor_files import load_pickled, read_tensors
 
 TENSORS = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(2)}
 

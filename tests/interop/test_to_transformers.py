@@ -20,19 +20,19 @@ from transformers import (
 )
 
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer.interop import to_transformers as module
-from vanilla_transformer.interop.export import export_to_class
-from vanilla_transformer.interop.importing import compare, convert, import_model
-from vanilla_transformer.interop.to_transformers import FORMATS, to_transformers
-from vanilla_transformer.model_folder import load_model
-from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
-from vanilla_transformer_cli import main
-from vanilla_transformer_cli.settings import ExportSettings
+from vanilla_transformer_tools.commands import main
+from vanilla_transformer_tools.interop import to_transformers as module
+from vanilla_transformer_tools.interop.export import export_to_class
+from vanilla_transformer_tools.interop.importing import compare, convert, import_model
+from vanilla_transformer_tools.interop.to_transformers import FORMATS, to_transformers
+from vanilla_transformer_tools.saved_folder import load_model
+from vanilla_transformer_tools.settings import ExportSettings
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 
 from ..conftest import CONCATENATED, LEARNED, TWO_TABLES, UNTIED, build_variant
 from ..support.documents import code_blocks
 from ..support.full_disk import small_files
-from ..tokenization.test_tokenizer_pair import build_latin_to_greek
+from ..text.test_tokenizer_pair import build_latin_to_greek
 from .test_importing import BUILD, FSMT_COUNTS_STEPS, SIZES, refill
 
 # Fields of ours, by the formats that express them.

@@ -8,11 +8,11 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer.interop.importing import import_model
-from vanilla_transformer.interop.trimming import Trimming, trim
-from vanilla_transformer.tokenization.languages import language_codes
-from vanilla_transformer.translation import Translator
-from vanilla_transformer_cli import main
+from vanilla_transformer_tools.commands import main
+from vanilla_transformer_tools.interop.importing import import_model
+from vanilla_transformer_tools.interop.trimming import Trimming, trim
+from vanilla_transformer_tools.text.languages import language_codes
+from vanilla_transformer_tools.translation import Translator
 
 from ..conftest import build_variant
 from ..support.pretrained import ENGLISH, GERMAN, save_pretrained_model
@@ -337,7 +337,7 @@ def test_command_leaves_no_folder_behind_when_a_file_has_no_text(sources, tmp_pa
 
 
 def test_missing_file_of_words_is_named_at_once(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("vanilla_transformer.interop.importing.import_model", None)
+    monkeypatch.setattr("vanilla_transformer_tools.interop.importing.import_model", None)
     missing = str(tmp_path / "words")
 
     with pytest.raises(SystemExit) as ended:

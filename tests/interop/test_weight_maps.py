@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from vanilla_transformer.interop.weight_maps import Piece, WeightMap, shapes_of
+from vanilla_transformer_tools.interop.weight_maps import Piece, WeightMap, shapes_of
 
 
 def carry_out(rules, targets, **tensors):

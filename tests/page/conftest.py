@@ -3,9 +3,9 @@
 import pytest
 
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer.page.page import Page
-from vanilla_transformer.page.served_model import ServedModel
-from vanilla_transformer.translation import Translator
+from vanilla_transformer_tools.page.page import Page
+from vanilla_transformer_tools.page.served_model import ServedModel
+from vanilla_transformer_tools.translation import Translator
 
 from ..conftest import build_variant
 

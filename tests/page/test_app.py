@@ -13,9 +13,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from vanilla_transformer.interop.importing import import_model
-from vanilla_transformer.page.page import Page
-from vanilla_transformer.page.served_model import Wanted
+from vanilla_transformer_tools.interop.importing import import_model
+from vanilla_transformer_tools.page.page import Page
+from vanilla_transformer_tools.page.served_model import Wanted
 
 from ..conftest import build_variant
 from ..support.browser import open_browser
@@ -50,7 +50,7 @@ def page(folders):
 def serve(*options, files=None):
     """Starts a process of the command, which may open so many files; gives the page's address."""
     pytest.importorskip("gradio_client", reason="Gradio is not installed")
-    command = [sys.executable, "-m", "vanilla_transformer_cli", "demo", *options]
+    command = [sys.executable, "-m", "vanilla_transformer_tools.commands", "demo", *options]
     with (
         pytest.MonkeyPatch.context() as patch,
         subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process,

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from vanilla_transformer.files import checksum
-from vanilla_transformer.page.examples import MOST_EXAMPLES, find_examples, read_examples
+from vanilla_transformer_tools.files import checksum
+from vanilla_transformer_tools.page.examples import MOST_EXAMPLES, find_examples, read_examples
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from vanilla_transformer.page import fragments
-from vanilla_transformer.page.links import LinkedPair
-from vanilla_transformer.translation import Translation
+from vanilla_transformer_tools.page import fragments
+from vanilla_transformer_tools.page.links import LinkedPair
+from vanilla_transformer_tools.translation import Translation
 
 EVIL = "<script>alert(1)</script>\"'& ${1} {{x}} @children \x00\x1b[1m\u202e👩\u200d🔬"
 

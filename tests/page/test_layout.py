@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("gradio", reason="Gradio is not installed")
 
-from vanilla_transformer.page import app as apps
-from vanilla_transformer.page.page import Views
+from vanilla_transformer_tools.page import app as apps
+from vanilla_transformer_tools.page.page import Views
 
 
 def test_another_model_brings_its_examples_and_languages(page, model):

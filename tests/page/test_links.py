@@ -3,9 +3,9 @@
 import pytest
 
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer.inspection.alignments import align_words
-from vanilla_transformer.page.links import link_parts
-from vanilla_transformer.translation import Translator
+from vanilla_transformer_tools.inspection.alignments import align_words
+from vanilla_transformer_tools.page.links import link_parts
+from vanilla_transformer_tools.translation import Translator
 
 from ..conftest import build_variant
 

@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from vanilla_transformer.page import page as pages
-from vanilla_transformer.page.fragments import MOST_LINES
-from vanilla_transformer.page.page import Page
-from vanilla_transformer.page.served_model import Wanted
+from vanilla_transformer_tools.page import page as pages
+from vanilla_transformer_tools.page.fragments import MOST_LINES
+from vanilla_transformer_tools.page.page import Page
+from vanilla_transformer_tools.page.served_model import Wanted
 
 from ..conftest import save_small_model
 

@@ -6,8 +6,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer.interop.importing import import_model
-from vanilla_transformer.page.served_model import (
+from vanilla_transformer_tools.interop.importing import import_model
+from vanilla_transformer_tools.page.served_model import (
     CHARACTERS_AT_A_TIME,
     LINES_AT_A_TIME,
     MOST_CHARACTERS,
@@ -15,7 +15,7 @@ from vanilla_transformer.page.served_model import (
     Wanted,
     lines_of,
 )
-from vanilla_transformer.translation import Search, Translation, Translator
+from vanilla_transformer_tools.translation import Search, Translation, Translator
 
 from ..conftest import build_variant, save_small_model
 from ..support.pretrained import save_pretrained_model
@@ -64,8 +64,8 @@ def test_panic_of_a_tokenizer_is_a_message(model, monkeypatch):
         raise PanicException("Onig: retry-limit-in-match over")
 
     monkeypatch.setattr(Translator, "translate", panic)
-    monkeypatch.setattr("vanilla_transformer.page.served_model.encode_source", panic)
-    monkeypatch.setattr("vanilla_transformer.page.served_model.link_parts", panic)
+    monkeypatch.setattr("vanilla_transformer_tools.page.served_model.encode_source", panic)
+    monkeypatch.setattr("vanilla_transformer_tools.page.served_model.link_parts", panic)
 
     for call in (
         lambda: model.translate(["ja"], Wanted()),
@@ -153,7 +153,7 @@ def test_attention_of_a_blank_or_long_line_is_refused(model, line, match):
 
 
 def test_attention_that_makes_no_page_is_refused(model, monkeypatch):
-    monkeypatch.setattr("vanilla_transformer.page.served_model.MOST_WEIGHTS", 10)
+    monkeypatch.setattr("vanilla_transformer_tools.page.served_model.MOST_WEIGHTS", 10)
 
     with pytest.raises(ValueError, match="at most 10 weights, got "):
         model.attention("ein hund", Wanted())

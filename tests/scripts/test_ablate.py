@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from vanilla_transformer.training.legs import claimed
-from vanilla_transformer_cli import main
+from vanilla_transformer_tools.commands import main
+from vanilla_transformer_tools.training.legs import claimed
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts/ablate.py"

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer.translation import Translator
+from vanilla_transformer_tools.translation import Translator
 
 from ..conftest import save_small_model
 from ..support.documents import ROOT

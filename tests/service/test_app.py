@@ -15,12 +15,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from transformers import GenerationConfig
 
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer.service.app import Service
-from vanilla_transformer.service.callers import allowed_hosts
-from vanilla_transformer.service.languages import ServedLanguages
-from vanilla_transformer.service.requests import Limits
-from vanilla_transformer.service.translators import Translators
-from vanilla_transformer.translation import Translator
+from vanilla_transformer_tools.service.app import Service
+from vanilla_transformer_tools.service.callers import allowed_hosts
+from vanilla_transformer_tools.service.languages import ServedLanguages
+from vanilla_transformer_tools.service.requests import Limits
+from vanilla_transformer_tools.service.translators import Translators
+from vanilla_transformer_tools.translation import Translator
 
 from ..conftest import save_small_model
 from ..support.http_service import SECONDS, Answer, RunningService, running, wait_until
@@ -469,7 +469,7 @@ def test_body_that_is_cut_off_is_counted_and_forgotten(own_server):
 
 
 def test_body_that_does_not_come_is_not_waited_for(own_server, monkeypatch):
-    monkeypatch.setattr("vanilla_transformer.service.app._BODY_SECONDS", 0.05)
+    monkeypatch.setattr("vanilla_transformer_tools.service.app._BODY_SECONDS", 0.05)
 
     with half_sent(own_server) as connection, HTTPResponse(connection) as answer:
         answer.begin()

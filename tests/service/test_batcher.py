@@ -7,7 +7,7 @@ from concurrent.futures import CancelledError
 
 import pytest
 
-from vanilla_transformer.service.batcher import Batcher, ClosedError, Part, QueueFullError
+from vanilla_transformer_tools.service.batcher import Batcher, ClosedError, Part, QueueFullError
 
 SECONDS = 10
 

@@ -9,8 +9,8 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from vanilla_transformer.service import connections
-from vanilla_transformer.service.connections import (
+from vanilla_transformer_tools.service import connections
+from vanilla_transformer_tools.service.connections import (
     most_connections,
     report_failed_accepts_once,
     server_config,

@@ -4,11 +4,11 @@ import pytest
 from transformers import GenerationConfig
 
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer.interop.importing import import_model
-from vanilla_transformer.service.languages import ServedLanguages
-from vanilla_transformer.service.translators import Kind, Translators, offered_languages
-from vanilla_transformer.tokenization.languages import target_tags
-from vanilla_transformer.translation import Translator
+from vanilla_transformer_tools.interop.importing import import_model
+from vanilla_transformer_tools.service.languages import ServedLanguages
+from vanilla_transformer_tools.service.translators import Kind, Translators, offered_languages
+from vanilla_transformer_tools.text.languages import target_tags
+from vanilla_transformer_tools.translation import Translator
 
 from ..conftest import save_small_model
 from ..support.pretrained import BUILD, GERMAN, save_pretrained_model

@@ -20,18 +20,18 @@ from safetensors.torch import load_file, save_file
 from transformers import GenerationConfig, Seq2SeqTrainingArguments
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
-from vanilla_transformer.sharing.model_card import write_model_card
-from vanilla_transformer.sharing.push import push
-from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
-from vanilla_transformer.training.run_record import describe_run
-from vanilla_transformer.translation import Translator
-from vanilla_transformer_cli import main
-from vanilla_transformer_cli.settings import TrainSettings
+from vanilla_transformer_tools.commands import main
+from vanilla_transformer_tools.settings import TrainSettings
+from vanilla_transformer_tools.sharing.model_card import write_model_card
+from vanilla_transformer_tools.sharing.push import push
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
+from vanilla_transformer_tools.training.run_record import describe_run
+from vanilla_transformer_tools.translation import Translator
 
 from ..conftest import Model, build_variant
-from ..modeling.test_remote_code import HUB_FILES
+from ..plugin.test_remote_code import HUB_FILES
 from ..support.hub_server import TOKEN, Hub, serve_hub
-from ..tokenization.test_tokenizer_pair import GREEK, LATIN, learn, save_latin_to_greek
+from ..text.test_tokenizer_pair import GREEK, LATIN, learn, save_latin_to_greek
 
 MODEL_FILES = HUB_FILES.keys() | {
     "README.md",
@@ -63,7 +63,7 @@ CLIENT = """
 import json
 import sys
 
-sys.modules["vanilla_transformer"] = sys.modules["vanilla_transformer_cli"] = None
+sys.modules["vanilla_transformer"] = sys.modules["vanilla_transformer_tools.commands"] = None
 
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
@@ -513,7 +513,7 @@ def test_push_uploads_no_bytes_that_were_not_checked(hub, make_folder, monkeypat
             file.seek(-1, os.SEEK_END)
             file.write(b"?")
 
-    monkeypatch.setattr("vanilla_transformer.sharing.push.load_model", load_and_write)
+    monkeypatch.setattr("vanilla_transformer_tools.sharing.push.load_model", load_and_write)
     message = command("--model", folder, f"me/moving-{name}")
 
     repository = hub.repositories[f"me/moving-{name}"]

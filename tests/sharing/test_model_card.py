@@ -9,17 +9,17 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard
 
-from vanilla_transformer.sharing.model_card import (
+from vanilla_transformer_tools.commands import main
+from vanilla_transformer_tools.commands.demo import demo
+from vanilla_transformer_tools.commands.serve import serve
+from vanilla_transformer_tools.commands.translate import translate
+from vanilla_transformer_tools.settings import TrainSettings
+from vanilla_transformer_tools.sharing.model_card import (
     forget_results,
     record_results,
     with_example_for,
     write_model_card,
 )
-from vanilla_transformer_cli import main
-from vanilla_transformer_cli.demo import demo
-from vanilla_transformer_cli.serve import serve
-from vanilla_transformer_cli.settings import TrainSettings
-from vanilla_transformer_cli.translate import translate
 
 from ..support.hub_server import card_faults
 
@@ -146,7 +146,9 @@ def test_commands_of_the_card_are_those_of_the_package(
     make_card, monkeypatch, tmp_path, language, served
 ):
     called = []
-    monkeypatch.setattr("vanilla_transformer_cli.__main__.run", lambda *call: called.append(call))
+    monkeypatch.setattr(
+        "vanilla_transformer_tools.commands.__main__.run", lambda *call: called.append(call)
+    )
     make_card(language=language)
 
     for line in re.search("```bash\n(.*?)```", card_in(tmp_path), re.DOTALL)[1].splitlines():

@@ -9,7 +9,12 @@ from time import process_time
 
 import pytest
 
-from vanilla_transformer.sharing.privacy import MASK, Disclosure, clean_record, find_disclosures
+from vanilla_transformer_tools.sharing.privacy import (
+    MASK,
+    Disclosure,
+    clean_record,
+    find_disclosures,
+)
 
 HUB_TOKEN = "hf_" + "aB3" * 11
 AWS_KEY = "AKIA" + "Z9" * 8

@@ -9,14 +9,14 @@ import httpx
 import pytest
 import yaml
 
-from vanilla_transformer.page.page import Page
-from vanilla_transformer.sharing import space as spaces
-from vanilla_transformer.sharing.space import save_space, space_files
+from vanilla_transformer_tools.page.page import Page
+from vanilla_transformer_tools.sharing import space as spaces
+from vanilla_transformer_tools.sharing.space import save_space, space_files
 
 from ..support.documents import ROOT
 from ..support.environments import build_environment
 from ..support.full_disk import small_files
-from ..tokenization.test_tokenizer_pair import LATIN, learn
+from ..text.test_tokenizer_pair import LATIN, learn
 from .test_hub import command, hub, make_model  # noqa: F401  (a fixture)
 
 
@@ -41,7 +41,7 @@ def test_link_in_the_package_is_not_uploaded(package):
     (package / ".mine.md").symlink_to("/etc/passwd")
     assert {name for name in space_files("me/x") if name.endswith("code.py")} == {
         "vanilla_transformer/code.py",
-        "vanilla_transformer_cli/code.py",
+        "vanilla_transformer_tools/commands/code.py",
     }
     assert not any(name.endswith(".mine.md") for name in space_files("me/x"))
 
@@ -87,7 +87,10 @@ def test_package_travels_with_the_page(files):
     }
 
     assert files.keys() - {"app.py", "README.md", "requirements.txt"} == expected
-    assert {"vanilla_transformer/page/page.css", "vanilla_transformer_cli/settings.py"} <= expected
+    assert {
+        "vanilla_transformer_tools/page/page.css",
+        "vanilla_transformer_tools/settings.py",
+    } <= expected
 
 
 def test_app_names_the_model(files):

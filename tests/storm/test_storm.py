@@ -23,10 +23,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from vanilla_transformer.data.number_words import write_corpus
-from vanilla_transformer.model_folder import load_model
-from vanilla_transformer.training.checkpoints import closed_checkpoints
-from vanilla_transformer_cli.job_record import record_path
+from vanilla_transformer_tools.commands.job_record import record_path
+from vanilla_transformer_tools.saved_folder import load_model
+from vanilla_transformer_tools.text.number_words import write_corpus
+from vanilla_transformer_tools.training.checkpoints import closed_checkpoints
 
 from ..support.commands import ENVIRONMENT, CommandServer, RunningCommand, command_server
 from ..support.training_runs import checkpoints_of, read_json, training_options
@@ -93,7 +93,7 @@ def calm(server: CommandServer, tmp_path_factory: pytest.TempPathFactory) -> Cal
     # In an interpreter of its own, so that the forks of the server are compared with one.
     training = calm.training(calm.folder, save_steps=1)
     training[training.index("--save_total_limit") + 1] = str(UPDATES)
-    command = [sys.executable, "-m", "vanilla_transformer_cli", *training]
+    command = [sys.executable, "-m", "vanilla_transformer_tools.commands", *training]
     subprocess.run(command, check=True, capture_output=True, env={**os.environ, **ENVIRONMENT})
     output, export = home / "calm.en", home / "export"
     for arguments in (

@@ -22,11 +22,11 @@ import sacrebleu  # noqa: F401
 import torch
 import transformers.trainer_seq2seq  # noqa: F401
 
-import vanilla_transformer.evaluation.metrics
-import vanilla_transformer.interop.export
-import vanilla_transformer.training.run
-import vanilla_transformer.translation  # noqa: F401
-from vanilla_transformer_cli import main
+import vanilla_transformer_tools.evaluation.metrics
+import vanilla_transformer_tools.interop.export
+import vanilla_transformer_tools.training.run
+import vanilla_transformer_tools.translation  # noqa: F401
+from vanilla_transformer_tools.commands import main
 
 _PR_SET_PDEATHSIG = 1
 _CAPABILITY_VERSION = 0x20080522

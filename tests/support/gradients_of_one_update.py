@@ -27,11 +27,11 @@ from vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerTokenizer,
 )
-from vanilla_transformer.training.callbacks import StopOnRequest
-from vanilla_transformer.training.recipe import recipe
-from vanilla_transformer.training.run import train
-from vanilla_transformer.training.time_schedule import TimeSchedule
-from vanilla_transformer_cli.settings import TrainSettings
+from vanilla_transformer_tools.settings import TrainSettings
+from vanilla_transformer_tools.training.callbacks import StopOnRequest
+from vanilla_transformer_tools.training.recipe import recipe
+from vanilla_transformer_tools.training.run import train
+from vanilla_transformer_tools.training.time_schedule import TimeSchedule
 
 # Sentences of a batch, over all processes together, and batches of an update: 16 sentences each.
 SPLITS = [(16, 1), (4, 4), (2, 8)]

@@ -12,8 +12,8 @@ from typing import Any
 
 import uvicorn
 
-from vanilla_transformer.service.app import Service, build_app
-from vanilla_transformer.service.connections import server_config
+from vanilla_transformer_tools.service.app import Service, build_app
+from vanilla_transformer_tools.service.connections import server_config
 
 SECONDS = 20
 

@@ -55,7 +55,7 @@ def fork(processes: int, script: str, arguments: list[str]) -> int:
     """Runs a script in forks, as `torchrun` would; returns 0 if all end well."""
     import transformers.trainer_seq2seq  # noqa: F401
 
-    import vanilla_transformer.training.run  # noqa: F401
+    import vanilla_transformer_tools.training.run  # noqa: F401
 
     # Each run collects garbage, and need not look for it in what is imported.
     gc.freeze()

@@ -12,9 +12,9 @@ import sys
 import time
 from pathlib import Path
 
-from vanilla_transformer.training.callbacks import UseIdleCores
-from vanilla_transformer_cli.command import run
-from vanilla_transformer_cli.train import train
+from vanilla_transformer_tools.commands.command import run
+from vanilla_transformer_tools.commands.train import train
+from vanilla_transformer_tools.training.callbacks import UseIdleCores
 
 OPTIONS = """--config d_model=16 encoder_layers=1 decoder_layers=1 --tokenizer_kind word
 --max_tokens_per_batch 50 --max_steps 1000 --use_cpu --bf16 false --save_strategy no

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from vanilla_transformer.modeling import shortcuts_vanilla_transformer
+from vanilla_transformer import shortcuts_vanilla_transformer
 
 # A kind of device that every build of torch knows, and that no code treats in a way of its own.
 DEVICE = torch.device("lazy", 0)

@@ -14,9 +14,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.support.gradients_of_one_update import PLAIN_DESCENT, build_arguments
 
-from vanilla_transformer.training.recipe import recipe
-from vanilla_transformer.training.run import train
-from vanilla_transformer_cli.settings import TrainSettings
+from vanilla_transformer_tools.settings import TrainSettings
+from vanilla_transformer_tools.training.recipe import recipe
+from vanilla_transformer_tools.training.run import train
 
 
 def train_on_stream(corpus: Path, folder: Path) -> None:

@@ -25,7 +25,7 @@ from tests.support.gradients_of_one_update import (
     ragged_pairs,
 )
 
-from vanilla_transformer.modeling import loss_vanilla_transformer
+from vanilla_transformer import loss_vanilla_transformer
 
 
 class ShardingTrainer(Seq2SeqTrainer):

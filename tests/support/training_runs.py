@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import Seq2SeqTrainingArguments
 
-from vanilla_transformer.training.recipe import recipe
-from vanilla_transformer_cli.settings import TrainSettings
+from vanilla_transformer_tools.settings import TrainSettings
+from vanilla_transformer_tools.training.recipe import recipe
 
 SIZES = [
     "d_model=32",
@@ -62,7 +62,7 @@ def run_training(
 ) -> Path:
     """Trains into a folder, with changed settings and arguments."""
     # Most tests that import this file do not train.
-    from vanilla_transformer.training.run import train
+    from vanilla_transformer_tools.training.run import train
 
     changed = build_settings(corpus, **settings or {})
     return train(changed, build_arguments(changed, folder, **arguments))

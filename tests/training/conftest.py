@@ -2,7 +2,7 @@
 
 import pytest
 
-from vanilla_transformer.training import run
+from vanilla_transformer_tools.training import run
 
 
 @pytest.fixture(autouse=True)

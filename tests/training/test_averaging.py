@@ -10,8 +10,8 @@ from torch import nn
 from transformers import TrainerState
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
-from vanilla_transformer.training import averaging as module
-from vanilla_transformer.training.averaging import (
+from vanilla_transformer_tools.training import averaging as module
+from vanilla_transformer_tools.training.averaging import (
     Outcome,
     average_checkpoints,
     average_weights,
@@ -19,7 +19,7 @@ from vanilla_transformer.training.averaging import (
     evaluations_since_best,
     try_weights,
 )
-from vanilla_transformer.training.checkpoints import close_checkpoint
+from vanilla_transformer_tools.training.checkpoints import close_checkpoint
 
 from ..support.training_runs import flip_bit
 

@@ -9,20 +9,20 @@ import torch
 from torch import Tensor
 from transformers import M2M100Config
 
-from vanilla_transformer.modeling.configuration_vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.modeling.modeling_vanilla_transformer import (
+from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
-from vanilla_transformer.training import batch_size as module
-from vanilla_transformer.training.batch_size import (
+from vanilla_transformer_tools.settings import PRESETS, TrainSettings
+from vanilla_transformer_tools.training import batch_size as module
+from vanilla_transformer_tools.training.batch_size import (
     PLANNED_SHARE,
     choose_batch_size,
     estimated_memory,
 )
-from vanilla_transformer.training.budget import Decision
-from vanilla_transformer.training.legs import with_recorded_batches
-from vanilla_transformer.training.run import train
-from vanilla_transformer_cli.settings import PRESETS, TrainSettings
+from vanilla_transformer_tools.training.budget import Decision
+from vanilla_transformer_tools.training.legs import with_recorded_batches
+from vanilla_transformer_tools.training.run import train
 
 from ..conftest import build_variant
 from ..support.pretended_device import OnDevice, move, pretended_device, put

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from vanilla_transformer.training.run_record import read_log
+from vanilla_transformer_tools.training.run_record import read_log
 
 from ..support.commands import command_server
 from ..support.training_runs import read_json, training_options

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import TrainerControl, TrainerState
 
-from vanilla_transformer.training.callbacks import (
+from vanilla_transformer_tools.training.callbacks import (
     MOVING_AVERAGE_FILE,
     DivergedError,
     FindBestCheckpoint,
@@ -216,7 +216,7 @@ def test_processes_finish_when_all_know_that_one_was_asked(monkeypatch, world_si
     here, there = (StopOnRequest(max_minutes=None, finish_within=3) for _ in range(2))
     there.asked = True
     votes = torch.tensor([0, 0, 1])
-    monkeypatch.setattr("vanilla_transformer.training.callbacks.reduce", lambda *_: votes)
+    monkeypatch.setattr("vanilla_transformer_tools.training.callbacks.reduce", lambda *_: votes)
     control = TrainerControl()
     assert not there.finishing
 
@@ -232,7 +232,7 @@ def test_processes_finish_when_all_know_that_one_was_asked(monkeypatch, world_si
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_processes_agree_that_one_was_interrupted(monkeypatch, world_size):
     monkeypatch.setattr(
-        "vanilla_transformer.training.callbacks.reduce", lambda *_: torch.tensor([1])
+        "vanilla_transformer_tools.training.callbacks.reduce", lambda *_: torch.tensor([1])
     )
     stop = StopOnRequest(max_minutes=None)
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from vanilla_transformer.model_folder import FILES_FILE, load_model
-from vanilla_transformer.training.callbacks import DivergedError, StopOnRequest
-from vanilla_transformer.training.checkpoints import (
+from vanilla_transformer_tools.saved_folder import FILES_FILE, load_model
+from vanilla_transformer_tools.training.callbacks import DivergedError, StopOnRequest
+from vanilla_transformer_tools.training.checkpoints import (
     check_optimizer,
     close_checkpoint,
     closed_checkpoints,
@@ -22,8 +22,8 @@ from vanilla_transformer.training.checkpoints import (
     reopen_checkpoint,
     resumable_checkpoint,
 )
-from vanilla_transformer.training.run_record import read_log
-from vanilla_transformer.training.trainer import TokenBatchTrainer
+from vanilla_transformer_tools.training.run_record import read_log
+from vanilla_transformer_tools.training.trainer import TokenBatchTrainer
 
 from ..support.full_disk import small_files
 from ..support.training_runs import (

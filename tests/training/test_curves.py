@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from vanilla_transformer.training.curves import plot_curves
+from vanilla_transformer_tools.training.curves import plot_curves
 
 
 def write_log(folder, reports):

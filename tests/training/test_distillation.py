@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
-from vanilla_transformer.data.parallel_text import ParallelText, read_pairs
-from vanilla_transformer.training.distillation import (
+from vanilla_transformer_tools.text.parallel_text import ParallelText, read_pairs
+from vanilla_transformer_tools.training.distillation import (
     Targets,
     choose_targets,
     read_outputs,

@@ -11,9 +11,9 @@ import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM
 
-from vanilla_transformer_cli.train import train
+from vanilla_transformer_tools.commands.train import train
 
-from ..modeling.test_remote_code import HUB_FILES
+from ..plugin.test_remote_code import HUB_FILES
 from ..support import run_sharded
 from ..support import train_shortly as helper
 from ..support.documents import ROOT

@@ -2,8 +2,8 @@
 
 import pytest
 
-from vanilla_transformer.training import facts as module
-from vanilla_transformer.training.facts import read_facts
+from vanilla_transformer_tools.training import facts as module
+from vanilla_transformer_tools.training.facts import read_facts
 
 
 def facts_of(*pairs):

@@ -11,15 +11,15 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, TrainerState
 
-from vanilla_transformer.modeling import cpu_vanilla_transformer as cpu
-from vanilla_transformer.modeling.layers_vanilla_transformer import Layer
-from vanilla_transformer.training import plan, recipe
-from vanilla_transformer.training.callbacks import MOVING_AVERAGE_FILE, MovingAverage
-from vanilla_transformer.training.fine_tuning import choose_parameters, merge_adapter
-from vanilla_transformer.training.recipe import check_settings
-from vanilla_transformer.training.run import train
-from vanilla_transformer.translation import Translator
-from vanilla_transformer_cli.settings import TrainSettings
+from vanilla_transformer import cpu_vanilla_transformer as cpu
+from vanilla_transformer.layers_vanilla_transformer import Layer
+from vanilla_transformer_tools.settings import TrainSettings
+from vanilla_transformer_tools.training import plan, recipe
+from vanilla_transformer_tools.training.callbacks import MOVING_AVERAGE_FILE, MovingAverage
+from vanilla_transformer_tools.training.fine_tuning import choose_parameters, merge_adapter
+from vanilla_transformer_tools.training.recipe import check_settings
+from vanilla_transformer_tools.training.run import train
+from vanilla_transformer_tools.translation import Translator
 
 from ..conftest import Model, source_of
 from ..support.training_runs import (

@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from vanilla_transformer.training.callbacks import StopOnRequest, StoppedBySignalError
-from vanilla_transformer.training.legs import (
+from vanilla_transformer_tools.settings import TrainSettings
+from vanilla_transformer_tools.training.callbacks import StopOnRequest, StoppedBySignalError
+from vanilla_transformer_tools.training.legs import (
     check_continuation,
     check_free,
     claimed,
     continue_run,
     discard_stopped,
 )
-from vanilla_transformer.training.plan import _moment
-from vanilla_transformer.training.run import train
-from vanilla_transformer.training.run_record import describe_run, read_log
-from vanilla_transformer.training.trainer import TokenBatchTrainer
-from vanilla_transformer_cli.settings import TrainSettings
+from vanilla_transformer_tools.training.plan import _moment
+from vanilla_transformer_tools.training.run import train
+from vanilla_transformer_tools.training.run_record import describe_run, read_log
+from vanilla_transformer_tools.training.trainer import TokenBatchTrainer
 
 from ..support.scripts import run_script
 from ..support.training_runs import (
@@ -320,7 +320,7 @@ def test_run_that_finished_meanwhile_is_not_overwritten(corpus, first_leg, tmp_p
         shutil.copytree(first_leg, tmp_path, dirs_exist_ok=True)
         return {}
 
-    monkeypatch.setattr("vanilla_transformer.training.run.drop_rules", read)
+    monkeypatch.setattr("vanilla_transformer_tools.training.run.drop_rules", read)
     with pytest.raises(ValueError, match="already holds a run"):
         run_updates(corpus, tmp_path, 1)
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from vanilla_transformer.interop.importing import import_model
-from vanilla_transformer.model_folder import read_generation_config
-from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
-from vanilla_transformer.training.run import train
-from vanilla_transformer.translation import Translator
-from vanilla_transformer_cli.settings import TrainSettings
+from vanilla_transformer_tools.interop.importing import import_model
+from vanilla_transformer_tools.saved_folder import read_generation_config
+from vanilla_transformer_tools.settings import TrainSettings
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
+from vanilla_transformer_tools.training.run import train
+from vanilla_transformer_tools.translation import Translator
 
 from ..support.pretrained import ENGLISH, GERMAN, save_pretrained_model
 from ..support.training_runs import build_arguments, read_json

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import distributed
 
-from vanilla_transformer.training import run as module
-from vanilla_transformer.training.processes import limit_waiting
-from vanilla_transformer_cli.settings import TrainSettings
+from vanilla_transformer_tools.settings import TrainSettings
+from vanilla_transformer_tools.training import run as module
+from vanilla_transformer_tools.training.processes import limit_waiting
 
 from ..support import lose_a_process
 from ..support.gradients_of_one_update import build_arguments, write_corpus

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 from transformers import TrainerControl, TrainerState
 
-from vanilla_transformer.data.training_data import BUFFER, EPOCH
-from vanilla_transformer.training.callbacks import StopOnRequest
-from vanilla_transformer.training.progress import Progress
-from vanilla_transformer_cli import main
+from vanilla_transformer_tools.commands import main
+from vanilla_transformer_tools.text.training_data import BUFFER, EPOCH
+from vanilla_transformer_tools.training.callbacks import StopOnRequest
+from vanilla_transformer_tools.training.progress import Progress
 
 from ..support.terminal import terminal
 from ..support.training_runs import training_options

@@ -5,11 +5,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from vanilla_transformer import VanillaTransformerForConditionalGeneration
-from vanilla_transformer.modeling import loss_vanilla_transformer
-from vanilla_transformer.modeling.loss_vanilla_transformer import LossTerms, loss_sum
-from vanilla_transformer.modeling.projection_vanilla_transformer import projected_loss_sum
-from vanilla_transformer.training.r_drop import r_drop
+from vanilla_transformer import VanillaTransformerForConditionalGeneration, loss_vanilla_transformer
+from vanilla_transformer.loss_vanilla_transformer import LossTerms, loss_sum
+from vanilla_transformer.projection_vanilla_transformer import projected_loss_sum
+from vanilla_transformer_tools.training.r_drop import r_drop
 
 ALPHA = 3.0
 

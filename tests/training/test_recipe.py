@@ -8,8 +8,9 @@ import pytest
 import torch
 from datasets import Dataset
 
-from vanilla_transformer.training import recipe as module
-from vanilla_transformer.training.recipe import (
+from vanilla_transformer_tools.settings import TrainSettings
+from vanilla_transformer_tools.training import recipe as module
+from vanilla_transformer_tools.training.recipe import (
     check_settings,
     config_overrides,
     describe_fine_tuning,
@@ -18,7 +19,6 @@ from vanilla_transformer.training.recipe import (
     prefer_better_scores,
     recipe,
 )
-from vanilla_transformer_cli.settings import TrainSettings
 
 from ..support.gradients_of_one_update import build_arguments
 
@@ -218,9 +218,9 @@ def test_schedule_of_the_loss_cannot_finish_on_request(tmp_path, schedule):
 
 @pytest.mark.parametrize("is_available", [False, True])
 def test_option_needs_its_package(tmp_path, monkeypatch, is_available):
-    kernel = "vanilla_transformer.training.recipe.is_flash_attn_2_available"
+    kernel = "vanilla_transformer_tools.training.recipe.is_flash_attn_2_available"
     monkeypatch.setattr(kernel, lambda: is_available)
-    reports = "vanilla_transformer.training.recipe.get_available_reporting_integrations"
+    reports = "vanilla_transformer_tools.training.recipe.get_available_reporting_integrations"
     monkeypatch.setattr(reports, lambda: ["wandb", "mlflow"][: 1 + is_available])
     settings = TrainSettings(**TRAINED, attn_implementation="flash_attention_2")
     arguments = build_arguments(tmp_path, report_to=["wandb", "mlflow"])

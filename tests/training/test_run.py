@@ -10,14 +10,14 @@ from datasets import Dataset
 from transformers import MarianConfig
 
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer.data.filters import has_empty_side
-from vanilla_transformer.data.parallel_text import ParallelText
-from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
-from vanilla_transformer.training import run as training
-from vanilla_transformer.training import starting_model
-from vanilla_transformer.training.averaging import Outcome
-from vanilla_transformer.training.callbacks import StopOnRequest, StoppedBySignalError
-from vanilla_transformer_cli.settings import TrainSettings
+from vanilla_transformer_tools.settings import TrainSettings
+from vanilla_transformer_tools.text.filters import has_empty_side
+from vanilla_transformer_tools.text.parallel_text import ParallelText
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
+from vanilla_transformer_tools.training import run as training
+from vanilla_transformer_tools.training import starting_model
+from vanilla_transformer_tools.training.averaging import Outcome
+from vanilla_transformer_tools.training.callbacks import StopOnRequest, StoppedBySignalError
 
 from ..support.gradients_of_one_update import build_arguments
 from ..support.training_runs import SIZES

@@ -14,11 +14,11 @@ from transformers import (
     TrainingArguments,
 )
 
-from vanilla_transformer.files import checksum
-from vanilla_transformer.sharing.privacy import find_disclosures
-from vanilla_transformer.training import run_record
-from vanilla_transformer.training.run_record import JsonLinesLog, describe_run, read_log
-from vanilla_transformer_cli.settings import TrainSettings
+from vanilla_transformer_tools.files import checksum
+from vanilla_transformer_tools.settings import TrainSettings
+from vanilla_transformer_tools.sharing.privacy import find_disclosures
+from vanilla_transformer_tools.training import run_record
+from vanilla_transformer_tools.training.run_record import JsonLinesLog, describe_run, read_log
 
 TOKEN = "hf_" + "aB3" * 11
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from vanilla_transformer.training.sharding import (
+from vanilla_transformer_tools.training.sharding import (
     divided_like,
     gathered,
     is_sharded,

@@ -10,13 +10,13 @@ import torch
 from torch import nn
 from transformers import TrainerControl, TrainerState, get_constant_schedule_with_warmup
 
-from vanilla_transformer.training import run as training
-from vanilla_transformer.training.budget import Decision
-from vanilla_transformer.training.callbacks import StopOnRequest
-from vanilla_transformer.training.run import train
-from vanilla_transformer.training.time_schedule import TimeSchedule
-from vanilla_transformer.training.trainer import TokenBatchTrainer
-from vanilla_transformer_cli import main
+from vanilla_transformer_tools.commands import main
+from vanilla_transformer_tools.training import run as training
+from vanilla_transformer_tools.training.budget import Decision
+from vanilla_transformer_tools.training.callbacks import StopOnRequest
+from vanilla_transformer_tools.training.run import train
+from vanilla_transformer_tools.training.time_schedule import TimeSchedule
+from vanilla_transformer_tools.training.trainer import TokenBatchTrainer
 
 from ..support.training_runs import MOMENT, build_arguments, build_settings, read_json, read_log
 
@@ -230,7 +230,7 @@ def test_checkpoint_keeps_the_time_used_as_plain_json(monkeypatch, tmp_path):
 def test_one_clock_decides_the_rate_of_all_processes(monkeypatch):
     run = Run(monkeypatch)
     monkeypatch.setattr(
-        "vanilla_transformer.training.time_schedule.broadcast", lambda clock: 0 * clock + 0.25
+        "vanilla_transformer_tools.training.time_schedule.broadcast", lambda clock: 0 * clock + 0.25
     )
     run.callbacks = [run.schedule]
     monkeypatch.setattr(ARGUMENTS, "world_size", 2)

@@ -9,21 +9,20 @@ import torch
 from torch.nn.modules.module import _IncompatibleKeys
 from transformers import Seq2SeqTrainer, TrainerState
 
-from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer.data.batches import TokenBatchSampler
-from vanilla_transformer.data.token_ids import pair_lengths
-from vanilla_transformer.data.training_data import in_epochs
-from vanilla_transformer.model_folder import TARGET_FOLDER
-from vanilla_transformer.modeling import generation_vanilla_transformer
-from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
-from vanilla_transformer.training import plan as planning
-from vanilla_transformer.training import trainer as module
-from vanilla_transformer.training.callbacks import DivergedError
-from vanilla_transformer.training.checkpoints import close_checkpoint, closed_checkpoints
-from vanilla_transformer.training.r_drop import r_drop
-from vanilla_transformer.training.trainer import TokenBatchTrainer
+from vanilla_transformer import VanillaTransformerTokenizer, generation_vanilla_transformer
+from vanilla_transformer_tools.saved_folder import TARGET_FOLDER
+from vanilla_transformer_tools.text.batches import TokenBatchSampler
+from vanilla_transformer_tools.text.token_ids import pair_lengths
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
+from vanilla_transformer_tools.text.training_data import in_epochs
+from vanilla_transformer_tools.training import plan as planning
+from vanilla_transformer_tools.training import trainer as module
+from vanilla_transformer_tools.training.callbacks import DivergedError
+from vanilla_transformer_tools.training.checkpoints import close_checkpoint, closed_checkpoints
+from vanilla_transformer_tools.training.r_drop import r_drop
+from vanilla_transformer_tools.training.trainer import TokenBatchTrainer
 
-from ..modeling.test_search import patch_forward
+from ..plugin.test_search import patch_forward
 from ..support.gradients_of_one_update import VOCAB_SIZE, build_arguments, build_model, ragged_pairs
 from ..support.pretended_device import DEVICE, move, pretended_device, put
 from ..support.training_runs import checkpoints_of

@@ -16,18 +16,18 @@ from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerFast
 
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer.data.batches import TokenBatchSampler
-from vanilla_transformer.evaluation.metrics import score
-from vanilla_transformer.files import read_lines
-from vanilla_transformer.modeling.layers_vanilla_transformer import EncoderLayer
-from vanilla_transformer.sharing.model_card import record_results
-from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
-from vanilla_transformer.training import plan
-from vanilla_transformer.training import run as training
-from vanilla_transformer.training.averaging import average_checkpoints
-from vanilla_transformer.training.run import train
-from vanilla_transformer.training.trainer import TokenBatchTrainer
-from vanilla_transformer.translation import Translator
+from vanilla_transformer.layers_vanilla_transformer import EncoderLayer
+from vanilla_transformer_tools.evaluation.metrics import score
+from vanilla_transformer_tools.files import read_lines
+from vanilla_transformer_tools.sharing.model_card import record_results
+from vanilla_transformer_tools.text.batches import TokenBatchSampler
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
+from vanilla_transformer_tools.training import plan
+from vanilla_transformer_tools.training import run as training
+from vanilla_transformer_tools.training.averaging import average_checkpoints
+from vanilla_transformer_tools.training.run import train
+from vanilla_transformer_tools.training.trainer import TokenBatchTrainer
+from vanilla_transformer_tools.translation import Translator
 
 from ..support.training_runs import (
     MOMENT,

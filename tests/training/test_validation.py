@@ -3,12 +3,12 @@ from types import SimpleNamespace
 import pytest
 from datasets import Dataset
 
-from vanilla_transformer.evaluation import bleu_tokenizers
-from vanilla_transformer.evaluation.bleu_tokenizers import BleuTokenizer
-from vanilla_transformer.training.recipe import check_settings
-from vanilla_transformer.training.run import kept_pairs
-from vanilla_transformer.training.validation import choose_tokenizers, let_chrf_decide
-from vanilla_transformer_cli.settings import TrainSettings
+from vanilla_transformer_tools.evaluation import bleu_tokenizers
+from vanilla_transformer_tools.evaluation.bleu_tokenizers import BleuTokenizer
+from vanilla_transformer_tools.settings import TrainSettings
+from vanilla_transformer_tools.training.recipe import check_settings
+from vanilla_transformer_tools.training.run import kept_pairs
+from vanilla_transformer_tools.training.validation import choose_tokenizers, let_chrf_decide
 
 from ..support.training_runs import (
     build_arguments,
@@ -66,7 +66,7 @@ def test_another_set_may_decide_which_checkpoint_is_best(corpus, tmp_path, monke
         values = scores["validation" if len(references) == 20 else "other"]
         return lambda _: given | {"bleu": next(values)}
 
-    monkeypatch.setattr("vanilla_transformer.training.run.scorer", scorer)
+    monkeypatch.setattr("vanilla_transformer_tools.training.run.scorer", scorer)
     pair = ",".join(str(corpus / f"train.{language}") for language in ("de", "en"))
     settings = {
         "validation_sets": [f"other={pair}"],

@@ -3,7 +3,7 @@
 import pytest
 
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer.translation import Translator
+from vanilla_transformer_tools.translation import Translator
 
 
 @pytest.fixture(scope="session")

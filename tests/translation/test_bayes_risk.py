@@ -3,9 +3,9 @@
 import pytest
 from sacrebleu.metrics.chrf import CHRF
 
-from vanilla_transformer.translation import Search
-from vanilla_transformer.translation.bayes_risk import expected_utilities, rank_by_utility
-from vanilla_transformer.translation.engines import Hypothesis
+from vanilla_transformer_tools.translation import Search
+from vanilla_transformer_tools.translation.bayes_risk import expected_utilities, rank_by_utility
+from vanilla_transformer_tools.translation.engines import Hypothesis
 
 TEXTS = ["ein alter hund", "ein alter mann", "kein hund"]
 

@@ -14,17 +14,17 @@ import pytest
 import torch
 
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer.translation import (
+from vanilla_transformer_tools.translation import (
     Translator,
     conversion_cache,
     ctranslate2_conversion,
     engine_choice,
 )
-from vanilla_transformer.translation.conversion_cache import CACHE_VARIABLE, Conversion
-from vanilla_transformer.translation.ctranslate2_engine import CTranslate2Engine
-from vanilla_transformer.translation.engine_choice import SAMPLE_LINES, as_torch
-from vanilla_transformer.translation.engines import Hypothesis, TorchEngine
-from vanilla_transformer.translation.search import Search
+from vanilla_transformer_tools.translation.conversion_cache import CACHE_VARIABLE, Conversion
+from vanilla_transformer_tools.translation.ctranslate2_engine import CTranslate2Engine
+from vanilla_transformer_tools.translation.engine_choice import SAMPLE_LINES, as_torch
+from vanilla_transformer_tools.translation.engines import Hypothesis, TorchEngine
+from vanilla_transformer_tools.translation.search import Search
 
 from ..conftest import save_small_model
 

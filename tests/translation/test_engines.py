@@ -17,8 +17,8 @@ from transformers import (
 )
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
-from vanilla_transformer.translation import Search, engines
-from vanilla_transformer.translation.engines import TorchEngine
+from vanilla_transformer_tools.translation import Search, engines
+from vanilla_transformer_tools.translation.engines import TorchEngine
 
 from ..conftest import build_variant, redraw_parameters
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from vanilla_transformer.translation import Translator
-from vanilla_transformer.translation.bayes_risk import expected_utilities
-from vanilla_transformer.translation.engines import Hypothesis
+from vanilla_transformer_tools.translation import Translator
+from vanilla_transformer_tools.translation.bayes_risk import expected_utilities
+from vanilla_transformer_tools.translation.engines import Hypothesis
 
 LINES = [
     "ein hund rennt.",

@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from vanilla_transformer.inspection.alignments import align_words
-from vanilla_transformer.interop.export import export_to_ctranslate2
-from vanilla_transformer.interop.importing import import_model
-from vanilla_transformer.sharing.push import _shared_files
-from vanilla_transformer.tokenization.languages import language_codes
-from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
-from vanilla_transformer.translation import Search, Translator
-from vanilla_transformer.translation.engines import TorchEngine
-from vanilla_transformer.translation.segments import cut_line
-from vanilla_transformer_cli import main
+from vanilla_transformer_tools.commands import main
+from vanilla_transformer_tools.inspection.alignments import align_words
+from vanilla_transformer_tools.interop.export import export_to_ctranslate2
+from vanilla_transformer_tools.interop.importing import import_model
+from vanilla_transformer_tools.sharing.push import _shared_files
+from vanilla_transformer_tools.text.languages import language_codes
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
+from vanilla_transformer_tools.translation import Search, Translator
+from vanilla_transformer_tools.translation.engines import TorchEngine
+from vanilla_transformer_tools.translation.segments import cut_line
 
 from ..support.pretrained import BUILD, GERMAN, save_pretrained_model
 

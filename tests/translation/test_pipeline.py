@@ -3,10 +3,10 @@
 import pytest
 from transformers import pipeline
 
-from vanilla_transformer.model_folder import RUN_FILE
-from vanilla_transformer.translation import Search, Translator
+from vanilla_transformer_tools.saved_folder import RUN_FILE
+from vanilla_transformer_tools.translation import Search, Translator
 
-from ..tokenization.test_tokenizer_pair import GREEK, save_latin_to_greek
+from ..text.test_tokenizer_pair import GREEK, save_latin_to_greek
 
 LINES = ["ein hund rennt.", "", "ja"]
 

@@ -6,8 +6,8 @@ from dataclasses import fields
 import pytest
 from transformers import GenerationConfig
 
-from vanilla_transformer.translation import Search
-from vanilla_transformer_cli.settings import SearchSettings
+from vanilla_transformer_tools.settings import SearchSettings
+from vanilla_transformer_tools.translation import Search
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ import random
 import pytest
 
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer.tokenization.tokenizer_pair import TokenizerPair
-from vanilla_transformer.translation.segments import cut_into_pieces, cut_line, join_pieces
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
+from vanilla_transformer_tools.translation.segments import cut_into_pieces, cut_line, join_pieces
 
 
 @pytest.fixture(scope="module")

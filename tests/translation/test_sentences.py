@@ -3,7 +3,7 @@
 
 import pytest
 
-from vanilla_transformer.translation.sentences import has_inner_end, split_line
+from vanilla_transformer_tools.translation.sentences import has_inner_end, split_line
 
 
 @pytest.mark.parametrize(

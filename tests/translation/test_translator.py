@@ -11,15 +11,15 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer.inspection.attention_maps import read_attention
-from vanilla_transformer.model_folder import RUN_FILE, TARGET_FOLDER
-from vanilla_transformer.page.served_model import ServedModel
-from vanilla_transformer.translation import Search, Translation, Translator
-from vanilla_transformer.translation import translator as translation
+from vanilla_transformer_tools.inspection.attention_maps import read_attention
+from vanilla_transformer_tools.page.served_model import ServedModel
+from vanilla_transformer_tools.saved_folder import RUN_FILE, TARGET_FOLDER
+from vanilla_transformer_tools.translation import Search, Translation, Translator
+from vanilla_transformer_tools.translation import translator as translation
 
 from ..conftest import build_variant
 from ..support.pretrained import bart, fsmt_tokenizer
-from ..tokenization.test_tokenizer_pair import (
+from ..text.test_tokenizer_pair import (
     GREEK,
     build_latin_to_greek,
     learn,

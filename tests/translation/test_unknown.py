@@ -3,10 +3,10 @@
 import pytest
 
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer.service.metrics import MeasuredTranslators, Metrics
-from vanilla_transformer.translation import Translator
-from vanilla_transformer.translation.engines import ForcedPass, Hypothesis
-from vanilla_transformer_cli.command import report_unknown
+from vanilla_transformer_tools.commands.command import report_unknown
+from vanilla_transformer_tools.service.metrics import MeasuredTranslators, Metrics
+from vanilla_transformer_tools.translation import Translator
+from vanilla_transformer_tools.translation.engines import ForcedPass, Hypothesis
 
 from ..conftest import build_variant
 

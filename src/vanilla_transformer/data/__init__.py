@@ -1,1 +1,0 @@
-"""Parallel text: reading, filtering, batching, streaming."""

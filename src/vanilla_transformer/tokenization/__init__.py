@@ -1,1 +1,0 @@
-"""Text to ids and back, and training a tokenizer."""

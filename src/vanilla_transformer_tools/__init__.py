@@ -1,0 +1,1 @@
+"""The tools around the model; importing this package loads no torch."""

@@ -1,0 +1,369 @@
+"""What all commands share: the parser, exit statuses and messages, and loading a translator."""
+
+import argparse
+import atexit
+import difflib
+import gc
+import io
+import logging
+import os
+import re
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import MISSING, Field, fields
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from transformers.hf_argparser import HfArgumentParser
+
+from vanilla_transformer_tools.settings import AttentionSettings, SearchSettings
+
+if TYPE_CHECKING:
+    from vanilla_transformer_tools.translation import Translator
+
+
+# A command parses the arguments after its name.
+Command = Callable[[list[str]], None]
+
+
+def run(command: Command, argv: list[str] | None = None) -> None:
+    """Runs one command; a user's mistake prints one message and ends with status 2."""
+    _open_standard_streams()
+    try:
+        command(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()
+        _leave_process_group()
+    except BrokenPipeError:
+        # The reader of our output has stopped, as in `| head`.
+        _drop_output()
+        sys.exit(141)
+    except (ValueError, OSError, ArithmeticError) as error:
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _drop_output()
+        fail(_without_traceback(str(error)))
+    except ImportError as error:
+        # An optional package is missing; the message names it.
+        fail(" ".join(str(error).split()))
+    except KeyboardInterrupt as error:
+        # The status with which shells report a signal.
+        sys.exit(128 + getattr(error, "signum", signal.SIGINT))
+    except Exception as error:
+        # From a config. Importing its class would take as long as importing torch.
+        if type(error).__name__.startswith("StrictDataclass"):
+            fail(str(error.__cause__ or error))
+        # The Hub's client passes on connection errors of httpx or httpx2.
+        if type(error).__module__.startswith("httpx"):
+            fail(f"the Hub cannot be reached: {error}")
+        # Out of memory: an error of Python, torch or CTranslate2.
+        said = str(error)
+        if isinstance(error, MemoryError) or re.search("out of memory|allocate memory", said):
+            fail(f"there is not enough memory; try smaller batches: {' '.join(said.split())}")
+        if type(error).__name__.startswith("Dist") or "/gloo/" in said:
+            fail(_loss_of_a_process(said))
+        raise
+    except BaseException as error:
+        # Tokenizers raise it where their Rust code panics, for example at an endless search of a
+        # regular expression.
+        if type(error).__name__ == "PanicException":
+            fail(f"a library failed at this input, most likely the tokenizer: {error}")
+        raise
+    finally:
+        # The work is done: Ctrl-C while the interpreter shuts down only prints tracebacks.
+        atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
+
+
+class _ClosedOutput(io.TextIOBase):
+    """Standard output that the shell has closed (`>&-`): what is printed must not be lost."""
+
+    def write(self, text: str) -> int:
+        """Raises an error."""
+        raise OSError("standard output is closed: send it to a file, or to /dev/null")
+
+
+def _open_standard_streams() -> None:
+    """Replaces those that the shell has closed, and lets messages survive any encoding.
+
+    Python has None for closed streams. What a terminal in ASCII or Latin-1 cannot show is printed
+    as an escape, as Python does on standard error; translations are always in UTF-8.
+    """
+    # These stay open as long as the process.
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if sys.stdout is None:
+        sys.stdout = _ClosedOutput()
+    elif isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _loss_of_a_process(said: str) -> str:
+    """Message for an error of gloo, of NCCL, or of the store where processes meet."""
+    # Gloo begins with a place in its source, and ends with advice.
+    reason = re.sub(r"^\[\S+\] ", "", said).splitlines()[0].partition(". ")[0]
+    return (
+        f"lost another process: {reason}. It has ended, or did not answer for --ddp_timeout "
+        "seconds; its own output may say why. --resume continues from the last checkpoint."
+    )
+
+
+def _without_traceback(said: str) -> str:
+    """The message of an error, which torch puts behind a traceback if a loader's process raised it.
+
+    The lines of code in a traceback are indented.
+    """
+    found = re.match(r"Caught (\w+) in DataLoader.*\n +[^\n]*\n\1: (.*)", said, re.DOTALL)
+    return found[2].rstrip() if found else said
+
+
+def _leave_process_group() -> None:
+    """Ends the exchange with other processes, whose threads can abort an interpreter that exits."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed and distributed.is_available() and distributed.is_initialized():
+        # Torch joins those threads with Python's lock held, and they need it to drop a tensor.
+        time.sleep(0.1)
+        distributed.destroy_process_group()
+
+
+def _drop_output() -> None:
+    """Discards standard output, which Python would otherwise flush at exit, and fail."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def fail(message: str) -> NoReturn:
+    """Prints a message and ends the program with status 2."""
+    print(f"vanilla-transformer: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+class Parser(HfArgumentParser):
+    """Reports a mistake without printing the usage, which has a hundred options."""
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the program with status 2."""
+        fail(message)
+
+    def print_help(self, file: Any = None) -> None:
+        """Prints the help, and raises an error if that fails: argparse would ignore it."""
+        print(self.format_help(), end="", file=file, flush=True)
+
+
+class _SettingsParser(Parser):
+    """Our own switches take no value: the next argument may be text to translate."""
+
+    @staticmethod
+    def _parse_dataclass_field(parser: argparse.ArgumentParser, field: Field[Any]) -> None:
+        if field.type is bool:
+            parser.add_argument(f"--{field.name}", action="store_true", help=field.metadata["help"])
+        elif "action" in field.metadata:
+            default = field.default if field.default_factory is MISSING else field.default_factory()
+            parser.add_argument(f"--{field.name}", default=default, **field.metadata)
+        else:
+            HfArgumentParser._parse_dataclass_field(parser, field)
+
+
+def refuse(unknown: list[str], *parsers: Parser) -> None:
+    """Reports arguments that no parser knows, options with the nearest known name."""
+    known = [name.lstrip("-") for parser in parsers for name in parser._option_string_actions]
+    faults = []
+    for argument in unknown:
+        name = argument.partition("=")[0]
+        if name.startswith("--"):
+            nearest = difflib.get_close_matches(name.lstrip("-"), known, n=1, cutoff=0.5)
+            hint = f"did you mean --{nearest[0]}?" if nearest else "--help lists the options"
+            faults.append(f"unknown option {name}; {hint}")
+    if unknown:
+        fail("\n".join(faults) or f"unexpected argument {unknown[0]!r}; --help shows the usage")
+
+
+def options_among(words: Iterable[str], *parsers: Parser) -> set[str]:
+    """Names of the fields that options among the arguments set, with hyphens or underscores."""
+    actions = {
+        spelling: action
+        for parser in parsers
+        for spelling, action in parser._option_string_actions.items()
+    }
+    spellings = (word.partition("=")[0] for word in words)
+    return {actions[spelling].dest for spelling in spellings if spelling in actions}
+
+
+def build_parser(command: Command, settings: type, epilog: str) -> Parser:
+    """Parser of a command: its docstring is the description, fields of its settings the options."""
+    return _SettingsParser(
+        settings,
+        # Python's keywords have an underscore after their names.
+        prog=f"vanilla-transformer {command.__name__.rstrip('_')}",
+        description=command.__doc__,
+        epilog=epilog,
+        formatter_class=_HelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Keeps the line breaks of the example, and adds defaults that are not empty."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        # 0, which equals False, is a value.
+        if action.default is False or action.default in (None, "", [], argparse.SUPPRESS):
+            return action.help
+        return super()._get_help_string(action)
+
+
+def parse_with_texts(parser: Parser, argv: list[str]) -> dict[str, Any]:
+    """Values of the options; `text` holds the other arguments, which may come among them.
+
+    Whatever follows `--` is text.
+    """
+    end = argv.index("--") if "--" in argv else len(argv)
+    namespace, unknown = parser.parse_known_intermixed_args(argv[:end])
+    refuse(unknown, parser)
+    values = vars(namespace) | {"text": [*map(_in_utf8, (*namespace.text, *argv[end + 1 :]))]}
+    if values.get("prefix"):
+        values["prefix"] = _in_utf8(values["prefix"])
+    return values
+
+
+def _in_utf8(text: str) -> str:
+    """An argument that Python may have decoded in the encoding of another locale."""
+    try:
+        return os.fsencode(text).decode("utf-8")
+    except UnicodeEncodeError:
+        # It cannot come from the command line.
+        return text
+    except UnicodeDecodeError:
+        fail(f"text in the arguments must be UTF-8, got {text!r:.60}. Give it by --input.")
+
+
+def check_model(parser: Parser, models: list[str] | None) -> None:
+    """Ends the program unless `--model` may name models."""
+    if not models:
+        parser.error("--model needs the folder or the Hub name of a model")
+    for model in models:
+        check_folder(parser, "--model", model)
+
+
+def check_folder(parser: Parser, option: str, name: str) -> None:
+    """Ends the program if a name is the path of a folder that does not exist."""
+    if looks_like_a_path(name) and not Path(name).is_dir():
+        parser.error(f"{option}: there is no folder {name!r}")
+
+
+def looks_like_a_path(name: str) -> bool:
+    """Whether a name cannot be one on the Hub, whose error would only mention its form."""
+    return name.startswith((".", "/", "~")) or name.count("/") > 1
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket at this address that does not listen yet.
+
+    Raises:
+        OSError: If the address is taken, or is not one of this machine.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        raise OSError(
+            f"The server cannot listen on {host}:{port}: {error.strerror}. Choose another --port "
+            "or --host."
+        ) from error
+    return listener
+
+
+def interrupt(signum: int, _: FrameType | None) -> NoReturn:
+    """Does what Ctrl-C does; for other signals that ask a program to stop."""
+    error = KeyboardInterrupt()
+    error.signum = signum  # type: ignore[attr-defined]
+    raise error
+
+
+def end_at_once(signum: int) -> NoReturn:
+    """Ends the program while other threads work, which would hold up or abort its usual end."""
+    os._exit(128 + signum)
+
+
+def load_translator(settings: SearchSettings | AttentionSettings, **others: Any) -> "Translator":
+    """Translator of the models that the settings name.
+
+    Args:
+        settings: Fields that `SearchSettings` has become arguments of the same names.
+        others: Further arguments.
+    """
+    # Without garbage collection, imports are half a second faster.
+    gc.disable()
+    try:
+        from transformers.utils.logging import disable_progress_bar
+
+        from vanilla_transformer_tools.threads import IdleCores
+        from vanilla_transformer_tools.translation import Translator
+    finally:
+        gc.enable()
+    # Progress bars of loading and saving would mix with our own output.
+    disable_progress_bar()
+    logger = logging.getLogger("vanilla_transformer_tools.translation.engine_choice")
+    logger.setLevel(logging.INFO)
+    logger.handlers = [_StandardError()]
+    values = {
+        item.name: getattr(settings, item.name)
+        for item in fields(SearchSettings)
+        if hasattr(settings, item.name)
+    }
+    cores = IdleCores()
+    translator = Translator.from_pretrained(values.pop("model"), **values, **others)
+    cores.use(at_once=True)
+    translator.before_batch = cores.use
+    return translator
+
+
+class _StandardError(logging.Handler):
+    """Writes messages on lines of their own, above a progress bar."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes one message."""
+        from tqdm import tqdm
+
+        tqdm.write(record.getMessage(), file=sys.stderr)
+
+
+def report_limited(lines: int, option: str = "--max_extra_tokens") -> None:
+    """Reports on standard error how many translations were cut off, if any.
+
+    Args:
+        lines: Number of them.
+        option: The option that sets the limit.
+    """
+    if lines:
+        print(
+            f"{lines:,} translations were cut off at the length limit; see {option}.",
+            file=sys.stderr,
+        )
+
+
+def report_unknown(tokens: int, are_replaced: bool) -> None:
+    """Reports on standard error how many unknown tokens the translations have, if any.
+
+    Args:
+        tokens: Number of them.
+        are_replaced: Whether words of the source were written for them.
+    """
+    if tokens:
+        became = "replaced by source words" if are_replaced else "written as <unk>"
+        hint = "" if are_replaced else "; see --replace_unknown"
+        print(
+            f"{tokens:,} unknown tokens in the translations were {became}{hint}.", file=sys.stderr
+        )

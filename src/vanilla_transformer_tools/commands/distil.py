@@ -1,0 +1,338 @@
+"""The `distil` command: a small model from the translations of a large one."""
+
+import re
+from dataclasses import Field, dataclass, field, fields, replace
+from functools import partial
+from itertools import islice, tee
+from pathlib import Path
+from typing import Any, Literal
+
+from vanilla_transformer_tools.commands.command import load_translator, report_limited
+from vanilla_transformer_tools.commands.job_record import CountedLines, JobRecord, record_path
+from vanilla_transformer_tools.commands.lines import plan_translation, written_lines
+from vanilla_transformer_tools.commands.train import read_options
+from vanilla_transformer_tools.settings import (
+    SearchSettings,
+    TrainSettings,
+    TranslateSettings,
+    option,
+)
+
+_EXAMPLE = """The teacher translates the sources of --train, and the student is trained on its
+translations (sequence-level knowledge distillation, Kim and Rush 2016). The options of train
+apply, those of Trainer too; --help-all lists them. OUTPUT_DIR/teacher keeps the translations.
+Called again after a crash or Ctrl-C, the same command continues; --resume is not needed.
+
+example:
+  vanilla-transformer distil --teacher runs/de-en --train train.de train.en \\
+      --validation valid.de valid.en --config d_model=64 --output_dir runs/student
+"""
+
+# Files of the folder of the teacher's outputs.
+TEACHER_FOLDER = "teacher"
+SOURCES_FILE = "sources.txt"
+REFERENCES_FILE = "references.txt"
+OUTPUTS_FILE = "outputs.txt"
+PAIR_FILES = ("student_sources.txt", "student_targets.txt")
+RECORD_FILE = "record.json"
+
+_PREFIX = "teacher_"
+
+
+def _of_teacher(name: str) -> Any:
+    """The option of a search, for the teacher."""
+    searched: Field[Any] = SearchSettings.__dataclass_fields__[name]
+    return option(f"Of the teacher: {searched.metadata['help']}", searched.default)
+
+
+@dataclass(frozen=True)
+class DistilSettings(TrainSettings):
+    """Settings of a distillation. Those that begin with `teacher_` are those of `translate`."""
+
+    teacher: list[str] = option(
+        "Folders or Hub names of the teacher: models of this package or other sequence-to-sequence "
+        "models of Transformers. Several are an ensemble.",
+        [],
+    )
+    targets: Literal["teacher", "both"] = option(
+        "What the student learns from: the teacher's outputs alone, or the references too.",
+        "teacher",
+    )
+    word_level: float = option(
+        "Share of the loss that compares the student's distribution over the vocabulary with the "
+        "teacher's at each target token (Kim and Rush 2016, section 3.1). The student then has the "
+        "teacher's tokenizers.",
+        0.0,
+    )
+    teacher_n_best: int = option(
+        "Number of outputs of each source, at most --teacher_num_beams. The student learns from "
+        "all of them, or from the --nearest.",
+        1,
+    )
+    nearest: Literal["chrf", "bleu"] | None = option(
+        "Of the --teacher_n_best outputs, keeps only the one most like the reference, by chrF or "
+        "BLEU of the sentence."
+    )
+    teacher_engine: Literal["auto", "torch", "ctranslate2"] = _of_teacher("engine")
+    teacher_source_language: str | None = _of_teacher("source_language")
+    teacher_target_language: str | None = _of_teacher("target_language")
+    teacher_dtype: Literal["auto", "float32", "bfloat16", "float16"] = _of_teacher("dtype")
+    teacher_num_beams: int | None = _of_teacher("num_beams")
+    teacher_length_penalty: float | None = _of_teacher("length_penalty")
+    teacher_max_extra_tokens: int = _of_teacher("max_extra_tokens")
+    teacher_max_tokens_per_batch: int | None = _of_teacher("max_tokens_per_batch")
+    teacher_max_source_length: int | None = _of_teacher("max_source_length")
+    teacher_trust_remote_code: bool = _of_teacher("trust_remote_code")
+
+
+@dataclass(frozen=True)
+class TeacherRecord(JobRecord):
+    """What the teacher's outputs depend on; `lines` and `input` are those of all sources.
+
+    Attributes:
+        teacher: Its folders or names.
+        num_beams: Beam width of its search.
+        length_penalty: Length penalty of its search.
+        outputs: Size and checksum of its outputs, once they are complete.
+    """
+
+    teacher: list[str] = field(default_factory=list)
+    num_beams: int = 0
+    length_penalty: float = 0.0
+    outputs: dict[str, Any] = field(default_factory=dict)
+
+
+def distil(argv: list[str]) -> None:
+    """Train a small student on the translations of a teacher."""
+    options = read_options(distil, DistilSettings, _EXAMPLE, argv)
+    if options is None:
+        return
+    settings, arguments = options.settings, options.arguments
+    _check(settings, arguments.world_size)
+
+    from vanilla_transformer_tools.saved_folder import read_run
+    from vanilla_transformer_tools.training.checkpoints import closed_checkpoints
+    from vanilla_transformer_tools.training.distillation import load_teachers, word_level
+    from vanilla_transformer_tools.training.legs import (
+        check_continuation,
+        check_free,
+        claimed,
+        discard_stopped,
+    )
+    from vanilla_transformer_tools.training.recipe import check_settings
+    from vanilla_transformer_tools.training.run import train as train_model
+    from vanilla_transformer_tools.training.starting_model import saved_tokenizers
+
+    check_settings(settings, arguments)
+    if settings.word_level and not settings.init_from:
+        settings = replace(settings, tokenizer=settings.tokenizer or settings.teacher[0])
+    start = settings.init_from or settings.tokenizer or ""
+    if start in settings.teacher:
+        settings = _in_the_languages_of_its_teacher(settings)
+    if start:
+        # Faults are reported before the teacher translates.
+        saved_tokenizers(settings, start)
+    training_pass = None
+    if settings.word_level:
+        teachers = load_teachers(settings.teacher, start, arguments.device)
+        training_pass = partial(word_level, teachers=teachers, weight=settings.word_level)
+    output = Path(arguments.output_dir)
+    folder = output / TEACHER_FOLDER
+    with claimed(output):
+        continues = (folder / RECORD_FILE).exists() and bool(closed_checkpoints(output))
+        if not continues:
+            if (folder / RECORD_FILE).exists():
+                discard_stopped(output)
+            check_free(output)
+        elif earlier := read_run(str(output)):
+            # Before the pairs are written anew.
+            chosen = {"targets": settings.targets, "nearest": settings.nearest}
+            check_continuation(earlier, {"settings": chosen, "arguments": {}, "sha256": {}})
+        student = _teach(settings, folder)
+    train_model(replace(student, resume=continues), arguments, training_pass)
+
+
+def _check(settings: DistilSettings, processes: int) -> None:
+    faults = []
+    if processes > 1:
+        faults.append(
+            f"distil translates in one process, got {processes}. Run it in one until the teacher "
+            "is done, and train on the two files that it names with `accelerate launch "
+            "scripts/train.py --train ...`."
+        )
+    if not settings.teacher:
+        faults.append("--teacher needs the folders or Hub names of one or more models.")
+    if settings.teacher_n_best < 1:
+        faults.append(f"--teacher_n_best must be at least 1, got {settings.teacher_n_best}.")
+    elif settings.nearest and settings.teacher_n_best == 1:
+        faults.append(
+            "--nearest chooses among several outputs, got --teacher_n_best 1. Ask for more, such "
+            "as --teacher_num_beams 8 --teacher_n_best 8."
+        )
+    if not 0 <= settings.word_level <= 1:
+        faults.append(f"--word_level must be between 0 and 1, got {settings.word_level}.")
+    if settings.word_level and settings.r_drop:
+        faults.append(
+            f"--word_level must be left out with --r_drop, got {settings.word_level} and "
+            f"{settings.r_drop}."
+        )
+    if settings.tag_column:
+        faults.append(
+            f"--tag_column: a teacher translates into one language, got {settings.tag_column!r}. "
+            "Distil each direction alone."
+        )
+    if faults:
+        raise ValueError("\n".join(faults))
+
+
+def _in_the_languages_of_its_teacher(settings: DistilSettings) -> DistilSettings:
+    """The settings of a student with the tokenizers of its teacher, whose languages are its own."""
+    languages = {
+        name: getattr(settings, name) or getattr(settings, f"{_PREFIX}{name}")
+        for name in ("source_language", "target_language")
+    }
+    return replace(settings, **languages)
+
+
+def _teach(settings: DistilSettings, folder: Path) -> DistilSettings:
+    """Makes the pairs of the student; returns the settings of its training."""
+    from vanilla_transformer_tools.evaluation.bleu_tokenizers import resolve
+    from vanilla_transformer_tools.files import read_lines
+    from vanilla_transformer_tools.training.distillation import Targets, read_outputs, write_pairs
+
+    record = _translate(settings, folder)
+    tokenizer = settings.bleu_tokenize
+    if settings.nearest == "bleu":
+        # Some lines are enough to see the script.
+        references = list(islice(read_lines(folder / REFERENCES_FILE), 10_000))
+        languages = [settings.target_language, *settings.language[1:2]]
+        language = next(filter(None, languages), None)
+        tokenizer = resolve(tokenizer, references, language, settings.pretokenized).name
+    targets = Targets(settings.targets == "both", settings.nearest, tokenizer)
+    outputs = read_outputs(folder / OUTPUTS_FILE, settings.teacher_n_best)
+    # Plain text, so that `source_column` and `target_column` remain those of the validation pairs.
+    pairs = [folder / name for name in PAIR_FILES]
+    counts = write_pairs(pairs, folder / SOURCES_FILE, folder / REFERENCES_FILE, outputs, targets)
+    print(f"{pairs[0]} and {pairs[1]}: {counts}")
+    return replace(
+        settings,
+        train=list(map(str, pairs)),
+        teacher_num_beams=record.num_beams,
+        teacher_length_penalty=record.length_penalty,
+    )
+
+
+def _translate(settings: DistilSettings, folder: Path) -> TeacherRecord:
+    """Translates the training sources as far as that is not done.
+
+    Raises:
+        ValueError: If the folder has outputs of another teacher, search or corpus, or others than
+            were written.
+    """
+    from vanilla_transformer_tools.saved_folder import describe_files
+
+    sources, outputs = folder / SOURCES_FILE, folder / OUTPUTS_FILE
+    job = TranslateSettings(
+        model=settings.teacher,
+        input=str(sources),
+        output=str(outputs),
+        resume=True,
+        **{
+            item.name.removeprefix(_PREFIX): getattr(settings, item.name)
+            for item in fields(settings)
+            if item.name.startswith(_PREFIX)
+        },
+    )
+    record = replace(TeacherRecord.of(job), teacher=settings.teacher)
+    record, earlier = _write_corpus(settings, folder, record)
+    if earlier:
+        record = replace(record, num_beams=earlier.num_beams, length_penalty=earlier.length_penalty)
+    # `translate` keeps a record of its own beside an output that is not complete.
+    if not earlier or record_path(outputs).exists():
+        plan = plan_translation(job, [])
+        translator = load_translator(job, num_hypotheses=job.n_best, scores=job.n_best > 1)
+        search = translator.search
+        record = replace(record, num_beams=search.num_beams, length_penalty=search.length_penalty)
+        record.write(folder / RECORD_FILE)
+        report = plan.run(translator)
+        report_limited(report.limited, "--teacher_max_extra_tokens")
+    files = describe_files(folder, [OUTPUTS_FILE])
+    record = replace(record, outputs=files[OUTPUTS_FILE])
+    record.write(folder / RECORD_FILE)
+    return record
+
+
+def _write_corpus(
+    settings: DistilSettings, folder: Path, record: TeacherRecord
+) -> tuple[TeacherRecord, TeacherRecord | None]:
+    """Writes the sources and the references of the training pairs, each on one line.
+
+    Args:
+        settings: Where the pairs are.
+        folder: Of the teacher's outputs.
+        record: Of the teacher and its search.
+
+    Returns:
+        The record with these sources, and that of the outputs in the folder, if there are any.
+
+    Raises:
+        ValueError: If these are of another job; the files then stay as they were.
+    """
+    from vanilla_transformer_tools.files import rows_written
+    from vanilla_transformer_tools.text.parallel_text import read_pairs
+    from vanilla_transformer_tools.training.validation import parallel_text
+
+    text = parallel_text(settings, settings.train, settings.train_split)
+    pairs = ((side.replace("\n", " ") for side in pair[:2]) for pair in read_pairs(text))
+    left, right = tee(map(tuple, pairs))
+    sources = CountedLines(source for source, _ in left)
+    rows = zip(sources, (reference for _, reference in right), strict=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    with rows_written([folder / SOURCES_FILE, folder / REFERENCES_FILE], rows):
+        record = replace(record, lines=sources.count, input=sources.sha256)
+        earlier = _earlier(folder, record)
+    return record, earlier
+
+
+def _earlier(folder: Path, record: TeacherRecord) -> TeacherRecord | None:
+    """The record of the outputs in the folder; None if there are none.
+
+    Raises:
+        ValueError: If they are not of the job that `record` describes, or have been changed.
+    """
+    from vanilla_transformer_tools.saved_folder import differs
+
+    outputs = folder / OUTPUTS_FILE
+    if not outputs.exists() or not outputs.stat().st_size:
+        return None
+    if not (folder / RECORD_FILE).exists():
+        raise ValueError(
+            f"{str(outputs)!r} must have a {RECORD_FILE} beside it, which names its teacher, got "
+            "none. Restore that file, or delete the folder."
+        )
+    earlier = TeacherRecord.read(folder / RECORD_FILE)
+    # `translate` refuses to continue what another version has begun.
+    differences = replace(earlier, version=record.version).differences(record)
+    # They name the options of `translate`.
+    faults = [
+        re.sub("^--", f"--{_PREFIX}", difference).replace("--model", "--teacher")
+        for difference in differences
+    ]
+    if (earlier.lines, earlier.input) != (record.lines, record.input):
+        faults.append(f"--train with {record.lines:,} other sources instead of {earlier.lines:,}")
+    if faults:
+        raise ValueError(
+            f"{str(folder)!r} holds the outputs of another teacher, search or corpus, got "
+            f"{'; '.join(faults)}. Give what they were made with, choose another --output_dir, or "
+            "delete that folder."
+        )
+    if record_path(outputs).exists():
+        return earlier
+    rows = earlier.lines * int(earlier.settings["n_best"])
+    lines, _, has_more = written_lines(outputs, 1)
+    if (earlier.outputs and differs(outputs, earlier.outputs)) or lines != rows or has_more:
+        raise ValueError(
+            f"{str(outputs)!r} must be as the teacher wrote it, with {rows:,} lines, got other "
+            f"text and {lines:,} lines. Restore it, or delete it to translate anew."
+        )
+    return earlier

@@ -1,0 +1,101 @@
+"""The `export` command: converts a saved model for other software, and checks the result."""
+
+import logging
+import sys
+from pathlib import Path
+
+from vanilla_transformer_tools.commands.command import Parser, build_parser, check_folder, refuse
+from vanilla_transformer_tools.settings import ExportSettings
+
+_RUNTIMES = ("ctranslate2", "onnx")
+
+_EXAMPLE = """An export to a runtime is kept only if it translates a sample greedily as the model
+does. In float32, whatever the --quantization, at least 99 % of the lines must be equal, and
+log-probabilities per token must differ by at most 0.001 on average (ONNX: each logit by
+at most 0.0001). With quantised weights, they may differ by 0.1 for 16-bit types and by 1
+for integers. An export to a class is kept only if the logits of both agree.
+
+examples:
+  vanilla-transformer export --format ctranslate2 --quantization int8 runs/de-en runs/de-en-int8
+  vanilla-transformer export --format pegasus runs/de-en runs/de-en-pegasus
+"""
+
+
+def export(argv: list[str]) -> None:
+    """Convert a model for CTranslate2, ONNX Runtime, Transformers or torch alone."""
+    parser = build_parser(export, ExportSettings, _EXAMPLE)
+    parser.add_argument("model", metavar="MODEL", help="Folder or Hub name of a model.")
+    parser.add_argument("output", metavar="OUT", help="Folder to create.")
+    namespace, unknown = parser.parse_known_args(argv)
+    refuse(unknown, parser)
+    values = vars(namespace)
+    model, output = values.pop("model"), Path(values.pop("output"))
+    settings = ExportSettings(**values)
+    if settings.format != "ctranslate2" and settings.quantization != "float32":
+        parser.error(
+            f"--quantization must be float32 with --format {settings.format}, "
+            f"got {settings.quantization}"
+        )
+    for name in ("sample", "force"):
+        if settings.format not in _RUNTIMES and getattr(settings, name):
+            parser.error(
+                f"--{name} needs one of --format {', '.join(_RUNTIMES)}, got {settings.format}"
+            )
+    _check(parser, model, output, settings)
+    _export(model, output, settings)
+
+
+def _check(parser: Parser, model: str, output: Path, settings: ExportSettings) -> None:
+    check_folder(parser, "MODEL", model)
+    for name, path in (("MODEL", model), ("--sample", settings.sample)):
+        if path and Path(path).exists() and Path(path).resolve().is_relative_to(output.resolve()):
+            # --force deletes OUT before it exports.
+            parser.error(f"{name} {path!r} must not be at OUT or inside it, got {str(output)!r}")
+
+
+def _export(model: str, output: Path, settings: ExportSettings) -> None:
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    if settings.format in _RUNTIMES:
+        _export_to_runtime(model, output, settings)
+    else:
+        _export_to_class(model, output, settings)
+
+
+def _export_to_runtime(model: str, output: Path, settings: ExportSettings) -> None:
+    from vanilla_transformer_tools.files import read_lines
+    from vanilla_transformer_tools.interop.export import export_to_ctranslate2, export_to_onnx
+
+    # torch's exporter warns about missing torchvision, which we do not need.
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    sample = list(read_lines(settings.sample)) if settings.sample else None
+    print(f"exporting {model} and comparing translations ...", file=sys.stderr)
+    if settings.format == "onnx":
+        agreement = export_to_onnx(
+            model,
+            output,
+            sample=sample,
+            force=settings.force,
+            trust_remote_code=settings.trust_remote_code,
+        )
+    else:
+        agreement = export_to_ctranslate2(
+            model,
+            output,
+            quantization=settings.quantization,
+            sample=sample,
+            force=settings.force,
+            trust_remote_code=settings.trust_remote_code,
+        )
+    lines = f"the lines of {settings.sample}" if settings.sample else "random tokens"
+    print(f"{output}: {agreement} (on {lines})")
+
+
+def _export_to_class(model: str, output: Path, settings: ExportSettings) -> None:
+    from vanilla_transformer_tools.interop.export import export_to_class
+
+    comparison = export_to_class(
+        model, output, settings.format, trust_remote_code=settings.trust_remote_code
+    )
+    print(f"{output}: {comparison} (on random tokens)")

@@ -1,0 +1,93 @@
+"""The `import` command: a pretrained model of another class as one of ours."""
+
+from pathlib import Path
+from typing import Any
+
+from vanilla_transformer_tools.commands.command import build_parser, check_folder, refuse
+from vanilla_transformer_tools.settings import ImportSettings
+
+_EXAMPLE = """OUT gets the weights, the tokenizer and the generation settings of the source. Both
+models are run on the same random tokens; unless their logits agree, nothing is kept.
+Checkpoints of fairseq, which have their dictionaries beside them, and weights with a
+--mapping cannot be run here: all their tensors must be used, and nothing is compared.
+
+examples:
+  vanilla-transformer import Helsinki-NLP/opus-mt-de-en runs/opus-de-en
+  vanilla-transformer import fairseq/checkpoint_best.pt runs/fairseq-de-en
+  vanilla-transformer import --mapping map.yaml weights.pt runs/ours
+  vanilla-transformer import facebook/nllb-200-distilled-600M runs/nllb-de-en \\
+      --keep_vocabulary train.de train.en
+"""
+
+
+def import_(argv: list[str]) -> None:
+    """Bring in a pretrained model: of Transformers, such as Marian, NLLB or BART, or any other."""
+    parser = build_parser(import_, ImportSettings, _EXAMPLE)
+    parser.add_argument(
+        "source", metavar="SOURCE", help="Folder or Hub name of a model, or a file of weights."
+    )
+    parser.add_argument("output", metavar="OUT", help="Folder to make.")
+    namespace, unknown = parser.parse_known_args(argv)
+    refuse(unknown, parser)
+    values = vars(namespace)
+    source, output = values.pop("source"), Path(values.pop("output"))
+    if not Path(source).is_file():
+        check_folder(parser, "SOURCE", source)
+    settings = ImportSettings(**values)
+    if settings.mapping and not Path(settings.mapping).is_file():
+        parser.error(f"--mapping: there is no file {settings.mapping!r}")
+    for file in settings.keep_vocabulary or []:
+        if not Path(file).is_file():
+            parser.error(f"--keep_vocabulary: there is no file {file!r}")
+    if settings.tokenizer and not settings.mapping:
+        parser.error(
+            "--tokenizer needs --mapping, because other sources have a tokenizer of their own, got "
+            f"{settings.tokenizer!r}. Leave it out."
+        )
+    if settings.min_count != 1 and not settings.keep_vocabulary:
+        parser.error(f"--min_count needs --keep_vocabulary, got {settings.min_count} alone")
+    _import(source, output, settings)
+
+
+def _import(source: str, output: Path, settings: ImportSettings) -> None:
+    from transformers.utils.logging import disable_progress_bar
+
+    from vanilla_transformer_tools.interop.importing import import_model, plan_import
+    from vanilla_transformer_tools.interop.trimming import Trimming, describe_sizes
+    from vanilla_transformer_tools.saved_folder import read_run
+
+    disable_progress_bar()
+    mapping = Path(settings.mapping) if settings.mapping else None
+    files = settings.keep_vocabulary
+    trimming = Trimming(tuple(files), settings.min_count) if files else None
+    tokenizer = settings.tokenizer
+    if settings.dry_run:
+        plan = plan_import(source, mapping=mapping, tokenizer=tokenizer, trimming=trimming)
+        for line in plan.tensors.lines():
+            print(line)
+        plan.tensors.check()
+        _print_assumed(plan.assumed)
+        if plan.entries:
+            entries, kept = plan.entries
+            print(f"vocabulary of {entries:,} entries would be cut to {kept:,}")
+        return
+    comparison = import_model(
+        source, output, mapping=mapping, tokenizer=tokenizer, trimming=trimming
+    )
+    if comparison:
+        print(f"{output}: {comparison} (on random tokens)")
+    else:
+        print(
+            f"{output}: every tensor is used; no logits were compared, as nothing here runs SOURCE"
+        )
+    run = read_run(str(output))
+    _print_assumed(run["imported_from"].get("assumed", {}))
+    if sizes := run.get("trimmed"):
+        print(describe_sizes(sizes))
+
+
+def _print_assumed(fields: dict[str, Any]) -> None:
+    """What to check, since neither the mapping nor any tensor says it."""
+    if fields:
+        values = ", ".join(f"{name} {value}" for name, value in fields.items())
+        print(f"not in the mapping, so as in the paper: {values}")

@@ -1,0 +1,84 @@
+"""Checks of output files before the work begins."""
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+
+def check_output(
+    path: Path,
+    *,
+    inputs: Iterable[str | None] = (),
+    models: Sequence[str] = (),
+) -> None:
+    """Refuses an output that cannot be written or would overwrite what the command reads.
+
+    Args:
+        path: The output; it is not changed.
+        inputs: Files that the command reads; None and missing files are ignored.
+        models: Folders or Hub names of the models that the command loads.
+
+    Raises:
+        ValueError: If it is an input, a file of a model, a folder, or a file that is open already,
+            such as /dev/stdout can be.
+        OSError: If it cannot be written.
+    """
+    for name in inputs:
+        if name and path.exists() and Path(name).exists() and path.samefile(name):
+            raise ValueError(
+                f"--output {path} would overwrite {name!r}, which is an input. Choose another file."
+            )
+    for model in models:
+        if _is_file_of(path, Path(model)):
+            raise ValueError(
+                f"--output {path} would be a file of the model {model!r}. Choose another file."
+            )
+    if path.is_dir():
+        raise ValueError(f"--output must be a file, got the folder {str(path)!r}.")
+    if path.exists() and not path.is_file():
+        # A device or a pipe.
+        return
+    folder = path.parent.resolve()
+    if path.is_symlink() and (folder == Path("/dev") or folder.is_relative_to("/proc")):
+        # Such as /dev/stdout, which would be replaced itself.
+        raise ValueError(
+            f"--output {path} stands for the file {str(path.resolve())!r}, which is open already. "
+            "Name a file that is not."
+        )
+    check_room(path, "--output")
+
+
+def _is_file_of(path: Path, model: Path) -> bool:
+    """Whether an output would be a file of a saved model, itself or through a link."""
+    # The name in the folder and what it links to: in the Hub's cache that is a blob elsewhere.
+    places = (path.parent.resolve() / path.name, path.resolve())
+    inside = [place for place in places if place.is_relative_to(model.resolve())]
+    if not inside or not model.is_dir():
+        return False
+    from vanilla_transformer_tools.saved_folder import is_reserved_name
+
+    return any(map(is_reserved_name, inside))
+
+
+def check_room(path: Path, option: str) -> None:
+    """Refuses a file that cannot be created or replaced.
+
+    Args:
+        path: The file; it is not changed.
+        option: What needs the file, for the error.
+
+    Raises:
+        OSError: If it cannot.
+    """
+    # As long as the name of a temporary file, so that a name that is too long fails here.
+    probe = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        probe.touch()
+        probe.unlink()
+        if path.exists():
+            path.open("r+b").close()
+    except OSError as error:
+        raise OSError(
+            f"{option} cannot be written to {str(path)!r}: {error.strerror}. Make its folder, or "
+            "choose another one."
+        ) from error

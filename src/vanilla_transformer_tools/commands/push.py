@@ -1,0 +1,63 @@
+"""The `push` command: uploads a saved model to the Hub."""
+
+from pathlib import Path
+
+from vanilla_transformer_tools.commands.command import build_parser, refuse
+from vanilla_transformer_tools.settings import PushSettings
+
+_EXAMPLE = """Uploads only weights, tokenizer, code, card, run.json and results.json, and nothing at
+all if one of them contains a token, a key, a password or a home directory, or is a link
+out of the folder.
+
+example:
+  vanilla-transformer push --model runs/de-en user/de-en
+  vanilla-transformer push --model runs/de-en user/de-en --space user/de-en-page
+"""
+
+
+def push(argv: list[str]) -> None:
+    """Share a model on the Hugging Face Hub."""
+    parser = build_parser(push, PushSettings, _EXAMPLE)
+    parser.add_argument("repo_id", metavar="USER/NAME", help="Repository; created if missing.")
+    namespace, unknown = parser.parse_known_args(argv)
+    refuse(unknown, parser)
+    values = vars(namespace)
+    repo_id = values.pop("repo_id")
+    settings = PushSettings(**values)
+    if settings.space and settings.save_space:
+        parser.error("--space and --save_space exclude each other: leave one out")
+    if settings.save_space:
+        _save_space(Path(settings.save_space), repo_id)
+        return
+    if not (settings.model or settings.space):
+        parser.error("--model needs the folder of a model")
+    if settings.model:
+        _push_model(settings, repo_id)
+    if settings.space:
+        from vanilla_transformer_tools.sharing.space import push_space
+
+        address = push_space(settings.space, repo_id, private=settings.private or None)
+        print(f"The page is at {address}")
+
+
+def _save_space(folder: Path, model: str) -> None:
+    from vanilla_transformer_tools.sharing.space import save_space
+
+    save_space(folder, model)
+    print(f"The page of {model} is in {folder}; `python app.py` there opens it")
+
+
+def _push_model(settings: PushSettings, repo_id: str) -> None:
+    from transformers.utils.logging import disable_progress_bar
+
+    from vanilla_transformer_tools.sharing.push import push as push_model
+
+    disable_progress_bar()
+    address = push_model(
+        Path(settings.model),
+        repo_id,
+        private=settings.private or None,
+        revision=settings.revision,
+        commit_message=settings.commit_message,
+    )
+    print(f"The model is at {address}")

@@ -1,0 +1,152 @@
+"""The `serve` command: translations over HTTP."""
+
+import asyncio
+import signal
+import socket
+import sys
+from contextlib import closing, suppress
+from dataclasses import replace
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from vanilla_transformer_tools.commands.command import (
+    Parser,
+    bind,
+    build_parser,
+    check_model,
+    end_at_once,
+    fail,
+    interrupt,
+    load_translator,
+    refuse,
+)
+from vanilla_transformer_tools.settings import ServeSettings
+
+if TYPE_CHECKING:
+    from vanilla_transformer_tools.service.app import Service
+
+# For reading the last answers after a signal.
+_READING_SECONDS = 10
+
+_EXAMPLE = """The API is LibreTranslate's: POST /translate with q (a text or a list of them), source
+and target, as JSON or as a form; GET /languages, /health and /metrics (Prometheus).
+On Ctrl-C or SIGTERM the service answers the requests that it has accepted, and ends with status 0.
+
+examples:
+  vanilla-transformer serve --model runs/de-en --source_language de --target_language en
+  curl http://127.0.0.1:5000/translate -d source=de -d target=en -d q='Ein Hund rennt.'
+"""
+
+
+def serve(argv: list[str]) -> None:
+    """Answer requests for translations over HTTP, by LibreTranslate's API."""
+    parser = build_parser(serve, ServeSettings, _EXAMPLE)
+    namespace, unknown = parser.parse_known_args(argv)
+    refuse(unknown, parser)
+    settings = ServeSettings(**vars(namespace))
+    check_model(parser, settings.model)
+    _check(parser, settings)
+    try:
+        import fastapi  # noqa: F401
+        import prometheus_client  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        fail(
+            f"serve needs the package `{error.name}`, which is not installed. Install it: "
+            "pip install -e '.[serve]'"
+        )
+    from vanilla_transformer_tools.service.callers import allowed_hosts, check_origins
+
+    hosts = allowed_hosts(settings.host, settings.allowed_hosts)
+    check_origins(settings.allowed_origins)
+    signal.signal(signal.SIGTERM, interrupt)
+    # A port that is taken is reported before the model is loaded.
+    with closing(bind(settings.host, settings.port)) as listener:
+        _run(_load(settings), listener, hosts, settings.allowed_origins)
+
+
+def _check(parser: Parser, settings: ServeSettings) -> None:
+    for name in ("max_characters", "max_texts", "max_requests"):
+        if getattr(settings, name) < 1:
+            parser.error(f"--{name} must be at least 1, got {getattr(settings, name)}")
+    if not 0 <= settings.port < 2**16:
+        parser.error(f"--port must be from 0 to {2**16 - 1}, got {settings.port}")
+    if not 0 <= settings.max_delay <= 60_000:
+        parser.error(
+            f"--max_delay must be from 0 to 60000 milliseconds, got {settings.max_delay:g}"
+        )
+    if settings.max_waiting_characters < settings.max_characters:
+        parser.error(
+            "--max_waiting_characters must be at least --max_characters, or the longest requests "
+            f"would never be taken, got {settings.max_waiting_characters} and "
+            f"{settings.max_characters}"
+        )
+
+
+def _load(settings: ServeSettings) -> "Service":
+    from vanilla_transformer_tools.service.app import Service
+    from vanilla_transformer_tools.service.requests import Limits
+    from vanilla_transformer_tools.service.translators import Translators, offered_languages
+
+    name = (settings.model or [""])[0]
+    languages, defaults = offered_languages(
+        name,
+        settings.source_language,
+        settings.target_language,
+        trust_remote_code=settings.trust_remote_code,
+    )
+    source, target = languages.chosen(languages.sources[0], languages.targets[0])
+    first = load_translator(replace(settings, source_language=source, target_language=target))
+    limits = Limits(settings.max_characters, settings.max_texts, settings.max_requests)
+    return Service(
+        Translators(first, languages, defaults, settings.max_tokens_per_batch),
+        limits,
+        max_delay=settings.max_delay / 1000,
+        max_waiting_characters=settings.max_waiting_characters,
+    )
+
+
+def _run(service: "Service", listener: socket.socket, hosts: list[str], origins: list[str]) -> None:
+    """Answers until a signal comes; a second Ctrl-C ends without finishing."""
+    import uvicorn
+
+    from vanilla_transformer_tools.service.app import build_app
+    from vanilla_transformer_tools.service.connections import server_config
+
+    host, port, *_ = listener.getsockname()
+    address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+    class Server(uvicorn.Server):
+        """Reports when it is ready, and stops without delay."""
+
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            if self.should_exit and sig == signal.SIGINT:
+                end_at_once(sig)
+            super().handle_exit(sig, frame)
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            print(
+                f"translating {service.translators.languages} on {address}",
+                file=sys.stderr,
+                flush=True,
+            )
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            service.batcher.hasten()
+            hanging_up = asyncio.create_task(self.hang_up())
+            await super().shutdown(sockets)
+            hanging_up.cancel()
+
+        async def hang_up(self) -> None:
+            """Disconnects clients that do not read their answers, once all have been translated."""
+            while service.open_requests:
+                await asyncio.sleep(0.1)
+            await asyncio.sleep(_READING_SECONDS)
+            for connection in list(self.server_state.connections):
+                connection.transport.abort()
+
+    server = Server(server_config(build_app(service, hosts=hosts, origins=origins)))
+    # Uvicorn passes the signal on when everything is finished.
+    with suppress(KeyboardInterrupt):
+        server.run([listener])

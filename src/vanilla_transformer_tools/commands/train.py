@@ -1,0 +1,170 @@
+"""The `train` command: trains a model on parallel text."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from vanilla_transformer_tools.commands.command import (
+    Command,
+    Parser,
+    build_parser,
+    check_folder,
+    options_among,
+    refuse,
+)
+from vanilla_transformer_tools.commands.recipes import insert_recipe
+from vanilla_transformer_tools.settings import TrainSettings
+
+if TYPE_CHECKING:
+    from transformers import Seq2SeqTrainingArguments
+
+    from vanilla_transformer_tools.training.budget import Decision
+
+Settings = TypeVar("Settings", bound=TrainSettings)
+
+# Options with names of saved models; the last is of `distil`.
+_MODELS = ("init_from", "tokenizer", "teacher")
+
+_EXAMPLE = """Every field of Transformers' Seq2SeqTrainingArguments is an option too:
+--output_dir, --num_train_epochs, --max_steps, --learning_rate, --warmup_steps,
+--label_smoothing_factor, --gradient_accumulation_steps, --eval_strategy, --eval_steps, --seed,
+--bf16, --report_to tensorboard and so on; --help-all lists them with our defaults.
+
+A recipe is a YAML file with such options; options on the command line override it.
+
+example:
+  vanilla-transformer train --train train.de train.en --validation valid.de valid.en \\
+      --preset tiny --output_dir runs/de-en
+  vanilla-transformer train recipes/multi30k_en_de.yaml --data multi30k_tok --output_dir runs/en-de
+  vanilla-transformer train --train train.de train.en --validation valid.de valid.en --minutes 30
+"""
+
+
+@dataclass
+class Options(Generic[Settings]):
+    """What a command that trains was asked for, and what `--minutes` decided."""
+
+    settings: Settings
+    arguments: "Seq2SeqTrainingArguments"
+    decisions: "list[Decision]" = field(default_factory=list)
+
+
+def train(argv: list[str]) -> None:
+    """Train a model and its tokenizer on parallel text."""
+    if options := read_options(train, TrainSettings, _EXAMPLE, argv):
+        from vanilla_transformer_tools.training.run import train as train_model
+
+        train_model(options.settings, options.arguments, decisions=options.decisions)
+
+
+def read_options(
+    command: Command, kind: type[Settings], epilog: str, argv: list[str]
+) -> Options[Settings] | None:
+    """Options of a command that trains; None after `--help-all`.
+
+    Args:
+        command: Its docstring is the description.
+        kind: Class of our settings.
+        epilog: Of the help.
+        argv: Arguments after the name of the command; the first may be a recipe.
+    """
+    parser = build_parser(command, kind, epilog)
+    parser.usage = f"{parser.prog} [RECIPE.yaml] [options]"
+    parser.add_argument("--help-all", action="store_true", help="Also list Trainer's options.")
+    words = insert_recipe(argv, kind)
+    namespace, others = parser.parse_known_args(words)
+    values = vars(namespace)
+    help_all = values.pop("help_all")
+    settings = kind(**values)
+    of_trainer = _TrainerOptions(parser.prog, others)
+    if help_all:
+        print(parser.format_help() + "\n" + of_trainer.parser(settings).format_help())
+        return None
+    _check_settings(parser, settings)
+    arguments, unknown = of_trainer.read(settings)
+    trainer_parser = of_trainer.parser(settings)
+    refuse(unknown, parser, trainer_parser)
+
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    if settings.minutes is None:
+        return Options(settings, arguments)
+    return _choose(settings, arguments, options_among(words, parser, trainer_parser), of_trainer)
+
+
+def _check_settings(parser: Parser, settings: TrainSettings) -> None:
+    """Ends the program if it cannot train; `recipe.check_settings` knows the other mistakes."""
+    if settings.minutes is not None and type(settings) is not TrainSettings:
+        parser.error("--minutes is an option of train alone; give --max_minutes, which cuts a run")
+    if not settings.train:
+        parser.error("--train needs the training pairs")
+    for name in _MODELS:
+        value = getattr(settings, name, None) or []
+        for model in [value] if isinstance(value, str) else value:
+            # What a file would be is explained later.
+            if name == "tokenizer" and Path(model).is_file():
+                continue
+            check_folder(parser, f"--{name}", model)
+
+
+@dataclass(frozen=True)
+class _TrainerOptions:
+    """Trainer's options on the command line.
+
+    Attributes:
+        prog: Name of the command.
+        words: Arguments that are no settings of ours.
+    """
+
+    prog: str
+    words: list[str]
+
+    def parser(self, settings: TrainSettings, chosen: Mapping[str, Any] | None = None) -> Parser:
+        """Parser with the defaults of a run, before which comes what was chosen for it."""
+        from transformers import Seq2SeqTrainingArguments
+
+        from vanilla_transformer_tools.training.recipe import in_step, recipe
+
+        parser = Parser(
+            Seq2SeqTrainingArguments, prog=self.prog, add_help=False, allow_abbrev=False
+        )
+        values, _ = parser.parse_known_args(self.words)
+        given = {name: getattr(values, name) for name in options_among(self.words, parser)}
+        parser.set_defaults(**in_step(recipe(settings) | dict(chosen or {}), given))
+        return parser
+
+    def read(
+        self, settings: TrainSettings, chosen: Mapping[str, Any] | None = None
+    ) -> "tuple[Seq2SeqTrainingArguments, list[str]]":
+        """Trainer's arguments, and the words that are no options of Trainer."""
+        arguments, unknown = self.parser(settings, chosen).parse_args_into_dataclasses(
+            self.words, return_remaining_strings=True
+        )
+        return arguments, unknown
+
+
+def _choose(
+    settings: Settings,
+    arguments: "Seq2SeqTrainingArguments",
+    given: set[str],
+    of_trainer: _TrainerOptions,
+) -> Options[Settings]:
+    """Options of a run of `--minutes`.
+
+    Args:
+        settings: What the user gave, and defaults.
+        arguments: Trainer's, likewise.
+        given: Names of the options that the user gave.
+        of_trainer: Trainer's options on the command line.
+    """
+    from vanilla_transformer_tools.training.budget import apply, choose
+    from vanilla_transformer_tools.training.recipe import check_settings
+    from vanilla_transformer_tools.training.run import kept_pairs
+
+    check_settings(settings, arguments)
+    decisions = choose(settings, arguments, given, kept_pairs(settings))
+    settings, chosen = apply(decisions, settings)
+    arguments, _ = of_trainer.read(settings, chosen)
+    return Options(settings, arguments, decisions)

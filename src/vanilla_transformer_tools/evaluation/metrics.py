@@ -1,0 +1,357 @@
+"""Scores of translations, each with the signature that makes it comparable."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from itertools import chain
+from typing import Any
+
+import evaluate
+from datasets import Features, Value
+from datasets import Sequence as Several
+from sacrebleu.metrics.base import Metric, Score, Signature
+from sacrebleu.metrics.bleu import BLEU, BLEUScore
+from sacrebleu.metrics.chrf import CHRF
+from sacrebleu.metrics.ter import TER
+
+from vanilla_transformer_tools.evaluation.bleu_tokenizers import BleuTokenizer, resolve
+from vanilla_transformer_tools.settings import DEFAULT_METRICS, METRIC_TITLES
+
+# What `score` returns, ready for JSON.
+Scores = dict[str, Any]
+
+
+class Ratio(Metric):
+    """A percentage of things counted over all lines, with sacreBLEU's bootstrap and paired test.
+
+    Args:
+        name: Of the score.
+        count: Returns, for a prediction and its references, the count and the total.
+        definition: What the signature says about `count`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        count: Callable[[str, Sequence[str]], tuple[int, int]],
+        definition: dict[str, str],
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.name = name
+        self.count = count
+        self.definition = definition
+
+    def get_signature(self) -> Signature:
+        """The definition and the version of this package, in the form of sacreBLEU's."""
+        signature = super().get_signature()
+        for key, value in self.definition.items():
+            signature.update(key, value)
+        signature.update("version", version("vanilla-transformer"))
+        return signature
+
+    def _preprocess_segment(self, sent: str) -> str:
+        return sent
+
+    def _extract_reference_info(self, refs: Sequence[str]) -> dict[str, Any]:
+        return {"references": refs}
+
+    def _compute_segment_statistics(self, hypothesis: str, ref_kwargs: dict[str, Any]) -> list[int]:
+        return list(self.count(hypothesis, ref_kwargs["references"]))
+
+    def _aggregate_and_compute(self, stats: list[list[int]]) -> Score:
+        return self._compute_score_from_stats([sum(column) for column in zip(*stats, strict=True)])
+
+    def _compute_score_from_stats(self, stats: Sequence[float]) -> Score:
+        counted, total = stats
+        # If no reference has a token, the total counts as one.
+        return Score(self.name, 100 * counted / max(total, 1))
+
+
+class CorpusBLEU(BLEU):
+    """sacreBLEU's; if no reference has four tokens, of the orders of n-grams that there are.
+
+    With four orders even a perfect translation of such lines scores 0. The signature then has
+    `eff:yes`.
+    """
+
+    def _cache_references(self, references: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
+        cache: list[dict[str, Any]] = super()._cache_references(references)
+        longest = max(max(line["ref_lens"]) for line in cache)
+        self.effective_order = longest < self.max_ngram_order
+        return cache
+
+
+class CodeXGlueBLEU(BLEU):
+    """BLEU of CodeXGLUE's code translation (Lu et al., 2021); tokens are separated by blanks.
+
+    Its `evaluator.py` adds one to matches and totals of all four orders (Lin and Och, 2004, leave
+    out the first, as sacreBLEU's `add-k` does).
+    """
+
+    def __init__(self) -> None:
+        super().__init__(tokenize="none", smooth_method="none", force=True)
+
+    def get_signature(self) -> Signature:
+        """SacreBLEU's signature, with a smoothing that sacreBLEU does not have."""
+        signature = super().get_signature()
+        signature.update("smooth", "add-1-to-all-orders")
+        return signature
+
+    def _compute_score_from_stats(self, stats: list[int]) -> BLEUScore:
+        lengths, matches_and_totals = stats[:2], stats[2:]
+        smoothed = [count + 1 for count in matches_and_totals]
+        score = super()._compute_score_from_stats([*lengths, *smoothed])
+        score.name = "CodeXGLUE BLEU"
+        return score
+
+
+class ResampledCHRF(CHRF):
+    """sacreBLEU's chrF, whose score is always a number of Python.
+
+    sacreBLEU's is 0.0 without a common n-gram and else, of a resample, one of NumPy; Python's mean
+    refuses both together.
+    """
+
+    def _compute_f_score(self, statistics: list[int]) -> float:
+        return float(super()._compute_f_score(statistics))
+
+
+def edit_distance(first: Sequence[str], second: Sequence[str]) -> int:
+    """Fewest tokens to insert, delete and replace between two sequences (Levenshtein)."""
+    distances = list(range(len(second) + 1))
+    for row, left in enumerate(first, 1):
+        above, distances = distances, [row]
+        for column, right in enumerate(second, 1):
+            replaced = above[column - 1] + (left != right)
+            distances.append(min(replaced, above[column] + 1, distances[-1] + 1))
+    return distances[-1]
+
+
+def _equal_lines(prediction: str, references: Sequence[str]) -> tuple[int, int]:
+    return int(prediction in references), 1
+
+
+def _wrong_words(prediction: str, references: Sequence[str]) -> tuple[int, int]:
+    tokens = prediction.split()
+    return int(all(tokens != reference.split() for reference in references)), 1
+
+
+def _wrong_tokens(prediction: str, references: Sequence[str]) -> tuple[int, int]:
+    """Edits and length of the reference with the lowest rate."""
+    tokens = prediction.split()
+    lines = [reference.split() for reference in references]
+    counts = [(edit_distance(tokens, line), len(line)) for line in lines]
+    return min(counts, key=lambda count: count[0] / max(count[1], 1))
+
+
+def _build_ter(tokenize: str, lowercase: bool) -> TER:
+    # sacreBLEU lower-cases for TER by default, as Tercom does.
+    apart = tokenize in ("zh", "ja-mecab", "char", "flores200")
+    return TER(normalized=apart, asian_support=apart)
+
+
+@dataclass(frozen=True)
+class MetricKind:
+    """How to build a score.
+
+    Attributes:
+        build: Takes sacreBLEU's name of a tokenizer and whether to lower-case; scores that have no
+            such options ignore them.
+        is_error_rate: Whether lower is better.
+    """
+
+    build: Callable[[str, bool], Metric]
+    is_error_rate: bool = False
+
+
+METRICS = {
+    "bleu": MetricKind(
+        # With "none" the text is known to be tokenised, and sacreBLEU need not warn.
+        lambda tokenize, lowercase: CorpusBLEU(
+            tokenize=tokenize, lowercase=lowercase, force=tokenize == "none"
+        ),
+    ),
+    "chrf": MetricKind(lambda _, lowercase: ResampledCHRF(lowercase=lowercase)),
+    "chrf++": MetricKind(lambda _, lowercase: ResampledCHRF(word_order=2, lowercase=lowercase)),
+    "ter": MetricKind(_build_ter, is_error_rate=True),
+    "exact_match": MetricKind(
+        lambda *_: Ratio("exact match", _equal_lines, {"unit": "line", "equal": "code-points"}),
+    ),
+    "wer": MetricKind(
+        lambda *_: Ratio("WER", _wrong_words, {"unit": "line", "tok": "blank"}),
+        is_error_rate=True,
+    ),
+    "per": MetricKind(
+        lambda *_: Ratio(
+            "PER", _wrong_tokens, {"unit": "token", "tok": "blank", "distance": "levenshtein"}
+        ),
+        is_error_rate=True,
+    ),
+    "codexglue_bleu": MetricKind(lambda *_: CodeXGlueBLEU()),
+}
+
+
+def build_metrics(
+    names: Iterable[str], tokenize: str = "13a", lowercase: bool = False
+) -> dict[str, Metric]:
+    """Metrics by name, in the order given; `score` describes the arguments.
+
+    Raises:
+        ValueError: If a name or the tokenizer is unknown, or the tokenizer needs a package that is
+            not installed, or a model that cannot be downloaded.
+    """
+    names = list(names)
+    if unknown := [name for name in names if name not in METRICS]:
+        raise ValueError(
+            f"`metrics` must be names of scores, got {unknown[0]!r}. "
+            f"Choose from: {', '.join(METRICS)}."
+        )
+    if tokenize not in BLEU.TOKENIZERS:
+        raise ValueError(
+            f"`tokenize` must be one of sacreBLEU's tokenizers, got {tokenize!r}. "
+            f"Choose from: auto, {', '.join(BLEU.TOKENIZERS)}."
+        )
+    try:
+        return {name: METRICS[name].build(tokenize, lowercase) for name in names}
+    # The download of a tokenizer's model may fail.
+    except (ImportError, RuntimeError, OSError) as error:
+        raise ValueError(
+            f"`tokenize` {tokenize!r} cannot be used here: {' '.join(str(error).split())}"
+        ) from error
+
+
+def score(
+    predictions: Sequence[str],
+    references: Sequence[str] | Sequence[Sequence[str]],
+    *,
+    metrics: Sequence[str] = DEFAULT_METRICS,
+    tokenize: str | BleuTokenizer = "auto",
+    language: str | None = None,
+    lowercase: bool = False,
+    bootstrap: int = 0,
+) -> Scores:
+    """Scores of a list of translations; needs no network and no disk.
+
+    `lines` is their number. Every score is a percentage under its name, beside `NAME_signature`,
+    which defines it:
+
+    - `bleu`: Corpus BLEU (Papineni et al., 2002) as sacreBLEU computes it, see `CorpusBLEU`;
+      `bleu_tokenizer` says which tokenizer was chosen, and why.
+    - `chrf`: Corpus chrF2 (Popović, 2015): character n-grams up to 6, no word n-grams.
+    - `chrf++`: The same with word n-grams up to 2 (Popović, 2017).
+    - `ter`: Translation edit rate (Snover et al., 2006), lower-cased as sacreBLEU does by default.
+    - `exact_match`: Share of predictions that equal a reference in every code point.
+    - `wer`: Word error rate of spelling to phonemes, where a line is a word: share of lines whose
+      tokens are not exactly those of a reference (SIGMORPHON 2021). What speech recognition calls
+      "WER" is `per` here.
+    - `per`: Phoneme error rate: tokens to insert, delete and replace, summed over all lines, per
+      token of the references; above 100 if predictions are much too long.
+    - `codexglue_bleu`: BLEU of CodeXGLUE's code translation, see `CodeXGlueBLEU`.
+
+    The tokens of the last three are separated by white space.
+
+    Args:
+        predictions: Detokenised text, one line each.
+        references: A line for each prediction, or several lines each.
+        metrics: Names of the scores.
+        tokenize: sacreBLEU's tokenizer for BLEU; "auto" chooses one, see `bleu_tokenizers`. "none"
+            is for text whose tokens are already separated by blanks. "spm", "flores101",
+            "flores200" and "spBLEU-1K" download a model on first use.
+        language: Code of the target language, for "auto"; None: the script decides.
+        lowercase: Lower-cases both sides for BLEU and chrF. The others but TER never alter the
+            text: case and Unicode composition count, and for exact match also blanks at the ends.
+        bootstrap: Resamples of the lines, for 95 % confidence intervals (Koehn, 2004) as sacreBLEU
+            computes them: `NAME_ci` is half the width of each. 1,000 are usual; 0: no intervals.
+            All resamples are in memory at once; for chrF they take 72 bytes per line and resample.
+
+    Raises:
+        ValueError: If there are no lines, their numbers differ, or an option is impossible.
+    """
+    streams = transposed(predictions, references)
+    check_bootstrap(bootstrap)
+    tokenizer = resolve(tokenize, list(chain(*streams)), language)
+    scores: Scores = {}
+    for name, metric in build_metrics(metrics, tokenizer.name, lowercase).items():
+        result = metric.corpus_score(predictions, streams, n_bootstrap=bootstrap)
+        scores[name] = float(result.score)
+        if bootstrap:
+            scores[f"{name}_ci"] = float(result._ci)
+        scores[f"{name}_signature"] = str(metric.get_signature())
+        if name == "bleu" and tokenizer.reason:
+            scores["bleu_tokenizer"] = str(tokenizer)
+    return scores | {"lines": len(predictions)}
+
+
+def transposed(
+    predictions: Sequence[str], references: Sequence[str] | Sequence[Sequence[str]]
+) -> list[list[str]]:
+    """References as sacreBLEU takes them: the first one of each line, the second ones, and so on.
+
+    Args:
+        predictions: One line each.
+        references: A line for each prediction, or several lines each.
+
+    Raises:
+        ValueError: If the numbers of lines differ, or there are none.
+    """
+    if len(predictions) != len(references):
+        raise ValueError(
+            "`predictions` and `references` must have the same number of lines, got "
+            f"{len(predictions)} and {len(references)}. "
+            "Check that both belong to the same source lines."
+        )
+    if not predictions:
+        raise ValueError(
+            "`predictions` and `references` must hold at least one line each, got 0. "
+            "Check that the files to score are not empty."
+        )
+    lines = [[line] if isinstance(line, str) else list(line) for line in references]
+    if len(numbers := {len(line) for line in lines}) > 1 or 0 in numbers:
+        raise ValueError(
+            "Each prediction must have the same number of references, at least one, got "
+            f"{min(numbers)} to {max(numbers)}."
+        )
+    return [list(stream) for stream in zip(*lines, strict=True)]
+
+
+class TranslationScores(evaluate.Metric):
+    """`score` as a metric of the library `evaluate`; `compute` takes its arguments by name."""
+
+    def _info(self) -> evaluate.MetricInfo:
+        lines = Value("string")
+        return evaluate.MetricInfo(
+            description=score.__doc__,
+            citation="",
+            features=[
+                Features({"predictions": lines, "references": kind})
+                for kind in (lines, Several(lines))
+            ],
+        )
+
+    def _compute(self, **arguments: Any) -> Scores:
+        return score(**arguments)
+
+
+def check_bootstrap(resamples: int) -> None:
+    """Refuses a number of resamples that leaves none at either end of a 95 % interval.
+
+    Raises:
+        ValueError: If there are some, but fewer than 40.
+    """
+    if resamples and resamples < 40:
+        raise ValueError(
+            f"`bootstrap` must be at least 40 resamples, or 0 for none, got {resamples}. "
+            "1,000 are usual."
+        )
+
+
+def format_scores(scores: Scores) -> str:
+    """A human-readable line for each score, with its signature."""
+    lines = []
+    for name in (name for name in scores if name in METRICS):
+        interval = f" ± {scores[f'{name}_ci']:.2f}" if f"{name}_ci" in scores else ""
+        signature = scores[f"{name}_signature"]
+        lines.append(f"{METRIC_TITLES[name]} {scores[name]:.2f}{interval} ({signature})")
+        if name == "bleu" and "bleu_tokenizer" in scores:
+            lines.append(f"  tokenizer {scores['bleu_tokenizer']}")
+    return "\n".join([*lines, f"{scores['lines']:,} lines"])

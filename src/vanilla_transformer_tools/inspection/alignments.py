@@ -1,0 +1,293 @@
+"""Word alignments that a model's cross-attention implies, and their error rate."""
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain
+from typing import Self
+
+from transformers import BatchEncoding
+
+from vanilla_transformer_tools.files import read_lines
+from vanilla_transformer_tools.text.blanks import without_blank_ends
+from vanilla_transformer_tools.text.languages import end_length
+from vanilla_transformer_tools.translation import Translator
+from vanilla_transformer_tools.translation.engine_choice import as_torch
+from vanilla_transformer_tools.translation.engines import TorchEngine
+from vanilla_transformer_tools.translation.segments import without_surrogates
+
+# Position of a unit in the source and of one in the target, both counted from 0.
+Link = tuple[int, int]
+
+PAIRS_PER_BATCH = 64
+
+_GOLD_LINK = re.compile(r"(\d+)([-?])(\d+)")
+
+
+@dataclass(frozen=True)
+class GoldAlignment:
+    """The reference alignment of one pair, made by a person or a rule.
+
+    Attributes:
+        sure: Links that must be there.
+        possible: Links that may be there, the sure ones included.
+    """
+
+    sure: frozenset[Link]
+    possible: frozenset[Link]
+
+    @classmethod
+    def parse(cls, line: str) -> Self:
+        """Reads sure links such as `0-0` and possible ones such as `1?2`, separated by blanks.
+
+        Raises:
+            ValueError: If the line holds anything else.
+        """
+        sure, possible = set(), set()
+        for word in line.split():
+            found = _GOLD_LINK.fullmatch(word)
+            if not found:
+                raise ValueError(
+                    "A gold link must be source-target for a sure one, or source?target for a "
+                    f"possible one, counted from 0, such as 3-4 or 3?4, got {word!r}."
+                )
+            link = int(found[1]), int(found[3])
+            possible.add(link)
+            if found[2] == "-":
+                sure.add(link)
+        return cls(frozenset(sure), frozenset(possible))
+
+
+@dataclass(frozen=True)
+class WordAlignment:
+    """Which words of a pair belong together.
+
+    Attributes:
+        links: Source and target, in order.
+        source_groups: Number of the group of each source word. Words that share a token are in one
+            group, because attention to that token cannot tell them apart.
+        target_groups: The same for the target.
+    """
+
+    links: tuple[Link, ...]
+    source_groups: tuple[int, ...]
+    target_groups: tuple[int, ...]
+
+    def __str__(self) -> str:
+        """In Pharaoh format, such as `0-0 1-2`: source and target, counted from 0."""
+        return " ".join(f"{source}-{target}" for source, target in self.links)
+
+    def grouped(self, links: Iterable[Link]) -> set[Link]:
+        """Links between groups of words instead of words."""
+        return {
+            (self.source_groups[source], self.target_groups[target]) for source, target in links
+        }
+
+
+@dataclass(frozen=True)
+class AlignmentScore:
+    """How well links agree with gold ones, over all pairs (Och & Ney 2003, section 5).
+
+    Attributes:
+        error_rate: 1 - (|A and S| + |A and P|) / (|A| + |S|) of the links A, the sure gold ones S
+            and the possible ones P.
+        precision: Share of the links that are possible gold links.
+        recall: Share of the sure gold links that were found.
+    """
+
+    error_rate: float
+    precision: float
+    recall: float
+
+    def __str__(self) -> str:
+        return (
+            f"AER {self.error_rate:.1%}, precision {self.precision:.1%}, recall {self.recall:.1%}"
+        )
+
+
+def read_gold(path: str | os.PathLike[str]) -> list[GoldAlignment]:
+    """Reads a file with one gold alignment per line, see `GoldAlignment.parse`.
+
+    Raises:
+        ValueError: If a line holds something else.
+    """
+    gold = []
+    for number, line in enumerate(read_lines(path), start=1):
+        try:
+            gold.append(GoldAlignment.parse(line))
+        except ValueError as error:
+            raise ValueError(f"{os.fspath(path)!r}, line {number}: {error}") from error
+    return gold
+
+
+def align_words(
+    translator: Translator,
+    sources: Sequence[str],
+    targets: Sequence[str],
+    units: tuple[Sequence[str], Sequence[str]] | None = None,
+) -> Iterator[WordAlignment]:
+    """Links the words of pairs of lines by the model's attention while it reads the pair.
+
+    Each target token attends to one source token most (see `TorchEngine.force`), and the words of
+    the two are linked.
+
+    Args:
+        translator: With the torch engine and fast tokenizers, which know the place of each token.
+        sources: Lines.
+        targets: Their translations.
+        units: What counts as a word: sources and targets once more, with blanks between the units,
+            such as segmented Chinese text. None: words are separated by blanks.
+
+    Returns:
+        The alignment of each pair, in order.
+
+    Raises:
+        ValueError: If the engine cannot read pairs, a tokenizer is not fast, the sides have
+            different numbers of lines, or units do not spell the text of their line.
+    """
+    engine = as_torch(translator.engine)
+    if not isinstance(engine, TorchEngine):
+        raise ValueError(
+            "Alignments need the engine 'torch', which can read a given translation, got "
+            f"{type(engine).__name__}."
+        )
+    for tokenizer in (translator.tokenizer, translator.target_tokenizer):
+        if not tokenizer.is_fast:
+            raise ValueError(
+                "Alignments need a fast tokenizer, which knows the place of each token in the "
+                f"text, got {type(tokenizer).__name__}."
+            )
+    # As the model was trained.
+    sources, targets = (list(map(without_blank_ends, lines)) for lines in (sources, targets))
+    columns = [sources, targets, *(units or (sources, targets))]
+    if len(set(map(len, columns))) > 1:
+        raise ValueError(
+            "Sources, targets and their units must have the same number of lines, got "
+            f"{', '.join(str(len(column)) for column in columns)}. Check that they belong together."
+        )
+    prefix = translator.source_prefix
+    tag: list[set[int]] = [set() for _ in prefix]
+    for batch in _batches(list(zip(*columns, strict=True))):
+        encoded = [
+            (encode_source(translator, source), encode_target(translator, target))
+            for source, target, _, _ in batch
+        ]
+        passes = engine.force(
+            [prefix + source["input_ids"] for source, _ in encoded],
+            [target["input_ids"] for _, target in encoded],
+            align=True,
+            end_length=end_length(translator.tokenizer),
+        )
+        for lines, (source, target), forced in zip(batch, encoded, passes, strict=True):
+            source_words = tag + _units_of_tokens(source, lines[0], lines[2])
+            target_words = _units_of_tokens(target, lines[1], lines[3])
+            links = {
+                (source_word, target_word)
+                for position, words in zip(forced.alignment, target_words, strict=True)
+                for target_word in words
+                for source_word in source_words[position]
+            }
+            yield WordAlignment(
+                tuple(sorted(links)),
+                _groups(source_words, len(lines[2].split())),
+                _groups(target_words, len(lines[3].split())),
+            )
+
+
+def encode_source(translator: Translator, text: str) -> BatchEncoding:
+    """Ids of a source, without a language tag, and their places in the text if it is known."""
+    tokenizer = translator.tokenizer
+    text = without_surrogates(text)
+    return tokenizer(text, return_offsets_mapping=tokenizer.is_fast, verbose=False)
+
+
+def encode_target(translator: Translator, text: str) -> BatchEncoding:
+    """Ids of a target, and their places in the text if it is known."""
+    tokenizer = translator.target_tokenizer
+    text = without_surrogates(text)
+    return tokenizer(text_target=text, return_offsets_mapping=tokenizer.is_fast, verbose=False)
+
+
+def score_alignments(
+    alignments: Sequence[WordAlignment], gold: Sequence[GoldAlignment], *, in_groups: bool = False
+) -> AlignmentScore:
+    """Compares the links of all pairs together with the gold links.
+
+    Args:
+        alignments: One for each pair.
+        gold: One for each pair.
+        in_groups: Compares groups of words (see `WordAlignment`), so that tokens that are coarser
+            than words do not count against the attention.
+
+    Raises:
+        ValueError: If there is not one gold alignment for each pair, or one links words that do
+            not exist.
+    """
+    if len(alignments) != len(gold):
+        raise ValueError(
+            f"There must be one gold alignment for each of the {len(alignments):,} pairs, got "
+            f"{len(gold):,}. Check that they belong to the same file."
+        )
+    found = sure = possible_found = sure_found = 0
+    for number, (one, truth) in enumerate(zip(alignments, gold, strict=True), start=1):
+        _check_range(number, one, truth)
+        links, sure_links, possible_links = (
+            one.grouped(group) if in_groups else set(group)
+            for group in (one.links, truth.sure, truth.possible)
+        )
+        found += len(links)
+        sure += len(sure_links)
+        sure_found += len(links & sure_links)
+        possible_found += len(links & possible_links)
+    return AlignmentScore(
+        error_rate=1 - (sure_found + possible_found) / (found + sure) if found + sure else 0.0,
+        precision=possible_found / found if found else 1.0,
+        recall=sure_found / sure if sure else 1.0,
+    )
+
+
+def _check_range(number: int, alignment: WordAlignment, truth: GoldAlignment) -> None:
+    sizes = len(alignment.source_groups), len(alignment.target_groups)
+    for source, target in sorted(truth.possible):
+        if source >= sizes[0] or target >= sizes[1]:
+            raise ValueError(
+                f"A gold link of pair {number} must be among its {sizes[0]} source and {sizes[1]} "
+                f"target words, counted from 0, got {source}-{target}. Check that the file counts "
+                "from 0, and that it splits the lines into the same words."
+            )
+
+
+def _batches(rows: list[tuple[str, ...]]) -> Iterator[list[tuple[str, ...]]]:
+    for first in range(0, len(rows), PAIRS_PER_BATCH):
+        yield rows[first : first + PAIRS_PER_BATCH]
+
+
+def _units_of_tokens(encoding: BatchEncoding, text: str, units: str) -> list[set[int]]:
+    """Numbers of the units whose characters each token has; none for blanks and `</s>`."""
+    numbers = _units_of_characters(text, units)
+    return [
+        {number for number in numbers[start:end] if number is not None}
+        for start, end in encoding["offset_mapping"]
+    ]
+
+
+def _groups(tokens: list[set[int]], count: int) -> tuple[int, ...]:
+    """Number of the group of each word; words that share a token are in one group."""
+    joined = {word for words in tokens for word in words if word + 1 in words}
+    return tuple(accumulate((word not in joined for word in range(count - 1)), initial=0))[:count]
+
+
+def _units_of_characters(text: str, units: str) -> list[int | None]:
+    """Number of the unit of each character of a text, None for its blanks.
+
+    Raises:
+        ValueError: If the units spell a different text.
+    """
+    words = units.split()
+    if "".join(words) != "".join(text.split()):
+        raise ValueError(
+            f"Units must spell their line, apart from blanks: expected {text!r}, got {units!r}."
+        )
+    numbers = chain.from_iterable([number] * len(word) for number, word in enumerate(words))
+    return [None if character.isspace() else next(numbers) for character in text]

@@ -1,0 +1,281 @@
+"""The attention weights of one pair, with human-readable tokens.
+
+`attention_figures` draws pictures of them, `attention_page` writes an interactive page.
+"""
+
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal, get_args
+
+import torch
+from tokenizers import decoders
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from vanilla_transformer_tools.inspection.alignments import encode_source, encode_target
+from vanilla_transformer_tools.text.blanks import without_blank_ends
+from vanilla_transformer_tools.text.tokenizer_pair import speller
+from vanilla_transformer_tools.translation import Translator
+from vanilla_transformer_tools.translation.engine_choice import as_torch
+from vanilla_transformer_tools.translation.engines import (
+    TorchEngine,
+    aligned_layer,
+    attention_weights,
+)
+from vanilla_transformer_tools.translation.segments import without_surrogates
+
+Kind = Literal["encoder", "decoder", "cross"]
+
+TITLES: dict[Kind, str] = {
+    "encoder": "encoder self-attention",
+    "decoder": "decoder self-attention",
+    "cross": "cross-attention",
+}
+
+BLANK = "␣"
+# Joiners shape the characters beside them.
+_JOINERS = "\u200c\u200d"
+_LONGEST_CHARACTER = 4
+
+
+@dataclass(frozen=True)
+class AttentionMap:
+    """The weights of one kind of attention.
+
+    Attributes:
+        kind: "encoder", "decoder" or "cross".
+        rows: Tokens that attend: those of the source, or those that the decoder writes.
+        columns: Tokens that are attended to: those of the source, or those that the decoder has
+            read (`<s>` and its own output).
+        weights: `[layers, H, rows, columns]`, by which the values are multiplied.
+        sums_to_one: Whether each row sums to 1. Talking heads after the softmax need not.
+    """
+
+    kind: Kind
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    weights: Tensor
+    sums_to_one: bool
+
+    @property
+    def default_layer(self) -> int:
+        """Layer, counted from 1, that alignments are read from; see `TorchEngine.force`."""
+        return aligned_layer(len(self.weights)) + 1
+
+    def select(self, layer: int | None = None, head: int | None = None) -> Tensor:
+        """Weights of a layer and a head, or the mean of its heads, `[rows, columns]`.
+
+        Args:
+            layer: Counted from 1; None: `default_layer`.
+            head: Counted from 1; None: the mean of all heads.
+
+        Raises:
+            ValueError: If there is no such layer or head.
+        """
+        layers, heads = self.weights.shape[:2]
+        layer = self.default_layer if layer is None else layer
+        faults = [
+            f"`{name}` must be between 1 and {last} in this model's {TITLES[self.kind]}, got "
+            f"{value}."
+            for name, value, last in (("layer", layer, layers), ("head", head, heads))
+            if value is not None and not 1 <= value <= last
+        ]
+        if faults:
+            raise ValueError("\n".join(faults))
+        weights = self.weights[layer - 1]
+        return weights.mean(0) if head is None else weights[head - 1]
+
+    def title(self, layer: int | None = None, head: int | None = None) -> str:
+        """A title for what `select` returns."""
+        layers, heads = self.weights.shape[:2]
+        which = f"mean of {heads} heads" if head is None else f"head {head} of {heads}"
+        note = "" if self.sums_to_one else "\ntalking heads: rows need not sum to 1"
+        layer = self.default_layer if layer is None else layer
+        return f"{TITLES[self.kind]}, layer {layer} of {layers}, {which}{note}"
+
+
+@dataclass(frozen=True)
+class AttentionMaps:
+    """The attention of a model while it reads one pair.
+
+    Attributes:
+        source: Text of the source.
+        target: Text of the target.
+        encoder: Self-attention of the encoder.
+        decoder: Self-attention of the decoder.
+        cross: Attention of the decoder to the source.
+    """
+
+    source: str
+    target: str
+    encoder: AttentionMap
+    decoder: AttentionMap
+    cross: AttentionMap
+
+    def of_kind(self, kind: str) -> AttentionMap:
+        """One of the three.
+
+        Raises:
+            ValueError: If there is no such kind.
+        """
+        if kind not in get_args(Kind):
+            raise ValueError(f"`kind` must be one of {', '.join(get_args(Kind))}, got {kind!r}.")
+        found: AttentionMap = getattr(self, kind)
+        return found
+
+
+@torch.inference_mode()
+def read_attention(translator: Translator, source: str, target: str | None = None) -> AttentionMaps:
+    """Weights of all layers and heads, from one forward pass over a pair.
+
+    Args:
+        translator: With one model and the torch engine; with any attention kernel.
+        source: Text; it is not cut, however long it is.
+        target: Its translation; None: the best one that the translator's search finds, with the
+            tokens of that search.
+
+    Raises:
+        ValueError: If the translator has several models, or another engine, or the texts are longer
+            than the model's positions.
+    """
+    engine = as_torch(translator.engine)
+    if not isinstance(engine, TorchEngine) or len(engine.models) > 1:
+        got = type(engine).__name__
+        if isinstance(engine, TorchEngine):
+            got = f"{len(engine.models)} models"
+        raise ValueError(f"Attention is read from one model, with the engine 'torch', got {got}.")
+    source = without_blank_ends(without_surrogates(source))
+    source_ids = translator.source_prefix + encode_source(translator, source)["input_ids"]
+    if target is None:
+        target_ids = _translate(translator, engine, source_ids)
+    else:
+        target_ids = encode_target(translator, without_blank_ends(target))["input_ids"]
+    engine.check_lengths([source_ids, target_ids])
+    model = engine.model
+    read_ids = [engine.start_id, *target_ids[:-1]]
+    with attention_weights(engine.models):
+        output = model(
+            input_ids=torch.tensor([source_ids], device=model.device),
+            decoder_input_ids=torch.tensor([read_ids], device=model.device),
+            use_cache=False,
+            output_attentions=True,
+        )
+    spoken = translator.target_tokenizer
+    heard = token_labels(translator.tokenizer, source_ids, "source")
+    read, written = token_labels(spoken, read_ids), token_labels(spoken, target_ids)
+    # Learned mixing after the softmax may give any sum.
+    sums_to_one = getattr(model.config, "talking_heads", None) not in ("weights", "both")
+    return AttentionMaps(
+        source=source,
+        target=spoken.decode(target_ids, skip_special_tokens=True),
+        encoder=AttentionMap(
+            "encoder", heard, heard, _stack(output.encoder_attentions), sums_to_one
+        ),
+        decoder=AttentionMap(
+            "decoder", written, read, _stack(output.decoder_attentions), sums_to_one
+        ),
+        cross=AttentionMap("cross", written, heard, _stack(output.cross_attentions), sums_to_one),
+    )
+
+
+def _translate(translator: Translator, engine: TorchEngine, source_ids: list[int]) -> list[int]:
+    search = translator.search.of_candidates()
+    limit = len(source_ids) + search.max_extra_tokens
+    ((best, *_),) = engine.translate_batch([source_ids], [[]], [limit], search)
+    return best.ended
+
+
+def _stack(attentions: tuple[Tensor, ...]) -> Tensor:
+    """Weights of a batch of one row, `[layers, H, Q, K]`."""
+    return torch.stack([weights[0] for weights in attentions]).float().cpu()
+
+
+def token_labels(
+    tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], side: str = "target"
+) -> tuple[str, ...]:
+    """`labels_of_tokens` of the tokens with these ids.
+
+    Args:
+        tokenizer: The one that made the ids.
+        ids: Of one text.
+        side: `source` or `target`, for tokenizers with two vocabularies.
+    """
+    return labels_of_tokens(tokenizer, speller(tokenizer, side)(ids))
+
+
+def labels_of_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) -> tuple[str, ...]:
+    r"""Human-readable tokens.
+
+    Blanks become ␣. Bytes that form a character together are named after it, with their number,
+    such as `é 1/2`. Other invisible characters are written as in Python, such as `\t`.
+
+    Args:
+        tokenizer: The one that made the tokens.
+        tokens: Of one text.
+    """
+    in_bytes = tokenizer.is_fast and isinstance(
+        tokenizer.backend_tokenizer.decoder, decoders.ByteLevel
+    )
+    special = set(tokenizer.all_special_tokens)
+    contents = [
+        None if token in special else _content(token, in_bytes=in_bytes) for token in tokens
+    ]
+    labels: list[str] = []
+    while (place := len(labels)) < len(tokens):
+        if contents[place] is None:
+            # SentencePiece has its own mark for a blank.
+            labels.append(_readable(tokens[place].replace("▁", " ")))
+        else:
+            text, count = _first_characters(contents[place : place + _LONGEST_CHARACTER])
+            parts = [f"{text} {number}/{count}" for number in range(1, count + 1)]
+            labels += parts if count > 1 else [text or tokens[place]]
+    return tuple(labels)
+
+
+def _first_characters(contents: list[bytes | None]) -> tuple[str, int]:
+    """What the first few tokens spell together, and how many; empty if that is not UTF-8."""
+    spelled = b""
+    for count, content in enumerate(contents, start=1):
+        if content is None:
+            break
+        spelled += content
+        try:
+            return _readable(spelled.decode()), count
+        except UnicodeDecodeError:
+            continue
+    return "", 1
+
+
+def _content(token: str, *, in_bytes: bool) -> bytes | None:
+    """Bytes that a token spells; None if it is text, such as a token that was added later."""
+    if in_bytes:
+        known = _byte_of_character()
+        return bytes(map(known.__getitem__, token)) if known.keys() >= set(token) else None
+    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+        return bytes.fromhex(token[3:5])
+    return None
+
+
+@cache
+def _byte_of_character() -> dict[str, int]:
+    """The characters by which GPT-2's vocabulary, and others like it, spell bytes."""
+    return {character: byte for byte, character in bytes_to_unicode().items()}
+
+
+def _readable(text: str) -> str:
+    if all(character in _JOINERS for character in text):
+        return ascii(text)[1:-1]
+    # A combining mark would attach to the character before it.
+    if unicodedata.category(text[0]).startswith("M"):
+        text = "◌" + text
+    return "".join(
+        BLANK
+        if character == " "
+        else character
+        if character.isprintable() or character in _JOINERS
+        else ascii(character)[1:-1]
+        for character in text
+    )

@@ -1,0 +1,286 @@
+"""How models of one kind become ours: YAML files of names, constants, and rules of `weight_maps`.
+
+Those in `sources/` are for classes of Transformers and for other programs; a user's mapping is one
+of the same notation, without a config of the source to take values from.
+"""
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub.errors import StrictDataclassError
+
+from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer_tools.files import parse_yaml, read_text
+from vanilla_transformer_tools.interop.weight_maps import WeightMap
+
+SOURCES = Path(__file__).with_name("sources")
+# Of weights that were exported for torch alone; brings them back.
+MAPPING_FILE = "mapping.yaml"
+# Declarations that are no class of Transformers: what these extend, and other programs.
+_NO_CLASSES = ("transformers", "fairseq", "nn_transformer")
+# What a mapping may extend: declarations that take nothing from a config.
+_EXTENDABLE = ("nn_transformer",)
+
+# Fields of our config that change what is computed, but no shape of a tensor.
+_WITHOUT_A_SHAPE = (
+    "encoder_attention_heads",
+    "decoder_attention_heads",
+    "activation_function",
+    "pre_norm",
+    "scale_embedding",
+    "position_embedding_type",
+)
+
+Fields = Mapping[str, Any]
+
+
+def _fairseq_base(fields: Fields) -> float:
+    """Fairseq spreads the wavelengths over h - 1 steps, h = d_model / 2, not over h."""
+    if fields["position_embedding_type"] == "learned":
+        return 10_000.0
+    half = fields["d_model"] // 2
+    return 10_000.0 ** (half / (half - 1))
+
+
+# Values that a declaration's `computed` may name, made of those of our config.
+_COMPUTED: dict[str, Callable[[Fields], Any]] = {
+    "fairseq_base": _fairseq_base,
+    "first_position_after_padding": lambda fields: fields["pad_token_id"] + 1,
+}
+
+# Sections of a declaration that are mappings; the other one is `ignored`.
+_SECTIONS = (
+    "defaults",
+    "config",
+    "values",
+    "constants",
+    "computed",
+    "required",
+    "same",
+    "tensors",
+    "older",
+)
+_SECTIONS_OF_A_MAPPING: dict[str, type] = {
+    "extends": str,
+    "prefix": str,
+    "constants": dict,
+    "tensors": dict,
+    "ignored": list,
+}
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """How models of one kind become ours.
+
+    Attributes:
+        defaults: Fields of the source's config that may be absent.
+        config: Fields of our config and the names of the source's fields they are taken from.
+        values: By the source's field: its values that are called otherwise here.
+        constants: Fields of our config that are the same for all models of the kind.
+        computed: Fields of our config by the name of the function in `_COMPUTED` that gives them.
+        required: Fields of the source and the only values, or patterns of them, that can be
+            expressed.
+        same: Fields of the source that must have the value of another one, if they are there.
+        weights: Which tensors become which.
+        own_rules: Rules of a mapping itself, each of which must be of use.
+    """
+
+    defaults: dict[str, Any]
+    config: dict[str, str]
+    values: dict[str, dict[Any, Any]]
+    constants: dict[str, Any]
+    computed: dict[str, str]
+    required: dict[str, Any]
+    same: dict[str, str]
+    weights: WeightMap
+    own_rules: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, model_type: str) -> "Declaration":
+        """The declaration of a class of Transformers, by its `model_type`.
+
+        Raises:
+            ValueError: If there is none.
+        """
+        if model_type not in known_sources():
+            raise ValueError(
+                f"The model type must be one of {', '.join(known_sources())}, got {model_type!r}."
+            )
+        return cls._from(_read(model_type))
+
+    @classmethod
+    def of_fairseq(cls) -> "Declaration":
+        """The declaration of fairseq's `transformer`."""
+        return cls._from(_read("fairseq"))
+
+    @classmethod
+    def of_mapping(cls, file: Path) -> "Declaration":
+        """What a user declares in a file of YAML.
+
+        Raises:
+            ValueError: If it is no such declaration; names all faults.
+            OSError: If the file cannot be read.
+        """
+        try:
+            content = parse_yaml(read_text(file))
+        except ValueError as error:
+            raise ValueError(f"{file} must be YAML, got text that is none: {error}") from error
+        faults = _faults_of_mapping(content)
+        if faults:
+            raise ValueError(f"{file} must be a mapping of weights, got:\n" + "\n".join(faults))
+        own_rules = content.get("tensors", {})
+        try:
+            return cls._from(_complete(content), own_rules)
+        except ValueError as error:
+            raise ValueError(f"{file} must have rules that can be read, got:\n{error}") from error
+
+    @classmethod
+    def _from(cls, content: dict[str, Any], own_rules: Fields | None = None) -> "Declaration":
+        rules = ("tensors", "older")
+        sections = {name: content[name] for name in _SECTIONS if name not in rules}
+        weights = WeightMap(content["tensors"], content["ignored"], content["older"])
+        return cls(**sections, weights=weights, own_rules=own_rules or {})
+
+    def fields(self, source: Fields) -> dict[str, Any]:
+        """Fields of our config, from those of the source; one that is absent there is None."""
+        source = self._with_defaults(source)
+        ours = {
+            **{ours: self._translated(theirs, source) for ours, theirs in self.config.items()},
+            **self.constants,
+        }
+        computed = {name: _COMPUTED[function](ours) for name, function in self.computed.items()}
+        return ours | computed
+
+    def config_of(self, source: Fields) -> VanillaTransformerConfig:
+        """Our config, from the fields of the source's.
+
+        Raises:
+            ValueError: If there is none with such values; names all faults.
+        """
+        try:
+            return VanillaTransformerConfig(**self.fields(source))
+        except StrictDataclassError as error:
+            faults = [*self.faults(source), str(error.__cause__ or error)]
+            raise ValueError("\n".join(faults)) from error
+
+    def faults(self, source: Fields) -> list[str]:
+        """Settings of the source that cannot be expressed."""
+        source = self._with_defaults(source)
+        return [
+            f"`{name}` must be {wanted!r}, got {source[name]!r}"
+            for name, wanted in self.required.items()
+            if source.get(name) is not None and not _agrees(source[name], wanted)
+        ] + [
+            f"`{name}` must be that of `{other}`, got {source[name]!r} and {source.get(other)!r}"
+            for name, other in self.same.items()
+            if source.get(name) is not None and source[name] != source.get(other)
+        ]
+
+    def assumed(self) -> dict[str, Any]:
+        """Defaults for fields that are not declared, where no tensor would show a mistake."""
+        declared = {**self.config, **self.constants, **self.computed}
+        return {
+            name: getattr(VanillaTransformerConfig, name)
+            for name in _WITHOUT_A_SHAPE
+            if name not in declared
+        }
+
+    def useless_rules(self, targets: Iterable[str]) -> list[str]:
+        """Rules of a mapping that are for none of our tensors.
+
+        Args:
+            targets: Names of these.
+        """
+        names = list(targets)
+        return [
+            f"{target}: none of our tensors has such a name"
+            for target, source in self.own_rules.items()
+            if not any(
+                pattern.fullmatch(name)
+                for pattern, _ in WeightMap({target: source}).rules
+                for name in names
+            )
+        ]
+
+    def _with_defaults(self, source: Fields) -> Fields:
+        given = {name: value for name, value in source.items() if value is not None}
+        return {**self.defaults, **given} if self.defaults else source
+
+    def _translated(self, theirs: str, source: Fields) -> Any:
+        value = source.get(theirs)
+        names = self.values.get(theirs, {})
+        return names.get(value, value) if names else value
+
+
+def known_sources() -> list[str]:
+    """The `model_type` of each class that can be imported."""
+    return sorted({path.stem for path in SOURCES.glob("*.yaml")} - set(_NO_CLASSES))
+
+
+def _agrees(value: Any, wanted: Any) -> bool:
+    if isinstance(wanted, str):
+        return fnmatchcase(str(value), wanted)
+    # fairseq's 0, False and None are all "off".
+    return bool(value == wanted or not (value or wanted))
+
+
+def _read(name: str) -> dict[str, Any]:
+    """A declaration of ours with everything that it extends."""
+    return _complete(parse_yaml(read_text(SOURCES / f"{name}.yaml")))
+
+
+def _complete(content: dict[str, Any]) -> dict[str, Any]:
+    """All sections of a declaration, with those that it extends; its own entries win."""
+    inherited = _read(content["extends"]) if "extends" in content else {}
+    prefix = content.get("prefix", "")
+    inherited["tensors"] = {
+        target: [prefix + name for name in source] if isinstance(source, list) else prefix + source
+        for target, source in inherited.get("tensors", {}).items()
+    }
+    complete = {name: inherited.get(name, {}) | content.get(name, {}) for name in _SECTIONS}
+    complete["ignored"] = inherited.get("ignored", []) + content.get("ignored", [])
+    return complete
+
+
+def _faults_of_mapping(content: Any) -> list[str]:
+    """What is wrong with a user's mapping, but for its rules."""
+    if not isinstance(content, dict):
+        return [f"no sections, but {content!r:.60}; begin with `constants:` and `tensors:`"]
+    faults = [
+        f"`{name}`: no such section; it must be one of {', '.join(_SECTIONS_OF_A_MAPPING)}"
+        for name in content
+        if name not in _SECTIONS_OF_A_MAPPING
+    ]
+    wrong = {
+        name: kind
+        for name, kind in _SECTIONS_OF_A_MAPPING.items()
+        if name in content and not isinstance(content[name], kind)
+    }
+    faults += [
+        f"`{name}` must be a {kind.__name__}, got {content[name]!r:.60}"
+        for name, kind in wrong.items()
+    ]
+    if "extends" in content and content["extends"] not in _EXTENDABLE:
+        faults.append(
+            f"`extends` must be {' or '.join(_EXTENDABLE)}, got {content['extends']!r:.60}"
+        )
+    if "prefix" in content and "extends" not in content:
+        faults.append("`prefix` must come with `extends`, to whose names it is added")
+    if "ignored" not in wrong:
+        faults += [
+            f"`ignored` must list patterns of names, got {pattern!r:.60}"
+            for pattern in content.get("ignored", [])
+            if not isinstance(pattern, str)
+        ]
+    known = VanillaTransformerConfig.__annotations__
+    for name in content.get("constants", {}) if "constants" not in wrong else {}:
+        if name not in known:
+            nearest = difflib.get_close_matches(str(name), known, n=1)
+            hint = f"; did you mean {nearest[0]}?" if nearest else ""
+            faults.append(f"`{name}` is no field of {VanillaTransformerConfig.__name__}{hint}")
+    return faults

@@ -1,0 +1,456 @@
+"""A saved model to another runtime or class: converted, compared, and only then in place."""
+
+import random
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from vanilla_transformer.search_vanilla_transformer import padded
+from vanilla_transformer_tools.files import (
+    abandoned,
+    naming_full_disk,
+    scratch_folder,
+    share_weights,
+)
+from vanilla_transformer_tools.interop.importing import Comparison, compare
+from vanilla_transformer_tools.interop.to_transformers import (
+    name_general_tokenizers,
+    refuse_other_models,
+    to_transformers,
+)
+from vanilla_transformer_tools.saved_folder import (
+    RESULTS_FILE,
+    RUN_FILE,
+    TARGET_FOLDER,
+    describe_model_files,
+    load_model,
+    read_run,
+    write_run,
+)
+from vanilla_transformer_tools.settings import MAX_EXTRA_TOKENS
+from vanilla_transformer_tools.text.languages import language_codes
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair, tokens_by_id
+from vanilla_transformer_tools.translation import Search
+from vanilla_transformer_tools.translation.ctranslate2_engine import CTranslate2Engine
+from vanilla_transformer_tools.translation.engines import TorchEngine
+from vanilla_transformer_tools.translation.search import (
+    never_generated,
+    refuse_torch_only,
+    start_and_ends,
+)
+
+if TYPE_CHECKING:
+    from vanilla_transformer_tools.interop.onnx import OnnxModel
+
+# An export is recognised by one of these. `force` replaces a folder only if it holds nothing but
+# files of an export.
+_WEIGHTS = {"model.bin", "decoder_model.onnx"}
+_TOKENIZER_FILES = {
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "composing_vanilla_transformer.py",
+    "merges.txt",
+    "sentencepiece.bpe.model",
+    "source.spm",
+    "spiece.model",
+    "target.spm",
+    "target_vocab.json",
+    "vocab-src.json",
+    "vocab-tgt.json",
+    "vocab.json",
+}
+_EXPORTED_FILES = {
+    *_WEIGHTS,
+    *_TOKENIZER_FILES,
+    *(f"{TARGET_FOLDER}/{name}" for name in _TOKENIZER_FILES),
+    "decoder_model.onnx.data",
+    "encoder_model.onnx",
+    "encoder_model.onnx.data",
+    "config.json",
+    "shared_vocabulary.json",
+    "source_vocabulary.json",
+    "target_vocabulary.json",
+    "generation_config.json",
+    # `evaluate` writes it.
+    RESULTS_FILE,
+    RUN_FILE,
+}
+
+_SAMPLE_LINES, _LONGEST_LINE = 100, 30
+# Lines whose logits are in memory at the same time.
+_BATCH_LINES = 16
+
+# Least share of identical lines and largest gap. Rounding decides many near ties of random
+# tokens otherwise, which would hide a small mistake, so float32 is compared first.
+_TOLERANCES = {"float32": (0.99, 1e-3), "float16": (0.0, 0.1), "bfloat16": (0.0, 0.1)}
+_INTEGER_TOLERANCE = (0.0, 1.0)
+_ONNX_TOLERANCE = (0.99, 1e-4)
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How the greedy translations of an export compare with those of the model.
+
+    Attributes:
+        lines: Lines of the sample.
+        identical: Lines with the same translation.
+        gap: Difference between their numbers: the mean over the lines for log-probabilities per
+            token, the largest for logits.
+        numbers: Which of the two.
+    """
+
+    lines: int
+    identical: int
+    gap: float
+    numbers: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.identical} of {self.lines} lines translated as by torch; {self.numbers} "
+            f"differ by {self.gap:.1e}"
+        )
+
+    def check(self, identical: float, gap: float) -> None:
+        """Refuses an export that is too far from the model.
+
+        Args:
+            identical: Least share of lines with the same translation.
+            gap: Difference allowed.
+
+        Raises:
+            ValueError: If it is.
+        """
+        # Written so that NaN fails.
+        if self.identical < identical * self.lines or not self.gap <= gap:
+            raise ValueError(
+                f"The export must translate at least {identical:.0%} of the lines as the model "
+                f"does, with {self.numbers} that differ by at most {gap:g}, got: {self}. It is "
+                "deleted; please report this with the versions of your packages."
+            )
+
+
+def export_to_ctranslate2(
+    model_name_or_path: str,
+    output: Path,
+    *,
+    quantization: str = "float32",
+    sample: list[str] | None = None,
+    force: bool = False,
+    trust_remote_code: bool = False,
+) -> Agreement:
+    """Writes a folder for CTranslate2 and for `Translator(engine="ctranslate2")`.
+
+    It holds CTranslate2's model.bin, config.json and vocabulary, the tokenizer's files, with those
+    of the target in target_tokenizer/ if it has one of its own, generation_config.json and the
+    record of the training run.
+
+    Args:
+        model_name_or_path: Folder or Hub name of the model.
+        output: Folder to make; it appears once its translations have been compared.
+        quantization: Type of the weights, one of CTranslate2's.
+        sample: Lines to compare on; None: random tokens of the vocabulary.
+        force: Replaces an earlier export at `output`.
+        trust_remote_code: Runs the code in the folder of a model of another kind than ours.
+
+    Returns:
+        How the greedy translations of the sample compare; other weights than float32 are compared
+        after those of float32, which must translate like the model.
+
+    Raises:
+        FileExistsError: If there is something at `output` that may not be replaced.
+        ValueError: If CTranslate2 cannot hold the model, or translates unlike it.
+    """
+    from vanilla_transformer_tools.translation.ctranslate2_conversion import convert
+
+    with _new_folder(output, force) as folder:
+        model, tokenizers = _load(model_name_or_path, trust_remote_code)
+        refuse_other_models(model, "ctranslate2")
+        refuse_torch_only(model.generation_config)
+        engine = TorchEngine(model)
+        sources = _sample_sources(engine, tokenizers.source, sample)
+        for weights in dict.fromkeys(("float32", quantization)):
+            convert(model_name_or_path, folder, weights, trust_remote_code=trust_remote_code)
+            agreement = _compare_scores(engine, CTranslate2Engine(folder, device="cpu"), sources)
+            agreement.check(*_TOLERANCES.get(weights, _INTEGER_TOLERANCE))
+        _save_settings(model, tokenizers, folder)
+    return agreement
+
+
+def export_to_onnx(
+    model_name_or_path: str,
+    output: Path,
+    *,
+    sample: list[str] | None = None,
+    force: bool = False,
+    trust_remote_code: bool = False,
+) -> Agreement:
+    """Writes a folder of ONNX graphs, for `vanilla_transformer_tools.interop.onnx.OnnxModel` and others.
+
+    It holds the graphs with their weights, the tokenizer's files, with those of the target in
+    target_tokenizer/ if it has one of its own, generation_config.json and the record of the
+    training run.
+
+    Args:
+        model_name_or_path: Folder or Hub name of the model.
+        output: Folder to make; it appears once its translations have been compared.
+        sample: Lines to compare on; None: random tokens of the vocabulary.
+        force: Replaces an earlier export at `output`.
+        trust_remote_code: Runs the code in the folder of a model of another kind than ours.
+
+    Returns:
+        How the greedy translations of the sample compare.
+
+    Raises:
+        FileExistsError: If there is something at `output` that may not be replaced.
+        ValueError: If the graphs translate unlike the model.
+    """
+    from vanilla_transformer_tools.interop.onnx import OnnxModel, export_onnx
+
+    with _new_folder(output, force) as folder:
+        folder.mkdir()
+        model, tokenizers = _load(model_name_or_path, trust_remote_code)
+        refuse_other_models(model, "onnx")
+        refuse_torch_only(model.generation_config)
+        export_onnx(model, folder)
+        _save_settings(model, tokenizers, folder)
+        engine = TorchEngine(model)
+        sources = _sample_sources(engine, tokenizers.source, sample)
+        agreement = _compare_logits(engine, OnnxModel(folder), sources)
+        agreement.check(*_ONNX_TOLERANCE)
+    return agreement
+
+
+def export_to_class(
+    model_name_or_path: str, output: Path, class_name: str, *, trust_remote_code: bool = False
+) -> Comparison:
+    """Writes a folder that Transformers loads as a model of a class of its own, or torch alone.
+
+    It holds the weights in the dtype of the model, the tokenizer's files, with those of the target
+    in target_tokenizer/ if it has one of its own, generation_config.json and the record of the
+    training run.
+
+    Args:
+        model_name_or_path: Folder or Hub name of one of our models.
+        output: Folder to make; it appears once the two models have been compared.
+        class_name: One of `to_transformers.FORMATS`.
+        trust_remote_code: Runs the code of a tokenizer of another kind than ours.
+
+    Returns:
+        How the logits of the two models compare in float32.
+
+    Raises:
+        FileExistsError: If there is something at `output`.
+        ValueError: If the class cannot express the model, or computes something else.
+    """
+    if output.exists():
+        raise FileExistsError(f"{str(output)!r} must not exist yet. Give another folder.")
+    with _new_folder(output, force=False) as folder:
+        model, tokenizers = _load(model_name_or_path, trust_remote_code, dtype="auto")
+        dtype = model.dtype
+        to_transformers(model, class_name).save_pretrained(folder)
+        _save_settings(model, tokenizers, folder)
+        name_general_tokenizers(folder)
+        comparison = compare(load_model(str(folder), dtype=torch.float32).eval(), model.float())
+        comparison.check(dtype)
+    return comparison
+
+
+@contextmanager
+def _new_folder(output: Path, force: bool) -> Iterator[Path]:
+    """Name of a folder beside `output` that takes its place if all goes well.
+
+    Raises:
+        FileExistsError: If there is something at `output` that may not be replaced.
+        OSError: If there is no room for the folder.
+    """
+    prefix = f".{output.name}.new-"
+    for killed in abandoned(output.parent, prefix):
+        if not output.exists():
+            _restore(killed, output)
+    _check_output(output, force)
+    with ExitStack() as stack:
+        try:
+            output.parent.mkdir(parents=True, exist_ok=True)
+            # Fails now rather than after minutes of conversion.
+            scratch = stack.enter_context(scratch_folder(output.parent, prefix))
+        except OSError as error:
+            raise OSError(
+                f"The export cannot be written to {str(output)!r}: {error.strerror}. Choose "
+                "another folder."
+            ) from error
+        stack.enter_context(naming_full_disk(output.parent, f"the export {output.name!r}"))
+        yield scratch / "new"
+        share_weights(scratch / "new")
+        # Comparing takes minutes, in which somebody else may have made it.
+        _check_output(output, force)
+        try:
+            if output.exists():
+                output.rename(scratch / "old")
+            (scratch / "new").rename(output)
+        except BaseException:
+            _restore(scratch, output)
+            raise
+
+
+def _restore(scratch: Path, output: Path) -> None:
+    """Puts back what was to be replaced; what was to take its place is lost."""
+    if (scratch / "old").exists():
+        (scratch / "old").rename(output)
+
+
+def _check_output(output: Path, force: bool) -> None:
+    """Raises a FileExistsError if there is something that may not be replaced."""
+    if not output.exists():
+        return
+    told = f"{str(output)!r} must not exist yet, got a path that does."
+    if not force:
+        raise FileExistsError(
+            f"{told} Give another folder, or --force to replace an earlier export."
+        )
+    told += " --force replaces an export, and nothing else"
+    if not output.is_dir():
+        raise FileExistsError(f"{told}; this is a file.")
+    files = {path.relative_to(output).as_posix() for path in output.rglob("*") if path.is_file()}
+    if others := sorted(files - _EXPORTED_FILES):
+        raise FileExistsError(
+            f"{told}; this holds {', '.join(others[:3])}{' and more' * (len(others) > 3)}, too. "
+            "Give another folder, or take them out."
+        )
+    if files and not files & _WEIGHTS:
+        raise FileExistsError(f"{told}; this holds neither {' nor '.join(sorted(_WEIGHTS))}.")
+
+
+def _load(
+    model_name_or_path: str, trust_remote_code: bool, dtype: torch.dtype | str = torch.float32
+) -> tuple[PreTrainedModel, TokenizerPair]:
+    """The model and its tokenizers."""
+    # First, because its errors explain what is wrong with a folder or a name.
+    tokenizers = TokenizerPair.from_pretrained(
+        model_name_or_path, trust_remote_code=trust_remote_code
+    )
+    model = load_model(
+        model_name_or_path,
+        dtype=dtype,
+        # What the ONNX exporter can trace.
+        attn_implementation="eager",
+        trust_remote_code=trust_remote_code,
+    )
+    return model.eval(), tokenizers
+
+
+def _save_settings(model: PreTrainedModel, tokenizers: TokenizerPair, folder: Path) -> None:
+    """What a Translator needs besides the weights; the record has the longest line of training."""
+    tokenizers.save_pretrained(folder)
+    model.generation_config.save_pretrained(folder)
+    run = read_run(model.name_or_path) | {"files": describe_model_files(folder)}
+    write_run(folder, run)
+
+
+def _sample_sources(
+    engine: TorchEngine, tokenizer: PreTrainedTokenizerBase, lines: list[str] | None
+) -> list[list[int]]:
+    """Ids with `</s>` of lines, blank ones left out, or of random tokens; long ones last.
+
+    Raises:
+        ValueError: If there are no lines.
+    """
+    if lines is None:
+        draw = random.Random(0)
+        others = {*tokenizer.all_special_ids, *language_codes(tokenizer).values()}
+        ordinary = sorted(tokens_by_id(tokenizer, "source").keys() - others)
+        *_, end = tokenizer("")["input_ids"]
+        longest = int(min(_LONGEST_LINE, engine.last_position - 1))
+        sources = [
+            [*draw.choices(ordinary, k=draw.randint(1, longest)), end] for _ in range(_SAMPLE_LINES)
+        ]
+    else:
+        texts = [line for line in lines if line.strip()]
+        if not texts:
+            raise ValueError(f"The sample must have lines with text, got {len(lines)} blank ones.")
+        sources = tokenizer(texts)["input_ids"]
+    return sorted(sources, key=len)
+
+
+def _compare_scores(
+    engine: TorchEngine, exported: CTranslate2Engine, sources: list[list[int]]
+) -> Agreement:
+    """Compares translations, and the score of each with the one that the model gives it."""
+    model = engine.model
+    identical, gaps = 0, []
+    for batch in _batches(sources):
+        limits, prefixes = _limits(engine, batch), _no_prefixes(batch)
+        expected = engine.translate_batch(batch, prefixes, limits, Search())
+        actual = exported.translate_batch(batch, prefixes, limits, Search())
+        hypotheses = [found[0] for found in actual]
+        identical += sum(a[0].tokens == b[0].tokens for a, b in zip(expected, actual, strict=True))
+        targets = [one.ended for one in hypotheses]
+        logits = _logits(model, batch, targets)
+        # As the export normalises: over what may be generated.
+        logits[:, :, never_generated(model.generation_config)] = -torch.inf
+        log_probs = logits.log_softmax(-1)
+        for row, target, hypothesis in zip(log_probs, targets, hypotheses, strict=True):
+            mean = row[range(len(target)), target].mean().item()
+            gaps.append(abs(mean - hypothesis.score))
+    gap = sum(gaps) / len(gaps)
+    return Agreement(len(sources), identical, gap, "log-probabilities per token")
+
+
+def _compare_logits(
+    engine: TorchEngine, exported: "OnnxModel", sources: list[list[int]]
+) -> Agreement:
+    """Compares translations, and the logits of both for those of the model."""
+    model = engine.model
+    search = Search(first_token=model.generation_config.forced_bos_token_id)
+    identical, gap = 0, 0.0
+    for batch in _batches(sources):
+        limits, prefixes = _limits(engine, batch), _no_prefixes(batch)
+        found = engine.translate_batch(batch, prefixes, limits, search)
+        translations = exported.generate(batch, limits)
+        identical += sum(a[0].tokens == b for a, b in zip(found, translations, strict=True))
+        targets = [hypotheses[0].ended for hypotheses in found]
+        expected, actual = _logits(model, batch, targets), exported.force(batch, targets)
+        for row, other, target in zip(expected, torch.from_numpy(actual), targets, strict=True):
+            gap = max(gap, (row - other)[: len(target)].abs().max().item())
+    return Agreement(len(sources), identical, gap, "logits")
+
+
+def _batches(sources: list[list[int]]) -> list[list[list[int]]]:
+    starts = range(0, len(sources), _BATCH_LINES)
+    return [sources[start : start + _BATCH_LINES] for start in starts]
+
+
+def _limits(engine: TorchEngine, sources: list[list[int]]) -> list[int]:
+    return [int(min(len(source) + MAX_EXTRA_TOKENS, engine.last_position)) for source in sources]
+
+
+def _no_prefixes(sources: list[list[int]]) -> list[list[int]]:
+    return [[] for _ in sources]
+
+
+@torch.no_grad()
+def _logits(model: PreTrainedModel, sources: list[list[int]], targets: list[list[int]]) -> Tensor:
+    """The model's logits of the next token at each position of the targets, `[B, T, V]`."""
+    filler = model.config.pad_token_id
+    input_ids, attention_mask = padded(sources, filler)
+    # The start token and the targets, without their last token.
+    start, _ = start_and_ends(model)
+    decoder_input_ids, _ = padded([[start, *row[:-1]] for row in targets], filler)
+    outputs = model(
+        input_ids=input_ids,
+        attention_mask=attention_mask,
+        decoder_input_ids=decoder_input_ids,
+        use_cache=False,
+    )
+    return outputs.logits

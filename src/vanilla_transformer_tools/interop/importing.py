@@ -1,0 +1,432 @@
+"""Pretrained weights of other classes of this architecture, as one of our models.
+
+Each class is a declaration in `sources/`, see `declarations`. What it cannot express is refused.
+"""
+
+import copy
+import pickle
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
+from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME
+
+from vanilla_transformer.modeling_vanilla_transformer import (
+    VanillaTransformerForConditionalGeneration,
+)
+from vanilla_transformer_tools.files import naming_full_disk, scratch_folder, share_weights
+from vanilla_transformer_tools.interop.declarations import MAPPING_FILE, Declaration, Fields
+from vanilla_transformer_tools.interop.fairseq import find_checkpoint, read_checkpoint
+from vanilla_transformer_tools.interop.tensor_files import (
+    check_shards,
+    check_zip,
+    read_tensors,
+    unreadable,
+)
+from vanilla_transformer_tools.interop.trimming import Trimming, kept_ids, trim
+from vanilla_transformer_tools.interop.weight_maps import Plan, shapes_of
+from vanilla_transformer_tools.saved_folder import (
+    check_files,
+    check_objects,
+    check_size,
+    describe_model_files,
+    find_file,
+    load_config,
+    load_model,
+    nonfinite_tensors,
+    read_object,
+    write_run,
+)
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair, load_tokenizer
+
+# Of the largest logit; float32 sums in another order, and tables of sinusoids in float32.
+_TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What is brought in.
+
+    Attributes:
+        record: Where it comes from, for `run.json`.
+        declaration: How models of its kind become ours.
+        fields: Of its config.
+        tensors: By name.
+        tokenizers: Of both sides; None: it has none.
+        generation_config: Of its searches; None: it has none.
+        model: What computes with these weights, in evaluation mode; None: nothing here does.
+    """
+
+    record: dict[str, str]
+    declaration: Declaration
+    fields: Fields
+    tensors: Mapping[str, Tensor]
+    tokenizers: TokenizerPair | None = None
+    generation_config: GenerationConfig | None = None
+    model: PreTrainedModel | None = None
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, name: str = "") -> "_Source":
+        """A model of Transformers."""
+        kind = model.config.model_type
+        return cls(
+            {"name": name, "model_type": kind},
+            Declaration.of(kind),
+            model.config.to_dict(),
+            untied_tensors(model),
+            generation_config=model.generation_config,
+            model=model,
+        )
+
+    def plan(self) -> tuple[VanillaTransformerForConditionalGeneration, Plan]:
+        """Our model without memory for its weights, and what they will be made of.
+
+        Raises:
+            ValueError: If there can be no config; names all its faults.
+        """
+        config = self.declaration.config_of(self.fields)
+        # A view may have more numbers than there are bytes behind it.
+        numbers = sum(
+            min(one.numel(), one.untyped_storage().nbytes()) for one in self.tensors.values()
+        )
+        check_size(config.to_dict(), len(self.tensors), numbers, self.record.get("name", ""))
+        faults = self.declaration.faults(self.fields)
+        with torch.device("meta"):
+            model = VanillaTransformerForConditionalGeneration(config)
+        if self.generation_config:
+            model.generation_config = copy.deepcopy(self.generation_config)
+        targets, tied = shapes_of(untied_tensors(model)), model.all_tied_weights_keys
+        plan = self.declaration.weights.plan(targets, shapes_of(self.tensors), tied)
+        faults += self.declaration.useless_rules([*targets, *tied])
+        return model, replace(plan, faults=faults + plan.faults)
+
+    def one_tokenizer(self) -> PreTrainedTokenizerBase:
+        """That of both sides.
+
+        Raises:
+            ValueError: If there is none, or one for each side.
+        """
+        if not (self.tokenizers and self.tokenizers.is_joint):
+            raise ValueError(
+                "--keep_vocabulary needs a source with one tokenizer for both sides, got "
+                f"{'two' if self.tokenizers else 'none'}. Leave it out."
+            )
+        return self.tokenizers.source
+
+    def convert(self) -> VanillaTransformerForConditionalGeneration:
+        """One of our models with these weights, in memory of its own.
+
+        Raises:
+            ValueError: If settings or tensors cannot be expressed; names all faults.
+        """
+        model, plan = self.plan()
+        plan.check()
+        weights = plan.carry_out(self.tensors)
+        if others := [name for name, one in weights.items() if not one.is_floating_point()]:
+            raise ValueError(
+                f"Weights must be floating-point numbers, got {weights[others[0]].dtype} for "
+                f"{', '.join(others)}. Undo the quantisation."
+            )
+        # A model that computes in one type may still be saved in several.
+        dtype = reduce(torch.promote_types, (weight.dtype for weight in weights.values()))
+        weights = {name: weight.to(dtype) for name, weight in weights.items()}
+        model.load_state_dict(weights, strict=False, assign=True)
+        model.tie_weights()
+        return model
+
+
+def convert(source: PreTrainedModel) -> VanillaTransformerForConditionalGeneration:
+    """One of our models with the weights and generation settings of another class's model.
+
+    The weights are copied; the dtype stays.
+
+    Args:
+        source: A model of a class in `known_sources`.
+
+    Raises:
+        ValueError: If the class, its settings or its tensors cannot be expressed; names all faults.
+    """
+    return _Source.of(source).convert().train(source.training)
+
+
+def plan_conversion(
+    source: PreTrainedModel,
+) -> tuple[VanillaTransformerForConditionalGeneration, Plan]:
+    """Our model without memory for its weights, and what `convert` makes them of."""
+    return _Source.of(source).plan()
+
+
+def untied_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Tensors by name, each once."""
+    tied = model.all_tied_weights_keys
+    return {name: value for name, value in model.state_dict().items() if name not in tied}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How the logits of a source and of the converted model differ on random tokens.
+
+    Attributes:
+        gap: Largest difference.
+        scale: Largest logit of the source.
+    """
+
+    gap: float
+    scale: float
+
+    def __str__(self) -> str:
+        return f"logits of up to {self.scale:.3g} differ by at most {self.gap:.1e}"
+
+    def check(self, dtype: torch.dtype = torch.float32) -> None:
+        """Refuses a model that computes something else.
+
+        Args:
+            dtype: Of the weights, or of tables of sinusoids in a file.
+
+        Raises:
+            ValueError: If the difference is not rounding.
+        """
+        # Written so that NaN fails.
+        tolerance = max(_TOLERANCE, torch.finfo(dtype).eps)
+        if not self.gap <= tolerance * max(1.0, self.scale):
+            raise ValueError(
+                f"The converted model must compute what its source does, but {self}. Nothing was "
+                "written; please report this with the source and the versions of your packages."
+            )
+
+
+def _compare_weights(source: PreTrainedModel, model: PreTrainedModel) -> Comparison:
+    """Compares in the dtype of the weights, and if they differ there in float32.
+
+    Products of 16 bits, of matrices that one model has side by side, may round otherwise.
+
+    Raises:
+        ValueError: If the models differ in both.
+    """
+    dtype = model.dtype
+    comparison = compare(source, model)
+    try:
+        comparison.check(dtype)
+    except ValueError:
+        comparison = compare(source.float(), model.float())
+        model.to(dtype)
+        comparison.check(dtype)
+    return comparison
+
+
+@torch.no_grad()
+def compare(source: Callable[..., Any], model: PreTrainedModel) -> Comparison:
+    """Runs both models on the same random tokens, with padding on the right.
+
+    Args:
+        source: A model in evaluation mode, like `model`.
+        model: One of ours with the same weights.
+    """
+    config = model.config
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(vocab_size: int, length: int) -> Tensor:
+        # Some classes give padding no position, wherever it occurs.
+        real = torch.tensor(sorted(set(range(vocab_size)) - {config.pad_token_id}))
+        return real[torch.randint(len(real), (2, length), generator=generator)]
+
+    # A table of positions may be shorter.
+    source_length, target_length = (int(min(longest, config.last_position)) for longest in (9, 7))
+    input_ids = draw(config.vocab_size, source_length)
+    attention_mask = torch.ones_like(input_ids)
+    end = max(1, source_length - 3)
+    input_ids[1, end:], attention_mask[1, end:] = config.pad_token_id, 0
+    inputs = {
+        "input_ids": input_ids,
+        "attention_mask": attention_mask,
+        "decoder_input_ids": draw(config.target_vocab_size, target_length),
+        # With a cache, some classes let a target position attend to later ones.
+        "use_cache": False,
+    }
+    expected, actual = (one(**inputs).logits.double() for one in (source, model))
+    return Comparison((expected - actual).abs().max().item(), expected.abs().max().item())
+
+
+def import_model(
+    name_or_path: str,
+    folder: Path,
+    *,
+    mapping: Path | None = None,
+    tokenizer: str | None = None,
+    trimming: Trimming | None = None,
+) -> Comparison | None:
+    """Saves a model of another class as one of ours, with its tokenizer and generation settings.
+
+    Args:
+        name_or_path: Folder or Hub name of a model of a class in `known_sources`; or a checkpoint
+            of fairseq, or its folder; or, with a `mapping`, any file of tensors, or its folder.
+            Files in PyTorch's own format are read by its loader that runs no code.
+        folder: Where the model goes; it must not exist yet, and appears when it is complete.
+        mapping: A declaration of the tensors, as YAML.
+        tokenizer: Folder or Hub name of the tokenizer of a model with a `mapping`; others have one
+            of their own.
+        trimming: Which entries of the vocabulary to keep; None: all. `run.json` states the sizes.
+
+    Returns:
+        How the logits of the two models compare; None if nothing here computes with the source.
+
+    Raises:
+        FileExistsError: If there is something at `folder`.
+        ImportError: If the tokenizer needs a package that is not installed.
+        ValueError: If the model is damaged, cannot be expressed, or computes something else here.
+        OSError: If there is no such model, or no room for ours.
+    """
+    if folder.exists():
+        raise FileExistsError(f"{str(folder)!r} must not exist yet. Give another folder.")
+    source = _load(name_or_path, mapping, tokenizer)
+    model = source.convert()
+    comparison = None
+    if source.model is not None:
+        comparison = _compare_weights(source.model, model.eval())
+    elif damaged := nonfinite_tensors(model):
+        raise ValueError(f"Weights must be finite, got others in {', '.join(damaged)}.")
+    record: dict[str, Any] = {"imported_from": source.record}
+    if mapping:
+        record["imported_from"] |= {"assumed": source.declaration.assumed()}
+    tokenizers = source.tokenizers
+    if trimming:
+        trimmed = trim(model, source.one_tokenizer(), trimming)
+        model, tokenizers = trimmed.model, TokenizerPair.joint(trimmed.tokenizer)
+        record["trimmed"] = trimmed.sizes
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        scratch_folder(folder.parent, f".{folder.name}.new-") as scratch,
+        naming_full_disk(folder.parent, f"the model {folder.name!r}"),
+    ):
+        new = scratch / "new"
+        model.save_pretrained(new)
+        share_weights(new)
+        if tokenizers is not None:
+            tokenizers.save_pretrained(new)
+        write_run(new, {**record, "files": describe_model_files(new)})
+        new.rename(folder)
+    return comparison
+
+
+@dataclass(frozen=True)
+class ImportPlan:
+    """What `import_model` would do.
+
+    Attributes:
+        tensors: With them.
+        assumed: Fields of the config that a mapping leaves to their defaults, and no tensor shows.
+        entries: Of the vocabulary, and of these those that trimming keeps; None without trimming,
+            or if the tensors do not fit.
+    """
+
+    tensors: Plan
+    assumed: dict[str, Any]
+    entries: tuple[int, int] | None = None
+
+
+def plan_import(
+    name_or_path: str,
+    *,
+    mapping: Path | None = None,
+    tokenizer: str | None = None,
+    trimming: Trimming | None = None,
+) -> ImportPlan:
+    """What `import_model` would do; arguments as for it.
+
+    Raises:
+        ImportError: If the tokenizer needs a package that is not installed.
+        ValueError: If the model is damaged, a setting cannot be expressed, or this vocabulary
+            cannot be trimmed.
+        OSError: If there is no such model.
+    """
+    source = _load(name_or_path, mapping, tokenizer)
+    model, plan = source.plan()
+    assumed = source.declaration.assumed() if mapping else {}
+    if not trimming or plan.faults:
+        return ImportPlan(plan, assumed)
+    kept = kept_ids(model, source.one_tokenizer(), trimming)
+    return ImportPlan(plan, assumed, (model.config.vocab_size, len(kept)))
+
+
+def _load(name_or_path: str, mapping: Path | None, tokenizer: str | None = None) -> _Source:
+    path = Path(name_or_path)
+    if mapping is not None:
+        return _with_mapping(path, mapping, tokenizer)
+    if file := find_checkpoint(path):
+        found = read_checkpoint(file)
+        return _Source(
+            {"name": path.name, "model_type": "fairseq"},
+            Declaration.of_fairseq(),
+            found.settings,
+            found.tensors,
+            found.tokenizers,
+        )
+    config = _check_config(name_or_path)
+    tokenizers = TokenizerPair.for_config(load_tokenizer(name_or_path), config, name_or_path)
+    if path.is_dir():
+        for file in path.glob("*.bin"):
+            check_zip(file)
+    try:
+        model = load_model(name_or_path, use_safetensors=None).eval()
+    # From torch's readers of pickles and of cut files.
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        raise unreadable(name_or_path, error) from error
+    return replace(_Source.of(model, path.name), tokenizers=tokenizers)
+
+
+def _with_mapping(path: Path, mapping: Path, tokenizer: str | None) -> _Source:
+    """Weights of another program, with what lies beside them of a tokenizer and of settings."""
+    declaration = Declaration.of_mapping(mapping)
+    folder = path if path.is_dir() else path.parent
+    check_files(str(folder))
+    if tokenizer is None and (folder / TOKENIZER_CONFIG_FILE).is_file():
+        tokenizer = str(folder)
+    tokenizers = generation_config = None
+    if tokenizer is not None:
+        config = declaration.config_of({}).to_dict()
+        tokenizers = TokenizerPair.for_config(load_tokenizer(tokenizer), config, tokenizer)
+    if (folder / GENERATION_CONFIG_NAME).is_file():
+        check_objects(folder)
+        generation_config = GenerationConfig.from_pretrained(folder)
+    return _Source(
+        {"name": path.name, "mapping": mapping.name},
+        declaration,
+        {},
+        read_tensors(path),
+        tokenizers,
+        generation_config,
+    )
+
+
+def _check_config(name_or_path: str) -> dict[str, Any]:
+    """Refuses what is no model, or none that can be expressed, before gigabytes are read.
+
+    Returns:
+        Fields of our config; none if it cannot be found, which loading the tokenizer explains.
+    """
+    folder = Path(name_or_path)
+    if folder.is_dir():
+        check_objects(folder)
+        check_shards(folder)
+        if not (folder / CONFIG_NAME).exists():
+            raise ValueError(
+                f"{name_or_path!r} must hold a model of Transformers ({CONFIG_NAME}) or a "
+                "checkpoint of fairseq (.pt), got neither. Give another folder, or --mapping for "
+                "weights of other programs."
+            )
+    file = find_file(name_or_path, CONFIG_NAME)
+    if not file:
+        return {}
+    if (folder / MAPPING_FILE).is_file():
+        raise ValueError(
+            f"{name_or_path!r} holds weights for torch alone. Give --mapping "
+            f"{folder / MAPPING_FILE}, which brings them back."
+        )
+    declaration = Declaration.of(str(read_object(file).get("model_type")))
+    return declaration.config_of(load_config(name_or_path).to_dict()).to_dict()

@@ -1,0 +1,196 @@
+"""Tensors by name from the files of others: safetensors, or PyTorch's own without running code."""
+
+import argparse
+import re
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from vanilla_transformer_tools.files import check_regular
+from vanilla_transformer_tools.saved_folder import shards_in
+
+# Types in checkpoints of others that hold values and do nothing else.
+_HARMLESS: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [argparse.Namespace]
+# Under these names, training scripts save weights beside other things.
+_NAMES_OF_WEIGHTS = ("state_dict", "model_state_dict", "model")
+_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
+_ZIP_MAGIC = b"PK"
+# Formats of others, by the first bytes of their files.
+_OTHER_FORMATS = {b"\x93NUMPY": "a NumPy array", b"\x89HDF": "HDF5", b"GGUF": "GGUF"}
+
+
+def load_pickled(file: Path) -> Any:
+    """The content of a file by `torch.save`; nothing in it is run.
+
+    Raises:
+        ValueError: If it holds objects whose loading could run code, or cannot be read.
+        OSError: If there is no such file.
+    """
+    check_regular(file)
+    with file.open("rb") as stream:
+        head = stream.read(max(map(len, _OTHER_FORMATS)))
+    _refuse_other_formats(file, head)
+    is_zip = check_zip(file)
+    try:
+        with torch.serialization.safe_globals(_HARMLESS):
+            # Weights of the optimiser, which are not needed, then take no memory.
+            return torch.load(file, map_location="cpu", weights_only=True, mmap=is_zip)
+    except (OSError, MemoryError):
+        raise
+    # A damaged file may fail in any of the loader's steps.
+    except Exception as error:
+        raise unreadable(str(file), error) from error
+
+
+def check_zip(file: Path) -> bool:
+    """Whether a file is a zip archive, as `torch.save` writes them: nothing in it is compressed.
+
+    Raises:
+        ValueError: If it is one that is larger unpacked, or is damaged.
+        OSError: If it cannot be read.
+    """
+    check_regular(file)
+    with file.open("rb") as stream:
+        if stream.read(len(_ZIP_MAGIC)) != _ZIP_MAGIC:
+            return False
+        try:
+            entries = zipfile.ZipFile(stream).infolist()
+        except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
+            raise unreadable(str(file), error) from error
+    unpacked = sum(entry.file_size for entry in entries)
+    if unpacked > file.stat().st_size:
+        raise ValueError(
+            f"The weights of {str(file)!r} must not be compressed, got {unpacked:,} bytes in a "
+            f"file of {file.stat().st_size:,}. Save them with `torch.save`."
+        )
+    return True
+
+
+def _refuse_other_formats(file: Path, head: bytes) -> None:
+    other = next((name for magic, name in _OTHER_FORMATS.items() if head.startswith(magic)), None)
+    cure = "Save its tensors by name with `safetensors`, from the library that wrote it."
+    if head.startswith(_ZIP_MAGIC) and zipfile.is_zipfile(file):
+        with zipfile.ZipFile(file) as archive:
+            names = archive.namelist()
+        if names and all(name.endswith(".npy") for name in names):
+            other = f"an archive of {len(names):,} NumPy arrays"
+            cure = (
+                'Convert it: python -c "import numpy; from safetensors.numpy import save_file; '
+                f"save_file(dict(numpy.load('{file.name}')), '{file.stem}.safetensors')\""
+            )
+    if other:
+        raise ValueError(
+            f"{str(file)!r} must be a file of safetensors or by `torch.save`, got {other}. {cure}"
+        )
+
+
+def unreadable(name: str, error: Exception) -> ValueError:
+    """What to report of weights that torch's loader refuses.
+
+    Args:
+        name: Of the file or the model.
+        error: What the loader raised.
+    """
+    # Around it, torch advises to load the file without checks.
+    inner = re.search(r"WeightsUnpickler error: (.*)", str(error))
+    reason = " ".join((inner[1] if inner else str(error)).split()) or type(error).__name__
+    if re.search(r"GLOBAL|[Uu]nsupported (?:global|class|type)|Can only build|Trying to", reason):
+        found = re.search(r"GLOBAL (\S+)", reason)
+        example = f", such as {found[1]}" if found else ""
+        return ValueError(
+            f"The weights of {name!r} must hold tensors and plain values only, got objects whose "
+            f"loading may run code{example}. If you trust their source, convert them to "
+            "safetensors, or save settings and tensors alone."
+        )
+    return ValueError(
+        f"The weights of {name!r} are damaged, or no file of tensors: {reason:.200}. Copy them "
+        "again."
+    )
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of a file, or of the only model in a folder.
+
+    Args:
+        path: A file of safetensors or by `torch.save`, or a folder with one such file, or with
+            shards and their index.
+
+    Raises:
+        ValueError: If there is not exactly one model, or a file is damaged or holds other things,
+            or the tensor of another file.
+        OSError: If there is no such path.
+    """
+    tensors: dict[str, Tensor] = {}
+    for file in (check_shards(path) or _only_file(path)) if path.is_dir() else [path]:
+        if file.suffix == ".safetensors":
+            try:
+                found = load_file(file)
+            except SafetensorError as error:
+                raise unreadable(str(file), error) from error
+        else:
+            found = tensors_in(load_pickled(file), file)
+        if twice := tensors.keys() & found.keys():
+            raise ValueError(
+                f"The files of {str(path)!r} must hold each tensor once, got {min(twice)!r} in "
+                f"{file.name!r} and in one before it. Copy the model again."
+            )
+        tensors |= found
+    return tensors
+
+
+def tensors_in(content: Any, file: Path) -> dict[str, Tensor]:
+    """The tensors of a checkpoint: itself, or an entry of a usual name.
+
+    Raises:
+        ValueError: If there are other things beside them, or none.
+    """
+    entries = content if isinstance(content, Mapping) else {}
+    nested = [entries[name] for name in _NAMES_OF_WEIGHTS if isinstance(entries.get(name), Mapping)]
+    entries = nested[0] if nested else entries
+    others = [
+        name
+        for name, value in entries.items()
+        if not (isinstance(name, str) and isinstance(value, Tensor))
+    ]
+    if others or not entries:
+        got = f"{others[0]!r}: {type(entries[others[0]]).__name__}" if others else "none"
+        raise ValueError(
+            f"{str(file)!r} must hold tensors by name, itself or under one of "
+            f"{', '.join(_NAMES_OF_WEIGHTS)}, got {got}. Save `model.state_dict()`."
+        )
+    return dict(entries)
+
+
+def check_shards(folder: Path) -> list[Path]:
+    """The files that a folder's index lists; empty if it has no index.
+
+    Raises:
+        ValueError: If files are missing, or the index is damaged.
+    """
+    indices = sorted(folder.glob("*.index.json"))
+    if not indices:
+        return []
+    names = sorted(set(shards_in(indices[0]).values()))
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing or not names:
+        raise ValueError(
+            f"{str(folder)!r} must hold all files that its {indices[0].name} lists, got no "
+            f"{', '.join(missing) or 'list'}. Copy the model again."
+        )
+    return [folder / name for name in names]
+
+
+def _only_file(folder: Path) -> list[Path]:
+    files = sorted(file for file in folder.iterdir() if file.suffix in _SUFFIXES)
+    if len(files) != 1:
+        raise ValueError(
+            f"{str(folder)!r} must hold one file of weights ({', '.join(_SUFFIXES)}), got "
+            f"{', '.join(file.name for file in files) or 'none'}. Name the file itself."
+        )
+    return files

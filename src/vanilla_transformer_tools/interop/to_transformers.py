@@ -1,0 +1,207 @@
+"""One of our models as a model of another class of Transformers: `importing` the other way round.
+
+The declarations in `sources/` are read backwards. What the class cannot express is refused.
+"""
+
+import copy
+import json
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModelForSeq2SeqLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
+
+from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.modeling_vanilla_transformer import (
+    VanillaTransformerForConditionalGeneration,
+)
+from vanilla_transformer_tools.files import write_lines
+from vanilla_transformer_tools.interop.declarations import Declaration, known_sources
+from vanilla_transformer_tools.interop.importing import plan_conversion, untied_tensors
+from vanilla_transformer_tools.interop.weight_maps import Piece, Shape, shapes_of
+from vanilla_transformer_tools.saved_folder import read_object
+
+# The `model_type` of each format.
+FORMATS = {model_type.replace("_", ""): model_type for model_type in known_sources()}
+
+# The second is the name that releases before 5 do not know.
+_GENERAL_TOKENIZERS = ("VanillaTransformerTokenizer", "TokenizersBackend")
+
+_OURS = VanillaTransformerConfig.__annotations__.keys()
+# Fields on which no output depends.
+_WITHOUT_EFFECT = {"depth_scaled_init", "init_std", "label_smoothing", "use_cache"}
+# What these classes have and our models do not.
+_LAYER_DROP = {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}
+
+# Modules whose rows, not columns, belong to the residual stream.
+_WRITERS = ("out_proj", "fc2", "layer_norm")
+
+
+def to_transformers(
+    model: VanillaTransformerForConditionalGeneration, name: str
+) -> PreTrainedModel:
+    """A model of another class with the weights and generation settings of one of ours.
+
+    Sinusoids whose sines and cosines alternate become those with all sines first: the columns of
+    the residual stream are reordered, with everything that reads or writes them. The weights are
+    copied; the dtype stays.
+
+    Args:
+        model: One of ours.
+        name: Of the class, one of `FORMATS`.
+
+    Raises:
+        ValueError: If the class cannot express the model; names all reasons.
+    """
+    refuse_other_models(model, name)
+    if faults := config_faults(model, name):
+        fitting = [one for one in FORMATS if not config_faults(model, one)]
+        raise ValueError(
+            f"The format {name} cannot hold this model:\n"
+            + "\n".join(faults)
+            + f"\nOther formats of Transformers that can: {', '.join(fitting) or 'none'}."
+        )
+    target = AutoModelForSeq2SeqLM.from_config(_config(model, name), dtype=model.dtype)
+    imported, plan = plan_conversion(target)
+    plan.check()
+    weights = untied_tensors(model)
+    if imported.config.position_embedding_type != model.config.position_embedding_type:
+        weights = {place: _sines_first(place, tensor) for place, tensor in weights.items()}
+    parts = take_apart(plan.pieces, weights, shapes_of(untied_tensors(target)))
+    # Tables of sinusoids, and biases that the model lacks, stay as the class has made them.
+    target.load_state_dict(parts, strict=False, assign=True)
+    target.tie_weights()
+    target.generation_config = copy.deepcopy(model.generation_config)
+    return target.train(model.training)
+
+
+def refuse_other_models(model: PreTrainedModel, name: str) -> None:
+    """Refuses a model that is none of ours.
+
+    Raises:
+        ValueError: With the name of the format.
+    """
+    if model.config.model_type != VanillaTransformerConfig.model_type:
+        raise ValueError(
+            f"The format {name} is made of models of this package, got a model of the type "
+            f"{model.config.model_type!r}. Bring it in first, by `vanilla-transformer import`."
+        )
+
+
+def name_general_tokenizers(folder: Path) -> None:
+    """Lets every release of Transformers load our tokenizer's files by a class of its own."""
+    for file in folder.rglob(TOKENIZER_CONFIG_FILE):
+        config = read_object(file)
+        if config.get("tokenizer_class") in _GENERAL_TOKENIZERS:
+            config["tokenizer_class"] = "PreTrainedTokenizerFast"
+            write_lines(file, [json.dumps(config, indent=2)])
+
+
+def config_faults(model: VanillaTransformerForConditionalGeneration, name: str) -> list[str]:
+    """Fields of the config that must have other values, for which the class has no switch.
+
+    Args:
+        model: One of ours.
+        name: Of the class, one of `FORMATS`.
+    """
+    declared = [one for one in fields(VanillaTransformerConfig) if one.name in _OURS]
+    ours = {one.name: getattr(model.config, one.name) for one in declared}
+    imported = Declaration.of(FORMATS[name]).fields(_config(model, name).to_dict())
+    needed = {one.name: one.default for one in declared} | imported
+    values, expected = _spelled_out(ours), _spelled_out(needed)
+    if ours["position_embedding_type"] == "sinusoidal":
+        values["position_embedding_type"] = "sinusoidal_concatenated"
+    for bias in ("attention_bias", "lm_head_bias"):
+        # Zeros will do.
+        values[bias] |= expected[bias]
+    return [
+        f"`{field}` must be {needed[field]!r}, got {ours[field]!r}."
+        for field in values
+        if values[field] != expected[field]
+    ]
+
+
+def _config(model: VanillaTransformerForConditionalGeneration, name: str) -> PreTrainedConfig:
+    """The config of the class, as far as it can express ours."""
+    model_type = FORMATS[name]
+    ours = model.config.to_dict() | {"decoder_vocab_size": model.config.target_vocab_size}
+    values = {
+        theirs: ours[field]
+        for field, theirs in Declaration.of(model_type).config.items()
+        # The class has a default of its own.
+        if field != "init_std" or ours[field] is not None
+    }
+    known = {one.name for one in fields(CONFIG_MAPPING[model_type])}
+    # Some of these classes have settings of generation in their configs, too.
+    settings = {
+        setting: value
+        for setting, value in vars(model.generation_config).items()
+        if setting in known and (value is not None or setting == "forced_eos_token_id")
+    }
+    return AutoConfig.for_model(model_type, **settings | values | _LAYER_DROP)
+
+
+def _spelled_out(fields_of_ours: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of our config without those on which no output depends, and without defaults."""
+    values = {name: one for name, one in fields_of_ours.items() if name not in _WITHOUT_EFFECT}
+    heads = [values["encoder_attention_heads"], values["decoder_attention_heads"]]
+    for size in ("d_k", "d_v"):
+        values[size] = [
+            values["d_model"] if values[size] is None else values[size] * one for one in heads
+        ]
+    for count in ("key_heads", "value_heads"):
+        values[count] = [values[count] or one for one in heads]
+    values["decoder_vocab_size"] = values["decoder_vocab_size"] or values["vocab_size"]
+    if values["add_final_layer_norm"] == values["pre_norm"]:
+        values["add_final_layer_norm"] = None
+    return values
+
+
+def _sines_first(name: str, tensor: Tensor) -> Tensor:
+    """A weight for a residual stream whose even columns come before its odd ones."""
+    module = name.rpartition(".")[0]
+    axis = 0 if module.endswith(_WRITERS) else 1
+    if axis == tensor.dim():
+        # A bias of what leaves the stream.
+        return tensor
+    even, odd = (range(first, tensor.shape[axis], 2) for first in (0, 1))
+    return tensor.index_select(axis, torch.tensor([*even, *odd], device=tensor.device))
+
+
+def take_apart(
+    pieces: Mapping[str, list[Piece]], tensors: Mapping[str, Tensor], shapes: Mapping[str, Shape]
+) -> dict[str, Tensor]:
+    """The tensors that a plan has made others of, in memory of their own.
+
+    Args:
+        pieces: Of the plan.
+        tensors: What was made, all or some of it.
+        shapes: Of the tensors wanted.
+    """
+    blocks: dict[str, dict[Piece, Tensor]] = defaultdict(dict)
+    for made, tensor in tensors.items():
+        first, *others = pieces[made]
+        rows = [one.shape(shapes[one.name])[0] for one in others]
+        # What is left: the first one may be a vector in a matrix of one row.
+        parts = tensor.split([len(tensor) - sum(rows), *rows])
+        for piece, part in zip((first, *others), parts, strict=True):
+            blocks[piece.name][piece] = part
+    return {name: _join(found).reshape(shapes[name]) for name, found in blocks.items()}
+
+
+def _join(blocks: Mapping[Piece, Tensor]) -> Tensor:
+    """The tensor that was cut into these."""
+    ordered = sorted(blocks, key=lambda piece: piece.block)
+    whole = torch.cat([blocks[piece] for piece in ordered])
+    return whole.T.contiguous() if ordered[0].transposed else whole

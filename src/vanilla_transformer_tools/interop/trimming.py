@@ -1,0 +1,417 @@
+"""A smaller vocabulary for a model: the entries that given texts use, and what spells the rest.
+
+NLLB's vocabulary has 256,000 entries for 200 languages, and most of its weights are their table.
+Entries that remain keep their order, their scores and their rows, and get new ids.
+"""
+
+import copy
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice, pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
+
+from vanilla_transformer.modeling_vanilla_transformer import (
+    VanillaTransformerForConditionalGeneration,
+)
+from vanilla_transformer_tools.files import read_lines
+from vanilla_transformer_tools.saved_folder import align_weights
+from vanilla_transformer_tools.text.languages import language_codes
+from vanilla_transformer_tools.text.tokenizer_pair import has_target_vocabulary
+
+# Tensors with a row for each entry.
+_TABLES = (
+    "model.shared.weight",
+    "model.encoder.embed_tokens.weight",
+    "model.decoder.embed_tokens.weight",
+    "lm_head.weight",
+    "lm_head.bias",
+)
+# Ids that must stay, each alone or in a list.
+_NEEDED_IDS = (
+    "pad_token_id",
+    "bos_token_id",
+    "eos_token_id",
+    "decoder_start_token_id",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+)
+# Lists of ids that must not be generated; those that are gone never are.
+_BANNED_IDS = ("suppress_tokens", "begin_suppress_tokens")
+_LINES_AT_A_TIME = 1000
+
+
+@dataclass(frozen=True)
+class Trimming:
+    """Which entries of a vocabulary to keep besides characters, bytes and special ones.
+
+    Attributes:
+        files: Texts whose entries are kept.
+        min_count: Number of times that an entry must occur in them.
+
+    Raises:
+        ValueError: If the number is below 1.
+    """
+
+    files: tuple[str, ...]
+    min_count: int = 1
+
+    def __post_init__(self) -> None:
+        if self.min_count < 1:
+            raise ValueError(f"--min_count must be at least 1, got {self.min_count}.")
+
+    def lines(self) -> Iterator[str]:
+        """All lines.
+
+        Raises:
+            ValueError: If a file holds no text.
+            OSError: If it cannot be read.
+        """
+        for file in self.files:
+            has_text = False
+            for line in read_lines(file):
+                has_text = has_text or bool(line.strip())
+                yield line
+            if not has_text:
+                raise ValueError(
+                    f"--keep_vocabulary needs text, got none in {file!r}. Leave the file out."
+                )
+
+
+@dataclass(frozen=True)
+class Trimmed:
+    """A model with a smaller vocabulary.
+
+    Attributes:
+        model: With the rows of the entries that were kept.
+        tokenizer: With these entries.
+        kept: Their former ids; the place of an id in the list is the new one.
+        sizes: Entries and megabytes of the weights, before and after.
+    """
+
+    model: VanillaTransformerForConditionalGeneration
+    tokenizer: PreTrainedTokenizerBase
+    kept: list[int]
+    sizes: dict[str, list[float]]
+
+
+def trim(
+    model: VanillaTransformerForConditionalGeneration,
+    tokenizer: PreTrainedTokenizerBase,
+    trimming: Trimming,
+) -> Trimmed:
+    """The model and its tokenizer with the entries that texts use; neither is changed.
+
+    Text all of whose tokens are kept is tokenised as before, and the logits of kept entries are
+    those of the model.
+
+    Args:
+        model: With one vocabulary.
+        tokenizer: A fast one, with a BPE or a Unigram vocabulary.
+        trimming: What to keep.
+
+    Raises:
+        ValueError: If this tokenizer or model cannot be trimmed, a file has no text, or a config
+            names ids that the vocabulary lacks.
+        OSError: If a file cannot be read.
+    """
+    kept = kept_ids(model, tokenizer, trimming)
+    backend = json.loads(tokenizer.backend_tokenizer.to_str())
+    new_ids = {token_id: place for place, token_id in enumerate(kept)}
+    smaller = _trimmed_tokenizer(tokenizer, backend, new_ids)
+    _compare(tokenizer, smaller, new_ids, trimming.lines())
+    result = _trimmed_model(model, kept, new_ids)
+    sizes = {
+        "entries": [model.config.vocab_size, len(kept)],
+        "megabytes": [round(one.get_memory_footprint() / 1e6, 1) for one in (model, result)],
+    }
+    return Trimmed(result, smaller, kept, sizes)
+
+
+def kept_ids(
+    model: VanillaTransformerForConditionalGeneration,
+    tokenizer: PreTrainedTokenizerBase,
+    trimming: Trimming,
+) -> list[int]:
+    """Ids of the entries that `trim` keeps, in their order; the model may have no weights.
+
+    Raises:
+        ValueError: As `trim` does, before it makes anything.
+        OSError: If a file cannot be read.
+    """
+    _check(model, tokenizer)
+    backend = json.loads(tokenizer.backend_tokenizer.to_str())
+    return sorted(_kept_ids(model, tokenizer, backend, trimming))
+
+
+def describe_sizes(sizes: Mapping[str, Sequence[float]]) -> str:
+    """What `Trimmed.sizes` says, in words."""
+    entries, megabytes = sizes["entries"], sizes["megabytes"]
+    return (
+        f"vocabulary of {entries[0]:,} entries cut to {entries[1]:,}, weights of "
+        f"{megabytes[0]:,.1f} MB to {megabytes[1]:,.1f} MB"
+    )
+
+
+def _check(model: VanillaTransformerForConditionalGeneration, tokenizer: Any) -> None:
+    faults = []
+    if has_target_vocabulary(model.config.to_dict()):
+        faults.append(
+            "--keep_vocabulary needs a model with one vocabulary for both sides, got "
+            f"`decoder_vocab_size` {model.config.decoder_vocab_size}."
+        )
+    if not tokenizer.is_fast:
+        faults.append(
+            "--keep_vocabulary needs a tokenizer with a tokenizer.json, got "
+            f"{type(tokenizer).__name__}, whose SentencePiece models would still split text into "
+            "pieces that are gone."
+        )
+    else:
+        kind = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["type"]
+        if kind not in ("BPE", "Unigram"):
+            faults.append(f"--keep_vocabulary needs a BPE or a Unigram vocabulary, got {kind}.")
+    if faults:
+        raise ValueError("\n".join(faults))
+
+
+def _kept_ids(
+    model: VanillaTransformerForConditionalGeneration,
+    tokenizer: PreTrainedTokenizerBase,
+    backend: Mapping[str, Any],
+    trimming: Trimming,
+) -> set[int]:
+    """Ids that stay; those without an entry go.
+
+    Raises:
+        ValueError: If a config names ids that are none of the vocabulary.
+    """
+    counts = Counter(chain.from_iterable(_encoded(tokenizer, trimming.lines())))
+    kept = {token_id for token_id, count in counts.items() if count >= trimming.min_count}
+    entries = _entries(backend)
+    # All single characters and bytes; `▁a` is two characters.
+    kept |= {
+        token_id
+        for token, token_id in entries.items()
+        if len(token) == 1 or (len(token) == 6 and token.startswith("<0x"))
+    }
+    kept |= {added["id"] for added in backend["added_tokens"]}
+    kept |= {*tokenizer.all_special_ids, *language_codes(tokenizer).values()}
+    if backend["model"]["type"] == "BPE":
+        kept |= _parts(backend["model"], kept)
+    else:
+        kept.add(backend["model"]["unk_id"])
+    known = set(entries.values())
+    faults = []
+    for name, config in (("config", model.config), ("generation_config", model.generation_config)):
+        for field in _NEEDED_IDS:
+            needed = _as_list(getattr(config, field, None))
+            faults += [
+                f"`{field}` of {name}.json is {token_id}"
+                for token_id in needed
+                if token_id not in known
+            ]
+            kept |= known.intersection(needed)
+    if faults:
+        raise ValueError(
+            "Ids of the configs must be those of entries of the tokenizer, got none for: "
+            f"{'; '.join(faults)}. Correct them in the source."
+        )
+    return kept & known
+
+
+def _encoded(tokenizer: PreTrainedTokenizerBase, lines: Iterable[str]) -> Iterator[list[int]]:
+    remaining = iter(lines)
+    while batch := list(islice(remaining, _LINES_AT_A_TIME)):
+        yield from tokenizer(batch, add_special_tokens=False, verbose=False)["input_ids"]
+
+
+def _entries(backend: Mapping[str, Any]) -> dict[str, int]:
+    """Ids of a tokenizer.json by token."""
+    model = backend["model"]
+    if model["type"] == "BPE":
+        entries = dict(model["vocab"])
+    else:
+        entries = {token: token_id for token_id, (token, _) in enumerate(model["vocab"])}
+    return entries | {added["content"]: added["id"] for added in backend["added_tokens"]}
+
+
+def _merges(model: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Pairs in order; older files have them as one string."""
+    pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
+    return [(left, right) for left, right in pairs]
+
+
+def _parts(model: Mapping[str, Any], kept: set[int]) -> set[int]:
+    """Ids of everything that BPE makes on its way to entries that are kept.
+
+    Inside a longer word it takes the same way, since it never splits what it has merged.
+    """
+    vocabulary = model["vocab"]
+    ranks = {pair: rank for rank, pair in enumerate(_merges(model))}
+    parts: set[int] = set()
+    for token, token_id in vocabulary.items():
+        if token_id not in kept:
+            continue
+        symbols = list(token)
+        while True:
+            pairs = list(pairwise(symbols))
+            found = [(ranks[pair], place) for place, pair in enumerate(pairs) if pair in ranks]
+            if not found:
+                break
+            _, place = min(found)
+            symbols[place : place + 2] = ["".join(pairs[place])]
+            parts.add(vocabulary[symbols[place]])
+    return parts
+
+
+def _trimmed_tokenizer(
+    tokenizer: PreTrainedTokenizerBase, backend: dict[str, Any], new_ids: Mapping[int, int]
+) -> PreTrainedTokenizerBase:
+    backend = copy.deepcopy(backend)
+    model = backend["model"]
+    if model["type"] == "BPE":
+        model["vocab"] = {
+            token: new_ids[token_id]
+            for token, token_id in sorted(model["vocab"].items(), key=lambda item: item[1])
+            if token_id in new_ids
+        }
+        model["merges"] = [
+            list(pair)
+            for pair in _merges(model)
+            if all(part in model["vocab"] for part in (*pair, "".join(pair)))
+        ]
+    else:
+        model["unk_id"] = new_ids[model["unk_id"]]
+        model["vocab"] = [
+            entry for token_id, entry in enumerate(model["vocab"]) if token_id in new_ids
+        ]
+    for added in backend["added_tokens"]:
+        added["id"] = new_ids[added["id"]]
+    _renumber_special_tokens(backend["post_processor"], new_ids)
+    # Those of the last call.
+    backend["padding"] = backend["truncation"] = None
+    with TemporaryDirectory() as folder:
+        tokenizer.save_pretrained(folder)
+        Path(folder, "tokenizer.json").write_text(
+            json.dumps(backend, ensure_ascii=False), encoding="utf-8"
+        )
+        smaller: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            folder, trust_remote_code=False
+        )
+    return smaller
+
+
+def _renumber_special_tokens(processor: Any, new_ids: Mapping[int, int]) -> None:
+    """New ids for the tokens that a post-processor puts around text."""
+    if not processor:
+        return
+    for part in processor.get("processors", ()):
+        _renumber_special_tokens(part, new_ids)
+    # TemplateProcessing has an object by token, RobertaProcessing and BertProcessing pairs.
+    special = processor.get("special_tokens", {})
+    for token in special.values():
+        token["ids"] = [new_ids[token_id] for token_id in token["ids"]]
+    for name in ("sep", "cls"):
+        if name in processor:
+            token, token_id = processor[name]
+            processor[name] = [token, new_ids[token_id]]
+
+
+def _compare(
+    tokenizer: PreTrainedTokenizerBase,
+    smaller: PreTrainedTokenizerBase,
+    new_ids: Mapping[int, int],
+    lines: Iterable[str],
+) -> None:
+    """Refuses a tokenizer that splits text otherwise where it need not.
+
+    Raises:
+        ValueError: If it does.
+    """
+    remaining = iter(lines)
+    while batch := list(islice(remaining, _LINES_AT_A_TIME)):
+        before = tokenizer(batch, verbose=False)["input_ids"]
+        after = smaller(batch, verbose=False)["input_ids"]
+        for line, old, new in zip(batch, before, after, strict=True):
+            expected = [new_ids.get(token_id) for token_id in old]
+            if None not in expected and expected != new:
+                raise ValueError(
+                    f"The trimmed {type(tokenizer).__name__} must split text as before, but "
+                    f"{line[:60]!r} became {smaller.convert_ids_to_tokens(new)[:9]} instead of "
+                    f"{tokenizer.convert_ids_to_tokens(old)[:9]}. Nothing was written; please "
+                    "report this with the versions of your packages."
+                )
+
+
+def _trimmed_model(
+    model: VanillaTransformerForConditionalGeneration,
+    kept: Sequence[int],
+    new_ids: Mapping[int, int],
+) -> VanillaTransformerForConditionalGeneration:
+    config = copy.deepcopy(model.config)
+    config.vocab_size = len(kept)
+    if config.decoder_vocab_size is not None:
+        config.decoder_vocab_size = len(kept)
+    _renumber_needed(config, new_ids)
+    with torch.device("meta"):
+        smaller = type(model)(config)
+    rows = torch.tensor(kept, device=model.device)
+    tied = model.all_tied_weights_keys
+    weights = {
+        name: tensor.index_select(0, rows) if name in _TABLES else tensor.clone()
+        for name, tensor in model.state_dict().items()
+        if name not in tied
+    }
+    smaller.load_state_dict(weights, strict=False, assign=True)
+    smaller.tie_weights()
+    align_weights(smaller)
+    smaller.generation_config = _renumbered(model.generation_config, new_ids)
+    return smaller.train(model.training)
+
+
+def _renumber_needed(config: Any, new_ids: Mapping[int, int]) -> None:
+    for field in _NEEDED_IDS:
+        value = getattr(config, field, None)
+        if isinstance(value, list):
+            setattr(config, field, [new_ids[token_id] for token_id in value])
+        elif value is not None:
+            setattr(config, field, new_ids[value])
+
+
+def _renumbered(config: GenerationConfig, new_ids: Mapping[int, int]) -> GenerationConfig:
+    """A copy with new ids; bans and biases of what is gone are left out."""
+    config = copy.deepcopy(config)
+    _renumber_needed(config, new_ids)
+    for field in _BANNED_IDS:
+        if banned := getattr(config, field, None):
+            left = [new_ids[token_id] for token_id in banned if token_id in new_ids]
+            setattr(config, field, left or None)
+    if config.bad_words_ids:
+        words = [
+            [new_ids[token_id] for token_id in word]
+            for word in config.bad_words_ids
+            if all(token_id in new_ids for token_id in word)
+        ]
+        config.bad_words_ids = words or None
+    if biases := config.sequence_bias:
+        # A file has pairs, a program may have set a dictionary.
+        pairs = biases.items() if isinstance(biases, dict) else biases
+        kept = [
+            [[new_ids[token_id] for token_id in tokens], bias]
+            for tokens, bias in pairs
+            if all(token_id in new_ids for token_id in tokens)
+        ]
+        config.sequence_bias = kept or None
+    return config
+
+
+def _as_list(value: int | list[int] | None) -> list[int]:
+    if value is None:
+        return []
+    return value if isinstance(value, list) else [value]

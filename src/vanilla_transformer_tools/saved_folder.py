@@ -1,0 +1,606 @@
+"""A saved model's folder: the names of its files, finding them, and loading it only if whole.
+
+A record of sizes and checksums (`run.json` of a finished run, `files.json` of a checkpoint) lists
+the files that results depend on. Nothing that differs from its record is loaded.
+"""
+
+import json
+import logging
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from math import isfinite, prod
+from pathlib import Path, PurePath
+from typing import Any
+
+import torch
+import yaml
+from huggingface_hub.repocard import REGEX_YAML_BLOCK
+from safetensors import SafetensorError
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForSeq2SeqLM,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.utils import (
+    CONFIG_NAME,
+    GENERATION_CONFIG_NAME,
+    SAFE_WEIGHTS_INDEX_NAME,
+    SAFE_WEIGHTS_NAME,
+    cached_file,
+)
+
+from vanilla_transformer_tools.files import (
+    checksum,
+    parse_json,
+    parse_yaml,
+    read_text,
+    special_kind,
+    write_lines,
+)
+
+# Written by training beside weights, tokenizer and code.
+RUN_FILE = "run.json"
+LOG_FILE = "log.jsonl"
+CARD_FILE = "README.md"
+RESULTS_FILE = "results.json"
+
+# The last file of a checkpoint: names, sizes and checksums of all others.
+FILES_FILE = "files.json"
+
+# The target's own tokenizer has a folder inside the model's; the source's is beside the weights.
+TARGET_FOLDER = "target_tokenizer"
+TARGET_FILES = tuple(
+    f"{TARGET_FOLDER}/{name}" for name in ("tokenizer.json", "tokenizer_config.json")
+)
+
+# Of tokenizers without a tokenizer.json, as patterns.
+VOCABULARY_FILES = (
+    "*.spm",
+    "*.model",
+    "merges.txt",
+    "target_vocab.json",
+    "vocab.json",
+    "vocab-*.json",
+    "vocab.txt",
+)
+
+# Transformers adds their tokens to those of a tokenizer.
+_TOKEN_FILES = ("added_tokens.json", "special_tokens_map.json")
+_ADAPTER_FILE = "adapter_config.json"
+
+# Files that decide on what a saved model computes, as patterns; configs may be edited, so they are
+# left out.
+_RECORDED_FILES = (
+    "model*.safetensors",
+    "model.bin",
+    "*_vocabulary.json",
+    "*.onnx*",
+    "model.safetensors.index.json",
+    "tokenizer.json",
+    *VOCABULARY_FILES,
+    *_TOKEN_FILES,
+    TARGET_FILES[0],
+    *(f"{TARGET_FOLDER}/{name}" for name in _TOKEN_FILES),
+)
+# Files of a folder that Transformers and a Translator take for JSON objects.
+_OBJECT_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    RUN_FILE,
+)
+# Everything that translations depend on, as patterns.
+_MODEL_FILES = (
+    *_RECORDED_FILES,
+    *_OBJECT_FILES,
+    "*.safetensors",
+    "*.bin",
+    "*.index.json",
+    "*.py",
+)
+_FILES_BESIDE_MODEL = (CARD_FILE, LOG_FILE, RESULTS_FILE, FILES_FILE)
+# Ids without which no search runs.
+_SEARCH_IDS = ("pad_token_id", "eos_token_id", "decoder_start_token_id")
+# Tensors that an error names before it only counts the rest.
+_NAMED_TENSORS = 3
+
+
+def find_file(model_name_or_path: str, name: str, revision: str | None = None) -> Path | None:
+    """A file of a model, fetched from the Hub if need be; None where there is none."""
+    file = cached_file(
+        model_name_or_path,
+        name,
+        revision=revision,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    return None if file is None else Path(file)
+
+
+def read_card_metadata(name: str) -> dict[str, Any]:
+    """Metadata of a model's card, each value as text; none where it cannot be read."""
+    file = find_file(name, CARD_FILE)
+    card = read_text(file, "replace") if file else ""
+    block = REGEX_YAML_BLOCK.search(card)
+    try:
+        # Nothing but text: otherwise `no`, Norwegian, would be a truth value.
+        metadata = parse_yaml(block[2], yaml.BaseLoader) if block else None
+    except ValueError:
+        # A person may have written it.
+        metadata = None
+    return metadata if isinstance(metadata, dict) else {}
+
+
+def model_files(folder: Path) -> list[Path]:
+    """The files of a saved model, with those of the target's own tokenizer.
+
+    Checkpoints, the card, the log and the scores are left out, and so is what users keep there.
+    """
+    return [
+        file
+        for pattern in ("*", f"{TARGET_FOLDER}/*", "custom_generate/*")
+        for file in sorted(folder.glob(pattern))
+        if any(map(file.match, _MODEL_FILES)) and file.is_file()
+    ]
+
+
+def is_reserved_name(file: Path) -> bool:
+    """Whether a file of this name, in a model's folder, is the model's or written beside it."""
+    return any(map(file.match, (*_MODEL_FILES, *_FILES_BESIDE_MODEL)))
+
+
+def read_generation_config(model_name_or_path: str) -> GenerationConfig:
+    """The defaults of a model's searches; those of Transformers where it was saved with none."""
+    if find_file(model_name_or_path, GENERATION_CONFIG_NAME) is None:
+        return GenerationConfig()
+    return GenerationConfig.from_pretrained(model_name_or_path)
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Raises:
+        ValueError: If the file holds anything else.
+    """
+    try:
+        value = parse_json(read_text(file))
+    except ValueError as error:
+        raise ValueError(
+            f"{file} must hold a JSON object, got something that cannot be parsed: {error}. "
+            "Restore the file."
+        ) from error
+    if not isinstance(value, dict):
+        raise ValueError(
+            f"{file} must hold a JSON object, got a {type(value).__name__}. Restore the file."
+        )
+    return value
+
+
+def check_objects(folder: Path) -> None:
+    """Refuses a folder with a damaged JSON file, on which Transformers would fail obscurely.
+
+    A damaged `generation_config.json` it would even ignore, and search otherwise.
+
+    Raises:
+        ValueError: If one holds anything but an object, a config has a number that is not finite,
+            or the folder holds a pipe, a device or a socket, from which reading might never end.
+        OSError: If one cannot be read.
+    """
+    check_configs(folder)
+    for name in _OBJECT_FILES:
+        if (folder / name).exists():
+            read_object(folder / name)
+
+
+def check_configs(folder: Path) -> None:
+    """Does the part of `check_objects` that a model without a tokenizer needs.
+
+    Raises:
+        ValueError: As that does.
+        OSError: As that does.
+    """
+    for place in (folder, folder / TARGET_FOLDER):
+        _refuse_special_files(place)
+    for name in (CONFIG_NAME, GENERATION_CONFIG_NAME):
+        values = read_object(folder / name) if (folder / name).exists() else {}
+        for field, value in values.items():
+            if _is_not_finite(value):
+                raise ValueError(
+                    f"{folder / name} must hold finite numbers, got {value!r} for `{field}`. "
+                    "Restore the file."
+                )
+
+
+def _is_not_finite(value: Any) -> bool:
+    # Transformers writes infinities as objects with this key.
+    return (
+        "__float__" in value
+        if isinstance(value, dict)
+        else (isinstance(value, float) and not isfinite(value))
+    )
+
+
+def _refuse_special_files(folder: Path) -> None:
+    if not folder.is_dir():
+        return
+    with os.scandir(folder) as entries:
+        # Links that lead nowhere are neither, and for nobody a file of the model.
+        odd = [entry for entry in entries if not (entry.is_file() or entry.is_dir())]
+    for entry in odd:
+        if os.path.exists(entry.path):
+            raise ValueError(
+                f"{str(folder)!r} must hold files, got {special_kind(entry.path)} called "
+                f"{entry.name!r}. Take it out."
+            )
+
+
+def read_run(model_name_or_path: str, revision: str | None = None) -> dict[str, Any]:
+    """The record of the run that made a model; empty where there is none.
+
+    Raises:
+        ValueError: If the file is damaged.
+    """
+    file = find_file(model_name_or_path, RUN_FILE, revision)
+    return read_object(file) if file else {}
+
+
+def write_run(folder: Path, run: Mapping[str, Any]) -> None:
+    """Writes the record of the run that made a model."""
+    write_lines(folder / RUN_FILE, [json.dumps(run, indent=2)])
+
+
+def describe_files(
+    folder: Path, names: Iterable[str], kind: str = "sha256"
+) -> dict[str, dict[str, Any]]:
+    """Size and checksum of each of a folder's files."""
+    return {
+        name: {"bytes": (folder / name).stat().st_size, kind: checksum(folder / name, kind)}
+        for name in names
+    }
+
+
+def describe_model_files(folder: Path, kind: str = "sha256") -> dict[str, dict[str, Any]]:
+    """Size and checksum of the files that decide on what a saved model computes."""
+    found = sorted(file for pattern in _RECORDED_FILES for file in folder.glob(pattern))
+    return describe_files(folder, (file.relative_to(folder).as_posix() for file in found), kind)
+
+
+def check_files(model_name_or_path: str, revision: str | None = None) -> None:
+    """Compares a model's files with the sizes and checksums recorded for them, if there are any.
+
+    Raises:
+        ValueError: If one differs, or the folder also has an adapter, or files of tokens without a
+            record, which Transformers would apply unnoticed.
+    """
+    if find_file(model_name_or_path, _ADAPTER_FILE, revision):
+        raise ValueError(
+            f"{model_name_or_path!r} must hold a whole model, got {_ADAPTER_FILE}, whose adapter "
+            "would be added to the model. Merge them (`PeftModel.merge_and_unload`) and save the "
+            f"result, or take {_ADAPTER_FILE} out."
+        )
+    record = find_file(model_name_or_path, FILES_FILE, revision)
+    source = FILES_FILE if record else RUN_FILE
+    files = (
+        read_object(record) if record else read_run(model_name_or_path, revision).get("files", {})
+    )
+    if not isinstance(files, dict) or not all(isinstance(one, dict) for one in files.values()):
+        raise ValueError(
+            f"{source} of {model_name_or_path!r} must hold size and checksum of each file, got "
+            f"{json.dumps(files):.60}. Restore it."
+        )
+    for name in (*_TOKEN_FILES, *(f"{TARGET_FOLDER}/{name}" for name in _TOKEN_FILES)):
+        if files and name not in files and find_file(model_name_or_path, name, revision):
+            raise ValueError(
+                f"{name} of {model_name_or_path!r} was added after the model was saved: {source} "
+                "has no checksum of it. Take it out; if you added it on purpose, remove `files` "
+                f"from {RUN_FILE}."
+            )
+    for name, expected in files.items():
+        if leads_out(name):
+            raise ValueError(
+                f"{source} of {model_name_or_path!r} must list files of its folder, got {name!r}. "
+                "Restore it."
+            )
+        file = find_file(model_name_or_path, name, revision)
+        if file and differs(file, expected):
+            raise ValueError(
+                f"{name} of {model_name_or_path!r} is not the file that was saved: its size and "
+                f"checksum are not {_checksum_in_words(expected)} as recorded in {source}. Copy "
+                "the model again; if you changed the file on purpose, remove `files` from "
+                f"{RUN_FILE}."
+            )
+
+
+def leads_out(name: str) -> bool:
+    """Whether a name in a file of a folder is the path of something outside of the folder."""
+    path = PurePath(name)
+    return path.is_absolute() or ".." in path.parts or "\0" in name
+
+
+def shards_in(index: Path) -> dict[str, str]:
+    """Name of the file of each tensor, from the index of weights in several files.
+
+    Raises:
+        ValueError: If the index is damaged, or names files outside of its folder.
+    """
+    listed = read_object(index).get("weight_map")
+    if not isinstance(listed, dict) or not all(
+        isinstance(name, str) and PurePath(name).name == name and not leads_out(name)
+        for name in listed.values()
+    ):
+        raise ValueError(
+            f"{index} must have a `weight_map` with the file of each tensor, got {listed!r:.60}. "
+            "Copy the model again."
+        )
+    return listed
+
+
+def differs(file: Path, expected: dict[str, Any]) -> bool:
+    """Whether a file is not as recorded; the size is compared first, which costs nothing."""
+    if file.stat().st_size != expected.get("bytes"):
+        return True
+    try:
+        return any(checksum(file, kind) != expected[kind] for kind in expected if kind != "bytes")
+    except KeyError:
+        # The record is damaged: there is no such kind of checksum.
+        return True
+
+
+def _checksum_in_words(expected: dict[str, Any]) -> str:
+    return ", ".join(f"{kind} {str(value)[:12]}" for kind, value in expected.items())
+
+
+def gpu_computes_bfloat16() -> bool:
+    """Whether there is a GPU that computes in bfloat16; older ones emulate it slowly."""
+    return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def load_model(model_name_or_path: str, **loading: Any) -> PreTrainedModel:
+    """Loads a model whose weights are complete, finite and as they were saved.
+
+    `from_pretrained` fills what is missing with random numbers and only warns. Pickled weights are
+    not read, unless `loading` has `use_safetensors=None`; no code in them ever runs.
+
+    Args:
+        model_name_or_path: As for `AutoModelForSeq2SeqLM`.
+        loading: Further arguments of its `from_pretrained`.
+
+    Raises:
+        ValueError: If a tensor is missing, left over, of another shape or not finite, or if a file
+            is damaged.
+        OSError: If there is no such model, or it has no safetensors.
+    """
+    if Path(model_name_or_path).is_dir():
+        check_configs(Path(model_name_or_path))
+    check_files(model_name_or_path, loading.get("revision"))
+    _check_weights(model_name_or_path, loading.get("revision"))
+    loading = {"use_safetensors": True, "trust_remote_code": False, **loading}
+    try:
+        with _without_load_report(), naming_code(model_name_or_path):
+            model, report = AutoModelForSeq2SeqLM.from_pretrained(
+                model_name_or_path,
+                output_loading_info=True,
+                # Reported below with all other faults.
+                ignore_mismatched_sizes=True,
+                **loading,
+            )
+    except SafetensorError as error:
+        raise ValueError(
+            f"The weights of {model_name_or_path!r} are damaged: {error}. Copy the model again."
+        ) from error
+    mismatched = [name for name, *_ in report["mismatched_keys"]]
+    faults = [
+        f"{len(names)} {fault} ({_some(names)})"
+        for names, fault in (
+            (report["missing_keys"], "missing"),
+            (report["unexpected_keys"], "unknown to its config"),
+            (mismatched, "of another shape than its config says"),
+            (nonfinite_tensors(model), "not finite"),
+        )
+        if names
+    ]
+    if faults:
+        raise ValueError(
+            f"{model_name_or_path!r} must hold exactly the tensors of its config, all finite, got "
+            f"{'; '.join(faults)}. Copy the model again, or train it anew."
+        )
+    align_weights(model)
+    complete_ids(model)
+    return model
+
+
+@contextmanager
+def naming_code(model_name_or_path: str) -> Iterator[None]:
+    """Says of a folder that cannot be loaded without its own code that it is this which is missing.
+
+    Raises:
+        ValueError: In place of that of Transformers.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        raise ValueError(
+            f"{model_name_or_path!r} wants to run code of its own (`auto_map` in its files), which "
+            "was not run. If you have read that code and trust it, give --trust_remote_code to a "
+            "command that has this option, or `trust_remote_code=True`."
+        ) from error
+
+
+def load_config(model_name_or_path: str) -> PreTrainedConfig:
+    """The config of a model of any class whose code is installed.
+
+    Raises:
+        ValueError: If it needs code of the model's folder, or is damaged.
+        OSError: If there is no such model.
+    """
+    with naming_code(model_name_or_path):
+        return AutoConfig.from_pretrained(model_name_or_path, trust_remote_code=False)
+
+
+# Of a header's length in bytes, as in safetensors itself.
+_LONGEST_HEADER = 100_000_000
+_WIDTH_OF_LENGTH = 8
+_FLOATING_POINT = ("F64", "F32", "F16", "BF16")
+# A smaller model than this is built whatever its config says, and the fault is then described.
+_SLACK = 10**6
+
+
+def _check_weights(model_name_or_path: str, revision: str | None) -> None:
+    """Refuses weights of integers, and a config for a far larger model than they are.
+
+    Such a model would be built, and filled with random numbers, before anything is compared.
+
+    Raises:
+        ValueError: If a header is damaged, a weight is no floating-point number, or the config is
+            for another model.
+    """
+    tensors: dict[str, dict[str, Any]] = {}
+    for file in _safetensors(model_name_or_path, revision):
+        tensors |= _header(file)
+    others = sorted(
+        name
+        for name, one in tensors.items()
+        if name.endswith(("weight", "bias")) and one["dtype"] not in _FLOATING_POINT
+    )
+    if others:
+        raise ValueError(
+            f"The weights of {model_name_or_path!r} must be floating-point numbers, got "
+            f"{tensors[others[0]]['dtype']} for {_some(others)}. Undo the quantisation."
+        )
+    config = find_file(model_name_or_path, CONFIG_NAME, revision)
+    if tensors and config:
+        numbers = sum(prod(one["shape"]) for one in tensors.values())
+        check_size(read_object(config), len(tensors), numbers, model_name_or_path)
+
+
+def check_size(config: Mapping[str, Any], tensors: int, numbers: int, name: str) -> None:
+    """Refuses a config for a model far larger than its weights, before it is built.
+
+    Args:
+        config: Its fields; sizes that it lacks are not compared.
+        tensors: Number of tensors in the weights.
+        numbers: Number of numbers in these.
+        name: Of the weights.
+
+    Raises:
+        ValueError: If the model would have more layers than there are tensors, or at least twice as
+            many numbers.
+    """
+
+    def size(field: str, default: int = 0) -> int:
+        value = config.get(field)
+        return value if isinstance(value, int) and value > 0 else default
+
+    width, heads = size("d_model"), size("encoder_attention_heads")
+    layers = [size(f"{stack}_layers") for stack in ("encoder", "decoder")]
+    inner = [size(f"{stack}_ffn_dim") for stack in ("encoder", "decoder")]
+    key_heads, value_heads = size("key_heads", heads), size("value_heads", heads)
+    heads_width = key_heads * size("d_k") + value_heads * size("d_v") + heads
+    least = width * (size("vocab_size") + size("decoder_vocab_size"))
+    least += sum(
+        count * width * (2 * one + heads_width) for count, one in zip(layers, inner, strict=True)
+    )
+    if config.get("position_embedding_type") == "learned":
+        least += width * size("max_position_embeddings")
+    if max(layers) > tensors or least > 2 * numbers + _SLACK:
+        raise ValueError(
+            f"The config of {name!r} must be that of its weights, got sizes of at least "
+            f"{least:,} numbers in {sum(layers):,} layers for weights of {numbers:,} numbers in "
+            f"{tensors:,} tensors. Copy the model again."
+        )
+
+
+def _safetensors(model_name_or_path: str, revision: str | None) -> list[Path]:
+    """The files of a model's weights; none if they are of another format."""
+    if file := find_file(model_name_or_path, SAFE_WEIGHTS_NAME, revision):
+        return [file]
+    index = find_file(model_name_or_path, SAFE_WEIGHTS_INDEX_NAME, revision)
+    names = sorted(set(shards_in(index).values())) if index else []
+    files = [find_file(model_name_or_path, name, revision) for name in names]
+    # What is missing, Transformers names.
+    return [file for file in files if file]
+
+
+def _header(file: Path) -> dict[str, dict[str, Any]]:
+    """Type and shape of each tensor in a file of safetensors.
+
+    Raises:
+        ValueError: If it is damaged.
+    """
+    damaged = f"The weights of {str(file.parent)!r} are damaged: {file.name} has no whole header"
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(_WIDTH_OF_LENGTH), "little")
+        header = stream.read(length) if length <= _LONGEST_HEADER else b""
+    try:
+        found = parse_json(header.decode("utf-8"))
+        found.pop("__metadata__", None)
+        for one in found.values():
+            if min(one["shape"], default=0) < 0:
+                raise ValueError(damaged)
+            one["dtype"].upper()
+    except (ValueError, AttributeError, TypeError, KeyError) as error:
+        raise ValueError(f"{damaged}. Copy the model again.") from error
+    return found
+
+
+def complete_ids(model: PreTrainedModel) -> None:
+    """Fills in from the config what a search needs and the generation config lacks.
+
+    A person may have written the generation config, without any ids.
+    """
+    for name in _SEARCH_IDS:
+        if getattr(model.generation_config, name) is None:
+            setattr(model.generation_config, name, getattr(model.config, name, None))
+
+
+def nonfinite_tensors(model: nn.Module) -> list[str]:
+    """Names of the weights that hold an infinity or NaN."""
+    return [
+        name
+        for name, tensor in model.state_dict().items()
+        if tensor.is_floating_point()
+        # The sum takes a tenth of the time; of finite numbers it may overflow.
+        and not tensor.sum().isfinite()
+        and not tensor.isfinite().all()
+    ]
+
+
+def align_weights(model: nn.Module) -> None:
+    """Copies weights to memory of torch's own.
+
+    Those that are mapped from a safetensors file begin anywhere, and matrix products of such
+    differ in their last bit from those of aligned ones: a resumed run would leave its old course.
+    """
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.data = tensor.data.clone()
+
+
+def _some(names: Iterable[str]) -> str:
+    first, *others = sorted(names)
+    named = [first, *others[: _NAMED_TENSORS - 1]]
+    rest = len(others) + 1 - len(named)
+    return ", ".join(named) + f" and {rest} more" * (rest > 0)
+
+
+@contextmanager
+def _without_load_report() -> Iterator[None]:
+    """Hides Transformers' table of missing and unexpected tensors, which becomes an error here."""
+    logger = logging.getLogger("transformers.modeling_utils")
+
+    # The level stays: at a higher one Transformers checks its plan to shard, which warns as well.
+    def is_error(record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.ERROR
+
+    logger.addFilter(is_error)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_error)

@@ -1,0 +1,341 @@
+"""LibreTranslate's HTTP API in front of a `Batcher`."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from vanilla_transformer_tools.service.batcher import Batcher, ClosedError, QueueFullError
+from vanilla_transformer_tools.service.callers import LOOPBACK_HOSTS, OwnOrigin
+from vanilla_transformer_tools.service.connections import report_failed_accepts_once
+from vanilla_transformer_tools.service.languages import AUTOMATIC
+from vanilla_transformer_tools.service.metrics import MeasuredTranslators, Metrics
+from vanilla_transformer_tools.service.requests import (
+    FORM,
+    Limits,
+    RefusedError,
+    TranslationRequest,
+    join_lines,
+    split_lines,
+)
+from vanilla_transformer_tools.service.translators import Kind, Translators
+from vanilla_transformer_tools.translation.segments import join_pieces
+from vanilla_transformer_tools.translation.translator import LEAST_TOKENS
+
+logger = logging.getLogger(__name__)
+
+# For the whole body of a request.
+_BODY_SECONDS = 30
+# The status of nginx for a client that has closed the connection; nobody reads it.
+_CLIENT_GONE = 499
+
+
+class Service:
+    """What answers the requests.
+
+    Args:
+        translators: What translates.
+        limits: Of requests.
+        max_delay: See `Batcher`.
+        max_waiting_characters: See `Batcher`.
+    """
+
+    def __init__(
+        self,
+        translators: Translators,
+        limits: Limits,
+        *,
+        max_delay: float,
+        max_waiting_characters: int,
+    ) -> None:
+        self.translators = translators
+        self.limits = limits
+        self.metrics = Metrics()
+        self.open_requests = 0
+        self.batcher: Batcher[Kind, tuple[str, ...]] = Batcher(
+            MeasuredTranslators(translators, self.metrics),
+            max_tokens=translators.first.max_tokens_per_batch,
+            max_delay=max_delay,
+            max_waiting_characters=max_waiting_characters,
+            least_tokens=LEAST_TOKENS,
+        )
+        self.metrics.waiting_characters.set_function(lambda: self.batcher.waiting_characters)
+
+    async def translate(self, request: Request) -> Response:
+        """The translation of a text, or of each text of a list."""
+        if self.open_requests >= self.limits.max_requests:
+            raise RefusedError(
+                429,
+                f"At most {self.limits.max_requests:,} requests may wait, got one more. Try again "
+                "later.",
+            )
+        self.open_requests += 1
+        try:
+            started = time.perf_counter()
+            query = request.scope["query_string"]
+            body = await _read_body(request, self.limits.max_bytes)
+            content_type = request.headers.get("content-type", "")
+            if body and query:
+                raise RefusedError(
+                    400, "The fields must come in the body or in the query string, got both."
+                )
+            if request.headers.get("content-encoding", "identity") != "identity":
+                raise RefusedError(
+                    415, "The body must not be compressed; send no Content-Encoding."
+                )
+            if query:
+                # A form, which some clients send as part of the address.
+                body, content_type = query, FORM
+            wanted = TranslationRequest.of(body, content_type, self.limits)
+            answer = await self._answer(request, wanted)
+            self.metrics.request_seconds.observe(time.perf_counter() - started)
+            return JSONResponse(answer)
+        finally:
+            self.open_requests -= 1
+
+    async def _answer(self, request: Request, wanted: TranslationRequest) -> dict[str, Any]:
+        try:
+            kind = self.translators.kind(wanted.source, wanted.target, wanted.alternatives)
+        except ValueError as error:
+            raise RefusedError(400, str(error)) from error
+        split = [split_lines(text) for text in wanted.texts]
+        try:
+            future = self.batcher.submit(kind, [line for lines, _ in split for line in lines])
+        except QueueFullError as error:
+            raise RefusedError(429, str(error)) from error
+        except ClosedError as error:
+            raise RefusedError(503, str(error)) from error
+        try:
+            parts = iter(await _result(request, future))
+        except ClientDisconnect:
+            raise
+        except Exception as error:
+            # In one line: anybody may send such texts again and again.
+            logger.error("A translation has failed: %s: %.200r", type(error).__name__, str(error))
+            raise RefusedError(500, f"The translation failed: {type(error).__name__}.") from error
+        # For each text the translations, best first; those of a line are those of its parts.
+        found: list[list[str]] = []
+        for lines, ends in split:
+            ranked = zip(*(_ranks(line, next(parts), kind) for line in lines), strict=True)
+            found.append([join_lines(list(translated), ends) for translated in ranked])
+        texts = [best for best, *_ in found]
+        others = [rest for _, *rest in found]
+        answer: dict[str, Any] = {"translatedText": texts if wanted.is_list else texts[0]}
+        if wanted.source == AUTOMATIC:
+            # Clients read it. The only language that is offered needs no detection.
+            (source,) = self.translators.languages.sources
+            detected = {"language": source, "confidence": 100.0}
+            answer["detectedLanguage"] = [detected] * len(texts) if wanted.is_list else detected
+        if wanted.alternatives:
+            answer["alternatives"] = others if wanted.is_list else others[0]
+        return answer
+
+    async def languages(self) -> Response:
+        """What can be translated into what."""
+        served = self.translators.languages
+        return JSONResponse(
+            [
+                {"code": source, "name": source, "targets": list(served.targets)}
+                for source in served.sources
+            ]
+        )
+
+    async def detect(self) -> Response:
+        """A refusal: a translation model cannot detect the language of a text."""
+        raise RefusedError(
+            501,
+            "This service does not detect languages, since its model only translates. Name the "
+            "`source`; /languages lists them.",
+        )
+
+    async def health(self) -> Response:
+        """Whether requests are answered."""
+        if not self.batcher.is_working:
+            raise RefusedError(503, "No requests are answered: the service is stopping.")
+        return JSONResponse({"status": "ok"})
+
+    async def show_metrics(self) -> Response:
+        """Counters for Prometheus."""
+        return Response(self.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+
+def build_app(
+    service: Service,
+    *,
+    hosts: Sequence[str] = LOOPBACK_HOSTS,
+    origins: Sequence[str] = (),
+) -> FastAPI:
+    """The app; when it is shut down, it answers the requests that it has accepted.
+
+    Args:
+        service: What answers.
+        hosts: Hosts that requests may name; see `allowed_hosts`.
+        origins: Origins besides its own whose pages may send requests; `*`: any.
+    """
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        report_failed_accepts_once(asyncio.get_running_loop())
+        yield
+        await asyncio.to_thread(service.batcher.close)
+
+    # FastAPI's pages of documentation load scripts from elsewhere.
+    app = FastAPI(lifespan=lifespan, openapi_url=None, redirect_slashes=False)
+    reading, writing = ["GET", "HEAD"], ["POST"]
+    routes: dict[str, tuple[list[str], Callable[..., Any]]] = {
+        "/translate": (writing, service.translate),
+        "/languages": (reading, service.languages),
+        "/detect": (writing, service.detect),
+        "/health": (reading, service.health),
+        "/metrics": (reading, service.show_metrics),
+    }
+    for path, (methods, endpoint) in routes.items():
+        app.add_api_route(path, endpoint, methods=methods)
+    app.add_exception_handler(HTTPException, _refused)
+    app.add_exception_handler(ClientDisconnect, _gone)
+    app.add_exception_handler(Exception, _failed)
+    app.add_middleware(_PlainPaths)
+    if origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(origins),
+            allow_methods=[*reading, *writing],
+            allow_headers=["Content-Type"],
+        )
+    app.add_middleware(OwnOrigin, allowed=origins)
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
+    app.add_middleware(_Counted, requests=service.metrics.requests, paths=list(routes))
+    return app
+
+
+class _PlainPaths:
+    """Refuses paths with escapes, which a proxy may let pass as other paths."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer: ASGIApp = self.app
+        if scope["type"] == "http" and b"%" in scope["raw_path"]:
+            error = RefusedError(400, "The path must be written without escapes such as %2F.")
+            answer = _refusal(error)
+        await answer(scope, receive, send)
+
+
+class _Counted:
+    """Counts requests by path and status; paths that are not among `paths` together."""
+
+    def __init__(self, app: ASGIApp, requests: Any, paths: list[str]) -> None:
+        self.app = app
+        self.requests = requests
+        self.paths = paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        status = 500
+
+        async def noted(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        try:
+            await self.app(scope, receive, noted)
+        finally:
+            path = scope["path"] if scope["path"] in self.paths else "other"
+            self.requests.labels(path, status).inc()
+
+
+async def _read_body(request: Request, max_bytes: int) -> bytes:
+    """The body of a request, of at most `max_bytes`.
+
+    Raises:
+        RefusedError: If it has more, or does not come in time.
+        ClientDisconnect: If the client is gone.
+    """
+    body = bytearray()
+    declared = int(request.headers.get("content-length", 0))
+    try:
+        async with asyncio.timeout(_BODY_SECONDS):
+            if declared <= max_bytes:
+                async for chunk in request.stream():
+                    body += chunk
+                    if len(body) > max_bytes:
+                        break
+    except TimeoutError as error:
+        raise RefusedError(
+            408, f"The body must come within {_BODY_SECONDS} seconds, got {len(body):,} bytes."
+        ) from error
+    if max(declared, len(body)) > max_bytes:
+        raise RefusedError(
+            413, f"A body must have at most {max_bytes:,} bytes, got more. Send it in parts."
+        )
+    return bytes(body)
+
+
+async def _result(
+    request: Request, future: Future[list[list[tuple[str, ...]]]]
+) -> list[list[tuple[str, ...]]]:
+    """What the batcher finds, unless the client leaves before that.
+
+    Raises:
+        ClientDisconnect: If it does; the request then leaves the queue.
+    """
+    answer = asyncio.wrap_future(future)
+    departure = asyncio.create_task(_departure(request))
+    try:
+        await asyncio.wait((answer, departure), return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
+            raise ClientDisconnect
+        return answer.result()
+    finally:
+        answer.cancel()
+        departure.cancel()
+
+
+async def _departure(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _ranks(line: str, parts: list[tuple[str, ...]], kind: Kind) -> list[str]:
+    """The translations of a line, best first; a blank line has itself."""
+    if not parts:
+        return [line] * (1 + kind.alternatives)
+    return [join_pieces(ranked) for ranked in zip(*parts, strict=True)]
+
+
+async def _refused(_: Request, error: Exception) -> Response:
+    return _refusal(cast(HTTPException, error))
+
+
+def _refusal(refusal: HTTPException) -> Response:
+    headers = dict(refusal.headers or {})
+    if refusal.status_code == 429:
+        headers["Retry-After"] = "1"
+    if refusal.status_code in (400, 415):
+        # Whatever follows may belong to it.
+        headers["Connection"] = "close"
+    return JSONResponse({"error": refusal.detail}, refusal.status_code, headers)
+
+
+async def _gone(_: Request, __: Exception) -> Response:
+    return Response(status_code=_CLIENT_GONE)
+
+
+async def _failed(_: Request, error: Exception) -> Response:
+    return JSONResponse({"error": f"The translation failed: {type(error).__name__}."}, 500)

@@ -1,0 +1,109 @@
+"""The languages that a service offers, as its clients name them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from transformers import GenerationConfig, PreTrainedTokenizerBase
+
+from vanilla_transformer_tools.saved_folder import read_card_metadata
+from vanilla_transformer_tools.text.languages import NAMED, offered_languages
+
+# What clients send that leave the language to the service.
+AUTOMATIC = "auto"
+
+
+@dataclass(frozen=True)
+class ServedLanguages:
+    """Each of `sources` is translated into each of `targets`.
+
+    Attributes:
+        sources: Languages to translate from.
+        targets: Languages to translate into.
+        has_codes: Whether the tokenizer names the languages of both sides by codes.
+        has_targets: Whether the tokenizer names the target language, by a code or a tag.
+    """
+
+    sources: tuple[str, ...]
+    targets: tuple[str, ...]
+    has_codes: bool = False
+    has_targets: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        tokenizer: PreTrainedTokenizerBase,
+        defaults: GenerationConfig,
+        source: str | None = None,
+        target: str | None = None,
+    ) -> Self:
+        """Those of a model: of its tokenizer, else those given, else those of its card.
+
+        Args:
+            name: Folder or Hub name of the model.
+            tokenizer: Of its sources, before any language is chosen.
+            defaults: Its generation config.
+            source: The only language to translate from.
+            target: The only language to translate into.
+
+        Raises:
+            ValueError: If nothing names them.
+        """
+        card = [] if source and target else _card_languages(name)
+        sources, targets = offered_languages(tokenizer, defaults)
+        has_codes, has_targets = bool(sources), bool(targets)
+        if has_targets and not has_codes:
+            sources = list(dict.fromkeys([*card, *targets]))
+        elif not has_targets:
+            sources, targets = ([card[0]], [card[1]]) if len(card) == 2 else ([], [])
+        sources, targets = [source] if source else sources, [target] if target else targets
+        faults = [
+            f"The {side} language of {name!r} must be known, since clients name it, got "
+            f"{f'{card} in its card' if card else 'no languages in its card'}. Name it: "
+            f"--{side}_language {example}."
+            for side, found, example in (("source", sources, "de"), ("target", targets, "en"))
+            if not found
+        ]
+        if faults:
+            raise ValueError("\n".join(faults))
+        return cls(tuple(sources), tuple(targets), has_codes, has_targets)
+
+    def chosen(self, source: str, target: str) -> tuple[str | None, str | None]:
+        """Source and target language for a `Translator`, from what a client names.
+
+        The source `AUTOMATIC`, which many clients send by default, is the only one that is offered.
+
+        Raises:
+            ValueError: If one of them is not offered.
+        """
+        if source == AUTOMATIC and len(self.sources) == 1:
+            (source,) = self.sources
+        faults = [
+            f"`{side}` must be one of the languages of this service, {_some(offered)}, got "
+            f"{wanted!r}.{' It does not detect languages.' * (wanted == AUTOMATIC)} See /languages."
+            for side, wanted, offered in (
+                ("source", source, self.sources),
+                ("target", target, self.targets),
+            )
+            if wanted not in offered
+        ]
+        if faults:
+            raise ValueError(" ".join(faults))
+        return source if self.has_codes else None, target if self.has_targets else None
+
+    def __str__(self) -> str:
+        return f"{_some(self.sources)} -> {_some(self.targets)}"
+
+
+def _card_languages(name: str) -> list[str]:
+    """Languages in the metadata of a model card."""
+    languages = read_card_metadata(name).get("language")
+    languages = languages if isinstance(languages, list) else [languages]
+    return [language for language in languages if language and isinstance(language, str)]
+
+
+def _some(languages: Sequence[str]) -> str:
+    """The first ones, and their number if there are more."""
+    named = ", ".join(languages[:NAMED])
+    return named if len(languages) <= NAMED else f"{named} ... ({len(languages)} in all)"

@@ -1,0 +1,161 @@
+"""What a client may send to `/translate`: LibreTranslate's fields, as JSON or as a form."""
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, NoReturn
+from urllib.parse import parse_qs
+
+from starlette.exceptions import HTTPException
+
+from vanilla_transformer_tools.translation.segments import without_surrogates
+
+JSON, FORM = "application/json", "application/x-www-form-urlencoded"
+
+# A character takes at most 12 bytes: as two escapes in JSON, as four of its bytes in a form.
+_BYTES_PER_CHARACTER = 12
+# Of quotes and commas, or of a name and `&`.
+_BYTES_PER_TEXT = 16
+_OTHER_BYTES = 2**16
+
+_LINE_END = re.compile(r"(\r\n|\n|\r)")
+
+
+class RefusedError(HTTPException):
+    """A request that is not translated: the status of the response, and the message in it."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much a client may send.
+
+    Attributes:
+        max_characters: Of all texts of a request.
+        max_texts: Of a request.
+        max_requests: That are read or wait for their translations at a time.
+    """
+
+    max_characters: int
+    max_texts: int
+    max_requests: int
+
+    @property
+    def max_bytes(self) -> int:
+        """Of a body; no request within the other limits has more."""
+        texts = self.max_characters * _BYTES_PER_CHARACTER + self.max_texts * _BYTES_PER_TEXT
+        return texts + _OTHER_BYTES
+
+
+@dataclass(frozen=True)
+class TranslationRequest:
+    """The body of a request.
+
+    Attributes:
+        texts: To translate.
+        is_list: Whether they came as a list, and go back as one.
+        source: Language of the texts.
+        target: Language to translate into.
+        alternatives: Wanted besides the best translation.
+    """
+
+    texts: tuple[str, ...]
+    is_list: bool
+    source: str
+    target: str
+    alternatives: int = 0
+
+    @classmethod
+    def of(cls, body: bytes, content_type: str, limits: Limits) -> "TranslationRequest":
+        """Reads a body.
+
+        Raises:
+            RefusedError: If it is not one that can be translated.
+        """
+        fields = _fields(body, content_type)
+        texts = fields.get("q")
+        is_list = isinstance(texts, list)
+        texts = texts if isinstance(texts, list) else [texts]
+        faults = []
+        if not all(isinstance(text, str) for text in texts):
+            faults.append("`q` must be the text to translate, or a list of texts")
+        for name in ("source", "target"):
+            if not isinstance(fields.get(name), str):
+                faults.append(f"`{name}` must be a language; /languages lists them")
+        # Some clients send an empty one.
+        if (wanted := fields.get("format") or "text") != "text":
+            faults.append(
+                f"`format` must be text, got {wanted!r:.60}: tags would be translated like words"
+            )
+        alternatives = str(fields.get("alternatives", 0))
+        if not re.fullmatch(r"[0-9]{1,9}", alternatives):
+            faults.append(f"`alternatives` must be a whole number, got {alternatives!r:.60}")
+        if faults:
+            _refuse(400, f"{'; '.join(faults)}.")
+        _check_size(texts, limits)
+        return cls(
+            # JSON can have them.
+            tuple(map(without_surrogates, texts)),
+            is_list,
+            fields["source"],
+            fields["target"],
+            int(alternatives),
+        )
+
+
+def _refuse(status: int, message: str) -> NoReturn:
+    raise RefusedError(status, message)
+
+
+def _fields(body: bytes, content_type: str) -> dict[str, Any]:
+    kind, _, parameters = (part.strip().lower() for part in content_type.partition(";"))
+    if kind not in (JSON, FORM):
+        _refuse(415, f"The Content-Type must be {JSON} or {FORM}, got {kind!r:.60}.")
+    charset = re.search(r"charset\s*=\s*\"?([^\";\s]*)", parameters)
+    if charset and charset[1] not in ("utf-8", "utf8", "us-ascii"):
+        _refuse(415, f"The charset of the Content-Type must be UTF-8, got {charset[1]!r:.60}.")
+    try:
+        text = body.decode()
+        if kind == JSON:
+            fields = json.loads(text, object_pairs_hook=_unrepeated)
+        else:
+            found = parse_qs(text, keep_blank_values=True, errors="strict")
+            fields = {
+                name: values[0] if len(values) == 1 else values for name, values in found.items()
+            }
+    except UnicodeDecodeError as error:
+        _refuse(400, f"The body must be UTF-8, got {error.reason} at byte {error.start:,}.")
+    except (ValueError, RecursionError) as error:
+        _refuse(400, f"The body must be {kind}, got something that cannot be parsed: {error}.")
+    if not isinstance(fields, dict):
+        _refuse(400, f"The body must be a JSON object, got {fields!r:.60}.")
+    return fields
+
+
+def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        raise ValueError("a name occurs twice in an object")
+    return fields
+
+
+def _check_size(texts: list[str], limits: Limits) -> None:
+    if len(texts) > limits.max_texts:
+        _refuse(413, f"A request must have at most {limits.max_texts:,} texts, got {len(texts):,}.")
+    characters = sum(map(len, texts))
+    if characters > limits.max_characters:
+        _refuse(
+            413,
+            f"A request must have at most {limits.max_characters:,} characters, got "
+            f"{characters:,}. Send it in parts.",
+        )
+
+
+def split_lines(text: str) -> tuple[list[str], list[str]]:
+    """The lines of a text, and what ends each of them but the last."""
+    found = _LINE_END.split(text)
+    return found[::2], found[1::2]
+
+
+def join_lines(lines: list[str], ends: list[str]) -> str:
+    """The inverse of `split_lines`."""
+    return "".join(line + end for line, end in zip(lines, [*ends, ""], strict=True))

@@ -1,0 +1,792 @@
+"""Options of the command line; the help text of each field feeds `--help`.
+
+Nothing here imports torch, so that `--help` answers at once.
+"""
+
+import re
+from argparse import BooleanOptionalAction
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+
+def option(help_text: str, default: Any = None, **metadata: Any) -> Any:
+    """A field with its help text; a list as default is copied for each instance."""
+    metadata["help"] = help_text
+    if isinstance(default, list):
+        return field(default_factory=lambda: list(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Sizes of a model, with the dropout and learning rate that suit them."""
+
+    layers: int
+    d_model: int
+    ffn_dim: int
+    heads: int
+    dropout: float
+    learning_rate: float
+    warmup_steps: int
+
+    def config(self) -> dict[str, int | float]:
+        """Fields of `VanillaTransformerConfig`, the same for encoder and decoder."""
+        return {
+            "d_model": self.d_model,
+            "dropout": self.dropout,
+            "encoder_layers": self.layers,
+            "decoder_layers": self.layers,
+            "encoder_attention_heads": self.heads,
+            "decoder_attention_heads": self.heads,
+            "encoder_ffn_dim": self.ffn_dim,
+            "decoder_ffn_dim": self.ffn_dim,
+        }
+
+
+# tiny: Wu et al. 2021 (arXiv 2105.14462). small: the sizes that fairseq uses for IWSLT14. base and
+# big: table 3 of the paper, whose schedule peaks at (d_model * warmup)^-0.5.
+PRESETS = {
+    "tiny": Preset(4, 128, 256, 4, dropout=0.3, learning_rate=5e-3, warmup_steps=2000),
+    "small": Preset(6, 512, 1024, 4, dropout=0.3, learning_rate=5e-4, warmup_steps=4000),
+    "base": Preset(6, 512, 2048, 8, dropout=0.1, learning_rate=7e-4, warmup_steps=4000),
+    "big": Preset(6, 1024, 4096, 16, dropout=0.3, learning_rate=5e-4, warmup_steps=4000),
+}
+
+
+# Titles of `vanilla_transformer_tools.evaluation.metrics.METRICS`, whose import would delay `--help`.
+METRIC_TITLES = {
+    "bleu": "BLEU",
+    "chrf": "chrF",
+    "chrf++": "chrF++",
+    "ter": "TER",
+    "exact_match": "exact match",
+    "wer": "WER",
+    "per": "PER",
+    "codexglue_bleu": "CodeXGLUE BLEU",
+}
+DEFAULT_METRICS = ["bleu", "chrf", "exact_match"]
+# Name of the scores of `--validation`.
+VALIDATION = "validation"
+_BLEU_TOKENIZE = (
+    "sacreBLEU's tokenizer for BLEU: none for tokenised text, 13a, intl, char, zh, ja-mecab, "
+    "ko-mecab, flores200. auto: by the target language, else by the script of the references, and "
+    "the output says which and why."
+)
+
+EngineName = Literal["auto", "torch", "ctranslate2"]
+DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
+
+# Section 6.1 of the paper: tokens that an output may have more than its source.
+MAX_EXTRA_TOKENS = 50
+
+# All linear layers of attention and feed-forward networks.
+LORA_TARGET_MODULES = ("qkv_proj", "q_proj", "kv_proj", "out_proj", "fc1", "fc2")
+
+_SOURCE_LANGUAGE = (
+    "Language of the sources, for a model whose tokenizer names the languages of both sides: "
+    "deu_Latn for NLLB, de for M2M100, de_DE for mBART-50. Default: the one that the tokenizer was "
+    "saved with."
+)
+_TARGET_LANGUAGE = (
+    "Language to translate into, of a model of several directions: one of --tag_column, or of the "
+    "pretrained model. Default: the one with which the model begins its outputs, if it has one."
+)
+_SPLIT_SENTENCES = (
+    "Translates each sentence of a line alone, and keeps the white space between them. A model "
+    "that was trained on single sentences leaves out most of a line of several."
+)
+_DTYPE = (
+    "Type of the weights in memory; auto: as they were saved, or bfloat16 on a GPU that computes "
+    "in it."
+)
+_ALLOWED_HOSTS = (
+    "Names under which others call the server, such as translate.example.org behind a proxy; "
+    "requests for other hosts are refused. Default: names of this machine for a loopback --host, "
+    "otherwise all."
+)
+_TRUST_REMOTE_CODE = (
+    "Runs the code in the folder of a model of another kind. A vanilla_transformer model always "
+    "runs with the installed package."
+)
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """Settings of a training run that Transformers' `Seq2SeqTrainingArguments` do not have."""
+
+    train: list[str] = option(
+        "Training pairs: two parallel text files, source and target (plain, .gz, .bz2, .xz or "
+        ".zip), or one .tsv, .jsonl or .parquet file, or the folder or Hub name of a dataset. Of "
+        "several files, all: a.de a.en b.de b.en, or a.tsv b.tsv.",
+        [],
+    )
+    validation: list[str] = option(
+        "Validation pairs, in the form of --train. They decide which checkpoint is best; without "
+        "them, the last one is kept.",
+        [],
+    )
+    validation_sets: list[str] = option(
+        "Further validation sets with scores of their own, each as NAME=SOURCE,TARGET or "
+        "NAME=PATH, with paths as for --validation. --validation decides which checkpoint is best; "
+        "NAME_bleu as --metric_for_best_model lets another set decide.",
+        [],
+        action="extend",
+        nargs="+",
+    )
+    data: str | None = option(
+        "Folder of the files of --train and --validation. Default: the current folder."
+    )
+    max_validation_pairs: int | None = option(
+        "Scores only the first N pairs of each validation set. Default: all."
+    )
+    source_column: str = option(
+        "Column of the source text in .jsonl, .parquet and datasets; dots lead to nested columns, "
+        "as in translation.de.",
+        "source",
+    )
+    target_column: str = option("Column of the target text.", "target")
+    tag_column: str | None = option(
+        "Column with the target language of each pair, such as de, for a multilingual model: each "
+        "source then begins with a token for that language (Johnson et al. 2017). In .tsv files, "
+        "any name means the third column."
+    )
+    dataset_config: str | None = option("Configuration of a Hub dataset, such as de-en.")
+    train_split: str = option("Split of a dataset that --train reads.", "train")
+    validation_split: str = option("Split of a dataset that --validation reads.", "validation")
+    streaming: bool = option(
+        "Reads --train during training and stores none of it: for corpora larger than the disk. "
+        "Needs --max_steps; saves and evaluates every --save_steps and --eval_steps updates, 1,000 "
+        "by default. Pairs are shuffled in a buffer only, so shuffle a sorted corpus first.",
+        False,
+    )
+    shuffle_buffer: int = option(
+        "Number of pairs that a --streaming run shuffles and batches together. A larger buffer "
+        "needs less padding; two buffers are in memory.",
+        50_000,
+    )
+    tokenizer_pairs: int = option(
+        "Number of pairs, from the beginning, that a --streaming run trains the vocabulary on. "
+        "Filters apply to all pairs, but report only these.",
+        200_000,
+    )
+    filter_empty: bool = option(
+        "Drops training pairs with a blank side. Each filter reports how many pairs it dropped, "
+        "and dropped.jsonl in --output_dir lists them.",
+        False,
+    )
+    filter_identical: bool = option("Drops pairs with equal source and target.", False)
+    filter_max_characters: int | None = option(
+        "Drops pairs with a side of more than N characters, which --max_length would cut."
+    )
+    filter_max_ratio: float | None = option(
+        "Drops pairs where one side has more than X times as many characters as the other."
+    )
+    filter_script: list[str] | None = option(
+        "Drops pairs where one side is mostly in another script. Scripts are ISO 15924 codes, such "
+        "as Latn Cyrl; + joins several of one side, as in Hira+Kana+Hani.",
+        action="store",
+        nargs=2,
+        metavar=("SOURCE", "TARGET"),
+    )
+    filter_overlap: list[str] | None = option(
+        "Drops pairs where either side also occurs, on either side, in --validation or in these "
+        "files (text, .tsv, .jsonl or .parquet). Case, white space and compatibility forms (NFKC) "
+        "are ignored.",
+        action="store",
+        nargs="*",
+        metavar="FILE",
+    )
+    filter_duplicates: bool = option("Drops pairs that repeat an earlier pair.", False)
+    preset: Literal["tiny", "small", "base", "big"] = option(
+        "Sizes, dropout, learning rate and warm-up: tiny (4+4 layers, d_model 128), small (6+6, "
+        "512), base and big (the paper's).",
+        "tiny",
+    )
+    config: list[str] = option(
+        "Fields of VanillaTransformerConfig that differ from the preset, each as KEY=VALUE, such "
+        "as d_model=256 encoder_layers=2. Those of a recipe stay, unless they are given again.",
+        [],
+        action="extend",
+        nargs="+",
+    )
+    init_from: str | None = option(
+        "Saved model to fine-tune. It keeps its tokenizer and sizes; --preset and the tokenizer "
+        "options are ignored. --learning_rate is then 1e-4 by default, 1e-3 with --peft "
+        "lora, and --warmup_steps 100."
+    )
+    source_language: str | None = option(
+        f"For --init_from and --tokenizer. {_SOURCE_LANGUAGE}",
+    )
+    target_language: str | None = option(
+        "For --init_from and --tokenizer: language of the targets, of a model of several "
+        "directions, if all pairs have the same. A trained model with language codes then "
+        "translates into it by default; one with tags must still be told."
+    )
+    freeze: list[str] = option(
+        "Parts of the model of --init_from that stay as they are: encoder, decoder (layers and "
+        "norms), embeddings (tables, and an output projection that is tied to one), or patterns of "
+        "parameter names, such as 'model.encoder.layers.0.*'.",
+        [],
+    )
+    peft: Literal["lora"] | None = option(
+        "Trains an adapter instead of the model of --init_from: lora (Hu et al. 2021). The saved "
+        "model has it merged; adapter/ beside it has it alone, in PEFT's format."
+    )
+    lora_rank: int = option("Rank of LoRA's matrices.", 16)
+    lora_alpha: float = option("LoRA's output is scaled by this divided by the rank.", 32.0)
+    lora_dropout: float = option("Dropout of LoRA's inputs.", 0.0)
+    lora_target_modules: list[str] | None = option(
+        f"Linear layers that LoRA adapts. Default: {' '.join(LORA_TARGET_MODULES)}.",
+        nargs="+",
+        action="store",
+    )
+    tokenizer: str | None = option(
+        "Folder of a model of this package, or of its tokenizer alone, whose tokenizers the new "
+        "model gets instead of its own; the other tokenizer options are ignored."
+    )
+    symbols: str | None = option(
+        "File of symbols, one a line, such as <ph>, that a new vocabulary keeps whole wherever the "
+        "text has them; with --tokenizer_kind word, between blanks. They count for --vocab_size.",
+        metavar="FILE",
+    )
+    tokenizer_kind: Literal["bpe", "unigram", "char", "word"] = option(
+        "Kind of vocabulary to train on both sides of --train.", "bpe"
+    )
+    vocab_size: int = option(
+        "Size of the vocabulary, including 4 special tokens and, for bpe and unigram, 256 bytes.",
+        10_000,
+    )
+    separate_vocabularies: bool = option(
+        "Trains one vocabulary for each side instead of a joint one: for languages in different "
+        "scripts, or sides that need vocabularies of different sizes.",
+        False,
+    )
+    target_vocab_size: int | None = option(
+        "Size of the target vocabulary with --separate_vocabularies. Default: --vocab_size."
+    )
+    pretokenized: bool = option(
+        "The text is already tokenised; only blanks separate tokens.", False
+    )
+    unicode_form: Literal["NFC", "NFD", "NFKC", "NFKD"] | None = option(
+        "Unicode normalization form of the text on its way into the tokenizer. NFD and NFKD take "
+        "syllables of Hangul and letters with accents apart; what is written is composed again "
+        "(NFC), unless the training text was apart. Default: the text stays as it is."
+    )
+    bpe_dropout: float = option(
+        "Probability of skipping a merge when training text is segmented, anew in each epoch "
+        "(BPE-dropout, Provilkov et al. 2020, who use 0.1). Helps on small corpora; needs "
+        "--tokenizer_kind bpe.",
+        0.0,
+    )
+    max_length: int = option(
+        "Longest side of a training pair, in tokens with </s>. Longer sides are truncated, and "
+        "their number is reported.",
+        256,
+    )
+    max_tokens_per_batch: int | None = option(
+        "Source plus target tokens of a batch, padding included, over all processes together. "
+        "Default: 8,192; on a GPU what its memory holds, for base and big with a million pairs up "
+        "to 50,000; with --resume, those of the run."
+    )
+    bleu_tokenize: str = option(
+        f"{_BLEU_TOKENIZE} Where none fits all of them, chrF decides which checkpoint is best.",
+        "auto",
+    )
+    metrics: list[str] = option(
+        "Scores of the validation pairs; see evaluate --help. The first decides which checkpoint "
+        "is best, unless --metric_for_best_model names another one.",
+        DEFAULT_METRICS,
+        choices=tuple(METRIC_TITLES),
+    )
+    minutes: float | None = option(
+        "Minutes for the whole run. Tokenizer, size, batches, dropout, learning rate and the rest "
+        "are chosen by the data and by the speed of the machine, each with a line that says why, "
+        "unless they are given; the learning rate falls with the time and ends with it at 0. "
+        "Instead of --max_steps, --num_train_epochs, --lr_scheduler_type and --max_minutes."
+    )
+    max_minutes: float | None = option(
+        "Minutes after which training ends, evaluates, and keeps the best checkpoint. Default: no "
+        "limit."
+    )
+    finish_within: float | None = option(
+        "Minutes within which the first Ctrl-C or SIGTERM ends the run as if it were complete: the "
+        "learning rate falls from where it is to 0, then the model is evaluated and saved. A "
+        "second signal stops after an update. Default: so does the first."
+    )
+    average_last: int | None = option(
+        "Number of last checkpoints to average (section 6.1 of the paper) and to keep beside the "
+        "best one; 1: no averaging. The average is saved unless both its score and its loss on "
+        "--validation are worse than those of the best checkpoint; without --validation it is "
+        "always saved. Default: 5; without --validation these are kept, and the last one is saved."
+    )
+    moving_average: float | None = option(
+        "Decay of an exponential moving average of the weights, such as 0.999, which competes at "
+        "the end like the average of --average_last. Default: no moving average."
+    )
+    attn_implementation: Literal["eager", "sdpa", "varlen", "flash_attention_2"] | None = option(
+        "Attention kernel. varlen removes all padding, from attention (with torch's kernel for "
+        "sequences of varying length on a GPU in half precision, else with sdpa) and from all "
+        "other layers; it pays off in batches with much padding. Default: sdpa; eager for talking "
+        "heads."
+    )
+    compile_layers: bool = option(
+        "Compiles the layers with torch.compile, once for all shapes of batches; varlen then still "
+        "removes the padding, which --torch_compile keeps. Meant for GPUs.",
+        False,
+    )
+    r_drop: float = option(
+        "Weight of R-Drop (Wu et al. 2021, who use 5): each pair passes twice, and the two outputs "
+        "should agree in spite of dropout. An update takes twice as long.",
+        0.0,
+    )
+    early_stopping_patience: int | None = option(
+        "Number of evaluations without a better --metric_for_best_model after which training ends. "
+        "Default: never."
+    )
+    resume: bool = option("Continues from the last checkpoint in --output_dir.", False)
+    language: list[str] = option(
+        "Languages of the pairs for the model card, as ISO 639 codes, such as de en.", []
+    )
+    dataset_tags: list[str] = option(
+        "Datasets on the Hub for the model card. Default: the one that --train names.", []
+    )
+    license: str | None = option("Licence of the model for its card, such as apache-2.0.")
+
+    def __post_init__(self) -> None:
+        """Joins paths with `data`; a single name that does not exist is a dataset on the Hub."""
+        if self.data is not None:
+            for name in ("train", "validation"):
+                paths = [str(Path(self.data, path)) for path in getattr(self, name)]
+                object.__setattr__(self, name, paths)
+            sets = [
+                f"{name}={','.join(str(Path(self.data, path)) for path in paths)}"
+                for name, paths in _named_paths(self.validation_sets).items()
+            ]
+            object.__setattr__(self, "validation_sets", sets)
+            # A copy with other settings has these paths already.
+            object.__setattr__(self, "data", None)
+        is_on_hub = len(self.train) == 1 and not Path(self.train[0]).exists()
+        if is_on_hub and not self.dataset_tags:
+            object.__setattr__(self, "dataset_tags", list(self.train))
+
+    def paths_of_validation(self) -> dict[str, list[str]]:
+        """Paths of each validation set by name, that of `--validation` first.
+
+        Raises:
+            ValueError: If the form or the name of a further set is not possible.
+        """
+        first = {VALIDATION: self.validation} if self.validation else {}
+        return first | _named_paths(self.validation_sets)
+
+
+# A set's name and a score are joined with an underscore, and scores have such names already.
+_NO_NAMES = {VALIDATION, "exact", "codexglue", "samples", "steps", "model", *METRIC_TITLES}
+
+
+def _named_paths(sets: list[str]) -> dict[str, list[str]]:
+    """Paths of further validation sets by name."""
+    named = {}
+    for given in sets:
+        name, equals, paths = given.partition("=")
+        if not (equals and paths and re.fullmatch(r"[A-Za-z][A-Za-z0-9-]*", name)):
+            raise ValueError(
+                f"--validation_sets takes NAME=SOURCE,TARGET, with letters, digits and hyphens in "
+                f"the name, got {given!r}."
+            )
+        if name in named or name in _NO_NAMES:
+            raise ValueError(f"--validation_sets needs another name for the set {given!r}.")
+        named[name] = paths.split(",")
+    return named
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """Settings of a search, those of `Translator`."""
+
+    model: list[str] | None = option(
+        "Folder or Hub name of a model. Given several times, the models translate as an ensemble, "
+        "by the mean of their probabilities.",
+        action="append",
+    )
+    engine: EngineName = option(
+        "Library that translates; auto: CTranslate2 on a CPU in float32, if it is installed and "
+        "translates a sample as torch does, and no slower; else torch. The model is converted once "
+        "and kept in ~/.cache/vanilla_transformer, or where VANILLA_TRANSFORMER_CACHE says. "
+        "ctranslate2 needs a folder made by the command export.",
+        "auto",
+    )
+    source_language: str | None = option(_SOURCE_LANGUAGE)
+    target_language: str | None = option(_TARGET_LANGUAGE)
+    dtype: DTypeName = option(_DTYPE, "auto")
+    num_beams: int | None = option(
+        "Beam width; 1: greedy. Default: the model's, usually 4; with --do_sample 1."
+    )
+    length_penalty: float | None = option(
+        "Exponent a in log-probability / length^a, by which finished hypotheses are ranked (as in "
+        "Transformers; the length includes </s>); larger values favour longer output. Default: the "
+        "model's, usually 0.6; without a beam 1."
+    )
+    repetition_penalty: float | None = option(
+        "Divides the probability of tokens that an output has already; 1: not at all. Default: the "
+        "model's, usually 1."
+    )
+    no_repeat_ngram_size: int | None = option(
+        "An output never repeats N tokens in a row; 0: it may. Default: the model's, usually 0."
+    )
+    min_length: int | None = option(
+        "Shortest output, in tokens without </s>. Default: the model's, usually 0."
+    )
+    max_extra_tokens: int = option(
+        "Tokens that an output may have more than its source (section 6.1 of the paper).",
+        MAX_EXTRA_TOKENS,
+    )
+    max_tokens_per_batch: int | None = option(
+        "Source tokens of a batch, counted with padding once for each beam or sample; sources of "
+        "fewer than 16 tokens count as 16. Changes speed and memory, never results. Default: 4096; "
+        "64000 on a GPU."
+    )
+    max_source_length: int | None = option(
+        "Longest source, in tokens with </s>. A longer line is cut at sentence ends, else at "
+        "blanks, else between tokens; the translations of its pieces are joined with blanks. "
+        "Default: --max_length of the model's training, else its max_position_embeddings."
+    )
+    split_sentences: bool | None = option(
+        f"{_SPLIT_SENTENCES} Default: on if run.json of the model says that its training lines "
+        "were single sentences.",
+        action=BooleanOptionalAction,
+    )
+    do_sample: bool = option(
+        "Samples translations at random instead of searching for likely ones.", False
+    )
+    temperature: float = option("For --do_sample: below 1, likely tokens get likelier.", 1.0)
+    top_k: int = option("For --do_sample: draws only from the k likeliest tokens; 0: from all.", 0)
+    top_p: float = option(
+        "For --do_sample: draws only from the likeliest tokens that together have this "
+        "probability.",
+        1.0,
+    )
+    seed: int = option(
+        "For --do_sample with engine torch: seed; a sample depends only on it and on its line.", 0
+    )
+    mbr_candidates: int = option(
+        "Minimum Bayes risk: among N samples (with --do_sample) or N best hypotheses, chooses the "
+        "one most like the others (chrF). 0: chooses the likeliest.",
+        0,
+    )
+    replace_unknown: bool = option(
+        "Writes the aligned word of the source for each unknown word of a translation, which is "
+        "<unk> otherwise; their number is reported. Engine torch only.",
+        False,
+    )
+    trust_remote_code: bool = option(_TRUST_REMOTE_CODE, False)
+
+
+@dataclass(frozen=True)
+class TranslateSettings(SearchSettings):
+    """Settings of a translation."""
+
+    input: str | None = option(
+        "File to translate line by line, plain, .gz, .bz2, .xz or .zip. Default: standard input."
+    )
+    output: str | None = option(
+        "File for the translations; it must not hold text already, except with --resume. It holds "
+        "complete lines in order at any moment. Default: standard output."
+    )
+    resume: bool = option(
+        "Continues after the last complete line of an interrupted --output. OUTPUT.job.json "
+        "records what the translation depends on; another model, input or setting is refused.",
+        False,
+    )
+    prefix: str = option("Text that every translation begins with.", "")
+    prefix_file: str | None = option("File with the beginning of each translation, one a line.")
+    n_best: int = option(
+        "Number of translations of each line, one a row: line number, score and text, separated by "
+        "tabs.",
+        1,
+    )
+    scores: bool = option(
+        "Writes line number, score and text, separated by tabs. The score is log-probability / "
+        "length^length_penalty, or with --mbr_candidates the expected chrF.",
+        False,
+    )
+    details: bool = option(
+        "Writes one JSON object a line: all hypotheses with their scores, tokens, the "
+        "log-probability of each token, and the alignment as pairs source-target of token "
+        "positions. Engine torch only.",
+        False,
+    )
+
+
+@dataclass(frozen=True)
+class ServeSettings(SearchSettings):
+    """Settings of a service; the search is the same for all requests."""
+
+    source_language: str | None = option(
+        "Language to translate from, as clients name it, such as de. Default: the first language "
+        "in the model card; of a model of several, all."
+    )
+    target_language: str | None = option(
+        "Language to translate into, as clients name it, such as en. Default: the second language "
+        "in the model card; of a model of several, all."
+    )
+    split_sentences: bool | None = option(
+        f"{_SPLIT_SENTENCES} Default: on.", True, action=BooleanOptionalAction
+    )
+    host: str = option(
+        "Address to listen on; 0.0.0.0: all of this machine. There is no encryption and no "
+        "password: put a proxy in front of it before others can reach it.",
+        "127.0.0.1",
+    )
+    port: int = option("Port to listen on; 0: a free one, which is printed.", 5000)
+    allowed_hosts: list[str] = option(
+        _ALLOWED_HOSTS, [], action="extend", nargs="+", metavar="HOST"
+    )
+    allowed_origins: list[str] = option(
+        "Origins whose pages may send requests from a browser (CORS), such as https://example.org; "
+        "*: all. Default: none but pages of this service itself.",
+        [],
+        action="extend",
+        nargs="+",
+        metavar="ORIGIN",
+    )
+    max_delay: float = option(
+        "Milliseconds that a request may wait for others to share its batch, while nothing is "
+        "being translated.",
+        2.0,
+    )
+    max_characters: int = option(
+        "Longest request, all its texts together; longer ones get status 413.", 100_000
+    )
+    max_texts: int = option("Number of texts of a request; more get status 413.", 1000)
+    max_requests: int = option(
+        "Number of requests that are read or wait at a time; more get status 429.", 256
+    )
+    max_waiting_characters: int = option(
+        "Characters of all requests that wait at a time; a request beyond them gets status 429.",
+        1_000_000,
+    )
+
+
+@dataclass(frozen=True)
+class EvaluateSettings(SearchSettings):
+    """Settings of an evaluation."""
+
+    test: list[str] = option(
+        "Test pairs: two parallel text files, or one .tsv, .jsonl or .parquet file, or a dataset, "
+        "or one of sacreBLEU's test sets, which are downloaded, with its languages: "
+        "sacrebleu:wmt19:de-en.",
+        [],
+    )
+    references: list[str] | None = option(
+        "Files with further references, one for each test pair a line.",
+        action="store",
+        nargs="+",
+        metavar="FILE",
+    )
+    source_column: str = option("Column of the source text.", "source")
+    target_column: str = option("Column of the target text.", "target")
+    dataset_config: str | None = option("Configuration of a Hub dataset, such as de-en.")
+    test_split: str = option("Split of a dataset that --test reads.", "test")
+    hypotheses: str | None = option(
+        "File of translations to score, one a line, instead of a --model."
+    )
+    against: str | None = option(
+        "Other system to compare with on the same lines, by paired bootstrap: a file of its "
+        "translations, one a line, or the folder or Hub name of a model, which translates with the "
+        "same settings."
+    )
+    metrics: list[str] = option(
+        "Scores to compute. For spelling to phonemes: wer, the percentage of lines with a wrong "
+        "token, and per, edits per 100 reference tokens. For code: codexglue_bleu, the smoothed "
+        "BLEU of CodeXGLUE. These three separate tokens at blanks. COMET needs an environment of "
+        "its own, see docs/evaluation.md.",
+        DEFAULT_METRICS,
+        choices=tuple(METRIC_TITLES),
+    )
+    bleu_tokenize: str = option(_BLEU_TOKENIZE, "auto")
+    lowercase: bool = option("Lower-cases both sides for BLEU and chrF.", False)
+    bootstrap: int = option(
+        "Number of bootstrap resamples for confidence intervals and --against; 0: no intervals. "
+        "1,000 resamples of 1,000 lines take about 70 MB of memory.",
+        1000,
+    )
+    output: str | None = option("File for the translations, one a line. It is replaced.")
+    name: str | None = option(
+        "Name of the test set in results.json and the model card. Default: test, or that of "
+        "sacreBLEU's test set."
+    )
+
+
+@dataclass(frozen=True)
+class PushSettings:
+    """Settings of an upload to the Hub."""
+
+    model: str = option("Folder of a model, the --output_dir of its training.")
+    private: bool = option("Makes the repository private if it is new.", False)
+    revision: str | None = option("Branch to commit to, created if missing. Default: main.")
+    commit_message: str = option("First line of the commit.", "Upload model")
+    space: str | None = option(
+        "Also uploads a page for trying the model, a Space at USER/NAME; created if missing. "
+        "Without --model, the Space of a model that is on the Hub already."
+    )
+    save_space: str | None = option(
+        "Writes the files of such a Space to a new folder, and uploads nothing.", metavar="FOLDER"
+    )
+
+
+@dataclass(frozen=True)
+class ExportSettings:
+    """Settings of an export to another runtime, or to another class."""
+
+    format: Literal[
+        "ctranslate2",
+        "onnx",
+        "bart",
+        "blenderbot",
+        "fsmt",
+        "m2m100",
+        "marian",
+        "mbart",
+        "pegasus",
+        "plbart",
+    ] = option(
+        "Runtime to export for: CTranslate2, which `translate --engine ctranslate2` uses, or ONNX "
+        "Runtime; or, for folders that load without this package, a class of Transformers. Models "
+        "with the default switches fit pegasus, with --config pre_norm=false marian.",
+        "ctranslate2",
+    )
+    quantization: Literal[
+        "float32",
+        "float16",
+        "bfloat16",
+        "int8",
+        "int8_float32",
+        "int8_float16",
+        "int8_bfloat16",
+        "int16",
+    ] = option(
+        "Type of the weights with --format ctranslate2; int8_X: 8-bit integers, and type X for "
+        "what is not quantised. CTranslate2 replaces a type that the device does not support.",
+        "float32",
+    )
+    sample: str | None = option(
+        "File of source lines for comparing the export to a runtime with the model. Default: 100 "
+        "random sequences of tokens."
+    )
+    force: bool = option("Replaces an earlier export to a runtime at OUT.", False)
+    trust_remote_code: bool = option(_TRUST_REMOTE_CODE, False)
+
+
+@dataclass(frozen=True)
+class AttentionSettings:
+    """Settings of the command `attention`."""
+
+    model: str | None = option("Folder or Hub name of a model.")
+    output: str | None = option(
+        "File to write: .html, a page with all kinds, layers and heads; .png or .svg, a picture of "
+        "one. Default: attention.html; with --positions positions.svg. With --alignments, the file "
+        "for the links; default: standard output."
+    )
+    kind: Literal["cross", "encoder", "decoder"] = option(
+        "Attention to draw, or to show first on the page: cross-attention, or self-attention of "
+        "encoder or decoder.",
+        "cross",
+    )
+    layer: int | None = option(
+        "Layer to draw, or to show first on the page, counted from 1. Default: the last but one, "
+        "from which alignments are read."
+    )
+    head: int | None = option(
+        "Head to draw, or to show first on the page, counted from 1. Default: mean of all."
+    )
+    positions: int | None = option(
+        "Draws the encodings of the first N positions, and nothing else.",
+    )
+    alignments: list[str] | None = option(
+        "Aligns the words of two parallel files, source and target, by cross-attention, and does "
+        "nothing else; without a target file, aligns the model's translations. Writes one line of "
+        "links for each pair, such as 0-0 1-2: source-target, counted from 0.",
+        action="store",
+        nargs="+",
+        metavar="FILE",
+    )
+    units: list[str] | None = option(
+        "The files of --alignments with blanks between the words, for text that has none, such as "
+        "Chinese.",
+        action="store",
+        nargs=2,
+        metavar=("SOURCE", "TARGET"),
+    )
+    gold: str | None = option(
+        "File of gold links for --alignments: 0-0 for a sure link, 0?0 for a possible one. Prints "
+        "the alignment error rate instead of the links, which go to --output only."
+    )
+    source_language: str | None = option(_SOURCE_LANGUAGE)
+    target_language: str | None = option(_TARGET_LANGUAGE)
+    num_beams: int | None = option(
+        "Beam width of the model's own translation; 1: greedy. Default: the model's, usually 4."
+    )
+    dtype: DTypeName = option(_DTYPE, "auto")
+    trust_remote_code: bool = option(_TRUST_REMOTE_CODE, False)
+
+
+@dataclass(frozen=True)
+class DemoSettings:
+    """Settings of the page that `demo` opens."""
+
+    model: list[str] | None = option(
+        "Folder or Hub name of a model; several can be compared.",
+        action="extend",
+        nargs="+",
+        metavar="MODEL",
+    )
+    host: str = option(
+        "Address to listen on. 127.0.0.1: only this machine reaches the page; 0.0.0.0: all that "
+        "reach this machine.",
+        "127.0.0.1",
+    )
+    port: int | None = option("Port to listen on. Default: the first free one from 7860.")
+    allowed_hosts: list[str] = option(
+        _ALLOWED_HOSTS, [], action="extend", nargs="+", metavar="HOST"
+    )
+    share: bool = option(
+        "Asks Gradio's servers for a public address, through which all texts then travel.", False
+    )
+    examples: str | None = option(
+        "File of lines to try, one a line. Default: those of the model card, or else of the "
+        "validation data, if they are found."
+    )
+    source_language: str | None = option(_SOURCE_LANGUAGE)
+    target_language: str | None = option(_TARGET_LANGUAGE)
+    dtype: DTypeName = option(_DTYPE, "auto")
+    trust_remote_code: bool = option(_TRUST_REMOTE_CODE, False)
+
+
+@dataclass(frozen=True)
+class ImportSettings:
+    """Settings of an import of pretrained weights."""
+
+    dry_run: bool = option(
+        "Lists which tensors of the source make up which of ours, and everything that does not "
+        "fit; with --keep_vocabulary, how many entries would be kept. Writes nothing.",
+        False,
+    )
+    mapping: str | None = option(
+        "YAML file that says which tensors of SOURCE make up which of ours, for weights of any "
+        "other program; SOURCE is then a file of them (.safetensors, .pt), or its folder."
+    )
+    tokenizer: str | None = option(
+        "Folder or Hub name of the tokenizer that OUT gets; with --mapping only."
+    )
+    keep_vocabulary: list[str] | None = option(
+        "Keeps only the entries of the vocabulary that these text files use, with all characters, "
+        "bytes, special tokens and languages: most of a multilingual model is its table. Needs a "
+        "tokenizer.json (BPE or Unigram).",
+        action="extend",
+        nargs="+",
+        metavar="FILE",
+    )
+    min_count: int = option(
+        "Number of times that an entry must occur in --keep_vocabulary to be kept.", 1
+    )

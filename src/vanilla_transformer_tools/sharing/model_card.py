@@ -1,0 +1,301 @@
+"""The model card of a saved folder, filled from what was measured."""
+
+import json
+import logging
+import re
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import yaml
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub.repocard import REGEX_YAML_BLOCK
+from transformers.utils import CONFIG_NAME
+
+from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer_tools.files import parse_yaml, write_lines, written_whole
+from vanilla_transformer_tools.saved_folder import (
+    CARD_FILE,
+    RESULTS_FILE,
+    RUN_FILE,
+    TARGET_FILES,
+    TARGET_FOLDER,
+    read_object,
+)
+from vanilla_transformer_tools.settings import METRIC_TITLES
+
+# The template at the top of the repository, linked into the package.
+TEMPLATE = Path(__file__).with_name("model_card.md")
+
+
+# Sections between marks hold sizes, use, scores and training; the rest of a card is the user's.
+_SECTION = re.compile(
+    r"<!-- vanilla_transformer:begin (\w+) -->\r?\n.*?<!-- vanilla_transformer:end \1 -->",
+    re.DOTALL,
+)
+# What a card shows of the scores of a test set, and the JSON of each value, as patterns.
+_TEXT, _COUNT, _NUMBER = r'".*"', r"\d+", r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?"
+_SHOWN = {"lines": _COUNT, "search": _TEXT, "scorings": _COUNT}
+for _metric in METRIC_TITLES:
+    _SHOWN |= {_metric: _NUMBER, f"{_metric}_ci": _NUMBER, f"{_metric}_signature": _TEXT}
+
+logger = logging.getLogger(__name__)
+
+
+def record_results(folder: Path, name: str, scores: dict[str, Any]) -> None:
+    """Adds the scores of one test set to the folder's results and, of our models, to its card.
+
+    Args:
+        folder: Of a saved model, with the `run.json` of its training where there is one.
+        name: Of the test set.
+        scores: As `metrics.TranslationScores` gives them, and how the text was generated.
+    """
+    before = read_results(folder)
+    results = {**before, name: scores}
+    write_lines(folder / RESULTS_FILE, [json.dumps(results, indent=2, ensure_ascii=False)])
+    if is_ours(folder):
+        write_model_card(folder, _scores_of_card(folder, before))
+
+
+def is_ours(folder: Path) -> bool:
+    """Whether a folder holds a model of this package, which our card can describe."""
+    model_type = _load(folder / CONFIG_NAME).get("model_type")
+    return bool(model_type == VanillaTransformerConfig.model_type)
+
+
+def read_results(folder: Path) -> dict[str, Any]:
+    """The scores of each test set that a folder holds so far.
+
+    Raises:
+        ValueError: If its results.json holds something else, or a value that no card can show.
+    """
+    file = folder / RESULTS_FILE
+    results = _load(file)
+    for name, scores in results.items():
+        if not isinstance(scores, dict):
+            raise ValueError(
+                f"{str(file)!r} must hold an object of scores for each test set, got "
+                f"{scores!r:.60} for {name!r}. Correct it or take it out."
+            )
+        for key, value in {"lines": None, **scores}.items():
+            wanted = _SHOWN.get(key)
+            if wanted and not re.fullmatch(wanted, json.dumps(value)):
+                kind = "text" if wanted == _TEXT else "a finite number"
+                raise ValueError(
+                    f"{str(file)!r} must hold {kind} as {key!r} of {name!r}, got "
+                    f"{value!r:.60}. Correct it, or take {name!r} out."
+                )
+    return results
+
+
+def forget_results(folder: Path) -> None:
+    """Takes the scores of earlier weights out of the results, and ours out of a card."""
+    earlier = read_results(folder)
+    if not earlier:
+        return
+    forgotten = _scores_of_card(folder, earlier)
+    (folder / RESULTS_FILE).unlink()
+    if is_ours(folder) and (folder / CARD_FILE).exists():
+        write_model_card(folder, forgotten)
+
+
+def write_model_card(folder: Path, forgotten: Collection[tuple[str, str]] = ()) -> None:
+    """Fills the template from `config.json`, `run.json` and `results.json` of a saved model.
+
+    In a card that exists, only the marked sections and the scores in its metadata are rewritten. A
+    card without marks is the user's own: it stays as it is, with a warning.
+
+    Args:
+        folder: Of the model.
+        forgotten: Test set and metric of scores that the metadata shall no longer have.
+    """
+    file = folder / CARD_FILE
+    card = _filled_template(folder, folder.resolve().name, read_results(folder))
+    if file.exists():
+        try:
+            card = _updated(read_card(file), card, forgotten)
+        except ValueError as error:
+            logger.warning("%s stays as it is: %s", file, error)
+            return
+    _write(file, card)
+
+
+def with_example_for(card: str, repo_id: str) -> str:
+    """The card with examples that load a repository, where our own section has some."""
+    called = re.compile(r'(from_pretrained\(|--model )"[^"]*"')
+    return _SECTION.sub(lambda section: called.sub(rf'\1"{repo_id}"', section[0]), card)
+
+
+def read_card(file: Path) -> str:
+    """The text with its own line ends.
+
+    Raises:
+        ValueError: If it is not UTF-8.
+    """
+    try:
+        return file.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{str(file)!r} must be UTF-8: {error}. Convert it first, for example: "
+            "iconv -f WINDOWS-1252 -t UTF-8 old.md > README.md"
+        ) from error
+
+
+def _write(file: Path, text: str) -> None:
+    with written_whole(file) as temporary:
+        temporary.write_bytes(text.encode("utf-8"))
+
+
+def _updated(card: str, fresh: str, forgotten: Collection[tuple[str, str]]) -> str:
+    """A card with the marked sections and the scores of a fresh one, without forgotten scores.
+
+    Raises:
+        ValueError: If it has no marks, or its metadata are not those of a card.
+    """
+    sections = {section[1]: section[0] for section in _SECTION.finditer(fresh)}
+    line_end = "\r\n" if "\r\n" in card else "\n"
+    card = card.replace("\r\n", "\n")
+    if not _SECTION.search(card):
+        raise ValueError(
+            "it has none of the marks between which scores are written. Delete or rename it to "
+            "have a card written."
+        )
+    card = _SECTION.sub(lambda section: sections.get(section[1], section[0]), card)
+    ours = REGEX_YAML_BLOCK.search(fresh)
+    theirs = REGEX_YAML_BLOCK.search(card)
+    if ours and theirs:
+        # First, because `ModelCard` would expand aliases.
+        parse_yaml(theirs[2])
+        # Refuses what the next lines, and the Hub, do not understand.
+        ModelCard(card)
+        block = _with_scores(theirs[2] + "\n", parse_yaml(ours[2]), forgotten)
+        card = card[: theirs.start(2)] + block.rstrip("\n") + card[theirs.end(2) :]
+    return card.replace("\n", line_end)
+
+
+def _with_scores(block: str, ours: dict[str, Any], forgotten: Collection[tuple[str, str]]) -> str:
+    """A YAML block of metadata with our scores, and everything else as a person wrote it."""
+    wanted = parse_yaml(block) or {}
+    theirs = wanted.get("metrics") or []
+    theirs = theirs if isinstance(theirs, list) else [theirs]
+    new = [metric for metric in ours.get("metrics", []) if metric not in theirs]
+    scores: dict[str, Any] = {"metrics": [*theirs, *new]} if new else {}
+    index, known = ours.get("model-index", []), wanted.get("model-index") or []
+    if index or (known and forgotten):
+        scores["model-index"] = _merged_index(known or index, index, forgotten)
+    keeps_comments = True
+    for key, value in scores.items():
+        # Up to the next line that is not part of the value.
+        pattern = re.compile(rf"^{key}:.*\n(?:\n*[ \t-].*\n)*", re.MULTILINE)
+        lines = _yaml({key: value}) if value else ""
+        place = pattern.search(block)
+        block = block.replace(place[0], lines) if place else block + lines
+        keeps_comments &= (place is not None) == (key in wanted)
+        wanted[key] = value
+        if not value:
+            del wanted[key]
+    # YAML can be written in ways that the pattern does not know.
+    if keeps_comments and parse_yaml(block) == wanted:
+        return block
+    return _yaml(wanted)
+
+
+def _yaml(values: dict[str, Any]) -> str:
+    text: str = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+    return text
+
+
+def _merged_index(
+    theirs: list[dict[str, Any]],
+    ours: list[dict[str, Any]],
+    forgotten: Collection[tuple[str, str]],
+) -> list[dict[str, Any]]:
+    """A card's `model-index` with our results, followed by those that a person added."""
+    first, *others = theirs
+    results = list(ours[0]["results"]) if ours else []
+    known = {*_names_of_scores(ours), *forgotten}
+    for result in first["results"]:
+        added = [
+            metric
+            for metric in result["metrics"]
+            if (result["dataset"]["name"], metric["type"]) not in known
+        ]
+        if added:
+            results.append({**result, "metrics": added})
+    return [*([{**first, "results": results}] if results else []), *others]
+
+
+def _scores_of_card(folder: Path, results: dict[str, Any]) -> set[tuple[str, str]]:
+    """Test set and metric of each score that our card has of these results."""
+    card = REGEX_YAML_BLOCK.search(_filled_template(folder, folder.resolve().name, results))
+    return _names_of_scores(parse_yaml(card[2]).get("model-index", []) if card else [])
+
+
+def _names_of_scores(index: list[dict[str, Any]]) -> set[tuple[str, str]]:
+    """Test set and metric of each score of the first model of a `model-index`."""
+    return {
+        (result["dataset"]["name"], metric["type"])
+        for model in index[:1]
+        for result in model["results"]
+        for metric in result["metrics"]
+    }
+
+
+def _load(file: Path) -> dict[str, Any]:
+    """The object in a JSON file; an empty one where there is no file."""
+    return read_object(file) if file.exists() else {}
+
+
+def _filled_template(folder: Path, name: str, results: dict[str, Any]) -> str:
+    """The card that a model of this name gets in a folder without one."""
+    config, run = (_load(folder / file) for file in (CONFIG_NAME, RUN_FILE))
+    settings = run.get("settings", {})
+    origin = run.get("imported_from")
+    # An import has no settings of a training.
+    is_new = bool(settings) and not settings.get("init_from")
+    # The others cannot be repeated.
+    signed = [
+        (test_set, metric, scores)
+        for test_set, scores in results.items()
+        for metric in METRIC_TITLES
+        if f"{metric}_signature" in scores
+    ]
+    data = ModelCardData(
+        language=settings.get("language") or None,
+        license=settings.get("license"),
+        library_name="transformers",
+        pipeline_tag="translation",
+        tags=["vanilla_transformer", "encoder-decoder"]
+        + ["imported"] * (origin is not None)
+        + ["trained-from-scratch"] * is_new,
+        datasets=settings.get("dataset_tags") or None,
+        metrics=list(dict.fromkeys(metric for _, metric, _ in signed)) or None,
+        model_name=name,
+        eval_results=[
+            EvalResult(
+                task_type="translation",
+                # The Hub takes the form of a dataset's id only.
+                dataset_type=re.sub(r"[^a-zA-Z0-9_.-]+", "-", test_set),
+                dataset_name=test_set,
+                metric_type=metric,
+                metric_value=round(scores[metric], 2),
+                metric_args={"signature": scores[f"{metric}_signature"]},
+            )
+            for test_set, metric, scores in signed
+        ]
+        or None,
+    )
+    card = ModelCard.from_template(
+        data,
+        template_path=str(TEMPLATE),
+        name=name,
+        config=config,
+        # The record of an import says nothing about its training.
+        run={} if origin else run,
+        settings=settings,
+        origin=origin,
+        results=results,
+        titles=METRIC_TITLES,
+        target_folder=TARGET_FOLDER if (folder / TARGET_FILES[0]).exists() else None,
+    )
+    return str(card).rstrip("\n") + "\n"

@@ -1,0 +1,256 @@
+"""A saved model on the Hugging Face Hub: what belongs to it, in one commit, and nothing else."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
+from huggingface_hub.errors import LocalTokenNotFoundError
+from safetensors import safe_open
+
+from vanilla_transformer_tools.saved_folder import (
+    CARD_FILE,
+    RESULTS_FILE,
+    RUN_FILE,
+    TARGET_FILES,
+    VOCABULARY_FILES,
+    load_model,
+    read_object,
+)
+from vanilla_transformer_tools.sharing.model_card import (
+    is_ours,
+    read_card,
+    read_results,
+    with_example_for,
+    write_model_card,
+)
+from vanilla_transformer_tools.sharing.privacy import find_disclosures
+from vanilla_transformer_tools.text.tokenizer_pair import has_target_vocabulary
+
+# Without these nobody can load the model.
+_NEEDED_FILES = ("config.json", "model*.safetensors")
+
+# Named one by one: checkpoints, optimizer states and pickled files are never uploaded.
+_SHARED_FILES = (
+    *_NEEDED_FILES,
+    "generation_config.json",
+    "model.safetensors.index.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    *VOCABULARY_FILES,
+    *TARGET_FILES,
+    "*_vanilla_transformer.py",
+    RUN_FILE,
+    RESULTS_FILE,
+)
+
+
+def push(
+    folder: Path,
+    repo_id: str,
+    *,
+    private: bool | None = None,
+    revision: str | None = None,
+    commit_message: str = "Upload model",
+) -> str:
+    """Uploads a saved model with its tokenizer, code, card and record, in one commit.
+
+    The card is uploaded as it is in the folder, with your edits; only the example in its section on
+    use is changed, to load the repository instead of the folder.
+
+    Args:
+        folder: Of a training run, or of a model and a tokenizer saved by `save_pretrained`.
+        repo_id: Repository, `user/name`; made where there is none.
+        private: Whether a new repository is private; None: the default of the owner's account.
+        revision: Branch to commit to, made where there is none; None: the main one.
+        commit_message: First line of the commit.
+
+    Returns:
+        The address of the repository.
+
+    Raises:
+        ValueError: If the folder lacks something that loading needs or has a model of another kind,
+            a file is not regular or a link leads out of the folder, the weights are not complete
+            and finite or change meanwhile, a file holds a secret or a home directory, or the Hub
+            refuses the card's metadata; nothing is uploaded then.
+        LocalTokenNotFoundError: If nobody is logged in.
+        HfHubHTTPError: If the Hub refuses the repository or the commit.
+    """
+    card_file = folder / CARD_FILE
+    files = _shared_files(folder)
+    _refuse_links(folder, [*files, card_file] if os.path.lexists(card_file) else files)
+    _check_needed(folder)
+    if not is_ours(folder):
+        raise ValueError(
+            f"{str(folder)!r} must hold a vanilla Transformer, which the card describes, got a "
+            f"model of another kind. Upload it with `hf upload {repo_id} {folder}`."
+        )
+    check_token()
+    weights = {file: _stamp(file) for file in files if file.suffix == ".safetensors"}
+    # What is checked is uploaded, even if somebody changes the file meanwhile.
+    contents = {file: file.read_bytes() for file in files if file not in weights}
+    # Also those that the card does not have yet.
+    read_results(folder)
+    # A model that nobody could load is not uploaded.
+    load_model(str(folder))
+    if not card_file.exists():
+        write_model_card(folder)
+    card = read_card(card_file)
+    texts = {file: content.decode("utf-8", errors="replace") for file, content in contents.items()}
+    headers = {file: _header(file) for file in weights}
+    refuse_disclosures(
+        folder,
+        {
+            file.relative_to(folder).as_posix(): text
+            for file, text in {**headers, **texts, card_file: card}.items()
+        },
+    )
+    api = HfApi()
+    repository = api.create_repo(repo_id, private=private, exist_ok=True)
+    repo_id = repository.repo_id
+    if revision is not None:
+        api.create_branch(repo_id, branch=revision, exist_ok=True)
+    card = with_example_for(card, repo_id)
+    operations: list[CommitOperationAdd | CommitOperationDelete] = [
+        CommitOperationAdd(file.relative_to(folder).as_posix(), contents.get(file, file.resolve()))
+        for file in files
+    ]
+    # The Hub refuses bytes that no longer have the checksums which the operations have.
+    if changed := [file for file, stamp in weights.items() if _stamp(file) != stamp]:
+        raise ValueError(
+            f"{str(changed[0])!r} was changed while it was checked. Push it when nothing writes to "
+            "it any more."
+        )
+    operations.append(CommitOperationAdd(CARD_FILE, card.encode()))
+    # An earlier model may have had files that this one has not, such as one file of weights.
+    written = {operation.path_in_repo for operation in operations}
+    for name in api.list_repo_files(repo_id, revision=revision):
+        if name not in written and _is_shared(PurePosixPath(name)):
+            operations.append(CommitOperationDelete(name))
+    # Asks the Hub about the card's metadata before it uploads anything.
+    api.create_commit(repo_id, operations, commit_message=commit_message, revision=revision)
+    return str(repository)
+
+
+def _is_shared(name: PurePosixPath) -> bool:
+    """Whether a file of a repository has the name of one that an upload may bring."""
+    patterns = map(PurePosixPath, _SHARED_FILES)
+    return any(
+        len(pattern.parts) == len(name.parts) and name.match(str(pattern)) for pattern in patterns
+    )
+
+
+def check_token() -> None:
+    """Refuses an upload by nobody.
+
+    Raises:
+        LocalTokenNotFoundError: If nobody is logged in.
+    """
+    if get_token() is None:
+        raise LocalTokenNotFoundError(
+            "An upload needs a token of the Hub, got none. Run `hf auth login`, or set HF_TOKEN."
+        )
+
+
+def _shared_files(folder: Path) -> list[Path]:
+    """Files to upload besides the card; hidden ones are left out."""
+    return [
+        file
+        for pattern in _SHARED_FILES
+        for file in folder.glob(pattern)
+        if not file.name.startswith(".")
+    ]
+
+
+def _refuse_links(folder: Path, files: list[Path]) -> None:
+    """Refuses what a link brings from elsewhere, and what is no regular file.
+
+    Raises:
+        ValueError: If there are such files; names all.
+    """
+    root = folder.resolve()
+    # The files of a snapshot in the Hub's cache are links to the blobs of its repository.
+    is_snapshot = root.parent.name == "snapshots" and root.parents[1].name.startswith("models--")
+    blobs = root.parents[1] / "blobs" if is_snapshot else None
+
+    def is_inside(real: Path) -> bool:
+        if not real.is_relative_to(root):
+            return real.parent == blobs
+        return not any(part.startswith(".") for part in real.relative_to(root).parts)
+
+    faults = [
+        f"  {file.relative_to(folder).as_posix()}: "
+        + ("not a regular file" if is_inside(real) else f"a link to {str(real)!r}")
+        for file in files
+        if not (is_inside(real := file.resolve()) and real.is_file())
+    ]
+    if faults:
+        raise ValueError(
+            f"{str(folder)!r} must hold all of its model in regular files of its own, got\n"
+            + "\n".join(faults)
+            + "\nNothing was uploaded. Put copies of the model's files there, and take out others."
+        )
+
+
+def _check_needed(folder: Path) -> None:
+    """Refuses a folder that lacks what loading needs.
+
+    Raises:
+        ValueError: If a file is missing; names all.
+    """
+    needed = list(_NEEDED_FILES)
+    if not any(file for pattern in VOCABULARY_FILES for file in folder.glob(pattern)):
+        needed.append("tokenizer.json")
+    config = folder / "config.json"
+    # MarianTokenizer and FSMTTokenizer may have both vocabularies.
+    has_both = any((folder / name).exists() for name in ("target_vocab.json", "vocab-tgt.json"))
+    if not has_both and config.exists() and has_target_vocabulary(read_object(config)):
+        needed.append(TARGET_FILES[0])
+    missing = [pattern for pattern in needed if not any(folder.glob(pattern))]
+    if missing:
+        raise ValueError(
+            f"{str(folder)!r} must hold a saved model and its tokenizer, got no "
+            f"{' and no '.join(missing)}. Give the --output_dir of a finished training run."
+        )
+
+
+def _stamp(file: Path) -> tuple[int, int, int]:
+    """What changes when a file is written to or replaced."""
+    status = file.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _header(file: Path) -> str:
+    """Metadata and names of the tensors of a file of weights, on one line."""
+    with safe_open(file, framework="pt") as weights:
+        return json.dumps([weights.metadata(), *weights.keys()])
+
+
+def refuse_disclosures(source: Path | str, texts: Mapping[str, str]) -> None:
+    """Refuses texts that would reveal something about their user.
+
+    Args:
+        source: Where they come from, as the error names it.
+        texts: The text of each file by its name; of weights the header.
+
+    Raises:
+        ValueError: If a text holds a secret or a home directory; names all, by file and line.
+    """
+    found = []
+    for name, text in texts.items():
+        # It holds pieces of the training text, and nothing else that a user wrote.
+        is_vocabulary = any(map(PurePosixPath(name).match, ("tokenizer.json", *VOCABULARY_FILES)))
+        for disclosure in find_disclosures(text, is_vocabulary=is_vocabulary):
+            is_header = name.endswith(".safetensors")
+            place = "header" if is_header else f"line {disclosure.line}"
+            found.append(f"  {name}, {place}: {disclosure.what}")
+    if found:
+        raise ValueError(
+            f"{str(source)!r} must hold no secrets and no home directories, got\n"
+            + "\n".join(found)
+            + "\nNothing was uploaded. Cut these paths down to names, take the secrets out, and "
+            "revoke those that others have seen."
+        )

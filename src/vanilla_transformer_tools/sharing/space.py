@@ -1,0 +1,197 @@
+"""A page for a shared model on the Hugging Face Hub: the files of a Space."""
+
+import re
+from importlib import metadata
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+
+import yaml
+from huggingface_hub import CommitOperationAdd, HfApi
+
+from vanilla_transformer_tools.files import delete, written_whole
+from vanilla_transformer_tools.saved_folder import CARD_FILE
+from vanilla_transformer_tools.sharing.push import check_token, refuse_disclosures
+
+APP_FILE, REQUIREMENTS_FILE = "app.py", "requirements.txt"
+# They travel with the page, so that a Space needs no release of them in a package index.
+_PACKAGES = ("vanilla_transformer", "vanilla_transformer_tools.commands")
+_SUFFIXES = (".py", ".html", ".css", ".js", ".md", ".yaml", ".typed")
+# The Hub shows no more.
+_LONGEST_TITLE = 60
+_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+
+_APP = '''"""A page to try {model}: `pip install -r requirements.txt`, then `python app.py`."""
+
+from vanilla_transformer_tools.page.app import launch
+from vanilla_transformer_tools.page.page import Page
+
+app, address = launch(Page.load(["{model}"]))
+print("The page is at", address, flush=True)
+app.block_thread()
+'''
+
+_CARD = """---
+{metadata}---
+
+# {title}
+
+A page to try [{model}](https://huggingface.co/{model}): translations with scores, the probability
+of each token, word links and attention. `app.py` opens it with `vanilla_transformer`, which is in
+this repository too.
+
+```bash
+pip install -r requirements.txt
+python app.py
+```
+"""
+
+
+def space_files(model: str) -> dict[str, bytes]:
+    """The files of a Space for a model on the Hub, by path; they run in an empty environment.
+
+    Args:
+        model: Its repository, `user/name`.
+
+    Raises:
+        ValueError: If that is not the name of a repository, Gradio is not installed, or a file of
+            the installed package is a link or holds a secret or a home directory.
+    """
+    if not _REPOSITORY.fullmatch(model):
+        raise ValueError(f"The model of a Space must be one of the Hub, user/name, got {model!r}.")
+    texts = {
+        APP_FILE: _APP.format(model=model),
+        REQUIREMENTS_FILE: "".join(f"{line}\n" for line in _requirements()),
+        CARD_FILE: _card(model),
+    }
+    contents = {name: text.encode() for name, text in texts.items()}
+    for package in _PACKAGES:
+        contents |= _package_files(files(package), package)
+    refuse_disclosures("vanilla_transformer", {n: text.decode() for n, text in contents.items()})
+    return contents
+
+
+def save_space(folder: Path, model: str) -> list[Path]:
+    """Writes the files of `space_files` to a new folder; returns their paths.
+
+    Raises:
+        ValueError: If there is something in the folder, or see `space_files`.
+        OSError: If they cannot be written; the folder is empty then.
+    """
+    contents = space_files(model)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(
+            f"The Space cannot be written to {str(folder)!r}: {error.strerror}. Choose another "
+            "folder."
+        ) from error
+    if any(folder.iterdir()):
+        raise ValueError(
+            f"--save_space needs an empty folder, got {str(folder)!r}. Name a new one."
+        )
+    try:
+        for name, content in contents.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with written_whole(path) as temporary:
+                temporary.write_bytes(content)
+    except BaseException:
+        # A part of them would only be in the way of the next attempt.
+        for name in {name.partition("/")[0] for name in contents}:
+            delete(folder / name)
+        raise
+    return [folder / name for name in contents]
+
+
+def push_space(space: str, model: str, *, private: bool | None = None) -> str:
+    """Uploads the files of `space_files` in one commit.
+
+    Args:
+        space: Repository of the Space, `user/name`; made where there is none.
+        model: Repository of the model.
+        private: Whether a new Space is private; None: the default of the owner's account.
+
+    Returns:
+        The address of the Space.
+
+    Raises:
+        ValueError: See `space_files`.
+        LocalTokenNotFoundError: If nobody is logged in.
+        HfHubHTTPError: If the Hub refuses the repository or the commit.
+    """
+    contents = space_files(model)
+    check_token()
+    api = HfApi()
+    repository = api.create_repo(
+        space, repo_type="space", space_sdk="gradio", private=private, exist_ok=True
+    )
+    operations = [CommitOperationAdd(name, content) for name, content in contents.items()]
+    api.create_commit(
+        repository.repo_id, operations, commit_message=f"Page of {model}", repo_type="space"
+    )
+    return str(repository)
+
+
+def _requirements() -> list[str]:
+    """What the package needs without extras, and Gradio, in the releases that are installed."""
+    needed = [
+        re.split(r"[^\w.-]", requirement)[0]
+        for requirement in metadata.requires("vanilla-transformer") or []
+        if "extra ==" not in requirement
+    ]
+    return [f"{name}=={_version(name)}" for name in sorted([*needed, "gradio"])]
+
+
+def _version(name: str) -> str:
+    try:
+        # Package indexes have no builds such as 2.13.0+cpu.
+        return metadata.version(name).partition("+")[0]
+    except metadata.PackageNotFoundError as error:
+        raise ValueError(
+            f"A Space has the installed release of each package, got none of {name}. Install it: "
+            "pip install -e '.[demo]'"
+        ) from error
+
+
+def _card(model: str) -> str:
+    title = f"Translate with {model.partition('/')[2]}"
+    described = {
+        "title": title[:_LONGEST_TITLE],
+        "emoji": "🔁",
+        "colorFrom": "blue",
+        "colorTo": "indigo",
+        "sdk": "gradio",
+        "sdk_version": _version("gradio"),
+        "python_version": "3.11",
+        "app_file": APP_FILE,
+        "license": "apache-2.0",
+        "short_description": "Translations, probabilities, word links, attention",
+        "models": [model],
+        "tags": ["translation", "vanilla_transformer"],
+    }
+    block = yaml.safe_dump(described, sort_keys=False, allow_unicode=True)
+    return _CARD.format(metadata=block, title=title, model=model)
+
+
+def _package_files(folder: Traversable, name: str) -> dict[str, bytes]:
+    """The files of a package by path; caches and hidden files are left out.
+
+    Raises:
+        ValueError: If one is a link, which may lead to a file that is nobody else's business.
+    """
+    contents: dict[str, bytes] = {}
+    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
+        path = f"{name}/{entry.name}"
+        if entry.name.startswith("."):
+            continue
+        if isinstance(entry, Path) and entry.is_symlink():
+            raise ValueError(
+                f"A Space has the files of the installed package, which must be no links, got "
+                f"{str(entry)!r}. Replace it by a copy."
+            )
+        if entry.is_dir():
+            contents |= _package_files(entry, path)
+        elif entry.name.endswith(_SUFFIXES):
+            contents[path] = entry.read_bytes()
+    return contents

@@ -1,0 +1,1 @@
+"""Text: pairs, filters, tokenizer pairs, languages, token ids, batches and streams."""

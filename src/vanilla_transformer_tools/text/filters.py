@@ -1,0 +1,332 @@
+"""Filters that drop training pairs, each for a reason that is recorded in a file.
+
+All work on raw text, before there is a vocabulary. Lengths are in characters, because many scripts
+do not separate words by blanks.
+"""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import regex
+from datasets import Dataset
+
+from vanilla_transformer_tools.files import read_lines, write_lines
+from vanilla_transformer_tools.settings import TrainSettings
+from vanilla_transformer_tools.text.parallel_text import (
+    COLUMNS,
+    ROWS_AT_A_TIME,
+    ParallelText,
+    holds_both_sides,
+    load_pairs,
+)
+
+DROPPED_FILE = "dropped.jsonl"
+
+# A side is in the wrong script when most of its letters are; a name or a quotation may stay.
+MAX_FOREIGN_SHARE = 0.5
+
+# Takes source, target, and the tag if there is one, and says whether the pair is dropped. It is
+# called once for each pair, in order.
+Rule = Callable[..., bool]
+
+# Codes of ISO 15924 that stand for several scripts of Unicode, or for a part of one.
+_SCRIPTS_OF_CODE = {
+    "Hans": ("Hani",),
+    "Hant": ("Hani",),
+    "Hrkt": ("Hira", "Kana"),
+    "Jpan": ("Hani", "Hira", "Kana"),
+    "Kore": ("Hang", "Hani"),
+}
+
+
+@dataclass(frozen=True)
+class FilteredPairs:
+    """A dataset after filtering: each pair is kept, or dropped by one filter.
+
+    Attributes:
+        read: All pairs.
+        filters: Names of the filters, in the order in which they were applied.
+        verdicts: For each pair 0 if it is kept, else the number of its filter, from 1.
+    """
+
+    read: Dataset
+    filters: tuple[str, ...]
+    verdicts: npt.NDArray[np.uint8]
+
+    @property
+    def kept(self) -> Dataset:
+        """The pairs that no filter dropped, in the order of the file."""
+        return self.read.select(np.flatnonzero(self.verdicts == 0)) if self.filters else self.read
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """Number of pairs that each filter dropped; a pair counts for its first filter only."""
+        counts = np.bincount(self.verdicts, minlength=1 + len(self.filters))
+        return dict(zip(self.filters, counts[1:].tolist(), strict=True))
+
+    def summary(self) -> Iterator[str]:
+        """Human-readable table with a line for each filter; empty without filters."""
+        if self.filters:
+            dropped = sum(self.dropped.values())
+            yield f"dropped     {dropped:,} of {len(self.read):,} pairs, see {DROPPED_FILE}"
+        for name, count in self.dropped.items():
+            yield f"            {count:>11,} {name}"
+
+    def write_dropped(self, folder: Path) -> None:
+        """Writes the dropped pairs to `dropped.jsonl`, unless there are no filters.
+
+        Each line is an object: `line` (the number of the pair, from 1, over all files of the
+        corpus), `filter`, `source`, `target`, and `tag` if the pairs have one.
+        """
+        if self.filters:
+            write_lines(folder / DROPPED_FILE, self._records())
+
+    def _records(self) -> Iterator[str]:
+        rows = np.flatnonzero(self.verdicts)
+        pairs = _pairs_of(self.read.select(rows))
+        for row, pair in zip(rows.tolist(), pairs, strict=True):
+            record = {"line": row + 1, "filter": self.filters[self.verdicts[row] - 1]}
+            record |= zip(COLUMNS, pair, strict=False)
+            yield json.dumps(record, ensure_ascii=False)
+
+
+def filter_pairs(pairs: Dataset, rules: Mapping[str, Rule]) -> FilteredPairs:
+    """Applies the rules to each pair; the first one that drops it is its filter.
+
+    The pairs are read in batches: besides what the rules store, one byte per pair is in memory.
+
+    Args:
+        pairs: As `load_pairs` returns them.
+        rules: By the names of their filters, as `drop_rules` returns them.
+
+    Raises:
+        ValueError: If no pair is left.
+    """
+    verdicts = np.zeros(len(pairs), np.uint8)
+    result = FilteredPairs(pairs, tuple(rules), verdicts)
+    if rules:
+        numbered = list(enumerate(rules.values(), start=1))
+        for row, pair in enumerate(_pairs_of(pairs)):
+            verdicts[row] = next((n for n, drops in numbered if drops(*pair)), 0)
+    if verdicts.all():
+        counts = ", ".join(f"{name} {count:,}" for name, count in result.dropped.items() if count)
+        raise ValueError(
+            f"The filters must leave at least one pair, got all {len(pairs):,} dropped: {counts}. "
+            "Change or leave out the filter that drops the most."
+        )
+    return result
+
+
+def _pairs_of(pairs: Dataset) -> Iterator[tuple[str, ...]]:
+    names = [name for name in COLUMNS if name in pairs.column_names]
+    for table in pairs.with_format("arrow").iter(ROWS_AT_A_TIME):
+        yield from zip(*(table[name].to_pylist() for name in names), strict=True)
+
+
+def drop_rules(settings: TrainSettings, validation: Dataset | None) -> dict[str, Rule]:
+    """The filters that `settings` ask for, by the names of their options without `filter_`.
+
+    All but `duplicates` judge a pair by itself, and `duplicates` comes last. So the kept pairs do
+    not depend on the order, which only decides which filter a pair counts for.
+
+    Args:
+        settings: Of the run.
+        validation: Its validation pairs, which `filter_overlap` also compares with.
+
+    Raises:
+        ValueError: If a script is unknown, or there is nothing to compare with.
+        OSError: If a file of `filter_overlap` cannot be read.
+    """
+    _check(settings, validation)
+    rules: dict[str, Rule] = {}
+    if settings.filter_empty:
+        rules["empty"] = has_empty_side
+    if settings.filter_identical:
+        rules["identical"] = has_equal_sides
+    if settings.filter_max_characters is not None:
+        rules["max_characters"] = longer_than(settings.filter_max_characters)
+    if settings.filter_max_ratio is not None:
+        rules["max_ratio"] = more_unequal_than(settings.filter_max_ratio)
+    if settings.filter_script is not None:
+        rules["script"] = in_other_script_than(*settings.filter_script)
+    if settings.filter_overlap is not None:
+        rules["overlap"] = overlapping(_evaluation_texts(settings, validation))
+    if settings.filter_duplicates:
+        rules["duplicates"] = seen_before()
+    return rules
+
+
+def _check(settings: TrainSettings, validation: Dataset | None) -> None:
+    faults = []
+    scripts = settings.filter_script
+    if scripts is not None and len(scripts) != 2:
+        faults.append(
+            f"--filter_script takes the script of the source and that of the target, got {scripts}."
+        )
+    if settings.filter_overlap == [] and validation is None:
+        faults.append(
+            "--filter_overlap needs evaluation pairs to compare with, got none. Give --validation, "
+            "or files after it."
+        )
+    if faults:
+        raise ValueError("\n".join(faults))
+
+
+def has_empty_side(source: str, target: str, *tag: str) -> bool:
+    """Whether a side is empty or only white space."""
+    return not (source.strip() and target.strip())
+
+
+def has_equal_sides(source: str, target: str, *tag: str) -> bool:
+    """Whether the sides are the same text."""
+    return source == target
+
+
+def longer_than(max_characters: int) -> Rule:
+    """Drops pairs with a side of more than `max_characters` characters."""
+    return lambda source, target, *tag: max(len(source), len(target)) > max_characters
+
+
+def more_unequal_than(max_ratio: float) -> Rule:
+    """Drops pairs whose longer side has more than `max_ratio` times the other's characters."""
+
+    def drops(source: str, target: str, *tag: str) -> bool:
+        shorter, longer = sorted((len(source), len(target)))
+        return longer > max_ratio * shorter
+
+    return drops
+
+
+def in_other_script_than(source_scripts: str, target_scripts: str) -> Rule:
+    """Drops pairs where one side is mostly in another script.
+
+    Letters of no script or of several, such as the length mark of Japanese, are not counted, and
+    neither are digits and signs; a side without letters is kept.
+
+    Args:
+        source_scripts: Codes of ISO 15924, such as `Latn`, with `+` between several.
+        target_scripts: Likewise.
+
+    Raises:
+        ValueError: If a code is unknown.
+    """
+    letters = _letters_outside(())
+    foreign_source = _letters_outside(_scripts(source_scripts))
+    foreign_target = _letters_outside(_scripts(target_scripts))
+
+    def is_foreign(text: str, foreign: regex.Pattern[str]) -> bool:
+        found = _count(foreign, text)
+        # Most text has none; then all letters need not be counted.
+        return found > 0 and found > MAX_FOREIGN_SHARE * _count(letters, text)
+
+    return lambda source, target, *tag: (
+        is_foreign(source, foreign_source) or is_foreign(target, foreign_target)
+    )
+
+
+def _scripts(codes: str) -> list[str]:
+    """The scripts of Unicode that the codes stand for.
+
+    Raises:
+        ValueError: If a code is unknown.
+    """
+    scripts: list[str] = []
+    for code in codes.split("+"):
+        scripts += _SCRIPTS_OF_CODE.get(code, (code,))
+    for script in scripts:
+        try:
+            is_known = script.isalpha() and regex.compile(rf"\p{{Script={script}}}")
+        except regex.error:
+            is_known = False
+        if not is_known:
+            raise ValueError(
+                "--filter_script takes codes of scripts (ISO 15924), such as Latn, Cyrl, Arab, "
+                f"Deva or Jpan, with + between several of a side, got {script!r} in {codes!r}."
+            )
+    return scripts
+
+
+def _letters_outside(scripts: Iterable[str]) -> regex.Pattern[str]:
+    """Matches runs of letters of other scripts."""
+    left_out = "".join(rf"\p{{Script={script}}}" for script in ("Common", "Inherited", *scripts))
+    return regex.compile(rf"[\p{{L}}--[{left_out}]]+", regex.VERSION1)
+
+
+def _count(pattern: regex.Pattern[str], text: str) -> int:
+    return sum(map(len, pattern.findall(text)))
+
+
+def overlapping(texts: Iterable[str]) -> Rule:
+    """Drops pairs with a side that is one of the texts.
+
+    Both sides are compared, because either one spoils a score: a model trained on the source has
+    also seen its translation, and one trained on the reference may repeat it for similar sources.
+    Each side is compared with all texts, because one file may hold pairs of several directions.
+
+    Case, white space and compatibility forms (NFKC) are ignored, so that retyped quotations of a
+    test set are found too. Empty texts are left out.
+
+    Args:
+        texts: Sources and targets of all evaluation sets.
+    """
+    keys = {_comparable(text) for text in texts} - {""}
+    return lambda source, target, *tag: _comparable(source) in keys or _comparable(target) in keys
+
+
+def _comparable(text: str) -> str:
+    """Folds as in Unicode's compatibility caseless matching (definition D146).
+
+    Normalising may yield letters that must still be folded (`№` yields `No`), and folding may yield
+    text that must still be normalised, so each is done twice.
+    """
+    folded = unicodedata.normalize("NFD", text).casefold()
+    folded = unicodedata.normalize("NFKC", folded).casefold()
+    return " ".join(unicodedata.normalize("NFKC", folded).split())
+
+
+def _evaluation_texts(settings: TrainSettings, validation: Dataset | None) -> Iterator[str]:
+    if validation is not None:
+        yield from _sides_of(validation)
+    for path in settings.filter_overlap or ():
+        if holds_both_sides(path):
+            text = ParallelText(
+                (path,),
+                settings.source_column,
+                settings.target_column,
+                tag_column=settings.tag_column,
+            )
+            yield from _sides_of(load_pairs(text))
+        else:
+            yield from read_lines(path)
+
+
+def _sides_of(pairs: Dataset) -> Iterator[str]:
+    return chain.from_iterable(_pairs_of(pairs.select_columns(["source", "target"])))
+
+
+def seen_before() -> Rule:
+    """Drops pairs that equal an earlier one, character by character: both sides, and the tag.
+
+    A hash of 128 bits is stored for each pair, which takes about 100 bytes of memory. Among a
+    billion different pairs, two share a hash with a probability of about 10^-21.
+    """
+    seen: set[int] = set()
+
+    def drops(*pair: str) -> bool:
+        # The separator is a byte that does not occur in UTF-8.
+        content = b"\xff".join(text.encode() for text in pair)
+        digest = int.from_bytes(blake2b(content, digest_size=16).digest())
+        is_new = digest not in seen
+        seen.add(digest)
+        return not is_new
+
+    return drops

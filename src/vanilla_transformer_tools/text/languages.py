@@ -1,0 +1,203 @@
+"""The languages that a tokenizer knows, and what a choice of them does to its ids.
+
+Tokenizers name languages in two ways. A *tag* such as our `<2de>` or Marian's `>>deu<<` names the
+target language and comes before the source. *Codes*, those of NLLB, M2M100, mBART and PLBart, name
+the language of each side: the tokenizer puts them beside its text, and outputs begin with one.
+"""
+
+import copy
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from transformers import GenerationConfig, PreTrainedTokenizerBase
+
+from vanilla_transformer.tokenization_vanilla_transformer import language_tags
+
+# Languages that a message names.
+NAMED = 8
+
+
+@dataclass(frozen=True)
+class Direction:
+    """What the languages of a translation do to ids.
+
+    Attributes:
+        tokenizer: Puts the codes of both languages beside their text.
+        source_prefix: Ids before those of each source.
+        first_token: Id that each output begins with; None if the model chooses.
+        start_token: Id that the decoder reads first; None: that of the model.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    source_prefix: tuple[int, ...] = ()
+    first_token: int | None = None
+    start_token: int | None = None
+
+
+def language_codes(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
+    """Ids of the codes by which a tokenizer names the language of each side; none for most."""
+    if not hasattr(tokenizer, "set_src_lang_special_tokens"):
+        return {}
+    codes = getattr(tokenizer, "lang_code_to_id", None)
+    if codes is None:
+        named = {
+            getattr(tokenizer, f"{name}_token", None)
+            for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+        }
+        codes = {
+            token.content: token_id
+            for token_id, token in tokenizer.added_tokens_decoder.items()
+            if token.special and token.content not in named
+        }
+    # Those of PLBart are written __java__.
+    return {
+        code.strip("_"): token_id
+        for code, token_id in codes.items()
+        if token_id != tokenizer.unk_token_id
+    }
+
+
+def offered_languages(
+    tokenizer: PreTrainedTokenizerBase, defaults: GenerationConfig
+) -> tuple[list[str], list[str]]:
+    """Languages of sources and of targets that a model lets its user choose from.
+
+    Models with tags let nobody choose the language of a source, most others neither language.
+
+    Args:
+        tokenizer: Of the sources, before any language is chosen.
+        defaults: Of the model.
+    """
+    if codes := language_codes(tokenizer):
+        # What the decoder of mBART and PLBart reads first is the one language that they write.
+        start = defaults.decoder_start_token_id
+        starts = [code for code, token_id in codes.items() if token_id == start]
+        return list(codes), starts or list(codes)
+    return [], list(target_tags(tokenizer))
+
+
+def refuse_legacy_codes(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuses NLLB's tokenizer as old releases of Transformers had it, with codes after the text.
+
+    NLLB was trained with the code first, and outputs begin with theirs in either case, so labels of
+    this tokenizer teach something else than generation does.
+
+    Raises:
+        ValueError: If it is such a tokenizer.
+    """
+    if getattr(tokenizer, "legacy_behaviour", False):
+        raise ValueError(
+            f"The tokenizer must put the code of a language before the text, got "
+            f"{type(tokenizer).__name__} with `legacy_behaviour` true, which puts it after the "
+            "text. Set `legacy_behaviour` to false in tokenizer_config.json."
+        )
+
+
+def choose_languages(
+    tokenizer: PreTrainedTokenizerBase,
+    source: str | None,
+    target: str | None,
+    defaults: GenerationConfig,
+) -> Direction:
+    """Sets up a tokenizer for one direction; the given one is not changed.
+
+    Args:
+        tokenizer: Of the source, and of the target if it has codes.
+        source: Language of the sources; None: the one with which the tokenizer was saved, if it was
+            saved with both.
+        target: Language of the outputs; None: the one that `defaults` begin an output with, or else
+            the one with which the tokenizer was saved.
+        defaults: Of the model.
+
+    Raises:
+        ValueError: If a language is unknown, missing, or given to a model without languages, or if
+            codes come after the text of an NLLB tokenizer.
+    """
+    refuse_legacy_codes(tokenizer)
+    codes = language_codes(tokenizer)
+    if not codes:
+        if source is not None:
+            raise ValueError(
+                f"The model takes no source language, got {source!r}. Leave --source_language out."
+            )
+        return Direction(tokenizer, tuple(language_prefix(tokenizer, target)))
+    begins_with = {defaults.forced_bos_token_id, defaults.decoder_start_token_id}
+    if target is None:
+        named = [code for code, token_id in codes.items() if token_id in begins_with]
+        target = named[0] if named else _saved(tokenizer, "tgt_lang")
+    # Classes save English for a source language that nobody chose.
+    if source is None and _saved(tokenizer, "tgt_lang"):
+        source = _saved(tokenizer, "src_lang")
+    faults = [
+        f"The {side} language must be one that the tokenizer knows, such as "
+        f"{', '.join(_some(codes, language))} ({len(codes)} in all), got {language!r}. Name it: "
+        f"--{side}_language."
+        for side, language in (("source", source), ("target", target))
+        if language not in codes
+    ]
+    if faults:
+        raise ValueError("\n".join(faults))
+    tokenizer = copy.deepcopy(tokenizer)
+    # Also where it is saved, so that the folder keeps its languages.
+    tokenizer.src_lang = tokenizer.init_kwargs["src_lang"] = source
+    tokenizer.tgt_lang = tokenizer.init_kwargs["tgt_lang"] = target
+    code = codes[str(target)]
+    # mBART and PLBart end a target with its code, which the decoder reads first.
+    if tokenizer(text_target="")["input_ids"][-1] == code:
+        return Direction(tokenizer, start_token=code)
+    return Direction(tokenizer, first_token=code)
+
+
+def language_prefix(tokenizer: PreTrainedTokenizerBase, language: str | None) -> list[int]:
+    """Ids that come before those of a source: the tag of its target language, if there is one.
+
+    A tag is a token of the source and counts towards its length.
+
+    Args:
+        tokenizer: Of the model.
+        language: Name of the target language; None for a model of one direction.
+
+    Raises:
+        ValueError: If the model does not know the language, or knows several and none is given.
+    """
+    tags = target_tags(tokenizer)
+    if language is None and not tags:
+        return []
+    if language in tags:
+        return [tags[language]]
+    if not tags:
+        raise ValueError(
+            f"The model takes no target language, got {language!r}. Leave it out, or train a model "
+            "with --tag_column."
+        )
+    raise ValueError(
+        f"The target language must be one of those of the model, {', '.join(tags)}, got "
+        f"{language!r}. Name one: --target_language, or in training the --tag_column of the pairs."
+    )
+
+
+def target_tags(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
+    """Ids of the tags that name a target language, by language; none for most models."""
+    tags = language_tags(tokenizer)
+    # Of MarianTokenizer, whose pieces include them.
+    for token in getattr(tokenizer, "supported_language_codes", ()):
+        tags[token.strip("<>")] = tokenizer.convert_tokens_to_ids(token)
+    return tags
+
+
+def end_length(tokenizer: PreTrainedTokenizerBase) -> int:
+    """Tokens after the text: `</s>`, and for some tokenizers a code after it."""
+    return len(getattr(tokenizer, "suffix_tokens", ())) or 1
+
+
+def _saved(tokenizer: PreTrainedTokenizerBase, name: str) -> str | None:
+    """A language that the tokenizer was saved with."""
+    code = tokenizer.init_kwargs.get(name)
+    return code.strip("_") if code else None
+
+
+def _some(codes: Iterable[str], wanted: str | None) -> list[str]:
+    """The most similar ones, and then the first."""
+    similar = difflib.get_close_matches(wanted or "", codes, n=NAMED, cutoff=0.3)
+    return list(dict.fromkeys([*similar, *codes]))[:NAMED]

@@ -1,0 +1,314 @@
+"""German number words and their English translations: a parallel corpus that needs no network.
+
+German puts the units before the tens and writes a number as one word; English does neither:
+"zweihundertfünfundvierzig" is "two hundred forty-five". A model has to split the word into its
+parts and to swap two of them. So its cross-attention shows a crossing that a reader can check,
+unlike copying or reversing digits. Every number has exactly one right translation, so exact match
+is a fair score, and it is known for certain which numbers training never saw.
+"""
+
+import math
+import random
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from vanilla_transformer_tools.files import write_together
+
+LARGEST_NUMBER = 999_999
+
+# Shares of the numbers with a given number of digits that a split may draw from. They limit how
+# many of the few short numbers training loses: of 1 to 9, two go to the test pool and one to the
+# validation pool; of 10 to 99, eighteen and nine.
+_TEST_SHARE = 0.2
+_VALIDATION_SHARE = 0.1
+
+_WORDS = {
+    0: ("null", "zero"),
+    1: ("ein", "one"),
+    2: ("zwei", "two"),
+    3: ("drei", "three"),
+    4: ("vier", "four"),
+    5: ("fünf", "five"),
+    6: ("sechs", "six"),
+    7: ("sieben", "seven"),
+    8: ("acht", "eight"),
+    9: ("neun", "nine"),
+    10: ("zehn", "ten"),
+    11: ("elf", "eleven"),
+    12: ("zwölf", "twelve"),
+    13: ("dreizehn", "thirteen"),
+    14: ("vierzehn", "fourteen"),
+    15: ("fünfzehn", "fifteen"),
+    16: ("sechzehn", "sixteen"),
+    17: ("siebzehn", "seventeen"),
+    18: ("achtzehn", "eighteen"),
+    19: ("neunzehn", "nineteen"),
+    20: ("zwanzig", "twenty"),
+    30: ("dreißig", "thirty"),
+    40: ("vierzig", "forty"),
+    50: ("fünfzig", "fifty"),
+    60: ("sechzig", "sixty"),
+    70: ("siebzig", "seventy"),
+    80: ("achtzig", "eighty"),
+    90: ("neunzig", "ninety"),
+    100: ("hundert", "hundred"),
+    1000: ("tausend", "thousand"),
+}
+
+
+@dataclass(frozen=True)
+class _Language:
+    """How a language forms numbers: its words, and what joins units and tens."""
+
+    words: dict[int, str]
+    joint: str
+    has_units_first: bool
+
+
+_GERMAN = _Language({number: words[0] for number, words in _WORDS.items()}, "und", True)
+_ENGLISH = _Language({number: words[1] for number, words in _WORDS.items()}, "-", False)
+
+_JOINT = "joint"
+
+
+@dataclass(frozen=True)
+class NumberPart:
+    """Part of a spelled number that has a meaning of its own.
+
+    Attributes:
+        text: Such as "vierzig" or "forty".
+        meaning: The same in both languages, and unique within a number: the digit that it spells,
+            or the group; the "joint" of a group is the part between units and tens.
+    """
+
+    text: str
+    meaning: tuple[str, str]
+
+
+@dataclass(frozen=True)
+class DigitScore:
+    """Exact matches among the numbers with the same number of digits.
+
+    Attributes:
+        digits: Number of digits, 1 to 6.
+        exact: Predictions that are identical to their reference.
+        lines: Numbers with this many digits.
+    """
+
+    digits: int
+    exact: int
+    lines: int
+
+
+def german(number: int) -> str:
+    """German word for a number, such as "einundzwanzigtausendeinundzwanzig".
+
+    Args:
+        number: 0 to 999,999. Hundreds and thousands always carry their count: "einhundert",
+            "eintausend".
+
+    Raises:
+        ValueError: If `number` is out of range.
+    """
+    return "".join(part.text for part in german_parts(number))
+
+
+def english(number: int) -> str:
+    """English words for a number, such as "twenty-one thousand one hundred five".
+
+    Args:
+        number: 0 to 999,999. Written without "and", with a hyphen between tens and units.
+
+    Raises:
+        ValueError: If `number` is out of range.
+    """
+    words = " ".join(part.text for part in english_parts(number))
+    return words.replace(f" {_ENGLISH.joint} ", _ENGLISH.joint)
+
+
+def german_parts(number: int) -> list[NumberPart]:
+    """Parts of the German word, such as "fünf", "und", "vierzig"; see `german`."""
+    parts = _parts(number, _GERMAN)
+    if parts[-1].text == _GERMAN.words[1]:
+        parts[-1] = replace(parts[-1], text="eins")
+    return parts
+
+
+def english_parts(number: int) -> list[NumberPart]:
+    """Parts of the English words, such as "forty", "-", "five"; see `english`."""
+    return _parts(number, _ENGLISH)
+
+
+def gold_alignment(number: int) -> str:
+    """Links between the parts of a number, in the format that `GoldAlignment.parse` reads.
+
+    Parts with the same meaning have a sure link. "und" and the hyphen, which join units and tens,
+    have only a possible one, because they do not translate each other.
+    """
+    return " ".join(
+        f"{source}{'?' if part.meaning[1] == _JOINT else '-'}{target}"
+        for source, part in enumerate(german_parts(number))
+        for target, other in enumerate(english_parts(number))
+        if part.meaning == other.meaning
+    )
+
+
+def write_corpus(
+    folder: Path | str,
+    *,
+    seed: int = 0,
+    train: int = 40_000,
+    validation: int = 500,
+    test: int = 1_000,
+) -> list[Path]:
+    """Writes `train`, `validation` and `test` as `.de` and `.en`; returns the paths of all files.
+
+    Line i of the two files is the same number; `test.numbers` holds the test split's numbers as
+    digits, for `exact_match_by_digits`. No number occurs twice, within a split or across splits.
+    `test.parts.de` and `test.parts.en` are the test split with blanks between the parts of each
+    number, and `test.alignment` holds the links between them, see `gold_alignment`.
+
+    Half of each split is drawn log-uniformly over the range, so that short numbers occur, and the
+    other half uniformly. Both are drawn without repetition from the split's own pool: for each
+    number of digits, the test pool has 20 % of the numbers, the validation pool 10 %, and the
+    training pool the rest and 0. Neither the pools nor the test split depend on the other sizes.
+
+    Args:
+        folder: Where the files go; created if absent. Each file is replaced in one step.
+        seed: The same seed and sizes give the same files.
+        train: Number of lines to train on, at most 700,000.
+        validation: Number of lines to choose a checkpoint with, at most 100,000.
+        test: Number of unseen lines for the final score, at most 200,000.
+
+    Raises:
+        ValueError: If a size is below 1 or above its pool; nothing is written then.
+    """
+    rng = random.Random(seed)
+    pools = _pools(rng)
+    sizes = {"test": test, "validation": validation, "train": train}
+    faults = [
+        f"`{split}` must be between 1 and {len(pools[split])} lines, got {size}. "
+        "Choose a size in this range."
+        for split, size in sizes.items()
+        if not 1 <= size <= len(pools[split])
+    ]
+    if faults:
+        raise ValueError("\n".join(faults))
+
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    contents: dict[Path, Iterable[str]] = {}
+    for split, size in sizes.items():
+        numbers = _draw(rng, pools[split], size)
+        contents[folder / f"{split}.de"] = map(german, numbers)
+        contents[folder / f"{split}.en"] = map(english, numbers)
+        if split == "test":
+            contents[folder / f"{split}.numbers"] = map(str, numbers)
+            for language, parts in (("de", german_parts), ("en", english_parts)):
+                contents[folder / f"{split}.parts.{language}"] = [
+                    " ".join(part.text for part in parts(number)) for number in numbers
+                ]
+            contents[folder / f"{split}.alignment"] = map(gold_alignment, numbers)
+    write_together(contents)
+    return list(contents)
+
+
+def exact_match_by_digits(
+    numbers: Sequence[int], predictions: Sequence[str], references: Sequence[str]
+) -> list[DigitScore]:
+    """Exact matches for each number of digits that occurs, in ascending order.
+
+    Args:
+        numbers: The number that line i of the others spells, as in `test.numbers`.
+        predictions: Translations to score; one counts if it is identical to its reference.
+        references: The right translations.
+
+    Raises:
+        ValueError: If the three differ in length.
+    """
+    if not len(numbers) == len(predictions) == len(references):
+        raise ValueError(
+            "`numbers`, `predictions` and `references` must have one entry per line each, got "
+            f"{len(numbers)}, {len(predictions)} and {len(references)}. Pass the same lines of all."
+        )
+    lines: Counter[int] = Counter()
+    exact: Counter[int] = Counter()
+    for number, prediction, reference in zip(numbers, predictions, references, strict=True):
+        digits = len(str(number))
+        lines[digits] += 1
+        exact[digits] += prediction == reference
+    return [DigitScore(digits, exact[digits], lines[digits]) for digits in sorted(lines)]
+
+
+def _check_range(number: int) -> None:
+    if not 0 <= number <= LARGEST_NUMBER:
+        raise ValueError(
+            f"`number` must be between 0 and {LARGEST_NUMBER}, got {number}. "
+            "Larger and negative numbers have no words here."
+        )
+
+
+def _parts(number: int, language: _Language) -> list[NumberPart]:
+    _check_range(number)
+    thousands, rest = divmod(number, 1000)
+    parts = []
+    if thousands:
+        parts += _parts_below_1000(thousands, language, "thousands")
+        parts.append(NumberPart(language.words[1000], ("thousands", "thousand")))
+    if rest or not thousands:
+        parts += _parts_below_1000(rest, language, "ones")
+    return parts
+
+
+def _parts_below_1000(number: int, language: _Language, group: str) -> list[NumberPart]:
+    hundreds, rest = divmod(number, 100)
+    parts = []
+    if hundreds:
+        parts.append(NumberPart(language.words[hundreds], (group, "hundreds")))
+        parts.append(NumberPart(language.words[100], (group, "hundred")))
+    if rest or not hundreds:
+        parts += _parts_below_100(rest, language, group)
+    return parts
+
+
+def _parts_below_100(number: int, language: _Language, group: str) -> list[NumberPart]:
+    if number in language.words:
+        return [NumberPart(language.words[number], (group, "tens" if number >= 20 else "units"))]
+    units = number % 10
+    parts = [
+        NumberPart(language.words[number - units], (group, "tens")),
+        NumberPart(language.joint, (group, _JOINT)),
+        NumberPart(language.words[units], (group, "units")),
+    ]
+    return parts[::-1] if language.has_units_first else parts
+
+
+def _pools(rng: random.Random) -> dict[str, set[int]]:
+    """Assigns every number to one split, in fixed shares for each number of digits."""
+    test: set[int] = set()
+    validation: set[int] = set()
+    for digits in range(1, len(str(LARGEST_NUMBER)) + 1):
+        # From 1, not 0: "null" occurs in no other word, so only its own line can teach it.
+        numbers = range(10 ** (digits - 1), 10**digits)
+        test_size = round(_TEST_SHARE * len(numbers))
+        validation_size = round(_VALIDATION_SHARE * len(numbers))
+        held_out = rng.sample(numbers, test_size + validation_size)
+        test.update(held_out[:test_size])
+        validation.update(held_out[test_size:])
+    train = set(range(LARGEST_NUMBER + 1)) - test - validation
+    return {"train": train, "validation": validation, "test": test}
+
+
+def _draw(rng: random.Random, pool: set[int], size: int) -> list[int]:
+    """Draws distinct numbers from a pool in random order, half of them log-uniformly."""
+    drawn: set[int] = set()
+    while len(drawn) < size // 2:
+        # Shifted by one, because 0 has no logarithm.
+        number = int(math.exp(rng.uniform(0, math.log(LARGEST_NUMBER + 2)))) - 1
+        if number in pool:
+            drawn.add(number)
+    numbers = [*drawn, *rng.sample(sorted(pool - drawn), size - len(drawn))]
+    rng.shuffle(numbers)
+    return numbers

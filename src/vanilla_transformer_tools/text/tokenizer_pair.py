@@ -1,0 +1,345 @@
+"""The tokenizers of a model's two sides: one for both, or one for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Self
+
+from transformers import (
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
+from transformers.trainer_utils import get_last_checkpoint
+from transformers.utils import CONFIG_NAME
+
+from vanilla_transformer.tokenization_vanilla_transformer import (
+    VanillaTransformerTokenizer,
+)
+from vanilla_transformer_tools.saved_folder import (
+    TARGET_FILES,
+    TARGET_FOLDER,
+    check_objects,
+    find_file,
+    naming_code,
+    read_object,
+)
+from vanilla_transformer_tools.text.languages import (
+    choose_languages,
+    language_codes,
+    refuse_legacy_codes,
+)
+
+# A config has one id of each for both sides.
+_COMMON_TOKENS = ("pad_token", "bos_token", "eos_token")
+
+
+@dataclass(frozen=True)
+class TokenizerPair:
+    """Tokenizers of source and target; one tokenizer twice if both share a vocabulary.
+
+    Attributes:
+        source: Of what the model reads; has the tags of target languages.
+        target: Of what it writes, and of prefixes that an output must begin with.
+        source_prefix: Ids before those of each source, see `between`.
+        first_token: Id that each output begins with; None if the model chooses.
+        start_token: Id that the decoder reads first; None: that of the model.
+
+    Raises:
+        ValueError: If `<pad>`, `<s>` or `</s>` have another id on the other side.
+    """
+
+    source: PreTrainedTokenizerBase
+    target: PreTrainedTokenizerBase
+    source_prefix: tuple[int, ...] = ()
+    first_token: int | None = None
+    start_token: int | None = None
+
+    def __post_init__(self) -> None:
+        faults = [
+            f"{getattr(self.source, name)} is {ids[0]} and {ids[1]}"
+            for name in _COMMON_TOKENS
+            for ids in [[getattr(side, f"{name}_id") for side in (self.source, self.target)]]
+            if ids[0] != ids[1]
+        ]
+        if faults:
+            raise ValueError(
+                "The tokenizers of source and target must give special tokens the same ids, got: "
+                f"{', '.join(faults)}. Train both with `VanillaTransformerTokenizer.train`."
+            )
+
+    @classmethod
+    def joint(cls, tokenizer: PreTrainedTokenizerBase) -> Self:
+        """One tokenizer for both sides."""
+        return cls(tokenizer, tokenizer)
+
+    @classmethod
+    def from_pretrained(cls, model_name_or_path: str, **loading: Any) -> Self:
+        """The tokenizers of a saved model, from its folder or the Hub.
+
+        Args:
+            model_name_or_path: As for `AutoTokenizer`.
+            loading: Further arguments of it.
+
+        Raises:
+            ValueError: If a folder holds no tokenizer or a damaged file, or the model's config has
+                a vocabulary of the target and its tokenizer is missing.
+            OSError: If there is neither a folder nor a model on the Hub of this name.
+        """
+        folder = Path(model_name_or_path)
+        if folder.is_dir() and not (folder / TOKENIZER_CONFIG_FILE).exists():
+            last = get_last_checkpoint(folder)
+            hint = f" Its training has not finished; {last!r} is a model." if last else ""
+            raise ValueError(
+                f"{model_name_or_path!r} must be the folder of a saved model, got no "
+                f"{TOKENIZER_CONFIG_FILE} in it.{hint}"
+            )
+        source = load_tokenizer(model_name_or_path, **loading)
+        file = find_file(model_name_or_path, CONFIG_NAME, loading.get("revision"))
+        config = read_object(file) if file else {}
+        if not file:
+            # Tokenizers may be saved without a model, those of a pair too.
+            config = {"share_encoder_decoder_embeddings": not (folder / TARGET_FILES[0]).is_file()}
+        return cls.for_config(source, config, model_name_or_path, **loading)
+
+    @classmethod
+    def for_config(
+        cls, source: PreTrainedTokenizerBase, config: dict[str, Any], name: str, **loading: Any
+    ) -> Self:
+        """The tokenizers in a folder or on the Hub, for a model with a given config.
+
+        Args:
+            source: From the root of the folder.
+            config: Fields of the config; those that it lacks are not compared.
+            name: Of the folder.
+            loading: Further arguments of `AutoTokenizer`.
+
+        Raises:
+            ValueError: As `from_pretrained` does.
+        """
+        pair = cls._beside(source, config, name, **loading)
+        pair._check_config(config, name)
+        return pair
+
+    @classmethod
+    def of_model(cls, model: PreTrainedModel, source: PreTrainedTokenizerBase) -> Self:
+        """The tokenizers of a loaded model, whose folder has the target's if there is one.
+
+        Args:
+            model: From `from_pretrained`.
+            source: From the root of its folder.
+
+        Raises:
+            ValueError: As `from_pretrained` does.
+        """
+        config = model.config
+        revision = getattr(config, "_commit_hash", None)
+        return cls._beside(source, config.to_dict(), model.name_or_path, revision=revision)
+
+    @classmethod
+    def _beside(
+        cls, source: PreTrainedTokenizerBase, config: dict[str, Any], name: str, **loading: Any
+    ) -> Self:
+        if config.get("share_encoder_decoder_embeddings", True):
+            return cls.joint(source)
+        file, _ = TARGET_FILES
+        if name and find_file(name, file, loading.get("revision")):
+            target = load_tokenizer(name, subfolder=TARGET_FOLDER, **loading)
+            return cls(source, target)
+        if has_target_vocabulary(config) and not knows_both_sides(source):
+            raise ValueError(
+                f"{name!r} must hold the tokenizer of its target, for which its config has a "
+                f"`decoder_vocab_size` of {config['decoder_vocab_size']}, got no {file}. Copy the "
+                f"whole folder of the model, or save that tokenizer into its {TARGET_FOLDER}/."
+            )
+        return cls.joint(source)
+
+    def _check_config(self, config: dict[str, Any], name: str) -> None:
+        """Refuses tokenizers that are not the model's; what a config leaves open is not compared.
+
+        Raises:
+            ValueError: If sizes or special ids differ.
+        """
+        sizes = {
+            "source": (self.source, config.get("vocab_size")),
+            "target": (self.target, config.get("decoder_vocab_size") or config.get("vocab_size")),
+        }
+        faults = [
+            f"{entries:,} entries of the {side} for a table of {size:,}"
+            for side, (tokenizer, size) in sizes.items()
+            for entries in [_entries(tokenizer, side)]
+            # Tables of others have rows to spare; ours never have.
+            if size is not None
+            and (
+                entries > size
+                or (entries < size and isinstance(tokenizer, VanillaTransformerTokenizer))
+            )
+        ]
+        faults += [
+            f"{token} {token_id} for {expected}"
+            for token in _COMMON_TOKENS
+            for token_id, expected in [(_id_of(self.source, token), config.get(f"{token}_id"))]
+            # Marian's tokenizer has no `<s>`.
+            if expected is not None
+            and token_id not in _as_list(expected)
+            and not (token == "bos_token" and token_id is None)
+        ]
+        if faults:
+            raise ValueError(
+                f"The tokenizer of {name!r} is not the one of its model, got {'; '.join(faults)}. "
+                "Copy the whole folder of the model again; after adding tokens call "
+                "`model.resize_token_embeddings(len(tokenizer))` and save both."
+            )
+
+    @property
+    def is_joint(self) -> bool:
+        """Whether both sides have one tokenizer."""
+        return self.source is self.target
+
+    @property
+    def contents(self) -> tuple[str, ...]:
+        """Everything that determines ids, for comparing pairs."""
+        sides = [self.source] if self.is_joint else [self.source, self.target]
+        return tuple(_content(side) for side in sides)
+
+    def between(
+        self, source_language: str | None, target_language: str | None, defaults: GenerationConfig
+    ) -> Self:
+        """These tokenizers, set up for one direction; see `choose_languages`.
+
+        Raises:
+            ValueError: If a language is unknown, missing, or given to a model without languages.
+        """
+        chosen = choose_languages(self.source, source_language, target_language, defaults)
+        target = chosen.tokenizer if self.is_joint else self.target
+        tokens = chosen.source_prefix, chosen.first_token, chosen.start_token
+        return type(self)(chosen.tokenizer, target, *tokens)
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Writes what `from_pretrained` reads."""
+        self.source.save_pretrained(folder)
+        self.save_target(folder)
+
+    def save_target(self, folder: Path) -> None:
+        """Writes the target's tokenizer, if it has one of its own, into the folder of a model."""
+        if not self.is_joint:
+            self.target.save_pretrained(folder / TARGET_FOLDER)
+
+
+def has_target_vocabulary(config: dict[str, Any]) -> bool:
+    """Whether a config gives the target a vocabulary of its own.
+
+    Separate tables alone do not: both may have the same vocabulary.
+    """
+    is_shared = config.get("share_encoder_decoder_embeddings", True)
+    return not is_shared and config.get("decoder_vocab_size") is not None
+
+
+def knows_both_sides(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether one tokenizer has two vocabularies, as those of Marian and FSMT may."""
+    return hasattr(tokenizer, "target_encoder") or hasattr(tokenizer, "tgt_vocab_size")
+
+
+def tokens_by_id(tokenizer: PreTrainedTokenizerBase, side: str) -> dict[int, str]:
+    """The tokens of one side, `source` or `target`."""
+    if knows_both_sides(tokenizer):
+        # Both classes name them so; one that has no second vocabulary decodes what it encodes.
+        if side == "target":
+            return dict(tokenizer.decoder)
+        return {token_id: token for token, token_id in tokenizer.encoder.items()}
+    tokens = {token_id: token for token, token_id in tokenizer.get_vocab().items()}
+    # M2M100 does not count them.
+    codes = language_codes(tokenizer).values()
+    return tokens | {token_id: tokenizer.convert_ids_to_tokens(token_id) for token_id in codes}
+
+
+def speller(
+    tokenizer: PreTrainedTokenizerBase, side: str
+) -> Callable[[Sequence[int]], Sequence[str]]:
+    """A function from ids of one side, `source` or `target`, to their tokens."""
+    if side == "source" and knows_both_sides(tokenizer):
+        # Their own function knows the target alone.
+        tokens = tokens_by_id(tokenizer, side)
+        return lambda ids: [tokens.get(token_id, tokenizer.unk_token) for token_id in ids]
+    return lambda ids: tokenizer.convert_ids_to_tokens(list(ids))
+
+
+def _id_of(tokenizer: PreTrainedTokenizerBase, token: str) -> int | None:
+    """Id of a special token, such as `eos_token`."""
+    token_id: int | None = getattr(tokenizer, f"{token}_id")
+    if token_id is None and token == "eos_token":
+        # FSMT's tokenizer calls its `</s>` a separator.
+        token_id = getattr(tokenizer, "sep_token_id", None)
+    return token_id
+
+
+def _as_list(ids: int | list[int] | None) -> list[int | None]:
+    """Ids of which a config may give one or several."""
+    return [*ids] if isinstance(ids, list) else [ids]
+
+
+def _entries(tokenizer: PreTrainedTokenizerBase, side: str) -> int:
+    """Rows that a table for this tokenizer needs."""
+    if isinstance(tokenizer, VanillaTransformerTokenizer):
+        return len(tokenizer)
+    return 1 + max(tokens_by_id(tokenizer, side))
+
+
+def _content(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Everything that determines ids, or its checksum."""
+    if tokenizer.is_fast:
+        text: str = tokenizer.backend_tokenizer.to_str()
+        return text
+    with TemporaryDirectory() as folder:
+        files = map(Path, tokenizer.save_vocabulary(folder))
+        digest = sha256(b"".join(file.read_bytes() for file in sorted(files)))
+    digest.update(repr(sorted(tokenizer.get_added_vocab().items())).encode())
+    return digest.hexdigest()
+
+
+def load_tokenizer(model_name_or_path: str, **loading: Any) -> PreTrainedTokenizerBase:
+    """One tokenizer from a folder or the Hub, whatever its class.
+
+    Args:
+        model_name_or_path: As for `AutoTokenizer`.
+        loading: Further arguments of it.
+
+    Raises:
+        ImportError: If it needs a package that is not installed.
+        ValueError: If a folder holds none that can be loaded, or a damaged file, or if it has
+            NLLB's codes after the text.
+        OSError: If there is neither a folder nor a model on the Hub of this name.
+    """
+    if Path(model_name_or_path).is_dir():
+        check_objects(Path(model_name_or_path))
+    with naming_code(model_name_or_path):
+        try:
+            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+                model_name_or_path, **{"trust_remote_code": False, **loading}
+            )
+        except ImportError:
+            raise
+        # tokenizers raises bare exceptions, and the client of the Hub those of its connection.
+        except Exception as error:
+            if not Path(model_name_or_path).is_dir():
+                if isinstance(error, ValueError):
+                    raise
+                raise OSError(
+                    f"There is no folder {model_name_or_path!r}, and no model of that name could "
+                    f"be loaded from the Hub: {' '.join(str(error).split())}"
+                ) from error
+            if isinstance(error, OSError):
+                raise
+            raise ValueError(
+                f"{model_name_or_path!r} must hold a tokenizer that can be loaded, got "
+                f"{type(error).__name__}: {' '.join(str(error).split())}. Restore tokenizer.json "
+                "and tokenizer_config.json."
+            ) from error
+    refuse_legacy_codes(tokenizer)
+    return tokenizer

@@ -1,0 +1,241 @@
+"""Averages the weights of a run's last checkpoints, as section 6.1 of the paper does."""
+
+import copy
+import math
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from safetensors import safe_open
+from torch import Tensor
+from transformers import Trainer, TrainerState, TrainingArguments
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+
+from vanilla_transformer_tools.saved_folder import shards_in
+from vanilla_transformer_tools.settings import METRIC_TITLES
+from vanilla_transformer_tools.training.checkpoints import (
+    closed_checkpoints,
+    update_of,
+    with_intact_weights,
+)
+from vanilla_transformer_tools.training.sharding import put_weights
+
+# Number of checkpoints by default, as in the paper.
+AVERAGED = 5
+
+# Percentage points within which a score says little: a model that begins to learn has a BLEU of
+# 0.07 in one evaluation and of 0 in the next one, while its loss falls.
+CHANCE = 5.0
+
+
+def averaged_checkpoints(average_last: int | None) -> int:
+    """Number of checkpoints whose mean a run with validation pairs tries; None: by default."""
+    return AVERAGED if average_last is None else average_last
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of a run: where its weights come from, and their validation scores."""
+
+    weights: str
+    scores: dict[str, Any] | None = None
+
+
+def best_weights(trainer: Trainer) -> Outcome:
+    """The outcome of the weights that Trainer left in the model.
+
+    Those of the best evaluation (`best_global_step`) were not saved if `save_steps` is a multiple
+    of `eval_steps`; Trainer then loads the best of the checkpoints that it has, or none.
+    """
+    state = trainer.state
+    if trainer.args.load_best_model_at_end and state.best_model_checkpoint is not None:
+        best_update = update_of(state.best_model_checkpoint)
+        return Outcome("best checkpoint", scores_of_update(trainer, best_update))
+    return Outcome("last update", scores_of_update(trainer, state.global_step))
+
+
+def scores_of_update(trainer: Trainer, step: int) -> dict[str, Any] | None:
+    """Validation scores of the weights after an update; None if they were not evaluated."""
+    found = [scores for scores in evaluations(trainer.state) if scores["step"] == step]
+    return found[-1] if found else None
+
+
+def evaluations(state: TrainerState) -> list[dict[str, Any]]:
+    """Validation scores of a run so far, in their order, with names without `eval_`."""
+    return [
+        {name.removeprefix("eval_"): value for name, value in entry.items()}
+        for entry in state.log_history
+        if "eval_loss" in entry
+    ]
+
+
+def evaluations_since_best(state: TrainerState, arguments: TrainingArguments) -> int:
+    """Number of evaluations after the best one, which is the first of equally good ones.
+
+    This decides which checkpoint is the best, and when a run without progress ends. Equal scores
+    are compared by loss, and so are scores within `CHANCE` of the worst possible one.
+
+    Args:
+        state: State of the run, with at least one evaluation.
+        arguments: Its metric, and whether a greater one is better.
+    """
+    metric = metric_of(arguments)
+    prefix, score = split_metric(metric)
+
+    def rank(scores: dict[str, Any]) -> tuple[float, float]:
+        value, loss = scores[metric], scores[f"{prefix}loss"]
+        if score == "loss":
+            return (value if arguments.greater_is_better else -value), -loss
+        if arguments.greater_is_better:
+            return max(value, CHANCE), -loss
+        return -min(value, 100 - CHANCE), -loss
+
+    ranks = [rank(scores) for scores in evaluations(state)]
+    return len(ranks) - 1 - ranks.index(max(ranks))
+
+
+def average_weights(trainer: Trainer, count: int | None, outcome: Outcome) -> Outcome:
+    """Puts the mean of the last checkpoints into the model, if it is better.
+
+    Without scores to compare, a mean is taken if its `count` was asked for.
+
+    Args:
+        trainer: After training; its model holds the weights of `outcome`.
+        count: Number of checkpoints to average, or all if there are fewer; damaged ones are left
+            out. None: `AVERAGED`, if there are scores.
+        outcome: Of the run so far.
+
+    Returns:
+        The outcome whose weights the model now holds.
+    """
+    if count is None:
+        count = AVERAGED if outcome.scores else 1
+    if count < 2:
+        return outcome
+    last = closed_checkpoints(Path(trainer.args.output_dir))[-count:]
+    checkpoints = with_intact_weights(last)
+    if len(checkpoints) < 2:
+        return outcome
+    weights = average_checkpoints(checkpoints)
+    name = f"mean of the last {len(checkpoints)} checkpoints"
+    if outcome.scores is None:
+        put_weights(trainer.accelerator.unwrap_model(trainer.model), weights)
+        return Outcome(name)
+    return try_weights(trainer, weights, name, outcome)
+
+
+def try_weights(
+    trainer: Trainer, weights: dict[str, Tensor], name: str, outcome: Outcome
+) -> Outcome:
+    """Puts averaged weights into the model, if they are better on the validation pairs.
+
+    Averages are worse early in training, while the weights still change much, so they are always
+    evaluated. Better means a better score or a lower loss, and a loss that is finite. The score
+    alone would favour the best checkpoint, which was chosen, partly by luck, on the same pairs;
+    the loss varies much less.
+
+    Args:
+        trainer: After training; its model holds the weights of `outcome`.
+        weights: By name; tied tensors once.
+        name: Human-readable description of the weights.
+        outcome: Of the run so far; returned as it is if it has no scores.
+
+    Returns:
+        The outcome whose weights the model now holds.
+    """
+    if outcome.scores is None:
+        return outcome
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    before = copy.deepcopy(model.state_dict())
+    put_weights(model, weights)
+    scores = trainer.evaluate(metric_key_prefix="mean")
+    scores = {key.removeprefix("mean_"): value for key, value in scores.items()}
+    metric = metric_of(trainer.args)
+    loss, earlier_loss = (of[f"{split_metric(metric)[0]}loss"] for of in (scores, outcome.scores))
+    PartialState().print(
+        f"{metric:<11} {outcome.scores[metric]:.4g}, loss {earlier_loss:.4g} "
+        f"({outcome.weights}); {scores[metric]:.4g}, loss {loss:.4g} ({name})"
+    )
+    gain = scores[metric] - outcome.scores[metric]
+    is_better = (gain if trainer.args.greater_is_better else -gain) > 0
+    # Every comparison with NaN is false, so a score that is NaN is no better.
+    if math.isfinite(loss) and (is_better or loss < earlier_loss):
+        return Outcome(name, scores)
+    put_weights(model, before)
+    return outcome
+
+
+def metric_of(arguments: TrainingArguments) -> str:
+    """Name of the validation score that chooses checkpoints."""
+    return (arguments.metric_for_best_model or "loss").removeprefix("eval_")
+
+
+def split_metric(metric: str) -> tuple[str, str]:
+    """The prefix of a further validation set, and the score: `news_bleu` is `news_` and `bleu`."""
+    if metric in ("loss", *METRIC_TITLES):
+        return "", metric
+    name, _, score = metric.partition("_")
+    return f"{name}_", score
+
+
+def average_checkpoints(checkpoints: Sequence[Path]) -> dict[str, Tensor]:
+    """Mean of the weights of several checkpoints of one model.
+
+    The files are read one tensor at a time, so no whole checkpoint is in memory beside the result.
+    Tied tensors occur once in a file and once in the result.
+
+    Args:
+        checkpoints: Folders with safetensors, sharded or not.
+
+    Returns:
+        The weights by name, each in the dtype of its file.
+
+    Raises:
+        ValueError: If there is no checkpoint, or if two checkpoints have different tensors.
+    """
+    if not checkpoints:
+        raise ValueError("There is no checkpoint to average. Give one or more folders.")
+    places = [_tensor_files(folder) for folder in checkpoints]
+    for folder, files in zip(checkpoints, places, strict=True):
+        if differing := files.keys() ^ places[0].keys():
+            raise ValueError(
+                f"Checkpoints of one model must hold the same tensors, got {min(differing)!r} in "
+                f"only one of {checkpoints[0]} and {folder}. Average checkpoints of one run."
+            )
+    with ExitStack() as stack:
+        handles = {
+            file: stack.enter_context(safe_open(file, framework="pt"))
+            for files in places
+            for file in set(files.values())
+        }
+        return {
+            name: _mean([handles[files[name]].get_tensor(name) for files in places], name)
+            for name in places[0]
+        }
+
+
+def _tensor_files(folder: Path) -> dict[str, Path]:
+    """File of each tensor of a saved model."""
+    index = folder / SAFE_WEIGHTS_INDEX_NAME
+    if index.exists():
+        return {name: folder / file for name, file in shards_in(index).items()}
+    file = folder / SAFE_WEIGHTS_NAME
+    with safe_open(file, framework="pt") as handle:
+        return dict.fromkeys(handle.keys(), file)
+
+
+def _mean(tensors: list[Tensor], name: str) -> Tensor:
+    shapes = {tuple(tensor.shape) for tensor in tensors}
+    if len(shapes) > 1:
+        raise ValueError(
+            f"{name!r} must have one shape in all checkpoints, got "
+            f"{' and '.join(map(str, sorted(shapes)))}. Average checkpoints of one run."
+        )
+    total = torch.zeros_like(tensors[0], dtype=torch.float64)
+    for tensor in tensors:
+        total += tensor
+    return (total / len(tensors)).to(tensors[0].dtype)

@@ -1,0 +1,336 @@
+"""What the rules of `--minutes` know of data and machine: one pass over the pairs, and a speed."""
+
+import time
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from accelerate.utils import broadcast
+from transformers import TrainingArguments
+
+from vanilla_transformer.composing_vanilla_transformer import DECOMPOSED_FORMS
+from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.modeling_vanilla_transformer import (
+    VanillaTransformerForConditionalGeneration,
+)
+from vanilla_transformer_tools.settings import PRESETS, TrainSettings
+from vanilla_transformer_tools.threads import IdleCores
+from vanilla_transformer_tools.training.recipe import config_overrides, dtype_of_products
+
+# Only this number of pairs, from the beginning, is examined; all of them are counted.
+EXAMINED_PAIRS = 100_000
+# Size of a vocabulary with which names are copied piece by piece.
+VOCABULARY_THAT_COPIES = 2000
+# Share of the minutes that is left for updates; the rest is reading, evaluating and saving.
+_FOR_UPDATES = 0.85
+# Optimizer and Trainer keep the host busy too: the fixed time of a batch in training, compared with
+# that of a forward and backward pass.
+_HOST_IN_TRAINING = 2.5
+# Larger batches than on a CPU leave at least this number of updates in a pass over the corpus.
+_UPDATES_OF_A_PASS = 16
+
+
+class _Kind(NamedTuple):
+    """What differs between a CPU and a GPU.
+
+    Attributes:
+        largest_batch: Tokens of the largest batch that `--minutes` chooses.
+        timed_pairs: Pairs of 40 tokens in each batch that is timed; two batches show a fixed time.
+        costs: Work per token compared with `tiny`.
+    """
+
+    largest_batch: int
+    timed_pairs: tuple[int, ...]
+    costs: dict[str, float]
+
+
+# On a CPU the number of weights in the layers decides. A GPU computes large matrices faster.
+_CPU = _Kind(4096, (64,), {"tiny": 1, "small": 24, "base": 34, "big": 136})
+_GPU = _Kind(32_768, (64, 1024), {"tiny": 1, "small": 6, "base": 9, "big": 16})
+
+
+def _kind_of(device: str) -> _Kind:
+    """The kind of a type of device; every one but a CPU counts as a GPU."""
+    return _CPU if device == "cpu" else _GPU
+
+
+class Speed(NamedTuple):
+    """How fast `tiny` trains: seconds of a batch = seconds_per_batch + tokens / tokens_per_second.
+
+    Attributes:
+        tokens_per_second: Source and target together.
+        seconds_per_batch: Fixed time, for launching kernels on a GPU; 0 on a CPU.
+    """
+
+    tokens_per_second: float
+    seconds_per_batch: float = 0.0
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the rules know of data and machine.
+
+    Attributes:
+        minutes: Length of the run.
+        speed: Tokens per second with which `tiny` trains here, see `Speed`.
+        device: Type of the device.
+        pairs: Number of pairs.
+        source_words: Mean number of words, separated by blanks, of a source.
+        words: Mean number of words of source and target together.
+        source_characters: Mean number of characters of a source.
+        characters: Mean number of characters of source and target together.
+        long_words: Words of the longer side, which 999 of 1,000 pairs do not exceed.
+        long_characters: Characters of the longer side, likewise.
+        distinct_words: Number of different words of both sides.
+        occurrences: Mean number of times that a word occurs.
+        shared_letters: Share of the letters of the targets that sources have too, 0 to 1.
+        copied_words: Share of the words of four letters and more of a target that its source has.
+        spaced_stops: Share of commas and full stops after a blank, 0 to 1.
+        alphabet: Number of different characters of both sides.
+        alphabet_apart: The same of text in NFD.
+        growth_apart: Characters of text in NFD for each one as it is.
+        seconds_per_batch: See `Speed`.
+        batches_per_update: Those whose gradients are accumulated.
+    """
+
+    minutes: float
+    speed: float
+    device: str
+    pairs: int
+    source_words: float
+    words: float
+    source_characters: float
+    characters: float
+    long_words: int
+    long_characters: int
+    distinct_words: int
+    occurrences: float
+    shared_letters: float
+    copied_words: float
+    spaced_stops: float
+    alphabet: int
+    alphabet_apart: int
+    growth_apart: float
+    seconds_per_batch: float = 0.0
+    batches_per_update: int = 1
+
+    def growth(self, chosen: Mapping[str, Any]) -> float:
+        """How many times as many characters text has in the Unicode form of the tokenizer."""
+        return self.growth_apart if chosen["unicode_form"] in DECOMPOSED_FORMS else 1.0
+
+    def tokens_per_pair(self, chosen: Mapping[str, Any]) -> float:
+        """Tokens of a pair, its two ends included."""
+        tokens = {"word": self.words, "char": self.characters * self.growth(chosen)}
+        # A small vocabulary has shorter pieces.
+        characters_of_a_piece = 3 if chosen["vocab_size"] <= VOCABULARY_THAT_COPIES else 4
+        return 2 + tokens.get(chosen["tokenizer_kind"], self.characters / characters_of_a_piece)
+
+    def batches(self, chosen: Mapping[str, Any], tokens: float) -> float:
+        """Number of batches of `tokens` tokens that fit the minutes, for the chosen size."""
+        preset = chosen["preset"]
+        size = _size(preset, tuple(chosen["config"]))
+        layers = size.layers / _size("tiny", ()).layers
+        cost = _kind_of(self.device).costs[preset] * size.weights / _size(preset, ()).weights
+        fixed = _HOST_IN_TRAINING * self.seconds_per_batch * layers
+        return 60 * self.minutes * _FOR_UPDATES / (fixed + tokens * cost / self.speed)
+
+    def largest_batch(self, chosen: Mapping[str, Any]) -> float:
+        """Tokens of the largest batch for this device and corpus."""
+        updates = _UPDATES_OF_A_PASS * self.batches_per_update
+        of_corpus = max(_CPU.largest_batch, self.tokens_of_corpus(chosen) / updates)
+        return min(_kind_of(self.device).largest_batch, of_corpus)
+
+    def tokens_of_corpus(self, chosen: Mapping[str, Any]) -> float:
+        """Tokens of a pass over the corpus."""
+        return self.pairs * self.tokens_per_pair(chosen)
+
+    def passes(self, chosen: Mapping[str, Any]) -> float:
+        """Passes over the corpus that the minutes allow, with the largest batches."""
+        tokens = chosen["max_tokens_per_batch"] or self.largest_batch(chosen)
+        return tokens * self.batches(chosen, tokens) / self.tokens_of_corpus(chosen)
+
+    def updates(self, chosen: Mapping[str, Any], batch: int) -> float:
+        """Updates that the minutes allow, with batches of `batch` tokens."""
+        tokens = (2 if chosen["r_drop"] else 1) * batch
+        return self.batches(chosen, tokens) / self.batches_per_update
+
+
+class _Size(NamedTuple):
+    """Number of layers of both stacks, and of the weights in them."""
+
+    layers: int
+    weights: int
+
+
+@cache
+def _size(preset: str, config: tuple[str, ...]) -> _Size:
+    """Size of a preset with assignments of `--config`."""
+    fields = PRESETS[preset].config() | config_overrides(TrainSettings(config=list(config)))
+    with torch.device("meta"):
+        model = VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(**fields))
+    layers = [*model.model.encoder.layers, *model.model.decoder.layers]
+    weights = sum(weight.numel() for layer in layers for weight in layer.parameters())
+    return _Size(len(layers), weights)
+
+
+@dataclass
+class _Counts:
+    """What is counted in pairs.
+
+    Attributes:
+        words: Of both sides.
+        of_sources: Characters of the sources.
+        of_targets: Characters of the targets.
+        lengths: Words and characters of source and target of each pair.
+        copied: Long words of targets that their sources have.
+        long_words: Long words of targets.
+        spaced: Commas and full stops after a blank.
+        stops: Commas and full stops.
+    """
+
+    words: Counter[str] = field(default_factory=Counter)
+    of_sources: Counter[str] = field(default_factory=Counter)
+    of_targets: Counter[str] = field(default_factory=Counter)
+    lengths: list[tuple[int, int, int, int]] = field(default_factory=list)
+    copied: int = 0
+    long_words: int = 0
+    spaced: int = 0
+    stops: int = 0
+
+    def add(self, source: str, target: str) -> None:
+        """Counts one pair."""
+        source_words, target_words = source.split(), target.split()
+        self.words.update(source_words)
+        self.words.update(target_words)
+        self.of_sources.update(source)
+        self.of_targets.update(target)
+        self.lengths.append((len(source_words), len(target_words), len(source), len(target)))
+        long = {word for word in target_words if len(word) >= 4}
+        self.copied += len(long.intersection(source_words))
+        self.long_words += len(long)
+        for text in (source, target):
+            self.stops += text.count(".") + text.count(",")
+            self.spaced += text.count(" .") + text.count(" ,")
+
+    def shared_letters(self) -> float:
+        """Share of the letters of the targets that sources have too."""
+        letters = {letter: times for letter, times in self.of_targets.items() if letter.isalpha()}
+        shared = sum(times for letter, times in letters.items() if letter in self.of_sources)
+        return shared / max(1, sum(letters.values()))
+
+    def alphabets(self) -> tuple[int, int, float]:
+        """Different characters of text as it is and in NFD, and how much longer the latter is."""
+        alphabet = self.of_sources + self.of_targets
+        parts = {character: unicodedata.normalize("NFD", character) for character in alphabet}
+        apart = sum(len(parts[character]) * times for character, times in alphabet.items())
+        return len(alphabet), len(set().union(*parts.values())), apart / max(1, alphabet.total())
+
+
+def measure(
+    minutes: float, arguments: TrainingArguments, pairs: Iterable[tuple[str, ...]]
+) -> Facts:
+    """Facts of the pairs and of this machine, for a run of this length."""
+    speed = training_speed(arguments)
+    facts = read_facts(pairs, minutes, speed.tokens_per_second, arguments.device.type)
+    return replace(
+        facts,
+        seconds_per_batch=speed.seconds_per_batch,
+        batches_per_update=arguments.gradient_accumulation_steps,
+    )
+
+
+def read_facts(
+    pairs: Iterable[tuple[str, ...]], minutes: float, speed: float, device: str
+) -> Facts:
+    """One pass over the pairs.
+
+    Args:
+        pairs: Source and target of each.
+        minutes: Length of the run.
+        speed: Of training, in tokens per second.
+        device: Type of the device.
+    """
+    counts, number = _Counts(), 0
+    for number, (source, target, *_) in enumerate(pairs, start=1):
+        if number <= EXAMINED_PAIRS:
+            counts.add(source, target)
+    table = np.array(counts.lengths)
+    means = table.mean(axis=0)
+    alphabet, alphabet_apart, growth_apart = counts.alphabets()
+    return Facts(
+        minutes=minutes,
+        speed=speed,
+        device=device,
+        pairs=number,
+        source_words=means[0],
+        words=means[0] + means[1],
+        source_characters=means[2],
+        characters=means[2] + means[3],
+        long_words=int(np.quantile(table[:, :2].max(axis=1), 0.999)),
+        long_characters=int(np.quantile(table[:, 2:].max(axis=1), 0.999)),
+        distinct_words=len(counts.words),
+        occurrences=counts.words.total() / max(1, len(counts.words)),
+        shared_letters=counts.shared_letters(),
+        copied_words=counts.copied / max(1, counts.long_words),
+        spaced_stops=counts.spaced / max(1, counts.stops),
+        alphabet=alphabet,
+        alphabet_apart=alphabet_apart,
+        growth_apart=growth_apart,
+    )
+
+
+def training_speed(arguments: TrainingArguments) -> Speed:
+    """How fast `tiny` trains here, in all processes together.
+
+    The optimizer is left out. Process 0 decides, so that all choose alike.
+    """
+    IdleCores().use(at_once=True)
+    device, dtype = arguments.device, dtype_of_products(arguments)
+    with torch.random.fork_rng():
+        config = VanillaTransformerConfig(**PRESETS["tiny"].config(), vocab_size=10_000)
+        model = VanillaTransformerForConditionalGeneration(config).to(device).train()
+        batches = [
+            torch.randint(10, 10_000, (pairs, 20), device=device)
+            for pairs in _kind_of(device.type).timed_pairs
+        ]
+        seconds = [_seconds_of_batch(model, ids, dtype) for ids in batches]
+    if device.type == "cuda":
+        # What the run takes and may take is measured later.
+        del model
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    measured = _line_through([2 * ids.numel() for ids in batches], seconds)
+    speed = Speed(*broadcast(torch.tensor(measured, device=device)).tolist())
+    return speed._replace(tokens_per_second=arguments.world_size * speed.tokens_per_second)
+
+
+def _seconds_of_batch(
+    model: VanillaTransformerForConditionalGeneration, ids: torch.Tensor, dtype: torch.dtype
+) -> float:
+    """Median time of a forward and backward pass, after one that warms up."""
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+    seconds = []
+    for _ in range(6):
+        started = time.monotonic()
+        with torch.autocast(ids.device.type, dtype, enabled=dtype != torch.float32):
+            loss = model(**batch).loss
+        loss.backward()
+        # Reading the value waits for the device.
+        loss.item()
+        seconds.append(time.monotonic() - started)
+    return float(np.median(seconds[1:]))
+
+
+def _line_through(tokens: Sequence[int], seconds: Sequence[float]) -> Speed:
+    """The speed that explains the times of one batch, or of a small and a large one."""
+    if len(tokens) == 1:
+        return Speed(tokens[0] / seconds[0])
+    # At least a tenth of the larger time is for its tokens, whatever the clock says.
+    growth = max(seconds[1] - seconds[0], 0.1 * seconds[1])
+    per_token = growth / (tokens[1] - tokens[0])
+    return Speed(1 / per_token, max(0.0, seconds[0] - per_token * tokens[0]))

@@ -1,0 +1,210 @@
+"""The record that repeats a run, and the log of its reports."""
+
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from importlib.metadata import version
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from vanilla_transformer_tools.files import checksum, write_lines
+from vanilla_transformer_tools.settings import TrainSettings
+from vanilla_transformer_tools.sharing.privacy import clean_record
+
+_NOT_FINITE = ("nan", "inf", "-inf")
+
+_PACKAGES = (
+    "vanilla-transformer",
+    "torch",
+    "transformers",
+    "accelerate",
+    "datasets",
+    "tokenizers",
+    "safetensors",
+    "sacrebleu",
+)
+
+
+def hardware(device: torch.device) -> str:
+    """Human-readable name of the devices that a run on `device` uses."""
+    if device.type == "cuda":
+        return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
+    if device.type == "mps":
+        return f"Apple GPU, {platform.processor()}"
+    return f"CPU, {torch.get_num_threads()} threads, {platform.machine()}"
+
+
+def describe_run(
+    settings: TrainSettings, arguments: TrainingArguments, first_update: int
+) -> dict[str, Any]:
+    """Settings, data, versions and hardware of a run, as JSON that may be published.
+
+    It holds no secrets, and only the last part of each path; `sha256` identifies the data.
+
+    Args:
+        settings: Our settings.
+        arguments: Trainer's.
+        first_update: Number of updates before this leg of the run.
+    """
+    return clean_record(
+        {
+            "first_update": first_update,
+            "command": sys.argv,
+            "hardware": hardware(arguments.device),
+            "python": platform.python_version(),
+            "versions": {package: version(package) for package in _PACKAGES},
+            "commit": _commit(),
+            "sha256": _checksums(settings),
+            "settings": dataclasses.asdict(settings),
+            "arguments": arguments.to_dict(),
+        }
+    )
+
+
+def _checksums(settings: TrainSettings) -> dict[str, str]:
+    """SHA-256 by path of the files and folders that a run learns from; the Hub's are left out."""
+    validation = chain.from_iterable(settings.paths_of_validation().values())
+    paths = [*settings.train, *validation, *(settings.filter_overlap or ())]
+    paths += [settings.symbols] if settings.symbols else []
+    checksums = {path: checksum(path) for path in paths if Path(path).is_file()}
+    for path in filter(os.path.isdir, paths):
+        # Those are copies that `datasets` computed from the dataset.
+        files = [file for file in Path(path).rglob("*") if not file.name.startswith("cache-")]
+        checksums[path] = _checksum_of_folder(files)
+    if settings.init_from and os.path.isdir(settings.init_from):
+        weights = Path(settings.init_from).glob("*.safetensors")
+        checksums[settings.init_from] = _checksum_of_folder(weights)
+    return checksums
+
+
+def _checksum_of_folder(files: Iterable[Path]) -> str:
+    """SHA-256 of the names and checksums of the files of a folder, in alphabetical order."""
+    lines = [f"{file.name} {checksum(file)}\n" for file in sorted(files) if file.is_file()]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def _commit() -> str | None:
+    """Commit of the source tree that this package runs from; None for an installed wheel."""
+    # A wheel may be installed inside of another repository, which does not list its files.
+    git = ["git", "-C", str(Path(__file__).parent)]
+    listed, described = (
+        ["ls-files", "--error-unmatch", __file__],
+        ["describe", "--always", "--dirty"],
+    )
+    try:
+        for command in (listed, described):
+            done = subprocess.run([*git, *command], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The reports that `JsonLinesLog` wrote; an empty list if there is no file.
+
+    Raises:
+        ValueError: If a line is no report. The last line may be one that a kill has cut.
+    """
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    *lines, _ = text.split("\n")
+    reports = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            report = json.loads(line)
+            reports.append({name: _number(value) for name, value in report.items()})
+        except (ValueError, AttributeError, RecursionError) as error:
+            raise ValueError(
+                f"Line {number} of {path} must be a JSON object, got {line[:60]!r}. Take it out."
+            ) from error
+    return reports
+
+
+def _line(report: dict[str, Any]) -> str:
+    """A report in JSON."""
+    return json.dumps({name: _jsonable(value) for name, value in report.items()})
+
+
+def _jsonable(value: Any) -> Any:
+    """The value, or the name of a number that is not finite, which JSON does not have."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _number(value: Any) -> Any:
+    """The inverse of `_jsonable`."""
+    return float(value) if isinstance(value, str) and value in _NOT_FINITE else value
+
+
+class JsonLinesLog(TrainerCallback):
+    """Appends every report of Trainer to a file, one JSON object a line.
+
+    Reports of the loss also have `outside_step`: the share, 0 to 1, of the time since the previous
+    report that was spent outside of forward and backward passes and optimizer, mostly on waiting
+    for batches. Evaluation has a report of its own, so its time is not included.
+
+    Args:
+        path: Of the file.
+        first_update: Update of the checkpoint that a run is resumed from. Later reports are
+            removed, because they will be written again, but their minutes count. 0: an existing
+            file is replaced; its run ended before its first checkpoint.
+    """
+
+    def __init__(self, path: Path, first_update: int) -> None:
+        self.path = path
+        reports = read_log(path) if first_update else []
+        self.started = time.monotonic() - sum(60 * report["minutes"] for report in reports[-1:])
+        if PartialState().is_main_process:
+            kept = [report for report in reports if report["step"] <= first_update]
+            if kept:
+                write_lines(path, map(_line, kept))
+            else:
+                path.unlink(missing_ok=True)
+        # Seconds inside of updates since the last report, and the time of that report.
+        self.inside = 0.0
+        self.since: float | None = None
+
+    @property
+    def minutes(self) -> float:
+        """Minutes of training, those of earlier legs included."""
+        return (time.monotonic() - self.started) / 60
+
+    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+        """Starts the clock of an update, whose batches have been loaded."""
+        self.step_began = time.monotonic()
+        self.since = self.since or self.step_began
+
+    def on_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        """Stops the clock of an update."""
+        self.inside += time.monotonic() - self.step_began
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any],
+        **kwargs: Any,
+    ) -> None:
+        """Writes one report."""
+        now = time.monotonic()
+        if "loss" in logs and self.since:
+            logs = logs | {"outside_step": round(1 - self.inside / (now - self.since), 4)}
+        self.since, self.inside = now, 0.0
+        if not state.is_world_process_zero:
+            return
+        self._write({"step": state.global_step, "minutes": round(self.minutes, 3), **logs})
+
+    def _write(self, report: dict[str, Any]) -> None:
+        with self.path.open("a", encoding="utf-8", newline="\n") as file:
+            file.write(_line(report) + "\n")

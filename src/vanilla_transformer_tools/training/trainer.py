@@ -1,0 +1,374 @@
+"""`Seq2SeqTrainer` on batches of a token budget, and its scores."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate.utils import gather_object
+from datasets import Dataset
+from torch import nn
+from torch.utils.data import DataLoader
+from transformers import (
+    DataCollatorForSeq2Seq,
+    EvalPrediction,
+    PreTrainedTokenizerBase,
+    Seq2SeqTrainer,
+    TrainerControl,
+    TrainingArguments,
+)
+from transformers.modeling_outputs import Seq2SeqLMOutput
+from transformers.trainer import FSDP_MODEL_NAME
+from transformers.trainer_utils import EvalLoopOutput, IntervalStrategy, SaveStrategy
+
+from vanilla_transformer_tools.evaluation.bleu_tokenizers import BleuTokenizer
+from vanilla_transformer_tools.evaluation.metrics import score
+from vanilla_transformer_tools.saved_folder import align_weights, nonfinite_tensors
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
+from vanilla_transformer_tools.text.training_data import TrainingData
+from vanilla_transformer_tools.training.averaging import (
+    average_checkpoints,
+    evaluations_since_best,
+    metric_of,
+    scores_of_update,
+)
+from vanilla_transformer_tools.training.callbacks import (
+    DivergedError,
+    FindBestCheckpoint,
+    MovingAverage,
+    SeedEpochs,
+    StopOnDivergence,
+)
+from vanilla_transformer_tools.training.checkpoints import (
+    INTERIM_FILE,
+    checkpoint_folder,
+    close_checkpoint,
+    delete_interim,
+    delete_oldest,
+    failed_writes_named,
+    reopen_checkpoint,
+    update_of,
+    with_intact_weights,
+)
+from vanilla_transformer_tools.training.sharding import is_sharded, put_weights, save_in_full
+
+TrainingPass = Callable[..., Seq2SeqLMOutput]
+Scorer = Callable[[EvalPrediction], dict[str, Any]]
+
+
+class TokenBatchTrainer(Seq2SeqTrainer):
+    """`Seq2SeqTrainer` whose training batches hold a budget of tokens.
+
+    Args:
+        data: Training pairs, and the share of each batch that this process gets.
+        tokenizers: Saved with each checkpoint.
+        training_pass: Takes a model and a training batch, as keyword arguments, and returns the
+            model's output; None: the model is called, as in Trainer.
+        further_sets: Validation sets beside `eval_dataset`, by name; the names of their scores
+            begin with it.
+        scorers: What `compute_metrics` is for each of them.
+        settings: Other arguments of `Seq2SeqTrainer`.
+    """
+
+    control: TrainerControl
+    compute_metrics: Scorer | None
+
+    def __init__(
+        self,
+        data: TrainingData,
+        tokenizers: TokenizerPair,
+        training_pass: TrainingPass | None = None,
+        further_sets: Mapping[str, Dataset] | None = None,
+        scorers: Mapping[str, Scorer] | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(
+            # It pads labels with -100, so it needs the padding id of the sources only.
+            data_collator=DataCollatorForSeq2Seq(tokenizers.source),
+            processing_class=tokenizers.source,
+            train_dataset=data.dataset,
+            **settings,
+        )
+        self.data = data
+        self.tokenizers = tokenizers
+        self.is_sharded = is_sharded(self)
+        if self.is_sharded:
+            save_in_full(self.accelerator.state.fsdp_plugin)
+        self.training_pass = training_pass
+        self.further_sets = further_sets or {}
+        self.scorers = scorers or {}
+        self.has_trained = False
+        self.last_checkpoint: Path | None = None
+        self.loss_is_finite = torch.tensor(True, device=self.args.device)
+        self.add_callback(StopOnDivergence(self))
+        self.add_callback(FindBestCheckpoint())
+        self.add_callback(SeedEpochs(data.set_epoch))
+
+    def compute_loss(self, model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Trainer's, with the training pass for a model in training."""
+        called: Any = model
+        if self.training_pass and model.training:
+            called = partial(self.training_pass, model)
+        return super().compute_loss(called, *args, **kwargs)
+
+    def _prepare_input(self, data: Any) -> Any:
+        """Trainer's; tensors are copied to a GPU while it works."""
+        if isinstance(data, torch.Tensor):
+            return data.to(self.args.device, non_blocking=True)
+        return super()._prepare_input(data)
+
+    def get_batch_samples(
+        self, epoch_iterator: Any, num_batches: int, device: torch.device
+    ) -> tuple[list[Any], torch.Tensor | int | None]:
+        """Trainer's; the number of targets stays on the CPU unless processes add theirs up."""
+        if self.args.world_size == 1:
+            device = torch.device("cpu")
+        samples: tuple[list[Any], torch.Tensor | int | None] = super().get_batch_samples(
+            epoch_iterator, num_batches, device
+        )
+        return samples
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Trainer's; remembers whether all losses were finite."""
+        loss = super().training_step(*args, **kwargs)
+        self.has_trained = True
+        self.loss_is_finite = self.loss_is_finite & loss.isfinite()
+        return loss
+
+    def evaluation_loop(
+        self,
+        dataloader: DataLoader[Any],
+        *args: Any,
+        metric_key_prefix: str = "eval",
+        **kwargs: Any,
+    ) -> EvalLoopOutput:
+        """Trainer's, on all validation sets.
+
+        The losses are per token; Trainer's own is the mean over batches of any size. With several
+        processes, pairs that fill up the last batch count twice.
+        """
+        output = self._evaluate_set(dataloader, *args, prefix=metric_key_prefix, **kwargs)
+        first_scorer: Scorer | None = self.compute_metrics
+        try:
+            for name, pairs in self.further_sets.items():
+                self.compute_metrics = self.scorers.get(name)
+                loader, prefix = self.get_eval_dataloader(pairs), f"{metric_key_prefix}_{name}"
+                further = self._evaluate_set(loader, *args, prefix=prefix, **kwargs)
+                output.metrics.update(further.metrics)
+        finally:
+            self.compute_metrics = first_scorer
+        return output
+
+    def _evaluate_set(
+        self, dataloader: DataLoader[Any], *args: Any, prefix: str, **kwargs: Any
+    ) -> EvalLoopOutput:
+        """Scores of one validation set, whose names begin with a prefix."""
+        self.evaluated = torch.zeros(2, device=self.args.device)
+        # Its batches draw a random number, which would change the dropout of the next updates.
+        with torch.random.fork_rng(devices=[]):
+            output = super().evaluation_loop(dataloader, *args, metric_key_prefix=prefix, **kwargs)
+        nats, tokens = self.accelerator.reduce(self.evaluated).tolist()
+        output.metrics[f"{prefix}_loss"] = nats / tokens
+        return output
+
+    def prediction_step(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Trainer's; sums up losses and tokens for `evaluation_loop`."""
+        loss, *others = super().prediction_step(model, inputs, *args, **kwargs)
+        tokens = (inputs["labels"] != self.data_collator.label_pad_token_id).sum()
+        self.evaluated += torch.stack([loss * tokens, tokens]).to(self.evaluated)
+        return loss, *others
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Trainer's, and the target's tokenizer if it is not the source's."""
+        super().save_model(output_dir, _internal_call)
+        if self.args.should_save:
+            self.tokenizers.save_target(Path(output_dir or self.args.output_dir))
+
+    def _maybe_log_save_evaluate(
+        self,
+        tr_loss: torch.Tensor,
+        grad_norm: Any,
+        model: nn.Module,
+        trial: Any,
+        *others: Any,
+        **kwargs: Any,
+    ) -> None:
+        """Trainer's; a last evaluation that is not planned comes after its checkpoint.
+
+        So a resumed run knows as little of it as one that was not interrupted.
+        """
+        unplanned = self.control.should_evaluate and not self._is_planned(
+            self.args.eval_strategy, self.state.eval_steps
+        )
+        if unplanned and self.control.should_save:
+            self._save_checkpoint(model, trial)
+            self.control = self.callback_handler.on_save(self.args, self.state, self.control)
+        super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, trial, *others, **kwargs)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """Trainer's, for finite weights only; older ones are deleted after this one is closed."""
+        # Each trial of a `hyperparameter_search` has a folder of its own.
+        run = Path(self._get_output_dir(trial=trial))
+        folder = checkpoint_folder(run, self.state.global_step)
+        self.check_weights()
+        if self.args.should_save:
+            reopen_checkpoint(folder)
+        with _unlimited(self.args) as limit, failed_writes_named(folder):
+            super()._save_checkpoint(model, trial)
+        # Each process saves the state of its random numbers.
+        self.accelerator.wait_for_everyone()
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, MovingAverage):
+                with failed_writes_named(folder):
+                    callback.save(folder, self.args.should_save)
+        if self.args.should_save:
+            # Of a sharded model Trainer also saves this, with the weights of model.safetensors.
+            (folder / f"{FSDP_MODEL_NAME}.bin").unlink(missing_ok=True)
+            if not self._is_planned(self.args.save_strategy, self.state.save_steps):
+                (folder / INTERIM_FILE).touch()
+            close_checkpoint(folder)
+            delete_interim(folder)
+            delete_oldest(folder, limit, self.state.best_model_checkpoint)
+        self.last_checkpoint = folder
+
+    def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
+        """Trainer's, which would delete the last checkpoint if only one may stay."""
+        with _unlimited(self.args):
+            return super()._finalize_training(*args, **kwargs)
+
+    def _init_training_state(self, max_steps: int, *args: Any, **kwargs: Any) -> Any:
+        """Trainer's; a resumed run reports, scores and saves as often as it is told now."""
+        begun = super()._init_training_state(max_steps, *args, **kwargs)
+        self.state.compute_steps(self.args, max_steps)
+        self.last_checkpoint = checkpoint_folder(Path(self.args.output_dir), self.state.global_step)
+        return begun
+
+    def _is_planned(self, strategy: str, steps: int) -> bool:
+        """Whether a run that was not stopped would save, or evaluate, after this update."""
+        if strategy == SaveStrategy.STEPS:
+            return self.state.global_step % steps == 0
+        return strategy != SaveStrategy.EPOCH or self.state.epoch % 1 == 0
+
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        """In place of Trainer's: see `evaluations_since_best`; the checkpoint may exist already."""
+        if self.args.metric_for_best_model is None or evaluations_since_best(self.state, self.args):
+            return False
+        self.state.best_metric = metrics[f"eval_{metric_of(self.args)}"]
+        self.state.best_global_step = self.state.global_step
+        checkpoint = self.last_checkpoint
+        if checkpoint and update_of(checkpoint.name) == self.state.global_step:
+            self.state.best_model_checkpoint = str(checkpoint)
+        return True
+
+    def _run_epoch(self, *args: Any, trial: Any, **kwargs: Any) -> None:
+        """Trainer's; a resumed run that has already made all its updates is only evaluated."""
+        if self.state.global_step < self.state.max_steps and not self.control.should_training_stop:
+            super()._run_epoch(*args, trial=trial, **kwargs)
+            return
+        self.control.should_training_stop = True
+        is_scored = scores_of_update(self, self.state.global_step) is not None
+        if self.args.eval_strategy != IntervalStrategy.NO and not is_scored:
+            metrics = self._evaluate(trial, kwargs["ignore_keys_for_eval"])
+            self._determine_best_metric(metrics, trial)
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Trainer's, without a mean loss if there was no update."""
+        if not self.has_trained:
+            logs.pop("train_loss", None)
+        super().log(logs, *args, **kwargs)
+
+    def _load_from_checkpoint(self, checkpoint: str, *args: Any, **kwargs: Any) -> None:
+        """Trainer's; aligns the weights in memory, so that products equal those of one long run."""
+        if self.is_sharded:
+            # Of one checkpoint, the mean is what it holds.
+            put_weights(self.model, average_checkpoints([Path(checkpoint)]))
+        else:
+            super()._load_from_checkpoint(checkpoint, *args, **kwargs)
+            align_weights(self.model)
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Trainer's, for a plain model too: a checkpoint holds tied tensors once."""
+        tied = getattr(self.accelerator.unwrap_model(self.model), "all_tied_weights_keys", {})
+        missing = [name for name in load_result.missing_keys if name not in tied]
+        super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
+
+    def _load_best_model(self) -> None:
+        """Trainer's, if the checkpoint is as it was saved; otherwise the last weights stay."""
+        best = self.state.best_model_checkpoint
+        if not with_intact_weights([Path(best)]):
+            self.state.best_model_checkpoint = None
+        elif self.is_sharded:
+            self._load_from_checkpoint(best)
+        else:
+            super()._load_best_model()
+
+    def check_weights(self) -> None:
+        """Refuses weights that are not finite.
+
+        Raises:
+            DivergedError: If one is not.
+        """
+        names = nonfinite_tensors(self.model)
+        if self.is_sharded:
+            # Each process knows its parts only, and all must stop.
+            names = sorted(set(gather_object(names)))
+        if names:
+            raise DivergedError(
+                f"{len(names)} weights, {names[0]} among them, are not finite after update "
+                f"{self.state.global_step:,}"
+            )
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """Batches of the training data; accelerate must not split their shares further."""
+        return DataLoader(
+            self.data.dataset,
+            **self.data.batching,
+            collate_fn=self.data_collator,
+            num_workers=self.args.dataloader_num_workers,
+            pin_memory=self.args.dataloader_pin_memory,
+            prefetch_factor=self.args.dataloader_prefetch_factor,
+            persistent_workers=self.args.dataloader_persistent_workers,
+        )
+
+
+@contextmanager
+def _unlimited(arguments: TrainingArguments) -> Iterator[int | None]:
+    """Keeps Trainer from deleting checkpoints, for which there is `delete_oldest`.
+
+    Yields:
+        The limit.
+    """
+    limit, arguments.save_total_limit = arguments.save_total_limit, None
+    try:
+        yield limit
+    finally:
+        arguments.save_total_limit = limit
+
+
+def scorer(
+    tokenizer: PreTrainedTokenizerBase,
+    references: list[str],
+    bleu_tokenize: str | BleuTokenizer,
+    metrics: list[str],
+) -> Scorer:
+    """Scores the translations that Trainer generates against references in their original text.
+
+    Args:
+        tokenizer: Of the target; converts generated ids to text.
+        references: One for each pair, in the order of the evaluation set.
+        bleu_tokenize: sacreBLEU's tokenizer.
+        metrics: Names of the scores.
+    """
+
+    def score_ids(prediction: EvalPrediction) -> dict[str, Any]:
+        # With several processes, the first pairs fill up the last batch.
+        ids = np.asarray(prediction.predictions)[: len(references)]
+        # Trainer pads batches of different length with -100.
+        ids = np.where(ids < 0, tokenizer.pad_token_id, ids)
+        texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
+        return score(texts, references, tokenize=bleu_tokenize, metrics=metrics)
+
+    return score_ids

@@ -1,0 +1,275 @@
+"""Our models as models of CTranslate2; what its specification cannot hold is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair, tokens_by_id
+from vanilla_transformer_tools.translation.search import (
+    has_several_ends,
+    never_generated,
+    start_and_ends,
+)
+
+try:
+    from ctranslate2.converters.transformers import (
+        ModelLoader,
+        TransformersConverter,
+        register_loader,
+    )
+    from ctranslate2.specs.common_spec import Activation
+    from ctranslate2.specs.transformer_spec import (
+        TransformerDecoderSpec,
+        TransformerEncoderSpec,
+        TransformerSpec,
+    )
+except ImportError as error:
+    raise ImportError(
+        "Converting to CTranslate2 needs the package `ctranslate2`. "
+        "Install it: pip install -e '.[export]'"
+    ) from error
+
+# Our names, which are those of Transformers, for the activations that CTranslate2 computes.
+_ACTIVATIONS = {
+    "gelu": Activation.GELU,
+    "gelu_fast": Activation.GELUTanh,
+    "gelu_new": Activation.GELUTanh,
+    "gelu_python": Activation.GELU,
+    "gelu_pytorch_tanh": Activation.GELUTanh,
+    "quick_gelu": Activation.GELUSigmoid,
+    "relu": Activation.RELU,
+    "sigmoid": Activation.Sigmoid,
+    "silu": Activation.SWISH,
+    "swish": Activation.SWISH,
+    "tanh": Activation.Tanh,
+}
+
+# Parameters that the specification holds copies of, made in `get_model_spec`.
+_COPIED = ("lm_head.bias", "embed_positions.weight")
+
+# Stands for minus infinity and fits into float16: its exponential is 0 in every dtype.
+_NEVER = -1e4
+
+
+def position_table_length(config: VanillaTransformerConfig) -> int:
+    """Rows of the position table, which CTranslate2 stores and our sinusoids do not need.
+
+    Twice the longest expected sequence leaves room for outputs longer than their sources.
+    """
+    return int(min(config.last_position, max(2048, 2 * config.max_position_embeddings)))
+
+
+@register_loader("VanillaTransformerConfig")
+class VanillaTransformerLoader(ModelLoader):
+    """Fills CTranslate2's specification of a Transformer from one of our models.
+
+    `<pad>` and `<s>`, or whatever `bad_words_ids` of the generation config name, get a bias in the
+    output projection by which no search of CTranslate2 ever generates them. Its log-probabilities
+    are therefore normalised over the remaining tokens, while Transformers' beam search normalises
+    over all and then forbids some.
+    """
+
+    architecture_name = "AutoModelForSeq2SeqLM"
+
+    def get_model_spec(self, model: PreTrainedModel) -> TransformerSpec:
+        """The weights in CTranslate2's layout.
+
+        Raises:
+            ValueError: If the specification cannot hold the model; the message lists every reason.
+        """
+        self._refuse_settings(model)
+        config = model.config
+        switches = {
+            "activation": _ACTIVATIONS[config.activation_function],
+            "pre_norm": config.pre_norm,
+            "no_final_norm": config.add_final_layer_norm is False,
+            "layernorm_embedding": config.embedding_layer_norm,
+        }
+        spec = TransformerSpec(
+            TransformerEncoderSpec(
+                config.encoder_layers, config.encoder_attention_heads, **switches
+            ),
+            TransformerDecoderSpec(
+                config.decoder_layers, config.decoder_attention_heads, **switches
+            ),
+        )
+        self._set_stack(spec.encoder, model.model.encoder)
+        self._set_stack(spec.decoder, model.model.decoder)
+        self.set_linear(spec.decoder.projection, model.lm_head)
+        bias = torch.zeros(config.target_vocab_size)
+        if config.lm_head_bias:
+            bias += model.lm_head.bias
+        bias[never_generated(model.generation_config)] = _NEVER
+        spec.decoder.projection.bias = bias
+        self._refuse_left_out_parameters(spec, model)
+        return spec
+
+    def get_vocabulary(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+    ) -> tuple[list[str], list[str]]:
+        """The token of each id, of source and target.
+
+        Raises:
+            ValueError: If a tokenizer has ids that the model has no row for.
+        """
+        pair = TokenizerPair.of_model(model, tokenizer)
+        config = model.config
+        return (
+            _tokens(tokens_by_id(pair.source, "source"), config.vocab_size, "vocab_size"),
+            _tokens(
+                tokens_by_id(pair.target, "target"), config.target_vocab_size, "target_vocab_size"
+            ),
+        )
+
+    def set_vocabulary(self, spec: TransformerSpec, tokens: tuple[list[str], list[str]]) -> None:
+        """CTranslate2 writes one file where both sides have the same tokens."""
+        source, target = tokens
+        spec.register_source_vocabulary(source)
+        spec.register_target_vocabulary(target)
+
+    def set_config(
+        self, config: Any, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+    ) -> None:
+        """What CTranslate2's `config.json` says; sources come with the `</s>` of the tokenizer."""
+        start, (end,) = start_and_ends(model)
+        config.bos_token = tokenizer.convert_ids_to_tokens(start)
+        config.eos_token = tokenizer.convert_ids_to_tokens(end)
+        config.unk_token = tokenizer.unk_token
+        config.decoder_start_token = config.bos_token
+        config.add_source_bos = config.add_source_eos = False
+        config.layer_norm_epsilon = model.config.layer_norm_eps
+        # For our engine: beyond the table CTranslate2 ends with an error.
+        longest = model.config.max_position_embeddings
+        config.add_attribute("max_position_embeddings", longest)
+        config.add_attribute("position_table_length", position_table_length(model.config))
+        # By these `TokenizerPair` knows whether the target has a tokenizer of its own.
+        for name in ("share_encoder_decoder_embeddings", "decoder_vocab_size"):
+            config.add_attribute(name, getattr(model.config, name))
+
+    def _set_stack(self, spec: Any, stack: Any) -> None:
+        """Encoder or decoder: embedding, positions, layers and final norm."""
+        is_encoder = isinstance(spec, TransformerEncoderSpec)
+        embeddings = spec.embeddings[0] if is_encoder else spec.embeddings
+        self.set_embeddings(embeddings, stack.embed_tokens)
+        spec.scale_embeddings = stack.embed_scale
+        positions = torch.arange(position_table_length(stack.config))[None]
+        spec.position_encodings.encodings = stack.embed_positions(positions, torch.float32)[0]
+        for layer_spec, layer in zip(spec.layer, stack.layers, strict=True):
+            # CTranslate2 orders fused rows as we do: query, key, value; each head contiguous.
+            attention = layer_spec.self_attention
+            self.set_layer_norm(attention.layer_norm, layer.self_attn_layer_norm)
+            self.set_linear(attention.linear[0], layer.self_attn.qkv_proj)
+            self.set_linear(attention.linear[1], layer.self_attn.out_proj)
+            if not is_encoder:
+                attention = layer_spec.attention
+                self.set_layer_norm(attention.layer_norm, layer.encoder_attn_layer_norm)
+                self.set_linear(attention.linear[0], layer.encoder_attn.q_proj)
+                self.set_linear(attention.linear[1], layer.encoder_attn.kv_proj)
+                self.set_linear(attention.linear[2], layer.encoder_attn.out_proj)
+            self.set_layer_norm(layer_spec.ffn.layer_norm, layer.final_layer_norm)
+            self.set_linear(layer_spec.ffn.linear_0, layer.fc1)
+            self.set_linear(layer_spec.ffn.linear_1, layer.fc2)
+        if hasattr(spec, "layer_norm"):
+            self.set_layer_norm(spec.layer_norm, stack.layer_norm)
+        if hasattr(spec, "layernorm_embedding"):
+            self.set_layer_norm(spec.layernorm_embedding, stack.embed_layer_norm)
+
+    def _refuse_settings(self, model: PreTrainedModel) -> None:
+        """Settings of the model that have no counterpart.
+
+        Raises:
+            ValueError: If there are any.
+        """
+        faults = [
+            f"`{name}` must be None, got {getattr(model.config, name)!r}."
+            for name in ("d_k", "d_v", "talking_heads")
+            if getattr(model.config, name) is not None
+        ]
+        activation = model.config.activation_function
+        if activation not in _ACTIVATIONS:
+            faults.append(
+                f"`activation_function` must be one of {', '.join(_ACTIVATIONS)}, "
+                f"got {activation!r}."
+            )
+        _, ends = start_and_ends(model)
+        if ends == [None] or has_several_ends(ends):
+            faults.append(f"`eos_token_id` must be one id, got {ends}.")
+        if faults:
+            raise ValueError(
+                "CTranslate2 cannot hold this model; use the engine `torch` or the ONNX export:\n"
+                + "\n".join(faults)
+            )
+
+    def _refuse_left_out_parameters(self, spec: TransformerSpec, model: nn.Module) -> None:
+        """Refuses parameters without a place: they belong to variants that CTranslate2 lacks.
+
+        Raises:
+            ValueError: If there are any.
+        """
+        held = {
+            value.data_ptr() for value in spec.variables().values() if isinstance(value, Tensor)
+        }
+        left_out = [
+            name
+            for name, value in model.named_parameters()
+            if value.data_ptr() not in held and not name.endswith(_COPIED)
+        ]
+        if left_out:
+            raise ValueError(
+                "CTranslate2's specification must have a place for each parameter of the model, "
+                f"got none for: {', '.join(left_out)}. Use the engine `torch` or the ONNX export."
+            )
+
+
+def convert(
+    model_name_or_path: str, folder: Path, quantization: str, *, trust_remote_code: bool = False
+) -> None:
+    """Writes model.bin, config.json and the vocabularies, replacing what is at `folder`.
+
+    Raises:
+        ValueError: If CTranslate2's specification cannot hold the model.
+    """
+    converter = TransformersConverter(model_name_or_path, trust_remote_code=trust_remote_code)
+    converter.convert(str(folder), quantization=quantization, force=True)
+
+
+def convert_loaded(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path
+) -> None:
+    """Writes one of our models in float32, as `convert` does, into a new folder.
+
+    Args:
+        model: In float32.
+        tokenizer: Of the source.
+        folder: It must not exist.
+
+    Raises:
+        ValueError: If CTranslate2's specification cannot hold the model.
+    """
+    with torch.no_grad():
+        spec = VanillaTransformerLoader()(model, tokenizer)
+    spec.validate()
+    spec.optimize(quantization="float32")
+    folder.mkdir()
+    spec.save(str(folder))
+
+
+def _tokens(tokens: dict[int, str], size: int, name: str) -> list[str]:
+    """The token of each row of an embedding table.
+
+    Raises:
+        ValueError: If the tokenizer has more.
+    """
+    entries = 1 + max(tokens)
+    if entries > size:
+        raise ValueError(
+            f"The tokenizer must have at most the {size} tokens of the model's `{name}`, got "
+            f"{entries}. Give the tokenizer that the model was trained with, or call "
+            "`model.resize_token_embeddings(len(tokenizer))` and train on."
+        )
+    # Rows without a token, if the vocabulary was padded to a round size.
+    return [tokens.get(token_id, f"<unused {token_id}>") for token_id in range(size)]

@@ -1,0 +1,338 @@
+"""Search with CTranslate2, over a folder that `vanilla-transformer export` made."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+
+from vanilla_transformer_tools.files import parse_json, read_text
+from vanilla_transformer_tools.saved_folder import read_object
+from vanilla_transformer_tools.translation.engines import Hypothesis
+from vanilla_transformer_tools.translation.search import Search
+
+_CONFIG_FIELDS = ("position_table_length", "max_position_embeddings", "eos_token")
+_NO_EXPORT = (
+    "{!r} must be a folder that `vanilla-transformer export --format ctranslate2` made, got no"
+)
+
+
+class CTranslate2Engine:
+    """Searches as Transformers does, in CTranslate2.
+
+    Scores are normalised over the tokens that may be generated. Those of Transformers include
+    `<pad>` and `<s>`, to which a trained model gives next to no probability.
+    A source of `</s>` alone has the empty translation, with score 0. Samples come from
+    CTranslate2's own random numbers, which it seeds once (`ctranslate2.set_random_seed` before the
+    engine is made): `seed` of a search has no effect.
+
+    Attributes:
+        name: Of the engine, with version and type.
+        max_positions: Longest source, in tokens, that the model expects; the position table has at
+            least twice as many positions.
+
+    Args:
+        folder: Of the exported model.
+        device: `cpu`, `cuda`, or `auto` for a GPU if there is one.
+        compute_type: Type to compute in, such as `int8_float32`; `default`: the one of the export,
+            or else, with a message, one that the device has.
+        inter_threads: Parts of a batch that are translated at the same time; None: as many as
+            threads remain for them on a CPU, and one on a GPU.
+        intra_threads: Threads of each part, which wait for each other in every step; None: one, or
+            with `inter_threads` an equal share of torch's, which are all cores or OMP_NUM_THREADS.
+        patience: Beam search ends once there are `num_beams * patience` hypotheses. Torch's does so
+            with 1 if `early_stopping` is True. By default it ends once no better one is possible: 2
+            usually finds the same, 1 is faster and may find less.
+
+    Raises:
+        ImportError: If `ctranslate2` is not installed.
+        ValueError: If the folder is not one that our export made.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        device: str = "auto",
+        compute_type: str = "default",
+        inter_threads: int | None = None,
+        intra_threads: int | None = None,
+        patience: int = 2,
+    ) -> None:
+        try:
+            from ctranslate2 import Translator, __version__, get_cuda_device_count
+        except ImportError as error:
+            raise ImportError(
+                "The engine `ctranslate2` needs the package `ctranslate2`. "
+                "Install it: pip install -e '.[export]'"
+            ) from error
+        config = _read_config(Path(folder))
+        self.max_positions: int = config["max_position_embeddings"]
+        self.last_position: float = config["position_table_length"]
+        self.end_token: str = config["eos_token"]
+        self.source_tokens, self.target_tokens = map(
+            partial(_read_vocabulary, Path(folder)), ("source", "target")
+        )
+        self.ids = {token: token_id for token_id, token in enumerate(self.target_tokens)}
+        if self.end_token not in self.ids:
+            raise ValueError(
+                f"{_NO_EXPORT.format(str(folder))} {self.end_token!r} in its vocabulary."
+            )
+        self.end_id = self.ids[self.end_token]
+        threads = torch.get_num_threads()
+        if inter_threads is None:
+            on_gpu = device == "cuda" or (device == "auto" and get_cuda_device_count() > 0)
+            intra_threads = intra_threads or 1
+            inter_threads = 1 if on_gpu else max(1, threads // intra_threads)
+        self.inter_threads = inter_threads
+        self.patience = patience
+        try:
+            self.translator = Translator(
+                str(folder),
+                device=device,
+                compute_type=compute_type,
+                inter_threads=inter_threads,
+                intra_threads=intra_threads or max(1, threads // inter_threads),
+            )
+        except (RuntimeError, ValueError) as error:
+            raise ValueError(
+                f"CTranslate2 {__version__} cannot load {str(folder)!r} on the device {device!r} "
+                f"to compute in {compute_type!r}: {str(error).rstrip('.')}. Export the model again "
+                "with this version, or compute in another type."
+            ) from error
+        finally:
+            # CTranslate2 changes it to its own.
+            torch.set_num_threads(threads)
+        self.name = f"CTranslate2 {__version__} ({self.translator.compute_type})"
+
+    def translate_batch(
+        self,
+        sources: list[list[int]],
+        prefixes: list[list[int]],
+        limits: list[int],
+        search: Search,
+    ) -> list[list[Hypothesis]]:
+        """Translates each source as if it were alone.
+
+        Args:
+            sources: Ids with `</s>`.
+            prefixes: Ids that each output begins with, after the first token of `search`; all of
+                one length.
+            limits: Longest output of each source in tokens, what it begins with counted. Beyond the
+                position table it ends at the table; at least one token is generated.
+            search: How to search.
+
+        Returns:
+            The hypotheses of each source, best first.
+
+        Raises:
+            ValueError: If a source is longer than the position table.
+        """
+        self._check_lengths(sources)
+        uncounted = search.uncounted(prefixes[0])
+        prefixes = [search.opening(prefix) for prefix in prefixes]
+        limits = [
+            max(int(min(limit, self.last_position)), len(prefix) + 1)
+            for limit, prefix in zip(limits, prefixes, strict=True)
+        ]
+        results: dict[int, list[Hypothesis]] = {}
+        if not search.do_sample:
+            # CTranslate2 has one limit for a batch. A search that ended before its sentence's own
+            # limit gives the same result as with that limit.
+            widest = self._search(
+                range(len(sources)), sources, prefixes, max(limits), search, uncounted
+            )
+            results = {
+                index: hypotheses
+                for index, hypotheses in widest.items()
+                if limits[index] == max(limits)
+                or max(len(hypothesis.ended) for hypothesis in hypotheses) < limits[index]
+            }
+        remaining = sorted(set(range(len(sources))) - results.keys(), key=limits.__getitem__)
+        for limit, indices in groupby(remaining, key=limits.__getitem__):
+            results |= self._search(list(indices), sources, prefixes, limit, search, uncounted)
+        return [results[index][: search.num_hypotheses] for index in range(len(sources))]
+
+    def _search(
+        self,
+        indices: Sequence[int],
+        sources: list[list[int]],
+        prefixes: list[list[int]],
+        limit: int,
+        search: Search,
+        uncounted: int,
+    ) -> dict[int, list[Hypothesis]]:
+        """All that CTranslate2 finds for these sources, best first, under one limit.
+
+        Args:
+            indices: Of the sources.
+            sources: All of them, as ids.
+            prefixes: What each output begins with, the first token included.
+            limit: Longest output.
+            search: How to search.
+            uncounted: Tokens that the length of an output does not count.
+        """
+        spelled = [[self.source_tokens[token] for token in sources[index]] for index in indices]
+        spelled_prefixes = [
+            [self.target_tokens[token] for token in prefixes[index]] for index in indices
+        ]
+        # Beam search ignores `</s>` directly after a prefix, and would continue.
+        is_beam_after_prefix = len(prefixes[0]) > 0 and search.num_beams > 1
+        results = self.translator.translate_batch(
+            spelled,
+            spelled_prefixes,
+            max_batch_size=-(-len(indices) // self.inter_threads),
+            max_input_length=0,
+            max_decoding_length=limit,
+            min_decoding_length=max(
+                min(search.min_length, limit), (len(prefixes[0]) + 1) * is_beam_after_prefix
+            ),
+            repetition_penalty=search.repetition_penalty,
+            no_repeat_ngram_size=search.no_repeat_ngram_size,
+            length_penalty=search.length_penalty,
+            return_scores=True,
+            return_end_token=True,
+            **self._options(search),
+        )
+        found = {
+            index: self._hypotheses(result, uncounted, search.length_penalty)
+            for index, result in zip(indices, results, strict=True)
+        }
+        if is_beam_after_prefix and search.min_length <= len(prefixes[0]):
+            found = self._with_ends_after_prefix(
+                found, spelled, spelled_prefixes, search, uncounted
+            )
+        return found
+
+    def _with_ends_after_prefix(
+        self,
+        found: dict[int, list[Hypothesis]],
+        sources: list[list[str]],
+        prefixes: list[list[str]],
+        search: Search,
+        uncounted: int,
+    ) -> dict[int, list[Hypothesis]]:
+        """Adds the output that ends directly after the prefix, if the beam would have kept it.
+
+        Args:
+            found: Hypotheses that could not end there, with scores as if `</s>` were impossible.
+            sources: Their sources as tokens.
+            prefixes: Their prefixes as tokens.
+            search: How to search.
+            uncounted: As for `_search`.
+        """
+        forced = self.translator.score_batch(sources, prefixes, max_input_length=0)
+        # The likeliest next tokens except `</s>`.
+        rivals = self.translator.translate_batch(
+            sources,
+            prefixes,
+            beam_size=1,
+            num_hypotheses=search.num_beams,
+            return_alternatives=True,
+            return_scores=True,
+            length_penalty=0,
+            max_input_length=0,
+            max_decoding_length=len(prefixes[0]) + 1,
+        )
+        results = {}
+        for index, prefix, read, rival in zip(found, prefixes, forced, rivals, strict=True):
+            end = read.log_probs[-1]
+            continues = math.log1p(-min(math.exp(end), 1 - 1e-9))
+            hypotheses = []
+            for other in found[index]:
+                length = len(other.ended) - uncounted
+                score = other.score + continues / length**search.length_penalty
+                hypotheses.append(replace(other, score=score))
+            if end >= rival.scores[-1] + continues:
+                tokens = [self.ids[word] for word in prefix]
+                length = len(prefix) + 1 - uncounted
+                score = end / length**search.length_penalty
+                hypotheses.append(Hypothesis(tokens, score, self.end_id))
+            results[index] = _ranked(hypotheses)
+        return results
+
+    def _options(self, search: Search) -> dict[str, Any]:
+        if search.do_sample:
+            return {
+                "beam_size": 1,
+                "num_hypotheses": search.num_hypotheses,
+                "sampling_topk": search.top_k,
+                "sampling_topp": search.top_p,
+                "sampling_temperature": search.temperature,
+            }
+        patience = self.patience if search.num_beams > 1 else 1
+        return {
+            "beam_size": search.num_beams,
+            "patience": patience,
+            # All of them: the longest one shows when the search ended.
+            "num_hypotheses": search.num_beams * patience,
+        }
+
+    def _hypotheses(self, result: Any, uncounted: int, length_penalty: float) -> list[Hypothesis]:
+        hypotheses = []
+        for words, score in zip(result.hypotheses, result.scores, strict=True):
+            # An empty source has the empty translation, without an end.
+            ended = not words or words[-1] == self.end_token
+            # CTranslate2 counts the prefix in the length, and its probability as 1.
+            generated = max(1, len(words) - uncounted)
+            score *= (max(1, len(words)) / generated) ** length_penalty
+            tokens = [self.ids[word] for word in (words[:-1] if ended else words)]
+            hypotheses.append(Hypothesis(tokens, score, self.end_id if ended else None))
+        return _ranked(hypotheses)
+
+    def _check_lengths(self, sources: list[list[int]]) -> None:
+        longest = max(map(len, sources), default=0)
+        if longest > self.last_position:
+            raise ValueError(
+                f"A source must have at most {self.last_position} tokens, the positions "
+                f"that the exported model has, got one of {longest}. Cut it, use the engine "
+                "`torch`, or export a model with a larger `max_position_embeddings`."
+            )
+
+
+def patience(config: GenerationConfig) -> int:
+    """The `patience` with which a search ends about where that of Transformers does."""
+    return 1 if config.early_stopping is True else 2
+
+
+def _ranked(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
+    return sorted(hypotheses, key=lambda hypothesis: -hypothesis.score)
+
+
+def _read_vocabulary(folder: Path, side: str) -> list[str]:
+    """Tokens by id; CTranslate2 keeps two vocabularies in one file where they are the same.
+
+    Raises:
+        ValueError: If there is no such file, or something else in it.
+    """
+    file = folder / f"{side}_vocabulary.json"
+    if not file.exists():
+        file = folder / "shared_vocabulary.json"
+    try:
+        tokens = parse_json(read_text(file))
+    except (FileNotFoundError, ValueError) as error:
+        raise ValueError(
+            f"{_NO_EXPORT.format(str(folder))} {file.name} that can be read: {error}. Export the "
+            "model."
+        ) from error
+    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
+        raise ValueError(
+            f"{str(file)!r} must hold a list of tokens, got {tokens!r:.60}. Export the model."
+        )
+    return tokens
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    config = read_object(path) if path.is_file() else {}
+    missing = [name for name in _CONFIG_FIELDS if name not in config]
+    if missing:
+        raise ValueError(
+            f"{_NO_EXPORT.format(str(folder))} `{missing[0]}` in its config.json. Export the model."
+        )
+    return config

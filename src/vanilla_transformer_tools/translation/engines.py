@@ -1,0 +1,538 @@
+"""Token ids in, hypotheses out: the interface of engines, and the engine of torch."""
+
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.generation import (
+    ForcedBOSTokenLogitsProcessor,
+    LogitsProcessor,
+    LogitsProcessorList,
+    MinLengthLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.decoding_vanilla_transformer import IncrementalDecoder
+from vanilla_transformer.generation_vanilla_transformer import SourceLengthLimit
+from vanilla_transformer.search_vanilla_transformer import (
+    BeamSettings,
+    Constraints,
+    beam_search,
+    greedy_search,
+    padded,
+)
+from vanilla_transformer_tools.saved_folder import complete_ids
+from vanilla_transformer_tools.translation.search import Search, refuse_torch_only, start_and_ends
+
+# Elements of the largest tensor [rows, T, V] of a teacher-forced pass: 64 MB in float32.
+FORCED_LOGITS = 2**24
+# Longest source of a model that names no limit: T5, whose positions are relative, learnt from this.
+USUAL_POSITIONS = 512
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One output for one source.
+
+    Attributes:
+        tokens: Ids, with a forced prefix, without the start token and `</s>`.
+        score: Log-probability / length^length_penalty of the tokens after the prefix, `</s>`
+            counted; NaN if scores were not wanted.
+        end: Id of the token that ended it, `</s>` in most models; None: it reached the limit.
+    """
+
+    tokens: list[int]
+    score: float
+    end: int | None
+
+    @property
+    def reached_limit(self) -> bool:
+        """Whether the output ended at the limit instead of at `</s>`."""
+        return self.end is None
+
+    @property
+    def ended(self) -> list[int]:
+        """The tokens with the one that ended them, if one did."""
+        return self.tokens if self.end is None else [*self.tokens, self.end]
+
+
+@dataclass(frozen=True)
+class ForcedPass:
+    """Scores and alignment of one given output.
+
+    Attributes:
+        log_probs: Log-probability of each token.
+        alignment: For each token, the source position with the largest attention weight.
+    """
+
+    log_probs: list[float]
+    alignment: list[int]
+
+
+class Engine(Protocol):
+    """The interface of engines, which search: `TorchEngine`, `CTranslate2Engine`, or another one.
+
+    Attributes:
+        name: As records of results call it.
+        max_positions: Longest source, in tokens, that the model expects.
+        last_position: Longest source or output, in tokens, that it can read or write.
+    """
+
+    name: str
+    max_positions: int
+    last_position: float
+
+    def translate_batch(
+        self,
+        sources: list[list[int]],
+        prefixes: list[list[int]],
+        limits: list[int],
+        search: Search,
+    ) -> list[list[Hypothesis]]:
+        """Translates each source as if it were alone.
+
+        Args:
+            sources: Ids with `</s>`.
+            prefixes: Ids that each output begins with, after the first token of `search`; all of
+                one length.
+            limits: Longest output of each source in tokens, what it begins with counted.
+            search: How to search.
+
+        Returns:
+            The hypotheses of each source, best first.
+        """
+
+
+class MeanDecoding:
+    """Decodes with several models as one, by the mean of their probabilities.
+
+    Args:
+        decodings: One of each model, all of the same sources.
+    """
+
+    def __init__(self, decodings: list[IncrementalDecoder]) -> None:
+        self.decodings = decodings
+
+    def first_logits(self, prompt: Tensor) -> Tensor:
+        """Log-probabilities of the token after each prompt, `[B, P]` -> `[B, V]`."""
+        return _mean([decoding.first_logits(prompt) for decoding in self.decodings])
+
+    def next_logits(self, tokens: Tensor, parents: Tensor | None = None) -> Tensor:
+        """Log-probabilities of the token after each hypothesis, `[B, N]` -> `[B, N, V]`."""
+        return _mean([decoding.next_logits(tokens, parents) for decoding in self.decodings])
+
+    def keep(self, rows: Tensor) -> None:
+        """Drops all sentences except those at `rows`."""
+        for decoding in self.decodings:
+            decoding.keep(rows)
+
+
+def _mean(logits: list[Tensor]) -> Tensor:
+    """Log of the mean of the models' probabilities."""
+    log_probs = torch.stack([one.log_softmax(-1, dtype=torch.float32) for one in logits])
+    return log_probs.logsumexp(0) - math.log(len(logits))
+
+
+class TorchEngine:
+    """Searches with `generate`; an ensemble with this package's own search.
+
+    Attributes:
+        name: Of the engine.
+        vocab_size: Size of the target vocabulary.
+
+    Args:
+        models: A sequence-to-sequence model in any dtype, on any device. Several vanilla
+            Transformers with the same vocabularies are an ensemble. It searches by the mean of
+            their probabilities. Of the first one's generation config, it applies `bad_words_ids`,
+            `suppress_tokens` and `early_stopping` only.
+
+    Raises:
+        ValueError: If the vocabularies differ in size, or if several models are not all vanilla
+            Transformers.
+    """
+
+    name = "torch"
+
+    def __init__(self, *models: PreTrainedModel) -> None:
+        sizes = [
+            (model.config.vocab_size, model.config.get_text_config(decoder=True).vocab_size)
+            for model in models
+        ]
+        if len(set(sizes)) > 1:
+            raise ValueError(
+                "The models of an ensemble must have the same vocabularies, got sizes of source "
+                f"and target {sizes}. Train them with the same tokenizer."
+            )
+        foreign = {type(model).__name__ for model in models if not _is_vanilla(model)}
+        if len(models) > 1 and foreign:
+            raise ValueError(
+                "The models of an ensemble must be vanilla Transformers, got "
+                f"{', '.join(sorted(foreign))}. Bring them in first: vanilla-transformer import."
+            )
+        if len(models) > 1:
+            refuse_torch_only(models[0].generation_config, "An ensemble", "give one model")
+        _, self.vocab_size = sizes[0]
+        self.models = [model.eval() for model in models]
+        self.model = model = models[0]
+        self.max_positions: int = min(
+            getattr(model.config, "max_position_embeddings", USUAL_POSITIONS) for model in models
+        )
+        self.last_position = min(map(_last_position, models))
+        for one in models:
+            complete_ids(one)
+        self.start_id, ends = start_and_ends(model)
+        self.end_ids = {end for end in ends if end is not None}
+
+    @torch.inference_mode()
+    def translate_batch(
+        self,
+        sources: list[list[int]],
+        prefixes: list[list[int]],
+        limits: list[int],
+        search: Search,
+    ) -> list[list[Hypothesis]]:
+        """See `Engine.translate_batch`; an output ends where learned positions do."""
+        self.check_lengths(sources)
+        limits = [int(min(limit, self.last_position)) for limit in limits]
+        count = search.num_hypotheses
+        # The samples of a source are adjacent rows, each with its own random numbers.
+        copies = count if search.do_sample else 1
+        rows = [index for index in range(len(sources)) for _ in range(copies)]
+        # Without a prefix, the search itself forces the first token.
+        openings = [search.opening(prefix) if prefix else [] for prefix in prefixes]
+        outputs = (self._generate if len(self.models) == 1 else self._search_together)(
+            [sources[row] for row in rows],
+            self._tensor([[self.start_id, *openings[row]] for row in rows]),
+            [limits[row] for row in rows],
+            search,
+        )
+        hypotheses = [
+            self._hypothesis(output, limits[index // count]) for index, output in enumerate(outputs)
+        ]
+        if search.scores or (search.do_sample and count > 1):
+            hypotheses = self._scored(sources, hypotheses, prefixes[0], search)
+        grouped = iter(hypotheses)
+        results = [list(islice(grouped, count)) for _ in sources]
+        if search.do_sample and count > 1:
+            results = [sorted(group, key=lambda one: -one.score) for group in results]
+        return results
+
+    def _generate(
+        self, sources: list[list[int]], prompt: Tensor, limits: list[int], search: Search
+    ) -> list[list[int]]:
+        """Outputs without the start token, padded to one length."""
+        input_ids, attention_mask = self._pad(sources)
+        outputs = self.model.generate(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            decoder_input_ids=prompt,
+            do_sample=False,
+            num_beams=search.num_beams,
+            # Greedy search has no penalty, and `generate` would warn about one.
+            length_penalty=search.length_penalty if search.num_beams > 1 else 1.0,
+            num_return_sequences=1 if search.do_sample else search.num_hypotheses,
+            repetition_penalty=search.repetition_penalty,
+            no_repeat_ngram_size=search.no_repeat_ngram_size,
+            # Counts the start token too. The limit of a source is stronger.
+            min_length=1 + min(search.min_length, max(limits)) if search.min_length else 0,
+            # Ids alone, whatever the generation config says.
+            return_dict_in_generate=False,
+            forced_bos_token_id=search.first_token,
+            # What reaches the limit is cut there, and reported.
+            forced_eos_token_id=None,
+            # Counts the start token. `max_new_tokens` of the generation config would override it.
+            max_length=1 + max(limits),
+            max_new_tokens=None,
+            stopping_criteria=[SourceLengthLimit(self._tensor(limits))],
+            logits_processor=_sampling(search, sources),
+        )
+        rows: list[list[int]] = outputs[:, 1:].tolist()
+        return rows
+
+    def _search_together(
+        self, sources: list[list[int]], prompt: Tensor, limits: list[int], search: Search
+    ) -> list[list[int]]:
+        """Outputs of the ensemble without the start token."""
+        input_ids, attention_mask = self._pad(sources)
+        decoding = MeanDecoding(
+            [
+                IncrementalDecoder(
+                    model,
+                    model.get_encoder()(
+                        input_ids=input_ids, attention_mask=attention_mask
+                    ).last_hidden_state,
+                    attention_mask,
+                )
+                for model in self.models
+            ]
+        )
+        config = self.model.generation_config
+        constraints = Constraints.of(config, prompt.device)
+        if search.first_token is not None:
+            constraints.others.append(ForcedBOSTokenLogitsProcessor(search.first_token))
+        constraints.others += self._restrictions(search)
+        prefixes = prompt[:, 1:].tolist()
+        beyond = [limit - len(prefix) for limit, prefix in zip(limits, prefixes, strict=True)]
+        arguments = (decoding, prompt, beyond, self.end_ids, constraints)
+        if search.num_beams > 1:
+            settings = BeamSettings(
+                search.num_beams,
+                search.length_penalty,
+                config.early_stopping or False,
+                max(beyond),
+            )
+            allowed = self.vocab_size - len(constraints.banned)
+            if allowed < (needed := settings.candidates(self.end_ids)):
+                raise ValueError(
+                    f"An ensemble with {search.num_beams} beams needs {needed} target tokens that "
+                    f"are not banned, got {allowed}. Use fewer beams."
+                )
+            outputs = [
+                (prefix, tokens)
+                for prefix, found in zip(prefixes, beam_search(*arguments, settings), strict=True)
+                for _, tokens in found[: search.num_hypotheses]
+            ]
+        else:
+            processors = _sampling(search, sources)
+            found = greedy_search(*arguments, lambda scores: processors(prompt, scores).argmax(-1))
+            outputs = list(zip(prefixes, found, strict=True))
+        return [prefix + tokens for prefix, tokens in outputs]
+
+    def _restrictions(self, search: Search) -> Iterator[LogitsProcessor]:
+        """What `generate` makes of the same fields."""
+        if search.repetition_penalty != 1:
+            yield RepetitionPenaltyLogitsProcessor(search.repetition_penalty)
+        if search.no_repeat_ngram_size:
+            yield NoRepeatNGramLogitsProcessor(search.no_repeat_ngram_size)
+        if search.min_length:
+            device = str(self.model.device)
+            yield MinLengthLogitsProcessor(1 + search.min_length, sorted(self.end_ids), device)
+
+    @torch.inference_mode()
+    def force(
+        self,
+        sources: list[list[int]],
+        targets: list[list[int]],
+        *,
+        align: bool = False,
+        end_length: int = 1,
+    ) -> Iterator[ForcedPass]:
+        """Reads given outputs with their sources, all positions at once (teacher forcing).
+
+        Alignments come from the mean of the heads of the decoder's last layer but one, or of its
+        only one. In trained models that layer follows the words best (Garg et al. 2019,
+        arXiv 1909.02074); the last one rather predicts the next token. No token is aligned to the
+        end of the source.
+
+        Args:
+            sources: Ids with `</s>`.
+            targets: Ids of outputs, with `</s>` if they ended; the same number for each source,
+                those of the first source first.
+            align: Whether alignments are wanted; otherwise they are empty.
+            end_length: Number of tokens at the end of each source that are no text: `</s>` and, in
+                mBART, the code of the language.
+
+        Raises:
+            ValueError: As `check_lengths` does.
+        """
+        self.check_lengths([*sources, *targets])
+        copies = len(targets) // len(sources)
+        width = max(map(len, targets))
+        rows_at_a_time = max(1, FORCED_LOGITS // (width * self.vocab_size))
+        input_ids, attention_mask = self._pad(sources)
+        encoded = [
+            model.get_encoder()(input_ids=input_ids, attention_mask=attention_mask)[0]
+            for model in self.models
+        ]
+        for first in range(0, len(targets), rows_at_a_time):
+            part = targets[first : first + rows_at_a_time]
+            rows = self._tensor([(first + index) // copies for index in range(len(part))])
+            states = [one[rows] for one in encoded]
+            passes = self._force_rows(states, attention_mask[rows], part, align, end_length)
+            yield from passes
+
+    def check_lengths(self, rows: list[list[int]]) -> None:
+        """Refuses ids for which the model has no positions.
+
+        Raises:
+            ValueError: If a row is longer.
+        """
+        longest = max(map(len, rows), default=0)
+        if longest > self.last_position:
+            raise ValueError(
+                f"The positions of {self.model.config.model_type!r} end after "
+                f"{self.last_position:.0f} tokens, got a sequence of {longest}. Cut it."
+            )
+
+    def _force_rows(
+        self,
+        states: list[Tensor],
+        attention_mask: Tensor,
+        targets: list[list[int]],
+        align: bool,
+        end_length: int,
+    ) -> Iterator[ForcedPass]:
+        labels, _ = self._pad(targets)
+        with attention_weights(self.models) if align else nullcontext():
+            outputs = [
+                model(
+                    encoder_outputs=(one,),
+                    attention_mask=attention_mask,
+                    # Padded on the right: no real token sees what follows it.
+                    decoder_input_ids=torch.nn.functional.pad(
+                        labels[:, :-1], (1, 0), value=self.start_id
+                    ),
+                    use_cache=False,
+                    output_attentions=align,
+                )
+                for model, one in zip(self.models, states, strict=True)
+            ]
+        log_probs = _mean([output.logits for output in outputs])
+        chosen = log_probs.gather(-1, labels[..., None])[..., 0].tolist()
+        alignment: list[list[int]] = [[]] * len(targets)
+        if align:
+            attentions = [output.cross_attentions for output in outputs]
+            alignment = _alignment(attentions, attention_mask, end_length)
+        for target, row, positions in zip(targets, chosen, alignment, strict=True):
+            yield ForcedPass(row[: len(target)], positions[: len(target)])
+
+    def _scored(
+        self,
+        sources: list[list[int]],
+        hypotheses: list[Hypothesis],
+        prefix: list[int],
+        search: Search,
+    ) -> list[Hypothesis]:
+        scored = []
+        forced = len(search.opening(prefix))
+        targets = [hypothesis.ended for hypothesis in hypotheses]
+        for hypothesis, read in zip(hypotheses, self.force(sources, targets), strict=True):
+            length = len(read.log_probs) - search.uncounted(prefix)
+            score = sum(read.log_probs[forced:]) / length**search.length_penalty
+            scored.append(replace(hypothesis, score=score))
+        return scored
+
+    def _hypothesis(self, output: list[int], limit: int) -> Hypothesis:
+        # Beam search may pad rows with `</s>`; one beyond the limit does not end the output.
+        output = output[:limit]
+        place = next((place for place, token in enumerate(output) if token in self.end_ids), None)
+        end = None if place is None else output[place]
+        return Hypothesis(output[:place], score=float("nan"), end=end)
+
+    def _pad(self, rows: list[list[int]]) -> tuple[Tensor, Tensor]:
+        """Ids and mask `[B, S]`, padded on the right."""
+        ids, mask = padded(rows, self.model.config.pad_token_id)
+        return ids.to(self.model.device), mask.to(self.model.device)
+
+    def _tensor(self, rows: Sequence[int] | Sequence[list[int]]) -> Tensor:
+        return torch.tensor(rows, device=self.model.device)
+
+
+@contextmanager
+def attention_weights(models: Sequence[PreTrainedModel]) -> Iterator[None]:
+    """Makes models return their attention weights: those of other classes only do with `eager`."""
+    others = [
+        (model, model.config._attn_implementation) for model in models if not _is_vanilla(model)
+    ]
+    try:
+        for model, _ in others:
+            model.set_attn_implementation("eager")
+        yield
+    finally:
+        for model, implementation in others:
+            model.set_attn_implementation(implementation)
+
+
+def aligned_layer(layers: int) -> int:
+    """Layer that alignments are read from, counted from 0; see `TorchEngine.force`."""
+    return max(0, layers - 2)
+
+
+def _alignment(
+    cross_attentions: list[tuple[Tensor, ...]], attention_mask: Tensor, end_length: int
+) -> list[list[int]]:
+    """For each target position the source position with most weight; see `TorchEngine.force`.
+
+    Args:
+        cross_attentions: Of each model, of each layer, `[rows, heads, T, S]`.
+        attention_mask: 1 = real source token, `[rows, S]`.
+        end_length: See `TorchEngine.force`.
+    """
+    weights = torch.stack(
+        [layers[aligned_layer(len(layers))].float().mean(1) for layers in cross_attentions]
+    ).mean(0)
+    ends = attention_mask.sum(-1) - end_length
+    is_word = torch.arange(weights.shape[-1], device=ends.device) < ends[:, None]
+    positions: list[list[int]] = weights.masked_fill(~is_word[:, None], -1).argmax(-1).tolist()
+    return positions
+
+
+def _sampling(search: Search, sources: list[list[int]]) -> LogitsProcessorList:
+    """Processors that turn greedy search into sampling; none without `do_sample`."""
+    processors = LogitsProcessorList()
+    if search.do_sample:
+        if search.temperature != 1.0:
+            processors.append(TemperatureLogitsWarper(search.temperature))
+        if search.top_k:
+            processors.append(TopKLogitsWarper(search.top_k))
+        if search.top_p < 1.0:
+            processors.append(TopPLogitsWarper(search.top_p))
+        ranks = [index % search.num_hypotheses for index in range(len(sources))]
+        seeds = [
+            _seed(search.seed, rank, source) for rank, source in zip(ranks, sources, strict=True)
+        ]
+        processors.append(GumbelNoise(seeds))
+    return processors
+
+
+def _seed(seed: int, rank: int, source: list[int]) -> int:
+    digest = hashlib.blake2b(repr((seed, rank, source)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big")
+
+
+class GumbelNoise(LogitsProcessor):
+    """Adds noise to logits, so that the largest one is a random draw from the softmax.
+
+    This is the Gumbel-max trick (Gumbel 1954). Each row has its own generator, so that a sample
+    does not depend on the other sentences of its batch.
+
+    Args:
+        seeds: One for each row.
+    """
+
+    def __init__(self, seeds: list[int]) -> None:
+        self.generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Logits with noise, `[B, V]`."""
+        noise = torch.empty(scores.shape, dtype=torch.float32)
+        for row, generator in zip(noise, self.generators, strict=True):
+            row.exponential_(generator=generator)
+        return scores - noise.log().to(scores)
+
+
+def _is_vanilla(model: PreTrainedModel) -> bool:
+    return bool(model.config.model_type == VanillaTransformerConfig.model_type)
+
+
+def _last_position(model: PreTrainedModel) -> float:
+    """Longest output that a model can write, in tokens."""
+    if _is_vanilla(model):
+        return float(model.config.last_position)
+    # Tables of other classes end with their last row, apart from FSMT's, which grows.
+    table = getattr(model.get_decoder(), "embed_positions", None)
+    if isinstance(table, nn.Embedding) and not hasattr(table, "make_weight"):
+        return float(table.num_embeddings - getattr(table, "offset", 0))
+    return math.inf

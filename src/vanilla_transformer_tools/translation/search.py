@@ -1,0 +1,284 @@
+"""The settings of a search, the same for every engine."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from transformers import GenerationConfig, PreTrainedModel
+
+from vanilla_transformer.search_vanilla_transformer import Constraints
+from vanilla_transformer_tools.settings import MAX_EXTRA_TOKENS
+
+LARGEST_PENALTY = 20
+# Logits divided by less may be infinite in float32.
+LEAST_TEMPERATURE = 1e-6
+# Far more than any sentence has, and far less than overflows.
+MOST_EXTRA_TOKENS = 1_000_000
+
+_LEAST = {
+    "num_beams": 1,
+    "num_hypotheses": 1,
+    "top_k": 0,
+    "no_repeat_ngram_size": 0,
+    "min_length": 0,
+}
+
+# Fields of a generation config that an export or a `Search` takes over, or that have no effect on a
+# search for the likeliest output. `renormalize_logits` is what CTranslate2 does anyway.
+_HARMLESS_FIELDS = {
+    *("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"),
+    *("bad_words_ids", "suppress_tokens", "forced_bos_token_id", "forced_eos_token_id"),
+    *("num_beams", "length_penalty", "early_stopping", "num_return_sequences"),
+    *("max_length", "max_new_tokens"),
+    *("do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p"),
+    *("epsilon_cutoff", "eta_cutoff", "renormalize_logits", "use_cache"),
+    *("use_transformers_search", "transformers_version", "_from_model_config"),
+    *("output_attentions", "output_hidden_states", "output_scores", "output_logits"),
+    *("return_dict_in_generate", "num_assistant_tokens", "num_assistant_tokens_schedule"),
+    *("assistant_confidence_threshold", "assistant_lookbehind", "target_lookbehind"),
+}
+# Values with which the other fields have no effect.
+_NO_EFFECT = {
+    "diversity_penalty": 0.0,
+    "encoder_no_repeat_ngram_size": 0,
+    "encoder_repetition_penalty": 1.0,
+    "min_length": 0,
+    "no_repeat_ngram_size": 0,
+    "num_beam_groups": 1,
+    "remove_invalid_values": False,
+    "repetition_penalty": 1.0,
+}
+
+
+@dataclass(frozen=True)
+class Search:
+    """How to search, for how many translations.
+
+    Attributes:
+        num_beams: Width of the beam; 1 is greedy.
+        length_penalty: Exponent a in the rank of a finished hypothesis, log-probability / length^a
+            (Transformers' definition, `</s>` counted, a forced prefix not); -20 to 20.
+        num_hypotheses: Translations of each source, best first.
+        do_sample: Draws translations instead of searching for likely ones.
+        temperature: Divides the logits before a draw; below 1 draws likelier tokens.
+        top_k: Draws among the k likeliest tokens only; 0: among all.
+        top_p: Draws among the likeliest tokens that together have this probability.
+        repetition_penalty: Divides the probability of tokens that the output has already, as in
+            Transformers; 1: no penalty.
+        no_repeat_ngram_size: Number of tokens that an output never repeats in a row; 0: no limit.
+        min_length: Shortest output in tokens, without the first token and `</s>`.
+        seed: With the source and the rank, it determines what is drawn (`TorchEngine`; CTranslate2
+            draws anew each time).
+        mbr_candidates: Ranks this number of samples, or of best hypotheses, of each source by
+            minimum Bayes risk (see `rank_by_utility`); 0: by probability.
+        max_extra_tokens: Longest output beyond the tokens of its own source, section 6.1; 0 to
+            1,000,000.
+        scores: Whether scores are wanted; they may cost time.
+        first_token: Id that each output begins with, before any prefix, such as that of its
+            language; None: the search chooses. As in Transformers, it has the probability 1, and
+            counts in the length of an output without a prefix.
+
+    Raises:
+        ValueError: If a value is out of range, or if values exclude each other.
+    """
+
+    num_beams: int = 1
+    length_penalty: float = 1.0
+    num_hypotheses: int = 1
+    do_sample: bool = False
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    mbr_candidates: int = 0
+    repetition_penalty: float = 1.0
+    no_repeat_ngram_size: int = 0
+    min_length: int = 0
+    max_extra_tokens: int = MAX_EXTRA_TOKENS
+    scores: bool = False
+    first_token: int | None = None
+
+    def __post_init__(self) -> None:
+        faults = [
+            f"`{name}` must be at least {least}, got {getattr(self, name)}."
+            for name, least in _LEAST.items()
+            if getattr(self, name) < least
+        ]
+        # Written so that NaN fails. Larger powers of long outputs' lengths overflow.
+        if not abs(self.length_penalty) <= LARGEST_PENALTY:
+            faults.append(
+                f"`length_penalty` must be between -{LARGEST_PENALTY} and {LARGEST_PENALTY}, got "
+                f"{self.length_penalty}. 0.6 to 1 are usual."
+            )
+        if not LEAST_TEMPERATURE <= self.temperature < math.inf:
+            faults.append(
+                f"`temperature` must be finite and at least {LEAST_TEMPERATURE}, got "
+                f"{self.temperature}."
+            )
+        if not 0 < self.repetition_penalty < math.inf:
+            faults.append(
+                "`repetition_penalty` must be finite and above 0, got "
+                f"{self.repetition_penalty}. 1 to 1.5 are usual."
+            )
+        if not 0 < self.top_p <= 1:
+            faults.append(f"`top_p` must be above 0 and at most 1, got {self.top_p}.")
+        if not 0 <= self.max_extra_tokens <= MOST_EXTRA_TOKENS:
+            faults.append(
+                f"`max_extra_tokens` must be between 0 and {MOST_EXTRA_TOKENS:,}, got "
+                f"{self.max_extra_tokens}."
+            )
+        faults += self._contradictions()
+        if faults:
+            raise ValueError("\n".join(faults))
+
+    def _contradictions(self) -> list[str]:
+        faults = []
+        if self.mbr_candidates < 0 or 0 < self.mbr_candidates < self.num_hypotheses:
+            faults.append(
+                "`mbr_candidates` must be 0 or at least `num_hypotheses`, got "
+                f"{self.mbr_candidates} and {self.num_hypotheses}."
+            )
+        if self.do_sample and self.num_beams > 1:
+            faults.append(f"Sampling has no beams: `num_beams` must be 1, got {self.num_beams}.")
+        largest = max(self.mbr_candidates, self.num_hypotheses)
+        if not self.do_sample and largest > self.num_beams:
+            name = "mbr_candidates" if self.mbr_candidates == largest else "num_hypotheses"
+            faults.append(
+                f"`{name}` must be at most `num_beams`, got {largest} and {self.num_beams}. Widen "
+                "the beam, or sample."
+            )
+        if not self.do_sample and (self.temperature, self.top_k, self.top_p) != (1.0, 0, 1.0):
+            faults.append(
+                "`temperature`, `top_k` and `top_p` need `do_sample`, got "
+                f"{self.temperature}, {self.top_k} and {self.top_p} without it."
+            )
+        return faults
+
+    @classmethod
+    def of(cls, config: GenerationConfig, **settings: Any) -> Self:
+        """A search whose defaults come from a generation config.
+
+        Args:
+            config: Its `num_beams`, `length_penalty`, `repetition_penalty`, `no_repeat_ngram_size`
+                and `min_length`, which counts the start token, are the defaults of a search;
+                samples have no beam, and without a beam the length penalty is 1.
+            settings: Fields of the class; None: the default.
+        """
+        given = {name: value for name, value in settings.items() if value is not None}
+        # The config of a new model leaves both open.
+        if config.num_beams is not None and not given.get("do_sample"):
+            given.setdefault("num_beams", config.num_beams)
+        if config.length_penalty is not None and given.get("num_beams", 1) > 1:
+            given.setdefault("length_penalty", config.length_penalty)
+        for name in ("repetition_penalty", "no_repeat_ngram_size"):
+            if getattr(config, name) is not None:
+                given.setdefault(name, getattr(config, name))
+        given.setdefault("min_length", max(0, (config.min_length or 0) - 1))
+        return cls(**given)
+
+    def opening(self, prefix: list[int]) -> list[int]:
+        """Ids that an output begins with."""
+        return [*([] if self.first_token is None else [self.first_token]), *prefix]
+
+    def uncounted(self, prefix: list[int]) -> int:
+        """Number of tokens that the length of an output does not count."""
+        return len(self.opening(prefix)) if prefix else 0
+
+    def of_candidates(self) -> Self:
+        """The search for the candidates of minimum Bayes risk; without it, the same search."""
+        if not self.mbr_candidates:
+            return self
+        return replace(
+            self,
+            num_hypotheses=self.mbr_candidates,
+            mbr_candidates=0,
+            # Samples have equal weights, others their probabilities.
+            scores=not self.do_sample,
+        )
+
+    def __str__(self) -> str:
+        """What one writes beside a score, such as `beam 4, length penalty 0.6`."""
+        words = "greedy"
+        if self.num_beams > 1:
+            words = f"beam {self.num_beams}, length penalty {self.length_penalty}"
+        if self.do_sample:
+            words = f"sampling, temperature {self.temperature}"
+            words += f", top_k {self.top_k}" * (self.top_k > 0)
+            words += f", top_p {self.top_p}" * (self.top_p < 1)
+            words += f", seed {self.seed}"
+        if self.repetition_penalty != 1:
+            words += f", repetition penalty {self.repetition_penalty}"
+        if self.no_repeat_ngram_size:
+            words += f", no repeated {self.no_repeat_ngram_size}-grams"
+        if self.min_length:
+            words += f", at least {self.min_length} tokens"
+        if self.mbr_candidates:
+            words = f"MBR (chrF) of {self.mbr_candidates} candidates, {words}"
+        return words
+
+
+def never_generated(generation_config: GenerationConfig) -> list[int]:
+    """Ids that are never generated: `<pad>` and `<s>`, unless the model's owner chose others.
+
+    Raises:
+        ValueError: If sequences of several tokens are forbidden, which an export cannot express.
+    """
+    constraints = Constraints.of(generation_config)
+    if constraints.others:
+        sequences = [ids for ids in generation_config.bad_words_ids if len(ids) != 1]
+        raise ValueError(
+            "`bad_words_ids` of the generation config must name single tokens, which are then "
+            f"never generated, got {sequences}. Leave them out, or use the engine `torch`."
+        )
+    return sorted(constraints.banned)
+
+
+def start_and_ends(model: PreTrainedModel) -> tuple[Any, list[Any]]:
+    """Ids of the token that the decoder reads first, and of those that end an output.
+
+    The generation config decides, and where it names none the config of the model.
+    """
+    configs = model.generation_config, model.config
+    start, end = (
+        next((value for config in configs if (value := getattr(config, name)) is not None), None)
+        for name in ("decoder_start_token_id", "eos_token_id")
+    )
+    return start, end if isinstance(end, list) else [end]
+
+
+def has_several_ends(eos_token_id: int | list[int] | None) -> bool:
+    """Whether outputs may end with different tokens, of which CTranslate2 knows one."""
+    return isinstance(eos_token_id, list) and len(eos_token_id) > 1
+
+
+def torch_only(generation_config: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a generation config with which no other engine finds what torch finds."""
+    return {
+        name: value
+        for name, value in generation_config.items()
+        if name not in _HARMLESS_FIELDS and value not in (None, _NO_EFFECT.get(name))
+    }
+
+
+def refuse_torch_only(
+    generation_config: GenerationConfig,
+    what: str = "An export",
+    instead: str = "use the engine `torch`",
+) -> None:
+    """Refuses searches that an export, or an ensemble, cannot do.
+
+    Args:
+        generation_config: Of the model.
+        what: Cannot do them.
+        instead: What can.
+
+    Raises:
+        ValueError: If there are such settings; the message names all.
+    """
+    if fields := torch_only(generation_config.to_diff_dict()):
+        raise ValueError(
+            f"{what} translates without these settings of generation_config.json: "
+            f"{', '.join(f'{name}={value}' for name, value in fields.items())}. Delete them there, "
+            f"or {instead}."
+        )

@@ -1,0 +1,264 @@
+"""Lines to token ids; lines are cut into pieces by sentence, or where they are too long."""
+
+import logging
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain, islice, repeat
+
+from transformers import PreTrainedTokenizerBase
+
+from vanilla_transformer_tools.text.blanks import BLANKS, without_blank_ends
+from vanilla_transformer_tools.text.languages import end_length
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
+from vanilla_transformer_tools.translation.sentences import sentence_ends, split_line
+
+logger = logging.getLogger(__name__)
+
+# Python's replacements for bytes that are not UTF-8; they never occur in text.
+_SURROGATES = re.compile("[\ud800-\udfff]")
+_WORD_CHARACTER = re.compile(f"[^{BLANKS}]")
+# No blank follows a sentence of Chinese or Japanese.
+_NO_BLANK_AFTER = re.compile(
+    "[\u3000-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff01-\uff60\U00020000-\U0003134f]"
+)
+
+# First guess of the characters of a token; most text has fewer.
+_CHARACTERS = 8
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A line, or a part of one.
+
+    Attributes:
+        line: Index of the line among those given.
+        text: With the white space around it; the pieces of a line are the whole line.
+        source: Ids with `</s>`.
+        prefix: Ids with which its translation begins.
+    """
+
+    line: int
+    text: str
+    source: list[int]
+    prefix: list[int]
+
+
+def cut_into_pieces(
+    lines: Sequence[tuple[str, str]],
+    tokenizers: TokenizerPair,
+    max_tokens: int,
+    first_line: int,
+    source_prefix: Sequence[int] = (),
+    *,
+    split_sentences: bool = False,
+) -> list[Piece]:
+    """Ids of all lines except blank ones; a warning names each line that is too long.
+
+    Args:
+        lines: Each with the text with which its translation begins.
+        tokenizers: Of source and target.
+        max_tokens: Length of the longest piece, `</s>` counted.
+        first_line: Number of the first line, for warnings.
+        source_prefix: Ids before each piece; they count towards its length.
+        split_sentences: Whether each sentence is a piece of its own.
+
+    Raises:
+        ValueError: If a prefix has unknown words.
+    """
+    max_tokens -= len(source_prefix)
+    texts = [without_surrogates(line) for line, _ in lines]
+    cut = cut_lines(texts, tokenizers.source, max_tokens, split_sentences=split_sentences)
+    pieces = []
+    for place, sources in enumerate(cut):
+        if len(sources) > 1 and len(sources) > len(_sentences(texts[place], split_sentences)):
+            logger.warning(
+                "Line %d is longer than %d tokens and is translated in %d pieces.",
+                first_line + place,
+                max_tokens + len(source_prefix),
+                len(sources),
+            )
+        # Only the first piece of a line begins with the prefix.
+        prefix = _encode_prefix(lines[place][1], tokenizers.target, first_line + place)
+        prefixes = chain([prefix], repeat([]))
+        pieces += [
+            Piece(place, text, [*source_prefix, *source], prefix)
+            for (text, source), prefix in zip(sources, prefixes, strict=False)
+        ]
+    return pieces
+
+
+def cut_lines(
+    lines: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+    max_tokens: int,
+    *,
+    split_sentences: bool = False,
+) -> list[list[tuple[str, list[int]]]]:
+    """The pieces of each line with their ids: the line itself, if nothing asks for a cut.
+
+    A piece has the white space around it, but its ids are those of the text between.
+
+    Args:
+        lines: Blank ones have no pieces.
+        tokenizer: Of the lines.
+        max_tokens: Length of the longest piece, `</s>` counted.
+        split_sentences: Whether each sentence is a piece of its own.
+    """
+    parts = [_sentences(line, split_sentences) for line in lines]
+    # Very long ones are not tokenised as a whole.
+    short = [part for part in chain.from_iterable(parts) if len(part) <= _CHARACTERS * max_tokens]
+    whole = dict(zip(short, _encode(short, tokenizer), strict=True))
+    cut = []
+    for sentences in parts:
+        pieces: list[tuple[str, list[int]]] = []
+        for sentence in sentences:
+            ids = whole.get(sentence)
+            if ids is not None and len(ids) <= max_tokens:
+                pieces.append((sentence, ids))
+            else:
+                texts = cut_line(sentence, tokenizer, max_tokens)
+                pieces += zip(texts, _encode(texts, tokenizer), strict=True)
+        cut.append(pieces)
+    return cut
+
+
+def _sentences(line: str, split_sentences: bool) -> list[str]:
+    """The sentences of a line, or the line; none if it is blank."""
+    if not without_blank_ends(line):
+        return []
+    return split_line(line) if split_sentences else [line]
+
+
+def join_pieces(translations: Sequence[str]) -> str:
+    """The translation of a line from those of its pieces, which have the white space around them.
+
+    Where a line had none between two pieces, as in Chinese, there is a blank, unless the
+    translation is in such a script.
+    """
+    line = ""
+    for text in translations:
+        needs_blank = line and text and not (line[-1].isspace() or text[0].isspace())
+        line += " " * bool(needs_blank and not _NO_BLANK_AFTER.match(line[-1])) + text
+    return line
+
+
+def without_surrogates(text: str) -> str:
+    """The text with U+FFFD for lone surrogates, which are no characters and cannot be encoded."""
+    return _SURROGATES.sub("\ufffd", text)
+
+
+def _encode(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+    if not texts:
+        return []
+    texts = list(map(without_blank_ends, texts))
+    ids: list[list[int]] = tokenizer(texts, verbose=False)["input_ids"]
+    return ids
+
+
+def _encode_prefix(prefix: str, tokenizer: PreTrainedTokenizerBase, number: int) -> list[int]:
+    # A blank between words belongs to the token of the next word.
+    prefix = without_surrogates(prefix).rstrip()
+    if not prefix:
+        return []
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = tokenizer(text_target=text, add_special_tokens=False)["input_ids"]
+        return ids
+
+    ids = encode(prefix)
+    # Decoding would leave it out.
+    if tokenizer.unk_token_id in ids:
+        unknown = [word for word in prefix.split() if tokenizer.unk_token_id in encode(word)]
+        raise ValueError(
+            f"The prefix of line {number:,} must be text that the target vocabulary can write, got "
+            f"{prefix!r:.60}, in which these words are unknown: {' '.join(unknown):.60}."
+        )
+    return ids
+
+
+def cut_line(line: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> list[str]:
+    """Pieces of a line, of at most `max_tokens` tokens each.
+
+    A piece ends after the last sentence that fits, else before the last blank, else after the last
+    token. It has the white space before it, the last one also that after it. Only the text of the
+    next few pieces is tokenised at a time, so that time and memory are proportional to the line.
+
+    Args:
+        line: Text.
+        tokenizer: Of the line; a fast one knows the place of each token in the text.
+        max_tokens: Length of the longest piece, `</s>` counted. A single character may take more.
+
+    Returns:
+        The pieces; none if there are only blanks.
+    """
+
+    def fits(text: str) -> bool:
+        return len(_encode([text], tokenizer)[0]) <= max_tokens
+
+    pieces = []
+    end, start = 0, _next_word(line, 0)
+    guess = _CHARACTERS * max_tokens
+    while start < len(line):
+        fitting = _end_of_fitting(line, start, guess, tokenizer, max_tokens)
+        guess = 2 * (fitting - start)
+        boundaries = [] if fitting == len(line) else _boundaries(line, start, fitting)
+        # A cut within a token makes others of it, which may be more.
+        ends = chain(boundaries, range(fitting, start + 1, -1))
+        begin, end = end, next((end for end in ends if fits(line[start:end])), start + 1)
+        end = start + len(line[start:end].rstrip(BLANKS))
+        pieces.append(line[begin:end])
+        start = _next_word(line, end)
+    if pieces:
+        pieces[-1] += line[end:]
+    return pieces
+
+
+def _next_word(line: str, start: int) -> int:
+    found = _WORD_CHARACTER.search(line, start)
+    return found.start() if found else len(line)
+
+
+def _end_of_fitting(
+    line: str, start: int, guess: int, tokenizer: PreTrainedTokenizerBase, max_tokens: int
+) -> int:
+    """End of the longest text from `start` that has at most `max_tokens` tokens.
+
+    The next `guess` characters are searched, and twice as many if all of them fit.
+    """
+    if not tokenizer.is_fast:
+        return _end_found_by_halving(line, start, guess, tokenizer, max_tokens)
+    while True:
+        end = min(start + guess, len(line))
+        encoded = tokenizer(line[start:end], return_offsets_mapping=True, verbose=False)
+        if len(encoded["input_ids"]) > max_tokens:
+            # The last allowed token is `</s>`, or a code after it.
+            first_too_many, _ = encoded["offset_mapping"][max_tokens - end_length(tokenizer)]
+            return start + max(1, first_too_many)
+        if end == len(line):
+            return end
+        guess *= 2
+
+
+def _end_found_by_halving(
+    line: str, start: int, guess: int, tokenizer: PreTrainedTokenizerBase, max_tokens: int
+) -> int:
+    """As `_end_of_fitting`; longer texts are taken to have no fewer tokens."""
+
+    def length(end: int) -> int:
+        return len(tokenizer(line[start:end], verbose=False)["input_ids"])
+
+    end = min(start + guess, len(line))
+    while end < len(line) and length(end) <= max_tokens:
+        guess *= 2
+        end = min(start + guess, len(line))
+    ends = range(start + 1, end + 1)
+    return start + max(1, bisect_right(ends, max_tokens, key=length))
+
+
+def _boundaries(line: str, start: int, end: int) -> list[int]:
+    """Where a piece from `start` to `end` at the latest may end: sentences, else the last blank."""
+    ends = list(sentence_ends(line, start, end))
+    blanks = (place for place in range(end, start, -1) if line[place].isspace())
+    return [*reversed(ends), *islice(blanks, 1)]

@@ -1,0 +1,583 @@
+"""Text in, text out: translating lines with a trained model."""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, repeat, zip_longest
+from typing import Any, Self, cast
+
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from vanilla_transformer_tools.saved_folder import RUN_FILE, gpu_computes_bfloat16, read_run
+from vanilla_transformer_tools.settings import EngineName
+from vanilla_transformer_tools.text.blanks import blank_ends
+from vanilla_transformer_tools.text.languages import end_length
+from vanilla_transformer_tools.text.tokenizer_pair import (
+    TokenizerPair,
+    has_target_vocabulary,
+    knows_both_sides,
+    speller,
+)
+from vanilla_transformer_tools.translation.bayes_risk import rank_by_utility
+from vanilla_transformer_tools.translation.engine_choice import load_engine
+from vanilla_transformer_tools.translation.engines import Engine, Hypothesis, TorchEngine
+from vanilla_transformer_tools.translation.search import Search
+from vanilla_transformer_tools.translation.segments import Piece, cut_into_pieces, join_pieces
+from vanilla_transformer_tools.translation.unknown import (
+    text_with_unknown,
+    unknown_id,
+    with_source_words,
+)
+
+# A window of lines is sorted by length: at most this number of lines, and no further line after
+# this number of characters. Results come in order, so a line waits for its window only.
+WINDOW_LINES = 2048
+WINDOW_CHARACTERS = 2**20
+
+# Source tokens of a batch, unless the caller gives another number.
+TOKENS_ON_CPU, TOKENS_ON_GPU = 4096, 64_000
+
+# Shorter sources count as this many tokens of a batch, since each hypothesis takes memory too.
+LEAST_TOKENS = 16
+
+# Name in the record of a training: the share of its sources that have more than one sentence.
+INNER_ENDS = "lines_of_several_sentences"
+# Of a model of single sentences. Corpora of sentences have 0 to 1.5 %, of code 3 %.
+MOST_INNER_ENDS = 0.02
+
+# What `str.splitlines` and many editors take for the end of a line.
+_LINE_SEPARATORS = re.compile("[\n\v\f\r\x1c-\x1e\x85\u2028\u2029]")
+
+
+@dataclass(frozen=True)
+class Translation:
+    """Translation of one line.
+
+    Attributes:
+        text: Its line separators are blanks, so that a line stays a line; those around a source
+            are as they were, but for line feeds.
+        reached_limit: Whether the search was cut off at the longest output allowed.
+        replaced_separators: Line separators of the output that became blanks.
+        unknown: Unknown tokens of the output, which are `<unk>` in `text`, or replaced.
+        score: Log-probability / length^length_penalty, `</s>` counted, a forced prefix not; of MBR,
+            the expected chrF. Mean of the pieces of a long line. None if scores were not wanted.
+        alternatives: The next best translations, if several were wanted.
+        source_tokens: Tokens of the source, with a tag; only with details, like all that follow.
+        tokens: Tokens of the output, with `</s>` if it ended.
+        token_scores: Log-probability of each of `tokens`.
+        alignment: Pairs of positions in `source_tokens` and in `tokens`, one for each token except
+            `</s>`.
+    """
+
+    text: str
+    reached_limit: bool = False
+    replaced_separators: int = 0
+    unknown: int = 0
+    score: float | None = None
+    alternatives: tuple["Translation", ...] = ()
+    source_tokens: tuple[str, ...] = ()
+    tokens: tuple[str, ...] = ()
+    token_scores: tuple[float, ...] = ()
+    alignment: tuple[tuple[int, int], ...] = ()
+
+
+class Translator:
+    """Translates lines of text, each as if it were alone.
+
+    Args:
+        model: A sequence-to-sequence model in any dtype, on any device; or an engine.
+        tokenizer: Of any class; one that names languages by codes is copied for those given.
+        search: How to search; None: as the generation config and `settings` say.
+        target_tokenizer: Of the output, if the target has its own vocabulary; None: `tokenizer`.
+        source_language: Of the lines, for a model whose tokenizer names the languages of both
+            sides, such as NLLB's; None: the one that the tokenizer was saved with.
+        target_language: To translate into, for a model of several directions; None: the one with
+            which the model begins its outputs, if it has one. A tag counts as a token of each
+            source.
+        generation_config: Where the defaults of a search come from; None: the model's.
+        max_tokens_per_batch: Source tokens of a batch; padding, beams and samples counted, and a
+            shorter source as one of 16; None: 64,000 on a GPU, else 4,096.
+        max_source_length: Lines of more tokens, `</s>` counted, are cut into pieces, and so are
+            those beyond the model's last position; None: the longest that the model expects.
+        split_sentences: Whether each sentence of a line is translated alone: a model that was
+            trained on single sentences leaves out most of a line of several. None: no.
+        details: Whether tokens, their scores and alignments are wanted; engine `torch` only.
+        replace_unknown: Writes the aligned word of the source for each `<unk>` of an output; engine
+            `torch` and fast tokenizers only.
+        settings: Fields of `Search` that differ from the defaults, such as `num_beams=5`, instead
+            of `search`; None: the default.
+
+    Raises:
+        ValueError: If settings are out of range or exclude each other, the model does not have a
+            language or needs one, or the tokenizer of its target is missing.
+        TypeError: If `Search` has no such field, or the model is wrapped in something else.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel | Engine,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        search: Search | None = None,
+        target_tokenizer: PreTrainedTokenizerBase | None = None,
+        source_language: str | None = None,
+        target_language: str | None = None,
+        generation_config: GenerationConfig | None = None,
+        max_tokens_per_batch: int | None = None,
+        max_source_length: int | None = None,
+        split_sentences: bool | None = None,
+        details: bool = False,
+        replace_unknown: bool = False,
+        **settings: Any,
+    ) -> None:
+        if isinstance(model, PreTrainedModel):
+            generation_config = generation_config or model.generation_config
+            model = TorchEngine(model)
+        if not hasattr(model, "translate_batch"):
+            raise TypeError(
+                "`model` must be a PreTrainedModel or an engine, got "
+                f"{type(model).__name__}. Unwrap it: `get_base_model()` of a PEFT model keeps its "
+                "adapter, and `torch.compile` leaves the model that it was given as it was."
+            )
+        self.engine: Engine = model
+        # Called before each batch.
+        self.before_batch: Callable[[], None] | None = None
+        generation_config = generation_config or GenerationConfig()
+        self.tokenizers = TokenizerPair(tokenizer, target_tokenizer or tokenizer).between(
+            source_language, target_language, generation_config
+        )
+        self.source_prefix = list(self.tokenizers.source_prefix)
+        if search and settings:
+            raise ValueError(
+                f"`search` takes the place of its fields, got {', '.join(sorted(settings))} too. "
+                "Give one of the two, or change a search with `dataclasses.replace`."
+            )
+        self.search = search or Search.of(generation_config, **settings)
+        forced = (
+            self.tokenizers.first_token,
+            self.search.first_token,
+            generation_config.forced_bos_token_id,
+        )
+        first_token = next((token for token in forced if token is not None), None)
+        self.search = replace(self.search, first_token=first_token)
+        self.details = details
+        self.replace_unknown = replace_unknown
+        self.split_sentences = bool(split_sentences)
+        if max_source_length is None:
+            max_source_length = self.engine.max_positions
+        self.max_source_length = int(min(max_source_length, self.engine.last_position))
+        candidates = self.search.of_candidates()
+        rows = candidates.num_hypotheses if candidates.do_sample else candidates.num_beams
+        if max_tokens_per_batch is None:
+            engine = self.engine
+            on_gpu = isinstance(engine, TorchEngine) and engine.model.device.type == "cuda"
+            max_tokens_per_batch = TOKENS_ON_GPU if on_gpu else TOKENS_ON_CPU
+        self.max_tokens_per_batch = max_tokens_per_batch // rows
+        self._check(max_tokens_per_batch, generation_config.decoder_start_token_id)
+
+    def _check(self, max_tokens_per_batch: int, start_token: int | None) -> None:
+        faults = []
+        if self.tokenizers.start_token not in (None, start_token):
+            language = self.tokenizers.target.convert_ids_to_tokens(self.tokenizers.start_token)
+            faults.append(
+                f"`target_language` must be the one that `decoder_start_token_id` names, got "
+                f"{language}, whose id is {self.tokenizers.start_token}, and {start_token}. Leave "
+                "it out, set `decoder_start_token_id` of generation_config.json, or train with "
+                "--target_language."
+            )
+        if max_tokens_per_batch < 1:
+            faults.append(
+                f"`max_tokens_per_batch` must be at least 1, got {max_tokens_per_batch}. "
+                "4096 are usual."
+            )
+        if isinstance(self.engine, TorchEngine) and self.tokenizers.is_joint:
+            config = self.engine.model.config
+            if has_target_vocabulary(config.to_dict()) and not knows_both_sides(
+                self.tokenizers.target
+            ):
+                faults.append(
+                    "`target_tokenizer` must be the one of the model's own target vocabulary, of "
+                    f"{config.decoder_vocab_size} tokens, got none. Give it, or let "
+                    "`from_pretrained` load both."
+                )
+        shortest = 2 + len(self.source_prefix)
+        if self.max_source_length < shortest:
+            faults.append(
+                f"`max_source_length` must be at least {shortest}, one token of text and `</s>`"
+                f"{' after a tag' * len(self.source_prefix)}, got {self.max_source_length}."
+            )
+        for name in ("details", "replace_unknown"):
+            if getattr(self, name) and not isinstance(self.engine, TorchEngine):
+                faults.append(
+                    f"`{name}` needs the engine 'torch', which can read an output again, got "
+                    f"{type(self.engine).__name__}."
+                )
+        if self.replace_unknown and not (self.tokenizer.is_fast and self.target_tokenizer.is_fast):
+            faults.append(
+                "`replace_unknown` needs fast tokenizers, which know where a token is in its text, "
+                f"got {type(self.tokenizer).__name__}."
+            )
+        if faults:
+            raise ValueError("\n".join(faults))
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        model_name_or_path: str | Sequence[str],
+        *,
+        engine: EngineName = "auto",
+        dtype: str = "auto",
+        trust_remote_code: bool = False,
+        **settings: Any,
+    ) -> Self:
+        """Loads model and tokenizer from a folder or the Hub, onto a GPU if there is one.
+
+        Args:
+            model_name_or_path: For CTranslate2, a folder that our export made. Several names are
+                an ensemble, see `TorchEngine`.
+            engine: What searches; `auto`: CTranslate2 if it is installed and has found the same as
+                torch in a sample (see `AutomaticEngine`), else torch.
+            dtype: Of the weights while they are used, such as `bfloat16`; `auto`: as saved, or
+                bfloat16 on a GPU that computes in it.
+            trust_remote_code: Runs the code in the folder of a model of another architecture.
+            settings: Arguments of the class. If the folder has a record of the training, the
+                default of `max_source_length` is its `max_length`, and `split_sentences` is the
+                default for a model of single sentences.
+        """
+        if dtype == "auto" and engine != "ctranslate2" and gpu_computes_bfloat16():
+            dtype = "bfloat16"
+        if isinstance(model_name_or_path, str):
+            model_name_or_path = [model_name_or_path]
+        names = list(model_name_or_path)
+        if settings.get("max_source_length") is None:
+            settings["max_source_length"] = training_length(names[0])
+        if settings.get("split_sentences") is None:
+            settings["split_sentences"] = trained_on_sentences(names[0])
+        loading = {"trust_remote_code": trust_remote_code}
+        tokenizers = _common_tokenizers(names, **loading)
+        if settings.get("target_tokenizer") is None:
+            settings["target_tokenizer"] = tokenizers.target
+        details = bool(settings.get("details") or settings.get("replace_unknown"))
+        searcher, config = load_engine(
+            engine, names, tokenizers.source, dtype=dtype, details=details, **loading
+        )
+        if settings.get("generation_config") is None:
+            settings["generation_config"] = config
+        return cls(searcher, tokenizers.source, **settings)
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """Tokenizer of the source."""
+        return self.tokenizers.source
+
+    @property
+    def target_tokenizer(self) -> PreTrainedTokenizerBase:
+        """Tokenizer of the target."""
+        return self.tokenizers.target
+
+    def translate(
+        self,
+        lines: Iterable[str],
+        prefixes: str | Iterable[str] = "",
+        *,
+        first_line: int = 1,
+    ) -> Iterator[Translation]:
+        """Translates lines, in order, one result for each; blank lines are returned unchanged.
+
+        White space and invisible characters around a line, and around its pieces, are not
+        translated, and are in the result as they were; a line feed becomes a blank.
+        Only the lines of one window are in memory. Lone surrogates, which Python puts in place of
+        bytes that are not UTF-8, are translated as U+FFFD. An error of `lines` or `prefixes` is
+        raised after the translations of all earlier lines, an error of the engine after those
+        before the first unfinished line.
+
+        Args:
+            lines: Text.
+            prefixes: Text that translations begin with: one for all lines, or one for each. A
+                blank at its end is dropped. If the line is cut, its first piece has the prefix.
+            first_line: Number of the first line, for warnings.
+
+        Raises:
+            ValueError: If there are more lines than prefixes, or fewer, a prefix is too long or has
+                words that the target vocabulary lacks, or `lines` is a single string.
+        """
+        if isinstance(lines, str):
+            raise ValueError(
+                f"`lines` must hold several strings, got the single one {lines!r:.60}."
+            )
+        for window, fault in _windows(_with_prefixes(iter(lines), prefixes)):
+            yield from self._translate_window(window, first_line)
+            first_line += len(window)
+            if fault:
+                raise fault
+
+    def _translate_window(
+        self, window: list[tuple[str, str]], first_line: int
+    ) -> Iterator[Translation]:
+        pieces = cut_into_pieces(
+            window,
+            self.tokenizers,
+            self.max_source_length,
+            first_line,
+            self.source_prefix,
+            split_sentences=self.split_sentences,
+        )
+        room = self.engine.last_position - len(self.search.opening([])) - 1
+        for piece in pieces:
+            if len(piece.prefix) > room:
+                raise ValueError(
+                    f"The prefix of line {first_line + piece.line:,} must leave room for what "
+                    f"follows it: the model writes at most {self.engine.last_position:.0f} tokens, "
+                    f"got a prefix of {len(piece.prefix)}. Shorten it."
+                )
+        found: dict[int, dict[int, list[Translation]]] = defaultdict(dict)
+        fault: Exception | None = None
+        try:
+            for batch in self._batches(pieces):
+                if self.before_batch:
+                    self.before_batch()
+                translations = self._translate_batch([pieces[index] for index in batch])
+                for index, hypotheses in zip(batch, translations, strict=True):
+                    piece = pieces[index]
+                    found[piece.line][index] = [_within(piece.text, one) for one in hypotheses]
+        except Exception as error:
+            fault = error
+        counts = Counter(piece.line for piece in pieces)
+        for number, (line, _) in enumerate(window):
+            if fault and len(found[number]) < counts[number]:
+                raise fault
+            if number in counts:
+                parts = [hypotheses for _, hypotheses in sorted(found.pop(number).items())]
+                best, *others = map(_join, zip(*parts, strict=True))
+            else:
+                blank = _within(line, Translation("", score=0.0 if self.search.scores else None))
+                best, *others = [blank] * self.search.num_hypotheses
+            yield replace(best, alternatives=tuple(others))
+
+    def _batches(self, pieces: list[Piece]) -> Iterator[list[int]]:
+        """Indices of pieces of similar length, longest first, within the token budget."""
+
+        def lengths(index: int) -> tuple[int, int]:
+            return len(pieces[index].prefix), len(pieces[index].source)
+
+        batch: list[int] = []
+        for index in sorted(range(len(pieces)), key=lengths, reverse=True):
+            if batch:
+                prefix_length, width = lengths(batch[0])
+                width = max(width, LEAST_TOKENS)
+                is_full = (len(batch) + 1) * width > self.max_tokens_per_batch
+                if is_full or len(pieces[index].prefix) != prefix_length:
+                    yield batch
+                    batch = []
+            batch.append(index)
+        if batch:
+            yield batch
+
+    def _translate_batch(self, batch: list[Piece]) -> list[list[Translation]]:
+        """Translations of each piece, best first."""
+        limits = [
+            max(
+                len(piece.source) + self.search.max_extra_tokens,
+                len(self.search.opening(piece.prefix)) + 1,
+            )
+            for piece in batch
+        ]
+        sources = [piece.source for piece in batch]
+        prefixes = [piece.prefix for piece in batch]
+        found = self.engine.translate_batch(sources, prefixes, limits, self.search.of_candidates())
+        # Not all tokenizers count the codes of languages among their special tokens.
+        first = len(self.search.opening([]))
+        outputs = [hypothesis for hypotheses in found for hypothesis in hypotheses]
+        owners = [piece for piece, group in zip(batch, found, strict=True) for _ in group]
+        decoded = self._decoded(outputs, owners, first)
+        chosen = []
+        for hypotheses in found:
+            candidates = [(hypothesis, next(decoded)) for hypothesis in hypotheses]
+            if self.search.mbr_candidates:
+                candidates = rank_by_utility(
+                    candidates, self.search.uncounted(prefixes[0]), self.search
+                )
+            chosen.append(candidates[: self.search.num_hypotheses])
+        translations = [
+            [self._translation(hypothesis, text) for hypothesis, text in candidates]
+            for candidates in chosen
+        ]
+        if self.details:
+            outputs = [hypothesis for candidates in chosen for hypothesis, _ in candidates]
+            return self._with_details(sources, outputs, translations)
+        return translations
+
+    def _decoded(
+        self, hypotheses: list[Hypothesis], pieces: list[Piece], first: int
+    ) -> Iterator[str]:
+        """Texts of outputs, of which the `first` tokens are none, with their unknown words."""
+        tokenizer = self.tokenizers.target
+        ids = [hypothesis.tokens[first:] for hypothesis in hypotheses]
+        texts: list[str] = tokenizer.batch_decode(ids, skip_special_tokens=True)
+        unknown = unknown_id(tokenizer)
+        places = [place for place, tokens in enumerate(ids) if unknown in tokens]
+        if places:
+            shown = [text_with_unknown(tokenizer, ids[place]) for place in places]
+            if self.replace_unknown:
+                shown = with_source_words(
+                    shown,
+                    [hypotheses[place] for place in places],
+                    [pieces[place] for place in places],
+                    self.tokenizers,
+                    cast(TorchEngine, self.engine),
+                    end_length(self.tokenizers.source),
+                )
+            for place, text in zip(places, shown, strict=True):
+                texts[place] = text
+        return iter(texts)
+
+    def _translation(self, hypothesis: Hypothesis, text: str) -> Translation:
+        text, replaced = _LINE_SEPARATORS.subn(" ", text)
+        unknown = unknown_id(self.tokenizers.target)
+        return Translation(
+            text,
+            reached_limit=hypothesis.reached_limit,
+            replaced_separators=replaced,
+            unknown=sum(token == unknown for token in hypothesis.tokens),
+            score=hypothesis.score if self.search.scores else None,
+        )
+
+    def _with_details(
+        self,
+        sources: list[list[int]],
+        hypotheses: list[Hypothesis],
+        translations: list[list[Translation]],
+    ) -> list[list[Translation]]:
+        """Adds tokens, their scores and alignments, from a teacher-forced pass over the outputs."""
+        engine = cast(TorchEngine, self.engine)
+        targets = [hypothesis.ended for hypothesis in hypotheses]
+        ends = end_length(self.tokenizers.source)
+        read = engine.force(sources, targets, align=True, end_length=ends)
+        passes = zip(targets, read, strict=True)
+        spell_source = speller(self.tokenizers.source, "source")
+        spell_target = speller(self.tokenizers.target, "target")
+        return [
+            [
+                replace(
+                    translation,
+                    source_tokens=tuple(spell_source(source)),
+                    tokens=tuple(spell_target(target)),
+                    token_scores=tuple(forced.log_probs),
+                    alignment=tuple(
+                        (forced.alignment[place], place)
+                        for place in range(len(target) - (not translation.reached_limit))
+                    ),
+                )
+                for translation, (target, forced) in zip(group, passes, strict=False)
+            ]
+            for source, group in zip(sources, translations, strict=True)
+        ]
+
+
+def _common_tokenizers(names: list[str], **loading: Any) -> TokenizerPair:
+    """The tokenizers that all models share.
+
+    Raises:
+        ValueError: If they differ.
+    """
+    first, *others = (TokenizerPair.from_pretrained(name, **loading) for name in names)
+    for name, pair in zip(names[1:], others, strict=True):
+        if pair.contents != first.contents:
+            raise ValueError(
+                f"The models of an ensemble must share one tokenizer, got another one in {name!r} "
+                f"than in {names[0]!r}. Train them with the same tokenizer."
+            )
+    return first
+
+
+def training_length(model_name_or_path: str) -> int | None:
+    """`max_length` of the training, in tokens, if the folder has a record of the run.
+
+    Raises:
+        ValueError: If the record is damaged.
+    """
+    settings = read_run(model_name_or_path).get("settings", {})
+    length = settings.get("max_length") if isinstance(settings, dict) else settings
+    if length is not None and not isinstance(length, int):
+        raise ValueError(
+            f"{RUN_FILE} of {model_name_or_path!r} must hold `settings` with a whole number as "
+            f"`max_length`, got {length!r:.60}. Restore the file."
+        )
+    return length
+
+
+def trained_on_sentences(model_name_or_path: str) -> bool:
+    """Whether the folder has the record of a training whose lines were single sentences."""
+    share = read_run(model_name_or_path).get(INNER_ENDS)
+    return isinstance(share, (int, float)) and share <= MOST_INNER_ENDS
+
+
+def _with_prefixes(
+    lines: Iterator[str], prefixes: str | Iterable[str]
+) -> Iterator[tuple[str, str]]:
+    if isinstance(prefixes, str):
+        yield from zip(lines, repeat(prefixes))
+        return
+    for number, (line, prefix) in enumerate(zip_longest(lines, prefixes), start=1):
+        if line is None or prefix is None:
+            raise ValueError(
+                "There must be as many prefixes as lines, got "
+                f"{f'more than {number - 1:,}' if line is None else f'only {number - 1:,}'}. "
+                "Give one for each, or one for all."
+            )
+        yield line, prefix
+
+
+def _windows(
+    pairs: Iterator[tuple[str, str]],
+) -> Iterator[tuple[list[tuple[str, str]], Exception | None]]:
+    """Windows of lines with their prefixes, each with the error of the next line, if there is one.
+
+    Thus no line before an error is lost.
+    """
+    while True:
+        window: list[tuple[str, str]] = []
+        characters = 0
+        fault: Exception | None = None
+        try:
+            while len(window) < WINDOW_LINES and characters < WINDOW_CHARACTERS:
+                window.append(next(pairs))
+                characters += len(window[-1][0])
+        except StopIteration:
+            pass
+        except Exception as error:
+            fault = error
+        yield window, fault
+        if fault or not window:
+            return
+
+
+def _within(source: str, translation: Translation) -> Translation:
+    """A translation in the white space of its source; an argument may hold a line feed."""
+    before, after = blank_ends(source.replace("\n", " "))
+    return replace(translation, text=before + translation.text + after)
+
+
+def _join(parts: Sequence[Translation]) -> Translation:
+    """The translation of a line from those of its pieces."""
+    if len(parts) == 1:
+        return parts[0]
+    alignment: list[tuple[int, int]] = []
+    sources = targets = 0
+    for part in parts:
+        alignment += [(source + sources, target + targets) for source, target in part.alignment]
+        sources += len(part.source_tokens)
+        targets += len(part.tokens)
+    scores = [part.score for part in parts if part.score is not None]
+    return Translation(
+        join_pieces([part.text for part in parts]),
+        reached_limit=any(part.reached_limit for part in parts),
+        replaced_separators=sum(part.replaced_separators for part in parts),
+        unknown=sum(part.unknown for part in parts),
+        score=sum(scores) / len(scores) if scores else None,
+        source_tokens=tuple(chain.from_iterable(part.source_tokens for part in parts)),
+        tokens=tuple(chain.from_iterable(part.tokens for part in parts)),
+        token_scores=tuple(chain.from_iterable(part.token_scores for part in parts)),
+        alignment=tuple(alignment),
+    )

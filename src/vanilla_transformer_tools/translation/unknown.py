@@ -1,0 +1,96 @@
+"""Unknown tokens of an output: shown as `<unk>`, or replaced by the source words they stand for."""
+
+from collections.abc import Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+from vanilla_transformer_tools.text.added_tokens import is_of_words
+from vanilla_transformer_tools.text.blanks import without_blank_ends
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
+from vanilla_transformer_tools.translation.engines import Hypothesis, TorchEngine
+from vanilla_transformer_tools.translation.segments import Piece
+
+
+def unknown_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """Id of `<unk>`; None if the tokenizer has none, or it is a token with another purpose too."""
+    others = (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id)
+    return None if tokenizer.unk_token_id in others else tokenizer.unk_token_id
+
+
+def text_with_unknown(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
+    """The text of ids as `skip_special_tokens=True` gives it, but with `<unk>`."""
+    dropped = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
+    dropped |= {
+        token_id
+        for token_id, token in tokenizer.added_tokens_decoder.items()
+        if token.special and token_id != tokenizer.unk_token_id
+    }
+    text: str = tokenizer.decode([token_id for token_id in ids if token_id not in dropped])
+    return text
+
+
+def with_source_words(
+    texts: Sequence[str],
+    hypotheses: Sequence[Hypothesis],
+    pieces: Sequence[Piece],
+    tokenizers: TokenizerPair,
+    engine: TorchEngine,
+    end_length: int,
+) -> list[str]:
+    """Texts in which each `<unk>` is the text of the source token with most attention.
+
+    Of a target whose tokens are words, it is the whole word between blanks.
+
+    Args:
+        texts: Of the hypotheses, as `text_with_unknown` gives them.
+        hypotheses: Outputs with unknown tokens.
+        pieces: Source of each.
+        tokenizers: Fast ones.
+        engine: What reads them again.
+        end_length: See `TorchEngine.force`.
+    """
+    unknown = tokenizers.target.unk_token_id
+    by_words = is_of_words(tokenizers.target.backend_tokenizer)
+    passes = engine.force(
+        [piece.source for piece in pieces],
+        [hypothesis.ended for hypothesis in hypotheses],
+        align=True,
+        end_length=end_length,
+    )
+    replaced = []
+    for text, hypothesis, piece, forced in zip(texts, hypotheses, pieces, passes, strict=True):
+        source = without_blank_ends(piece.text)
+        encoded = tokenizers.source(source, return_offsets_mapping=True, verbose=False)
+        places = [
+            forced.alignment[place] - len(tokenizers.source_prefix)
+            for place, token in enumerate(hypothesis.tokens)
+            if token == unknown
+        ]
+        shown = text.split(tokenizers.target.unk_token)
+        # Text that spells `<unk>` itself stays as it is.
+        if len(shown) != len(places) + 1:
+            replaced.append(text)
+            continue
+        words = [
+            _word(source, *encoded["offset_mapping"][place], by_words=by_words)
+            if place >= 0
+            else ""
+            for place in places
+        ]
+        parts = [
+            f"{word or tokenizers.target.unk_token}{rest}"
+            for word, rest in zip(words, shown[1:], strict=True)
+        ]
+        replaced.append("".join([shown[0], *parts]))
+    return replaced
+
+
+def _word(text: str, start: int, end: int, *, by_words: bool) -> str:
+    """Text of a token, or the word of which it is a part; empty if it stands for no text."""
+    token = text[start:end]
+    if not by_words or not token.strip():
+        return token
+    start += len(token) - len(token.lstrip())
+    before = text.rfind(" ", 0, start) + 1
+    after = text.find(" ", start)
+    return text[before : after if after >= 0 else None]

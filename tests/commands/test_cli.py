@@ -1,0 +1,520 @@
+"""The command line: what goes in and out, and how mistakes are told."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer, GenerationConfig
+
+from vanilla_transformer_tools.commands import main
+from vanilla_transformer_tools.commands.__main__ import COMMANDS
+from vanilla_transformer_tools.files import read_lines
+from vanilla_transformer_tools.text.number_words import write_corpus
+
+from ..conftest import save_small_model
+from ..support.training_runs import training_options
+from .conftest import Outcome
+
+COMMAND = Path(sys.executable).with_name("vanilla-transformer")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with number words: 300 pairs to train on, 10 to choose on, 25 to test on."""
+    folder = tmp_path_factory.mktemp("corpus")
+    write_corpus(folder, train=300, validation=10, test=25)
+    return folder
+
+
+def pair(corpus: Path, split: str) -> list[Path]:
+    return [corpus / f"{split}.{language}" for language in ("de", "en")]
+
+
+@pytest.fixture(scope="module")
+def model(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that translates number words half right, trained by the command."""
+    folder = tmp_path_factory.mktemp("model")
+    argv = ["train", *training_options(corpus), "--num_train_epochs", "3", "--save_strategy", "no"]
+    argv += ["--output_dir", folder]
+    main([str(argument) for argument in argv])
+    return folder
+
+
+@pytest.fixture
+def copied_model(model: Path, tmp_path: Path) -> Path:
+    """A copy of `model` for tests that change it."""
+    return shutil.copytree(model, tmp_path / "model")
+
+
+@pytest.fixture
+def sources(corpus: Path) -> list[str]:
+    """Number words of 1 to 6 digits."""
+    return list(read_lines(corpus / "test.de"))
+
+
+def as_input(lines: list[str]) -> bytes:
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+# Translating
+
+
+def test_translate_gives_a_line_for_each_line_in_order(run, model, sources):
+    together = run("translate", "--model", model, stdin=as_input(sources[:4]))
+
+    alone = [run("translate", "--model", model, source).out for source in sources[:4]]
+    assert together.out == "".join(alone)
+    assert len(set(alone)) == 4
+    assert (together.status, together.err) == (0, "")
+
+
+def test_translate_keeps_empty_and_blank_lines(run, model):
+    outcome = run("translate", "--model", model, stdin=b"\ndrei\n \t\n\n")
+
+    empty, translated, blank, last, rest = outcome.out.split("\n")
+    assert (empty, blank, last, rest) == ("", " \t", "", "")
+    assert translated.strip()
+
+
+def test_blank_argument_stays_one_line(run, model):
+    assert run("translate", "--model", model, "\n", "drei").out.startswith(" \n")
+
+
+def test_translate_gives_nothing_when_nothing_comes_in(run, model):
+    assert run("translate", "--model", model) == Outcome(0, "", "")
+
+
+def test_translate_takes_text_on_both_sides_of_options_and_switches(run, model):
+    piped = run("translate", "--model", model, stdin=b"drei\nvier hundert\n")
+
+    assert run("translate", "drei", "--model", model, "vier hundert") == piped
+    given = ["drei", "--model", model, "--trust_remote_code", "vier hundert"]
+    assert run("translate", *given) == piped
+    assert run("translate", "drei", "--model", model, "--", "vier hundert") == piped
+
+
+def test_translate_takes_text_that_looks_like_an_option(run, model):
+    piped = run("translate", "--model", model, stdin=b"-drei\n--model\n")
+
+    assert run("translate", "--model", model, "--", "-drei", "--model") == piped
+
+
+@pytest.mark.parametrize(
+    "command", [[COMMAND], [sys.executable, "-m", "vanilla_transformer_tools.commands"]]
+)
+def test_console_script_and_module_run_the_command(command):
+    done = subprocess.run([*command, "translate"], capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("vanilla-transformer: --model needs the folder")
+
+
+def test_reached_limit_is_reported_and_the_output_stays_clean(run, copied_model):
+    config = GenerationConfig.from_pretrained(copied_model)
+    # Without `</s>` no translation ends.
+    config.suppress_tokens = [2]
+    config.save_pretrained(copied_model)
+
+    outcome = run("translate", "--model", copied_model, stdin=b"drei\n\nvier\n")
+
+    assert outcome.status == 0
+    assert outcome.out.count("\n") == 3
+    assert outcome.err.startswith("2 translations were cut off")
+    assert "--max_extra_tokens" in outcome.err
+
+
+# Evaluating
+
+
+def test_evaluate_prints_and_records_scores_with_their_signatures(run, copied_model, corpus):
+    outcome = run(
+        "evaluate", "--model", copied_model, "--test", *pair(corpus, "test"), "--name", "numbers"
+    )
+
+    scores = json.loads((copied_model / "results.json").read_text())["numbers"]
+    assert scores["lines"] == 25
+    assert scores["search"] == "beam 4, length penalty 0.6"
+    card = (copied_model / "README.md").read_text(encoding="utf-8")
+    assert "### numbers" in card
+    for name, title in (("bleu", "BLEU"), ("chrf", "chrF"), ("exact_match", "exact match")):
+        value = f"{scores[name]:.2f} ± {scores[f'{name}_ci']:.2f}"
+        signature = scores[f"{name}_signature"]
+        assert "bs:1000|seed:12345" in signature
+        assert f"{title} {value} ({signature})\n" in outcome.out
+        assert f"| {value} |" in card
+        assert f"- {title} `{signature}`" in card
+
+
+def test_evaluate_computes_the_scores_that_are_asked_for(run, copied_model, corpus):
+    argv = ["--model", copied_model, "--test", *pair(corpus, "test"), "--bootstrap", "0"]
+
+    outcome = run("evaluate", *argv, "--metrics", "per", "codexglue_bleu")
+
+    scores = json.loads((copied_model / "results.json").read_text())["test"]
+    assert scores.keys() - {"lines", "search", "engine", "scorings"} == {
+        *("per", "per_signature", "codexglue_bleu", "codexglue_bleu_signature")
+    }
+    assert outcome.out.startswith(f"PER {scores['per']:.2f} ({scores['per_signature']})\nCodeXGLUE")
+    card = (copied_model / "README.md").read_text(encoding="utf-8")
+    assert "\n| lines | PER | CodeXGLUE BLEU | search |\n" in card
+    assert f"\n| 25 | {scores['per']:.2f} | {scores['codexglue_bleu']:.2f} | beam 4, " in card
+
+
+def test_evaluate_counts_how_often_a_test_set_was_scored(run, copied_model, corpus):
+    evaluate = ["evaluate", "--model", copied_model, "--test", *pair(corpus, "test")]
+    seen = []
+
+    for name in ("one", "one", "two"):
+        run(*evaluate, "--name", name)
+        seen.append(json.loads((copied_model / "results.json").read_text())[name]["scorings"])
+
+    card = (copied_model / "README.md").read_text(encoding="utf-8")
+    assert seen == [1, 2, 1]
+    assert re.findall(r"\nScored (\d+) times under this name", card) == ["2"]
+
+
+def test_evaluate_scores_what_translate_gives(run, copied_model, corpus, sources, tmp_path):
+    evaluate = ["evaluate", "--model", copied_model, "--output", tmp_path / "out"]
+    run(*evaluate, "--test", *pair(corpus, "test"))
+    written = (tmp_path / "out").read_text(encoding="utf-8")
+    assert written == run("translate", "--model", copied_model, stdin=as_input(sources)).out
+
+    # Against itself the translation is perfect; other results of the folder stay.
+    test = ["--test", corpus / "test.de", tmp_path / "out"]
+    outcome = run("evaluate", "--model", copied_model, *test, "--name", "itself")
+    assert "BLEU 100.00" in outcome.out
+    assert json.loads((copied_model / "results.json").read_text()).keys() == {"test", "itself"}
+
+
+@pytest.fixture
+def translations(corpus: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """Two files of translations of the test set: all right, and all but the first two right."""
+    references = list(read_lines(corpus / "test.en"))
+    files = tmp_path / "right.en", tmp_path / "nearly.en"
+    for file, lines in zip(files, (references, ["x", "y", *references[2:]]), strict=True):
+        file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return files
+
+
+def test_evaluate_scores_a_file_without_a_model(run, corpus, translations):
+    _, nearly = translations
+    argv = ["--hypotheses", nearly, "--test", *pair(corpus, "test"), "--metrics", "exact_match"]
+
+    outcome = run("evaluate", *argv)
+
+    assert (outcome.status, outcome.err) == (0, "")
+    assert outcome.out.startswith("exact match 92.00 ± ")
+
+
+def test_evaluate_tells_line_ends_of_windows(run, corpus, translations, tmp_path, caplog):
+    right, _ = translations
+    file = tmp_path / "from_windows"
+    file.write_bytes(right.read_bytes().replace(b"\n", b"\r\n"))
+
+    outcome = run("evaluate", "--hypotheses", file, "--test", *pair(corpus, "test"))
+
+    assert outcome.status == 0
+    (message,) = caplog.messages
+    assert message.startswith(f"{str(file)!r}: lines end with a carriage return")
+
+
+def test_evaluate_cuts_what_the_other_model_cannot_read(run, corpus, copied_model, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(copied_model)
+    positions = {"position_embedding_type": "learned", "max_position_embeddings": 6}
+    other = save_small_model(tmp_path / "other", tokenizer, **positions)
+    options = ["--test", *pair(corpus, "test"), "--metrics", "chrf", "--num_beams", 1]
+
+    outcome = run("evaluate", "--model", copied_model, "--against", other, *options)
+
+    assert outcome.status == 0, outcome.err
+    assert "difference" in outcome.out
+
+
+def test_evaluate_compares_two_files(run, corpus, translations):
+    right, nearly = translations
+    argv = ["--hypotheses", right, "--against", nearly, "--test", *pair(corpus, "test")]
+
+    out = run("evaluate", *argv, "--metrics", "wer").out
+
+    heading, row, meaning = out.split("\n\n")[1].split("\n")[:3]
+    assert heading.split() == [str(right), str(nearly), "difference", "p"]
+    assert row.split()[:4] == ["WER", "0.00", "8.00", "-8.00"]
+    assert meaning.startswith("p: ")
+
+
+def test_evaluate_compares_models_as_it_would_score_them_alone(
+    run, copied_model, corpus, folder, translations, tmp_path
+):
+    other, (right, _) = shutil.copytree(folder, tmp_path / "other"), translations
+    options = ["--test", *pair(corpus, "test"), "--metrics", "chrf", "--num_beams", 1]
+    scores = {right: 100.0}
+    for one in (copied_model, other):
+        run("evaluate", "--model", one, *options)
+        scores[one] = json.loads((one / "results.json").read_text())["test"]["chrf"]
+    assert len(set(scores.values())) == 3
+
+    for systems in ((copied_model, other), (copied_model, right), (right, copied_model)):
+        option = "--hypotheses" if systems[0] == right else "--model"
+        out = run("evaluate", option, systems[0], "--against", systems[1], *options).out
+
+        first, second = (scores[system] for system in systems)
+        row = out.split("\n\n")[1].split("\n")[1].split()
+        assert row[:4] == ["chrF", f"{first:.2f}", f"{second:.2f}", f"{first - second:+.2f}"]
+
+
+# Mistakes
+
+
+def assert_refused(outcome: Outcome, pattern: str) -> None:
+    """The message stands alone: no traceback, no usage, nothing on standard output."""
+    assert outcome.status == 2
+    assert outcome.out == ""
+    assert re.match(f"vanilla-transformer: .*{pattern}", outcome.err), outcome.err
+    assert "Traceback" not in outcome.err
+    assert "usage:" not in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("argv", "pattern"),
+    [
+        (["trian"], "unknown command 'trian'; choose from: train, translate, evaluate"),
+        (["train", "--epochs", "3"], "--train needs the training pairs"),
+        (["translate", "drei"], "--model needs the folder"),
+        (["translate", "--model", "a", "--beams=3"], "option --beams; did you mean --num_beams"),
+        (["translate", "--model", "/no/such", "--num_beam", "3"], "--num_beam; did you mean --num"),
+        (["translate", "--model", "/no/such"], "--model: there is no folder '/no/such'"),
+        (["translate", "--num_beams", "x"], "--num_beams.* invalid int value: 'x'"),
+        (["evaluate", "--model", "a"], "--test needs the test pairs"),
+        (["evaluate", "--test", "a"], "--model needs the folder"),
+        (["evaluate", "--test", "a", "--metrics", "meteor"], "--metrics.*invalid choice: 'meteor'"),
+        (["evaluate", "--test", "a", "--hypotheses", "b"], "--hypotheses: there is no file 'b'"),
+        (["evaluate", "--test", "a", "--hypotheses", "/"], "--hypotheses: there is no file '/'"),
+        (["evaluate", "--test", "a", "--hypotheses", "b", "--model", "c"], "leave out --model"),
+        (["evaluate", "--test", "a", "--hypotheses", "b", "--output", "c"], "leave out --model"),
+        (
+            ["evaluate", "--test", "a", "--model", "b", "--against", "/no/such"],
+            "--against: there is no file or folder '/no/such'",
+        ),
+        (
+            ["evaluate", "--test", "a", "--model", "b", "--against", "c", "--bootstrap", "0"],
+            "--against needs the resamples of --bootstrap, got 0",
+        ),
+        (["evaluate", "--tset", "a"], "unknown option --tset; did you mean --test"),
+        (["evaluate", "a"], "unexpected argument 'a'"),
+    ],
+)
+def test_mistake_in_the_arguments_is_told_alone(run, argv, pattern):
+    assert_refused(run(*argv), pattern)
+
+
+@pytest.mark.parametrize(
+    ("options", "pattern"),
+    [
+        (["--epochs", "3"], "unknown option --epochs; did you mean --num_train_epochs"),
+        (["--average-lsat", "3"], "unknown option --average-lsat; did you mean --average-last"),
+        (["--qqqq", "3"], "unknown option --qqqq; --help"),
+        (["--preset", "huge"], "--preset: invalid choice: 'huge'"),
+        (["--learning_rate", "fast"], "--learning_rate.*: invalid float value: 'fast'"),
+        (["--config", "d_modle=64"], "no field 'd_modle'. Did you mean d_model"),
+        (["--config", "d_model=66"], "`d_model` must be a multiple of .*, got 66 and 4"),
+        (["--config", "d_model=wide"], ".*d_model.*expected int, got str .*'wide'"),
+        (["--vocab_size", "100"], "`vocab_size` must be at least 262 .*, got 100"),
+        (
+            ["--bleu_tokenize", "xx"],
+            r"--bleu_tokenize: .*got 'xx'\. Choose from: auto, none, .*13a, .*char",
+        ),
+        (["--max_tokens_per_batch", "9"], "must hold the longest pair, got 9"),
+        (["--resume"], "--resume needs a whole checkpoint"),
+        (["--init_from", "/no/such"], "--init_from: there is no folder '/no/such'"),
+        (["--tokenizer", "./no"], "--tokenizer: there is no folder './no'"),
+    ],
+)
+def test_train_tells_a_mistake_alone_and_writes_nothing(run, corpus, tmp_path, options, pattern):
+    folder = tmp_path / "run"
+    files = ["--train", *pair(corpus, "train"), "--output_dir", folder]
+
+    assert_refused(run("train", *files, *options), pattern)
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "pattern"),
+    [
+        (b"one\n", "same number of lines, got 300 in .* and 1 in"),
+        (b"", "bad.en' is empty"),
+        (b"one\ntwo \xe9\n", "bad.en' must be UTF-8, got byte 0xE9 at byte 5 of line 2"),
+        (None, "No such file or directory: .*bad.en'"),
+    ],
+)
+@pytest.mark.parametrize("command", ["train", "evaluate"])
+def test_bad_file_is_told_alone_and_nothing_is_written(
+    run, model, corpus, tmp_path, command, content, pattern
+):
+    bad, folder = tmp_path / "bad.en", tmp_path / "run"
+    if content is not None:
+        bad.write_bytes(content)
+    argv = {
+        "train": ["--output_dir", folder, "--train"],
+        "evaluate": ["--model", model, "--output", folder, "--test"],
+    }[command]
+
+    assert_refused(run(command, *argv, corpus / "train.de", bad), pattern)
+    assert not folder.exists()
+    assert not (model / "results.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("lines", "pattern"),
+    [
+        (0, "short.en' is empty"),
+        (24, "short.en' must hold .* each of the 25 test pairs, got 24 lines"),
+    ],
+)
+@pytest.mark.parametrize("side", ["--hypotheses", "--against"])
+def test_evaluate_refuses_a_file_that_cannot_be_of_the_test_set(
+    run, corpus, translations, tmp_path, side, lines, pattern
+):
+    right, _ = translations
+    (tmp_path / "short.en").write_text("x\n" * lines)
+    files = {"--hypotheses": right, side: tmp_path / "short.en"}
+
+    options = [part for option in files.items() for part in option]
+    outcome = run("evaluate", "--test", *pair(corpus, "test"), *options)
+
+    assert_refused(outcome, pattern)
+
+
+@pytest.mark.parametrize("option", ["--hypotheses", "--against", "--test"])
+def test_evaluate_refuses_a_pipe(run, corpus, translations, option):
+    right, _ = translations
+    end, start = os.pipe()
+    os.close(start)
+    sources, references = pair(corpus, "test")
+    options = {"--test": [sources, references], "--hypotheses": [right], "--against": [right]}
+    options[option] = [*options[option][:-1], f"/dev/fd/{end}"]
+
+    outcome = run("evaluate", *(part for name in options for part in (name, *options[name])))
+
+    os.close(end)
+    assert_refused(outcome, f"'/dev/fd/{end}' must be a regular file, .* got a pipe")
+
+
+@pytest.mark.parametrize(
+    ("options", "pattern"),
+    [
+        (["--bootstrap", "39"], "at least 40 resamples, .*got 39"),
+        (["--bleu_tokenize", "moses"], "got 'moses'. Choose from: auto, none, .*13a"),
+        (["--test", "no.tsv"], "no file 'no.tsv'"),
+    ],
+)
+def test_evaluate_tells_a_mistake_before_it_loads_a_model(
+    run, tmp_path, corpus, options, pattern, no_model
+):
+    outcome = run("evaluate", "--model", tmp_path, "--test", *pair(corpus, "test"), *options)
+
+    assert_refused(outcome, pattern)
+
+
+# Help
+
+
+def test_help_loads_neither_torch_nor_an_extra():
+    code = (
+        "import sys\n"
+        "from contextlib import suppress\n"
+        "from vanilla_transformer_tools.commands import main\n"
+        "for command in ('', *sys.argv[1:]):\n"
+        "    with suppress(SystemExit):\n"
+        "        main([*command.split(), '--help'])\n"
+        "slow = 'torch ctranslate2 fastapi gradio matplotlib prometheus_client uvicorn'.split()\n"
+        "print(sys.modules.keys() & slow)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *COMMANDS], capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout.count("usage: vanilla-transformer") == 1 + len(COMMANDS)
+    assert done.stdout.endswith("\nset()\n")
+
+
+def test_no_arguments_are_a_question_for_help(run):
+    assert run() == run("--help")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_ends_with_a_command_to_paste(run, command):
+    outcome = run(command, "--help")
+
+    assert outcome.status == 0
+    assert re.search(rf"\nexamples?:\n  vanilla-transformer {command} ", outcome.out)
+
+
+def test_help_all_lists_trainers_options_with_our_defaults(run):
+    text = " ".join(run("train", "--help-all", "--preset", "base").out.split())
+
+    assert "--max_tokens_per_batch" in text
+    assert re.search(r"--learning_rate .*?\(default: 0\.0007\)", text)
+
+
+every_help = pytest.mark.parametrize(
+    "argv", [["--help"], ["push", "--help"], ["train", "--help-all"]], ids=" ".join
+)
+
+
+@every_help
+def test_reader_of_the_help_may_stop_early(run, stdout_to, argv):
+    reading, writing = os.pipe()
+    os.close(reading)
+    stdout_to(writing)
+
+    assert run(*argv) == Outcome(141, "", "")
+
+
+@every_help
+def test_help_that_cannot_be_written_is_told_in_one_line(run, stdout_to, argv):
+    stdout_to(os.open("/dev/full", os.O_WRONLY))
+
+    outcome = run(*argv)
+
+    assert outcome.status == 2
+    assert outcome.err == "vanilla-transformer: [Errno 28] No space left on device\n"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the shell is POSIX's")
+def test_closed_streams_are_empty_or_named(model):
+    program = shlex.join(
+        [sys.executable, "-m", "vanilla_transformer_tools.commands", "translate", "--model"]
+    )
+
+    def run_shell(words):
+        command = f"{program} {shlex.quote(str(model))} {words}"
+        return subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+
+    nothing, unwritten = run_shell("<&-"), run_shell("drei >&-")
+    help_text = run_shell("--help >&-")
+
+    assert (nothing.returncode, nothing.stdout, nothing.stderr) == (0, "", "")
+    assert unwritten.returncode == 2
+    assert "Standard output is closed, so that --output is needed." in unwritten.stderr
+    assert help_text.returncode == 2
+    assert "standard output is closed: send it to a file" in help_text.stderr
+
+
+def test_reader_that_stops_early_is_no_mistake():
+    code = (
+        "from vanilla_transformer_tools.commands.command import run\n"
+        "run(lambda argv: [print('line' * 999) for _ in range(999)], [])\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        process.stdout.read(1)
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == 141

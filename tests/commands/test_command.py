@@ -1,0 +1,187 @@
+"""What all commands share."""
+
+import io
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+from torch import distributed
+from torch.utils.data import DataLoader, Dataset
+
+from vanilla_transformer_tools import threads
+from vanilla_transformer_tools.commands import command as commands
+from vanilla_transformer_tools.commands.command import looks_like_a_path
+from vanilla_transformer_tools.commands.lines import StandardOutput
+
+
+@pytest.mark.parametrize(
+    ("name", "is_path"),
+    [
+        ("user/model", False),
+        ("model", False),
+        ("runs/de-en/checkpoint-5", True),
+        ("./model", True),
+        ("../model", True),
+        ("/model", True),
+        ("~/model", True),
+    ],
+)
+def test_path_is_distinguished_from_a_name_on_the_hub(name, is_path):
+    assert looks_like_a_path(name) == is_path
+
+
+def test_help_shows_defaults_that_are_values(run):
+    text = " ".join(run("translate", "--help").out.split())
+
+    assert "from all. (default: 0)" in text
+    assert "(default: 1.0)" in text
+    for nothing in ("", "None", "False", "[]"):
+        assert f"(default: {nothing})" not in text
+
+
+def test_process_group_ends_with_the_command():
+    def join(argv):
+        distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+
+    commands.run(join, [])
+    assert not distributed.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (
+            RuntimeError("[/x/gloo/transport/tcp/pair.cc:55] Closed by peer [127.0.0.1]:1. Look."),
+            "Closed by peer [127.0.0.1]:1",
+        ),
+        (distributed.DistBackendError("NCCL error in: x.cpp\nmore"), "NCCL error in: x.cpp"),
+        (distributed.DistNetworkError("The client socket has timed out"), "The client socket has"),
+    ],
+)
+def test_lost_process_is_reported_in_one_line(capsys, error, reason):
+    def lose(argv):
+        raise error
+
+    with pytest.raises(SystemExit, match="2"):
+        commands.run(lose, [])
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"vanilla-transformer: lost another process: {reason}")
+    assert "--ddp_timeout" in line
+
+
+class Faulty(Dataset):
+    """Pairs that cannot be read."""
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        try:
+            raise KeyError(index)
+        except KeyError as error:
+            raise ValueError("Line 1 must have a target.\nValueError: it has none.") from error
+
+
+def test_error_of_the_process_that_reads_is_reported_without_its_traceback(capsys):
+    with pytest.raises(SystemExit) as end:
+        commands.run(lambda _: list(DataLoader(Faulty(), num_workers=1)), [])
+
+    assert end.value.code == 2
+    told = "vanilla-transformer: Line 1 must have a target.\nValueError: it has none.\n"
+    assert capsys.readouterr().err == told
+
+
+def test_missing_package_is_reported_in_one_line(capsys):
+    def command(argv):
+        raise ImportError("It needs a package.\n\n  pip install package")
+
+    with pytest.raises(SystemExit) as end:
+        commands.run(command, [])
+
+    assert end.value.code == 2
+    told = "vanilla-transformer: It needs a package. pip install package\n"
+    assert capsys.readouterr().err == told
+
+
+def test_interrupt_after_the_work_changes_nothing():
+    code = """if True:
+        import atexit, os, signal
+        # What is registered first runs last.
+        atexit.register(os.kill, os.getpid(), signal.SIGINT)
+        from vanilla_transformer_tools.commands.command import run
+        run(lambda argv: print("done"), [])
+    """
+
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"done\n", b"")
+
+
+@pytest.mark.parametrize("command", ["translate", "evaluate"])
+def test_threads_are_chosen_while_a_model_translates(run, folder, tmp_path, monkeypatch, command):
+    counted = []
+    cores = SimpleNamespace(use=lambda at_once=False: counted.append(at_once))
+    monkeypatch.setattr(threads, "IdleCores", lambda: cores)
+    (tmp_path / "text").write_text("ja\nnein\n", encoding="utf-8")
+    text = str(tmp_path / "text")
+    given = ["--input", text] if command == "translate" else ["--test", text, text]
+
+    run(command, "--model", folder, "--engine", "torch", "--max_extra_tokens", 2, *given)
+
+    # When the model has been loaded, and before the batch of both lines.
+    assert counted == [True, False]
+
+
+@pytest.mark.parametrize("locale", ["C.UTF-8", "POSIX"])
+def test_arguments_are_utf8_in_any_locale(locale):
+    code = """
+import argparse, sys
+from vanilla_transformer_tools.commands.command import build_parser, parse_with_texts
+from vanilla_transformer_tools.settings import TranslateSettings
+from vanilla_transformer_tools.commands.translate import translate
+parser = build_parser(translate, TranslateSettings, "")
+parser.add_argument("text", nargs="*")
+values = parse_with_texts(parser, sys.argv[1:])
+print(ascii([values["prefix"], *values["text"]]))
+"""
+    environment = {"LC_ALL": locale, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+    def answer(*argv):
+        command = [sys.executable, "-c", code, *argv]
+        done = subprocess.run(command, capture_output=True, env={**os.environ, **environment})
+        return done.returncode, done.stdout + done.stderr
+
+    assert answer("--prefix", "ö".encode(), "ä".encode()) == (0, b"['\\xf6', '\\xe4']\n")
+    status, said = answer("ä".encode("latin-1"))
+    assert status == 2
+    assert b"text in the arguments must be UTF-8, got" in said
+
+
+@pytest.mark.parametrize(
+    ("encoding", "printed"),
+    [
+        ("ascii", b"30.1 \\xb1 1 \\u4e2d \\udcff\n"),
+        ("latin-1", b"30.1 \xb1 1 \\u4e2d \\udcff\n"),
+        # A name of a file that is no UTF-8.
+        ("utf-8", b"30.1 \xc2\xb1 1 \xe4\xb8\xad \\udcff\n"),
+    ],
+)
+def test_messages_survive_any_encoding_of_the_terminal(encoding, printed, monkeypatch):
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    monkeypatch.setattr(sys, "stdout", terminal)
+
+    commands.run(lambda _: print("30.1 \u00b1 1 \u4e2d \udcff"), [])
+
+    assert terminal.buffer.getvalue() == printed
+
+
+def test_translations_are_utf_8_in_any_terminal(monkeypatch):
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", terminal)
+
+    StandardOutput().write("\u4e2d\n".encode())
+
+    assert terminal.buffer.getvalue() == b"\xe4\xb8\xad\n"

@@ -1,0 +1,164 @@
+"""The command `demo`: what it serves, where, what it refuses, and how it ends."""
+
+import shutil
+import signal
+import socket
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from vanilla_transformer_tools.page.page import Page
+
+from ..support.commands import command_server
+from ..support.launching import free_port
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """What would be served; nothing is, and Ctrl-C comes at once."""
+    calls = []
+
+    class App:
+        def close(self, verbose):
+            calls.append("closed")
+
+    def launch(page, **where):
+        calls.append((page, where))
+        return App(), "http://somewhere/"
+
+    monkeypatch.setattr(
+        "vanilla_transformer_tools.commands.demo._wait", lambda: signal.raise_signal(signal.SIGINT)
+    )
+    # Importing Gradio would take seconds.
+    monkeypatch.setitem(
+        sys.modules, "vanilla_transformer_tools.page.app", SimpleNamespace(launch=launch)
+    )
+    return calls
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_page_is_served_on_loopback_until_a_signal_comes(run, folder, served, monkeypatch, signum):
+    def wait():
+        signal.raise_signal(signum)
+        pytest.fail("the signal was ignored")
+
+    monkeypatch.setattr("vanilla_transformer_tools.commands.demo._wait", wait)
+
+    status, out, _ = run("demo", "--model", folder)
+
+    (page, where), last = served
+    assert list(page.models) == [folder.name]
+    assert where == {"host": "127.0.0.1", "port": None, "share": False, "hosts": []}
+    assert (status, out, last) == (0, "The page is at http://somewhere/\n", "closed")
+
+
+def test_option_given_twice_names_two_models(run, folder, served, tmp_path):
+    other = shutil.copytree(folder, tmp_path / "other")
+
+    run("demo", "--model", folder, "--model", other)
+
+    (page, _), _ = served
+    assert list(page.models) == [folder.name, "other"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_signal_closes_a_real_page_with_status_0(folder, tmp_path, signum):
+    port = free_port()
+    with command_server() as commands:
+        command = commands.start(tmp_path, "demo", "--model", folder, "--port", port)
+        command.wait_until(lambda: command.output_file.exists() and command.output)
+        with socket.create_connection(("127.0.0.1", port)) as reader:
+            # A browser holds such a connection as long as the page is open.
+            reader.sendall(b"GET /gradio_api/heartbeat/0 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert reader.recv(12) == b"HTTP/1.1 200"
+            command.signal(signum)
+
+            assert command.wait(4) == 0
+
+    assert command.output == f"The page is at http://127.0.0.1:{port}/\n"
+    assert command.errors == ""
+
+
+def test_options_reach_the_page(run, folder, served, write):
+    examples, port = write("lines.txt", "oh nein!"), free_port()
+    run(
+        *("demo", "--model", folder, folder, "--host", "0.0.0.0", "--port", port, "--share"),
+        *("--examples", examples, "--dtype", "bfloat16", "--allowed_hosts", "a.de"),
+    )
+
+    (page, where), _ = served
+    assert where == {"host": "0.0.0.0", "port": port, "share": True, "hosts": ["a.de"]}
+    ((name, model),) = page.models.items()
+    assert page.examples[name] == ["oh nein!"]
+    assert str(model.engine.model.dtype) == "torch.bfloat16"
+
+
+def test_languages_that_the_model_does_not_have_are_refused(run, folder, served):
+    status, _, err = run("demo", "--model", folder, "--target_language", "de")
+
+    assert (status, served) == (2, [])
+    assert "takes no target language, got 'de'" in err
+
+
+@pytest.fixture
+def no_page(monkeypatch):
+    """Loading models is a mistake here."""
+
+    def load(*_, **__):
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr(Page, "load", load)
+
+
+def test_port_that_is_taken_is_told_before_a_model_is_loaded(run, folder, served, no_page):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        status, _, err = run("demo", "--model", folder, "--port", port)
+
+    assert (status, served) == (2, [])
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use. Choose another" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--host", "192.0.2.1"], "cannot listen on 192.0.2.1:0: "),
+        (["--port", 0], "--port must be from 1 to 65535, got 0"),
+        (["--port", 65536], "--port must be from 1 to 65535, got 65536"),
+    ],
+)
+def test_wrong_address_is_told_before_a_model_is_loaded(
+    run, folder, served, no_page, options, message
+):
+    status, _, err = run("demo", "--model", folder, *options)
+
+    assert (status, served) == (2, [])
+    assert message in err
+
+
+def test_missing_gradio_is_told_with_its_cure(run, folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "gradio", None)
+    monkeypatch.delitem(sys.modules, "vanilla_transformer_tools.page.app", raising=False)
+
+    status, _, err = run("demo", "--model", folder)
+
+    assert status == 2
+    assert err == (
+        "vanilla-transformer: The page needs Gradio. Install it: pip install -e '.[demo]'\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--model needs the folder or the Hub name of a model"),
+        (["--model", "./none"], "--model: there is no folder './none'"),
+        (["--model", "x", "--prot", "80"], "unknown option --prot; did you mean --port?"),
+    ],
+)
+def test_mistake_in_the_arguments_is_told_alone(run, arguments, message, no_model):
+    status, _, err = run("demo", *arguments)
+
+    assert (status, err) == (2, f"vanilla-transformer: {message}\n")

@@ -1,0 +1,448 @@
+"""The command `translate --resume`: it continues the same job, and no other."""
+
+import json
+import os
+import shutil
+from contextlib import ExitStack
+from types import SimpleNamespace
+
+import pytest
+
+from vanilla_transformer_tools.commands import job_record
+from vanilla_transformer_tools.commands.job_record import CountedLines, record_path
+from vanilla_transformer_tools.commands.lines import open_alone
+from vanilla_transformer_tools.translation import Translator, engine_choice, translator
+from vanilla_transformer_tools.translation.conversion_cache import Agreement, Conversion
+from vanilla_transformer_tools.translation.ctranslate2_engine import CTranslate2Engine
+from vanilla_transformer_tools.translation.engines import TorchEngine
+
+from ..conftest import interrupted_after
+from ..support.training_runs import flip_bit
+from .conftest import LINES, as_bytes
+
+
+@pytest.fixture
+def run(translate):
+    return translate
+
+
+@pytest.fixture
+def job(run, folder, tmp_path):
+    """Begins a job, of which three lines are done; gives its options, and its output."""
+
+    def begin(*options, model=folder):
+        source, out = tmp_path / "in", tmp_path / "out"
+        source.write_bytes(as_bytes(LINES))
+        argv = ["--model", model, "--input", source, "--output", out]
+        argv += ["--num_beams", 3, "--max_extra_tokens", 5, *options]
+        with interrupted_after(3):
+            assert run(*argv)[0] == 130
+        assert out.read_bytes()
+        return argv, out
+
+    return begin
+
+
+def assert_refused(outcome, out, before, *messages):
+    """The output is as it was, and one line tells why."""
+    status, _, err = outcome
+    assert (status, out.read_bytes()) == (2, before)
+    assert err.startswith("vanilla-transformer: --resume")
+    assert err.count("\n") == 1
+    for message in messages:
+        assert message in err
+
+
+@pytest.mark.parametrize("options", [[], ["--resume"]])
+def test_second_translation_into_an_output_is_refused_while_the_first_one_runs(
+    run, job, options, monkeypatch
+):
+    argv, out = job()
+    before = out.read_bytes()
+    monkeypatch.setattr(Translator, "from_pretrained", None)
+
+    with open_alone(out):
+        status, _, err = run(*argv, *options)
+
+    assert (status, out.read_bytes()) == (2, before)
+    assert f"--output {out} is in use by another translation that has not ended. Wait" in err
+
+
+@pytest.mark.parametrize("has_ended", [True, False])
+def test_translation_that_began_meanwhile_is_not_overwritten(
+    run, folder, tmp_path, monkeypatch, has_ended
+):
+    out = tmp_path / "out"
+    with ExitStack() as other:
+
+        def load(*_, **__):
+            out.write_text("theirs\n")
+            if not has_ended:
+                other.enter_context(open_alone(out))
+            return SimpleNamespace(engine=None)
+
+        monkeypatch.setattr(Translator, "from_pretrained", load)
+        status, _, err = run("--model", folder, "--output", out, "ja")
+
+    assert (status, out.read_text()) == (2, "theirs\n")
+    expected = "was changed while the model was loaded: expected 0 bytes, got 7"
+    assert (expected if has_ended else "is in use by another translation") in err
+
+
+@pytest.mark.parametrize(
+    ("changes", "differences"),
+    [
+        (["--n_best", 3], ["--n_best 3 instead of 2"]),
+        (["--scores"], ["--scores True instead of False"]),
+        (["--length_penalty", 0], ["--length_penalty 0.0 instead of None"]),
+        (["--dtype", "bfloat16"], ["--dtype bfloat16 instead of auto"]),
+        (["--prefix", "die"], ["--prefix die instead of "]),
+        (["--trust_remote_code"], ["--trust_remote_code True instead of False"]),
+        (["--engine", "ctranslate2"], ["--engine ctranslate2 instead of auto"]),
+        (["--seed", 7, "--top_k", 4], ["--seed 7 instead of 0", "--top_k 4 instead of 0"]),
+    ],
+)
+def test_resume_refuses_other_settings(run, job, changes, differences):
+    argv, out = job("--n_best", 2)
+    before = out.read_bytes()
+
+    outcome = run(*argv, *changes, "--resume")
+
+    whose = f"must continue the job that began '{out}'"
+    assert_refused(outcome, out, before, whose, *differences)
+    assert run(*argv, "--resume")[0] == 0
+
+
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "tokenizer.json", "generation_config.json", "run.json"]
+)
+def test_resume_refuses_a_model_that_has_changed_and_names_the_file(
+    run, job, folder, tmp_path, name
+):
+    copy = shutil.copytree(folder, tmp_path / "model")
+    argv, out = job(model=copy)
+    before = out.read_bytes()
+    file = copy / name
+    if name == "model.safetensors":
+        flip_bit(file)
+    else:
+        file.write_text(file.read_text() + " " if file.exists() else "{}")
+
+    outcome = run(*argv, "--resume")
+
+    assert_refused(outcome, out, before, f"got {name} of --model with SHA-256 ")
+    assert outcome[2].count("SHA-256") == 1
+
+
+def test_resume_refuses_another_number_of_models(run, job, folder):
+    argv, out = job()
+    before = out.read_bytes()
+
+    outcome = run("--model", folder, *argv, "--resume")
+
+    assert_refused(outcome, out, before, "got 2 models instead of 1")
+
+
+def test_resume_takes_the_same_model_from_another_folder(run, job, folder, tmp_path):
+    argv, out = job()
+    moved = shutil.copytree(folder, tmp_path / "moved")
+    (moved / "results.json").write_text("{}")
+    (moved / "README.md").write_text("scored since")
+
+    assert run("--model", moved, *argv[2:], "--resume")[0] == 0
+    assert out.read_bytes() == run(*argv[:4], *argv[6:])[1]
+
+
+@pytest.mark.parametrize("name", ["x.txt", "x.en", "x.json"])
+def test_resume_continues_an_output_in_the_folder_of_its_model(run, folder, tmp_path, name):
+    model = shutil.copytree(folder, tmp_path / "model")
+    argv = ["--model", model, "--output", model / name, "--max_extra_tokens", 5]
+    whole = run(*argv[:2], *argv[4:], stdin=as_bytes(LINES))[1]
+    with interrupted_after(3):
+        run(*argv, stdin=as_bytes(LINES))
+
+    status, _, err = run(*argv, "--resume", stdin=as_bytes(LINES))
+
+    assert (status, (model / name).read_bytes()) == (0, whole), err
+
+
+def test_resume_refuses_another_version(run, job, monkeypatch):
+    argv, out = job()
+    before = out.read_bytes()
+    now = job_record.version("vanilla-transformer")
+    monkeypatch.setattr(job_record, "version", lambda _: "99.0")
+
+    outcome = run(*argv, "--resume")
+
+    assert_refused(outcome, out, before, f"got vanilla-transformer 99.0 instead of {now}")
+
+
+@pytest.mark.parametrize(
+    ("name", "lines", "difference"),
+    [
+        ("in", ["anders", *LINES[1:]], "input with other text in its first 7 lines"),
+        ("in", [*LINES[:6], "anders"], "input with other text in its first 7 lines"),
+        ("in", LINES[:5], "input of 5 lines instead of 7 or more"),
+        ("prefixes", "xbcdefg", "--prefix_file with other text in its first 7 lines"),
+    ],
+)
+def test_resume_refuses_other_text(run, job, tmp_path, name, lines, difference):
+    prefixes = tmp_path / "prefixes"
+    prefixes.write_bytes(as_bytes("abcdefg"))
+    argv, out = job("--prefix_file", prefixes)
+    before = out.read_bytes()
+    (tmp_path / name).write_bytes(as_bytes(lines))
+    if len(lines) < len(LINES):
+        prefixes.write_bytes(as_bytes("abcde"))
+
+    assert_refused(run(*argv, "--resume"), out, before, f"got {difference}")
+
+
+@pytest.mark.parametrize(("inputs", "prefixes"), [(5, 7), (7, 5)])
+def test_resume_takes_what_an_input_or_prefixes_lacked(run, folder, tmp_path, inputs, prefixes):
+    file, out = tmp_path / "prefixes", tmp_path / "out"
+    argv = ["--model", folder, "--max_extra_tokens", 5, "--prefix_file", file, "--output", out]
+    file.write_bytes(as_bytes("abcdefg"[:prefixes]))
+    status, _, err = run(*argv, stdin=as_bytes(LINES[:inputs]))
+    assert (status, out.read_bytes().count(b"\n")) == (2, 5)
+    assert "must be as many prefixes as lines" in err
+    file.write_bytes(as_bytes("abcdefg"))
+
+    assert run(*argv, "--resume", stdin=as_bytes(LINES))[0] == 0
+
+    resumed = out.read_bytes()
+    out.unlink()
+    run(*argv, stdin=as_bytes(LINES))
+    assert resumed == out.read_bytes()
+
+
+def test_resume_refuses_to_drop_the_prefixes(run, job, tmp_path):
+    prefixes = tmp_path / "prefixes"
+    prefixes.write_bytes(as_bytes("abcdefg"))
+    argv, out = job("--prefix_file", prefixes)
+    before = out.read_bytes()
+    without = [word for word in argv if word not in ("--prefix_file", prefixes)]
+
+    assert_refused(run(*without, "--resume"), out, before, "got no --prefix_file")
+
+
+def test_resume_needs_an_output_for_each_line(run, job):
+    argv, out = job()
+    before = out.read_bytes()
+
+    status, _, err = run(*argv, "--n_best", 0, "--resume")
+
+    assert status == 2
+    assert "--n_best must be at least 1, got 0" in err
+    assert out.read_bytes() == before
+
+
+def test_resume_takes_what_changes_no_result(run, job, tmp_path):
+    argv, out = job()
+    source = tmp_path / "moved"
+    source.write_bytes(as_bytes(LINES))
+    whole = run(*argv[:4], *argv[6:])[1]
+
+    status, _, _ = run(*argv, "--resume", "--input", source, "--max_tokens_per_batch", 1)
+
+    assert (status, out.read_bytes()) == (0, whole)
+
+
+@pytest.mark.parametrize("window", [2, 4])
+def test_only_lines_that_were_read_must_be_the_same(run, job, tmp_path, monkeypatch, window):
+    monkeypatch.setattr(translator, "WINDOW_LINES", window)
+    argv, out = job()
+    (tmp_path / "in").write_bytes(as_bytes([*LINES[:4], "neu", "dazu"]))
+
+    assert run(*argv, "--resume")[0] == 0
+
+    assert out.read_bytes() == run(*argv[:4], *argv[6:])[1]
+
+
+def test_job_that_ended_at_a_bad_line_continues_once_it_is_corrected(run, folder, tmp_path):
+    out = tmp_path / "out"
+    argv = ["--model", folder, "--output", out, "--max_extra_tokens", 5]
+    assert run(*argv, stdin=as_bytes(LINES) + b"a\xff\n")[0] == 2
+    assert out.read_bytes().count(b"\n") == len(LINES)
+
+    assert run(*argv, "--resume", stdin=as_bytes([*LINES, "ab", "c"]))[0] == 0
+
+    assert out.read_bytes() == run(*argv[:2], *argv[4:], stdin=as_bytes([*LINES, "ab", "c"]))[1]
+
+
+def test_output_without_a_record_is_not_continued(run, job, tmp_path):
+    argv, out = job()
+    before = out.read_bytes()
+    (tmp_path / "out.job.json").unlink()
+
+    outcome = run(*argv, "--resume")
+
+    assert_refused(outcome, out, before, f"needs '{out}.job.json'", "Delete the output")
+
+
+def test_record_of_a_job_that_wrote_nothing_does_not_hinder_another(run, job, tmp_path):
+    argv, out = job()
+    out.write_bytes(b"")
+
+    assert run(*argv, "--num_beams", 1, "--resume")[0] == 0
+    assert out.read_bytes() == run(*argv[:4], *argv[6:], "--num_beams", 1)[1]
+    assert not (tmp_path / "out.job.json").exists()
+
+
+@pytest.mark.parametrize("content", ["{}", '{"mine": 1}', "[]", "", "text", "[" * 100_000])
+@pytest.mark.parametrize("options", [[], ["--resume"]])
+def test_file_in_the_place_of_the_record_is_not_overwritten(
+    run, folder, tmp_path, content, options
+):
+    record = tmp_path / "out.job.json"
+    record.write_text(content)
+
+    status, _, err = run("--model", folder, "--output", tmp_path / "out", *options, "ja")
+
+    assert (status, record.read_text()) == (2, content)
+    assert f"'{record}' must be the record of an interrupted translation" in err
+    assert err.count("\n") == 1
+
+
+def test_output_is_on_disk_before_its_record_is_deleted(run, job, monkeypatch):
+    argv, out = job()
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda _: synced.append(record_path(out).exists()))
+
+    assert run(*argv, "--resume")[0] == 0
+
+    assert synced == [True]
+    assert not record_path(out).exists()
+
+
+def test_record_covers_each_line_before_it_is_in_the_output(run, folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(translator, "WINDOW_LINES", 2)
+    source, out = tmp_path / "in", tmp_path / "out"
+    source.write_bytes(as_bytes(LINES))
+    for lines in range(1, len(LINES) + 1):
+        with interrupted_after(lines):
+            run("--model", folder, "--input", source, "--output", out, "--max_extra_tokens", 5)
+        record = json.loads((tmp_path / "out.job.json").read_text())
+        assert lines <= record["lines"] <= lines + 1
+        read = CountedLines(iter(LINES[: record["lines"]]))
+        assert (len(list(read)), read.sha256) == (record["lines"], record["input"])
+        out.unlink()
+
+
+def test_checksum_depends_on_where_lines_end():
+    sums = set()
+    for lines in (["ab", "c"], ["a", "bc"], ["abc"]):
+        read = CountedLines(iter(lines))
+        assert list(read) == lines
+        sums.add(read.sha256)
+
+    assert len(sums) == 3
+
+
+def test_devices_have_no_record(run, folder, tmp_path):
+    device = tmp_path / "out"
+    device.symlink_to("/dev/null")
+
+    with interrupted_after(1):
+        run("--model", folder, "--output", device, "ja", "nein")
+
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert run("--model", folder, "--output", device, "--resume", "ja")[0] == 0
+
+
+@pytest.fixture
+def long_job(run, folder, tmp_path, monkeypatch):
+    """Interrupts a job after its first window; gives its options, output and record."""
+    monkeypatch.setenv("VANILLA_TRANSFORMER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(translator, "WINDOW_LINES", 40)
+    monkeypatch.setattr(engine_choice, "perf_counter", lambda: 0.0)
+    source, out = tmp_path / "in", tmp_path / "out"
+    source.write_bytes(as_bytes(f"ein hund {number}" for number in range(80)))
+    argv = ["--model", folder, "--input", source, "--output", out]
+    argv += ["--num_beams", 1, "--max_extra_tokens", 2]
+
+    def begin(lines=40):
+        with interrupted_after(lines):
+            assert run(*argv)[0] == 130
+        return argv, out, record_path(out)
+
+    return begin
+
+
+def test_job_records_its_engine(run, long_job):
+    _, _, record = long_job()
+
+    assert json.loads(record.read_text())["engine"].startswith("CTranslate2 ")
+
+
+def test_choice_of_the_engine_is_said_once(run, long_job):
+    argv, out, record = long_job()
+    name = json.loads(record.read_text())["engine"]
+    for file in (out, record):
+        file.unlink()
+
+    status, _, err = run(*argv)
+
+    assert status == 0
+    said = f"{name} translates: in 32 lines it found the same as torch."
+    assert err.splitlines().count(said) == err.count("torch") == 1
+
+
+def test_resume_keeps_ctranslate2_though_the_choice_would_be_another(run, long_job, monkeypatch):
+    argv, out, _ = long_job()
+    # As with another number of threads, for which no sample has been compared.
+    monkeypatch.setattr(Conversion, "agreement", lambda *_: Agreement(32, differs=True))
+    monkeypatch.setattr(TorchEngine, "translate_batch", None)
+
+    status, _, err = run(*argv, "--resume")
+
+    assert status == 0
+    assert "translates" not in err
+    assert out.read_bytes().count(b"\n") == 80
+
+
+def test_resume_keeps_torch_though_the_choice_would_be_another(run, long_job, monkeypatch):
+    monkeypatch.setattr(engine_choice, "SAMPLE_LINES", 0)
+    argv, out, record = long_job()
+    record.write_text(json.dumps({**json.loads(record.read_text()), "engine": "torch"}))
+    monkeypatch.setattr(CTranslate2Engine, "translate_batch", None)
+
+    status, _, err = run(*argv, "--resume")
+
+    assert status == 0
+    assert "translates" not in err
+    assert out.read_bytes().count(b"\n") == 80
+
+
+def test_resume_refuses_another_engine(run, long_job, monkeypatch):
+    argv, out, record = long_job()
+    before = out.read_bytes()
+    name = json.loads(record.read_text())["engine"]
+    monkeypatch.setenv("VANILLA_TRANSFORMER_CACHE", "")
+
+    outcome = run(*argv, "--resume")
+
+    assert_refused(outcome, out, before, f"with its engine, {name}, got torch. Install")
+
+
+def test_resume_refuses_a_choice_among_other_engines(run, long_job, monkeypatch):
+    argv, out, record = long_job()
+    before = out.read_bytes()
+    # As of another release; fewer lines are left than a sample has.
+    name = "CTranslate2 0.1"
+    record.write_text(json.dumps({**json.loads(record.read_text()), "engine": name}))
+    monkeypatch.setattr(Conversion, "agreement", lambda *_: Agreement())
+    monkeypatch.setattr(engine_choice, "SAMPLE_LINES", 100)
+
+    outcome = run(*argv, "--resume")
+
+    assert_refused(outcome, out, before, f"with its engine, {name}, got another one. Install")
+
+
+def test_resume_takes_any_engine_before_the_choice(run, long_job, monkeypatch):
+    monkeypatch.setattr(engine_choice, "SAMPLE_LINES", 200)
+    argv, _, record = long_job()
+    assert json.loads(record.read_text())["engine"] == ""
+    monkeypatch.setenv("VANILLA_TRANSFORMER_CACHE", "")
+
+    assert run(*argv, "--resume")[0] == 0

@@ -1,0 +1,475 @@
+"""The command `translate` with files: what is written, when, and how an interrupted run goes on."""
+
+import gzip
+import io
+import json
+import lzma
+import os
+import random
+import shutil
+import sys
+from functools import partial
+
+import pytest
+
+from vanilla_transformer_tools import files
+from vanilla_transformer_tools.commands import lines
+from vanilla_transformer_tools.commands.lines import PipedLines, plan_translation
+from vanilla_transformer_tools.settings import TranslateSettings
+
+from ..conftest import interrupted_after
+from .conftest import LINES, as_bytes
+
+# As line ends stand in text: none of them ends a line but the line feed.
+ODD = ["a\u2028b", "c\rd", "e\x0cf", "\x00", "\u2028", "g\r", "\u202e\u05e9\u05dc", "😀😁"]
+
+
+@pytest.fixture
+def run(translate, folder):
+    return partial(translate, "--model", folder, "--max_extra_tokens", 5)
+
+
+def write(path, lines):
+    path.write_bytes(as_bytes(lines))
+    return path
+
+
+def test_file_is_translated_as_standard_input_is(run, tmp_path):
+    source = write(tmp_path / "in", LINES)
+
+    status, out, _ = run("--input", source, "--output", tmp_path / "out")
+
+    assert (status, out) == (0, b"")
+    assert (tmp_path / "out").read_bytes() == run(stdin=source.read_bytes())[1]
+    assert run("--input", source)[1] == run(stdin=source.read_bytes())[1]
+    assert (tmp_path / "out").read_bytes().count(b"\n") == len(LINES)
+
+
+def test_translations_go_into_a_pipe(run, tmp_path):
+    source = write(tmp_path / "in", LINES)
+    reading, writing = os.pipe()
+
+    run("--input", source, "--output", f"/dev/fd/{writing}")
+
+    os.close(writing)
+    with open(reading, "rb") as pipe:
+        assert pipe.read() == run("--input", source)[1]
+
+
+def test_gzipped_file_is_read(run, tmp_path):
+    (tmp_path / "in.gz").write_bytes(gzip.compress(as_bytes(LINES)))
+
+    assert run("--input", tmp_path / "in.gz")[1] == run(stdin=as_bytes(LINES))[1]
+
+
+def test_byte_order_mark_is_dropped_from_the_first_line_only(run, tmp_path):
+    marked = "\ufeff".encode() + as_bytes(["ja", "\ufeffja"])
+    (tmp_path / "in").write_bytes(marked)
+    plain = as_bytes(["ja", "\ufeffja"])
+
+    expected = run(stdin=plain)[1]
+
+    assert run(stdin=marked)[1] == expected
+    assert run("--input", tmp_path / "in")[1] == expected
+    first, second = expected.splitlines()
+    assert first != second
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        ("ja\nnein\n".encode("utf-16-le"), "must be UTF-8, got what looks like UTF-16"),
+        (gzip.compress(b"ja\n", mtime=0), "must be text, got gzip data. Unpack it first"),
+        (lzma.compress(b"ja\n"), "must be text, got xz data. Unpack it first: xz -dc"),
+    ],
+)
+def test_standard_input_that_is_no_text_is_refused(run, content, fault):
+    status, out, err = run(stdin=content)
+
+    assert (status, out) == (2, b"")
+    assert f"'standard input' {fault}" in err
+
+
+def test_last_line_needs_no_newline(run):
+    assert run(stdin=b"ja\nnein")[1] == run(stdin=b"ja\nnein\n")[1]
+
+
+def test_empty_file_gives_an_empty_file(run, tmp_path):
+    write(tmp_path / "in", [])
+
+    assert run("--input", tmp_path / "in", "--output", tmp_path / "out")[0] == 0
+    assert (tmp_path / "out").read_bytes() == b""
+
+
+def test_output_that_holds_text_is_not_overwritten(run, tmp_path):
+    out = write(tmp_path / "out", ["costly"])
+
+    status, _, err = run("--output", out, stdin=b"ja\n")
+
+    assert status == 2
+    assert "already holds 7 bytes. Pass --resume" in err
+    assert out.read_bytes() == b"costly\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--resume"], "--resume needs the --output to continue"),
+        (
+            ["--input", "in", "text"],
+            "--input and text in the arguments exclude .*, got the text 'text'",
+        ),
+        (["--prefix", "a", "--prefix_file", "b"], "--prefix and --prefix_file exclude each other"),
+        (["--input", "/no/such"], "No such file or directory: '/no/such'"),
+        (["--n_best", "9", "ja"], "at most `num_beams`, got 9 and 1"),
+        (["--max_source_length", "1", "ja"], "must be at least 2, .* got 1"),
+        (["--mbr_candidates", "2", "--do_sample", "--n_best", "3", "x"], "got 2 and 3"),
+    ],
+)
+def test_mistake_is_told_alone(run, argv, message):
+    status, out, err = run(*argv)
+
+    assert (status, out) == (2, b"")
+    assert err.startswith("vanilla-transformer: ")
+    assert pytest.raises(AssertionError, match=message).matches(AssertionError(err)), err
+
+
+def test_bad_byte_of_a_file_is_told_before_anything_is_written(run, tmp_path):
+    (tmp_path / "in").write_bytes(as_bytes(LINES) + b"a\xff\n")
+
+    status, _, err = run("--input", tmp_path / "in", "--output", tmp_path / "out")
+
+    assert status == 2
+    assert "got byte 0xFF at byte 2 of line 8" in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_blank_ends_stay_and_change_nothing(run):
+    ends = ["", " ", "    ", "\t", "\r", "\xa0", "\u3000", "\u200b", "\ufeff", " \u200d\u2060"]
+    rng = random.Random(1)
+    bare = [" ".join(rng.choices(["ein", "hund", "rennt", "der"], k=3)) for _ in range(200)]
+    # A byte order mark at the beginning of the input is no part of it.
+    around = [("\t", " "), *((rng.choice(ends), rng.choice(ends)) for _ in bare[1:])]
+
+    def within(texts):
+        pairs = zip(texts, around, strict=True)
+        return as_bytes(left + text + right for text, (left, right) in pairs)
+
+    plain = run(stdin=as_bytes(bare))[1].decode().split("\n")[:-1]
+
+    assert run(stdin=within(bare))[1] == within(plain)
+
+
+def test_sentences_are_translated_alone_and_keep_their_blanks(run):
+    line = "ein hund rennt.  der mann schläft.\tja"
+    parts = run("ein hund rennt.", "der mann schläft.", "ja")[1].decode().split("\n")
+
+    found = run("--split_sentences", stdin=as_bytes([line]))[1]
+
+    assert found.decode() == "{}  {}\t{}\n{}".format(*parts)
+    whole = run("--no-split_sentences", stdin=as_bytes([line]))[1]
+    assert whole != found
+    assert run(stdin=as_bytes([line]))[1] == whole
+
+
+@pytest.mark.parametrize(
+    ("share", "option"), [(0.02, "--split_sentences"), (0.03, "--no-split_sentences")]
+)
+def test_record_of_the_training_decides_whether_lines_are_cut(run, folder, tmp_path, share, option):
+    shutil.copytree(folder, tmp_path / "model")
+    record = {"lines_of_several_sentences": share}
+    (tmp_path / "model" / "run.json").write_text(json.dumps(record))
+    options = ("--max_extra_tokens", 5, "ein hund rennt. der mann schläft.")
+
+    # Without its model, which would make an ensemble of the two.
+    translate = run.func
+
+    found = translate("--model", tmp_path / "model", *options)
+
+    assert found[1] == translate("--model", folder, option, *options)[1]
+
+
+def test_pipe_says_whether_a_line_has_arrived():
+    reading, writing = os.pipe()
+    with open(reading, "rb") as source, open(writing, "wb", buffering=0) as pipe:
+        lines = PipedLines(source)
+
+        assert not lines.has_next()
+        pipe.write(b"ja\nne")
+        assert lines.has_next()
+        assert next(lines) == b"ja\n"
+        assert not lines.has_next()
+        pipe.write(b"in\nx")
+        assert next(lines) == b"nein\n"
+        pipe.close()
+        assert lines.has_next()
+        assert list(lines) == [b"x"]
+
+
+def test_window_ends_where_the_pipe_pauses(folder, monkeypatch):
+    reading, writing = os.pipe()
+    with open(reading, "rb") as source, open(writing, "wb", buffering=0) as pipe:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(source))
+        job = plan_translation(TranslateSettings(model=[str(folder)]), [])
+        windows = job._windows()
+
+        pipe.write(b"ja\nnein\n")
+        assert next(windows) == ["ja", "nein"]
+        pipe.write(b"x\n")
+        assert next(windows) == ["x"]
+
+
+def test_input_that_is_cut_while_it_is_read_ends_with_an_error(run, tmp_path, monkeypatch):
+    source = write(tmp_path / "in", LINES)
+    plan = lines.file_lines
+    counted = []
+
+    def cut_after_counting(path):
+        counted.append(path)
+        if len(counted) == 2:
+            write(path, LINES[:3])
+        return plan(path)
+
+    monkeypatch.setattr(lines, "file_lines", cut_after_counting)
+
+    status, _, err = run("--input", source, "--output", tmp_path / "out")
+
+    assert status == 2
+    assert f"got 3 lines instead of the {len(LINES)} at the beginning" in err
+    assert (tmp_path / "out.job.json").exists()
+
+
+@pytest.mark.parametrize("option", [None, "--input"])
+def test_line_without_end_is_refused(run, tmp_path, monkeypatch, option):
+    monkeypatch.setattr(files, "LONGEST_LINE", 2**17)
+    text = b"ja\n" + b"a" * 2**20
+    (tmp_path / "in").write_bytes(text)
+
+    status, _, err = run("--input", tmp_path / "in") if option else run(stdin=text)
+
+    assert status == 2
+    assert "must have at most 131,072 bytes, got more" in err
+    assert "Line 2 of" in err
+
+
+def test_argument_that_is_no_text_is_translated_all_the_same(run):
+    # What Python makes of a byte 0xFF in an argument.
+    assert run("ja \udcff")[1] == run("ja \ufffd")[1]
+
+
+# Going on
+
+
+@pytest.mark.parametrize(
+    "options", [[], ["--num_beams", "2", "--n_best", "2"], ["--do_sample", "--details"]]
+)
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.2, 0.45, 0.5, 0.77, 0.99, 1.0])
+def test_run_that_was_cut_off_anywhere_goes_on_to_the_same_result(run, tmp_path, share, options):
+    source, out = write(tmp_path / "in", LINES), tmp_path / "out"
+    with interrupted_after(len(LINES)):
+        run("--input", source, "--output", out, *options)
+    whole = out.read_bytes()
+    out.write_bytes(whole[: int(share * len(whole))])
+
+    status, _, _ = run("--input", source, "--output", out, "--resume", *options)
+
+    assert status == 0
+    assert out.read_bytes() == whole
+    assert not (tmp_path / "out.job.json").exists()
+
+
+def test_run_goes_on_behind_what_is_there_and_does_not_do_it_again(run, tmp_path):
+    source, done = write(tmp_path / "in", LINES), tmp_path / "out"
+    with interrupted_after(2):
+        run("--input", source, "--output", done)
+    # The last line was not finished, and is longer than all that follows.
+    done.write_text("mine\nmine too\n" + 999 * "half ")
+
+    run("--input", source, "--output", done, "--resume")
+
+    expected = run("--input", source)[1].split(b"\n")
+    assert done.read_bytes().split(b"\n") == [b"mine", b"mine too", *expected[2:]]
+
+
+def test_resume_starts_where_there_is_nothing(run, tmp_path):
+    run("--output", tmp_path / "out", "--resume", stdin=as_bytes(LINES))
+
+    assert (tmp_path / "out").read_bytes() == run(stdin=as_bytes(LINES))[1]
+
+
+def test_resume_takes_standard_input_and_prefixes_from_their_beginning(run, tmp_path):
+    prefixes = write(tmp_path / "prefixes", [f"{place}" for place in range(len(LINES))])
+    out, whole = tmp_path / "out", tmp_path / "whole"
+    run("--output", whole, "--prefix_file", prefixes, stdin=as_bytes(LINES))
+    with interrupted_after(3):
+        run("--output", out, "--prefix_file", prefixes, stdin=as_bytes(LINES))
+    assert out.read_bytes().count(b"\n") == 3
+
+    run("--output", out, "--resume", "--prefix_file", prefixes, stdin=as_bytes(LINES))
+
+    assert out.read_bytes() == whole.read_bytes()
+
+
+@pytest.mark.parametrize("content", [b"a\nb\nc\n", b"a\nb\nc"])
+@pytest.mark.parametrize("has_file", [True, False])
+def test_resume_refuses_an_output_with_more_lines_than_the_input(run, tmp_path, content, has_file):
+    source, out = write(tmp_path / "in", ["ja", "nein"]), tmp_path / "out"
+    with interrupted_after(1):
+        run("--input", source, "--output", out)
+    out.write_bytes(content)
+    options = {"stdin": source.read_bytes()} if not has_file else {}
+
+    status, _, err = run(
+        *(["--input", source] if has_file else []), "--output", out, "--resume", **options
+    )
+
+    assert status == 2
+    assert "must hold no more lines than its job has read, got 3 and 2" in err
+    assert out.read_bytes() == content
+
+
+def test_cut_lines_are_named_by_their_number_when_a_run_goes_on(run, tmp_path, caplog):
+    source = write(tmp_path / "in", ["ja", "nein", "ein hund rennt"])
+    options = ["--input", source, "--output", tmp_path / "out", "--max_source_length", 8]
+    with interrupted_after(1):
+        run(*options)
+    caplog.clear()
+
+    run(*options, "--resume")
+
+    assert [message.split(" is ")[0] for message in caplog.messages] == ["Line 3"]
+
+
+# What is written
+
+
+def test_n_best_gives_rows_of_number_score_and_text(run):
+    _, out, _ = run("--num_beams", 3, "--n_best", 3, stdin=as_bytes(LINES))
+    best = run("--num_beams", 3, stdin=as_bytes(LINES))[1].decode().split("\n")
+
+    rows = [row.split("\t", 2) for row in out.decode().split("\n")[:-1]]
+
+    assert [int(number) for number, _, _ in rows] == [n for n in range(1, 8) for _ in range(3)]
+    assert [text for _, _, text in rows[::3]] == best[:-1]
+    scores = [float(score) for _, score, _ in rows]
+    assert all(
+        scores[row : row + 3] == sorted(scores[row : row + 3])[::-1] for row in range(0, 21, 3)
+    )
+    assert [rows[6], rows[12]] == [["3", "0.0000", ""], ["5", "0.0000", " "]]
+
+
+def test_scores_give_one_row_a_line(run):
+    texts = run(stdin=as_bytes(LINES))[1].decode().split("\n")[:-1]
+
+    rows = run("--scores", stdin=as_bytes(LINES))[1].decode().split("\n")[:-1]
+
+    assert [row.split("\t", 2)[2] for row in rows] == texts
+    assert all(float(row.split("\t")[1]) < 0 for row in rows if row.split("\t")[2].strip())
+
+
+def test_details_tell_tokens_scores_and_alignment(run, tokenizer):
+    options = ["--num_beams", 2, "--n_best", 2, "--length_penalty", 1.0]
+    _, out, _ = run("--details", *options, "ein hund", "")
+
+    first, blank = map(json.loads, out.decode().split("\n")[:-1])
+
+    assert (first["line"], blank["line"]) == (1, 2)
+    assert first["hypotheses"][0]["source_tokens"] == tokenizer.convert_ids_to_tokens(
+        tokenizer("ein hund")["input_ids"]
+    )
+    for hypothesis in first["hypotheses"]:
+        tokens, scores = hypothesis["tokens"], hypothesis["token_scores"]
+        assert hypothesis["score"] == pytest.approx(sum(scores) / len(scores), abs=1e-3)
+        assert len(tokens) == len(scores)
+        pairs = [pair.split("-") for pair in hypothesis["alignment"].split()]
+        words = len(tokens) - (not hypothesis["reached_limit"])
+        assert [int(target) for _, target in pairs] == list(range(words))
+        assert all(int(source) < len(hypothesis["source_tokens"]) - 1 for source, _ in pairs)
+    assert blank["hypotheses"][0]["tokens"] == []
+
+
+def test_prefix_begins_each_translation(run, tmp_path):
+    prefixes = write(tmp_path / "prefixes", ["der", "", "die ", "x"])
+    lines = as_bytes(["ja", "nein", "ja", " "])
+
+    of_all = run("--prefix", "der alte", stdin=lines)[1].decode().split("\n")
+    of_each = run("--prefix_file", prefixes, stdin=lines)[1].decode().split("\n")
+    none = run(stdin=lines)[1].decode().split("\n")
+
+    assert all(text.startswith("der alte") for text in of_all[:3])
+    assert of_each[0].startswith("der")
+    assert of_each[2].startswith("die")
+    assert (of_each[1], of_each[3], of_all[3]) == (none[1], " ", " ")
+
+
+# Odd text
+
+
+def test_odd_characters_neither_end_nor_merge_lines(run, tmp_path):
+    source = write(tmp_path / "in", ODD)
+
+    _, out, err = run("--input", source)
+
+    rows = out.decode().split("\n")
+    assert len(rows) == len(ODD) + 1
+    assert rows[4] == "\u2028"
+    alone = [run(stdin=as_bytes([line]))[1].decode() for line in ODD]
+    assert out.decode() == "".join(alone)
+    assert "Traceback" not in err
+
+
+def test_line_separators_in_translations_are_written_as_blanks_and_counted(run, tmp_path):
+    # Forced, as nothing else makes this model write them.
+    texts = ["a\u2028b\rc", "d\x85e", "f\x0b\x0c\x1c\x1d\x1e\u2029g", "h i"]
+    write(tmp_path / "prefixes", texts)
+    lines = as_bytes(["ja"] * 4)
+
+    _, out, err = run("--prefix_file", tmp_path / "prefixes", stdin=lines)
+
+    rows = out.decode().split("\n")[:-1]
+    assert [len(row.splitlines()) for row in rows] == [1] * 4
+    assert [row[:5] for row in rows[:2]] == ["a b c", "d e" + rows[1][3:5]]
+    assert rows[2].startswith("f" + 6 * " " + "g")
+    count = int(err.split(" line separators")[0].split("\n")[-1])
+    assert count >= 9
+
+
+@pytest.mark.slow
+def test_lines_of_random_unicode_keep_their_number_and_order(run, tmp_path, caplog):
+    lines = random_lines(3000)
+    source, out = tmp_path / "in", tmp_path / "out"
+    source.write_bytes(b"".join(line + b"\n" for line in lines))
+    options = ["--max_extra_tokens", 0, "--max_source_length", 64]
+
+    run("--input", source, "--output", out, *options)
+
+    rows = out.read_bytes().split(b"\n")
+    assert len(rows) == len(lines) + 1
+    long_lines = [number for number, line in enumerate(lines) if len(line) > 100_000]
+    for number in long_lines:
+        assert f"Line {number + 1} is longer than 64 tokens" in caplog.text
+    sample = random.Random(1).sample(range(len(lines)), 200)
+    blank = [number for number, line in enumerate(lines) if not line.decode().strip()]
+    assert all(rows[number] == lines[number] for number in blank)
+    some = [number for number in sample if number not in long_lines]
+    alone = run(*options, stdin=b"".join(lines[number] + b"\n" for number in some))[1]
+    assert alone.split(b"\n")[:-1] == [rows[number] for number in some]
+
+
+def random_lines(count):
+    """Lines of letters from all of Unicode, most of them from its beginning; one line is long."""
+    rng = random.Random(7)
+
+    def text(length):
+        codes = (rng.randrange(rng.choice([0xA1, 0x3000, 0x110000])) for _ in range(length))
+        letters = (chr(code) for code in codes if not 0xD800 <= code < 0xE000)
+        return "".join(letters).replace("\n", "")
+
+    lines = [text(min(int(rng.expovariate(0.1)), 60)) for _ in range(count)]
+    lines[::50] = [
+        rng.choice(["", " ", "\t", "\u2028", "\r", "<s>", "</s>", "<0x0A>"]) for _ in lines[::50]
+    ]
+    # Bytes of a lone surrogate, as escapes spell it.
+    lines[count // 2] = "\\ud800 \\udfff"
+    lines[count // 3] = text(400_000)
+    return [line.encode() for line in lines]

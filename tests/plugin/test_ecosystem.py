@@ -1,0 +1,456 @@
+"""PEFT, resized vocabularies, sharded and offloaded weights, export: as users know them."""
+
+import copy
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from peft import LoraConfig, PeftModel, TrainableTokensConfig, get_peft_model
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.export import Dim
+from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer
+from transformers.utils import logging as transformers_logging
+
+from vanilla_transformer import loss_vanilla_transformer
+from vanilla_transformer_tools.interop.to_transformers import to_transformers
+
+from ..conftest import (
+    CONCATENATED,
+    TWO_TABLES,
+    Model,
+    build_variant,
+    pad,
+    source_of,
+    without_labels,
+)
+from ..support.gradients_of_one_update import (
+    KeepGradients,
+    build_arguments,
+    build_collator,
+    build_model,
+    ragged_pairs,
+)
+
+PROJECTIONS = ["qkv_proj", "q_proj", "kv_proj", "out_proj", "fc1", "fc2"]
+
+# PEFT asks Transformers by a name of which newer releases warn.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
+)
+
+both_ties = pytest.mark.parametrize("tied", [True, False])
+
+
+NEW_TOKENS = [30, 36]
+
+
+def single_tokens(**settings: Any) -> LoraConfig:
+    return LoraConfig(r=3, target_modules=["fc1"], **settings)
+
+
+SINGLE_TOKENS = {
+    "list": single_tokens(trainable_token_indices=NEW_TOKENS),
+    "ensured": single_tokens(trainable_token_indices=NEW_TOKENS, ensure_weight_tying=True),
+    "by_stack": single_tokens(trainable_token_indices={"embed_tokens": NEW_TOKENS}),
+    "tokens_only": TrainableTokensConfig(token_indices=NEW_TOKENS),
+}
+
+
+def losses_of_adapter(model: nn.Module, config: Any, batch: dict[str, Tensor]) -> list[float]:
+    """Of six updates, then before and after merging."""
+    torch.manual_seed(0)
+    adapted = get_peft_model(model, copy.deepcopy(config)).train()
+    optimizer = torch.optim.SGD((p for p in adapted.parameters() if p.requires_grad), lr=0.3)
+    losses = []
+    for _ in range(6):
+        losses.append(adapted(**batch).loss)
+        losses[-1].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    losses.append(adapted.eval()(**batch).loss)
+    losses.append(adapted.merge_and_unload().eval()(**batch).loss)
+    return [loss.item() for loss in losses]
+
+
+# PEFT says that two tables are not tied after merging, and that only tokens are tied before.
+@pytest.mark.filterwarnings(
+    "ignore:.*no longer tied:UserWarning", "ignore:.*`ensure_weight_tying`:UserWarning"
+)
+@pytest.mark.parametrize("config", SINGLE_TOKENS.values(), ids=SINGLE_TOKENS)
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [("pegasus", {}), ("marian", {**TWO_TABLES, "pre_norm": False})],
+    ids=["shared", "two_tables"],
+)
+def test_new_tokens_learn_as_in_models_of_transformers(batch, config, name, fields):
+    model = build_variant(**CONCATENATED, **fields).double()
+    batch["input_ids"][:, 2], batch["labels"][:, 1] = NEW_TOKENS
+    theirs = to_transformers(model, name)
+
+    expected, actual = (losses_of_adapter(one, config, batch) for one in (theirs, model))
+
+    assert actual == pytest.approx(expected, abs=1e-5)
+    assert actual[-1] < actual[0]
+
+
+def test_new_tokens_of_a_shared_table_do_not_change_in_merging(tiny_model, batch):
+    before, after = losses_of_adapter(tiny_model, SINGLE_TOKENS["list"], batch)[-2:]
+
+    assert after == pytest.approx(before)
+
+
+@pytest.mark.filterwarnings("ignore:.*tied:UserWarning", "ignore:.*tie_word_embeddings:UserWarning")
+def test_adapter_that_takes_the_place_of_a_shared_table_serves_both_stacks(
+    tiny_model, batch, tmp_path
+):
+    config = single_tokens(modules_to_save=["shared"])
+    before = tiny_model(**batch).loss
+    model = get_peft_model(tiny_model, config).train()
+    table = tiny_model.get_input_embeddings()
+    calls = []
+    table.register_forward_hook(lambda *_: calls.append(1))
+
+    model(**batch).loss.backward()
+
+    assert table is tiny_model.model.encoder.embed_tokens is tiny_model.model.decoder.embed_tokens
+    assert len(calls) == 2
+    assert table.modules_to_save["default"].weight.grad.any()
+    with torch.no_grad():
+        table.modules_to_save["default"].weight *= 2
+    merged = model.merge_and_unload().eval()
+    merged.save_pretrained(tmp_path)
+    loaded = Model.from_pretrained(tmp_path)
+    torch.testing.assert_close(loaded(**batch).loss, merged(**batch).loss)
+    assert not torch.isclose(before, merged(**batch).loss)
+
+
+def test_adapters_of_a_shared_table_by_the_names_of_stacks_are_warned_of(
+    tiny_model, batch, caplog, monkeypatch
+):
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    transformers_logging.warning_once.cache_clear()
+    model = get_peft_model(tiny_model, SINGLE_TOKENS["by_stack"])
+
+    model(**batch)
+
+    assert "Name the table `shared` instead" in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore:.*no longer tied:UserWarning")
+def test_model_with_merged_tokens_of_two_tables_is_loaded_as_saved(batch, tmp_path):
+    model = get_peft_model(build_variant(**TWO_TABLES), SINGLE_TOKENS["list"])
+    merged = model.merge_and_unload().eval()
+
+    merged.save_pretrained(tmp_path)
+
+    loaded = Model.from_pretrained(tmp_path)
+    torch.testing.assert_close(loaded(**batch).loss, merged(**batch).loss)
+
+
+def test_linear_maps_are_those_that_quantisers_replace(tiny_model):
+    linears = [module for module in tiny_model.modules() if isinstance(module, nn.Linear)]
+
+    assert {type(module) for module in linears} == {nn.Linear}
+
+
+class OwnProducts(Tensor):
+    """A weight like torchao's: it multiplies in its own way and has no other operations."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.linear:
+            hidden, weight, bias = args
+            return F.linear(hidden, 2 * weight.as_subclass(Tensor), bias)
+        if func in (F.embedding, torch.mm):
+            raise NotImplementedError(func)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+@both_ties
+def test_weights_with_products_of_their_own_are_called(batch, tied):
+    model = build_variant(tie_word_embeddings=tied)
+    expected = mean_cross_entropy(2 * model(**without_labels(batch)).logits, batch["labels"])
+    weight = model.lm_head.weight.detach().clone()
+    model.lm_head.weight = nn.Parameter(weight.as_subclass(OwnProducts), requires_grad=False)
+
+    loss = model.train()(**batch).loss
+    loss.backward()
+
+    torch.testing.assert_close(loss, expected)
+    assert model.model.shared.weight.grad.any()
+
+
+class LogitsOf(nn.Module):
+    """The model as `torch.jit.trace` wants one: tensors in, a tensor out."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        logits: Tensor = self.model(*inputs, use_cache=False, return_dict=False)[0]
+        return logits
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*jit:DeprecationWarning")
+def test_traced_model_gives_the_same_logits_for_other_shapes(tiny_model):
+    source, target = torch.tensor([[5, 6, 7, 2]] * 2), torch.tensor([[1, 8, 9]] * 2)
+    inputs = (source, torch.ones_like(source), target)
+    others = (source[:1, :3], torch.tensor([[1, 1, 0]]), target[:1, :2])
+
+    traced = torch.jit.trace(LogitsOf(tiny_model), inputs)
+
+    for given in (inputs, others):
+        torch.testing.assert_close(traced(*given), tiny_model(*given).logits)
+
+
+def with_lora(model: nn.Module, **changes: Any) -> PeftModel:
+    """Adapters that change the outputs at once: by default they start as zero."""
+    torch.manual_seed(0)
+    settings = {"r": 3, "target_modules": PROJECTIONS, "init_lora_weights": False}
+    return get_peft_model(model, LoraConfig(**settings | changes)).eval()
+
+
+def mean_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+def test_adapters_sit_on_every_projection(tiny_model):
+    peft_model = with_lora(tiny_model)
+
+    adapted = {name for name, module in peft_model.named_modules() if hasattr(module, "lora_A")}
+    # Two encoder layers and three decoder layers.
+    assert len(adapted) == 2 * 4 + 3 * 7
+
+
+# PEFT warns that it will not merge into a tied projection; this test does not merge.
+@pytest.mark.filterwarnings("ignore:.*tied:UserWarning", "ignore:.*tie_word_embeddings:UserWarning")
+@both_ties
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"target_modules": [*PROJECTIONS, "lm_head"]},
+        {"modules_to_save": ["lm_head"]},
+    ],
+    ids=["projections", "lora_on_lm_head", "lm_head_of_its_own"],
+)
+def test_loss_and_gradients_of_adapters_are_those_of_the_logits(batch, monkeypatch, tied, changes):
+    monkeypatch.setattr(loss_vanilla_transformer, "CHUNK_ROWS", 5)
+    peft_model = with_lora(build_variant(tie_word_embeddings=tied), **changes)
+    trained = {
+        name: parameter
+        for name, parameter in peft_model.named_parameters()
+        if parameter.requires_grad
+    }
+    expected = mean_cross_entropy(peft_model(**without_labels(batch)).logits, batch["labels"])
+    expected_gradients = torch.autograd.grad(expected, list(trained.values()))
+
+    loss = peft_model.train()(**batch).loss
+    loss.backward()
+
+    torch.testing.assert_close(loss, expected)
+    for (name, parameter), gradient in zip(trained.items(), expected_gradients, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, msg=lambda m, n=name: f"{n}: {m}")
+        assert gradient.any(), name
+
+
+def test_merged_adapters_give_the_same_logits_and_generate_alike(tiny_model, batch):
+    search = {"num_beams": 3, "max_new_tokens": 8}
+    plain = tiny_model(**batch).logits
+    peft_model = with_lora(tiny_model)
+    adapted = peft_model(**batch).logits
+    generated = peft_model.generate(**source_of(batch), **search)
+
+    peft_model.merge_adapter()
+    merged = peft_model(**batch).logits
+    peft_model.unmerge_adapter()
+    unmerged = peft_model(**batch).logits
+    unloaded = peft_model.merge_and_unload()
+
+    assert not torch.allclose(adapted, plain)
+    for logits in (merged, unmerged, unloaded(**batch).logits):
+        # Added to the weights before a product, or after it.
+        torch.testing.assert_close(logits, adapted, rtol=1e-4, atol=1e-4)
+    assert type(unloaded) is Model
+    assert torch.equal(unloaded.generate(**source_of(batch), **search), generated)
+
+
+def test_saved_adapters_load_onto_a_saved_model(tiny_model, batch, tmp_path):
+    tiny_model.save_pretrained(tmp_path / "model")
+    peft_model = with_lora(tiny_model)
+    peft_model.save_pretrained(tmp_path / "adapters")
+
+    base = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "model")
+    loaded = PeftModel.from_pretrained(base, tmp_path / "adapters")
+
+    assert torch.equal(loaded(**batch).logits, peft_model(**batch).logits)
+
+
+def test_adapters_get_the_same_gradients_from_accumulated_batches(tmp_path):
+    def gradients(batch_size: int, accumulated: int) -> dict[str, Tensor]:
+        peft_model = with_lora(build_model(label_smoothing=0.1))
+        keeper = KeepGradients()
+        Seq2SeqTrainer(
+            model=peft_model,
+            args=build_arguments(
+                tmp_path,
+                max_steps=1,
+                per_device_train_batch_size=batch_size,
+                gradient_accumulation_steps=accumulated,
+            ),
+            train_dataset=ragged_pairs(),
+            data_collator=build_collator(peft_model),
+            callbacks=[keeper],
+        ).train()
+        return keeper.gradients
+
+    whole, accumulated = gradients(16, 1), gradients(2, 8)
+
+    assert whole.keys() == accumulated.keys()
+    for name, gradient in whole.items():
+        torch.testing.assert_close(accumulated[name], gradient, rtol=1e-4, atol=1e-6)
+
+
+@both_ties
+def test_resized_model_loads_trains_and_generates_with_its_new_tokens(batch, tmp_path, tied):
+    model = build_variant(tie_word_embeddings=tied, lm_head_bias=True)
+    before = model(**batch).logits
+
+    model.resize_token_embeddings(38, pad_to_multiple_of=8)
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+
+    logits = loaded(**batch).logits
+    assert loaded.config.vocab_size == logits.shape[-1] == 40
+    assert (loaded.lm_head.weight is loaded.model.shared.weight) == tied
+    torch.testing.assert_close(logits[..., :37], before)
+    assert torch.equal(logits, model(**batch).logits)
+    generated = loaded.generate(**source_of(batch), forced_bos_token_id=39, max_new_tokens=6)
+    next_logits = loaded(**source_of(batch), decoder_input_ids=generated[:, :2]).logits[:, -1]
+    assert (generated[:, 1] == 39).all()
+    # Neither `<pad>` nor `<s>` is generated.
+    assert torch.equal(generated[:, 2], next_logits[:, 2:].argmax(-1) + 2)
+    batch["labels"][0, 0] = 39
+    loss = loaded.train()(**batch).loss
+    loss.backward()
+    torch.testing.assert_close(loss, mean_cross_entropy(logits, batch["labels"]))
+    assert loaded.lm_head.weight.grad[39].any()
+
+
+def tensors_of_shards(folder: Path) -> list[str]:
+    names = []
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            names += file.keys()
+    return names
+
+
+@both_ties
+def test_sharded_folder_holds_each_tensor_once_and_loads(batch, tmp_path, tied):
+    model = build_variant(tie_word_embeddings=tied)
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    assert len(set(index["weight_map"].values())) > 2
+    assert sorted(tensors_of_shards(tmp_path)) == sorted(
+        name for name, _ in model.named_parameters()
+    )
+    for auto_class in (Model, AutoModelForSeq2SeqLM):
+        loaded = auto_class.from_pretrained(tmp_path)
+        assert torch.equal(loaded(**batch).logits, model(**batch).logits)
+
+
+# The map names the table of each stack; accelerate knows a module that is shared by one name only.
+@pytest.mark.filterwarnings("ignore:The following device_map keys do not match:UserWarning")
+# Transformers 5.17 asks the weights, which have no place of their own, where inputs belong.
+@pytest.mark.filterwarnings("ignore:You are calling .generate.. with the `input_ids`:UserWarning")
+@both_ties
+@pytest.mark.parametrize("bytes_in_memory", [0, 60_000])
+def test_weights_on_disk_give_the_same_results(batch, tmp_path, tied, bytes_in_memory):
+    model = build_variant(tie_word_embeddings=tied)
+    model.save_pretrained(tmp_path / "model")
+
+    offloaded = AutoModelForSeq2SeqLM.from_pretrained(
+        tmp_path / "model",
+        device_map="auto" if bytes_in_memory else {"": "disk"},
+        max_memory={"cpu": bytes_in_memory},
+        offload_folder=tmp_path / "offload",
+    )
+
+    assert offloaded.model.decoder.layers[0].fc1.weight.is_meta
+    assert offloaded.model.shared.weight.is_meta == (bytes_in_memory == 0)
+    torch.testing.assert_close(offloaded(**batch).logits, model(**batch).logits)
+    settings = {"num_beams": 2, "max_new_tokens": 6}
+    assert torch.equal(
+        offloaded.generate(**source_of(batch), **settings),
+        model.generate(**source_of(batch), **settings),
+    )
+
+
+def test_table_that_no_file_holds_is_drawn_anew(tiny_model, tmp_path):
+    tiny_model.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["model.shared.weight"]
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+
+    loaded, info = Model.from_pretrained(tmp_path, output_loading_info=True)
+
+    assert "model.shared.weight" in info["missing_keys"]
+    table = loaded.model.shared.weight
+    # The padding id's row starts at zero, all others are random.
+    assert table[1:].all()
+    assert not table[0].any()
+
+
+class TeacherForced(nn.Module):
+    """What is exported: tensors in, logits out."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, decoder_input_ids: Tensor
+    ) -> Tensor:
+        return self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            decoder_input_ids=decoder_input_ids,
+            use_cache=False,
+        ).logits
+
+
+# Transformers' collector of hidden states is set during the forward pass and reset after it.
+@pytest.mark.filterwarnings("ignore:While compiling, we found certain side effects:UserWarning")
+@pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_exported_program_gives_the_logits_of_other_shapes(tiny_model, batch, strict):
+    tiny_model.config.max_position_embeddings = 8
+    batch_size, source, target = Dim("batch"), Dim("source"), Dim("target")
+    program = torch.export.export(
+        TeacherForced(tiny_model),
+        tuple(without_labels(batch).values()),
+        dynamic_shapes=(
+            {0: batch_size, 1: source},
+            {0: batch_size, 1: source},
+            {0: batch_size, 1: target},
+        ),
+        strict=strict,
+    ).module()
+    generator = torch.Generator().manual_seed(0)
+    sources = [torch.randint(3, 37, (length,), generator=generator) for length in (5, 23, 1, 14)]
+    targets = [torch.randint(3, 37, (length,), generator=generator) for length in (19, 2, 7, 11)]
+    input_ids, mask = pad(sources, "left", extra=2)
+    decoder_input_ids, _ = pad(targets, "right", extra=0)
+
+    logits = program(input_ids, mask, decoder_input_ids)
+
+    torch.testing.assert_close(
+        logits, TeacherForced(tiny_model)(input_ids, mask, decoder_input_ids)
+    )

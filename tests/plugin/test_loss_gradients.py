@@ -1,0 +1,489 @@
+"""Gradients of the loss: who owns them, and how those of a tied matrix are summed."""
+
+from copy import deepcopy
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from vanilla_transformer import loss_vanilla_transformer
+from vanilla_transformer.loss_vanilla_transformer import LossTerms, chunk_rows, loss_sum
+from vanilla_transformer.projection_vanilla_transformer import projected_loss_sum
+
+from ..conftest import TWO_TABLES, UNTIED, Batch, Model, build_variant
+from ..support.pretended_device import move, pretended_device, put
+from ..support.tensors_in_memory import TensorRecorder
+
+
+@pytest.fixture
+def projection() -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(24, 37, dtype=torch.float64)
+
+
+def loss_of(projection: nn.Linear) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """A loss and what it depends on."""
+    generator = torch.Generator().manual_seed(1)
+    states = torch.randn(3, 5, 24, generator=generator, dtype=torch.float64, requires_grad=True)
+    labels = torch.randint(37, (3, 5), generator=generator)
+    loss = projected_loss_sum(projection, states, labels, LossTerms(0.1))
+    return loss, (states, projection.weight, projection.bias)
+
+
+def test_retained_graph_gives_the_gradients_again(projection):
+    loss, inputs = loss_of(projection)
+
+    first = torch.autograd.grad(2 * loss, inputs, retain_graph=True)
+    kept = [gradient.clone() for gradient in first]
+    second = torch.autograd.grad(3 * loss, inputs)
+
+    for one, copy, other in zip(first, kept, second, strict=True):
+        assert torch.equal(one, copy)
+        torch.testing.assert_close(other, one * 1.5, rtol=1e-12, atol=0)
+
+
+def test_retained_graph_accumulates_gradients(projection):
+    loss, inputs = loss_of(projection)
+    expected = torch.autograd.grad(loss, inputs, retain_graph=True)
+
+    loss.backward(retain_graph=True)
+    loss.backward()
+
+    for one, gradient in zip(inputs, expected, strict=True):
+        torch.testing.assert_close(one.grad, 2 * gradient, rtol=1e-12, atol=0)
+
+
+def test_second_backward_pass_needs_a_retained_graph(projection):
+    loss, _ = loss_of(projection)
+    loss.backward()
+
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        loss.backward()
+
+
+def test_batched_gradients_are_those_of_each_factor(projection):
+    loss, inputs = loss_of(projection)
+    expected = torch.autograd.grad(loss, inputs, retain_graph=True)
+    factors = torch.tensor([1.0, -2.0], dtype=torch.float64)
+
+    batched = torch.autograd.grad(loss, inputs, factors, is_grads_batched=True)
+
+    for actual, gradient in zip(batched, expected, strict=True):
+        torch.testing.assert_close(actual, torch.stack((gradient, -2 * gradient)))
+
+
+def other_tables(table: Tensor) -> TensorRecorder:
+    """Counts tensors `[V, D]` besides the table itself."""
+    own = table.untyped_storage().data_ptr()
+
+    def is_another(tensor: Tensor) -> bool:
+        is_table = tensor.layout == torch.strided and tensor.shape == table.shape
+        return is_table and tensor.untyped_storage().data_ptr() != own
+
+    return TensorRecorder(is_another)
+
+
+def gradients_of(model: Model, batch: Batch) -> dict[str, Tensor]:
+    model.zero_grad()
+    (model.train()(**batch).loss / 3).backward()
+    return {name: one.grad for name, one in model.named_parameters()}
+
+
+def call_tables(model: Model) -> None:
+    """Has autograd sum the gradients of the tables, because a module with hooks is called."""
+    for table in {model.model.encoder.embed_tokens, model.model.decoder.embed_tokens}:
+        table.register_forward_hook(lambda module, inputs, output: None)
+
+
+# The name that replaces the deprecated one does not exist in Transformers 5.17.
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated:FutureWarning")
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_training_step_holds_one_gradient_of_a_tied_matrix(tiny_model, batch, checkpointing):
+    if checkpointing:
+        tiny_model.gradient_checkpointing_enable()
+    with other_tables(tiny_model.lm_head.weight) as recorder:
+        gradients_of(tiny_model, batch)
+    call_tables(tiny_model)
+    with other_tables(tiny_model.lm_head.weight) as called:
+        gradients_of(tiny_model, batch)
+
+    assert recorder.most == 1
+    # Otherwise the recorder sees nothing.
+    assert called.most > 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"tie_word_embeddings": False},
+        {"share_encoder_decoder_embeddings": False},
+        {"r_drop": True},
+    ],
+)
+def test_gradient_of_a_tied_matrix_is_that_of_called_tables(batch, changes):
+    if changes.pop("r_drop", False):
+        batch = {name: torch.cat((one, one)) for name, one in batch.items()}
+        batch["r_drop_alpha"] = 2.0
+    # Padding has no gradient as an input, and one as an output.
+    batch["input_ids"][:, -1] = 0
+    model = build_variant(**changes).double()
+    actual = gradients_of(model, batch)
+    call_tables(model)
+
+    expected = gradients_of(model, batch)
+
+    for name, gradient in expected.items():
+        torch.testing.assert_close(actual[name], gradient, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated:FutureWarning")
+@pytest.mark.filterwarnings("ignore:torch.utils.checkpoint:UserWarning")
+def test_layers_above_a_frozen_table_are_trained_when_they_are_checkpointed(tiny_model, batch):
+    tiny_model.model.shared.weight.requires_grad_(False)
+    expected = gradients_of(tiny_model, batch)
+
+    # It asks for a gradient of what goes in.
+    tiny_model.gradient_checkpointing_enable({"use_reentrant": True})
+    actual = gradients_of(tiny_model, batch)
+
+    torch.testing.assert_close(actual, expected)
+
+
+def test_tied_tables_are_called_when_they_have_hooks(tiny_model, batch):
+    calls = []
+    tiny_model.get_input_embeddings().register_forward_hook(lambda *_: calls.append(1))
+
+    gradients_of(tiny_model, batch)
+
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_tied_tables_are_not_looked_up_where_rows_are_given(tiny_model, batch, side):
+    expected = gradients_of(tiny_model, batch)["model.shared.weight"]
+    name = {"source": "input_ids", "target": "decoder_input_ids"}[side]
+    table = tiny_model.get_input_embeddings()
+    batch[name.replace("input_ids", "inputs_embeds")] = table(batch.pop(name))
+
+    actual = gradients_of(tiny_model, batch)["model.shared.weight"]
+
+    torch.testing.assert_close(actual, expected)
+
+
+def test_gradient_of_hidden_states_alone_is_dense(tiny_model, batch):
+    output = tiny_model.train()(**batch)
+
+    output.encoder_last_hidden_state.square().sum().backward()
+
+    gradient = tiny_model.lm_head.weight.grad
+    looked_up = batch["input_ids"].unique()
+    assert gradient.layout == torch.strided
+    assert set(gradient.any(1).nonzero().flatten().tolist()) == set(looked_up.tolist()) - {0}
+
+
+every_term = pytest.mark.parametrize("terms", [LossTerms(), LossTerms(0.1), LossTerms(0.1, 2.0)])
+
+
+def reference(weight: Tensor, states: Tensor, labels: Tensor, smoothing: float) -> list[Tensor]:
+    """Gradients of the mean loss in float64, for hidden states and weight."""
+    inputs = [one.detach().double().requires_grad_() for one in (states, weight)]
+    logits = inputs[0] @ inputs[1].T
+    loss = nn.functional.cross_entropy(
+        logits.flatten(0, 1), labels.flatten(), label_smoothing=smoothing
+    )
+    return list(torch.autograd.grad(loss, inputs))
+
+
+def emulate_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products with float32 results, which torch has on CUDA only; not its kernels."""
+    product = torch.mm
+
+    def mm(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None, **kwargs: Any) -> Tensor:
+        return product(a, b, **kwargs) if out_dtype is None else product(a.float(), b.float())
+
+    monkeypatch.setattr(torch, "mm", mm)
+    monkeypatch.setattr(loss_vanilla_transformer, "sums_in_float32", lambda device: True)
+    # A CPU's products have rows to spare.
+    monkeypatch.setattr(loss_vanilla_transformer, "fill_rows", lambda x: x)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 256, 4096, 10_000])
+def test_gradients_are_those_of_float64_at_every_chunk_size(monkeypatch, rows):
+    monkeypatch.setattr(loss_vanilla_transformer, "CHUNK_ROWS", rows)
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(37, 24, generator=generator, dtype=torch.float64).requires_grad_()
+    states = torch.randn(1, 300, 24, generator=generator, dtype=torch.float64).requires_grad_()
+    labels = torch.randint(37, (1, 300), generator=generator)
+    projection = nn.Linear(24, 37, bias=False)
+    projection.weight = nn.Parameter(weight.detach())
+
+    loss = projected_loss_sum(projection, states, labels, LossTerms(0.1)) / 300
+    actual = torch.autograd.grad(loss, (states, projection.weight))
+
+    for one, expected in zip(actual, reference(weight, states, labels, 0.1), strict=True):
+        torch.testing.assert_close(one, expected, rtol=1e-9, atol=1e-12)
+
+
+@every_term
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_are_those_of_float64_in_parts_of_a_chunk(monkeypatch, terms, dtype):
+    # Chunks of 16 or 32 rows, parts of at most 6, blocks of 5 entries: the last of each is short.
+    monkeypatch.setattr(loss_vanilla_transformer, "CHUNK_ROWS", 16)
+    monkeypatch.setattr(loss_vanilla_transformer, "PART_BYTES", 6 * 4 * 37)
+    monkeypatch.setattr(loss_vanilla_transformer, "BLOCK_ENTRIES", 5 * 24)
+    torch.manual_seed(0)
+    projection = nn.Linear(24, 37)
+    states = torch.randn(2, 45, 24, requires_grad=True)
+    labels = torch.randint(37, (1, 45)).expand(2, -1)
+    wide = deepcopy(projection).double()
+    exact_states = states.detach().double().requires_grad_()
+    exact = loss_sum(wide(exact_states), labels, terms)
+    expected = torch.autograd.grad(exact, (exact_states, *wide.parameters()))
+
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+        total = projected_loss_sum(projection, states, labels, terms)
+    found = torch.autograd.grad(total, (states, *projection.parameters()))
+
+    bound = 1e-5 if dtype == torch.float32 else 2**-7
+    assert (total - exact).abs() < bound * exact
+    for one, other in zip(found, expected, strict=True):
+        assert (one - other).norm() < bound * other.norm()
+
+
+def rows_of_each_call(monkeypatch: pytest.MonkeyPatch, name: str, passes: int) -> list[int]:
+    """Rows of logits at each call of a function of the loss, with 45 positions and 37 entries."""
+    rows = []
+    compute = getattr(loss_vanilla_transformer, name)
+
+    def watch(logits: Tensor, *others: Any) -> Any:
+        rows.append(len(logits))
+        return compute(logits, *others)
+
+    monkeypatch.setattr(loss_vanilla_transformer, name, watch)
+    labels = torch.randint(37, (1, 45)).expand(passes, -1)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        states = torch.randn(passes, 45, 24)
+        projected_loss_sum(nn.Linear(24, 37), states, labels, LossTerms(0.0, 2.0 * (passes - 1)))
+    return rows
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_softmax_of_a_cpu_stays_in_its_cache(monkeypatch, passes):
+    monkeypatch.setattr(loss_vanilla_transformer, "PART_BYTES", 20 * 4 * 37)
+
+    rows = rows_of_each_call(monkeypatch, "_loss_and_gradient", passes)
+
+    assert sum(rows) == passes * 45
+    assert max(rows) == 20
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_chunk_of_narrow_logits_has_twice_the_rows(monkeypatch, passes):
+    monkeypatch.setattr(loss_vanilla_transformer, "CHUNK_ROWS", 32)
+
+    # Of 45 rows in one chunk of 64, or of 90 in two.
+    assert len(rows_of_each_call(monkeypatch, "_replace_in_parts", passes)) == passes
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("weights", [torch.float32, torch.float16])
+@pytest.mark.parametrize("loss_scale", [1.0, 2.0**16])
+def test_float16_gradients_are_those_of_float64(monkeypatch, device, weights, loss_scale):
+    if device == "cuda":
+        emulate_cuda(monkeypatch)
+    generator = torch.Generator().manual_seed(0)
+    # Most probabilities are below 1e-7, as a trained model gives to most of its 37,000 ids.
+    states = (4 * torch.randn(1, 16, 8, generator=generator)).half().to(weights)
+    weight = torch.randn(37_000, 8, generator=generator).half().to(weights)
+    labels = torch.randint(37_000, (1, 16), generator=generator)
+    projection = nn.Linear(8, 37_000, bias=False)
+    projection.weight = nn.Parameter(weight)
+    states.requires_grad_()
+    expected_states, expected_weight = reference(weight, states, labels, 0.0)
+
+    with torch.autocast("cpu", dtype=torch.float16, enabled=weights == torch.float32):
+        loss = projected_loss_sum(projection, states, labels) / 16
+    grad_states, grad_weight = torch.autograd.grad(loss * loss_scale, (states, projection.weight))
+
+    # Eleven bits of mantissa.
+    assert (grad_states / loss_scale - expected_states).norm() < 2**-10 * expected_states.norm()
+    assert grad_weight.dtype == weights
+    norms = expected_weight.norm(dim=1)
+    errors = (grad_weight.double() / loss_scale - expected_weight).norm(dim=1)
+    # Also those of ids that are unlikely everywhere, unless float16 cannot hold the result.
+    representable = norms > (1e-7 if weights == torch.float32 else max(1e-7, 1e-4 / loss_scale))
+    assert representable.sum() > 400
+    assert (errors < 2**-8 * norms)[representable].all()
+
+
+@pytest.mark.parametrize(
+    ("device", "vocab_size", "rows"),
+    [
+        ("cpu", 37_000, 256),
+        ("meta", 37_000, 3627),
+        ("meta", 256_206, 523),
+        ("meta", 5_000_000, 256),
+        ("meta", 1_000, 8192),
+    ],
+)
+def test_rows_of_a_chunk_follow_from_device_and_vocabulary(device, vocab_size, rows):
+    # 16 GiB are assumed.
+    assert chunk_rows(torch.device(device), vocab_size) == rows
+
+
+@pytest.mark.parametrize(("vocab_size", "rows"), [(37_000, 8192), (256_206, 2619)])
+def test_rows_of_a_chunk_follow_from_the_memory_of_a_gpu(monkeypatch, vocab_size, rows):
+    memory = SimpleNamespace(total_memory=80 * 2**30)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: memory)
+
+    assert chunk_rows(torch.device("cuda"), vocab_size) == rows
+
+
+@every_term
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_entries_that_fill_up_a_row_change_no_gradient(monkeypatch, terms, has_bias):
+    torch.manual_seed(0)
+    projection = nn.Linear(24, 37, bias=has_bias)
+    states = torch.randn(2, 9, 24, requires_grad=True)
+    labels = torch.randint(37, (1, 9)).expand(2, -1)
+    inputs = (states, *projection.parameters())
+    exact_total = loss_sum(projection(states), labels, terms)
+    expected = torch.autograd.grad(exact_total, inputs)
+    emulate_cuda(monkeypatch)
+    widths = []
+    compute = loss_vanilla_transformer._loss_and_gradient
+
+    def watch(logits: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+        widths.append(logits.shape[1])
+        return compute(logits, *others)
+
+    monkeypatch.setattr(loss_vanilla_transformer, "_loss_and_gradient", watch)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        total = projected_loss_sum(projection, states, labels, terms)
+    found = torch.autograd.grad(total, inputs)
+
+    assert set(widths) == {64}
+    assert (total - exact_total).abs() < 2**-7 * exact_total
+    for one, exact in zip(found, expected, strict=True):
+        # Eight bits of mantissa.
+        assert (one - exact).norm() < 2**-7 * exact.norm()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@every_term
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiled_loss_is_one_graph_with_the_gradients_of_float64(
+    monkeypatch, terms, dtype, backend
+):
+    torch.compiler.reset()
+    emulate_cuda(monkeypatch)
+    graphs = CompileCounterWithBackend(backend)
+    torch.manual_seed(0)
+    projection = nn.Linear(24, 37)
+    # Chunks of one size, then of others, the last of them ragged.
+    for rows, positions in ((8, 16), (6, 20), (1000, 45)):
+        monkeypatch.setattr(loss_vanilla_transformer, "CHUNK_ROWS", rows)
+        states = torch.randn(2, positions, 24, requires_grad=True)
+        labels = torch.randint(37, (1, positions)).expand(2, -1)
+        inputs = (states, *projection.parameters())
+        wide = deepcopy(projection).double()
+        exact_states = states.detach().double().requires_grad_()
+        exact = loss_sum(wide(exact_states), labels, terms)
+        expected = torch.autograd.grad(exact, (exact_states, *wide.parameters()))
+
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+            total = projected_loss_sum(projection, states, labels, terms, compiler=graphs)
+        found = torch.autograd.grad(total, inputs)
+
+        bound = 1e-5 if dtype == torch.float32 else 2**-7
+        assert (total - exact).abs() < bound * exact
+        for one, other in zip(found, expected, strict=True):
+            assert (one - other).norm() < bound * other.norm()
+    assert graphs.frame_count == 1
+
+
+def test_chunks_of_a_gpu_have_about_the_same_size(monkeypatch):
+    monkeypatch.setattr(loss_vanilla_transformer, "chunk_rows", lambda *_: 8)
+    sizes = []
+    compute = loss_vanilla_transformer._loss_and_gradient
+
+    def watch(logits: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+        sizes.append(len(logits))
+        return compute(logits, *others)
+
+    monkeypatch.setattr(loss_vanilla_transformer, "_loss_and_gradient", watch)
+    with pretended_device():
+        projection = move(nn.Linear(24, 37))
+        given = put({"states": torch.randn(1, 17, 24), "labels": torch.randint(37, (1, 17))})
+        projected_loss_sum(projection, given["states"], given["labels"])
+
+    assert sizes == [6, 6, 5]
+
+
+SMOOTH = {"activation_function": "gelu"}
+# Flash attention on a CPU has no second derivative.
+SECOND = {
+    "tied": {},
+    "untied_bias": {**UNTIED, "lm_head_bias": True},
+    "two_tables": TWO_TABLES,
+    "label_smoothing": {"label_smoothing": 0.1},
+}
+
+
+@pytest.mark.parametrize("changes", SECOND.values(), ids=SECOND)
+@pytest.mark.parametrize("r_drop_alpha", [0.0, 1.0])
+def test_second_derivatives_are_finite_differences(batch, changes, r_drop_alpha):
+    model = build_variant(**SMOOTH, **changes).double().train()
+    model.set_attn_implementation("eager")
+    # The second half repeats the first, as R-Drop wants it.
+    batch = {name: tensor[[0, 1, 0, 1]] for name, tensor in batch.items()}
+    parameters = list(model.parameters())
+    directions = [torch.randn_like(one) for one in parameters]
+
+    def gradients(step: float = 0.0, **settings: bool) -> tuple[Tensor, ...]:
+        with torch.no_grad():
+            for one, direction in zip(parameters, directions, strict=True):
+                one += step * direction
+        loss = model(**batch, r_drop_alpha=r_drop_alpha).loss
+        return torch.autograd.grad(loss, parameters, **settings)
+
+    slope = sum(
+        (gradient * direction).sum()
+        for gradient, direction in zip(gradients(create_graph=True), directions, strict=True)
+    )
+    actual = torch.autograd.grad(slope, parameters)
+
+    step = 1e-5
+    after, before = gradients(step), gradients(-2 * step)
+    expected = [(a - b) / (2 * step) for a, b in zip(after, before, strict=True)]
+    scale = max(one.abs().max() for one in expected)
+    for one, other in zip(actual, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-6 * scale)
+
+
+def test_transforms_of_torch_compute_the_gradients_of_training(batch):
+    # `vmap` refuses Transformers' look at the values of a mask.
+    del batch["attention_mask"]
+    model = build_variant(**SMOOTH, **TWO_TABLES).double().train()
+    model.set_attn_implementation("eager")
+    weights = {name: one.detach().clone() for name, one in model.named_parameters()}
+    expected = torch.autograd.grad(model(**batch).loss, list(model.parameters()))
+
+    def loss_of(weights: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
+        loss: Tensor = torch.func.functional_call(model, weights, (), batch).loss
+        return loss
+
+    actual = torch.func.grad(loss_of)(weights, batch)
+    rows = {name: tensor[:, None] for name, tensor in batch.items()}
+    each = torch.func.vmap(torch.func.grad(loss_of), in_dims=(None, 0))(weights, rows)
+
+    last = torch.func.grad(loss_of)(weights, {name: one[2] for name, one in rows.items()})
+    for gradient, name in zip(expected, weights, strict=True):
+        torch.testing.assert_close(actual[name], gradient)
+        torch.testing.assert_close(each[name][2], last[name])

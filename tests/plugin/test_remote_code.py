@@ -1,0 +1,347 @@
+"""A saved folder by itself: with the package imported, and where it is not installed."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import (
+    AttentionInterface,
+    AutoConfig,
+    AutoModel,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    PreTrainedModel,
+)
+from transformers.dynamic_module_utils import get_relative_imports
+
+import vanilla_transformer
+from vanilla_transformer import (
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+    VanillaTransformerModel,
+    VanillaTransformerTokenizer,
+)
+
+from ..conftest import redraw_parameters
+from ..support.gradients_of_one_update import build_model
+
+TEXTS = ["Ein Hund rennt.", "Zwei alte Männer schlafen im Garten.", "Ja"]
+MODELING = Path(vanilla_transformer.__file__).with_name("modeling")
+HUB_FILES = {path.name: path for path in sorted(MODELING.glob("*_vanilla_transformer.py"))}
+ALLOWED_IMPORTS = sys.stdlib_module_names | {
+    "huggingface_hub",
+    "tokenizers",
+    "torch",
+    "transformers",
+}
+
+# Runs where the package is not installed: its folder is all that this process knows.
+CLIENT = """
+import json
+import sys
+from importlib import import_module
+from pathlib import Path
+
+sys.modules["vanilla_transformer"] = sys.modules["vanilla_transformer_tools.commands"] = None
+
+from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
+
+folder, resaved, resaved_bare, report_path, *texts = sys.argv[1:]
+
+try:
+    AutoModelForSeq2SeqLM.from_pretrained(folder)
+    refusal = None
+except ValueError as error:
+    refusal = str(error)
+
+config = AutoConfig.from_pretrained(folder, trust_remote_code=True)
+tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+model = AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True)
+bare = AutoModel.from_pretrained(folder, trust_remote_code=True)
+inputs = tokenizer(texts, return_tensors="pt", padding=True)
+report = {
+    "refusal": refusal,
+    "config": config.to_json_string(),
+    "modules": [type(loaded).__module__ for loaded in (config, model, bare)],
+    "input_ids": inputs["input_ids"].tolist(),
+    "untrusted_input_ids": AutoTokenizer.from_pretrained(folder)(texts, padding=True)["input_ids"],
+    "generated": model.generate(**inputs, num_beams=3, max_new_tokens=9).tolist(),
+    "states": bare(**inputs, decoder_input_ids=inputs["input_ids"]).last_hidden_state.tolist(),
+}
+model.save_pretrained(resaved)
+tokenizer.save_pretrained(resaved)
+bare.save_pretrained(resaved_bare)
+for again in (resaved, resaved_bare):
+    AutoModel.from_pretrained(again, trust_remote_code=True)
+Path(report_path).write_text(json.dumps(report))
+"""
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return VanillaTransformerTokenizer.train(TEXTS, vocab_size=37, kind="char")
+
+
+@pytest.fixture(scope="module")
+def model():
+    model = build_model(label_smoothing=0.0).eval()
+    redraw_parameters(model)
+    return model
+
+
+@pytest.fixture(scope="module")
+def folder(model, tokenizer, tmp_path_factory):
+    path = tmp_path_factory.mktemp("saved") / "mein schönes Modell"
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def client(folder, tmp_path_factory):
+    """What a process without the package reports; `resaved` and `resaved_bare` are its folders."""
+    home = tmp_path_factory.mktemp("client")
+    paths = {name: home / name for name in ("resaved", "resaved_bare", "report")}
+    finished = subprocess.run(
+        [sys.executable, "-c", CLIENT, folder, *paths.values(), *TEXTS],
+        env={**os.environ, "HF_HOME": str(home / "hf"), "HF_HUB_OFFLINE": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    return {**paths, **json.loads(paths["report"].read_text())}
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def model_contents(folder):
+    return {name: data for name, data in contents(folder).items() if "tokenizer" not in name}
+
+
+def code_and_auto_map(folder):
+    code = {name: text for name, text in contents(folder).items() if name.endswith(".py")}
+    return code, json.loads((folder / "config.json").read_text())["auto_map"]
+
+
+def model_inputs(tokenizer):
+    return tokenizer(TEXTS, return_tensors="pt", padding=True)
+
+
+def test_folder_needs_trust_without_the_package(client):
+    assert "Please pass the argument `trust_remote_code=True`" in client["refusal"]
+    assert all(module.startswith("transformers_modules.") for module in client["modules"])
+
+
+def test_config_and_tokenizer_are_the_same_without_the_package(client, folder, tokenizer):
+    ids = model_inputs(tokenizer)["input_ids"].tolist()
+
+    assert client["config"] == AutoConfig.from_pretrained(folder).to_json_string()
+    assert client["input_ids"] == client["untrusted_input_ids"] == ids
+
+
+def test_model_computes_the_same_without_the_package(client, model, tokenizer):
+    inputs = model_inputs(tokenizer)
+
+    generated = model.generate(**inputs, num_beams=3, max_new_tokens=9)
+    with torch.no_grad():
+        states = model.model(**inputs, decoder_input_ids=inputs["input_ids"]).last_hidden_state
+
+    assert client["generated"] == generated.tolist()
+    torch.testing.assert_close(torch.tensor(client["states"]), states)
+
+
+@pytest.mark.parametrize(
+    ("auto_class", "expected"),
+    [
+        (AutoConfig, VanillaTransformerConfig),
+        (AutoModel, VanillaTransformerModel),
+        (AutoModelForSeq2SeqLM, VanillaTransformerForConditionalGeneration),
+        (AutoTokenizer, VanillaTransformerTokenizer),
+    ],
+)
+@pytest.mark.parametrize("trust", [None, False, True])
+def test_package_is_used_when_it_is_imported(folder, auto_class, expected, trust):
+    assert type(auto_class.from_pretrained(folder, trust_remote_code=trust)) is expected
+
+
+def test_folder_holds_all_that_is_promised(folder):
+    assert contents(folder).keys() == {
+        *HUB_FILES,
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+
+
+def test_folder_is_the_same_when_it_is_saved_again(client, folder, tokenizer, tmp_path):
+    AutoModelForSeq2SeqLM.from_pretrained(folder).save_pretrained(tmp_path)
+
+    assert contents(tmp_path) == model_contents(client["resaved"]) == model_contents(folder)
+    resaved = AutoTokenizer.from_pretrained(client["resaved"])
+    assert resaved(TEXTS)["input_ids"] == tokenizer(TEXTS)["input_ids"]
+
+
+def test_bare_folder_has_code_and_auto_map(client, folder, tmp_path):
+    AutoModel.from_pretrained(folder).save_pretrained(tmp_path)
+
+    for bare in (tmp_path, client["resaved_bare"]):
+        assert code_and_auto_map(bare) == code_and_auto_map(folder)
+
+
+def test_config_saved_alone_brings_its_code_and_names_no_other(tmp_path):
+    VanillaTransformerConfig().save_pretrained(tmp_path)
+
+    code, auto_map = code_and_auto_map(tmp_path)
+    module = "configuration_vanilla_transformer"
+    assert code.keys() == {f"{module}.py"}
+    assert auto_map == {"AutoConfig": f"{module}.VanillaTransformerConfig"}
+
+
+def test_code_of_a_subclass_is_there_before_its_upload(tiny_config, tmp_path, monkeypatch):
+    class Derived(VanillaTransformerForConditionalGeneration):
+        pass
+
+    seen = []
+    save = PreTrainedModel.save_pretrained
+
+    def saved(self, folder, *args, **kwargs):
+        seen.append({path.name for path in Path(folder).glob("*.py")})
+        save(self, folder, *args, **kwargs)
+
+    monkeypatch.setattr(PreTrainedModel, "save_pretrained", saved)
+
+    Derived(tiny_config).save_pretrained(tmp_path)
+    Derived(tiny_config).save_pretrained(tmp_path / "other", is_main_process=False)
+
+    assert "modeling_vanilla_transformer.py" in seen[0]
+    assert not seen[1]
+
+
+def test_auto_map_names_its_own_folder_when_the_model_came_from_the_hub(folder, tmp_path):
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    # What Transformers makes of the map of a repository.
+    model.config.auto_map = {
+        name: f"me/my-model--{reference}" for name, reference in model.config.auto_map.items()
+    }
+
+    model.save_pretrained(tmp_path)
+
+    assert code_and_auto_map(tmp_path) == code_and_auto_map(folder)
+
+
+def test_folder_is_the_same_when_a_subclass_saves_it(folder, tmp_path):
+    # As FSDP does, which gives the model a class of its own.
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    model.__class__ = type("Wrapped", (type(model),), {})
+
+    model.save_pretrained(tmp_path)
+
+    config = AutoConfig.from_pretrained(folder)
+    config.architectures = ["Wrapped"]
+    assert contents(tmp_path) == {
+        **model_contents(folder),
+        "config.json": config.to_json_string().encode(),
+    }
+
+
+def test_registered_subclass_is_saved_with_its_own_code_too(folder, tmp_path, monkeypatch):
+    code = tmp_path / "modeling_mine.py"
+    code.write_text(
+        "from vanilla_transformer import VanillaTransformerForConditionalGeneration\n\n\n"
+        "class Mine(VanillaTransformerForConditionalGeneration):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    mine = import_module("modeling_mine").Mine
+    mine.register_for_auto_class("AutoModelForSeq2SeqLM")
+
+    mine.from_pretrained(folder).save_pretrained(tmp_path / "saved")
+
+    files, auto_map = code_and_auto_map(tmp_path / "saved")
+    expected_files, expected_map = code_and_auto_map(folder)
+    assert files == {**expected_files, code.name: code.read_bytes()}
+    assert auto_map == {**expected_map, "AutoModelForSeq2SeqLM": "modeling_mine.Mine"}
+
+
+def test_kernel_of_one_copy_of_the_code_serves_the_model_of_another(
+    folder, tokenizer, tmp_path, monkeypatch
+):
+    # As when two models come from the Hub: both register a kernel by the same name.
+    (tmp_path / "copied_code").mkdir()
+    for name, source in HUB_FILES.items():
+        (tmp_path / "copied_code" / name).write_bytes(source.read_bytes())
+    monkeypatch.syspath_prepend(tmp_path)
+    registry = AttentionInterface._global_mapping
+    monkeypatch.setitem(registry, "varlen", registry["varlen"])
+    copied = import_module("copied_code.modeling_vanilla_transformer")
+
+    inputs = {**model_inputs(tokenizer), "labels": model_inputs(tokenizer)["input_ids"]}
+    losses = [
+        model_class.from_pretrained(folder, attn_implementation="varlen").train()(**inputs).loss
+        for model_class in (
+            copied.VanillaTransformerForConditionalGeneration,
+            VanillaTransformerForConditionalGeneration,
+        )
+    ]
+
+    assert registry["varlen"].__module__.startswith("copied_code.")
+    assert losses[0] == losses[1]
+
+
+def test_tokenizer_claims_no_code_of_its_own(folder):
+    assert "auto_map" not in json.loads((folder / "tokenizer_config.json").read_text())
+
+
+def absolute_imports(tree):
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield node.module
+
+
+def relative_imports(tree):
+    return [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level]
+
+
+@pytest.fixture(params=HUB_FILES)
+def hub_file(request):
+    return HUB_FILES[request.param]
+
+
+@pytest.fixture
+def hub_tree(hub_file):
+    return ast.parse(hub_file.read_text(encoding="utf-8"))
+
+
+def test_hub_file_imports_no_library_that_its_users_may_lack(hub_tree):
+    names = list(absolute_imports(hub_tree))
+
+    assert {name.partition(".")[0] for name in names} <= ALLOWED_IMPORTS
+    # Some builds of torch lack it.
+    assert not [name for name in names if "torch.distributed" in name]
+
+
+def test_hub_file_takes_names_from_its_siblings_only(hub_tree):
+    for node in relative_imports(hub_tree):
+        assert node.level == 1, ast.unparse(node)
+        assert f"{node.module}.py" in HUB_FILES, ast.unparse(node)
+        assert "*" not in {alias.name for alias in node.names}
+
+
+def test_hub_file_shows_its_siblings_to_the_scanner_of_transformers(hub_file, hub_tree):
+    # The scanner is a regular expression: it misses some imports, and takes prose for others.
+    siblings = {node.module for node in relative_imports(hub_tree)}
+
+    assert set(get_relative_imports(hub_file)) == siblings

@@ -1,0 +1,586 @@
+"""This package's searches: what Transformers' own find, in less time."""
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteriaList
+from transformers.generation import GenerationMixin, MaxTimeCriteria, TemperatureLogitsWarper
+from transformers.generation.streamers import BaseStreamer
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from vanilla_transformer import (
+    VanillaTransformerForConditionalGeneration,
+    VanillaTransformerModel,
+    generation_vanilla_transformer,
+)
+from vanilla_transformer.attention_vanilla_transformer import SelfAttention
+from vanilla_transformer.generation_vanilla_transformer import SourceLengthLimit
+from vanilla_transformer.layers_vanilla_transformer import Layer
+from vanilla_transformer.modeling_vanilla_transformer import Decoder
+from vanilla_transformer.search_vanilla_transformer import (
+    Beam,
+    BeamSettings,
+)
+from vanilla_transformer.shortcuts_vanilla_transformer import holds_only_known_code
+
+from ..conftest import Batch, Model, source_of
+from ..support.observed import observe
+
+SEARCHES: list[dict[str, Any]] = [
+    {},
+    {"min_new_tokens": 4},
+    {"repetition_penalty": 1.7},
+    {"no_repeat_ngram_size": 2},
+    {"forced_bos_token_id": 9},
+    {"bad_words_ids": [[0], [1], [8, 21], [30]]},
+    {"suppress_tokens": [5, 30], "bad_words_ids": None},
+    {"eos_token_id": [2, 9, 33]},
+    {"bad_words_ids": [[0], [1], [2]]},
+    {"max_length": 2},
+    {"do_sample": True},
+    {"do_sample": True, "num_return_sequences": 3, "temperature": 1.3, "top_k": 9, "top_p": 0.8},
+    {"num_beams": 2},
+    {"num_beams": 3, "num_return_sequences": 2},
+    {"num_beams": 4, "length_penalty": 0.0},
+    {"num_beams": 4, "length_penalty": 2.0, "early_stopping": True},
+    {"num_beams": 3, "length_penalty": 0.6, "early_stopping": "never"},
+    {"num_beams": 3, "length_penalty": -1.0, "early_stopping": "never"},
+    {"num_beams": 4, "length_penalty": -1.5},
+    {"num_beams": 3, "eos_token_id": [2, 9, 33], "num_return_sequences": 3},
+    {"num_beams": 3, "min_new_tokens": 4, "repetition_penalty": 1.7, "no_repeat_ngram_size": 2},
+    {"num_beams": 3, "forced_bos_token_id": 9},
+    {"num_beams": 3, "bad_words_ids": [[0], [1], [8, 21], [30]]},
+    {"num_beams": 3, "max_length": 2},
+    {"max_length": 6, "forced_eos_token_id": 2},
+    {"num_beams": 3, "max_length": 6, "forced_eos_token_id": 2},
+    # Marian's.
+    {"num_beams": 3, "renormalize_logits": True, "bad_words_ids": [[0], [1], [30]]},
+]
+both_widths = pytest.mark.parametrize("num_beams", [1, 3])
+
+
+@pytest.fixture
+def sentences() -> Batch:
+    """Fourteen sources of unequal length, padded: some end soon, and leave the batch."""
+    generator = torch.Generator().manual_seed(3)
+    lengths = torch.randint(1, 12, (14, 1), generator=generator)
+    is_real = torch.arange(12) < lengths
+    ids = torch.randint(3, 37, is_real.shape, generator=generator) * is_real
+    return {"input_ids": ids, "attention_mask": is_real.long()}
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, place: Any, *names: str) -> None:
+    """Fails as soon as one of these searches runs."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise AssertionError(f"{names} of {place.__name__} run")
+
+    for name in names:
+        monkeypatch.setattr(place, name, fail)
+
+
+@pytest.fixture
+def refuse_own_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse(monkeypatch, generation_vanilla_transformer, "greedy_search", "beam_search")
+
+
+def generate(model: Model, source: Batch, **search: Any) -> Tensor:
+    torch.manual_seed(0)
+    return model.generate(**source, **{"max_length": 14, "do_sample": False, **search})
+
+
+def generate_like_transformers(model: Model, source: Batch, **search: Any) -> Tensor:
+    """By the inherited search, without a cache."""
+    return generate(model, source, use_cache=False, use_transformers_search=True, **search)
+
+
+def assert_own_search_finds_the_same(
+    monkeypatch: pytest.MonkeyPatch, model: Model, source: Batch, **search: Any
+) -> Tensor:
+    """What this package's search finds is what Transformers' finds, which does not run again."""
+    expected = generate_like_transformers(model, source, **search)
+    with monkeypatch.context() as patch:
+        refuse(patch, GenerationMixin, "_sample", "_beam_search")
+        found = generate(model, source, **search)
+
+    assert found.tolist() == expected.tolist()
+    return found
+
+
+@pytest.mark.parametrize("search", SEARCHES, ids=str)
+def test_search_finds_what_transformers_search_finds(monkeypatch, tiny_model, sentences, search):
+    assert_own_search_finds_the_same(monkeypatch, tiny_model, sentences, **search)
+
+
+@both_widths
+@pytest.mark.parametrize("attention", ["eager", "varlen"])
+def test_search_finds_the_same_with_another_kernel(
+    monkeypatch, tiny_model, sentences, num_beams, attention
+):
+    tiny_model.set_attn_implementation(attention)
+
+    assert_own_search_finds_the_same(monkeypatch, tiny_model, sentences, num_beams=num_beams)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("num_beams", [1, 4])
+def test_search_finds_what_transformers_search_finds_with_other_weights(
+    monkeypatch, tiny_config, sentences, seed, num_beams
+):
+    torch.manual_seed(seed)
+    model = VanillaTransformerForConditionalGeneration(tiny_config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2).add_(torch.randn_like(parameter), alpha=0.2)
+    search = {"num_beams": num_beams, "length_penalty": 0.6, "max_length": 40}
+
+    assert_own_search_finds_the_same(monkeypatch, model, sentences, **search)
+
+
+@both_widths
+def test_search_goes_on_from_a_prompt_as_transformers_does(
+    monkeypatch, tiny_model, sentences, num_beams
+):
+    prompt = torch.randint(3, 37, (14, 4), generator=torch.Generator().manual_seed(1))
+    search = {"num_beams": num_beams, "decoder_input_ids": prompt}
+
+    found = assert_own_search_finds_the_same(monkeypatch, tiny_model, sentences, **search)
+
+    assert found[:, 1:5].tolist() == prompt.tolist()
+
+
+@both_widths
+def test_each_sentence_ends_at_a_limit_of_its_own(monkeypatch, tiny_model, sentences, num_beams):
+    limits = sentences["attention_mask"].sum(-1)
+    search = {"num_beams": num_beams, "stopping_criteria": [SourceLengthLimit(limits)]}
+
+    found = assert_own_search_finds_the_same(monkeypatch, tiny_model, sentences, **search)
+
+    behind = torch.arange(1, found.shape[1]) > limits[:, None]
+    assert set(found[:, 1:][behind].tolist()) <= {0, 2}
+
+
+def test_samples_of_a_sentence_end_at_its_limit(tiny_model, sentences):
+    limits = torch.arange(2, 2 + len(sentences["input_ids"]))
+    # The likeliest token alone is drawn.
+    draws = {"do_sample": True, "top_k": 1, "num_return_sequences": 2}
+
+    found = generate(tiny_model, sentences, **draws, stopping_criteria=[SourceLengthLimit(limits)])
+
+    greedy = generate(tiny_model, sentences, stopping_criteria=[SourceLengthLimit(limits)])
+    assert found.tolist() == greedy.repeat_interleave(2, dim=0).tolist()
+
+
+def test_search_in_bfloat16_is_transformers(tiny_model, sentences):
+    tiny_model.bfloat16()
+    # One at a time: in bfloat16 the width of a batch changes the rounding of products.
+    source = {name: tensor[3:4, :5] for name, tensor in sentences.items()}
+
+    found = generate(tiny_model, source, num_beams=1)
+
+    assert found.tolist() == generate_like_transformers(tiny_model, source, num_beams=1).tolist()
+
+
+@both_widths
+def test_sentences_leave_the_batch_when_they_have_ended(tiny_model, sentences, num_beams):
+    rows = []
+    observe(tiny_model.lm_head, lambda hidden, _: rows.append(len(hidden)))
+
+    found = generate(tiny_model, sentences, num_beams=num_beams, max_length=30)
+
+    assert rows[0] == 14
+    assert rows == sorted(rows, reverse=True)
+    assert rows[-1] <= 12
+    steps = found.shape[1] - 1
+    # A beam may wait for hypotheses that turn out worse than those that have finished.
+    most_steps = steps if num_beams == 1 else 29
+    assert steps <= len(rows) <= most_steps
+
+
+def test_beams_share_the_keys_and_values_of_their_source(tiny_model, sentences):
+    shapes = []
+    attention = tiny_model.model.decoder.layers[0].encoder_attn
+    observe(attention.kv_proj, lambda _, output: shapes.append(output.shape))
+    observe(attention.q_proj, lambda _, output: shapes.append(output.shape))
+
+    generate(tiny_model, sentences, num_beams=4, max_length=3)
+
+    # Queries of the start token, keys and values once, queries of four hypotheses each.
+    assert [tuple(shape[:2]) for shape in shapes] == [(14, 1), (14, 12), (14, 4)]
+
+
+def test_memory_of_past_targets_grows_with_them(monkeypatch, tiny_model, sentences):
+    search = {"num_beams": 3, "max_length": 90, "suppress_tokens": [2]}
+    few = {name: rows[:3] for name, rows in sentences.items()}
+
+    found = assert_own_search_finds_the_same(monkeypatch, tiny_model, few, **search)
+
+    assert found.shape == (3, 90)
+
+
+class Silence(BaseStreamer):
+    def put(self, value: Tensor) -> None: ...
+
+    def end(self) -> None: ...
+
+
+class Unchanged(LogitsProcessor):
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        return scores
+
+
+class OwnTemperature(TemperatureLogitsWarper):
+    """A user's own, whatever it may do."""
+
+
+UNKNOWN_SETTINGS: dict[str, dict[str, Any]] = {
+    "streamer": {"streamer": Silence()},
+    "dict": {"return_dict_in_generate": True},
+    "no cache": {"use_cache": False},
+    "static cache": {"cache_implementation": "static"},
+    "offloaded cache": {"cache_implementation": "offloaded"},
+    "processor": {"logits_processor": LogitsProcessorList([Unchanged()])},
+    "descendant": {"logits_processor": LogitsProcessorList([OwnTemperature(2.0)])},
+    "criterion": {"stopping_criteria": StoppingCriteriaList([MaxTimeCriteria(60)])},
+    "prefix": {"prefix_allowed_tokens_fn": lambda *_: list(range(37))},
+    "mask": {"decoder_attention_mask": torch.ones(3, 1)},
+    "drawn beams": {"num_beams": 3, "do_sample": True},
+    "scores": {"num_beams": 3, "return_dict_in_generate": True, "output_scores": True},
+    "more candidates than tokens": {"num_beams": 30},
+    "no end": {"eos_token_id": None},
+    "switch": {"use_transformers_search": True},
+    "switch with beams": {"use_transformers_search": True, "num_beams": 3},
+}
+
+
+@pytest.mark.parametrize("search", UNKNOWN_SETTINGS.values(), ids=UNKNOWN_SETTINGS)
+@pytest.mark.usefixtures("refuse_own_searches")
+def test_transformers_search_runs_with_other_settings(tiny_model, batch, search):
+    if search.get("cache_implementation") == "offloaded" and not torch.cuda.is_available():
+        pytest.skip("an offloaded cache needs a GPU")
+
+    generate(tiny_model, source_of(batch), **search)
+
+
+@pytest.mark.usefixtures("refuse_own_searches")
+def test_argument_of_generate_overrides_the_switch_of_the_generation_config(tiny_model, batch):
+    tiny_model.generation_config.use_transformers_search = True
+
+    found = generate(tiny_model, source_of(batch))
+
+    assert found.shape[0] == 3
+    with pytest.raises(AssertionError, match="greedy_search"):
+        generate(tiny_model, source_of(batch), use_transformers_search=False)
+
+
+@pytest.mark.parametrize(
+    ("search", "reason"),
+    [
+        ({}, None),
+        ({"num_beams": 3}, None),
+        ({"use_transformers_search": True, "use_cache": False}, "`use_transformers_search` is set"),
+        ({"use_cache": False}, "`use_cache` is False"),
+        ({"num_beams": 3, "do_sample": True}, "beams are drawn (`do_sample`)"),
+        (UNKNOWN_SETTINGS["processor"], "Unchanged is not known to look at single rows only"),
+    ],
+    ids=["greedy", "beam", "switch", "cache", "sampled_beams", "processor"],
+)
+def test_debug_log_names_the_search_and_its_reason(tiny_model, batch, caplog, search, reason):
+    name = generation_vanilla_transformer.__name__
+
+    with caplog.at_level(logging.DEBUG, logger=name):
+        generate(tiny_model, source_of(batch), **search)
+
+    expected = "`generate` runs the search of vanilla_transformer."
+    if reason is not None:
+        expected = f"`generate` runs Transformers' search, because {reason}."
+    assert [record.message for record in caplog.records if record.name == name] == [expected]
+
+
+def add_one(_: Any, __: Any, output: Any) -> Any:
+    output.logits = output.logits + torch.arange(37)
+    return output
+
+
+def hook(model: Model) -> None:
+    model.register_forward_hook(add_one)
+
+
+def patch_forward(model: Model) -> None:
+    forward = model.forward
+    model.forward = lambda *args, **kwargs: add_one(None, None, forward(*args, **kwargs))
+
+
+class Subclass(VanillaTransformerForConditionalGeneration):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return add_one(None, None, super().forward(*args, **kwargs))
+
+
+def subclass(model: Model) -> None:
+    model.__class__ = Subclass
+
+
+class Doubled(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+class ForeignLinear(Doubled):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+
+# A package beside this one, whose name begins alike.
+ForeignLinear.__module__ = "vanilla_transformer.modeling_of_others"
+
+
+def replace_linear(model: Model) -> None:
+    model.model.decoder.layers[1].fc1.__class__ = Doubled
+
+
+def replace_linear_by_foreign(model: Model) -> None:
+    model.model.decoder.layers[1].fc1.__class__ = ForeignLinear
+
+
+class OwnDecoder(Decoder):
+    def add_positions(self, inputs_embeds: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return super().add_positions(2 * inputs_embeds, *args, **kwargs)
+
+
+def subclass_decoder(model: Model) -> None:
+    model.model.decoder.__class__ = OwnDecoder
+
+
+class OwnModel(VanillaTransformerModel):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().forward(*args, **kwargs)
+        output.last_hidden_state = output.last_hidden_state * torch.arange(24)
+        return output
+
+
+def subclass_bare_model(model: Model) -> None:
+    model.model.__class__ = OwnModel
+
+
+class LinearBiases(SelfAttention):
+    """As ALiBi: later keys weigh more."""
+
+    def run_kernel(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *args: Any, **kw: Any
+    ) -> Any:
+        bias = 3 * torch.arange(float(key.shape[2])).expand(1, 1, query.shape[2], -1)
+        return super().run_kernel(
+            query, key, value, bias if mask is None else bias + mask, *args, **kw
+        )
+
+
+def subclass_attention(model: Model) -> None:
+    for layer in model.model.decoder.layers:
+        layer.self_attn.__class__ = LinearBiases
+
+
+def take_a_layer_out(model: Model) -> None:
+    del model.model.decoder.layers[0]
+
+
+def drop_out_in_the_decoder(model: Model) -> None:
+    for module in model.model.decoder.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.5
+            module.train()
+
+
+def prepare_otherwise(model: Model) -> None:
+    prepare = model.prepare_inputs_for_generation
+
+    def shifted(input_ids: Tensor, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        inputs = prepare(input_ids, *args, **kwargs)
+        return inputs | {"decoder_input_ids": (inputs["decoder_input_ids"] + 5) % 37}
+
+    # As PEFT does for prefix tuning.
+    model.prepare_inputs_for_generation = shifted
+
+
+def hook_linear(model: Model) -> None:
+    model.model.decoder.layers[1].fc1.register_forward_hook(lambda _, __, output: 2 * output)
+
+
+def patch_linear(model: Model) -> None:
+    linear = model.model.decoder.layers[1].fc1
+    forward = linear.forward
+    # As accelerate's hooks do.
+    linear.forward = lambda x: 2 * forward(x)
+
+
+class Shifted(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + torch.arange(37)
+
+
+def replace_head(model: Model) -> None:
+    model.lm_head.__class__ = Shifted
+
+
+@both_widths
+@pytest.mark.parametrize(
+    "change",
+    [
+        hook,
+        patch_forward,
+        subclass,
+        replace_linear,
+        replace_linear_by_foreign,
+        hook_linear,
+        patch_linear,
+        prepare_otherwise,
+        replace_head,
+        subclass_decoder,
+        subclass_bare_model,
+        take_a_layer_out,
+    ],
+)
+def test_changed_model_is_searched_with_its_changes(tiny_model, sentences, change, num_beams):
+    before = generate(tiny_model, sentences, num_beams=num_beams)
+    change(tiny_model)
+
+    after = generate(tiny_model, sentences, num_beams=num_beams)
+
+    expected = generate_like_transformers(tiny_model, sentences, num_beams=num_beams)
+    assert after.tolist() == expected.tolist()
+    assert after.tolist() != before.tolist()
+
+
+@both_widths
+@pytest.mark.parametrize("change", [subclass_attention, drop_out_in_the_decoder])
+def test_model_that_steps_change_is_searched_in_steps_of_transformers(
+    tiny_model, sentences, change, num_beams
+):
+    before = generate(tiny_model, sentences, num_beams=num_beams)
+    change(tiny_model)
+
+    with torch.random.fork_rng():
+        found = generate(tiny_model, sentences, num_beams=num_beams)
+
+    expected = generate(tiny_model, sentences, num_beams=num_beams, use_transformers_search=True)
+    assert found.tolist() == expected.tolist() != before.tolist()
+
+
+@both_widths
+def test_hook_of_a_layer_finds_sentences_where_transformers_has_them(
+    tiny_model, sentences, num_beams
+):
+    def steer(_: nn.Module, __: Any, output: Tensor) -> Tensor:
+        output = output.clone()
+        # The newest position of the first hypothesis.
+        output[0, -1] += torch.arange(24) / 8
+        return output
+
+    tiny_model.model.decoder.layers[0].register_forward_hook(steer)
+
+    found = generate(tiny_model, sentences, num_beams=num_beams)
+
+    expected = generate(tiny_model, sentences, num_beams=num_beams, use_transformers_search=True)
+    assert found.tolist() == expected.tolist()
+
+
+def test_kernel_that_a_user_registers_is_used(tiny_model, batch, monkeypatch):
+    def upside_down(*args: Any, **kwargs: Any) -> Any:
+        heads, weights = sdpa_attention_forward(*args, **kwargs)
+        return -heads, weights
+
+    before = generate(tiny_model, source_of(batch))
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "sdpa", upside_down)
+
+    found = generate(tiny_model, source_of(batch))
+
+    expected = generate(tiny_model, source_of(batch), use_transformers_search=True)
+    assert found.tolist() == expected.tolist() != before.tolist()
+
+
+def test_prompt_is_not_read_in_chunks(tiny_model, batch):
+    prompt = {"decoder_input_ids": torch.tensor([[1, 9, 25, 7, 30]] * 3)}
+
+    found = generate(tiny_model, source_of(batch), **prompt, prefill_chunk_size=2)
+
+    assert found.tolist() == generate(tiny_model, source_of(batch), **prompt).tolist()
+    config, _ = tiny_model._prepare_generation_config(None, prefill_chunk_size=2)
+    assert config.prefill_chunk_size is None
+
+
+def test_model_that_was_asked_for_weights_is_searched_as_before(monkeypatch, tiny_model, batch):
+    tiny_model(**batch, output_attentions=True)
+    assert holds_only_known_code(tiny_model.model.decoder)
+
+    assert_own_search_finds_the_same(monkeypatch, tiny_model, source_of(batch), num_beams=3)
+
+
+@both_widths
+def test_model_in_training_mode_drops_out_as_in_transformers_search(tiny_config, batch, num_beams):
+    tiny_config.dropout = 0.5
+    model = VanillaTransformerForConditionalGeneration(tiny_config).train()
+
+    found = generate(model, source_of(batch), num_beams=num_beams)
+
+    expected = generate(model, source_of(batch), num_beams=num_beams, use_transformers_search=True)
+    assert found.tolist() == expected.tolist()
+    in_evaluation = generate(model.eval(), source_of(batch), num_beams=num_beams)
+    assert found.tolist() != in_evaluation.tolist()
+
+
+@both_widths
+@pytest.mark.usefixtures("refuse_own_searches")
+def test_search_under_autocast_is_transformers(tiny_model, batch, num_beams):
+    search = {"num_beams": num_beams}
+    with torch.autocast("cpu", torch.bfloat16):
+        found = generate(tiny_model, source_of(batch), **search)
+        expected = generate(tiny_model, source_of(batch), **search, use_transformers_search=True)
+
+    assert found.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("method", ["residual", "feed_forward"])
+def test_steps_run_the_equations_of_the_layer(tiny_model, batch, monkeypatch, method):
+    original = getattr(Layer, method)
+    before = generate(tiny_model, source_of(batch))
+
+    monkeypatch.setattr(Layer, method, lambda *args: -original(*args))
+
+    after = generate(tiny_model, source_of(batch))
+    assert after.tolist() == generate_like_transformers(tiny_model, source_of(batch)).tolist()
+    assert after.tolist() != before.tolist()
+
+
+@pytest.mark.parametrize(
+    ("early_stopping", "length_penalty", "best", "goes_on"),
+    [
+        (False, 2.0, -8.0, False),
+        ("never", 2.0, -8.0, True),
+        ("never", 2.0, -101.0, False),
+        ("never", -1.0, -0.4, True),
+        (True, 2.0, -0.1, False),
+    ],
+)
+def test_beam_goes_on_while_something_better_may_come(
+    early_stopping, length_penalty, best, goes_on
+):
+    # One output has finished with rank -1; the best that goes on has two tokens, and ten at most.
+    settings = BeamSettings(1, length_penalty, early_stopping, max_length=10)
+    beam = Beam(settings, limit=10, tokens=[[7]], finished=[(-1.0, [5, 2])])
+
+    beam.advance([best, best - 1], [8, 9], [0, 0], {2})
+
+    assert beam.done is not goes_on
+
+
+def test_end_that_is_impossible_finishes_no_hypothesis():
+    beam = Beam(BeamSettings(num_beams=3, early_stopping=True), limit=10)
+
+    # As where a token is forced: all others have no probability.
+    beam.advance([-1.0, *[-torch.inf] * 5], [7, 2, 3, 4, 5, 6], [0] * 6, {2})
+
+    assert not beam.finished
+    assert beam.tokens[0] == [7]

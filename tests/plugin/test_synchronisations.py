@@ -1,0 +1,190 @@
+"""On a GPU no operation mixes devices, and the host waits seldom: the GPU is idle after a wait."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from vanilla_transformer import packing_vanilla_transformer as packing
+from vanilla_transformer.generation_vanilla_transformer import SourceLengthLimit
+from vanilla_transformer_tools.training.r_drop import r_drop
+from vanilla_transformer_tools.translation.engines import TorchEngine
+from vanilla_transformer_tools.translation.search import Search
+
+from ..conftest import LEARNED, RECTANGULAR, Batch, Model, build_variant, gradients
+from ..support.observed import observe
+from ..support.pretended_device import DEVICE, move, pretended_device, put
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "default": {"label_smoothing": 0.1},
+    "learned": {**LEARNED, "position_offset": 2},
+    "talking": RECTANGULAR,
+    "untied_bias": {"tie_word_embeddings": False, "lm_head_bias": True},
+}
+
+
+@pytest.fixture
+def pairs(batch: Batch) -> Batch:
+    """What the collator makes of sentence pairs."""
+    return {name: batch[name] for name in ("input_ids", "attention_mask", "labels")}
+
+
+@pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("kernel", ["eager", "sdpa", "varlen"])
+def test_gradients_of_a_gpu_are_those_of_a_cpu(pairs, changes, kernel):
+    model = build_variant(**changes)
+    if changes is not RECTANGULAR:
+        model.set_attn_implementation(kernel)
+    expected = gradients(model, pairs)
+
+    with pretended_device():
+        found = gradients(move(model), put(pairs))
+
+        torch.testing.assert_close({name: x.cpu() for name, x in found.items()}, expected)
+
+
+def test_mixed_devices_raise(tiny_model, pairs):
+    with pretended_device(), pytest.raises(RuntimeError, match="tensors of lazy:0 and of the CPU"):
+        move(tiny_model)(**pairs)
+
+
+def waits_of_a_step(model: Model, pairs: Batch, **arguments: Any) -> list[str]:
+    with pretended_device() as device:
+        model, inputs = move(model).train(), put(pairs)
+        device.waits.clear()
+        model(**inputs, num_items_in_batch=9, **arguments).loss.backward()
+        return device.waits
+
+
+def without_padding(pairs: Batch) -> Batch:
+    """The second pair, which has the longest source, up to its last label."""
+    return {name: rows[1:2, : 3 if name == "labels" else None] for name, rows in pairs.items()}
+
+
+@pytest.mark.parametrize("changes", [{}, LEARNED], ids=["sinusoidal", "learned"])
+@pytest.mark.parametrize("is_padded", [True, False])
+def test_training_step_waits_for_the_device_three_times(pairs, changes, is_padded):
+    waits = waits_of_a_step(
+        build_variant(**changes), pairs if is_padded else without_padding(pairs)
+    )
+
+    # Whether the sources have padding, asked by Transformers in each stack; where the targets are.
+    assert waits == ["_local_scalar_dense"] * 2 + ["nonzero"]
+
+
+@pytest.mark.parametrize("has_kernel", [True, False])
+@pytest.mark.parametrize("is_padded", [True, False])
+def test_training_step_without_padding_waits_three_times(
+    tiny_model, pairs, monkeypatch, has_kernel, is_padded
+):
+    if has_kernel:
+        monkeypatch.setattr(packing, "_fits_kernel", lambda *_: True)
+        monkeypatch.setattr(packing, "varlen_attn", lambda query, *_, **__: query)
+    tiny_model.set_attn_implementation("varlen")
+
+    waits = waits_of_a_step(tiny_model, pairs if is_padded else without_padding(pairs))
+
+    # Where the source's tokens are, the target's, and those of the loss.
+    assert waits == ["nonzero"] * 3
+
+
+def test_step_with_r_drop_waits_three_times(tiny_model, pairs):
+    with pretended_device() as device:
+        model, inputs = move(tiny_model).train(), put(pairs)
+        r_drop(model, 2.0, num_items_in_batch=9, **inputs).loss.backward()
+
+    assert len(device.waits) == 3
+
+
+SEARCHES: dict[str, dict[str, Any]] = {
+    "greedy": {"num_beams": 1},
+    "greedy_with_constraints": {"num_beams": 1, "min_length": 6, "suppress_tokens": [7, 9]},
+    "beam": {"num_beams": 3},
+    "beam_with_constraints": {"num_beams": 3, "repetition_penalty": 1.5, "min_length": 6},
+    "early": {"num_beams": 4, "early_stopping": True, "length_penalty": 0.6},
+    "several": {"num_beams": 4, "num_return_sequences": 3},
+    "two_ends": {"num_beams": 3, "eos_token_id": [2, 17]},
+    "of_transformers": {"num_beams": 3, "use_transformers_search": True},
+}
+
+
+@pytest.fixture
+def sources(batch: Batch) -> Batch:
+    """Twelve sources, so that some leave the batch."""
+    more = torch.randint(3, 37, (9, 7), generator=torch.Generator().manual_seed(5))
+    ids = torch.cat((batch["input_ids"], more))
+    return {"input_ids": ids, "attention_mask": (ids != 0).long()}
+
+
+@pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES)
+def test_searches_of_a_gpu_find_what_those_of_a_cpu_find(tiny_model, sources, search):
+    search = {**search, "max_length": 20}
+    expected = tiny_model.generate(**sources, **search)
+
+    with pretended_device():
+        found = move(tiny_model).generate(**put(sources), **search)
+
+        assert found.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_search_of_a_gpu_ends_where_learned_positions_do(sources, num_beams):
+    model = build_variant(**LEARNED | {"max_position_embeddings": 13})
+    search = {"num_beams": num_beams, "max_length": 13, "suppress_tokens": [2]}
+    expected = model.generate(**sources, **search)
+
+    with pretended_device():
+        found = move(model).generate(**put(sources), **search)
+
+        assert found.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_each_sentence_of_a_gpu_ends_at_a_limit_of_its_own(tiny_model, sources, num_beams):
+    limits = torch.arange(len(sources["input_ids"])) + 1
+    expected = tiny_model.generate(
+        **sources, num_beams=num_beams, stopping_criteria=[SourceLengthLimit(limits)]
+    )
+
+    with pretended_device():
+        found = move(tiny_model).generate(
+            **put(sources),
+            num_beams=num_beams,
+            stopping_criteria=[SourceLengthLimit(put({"limits": limits})["limits"])],
+        )
+
+        assert found.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize(("num_beams", "reads"), [(1, 1), (3, 3)])
+def test_search_waits_for_the_device_in_every_eighth_step(tiny_model, sources, num_beams, reads):
+    steps: list[str] = []
+    with pretended_device() as device:
+        model, inputs = move(tiny_model), put(sources)
+        device.waits = steps
+        observe(model.lm_head, lambda *_: steps.append("step"))
+        model.generate(**inputs, num_beams=num_beams, max_length=25, suppress_tokens=[2])
+
+    first, last = steps.index("step"), len(steps) - steps[::-1].index("step")
+    look = ["_to_copy from the device"] * reads
+    assert steps[first:last] == 2 * (["step"] * 8 + look) + ["step"] * 8
+
+
+@pytest.mark.parametrize(("models", "num_beams"), [(1, 3), (2, 1), (2, 3)])
+def test_engine_translates_alike_on_a_gpu(tiny_model, sources, num_beams, models):
+    engine = TorchEngine(*(build_variant(label_smoothing=0.1 * one) for one in range(models)))
+    rows = [row[row != 0].tolist() for row in sources["input_ids"]]
+    arguments = (rows, [[]] * len(rows), [20] * len(rows))
+    search = Search(num_beams=num_beams, scores=True)
+    expected = engine.translate_batch(*arguments, search)
+
+    with pretended_device():
+        for model in engine.models:
+            move(model)
+
+        found = engine.translate_batch(*arguments, search)
+
+    assert engine.model.device == DEVICE
+    for row, expected_row in zip(found, expected, strict=True):
+        assert [one.tokens for one in row] == [one.tokens for one in expected_row]
+        assert [one.score for one in row] == pytest.approx([one.score for one in expected_row])

@@ -1,0 +1,480 @@
+import gzip
+import json
+import random
+import subprocess
+import sys
+from typing import get_args
+
+import pytest
+from transformers import AutoTokenizer
+
+from vanilla_transformer.tokenization_vanilla_transformer import (
+    BYTE_TOKENS,
+    SPECIAL_TOKENS,
+    TokenizerKind,
+    VanillaTransformerTokenizer,
+)
+
+from ..support.full_disk import small_files
+
+KINDS = get_args(TokenizerKind)
+SUBJECTS = ["Ein Hund", "Der alte Mann", "Zwei Kinder", "A dog", "The old man", "Two children"]
+VERBS = ["rennt", "schläft", "spielen", "runs", "doesn't sleep", "are playing"]
+PLACES = ["im Garten", "am Strand", "in the garden", "on the beach", "at 10:45", "(2023)"]
+CORPUS = [
+    f"{subject} {verb} {place}{end}"
+    for subject in SUBJECTS
+    for verb in VERBS
+    for place in PLACES
+    for end in (".", "!", " ...", "")
+]
+# Text that spells what the vocabulary reserves, often enough to be learned as one piece.
+SPELLINGS = ["</s>", "<s>", "<pad>", "<unk>", "<0x41>", "<0xE2>"]
+SPELLING_CORPUS = CORPUS + [f"x{s}y {s} {s}{s}" for s in SPELLINGS] * 100
+
+AWKWARD = [
+    "",
+    " ",
+    "   ",
+    " Hund",
+    "Hund ",
+    "  ein   Hund  ",
+    "a\tb",
+    "a\r",
+    "\r\n",
+    "\n",
+    "a\n b\n  c",
+    "\x00a\x00",
+    "\x0b\x0c\x1c\x85",
+    "▁",
+    "▁Hund ▁ Hund▁",
+    "a\u00a0!",
+    "a\u2028b\u2029c",
+    "e\u0301 \u00e9 \u0301 \ufb01 \u212b",
+    "👩\u200d👩\u200d👧 ❤\ufe0f 🏴\U000e0067\U000e007f",
+    "日本語 中文、한국어",
+    "नमस्ते क्\u200dष עִבְרִית",
+    "\ufffd \U0010ffff \ue000",
+    "Don't stop... (10:45)!",
+    *SPELLINGS,
+    *(f"a{s}b {s} <{s}>" for s in SPELLINGS),
+]
+
+
+@pytest.fixture(scope="module", params=[("bpe", False), ("bpe", True), ("unigram", False)])
+def subword(request):
+    kind, pretokenized = request.param
+    return VanillaTransformerTokenizer.train(
+        CORPUS, vocab_size=500, kind=kind, pretokenized=pretokenized
+    )
+
+
+@pytest.fixture(scope="module")
+def tokenizers():
+    return {
+        kind: VanillaTransformerTokenizer.train(CORPUS, vocab_size=500, kind=kind) for kind in KINDS
+    }
+
+
+def roundtrip(tokenizer, texts):
+    return tokenizer.batch_decode(tokenizer(texts).input_ids, skip_special_tokens=True)
+
+
+def random_strings(count, seed):
+    rng = random.Random(seed)
+    fragments = [*SPELLINGS, " ", "  ", "\t", "▁", "<", ">", "\u0301", "Hund", "1", "'"]
+    planes = [range(0x80), range(0x80, 0xD800), range(0xE000, 0x110000)]
+
+    def fragment():
+        if rng.random() < 0.5:
+            return rng.choice(fragments)
+        return chr(rng.choice(rng.choice(planes)))
+
+    return ["".join(fragment() for _ in range(rng.randrange(12))) for _ in range(count)]
+
+
+def pipeline(tokenizer):
+    return json.loads(tokenizer.backend_tokenizer.to_str())
+
+
+# ids and special tokens
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_special_tokens_have_the_first_ids(tokenizers, kind):
+    tokenizer = tokenizers[kind]
+
+    assert tokenizer.convert_ids_to_tokens(range(4)) == ["<pad>", "<s>", "</s>", "<unk>"]
+    assert [tokenizer.pad_token_id, tokenizer.bos_token_id] == [0, 1]
+    assert [tokenizer.eos_token_id, tokenizer.unk_token_id] == [2, 3]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_source_and_labels_end_in_eos_and_start_with_text(tokenizers, kind):
+    tokenizer = tokenizers[kind]
+
+    encoded = tokenizer("Ein Hund", text_target="A dog")
+
+    assert sorted(encoded) == ["attention_mask", "input_ids", "labels"]
+    for ids, text in ((encoded.input_ids, "Ein Hund"), (encoded.labels, "A dog")):
+        assert ids == [*tokenizer(text, add_special_tokens=False).input_ids, 2]
+
+
+def test_truncation_keeps_eos(subword):
+    ids = subword("Der alte Mann rennt.", truncation=True, max_length=4).input_ids
+
+    assert ids == [*subword("Der alte Mann rennt.").input_ids[:3], 2]
+
+
+def test_padding_is_on_the_right(subword):
+    encoded = subword(["", "Hund"], padding=True)
+
+    assert encoded.input_ids[0][:2] == [2, 0]
+    assert encoded.attention_mask[0][:2] == [1, 0]
+
+
+# every string survives
+
+
+def test_roundtrip_is_exact_for_awkward_text(subword):
+    assert roundtrip(subword, AWKWARD) == AWKWARD
+
+
+def test_roundtrip_is_exact_for_random_unicode(subword):
+    texts = random_strings(3000, seed=1)
+
+    assert roundtrip(subword, texts) == texts
+
+
+def test_no_text_is_unknown_to_subwords(subword):
+    assert not subword.unknown_strings(AWKWARD)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+@pytest.mark.parametrize("pretokenized", [False, True])
+def test_spelled_special_and_byte_tokens_are_plain_text_even_when_frequent(kind, pretokenized):
+    tokenizer = VanillaTransformerTokenizer.train(
+        SPELLING_CORPUS, vocab_size=600, kind=kind, pretokenized=pretokenized
+    )
+
+    ids = tokenizer(SPELLINGS, add_special_tokens=False).input_ids
+
+    # All characters are frequent, so neither special nor byte tokens have a place here.
+    assert min(map(min, ids)) >= len(SPECIAL_TOKENS) + len(BYTE_TOKENS)
+    assert roundtrip(tokenizer, SPELLINGS + SPELLING_CORPUS) == SPELLINGS + SPELLING_CORPUS
+
+
+@pytest.mark.parametrize("pretokenized", [False, True])
+def test_byte_tokens_in_lower_case_are_plain_text(pretokenized):
+    corpus = ["a<0xab> foo<0xab> bar<0xab> x<0xab>"] * 50 + [f"mat {n}" for n in range(200)]
+    tokenizer = VanillaTransformerTokenizer.train(
+        corpus, vocab_size=340, kind="bpe", pretokenized=pretokenized
+    )
+
+    assert roundtrip(tokenizer, ["<0xab>", *corpus[:1]]) == ["<0xab>", *corpus[:1]]
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("\ufeffein Hund", "ein Hund"),
+        ("ein\u200bHund", "ein Hund"),
+        ("ein \ufeff\u200b Hund\u200b", "ein Hund"),
+        ("ein  Hund", "ein  Hund"),
+        ("می\u200cخو क्\u200dष", "می\u200cخو क्\u200dष"),
+    ],
+)
+def test_characters_that_nobody_sees_become_blanks(tokenizers, subword, written, read):
+    assert subword(written).input_ids == subword(read).input_ids
+    assert roundtrip(subword, [written]) == [read]
+    for tokenizer in tokenizers.values():
+        assert tokenizer(written).input_ids == tokenizer(read).input_ids
+
+
+def test_vocabulary_is_learned_without_characters_that_nobody_sees():
+    texts = [f"\ufeff{line.replace(' ', chr(0x200B))}" for line in CORPUS]
+
+    for kind in KINDS:
+        learned = VanillaTransformerTokenizer.train(texts, kind=kind)
+        assert pipeline(learned) == pipeline(VanillaTransformerTokenizer.train(CORPUS, kind=kind))
+
+
+def test_lone_surrogate_raises(subword):
+    with pytest.raises((TypeError, UnicodeEncodeError)):
+        subword("a\ud800")
+
+
+# boundaries of pieces
+
+
+def learned_pieces(tokenizer):
+    return tokenizer.convert_ids_to_tokens(
+        range(len(SPECIAL_TOKENS) + len(BYTE_TOKENS), len(tokenizer))
+    )
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_raw_text_pieces_mix_neither_letters_nor_digits_nor_signs(kind):
+    tokenizer = VanillaTransformerTokenizer.train(CORPUS, vocab_size=600, kind=kind)
+
+    for piece in map(str.lstrip, learned_pieces(tokenizer)):
+        assert piece.isalpha() or len(piece) < 2 or not any(map(str.isalnum, piece)), piece
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_pretokenized_pieces_cross_no_blank(kind):
+    tokenizer = VanillaTransformerTokenizer.train(
+        CORPUS * 10, vocab_size=1000, kind=kind, pretokenized=True
+    )
+
+    assert not any(" " in piece.lstrip(" ") for piece in learned_pieces(tokenizer))
+
+
+def test_pretokenized_tokens_are_not_split_at_signs():
+    tokenizer = VanillaTransformerTokenizer.train(
+        ["<lang:de> x1-y2 doesn't\tstop"] * 10, pretokenized=True
+    )
+
+    assert tokenizer.tokenize("<lang:de> x1-y2 doesn't\tstop") == [
+        " <lang:de>",
+        " x1-y2",
+        " doesn't\tstop",
+    ]
+
+
+def test_word_has_the_same_pieces_at_the_beginning_of_a_line(subword):
+    assert (
+        subword.tokenize("Hund") == subword.tokenize("Ein Hund")[-len(subword.tokenize("Hund")) :]
+    )
+
+
+# training
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_vocabulary_is_as_large_as_asked_for(kind):
+    rng = random.Random(2)
+    texts = ["".join(rng.choices("abcdefgh ", k=50)) for _ in range(300)]
+    texts += [chr(0x4E00 + i) for i in range(400)]
+
+    tokenizer = VanillaTransformerTokenizer.train(texts, vocab_size=400, kind=kind)
+
+    assert 300 < len(tokenizer) <= 400
+    assert max(map(max, tokenizer(texts).input_ids)) < len(tokenizer)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_smallest_vocabulary_still_brings_back_the_text(kind):
+    texts = ["\x00\x00\x00\x00", "abc", "日本語"]
+
+    tokenizer = VanillaTransformerTokenizer.train(texts, vocab_size=262, kind=kind)
+
+    assert len(tokenizer) <= 262
+    assert roundtrip(tokenizer, texts) == texts
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_rarest_characters_are_left_to_the_byte_tokens(kind, caplog):
+    # Sorted by code point, the frequent ones would come last; 20 of the 40 pieces are characters.
+    rare, frequent = (list(map(chr, range(start, start + 15))) for start in (0x4E00, 0x5E00))
+
+    tokenizer = VanillaTransformerTokenizer.train(
+        [*rare, *frequent * 3], vocab_size=4 + 256 + 40, kind=kind
+    )
+
+    vocabulary = tokenizer.get_vocab()
+    assert [character for character in frequent if character not in vocabulary] == []
+    assert sum(character in vocabulary for character in rare) == 4
+    assert "11 of 31 different characters are left to the byte tokens" in caplog.text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_raises_when_vocabulary_is_too_small(kind):
+    minimum = 262 if kind in ("bpe", "unigram") else 5
+
+    with pytest.raises(ValueError, match=f"at least {minimum} .*got {minimum - 1}"):
+        VanillaTransformerTokenizer.train(CORPUS, vocab_size=minimum - 1, kind=kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("vocab_size", [330, 500])
+def test_training_is_deterministic(kind, vocab_size):
+    # Equally rare characters, always in front of the same one: trainers draw lots among them.
+    rare = map(chr, range(0x4E00, 0x4E00 + 60))
+    texts = CORPUS + [f"{character}x{end}" for character in rare for end in ("an", "en", "in")]
+
+    trained = [
+        VanillaTransformerTokenizer.train(texts, vocab_size=vocab_size, kind=kind) for _ in range(4)
+    ]
+
+    assert len({tokenizer.backend_tokenizer.to_str() for tokenizer in trained}) == 1
+
+
+@pytest.mark.parametrize("length", [500, 501, 3000])
+def test_training_learns_no_piece_of_more_than_500_characters(length):
+    # The blank in front of it counts.
+    word = "a" * (length - 1)
+
+    tokenizer = VanillaTransformerTokenizer.train([word] * 2, vocab_size=2000)
+
+    pieces = [piece for piece in tokenizer.get_vocab() if piece not in BYTE_TOKENS]
+    # A word of 500 is learned as a whole, and so is what a longer one is cut into.
+    assert max(map(len, pieces)) == 500
+    text = f"x {word}b{word}"
+    assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == text
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_training_learns_the_same_from_a_long_line_of_ordinary_words(kind):
+    tokenizers = [
+        VanillaTransformerTokenizer.train(lines, vocab_size=400, kind=kind)
+        for lines in (CORPUS * 2, [f"{' '.join(CORPUS)} {' '.join(CORPUS)}"])
+    ]
+
+    assert tokenizers[0].get_vocab() == tokenizers[1].get_vocab()
+
+
+def test_training_from_files_equals_training_from_texts(tmp_path):
+    (tmp_path / "a.txt").write_text("\n".join(CORPUS[:300]), encoding="utf-8")
+    (tmp_path / "b.gz").write_bytes(gzip.compress("\n".join(CORPUS[300:]).encode()))
+
+    from_files = VanillaTransformerTokenizer.train(files=[tmp_path / "a.txt", tmp_path / "b.gz"])
+    from_texts = VanillaTransformerTokenizer.train(iter(CORPUS))
+
+    assert pipeline(from_files) == pipeline(from_texts)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "exactly one of `texts` and `files`, got neither"),
+        ({"texts": ["a"], "files": ["b"]}, "exactly one of `texts` and `files`, got both"),
+        ({"texts": "a b c"}, "got the single one 'a b c'"),
+        ({"files": "corpus.txt"}, "got the single one 'corpus.txt'"),
+        ({"texts": ["", ""]}, "no text to learn from: got 2 lines"),
+        ({"texts": ["a"], "kind": "wordpiece"}, "one of bpe, unigram, char, word, got 'wordpiece'"),
+    ],
+)
+def test_training_raises_when_called_wrongly(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        VanillaTransformerTokenizer.train(**arguments)
+
+
+# char and word
+
+
+def test_char_takes_every_character_as_a_token(tokenizers):
+    text = "  Ein Hund "
+
+    assert tokenizers["char"].tokenize(text) == list(text)
+    assert roundtrip(tokenizers["char"], [text]) == [text]
+
+
+def test_word_takes_what_stands_between_blanks(tokenizers):
+    assert tokenizers["word"].tokenize("  A dog  doesn't ...") == ["A", "dog", "doesn't", "..."]
+    assert roundtrip(tokenizers["word"], ["  A dog  runs"]) == ["A dog runs"]
+
+
+def test_plain_vocabulary_keeps_the_most_frequent_words():
+    tokenizer = VanillaTransformerTokenizer.train(
+        ["c c c b b a a d"], kind="word", vocab_size=len(SPECIAL_TOKENS) + 3
+    )
+
+    assert tokenizer.convert_ids_to_tokens(range(4, len(tokenizer))) == ["c", "b", "a"]
+
+
+def test_word_that_spells_a_special_token_is_unknown():
+    tokenizer = VanillaTransformerTokenizer.train(["</s> <pad> a", "<pad> </s>x"], kind="word")
+
+    ids = tokenizer("a </s> </s>x <pad> <s>").input_ids
+
+    a, word = tokenizer.convert_tokens_to_ids(["a", "</s>x"])
+    assert ids == [a, 3, word, 3, 3, 2]
+    assert tokenizer.pad_token_id == 0
+
+
+def test_unknown_characters_are_counted(tokenizers):
+    assert tokenizers["char"].unknown_strings(["Ein Hund QQ", "QQ", ""]) == {"Q": 4}
+
+
+def test_unknown_strings_are_the_words_of_the_text(tokenizers):
+    texts = ["Ein Hund QQ", "QQ <pad>"] * 1001
+
+    assert tokenizers["word"].unknown_strings(texts) == {"QQ": 2002, "<pad>": 1001}
+
+
+# saving
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_saved_tokenizer_is_the_same_when_loaded(tokenizers, kind, tmp_path):
+    tokenizers[kind].save_pretrained(tmp_path)
+
+    loaded = VanillaTransformerTokenizer.from_pretrained(tmp_path)
+
+    assert pipeline(loaded) == pipeline(tokenizers[kind])
+    assert loaded(AWKWARD).input_ids == tokenizers[kind](AWKWARD).input_ids
+    assert loaded.special_tokens_map == tokenizers[kind].special_tokens_map
+
+
+def test_saving_tells_a_full_disk(tokenizers, tmp_path):
+    with (
+        small_files(1_000),
+        pytest.raises(OSError, match=f"no room for the tokenizer in '{tmp_path}'"),
+    ):
+        tokenizers["bpe"].save_pretrained(tmp_path)
+
+
+def test_saved_tokenizer_carries_no_dropout_nor_settings_of_the_last_call(tmp_path):
+    tokenizer = VanillaTransformerTokenizer.train(CORPUS)
+    tokenizer("Ein Hund rennt.", truncation=True, max_length=3, padding="max_length")
+    tokenizer.backend_tokenizer.model.dropout = 0.5
+
+    tokenizer.save_pretrained(tmp_path)
+
+    assert tokenizer.backend_tokenizer.model.dropout == 0.5
+    saved = json.loads((tmp_path / "tokenizer.json").read_text())
+    assert (saved["truncation"], saved["padding"], saved["model"]["dropout"]) == (None, None, None)
+    assert "auto_map" not in json.loads((tmp_path / "tokenizer_config.json").read_text())
+
+
+WITHOUT_THE_PACKAGE = """
+import json, sys
+sys.modules["vanilla_transformer"] = None
+from transformers import AutoTokenizer
+folders, texts = json.load(sys.stdin)
+answers = []
+for folder in folders:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    encoded = tokenizer(texts, text_target=texts)
+    decoded = tokenizer.batch_decode(encoded["input_ids"], skip_special_tokens=True)
+    answers.append([type(tokenizer).__name__, dict(encoded), decoded])
+json.dump(answers, sys.stdout)
+"""
+
+
+def test_saved_tokenizer_is_the_same_where_the_package_is_absent(tokenizers, tmp_path):
+    for kind in KINDS:
+        tokenizers[kind].save_pretrained(tmp_path / kind)
+        (tmp_path / kind / "config.json").write_text('{"model_type": "vanilla_transformer"}')
+
+    answers = subprocess.run(
+        [sys.executable, "-c", WITHOUT_THE_PACKAGE],
+        input=json.dumps([[str(tmp_path / kind) for kind in KINDS], AWKWARD]),
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+
+    for kind, (class_name, encoded, decoded) in zip(KINDS, json.loads(answers), strict=True):
+        assert class_name != "VanillaTransformerTokenizer"
+        assert encoded == dict(tokenizers[kind](AWKWARD, text_target=AWKWARD))
+        assert decoded == roundtrip(tokenizers[kind], AWKWARD)
+
+
+def test_auto_tokenizer_loads_a_folder_without_a_model(tokenizers, tmp_path):
+    tokenizers["bpe"].save_pretrained(tmp_path)
+
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+
+    assert loaded(AWKWARD).input_ids == tokenizers["bpe"](AWKWARD).input_ids

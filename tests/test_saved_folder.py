@@ -1,0 +1,408 @@
+"""A saved model's folder: only what is whole, finite and unchanged is loaded."""
+
+import json
+import re
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers.utils import logging as transformers_logging
+
+from vanilla_transformer import (
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+    VanillaTransformerTokenizer,
+)
+from vanilla_transformer_tools.commands import main
+from vanilla_transformer_tools.saved_folder import (
+    FILES_FILE,
+    RUN_FILE,
+    check_files,
+    check_objects,
+    describe_model_files,
+    load_model,
+    nonfinite_tensors,
+    read_object,
+)
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
+from vanilla_transformer_tools.translation import Translator
+
+from .conftest import TINY
+
+NORM = "model.encoder.layer_norm.weight"
+ENCODER = "model.encoder."
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A model, its tokenizer, and the record of a run that lists them."""
+    folder = tmp_path_factory.mktemp("whole")
+    tokenizer = VanillaTransformerTokenizer.train(["abcdefghij klmnop"], vocab_size=30, kind="char")
+    config = VanillaTransformerConfig(**{**TINY, "vocab_size": len(tokenizer)})
+    VanillaTransformerForConditionalGeneration(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    record = {"files": describe_model_files(folder)}
+    (folder / RUN_FILE).write_text(json.dumps(record))
+    return folder
+
+
+@pytest.fixture
+def folder(whole, tmp_path):
+    return shutil.copytree(whole, tmp_path / "model")
+
+
+def change_weights(folder, change, *, recorded=False):
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    save_file(change(weights), file, metadata={"format": "pt"})
+    if not recorded:
+        (folder / RUN_FILE).unlink()
+
+
+def without(prefix):
+    return lambda weights: {
+        name: tensor for name, tensor in weights.items() if not name.startswith(prefix)
+    }
+
+
+@pytest.fixture
+def said(caplog):
+    """What Transformers' loggers say too."""
+    transformers_logging.enable_propagation()
+    yield caplog
+    transformers_logging.disable_propagation()
+
+
+def test_whole_model_loads_as_saved_without_warnings(folder, said):
+    loaded = load_model(str(folder))
+
+    assert said.messages == []
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        assert torch.equal(loaded.state_dict()[name], tensor)
+    assert not loaded.training
+
+
+def test_vocabularies_of_an_export_are_recorded(tmp_path):
+    for name in ("shared_vocabulary.json", "source_vocabulary.json", "vocabulary.txt"):
+        (tmp_path / name).touch()
+
+    recorded = describe_model_files(tmp_path)
+
+    assert recorded.keys() == {"shared_vocabulary.json", "source_vocabulary.json"}
+
+
+def test_loaded_weights_are_aligned_as_fresh_ones(folder):
+    """On some processors a product of tensors that begin elsewhere has another last bit."""
+    loaded = load_model(str(folder))
+
+    assert {tensor.data_ptr() % 64 for tensor in loaded.parameters()} == {0}
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        (without(NORM), rf"1 missing \({re.escape(NORM)}\)"),
+        (without(ENCODER), r"\d\d missing \(.*, .*, .* and \d+ more\)"),
+        (lambda weights: weights | {"extra": torch.ones(2)}, r"1 unknown to its config \(extra\)"),
+        (lambda weights: weights | {NORM: torch.ones(5)}, r"1 of another shape .*layer_norm"),
+        (lambda weights: weights | {NORM: weights[NORM] / 0}, r"1 not finite .*layer_norm"),
+        (lambda weights: weights | {NORM: weights[NORM] * torch.nan}, r"1 not finite"),
+        (
+            lambda weights: weights | {f"extra.{n}": torch.ones(1) for n in range(5)},
+            r"5 unknown .*\(extra\.0, extra\.1, extra\.2 and 2 more\)",
+        ),
+        (
+            lambda weights: without(NORM)(weights) | {"extra": torch.ones(2)},
+            "1 missing .*; 1 unknown",
+        ),
+    ],
+    ids=["tensor", "encoder", "extra", "shape", "infinite", "nan", "five", "all"],
+)
+def test_incomplete_weights_are_refused_in_one_line(folder, said, change, fault):
+    change_weights(folder, change)
+
+    with pytest.raises(ValueError, match=rf"must hold exactly the tensors .* got {fault}") as error:
+        load_model(str(folder))
+
+    assert "\n" not in str(error.value)
+    # Transformers' own table says that the model should be trained.
+    assert said.messages == []
+
+
+def test_one_layer_more_in_the_config_is_refused(folder):
+    config = read_object(folder / "config.json")
+    config["encoder_layers"] += 1
+    (folder / "config.json").write_text(json.dumps(config))
+
+    with pytest.raises(ValueError, match=r"missing \(model.encoder.layers.2"):
+        load_model(str(folder))
+
+
+def test_pickled_weights_are_not_read(folder):
+    weights = load_file(folder / "model.safetensors")
+    torch.save(weights, folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+    with pytest.raises(OSError, match=r"model\.safetensors"):
+        load_model(str(folder))
+
+
+@pytest.mark.parametrize("length", [0, 5, 5000])
+def test_cut_weights_without_a_record_are_named(folder, length):
+    (folder / RUN_FILE).unlink()
+    with open(folder / "model.safetensors", "r+b") as file:
+        file.truncate(length)
+
+    with pytest.raises(ValueError, match=r"weights of .*model' are damaged"):
+        load_model(str(folder))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_flipped_bit_is_noticed_where_a_checksum_is_recorded(folder, name):
+    content = bytearray((folder / name).read_bytes())
+    content[-10] ^= 1
+    (folder / name).write_bytes(content)
+
+    with pytest.raises(
+        ValueError, match=rf"{name} of .* not the file .*sha256 .* as recorded in run\.json"
+    ):
+        load_model(str(folder))
+
+
+def test_checkpoint_is_compared_with_its_own_list(folder):
+    (folder / RUN_FILE).rename(folder / FILES_FILE)
+    files = describe_model_files(folder)
+    files["model.safetensors"]["sha256"] = "0" * 64
+    (folder / FILES_FILE).write_text(json.dumps(files))
+
+    with pytest.raises(ValueError, match=r"sha256 000000000000 as recorded in files\.json"):
+        check_files(str(folder))
+
+
+@pytest.mark.parametrize("has_record", [True, False])
+def test_adapter_beside_a_model_is_refused(folder, capsys, has_record):
+    # As PEFT writes it; Transformers looks for it first.
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "target_modules": ["fc1"]}')
+    if not has_record:
+        (folder / RUN_FILE).unlink()
+
+    for command in (["translate", "--model", folder, "ab"], ["export", folder, folder / "out"]):
+        with pytest.raises(SystemExit) as exit_info:
+            main([*map(str, command)])
+
+        assert exit_info.value.code == 2
+        assert "must hold a whole model, got adapter_config.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["added_tokens.json", "target_tokenizer/special_tokens_map.json"])
+def test_tokens_that_were_added_to_a_model_are_noticed(folder, name):
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text("{}")
+
+    with pytest.raises(ValueError, match=rf"{name} of .* was added after the model was saved"):
+        check_files(str(folder))
+
+    (folder / RUN_FILE).write_text(json.dumps({"files": describe_model_files(folder)}))
+    check_files(str(folder))
+    (folder / name).write_text('{"<x>": 3}')
+    with pytest.raises(ValueError, match=rf"{name} of .* is not the file that was saved"):
+        check_files(str(folder))
+
+
+NAMES = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]
+
+
+@pytest.mark.parametrize("name", [*NAMES, RUN_FILE])
+@pytest.mark.parametrize("content", ["", "[1]", "null", '{"a":' * 900 + "1" + "}" * 900])
+def test_damaged_json_is_named_by_the_commands(folder, capsys, name, content):
+    (folder / name).write_text(content)
+    for command in (["translate", "--model", folder], ["export", folder, folder.parent / "out"]):
+        capsys.readouterr()
+
+        with pytest.raises(SystemExit) as exit_info:
+            main([*map(str, command), *["ab"] * (command[0] == "translate")])
+
+        err = capsys.readouterr().err.splitlines()
+        assert exit_info.value.code == 2
+        assert f"{folder / name} must hold a JSON object, got " in err[-1]
+        assert err[-1].startswith("vanilla-transformer: ")
+
+
+@pytest.mark.parametrize("name", [*NAMES, RUN_FILE])
+def test_folder_in_the_place_of_a_file_is_named(folder, name):
+    (folder / name).unlink()
+    (folder / name).mkdir()
+
+    with pytest.raises(IsADirectoryError, match=f"{re.escape(str(folder / name))}'"):
+        check_objects(folder)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("content", ["{}", '{"added_tokens": 3, "backend": []}'])
+def test_tokenizer_that_is_none_is_refused_by_name(folder, name, content):
+    (folder / name).write_text(content)
+
+    with pytest.raises(ValueError, match=re.escape(str(folder))):
+        TokenizerPair.from_pretrained(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("record", "got"),
+    [({"settings": [1]}, r"\[1\]"), ({"settings": {"max_length": "long"}}, "'long'")],
+)
+def test_odd_settings_of_a_run_are_named(folder, record, got):
+    (folder / RUN_FILE).write_text(json.dumps(record))
+
+    with pytest.raises(ValueError, match=f"whole number as `max_length`, got {got}"):
+        Translator.from_pretrained(str(folder))
+
+
+@pytest.mark.parametrize("files", [None, [], {"model.safetensors": None}])
+def test_record_without_checksums_is_named(folder, files):
+    (folder / RUN_FILE).write_text(json.dumps({"files": files}))
+
+    with pytest.raises(ValueError, match=rf"{RUN_FILE} of .* must hold size and checksum of each"):
+        load_model(str(folder))
+
+
+def test_ids_that_a_generation_config_lacks_are_those_of_the_config(folder):
+    (folder / "generation_config.json").write_text('{"num_beams": 2, "eos_token_id": [2, 7]}')
+
+    config = load_model(str(folder)).generation_config
+
+    ids = config.pad_token_id, config.eos_token_id, config.decoder_start_token_id
+    assert ids == (0, [2, 7], 1)
+    assert config.num_beams == 2
+
+
+@pytest.mark.parametrize("name", ["runs/typo", "typo"])
+def test_name_of_no_model_is_told_with_both_places_it_may_be_in(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(
+        OSError, match=f"^There is no folder '{name}', and no model .* the Hub: We "
+    ):
+        TokenizerPair.from_pretrained(name)
+
+
+def test_code_in_a_folder_of_ours_is_not_run_even_if_it_is_trusted(folder, tmp_path):
+    modeling = next(folder.glob("modeling_*.py"))
+    modeling.write_text("raise RuntimeError('the code of the folder runs')\n")
+
+    translator = Translator.from_pretrained(str(folder), trust_remote_code=True)
+
+    assert type(translator.engine.model) is VanillaTransformerForConditionalGeneration
+
+
+def test_tokenizer_of_another_size_or_with_other_special_ids_is_refused(folder):
+    (folder / RUN_FILE).unlink()
+    config = read_object(folder / "config.json")
+    (folder / "config.json").write_text(json.dumps({**config, "eos_token_id": 9}))
+
+    with pytest.raises(ValueError, match=r"got eos_token 2 for 9"):
+        TokenizerPair.from_pretrained(str(folder))
+
+    (folder / "config.json").write_text(json.dumps(config))
+    VanillaTransformerTokenizer.train(["abc"], vocab_size=30, kind="char").save_pretrained(folder)
+
+    with pytest.raises(ValueError, match=r"not the one of its model, got 7 entries of the source"):
+        TokenizerPair.from_pretrained(str(folder))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["translate", "abc", "--model"],
+        ["evaluate", "--test", "{pairs}", "--model"],
+        ["attention", "abc", "--output", "{out}.html", "--model"],
+        ["export", "--format", "ctranslate2", "{model}", "{out}"],
+        ["train", "--train", "{pairs}", "--output_dir", "{out}", "--init_from"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_commands_end_with_status_2_when_weights_are_not_finite(
+    folder, tmp_path, capsys, arguments
+):
+    change_weights(folder, lambda weights: weights | {NORM: weights[NORM] * torch.nan})
+    (tmp_path / "pairs.tsv").write_text("abc\tcba\n")
+    names = {"model": folder, "pairs": tmp_path / "pairs.tsv", "out": tmp_path / "out"}
+    argv = [argument.format(**names) for argument in arguments]
+    if argv[-1].startswith("--"):
+        argv.append(str(folder))
+
+    with pytest.raises(SystemExit, match="2"):
+        main(argv)
+
+    assert f"1 not finite ({NORM})" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_nonfinite_tensors_names_each(whole):
+    model = load_model(str(whole))
+    with torch.no_grad():
+        model.get_parameter(NORM)[1] = -torch.inf
+
+    assert nonfinite_tensors(model) == [NORM]
+
+
+def edit(folder, name, **values):
+    file = folder / name
+    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"d_model": 10**9},
+        {"encoder_layers": 10**8},
+        {"decoder_layers": 10**8},
+        {"d_k": 10**9},
+        {"decoder_ffn_dim": 10**9},
+        {"vocab_size": 10**9},
+        {"position_embedding_type": "learned", "max_position_embeddings": 10**9},
+    ],
+    ids=str,
+)
+def test_model_far_larger_than_its_weights_is_not_built(folder, sizes):
+    edit(folder, "config.json", **sizes)
+
+    with pytest.raises(ValueError, match=r"must be that of its weights, got sizes of at least"):
+        load_model(str(folder))
+
+
+@pytest.mark.parametrize("kind", [torch.int64, torch.float8_e4m3fn, torch.complex64])
+def test_weights_of_another_kind_of_number_are_refused(folder, kind):
+    change_weights(folder, lambda weights: {name: one.to(kind) for name, one in weights.items()})
+
+    with pytest.raises(ValueError, match=r"must be floating-point numbers, got (I64|F8_E4M3|C64)"):
+        load_model(str(folder))
+
+
+@pytest.mark.parametrize("value", ["Infinity", "NaN", "1e999", '{"__float__": "Infinity"}'])
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+def test_number_that_is_not_finite_is_refused_in_a_config(folder, name, value):
+    text = (folder / name).read_text()
+    (folder / name).write_text(text.replace("{", f'{{"length_penalty": {value},', 1))
+
+    with pytest.raises(ValueError, match=rf"{name} must hold finite numbers, got .*_penalty"):
+        check_objects(folder)
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "a/../../secret"])
+def test_record_of_a_file_outside_of_the_folder_is_refused(folder, name):
+    (folder / RUN_FILE).write_text(json.dumps({"files": {name: {"bytes": 1}}}))
+
+    with pytest.raises(ValueError, match=f"must list files of its folder, got '{name}'"):
+        check_files(str(folder))
+
+
+def test_index_of_shards_outside_of_the_folder_is_refused(folder):
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").rename(folder.parent / "outside.safetensors")
+    (folder / RUN_FILE).unlink()
+    index = {"weight_map": dict.fromkeys(weights, "../outside.safetensors")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    with pytest.raises(ValueError, match="must have a `weight_map` with the file of each tensor"):
+        load_model(str(folder))

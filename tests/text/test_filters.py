@@ -1,0 +1,435 @@
+"""Filters of training pairs: what each drops, and that nothing is lost."""
+
+import json
+import re
+import sys
+from collections import Counter
+from itertools import chain
+from unicodedata import normalize
+
+import numpy as np
+import pytest
+from datasets import Dataset
+
+from vanilla_transformer_tools.commands import main
+from vanilla_transformer_tools.files import read_lines
+from vanilla_transformer_tools.settings import TrainSettings
+from vanilla_transformer_tools.text import filters
+from vanilla_transformer_tools.text.filters import DROPPED_FILE, drop_rules, filter_pairs
+from vanilla_transformer_tools.text.parallel_text import COLUMNS, ParallelText, load_pairs
+from vanilla_transformer_tools.training import run as training
+from vanilla_transformer_tools.training.run import train
+
+from ..support.training_runs import SIZES, build_arguments, checkpoints_of, read_json
+
+# One pair for each filter, among others that every filter keeps.
+PAIRS = [
+    ("Ein Hund.", "A dog."),
+    ("Zwei\tHunde.", " \t"),
+    ("Okay.", "Okay."),
+    ("Ein langer Satz über Hunde.", "A long sentence about dogs."),
+    ("Ein Hund.", "A dog\u2028\ttoo."),
+    ("Nein!", "Certainly not!"),
+    ("Собака.", "A dog."),
+    ("Der Test.", "The test."),
+    ("Ein Hund.", "A dog."),
+    ("Eine Katze.", "A cat."),
+]
+KEPT = [0, 4, 9]
+DROPPED = [
+    (1, "empty"),
+    (2, "identical"),
+    (3, "max_characters"),
+    (5, "max_ratio"),
+    (6, "script"),
+    (7, "overlap"),
+    (8, "duplicates"),
+]
+ALL_FILTERS = {
+    "filter_empty": True,
+    "filter_identical": True,
+    "filter_max_characters": 16,
+    "filter_max_ratio": 2.0,
+    "filter_script": ["Latn", "Latn"],
+    "filter_duplicates": True,
+}
+
+
+@pytest.fixture
+def dataset(write):
+    """`PAIRS` as training reads them."""
+    return load_pairs(ParallelText((write("pairs.jsonl", *records(PAIRS)),)))
+
+
+def records(pairs):
+    return [json.dumps({"source": source, "target": target}) for source, target in pairs]
+
+
+def pairs_of(pairs):
+    return list(zip(pairs["source"], pairs["target"], strict=True))
+
+
+def as_dataset(*pairs):
+    return Dataset.from_list([{"source": source, "target": target} for source, target in pairs])
+
+
+def filtered(pairs, validation=None, **settings):
+    return filter_pairs(pairs, drop_rules(TrainSettings(**settings), validation))
+
+
+def dropped_by(pairs, validation=None, **settings):
+    """The pairs that the filters drop, where they keep at least a last one."""
+    kept = ("gut", "good")
+    result = filtered(as_dataset(*pairs, kept), validation, **settings)
+    assert pairs_of(result.kept)[-1] == kept
+    return [pair for pair, verdict in zip(pairs, result.verdicts, strict=False) if verdict]
+
+
+# What each filter drops
+
+
+@pytest.mark.parametrize(
+    ("settings", "dropped", "kept"),
+    [
+        ({"filter_empty": True}, [("", "a"), ("a", " \t\u3000"), ("", "")], [("a", " b ")]),
+        ({"filter_identical": True}, [("Okay.", "Okay.")], [("okay.", "Okay.")]),
+        (
+            {"filter_max_characters": 4},
+            [("12345", "1"), ("1", "12345")],
+            [("1234", "äöü\N{DOG FACE}")],
+        ),
+        (
+            {"filter_max_ratio": 2.0},
+            [("1234567", "123"), ("12", "12345"), ("", "1"), ("1", "")],
+            [("123456", "123"), ("12", "1234"), ("", "")],
+        ),
+        # Pairs that differ only in where one side ends and the other begins.
+        (
+            {"filter_duplicates": True},
+            [],
+            [("ab", "c"), ("a", "bc"), ("a\0b", "c"), ("a", "b\0c")],
+        ),
+    ],
+    ids=["empty", "identical", "max_characters", "max_ratio", "duplicates"],
+)
+def test_filter_drops_its_pairs_and_no_others(settings, dropped, kept):
+    assert dropped_by([*dropped, *kept], **settings) == dropped
+
+
+def test_duplicates_are_dropped_but_for_the_first():
+    pairs = as_dataset(("a", "b"), ("a", "c"), ("a", "b"), ("d", "b"), ("a", "b"))
+
+    assert filtered(pairs, filter_duplicates=True).verdicts.tolist() == [0, 0, 1, 0, 1]
+
+
+def test_pairs_with_other_tags_are_no_duplicates(tmp_path):
+    rows = [("Tom", "Tom", tag) for tag in ("en", "nl", "en")]
+    pairs = Dataset.from_dict(dict(zip(COLUMNS, zip(*rows, strict=True), strict=True)))
+
+    kept = filtered(pairs, filter_duplicates=True)
+    kept.write_dropped(tmp_path)
+
+    assert kept.verdicts.tolist() == [0, 0, 1]
+    (record,) = map(json.loads, read_lines(tmp_path / DROPPED_FILE))
+    names = {"source": "Tom", "target": "Tom", "tag": "en"}
+    assert record == {"line": 3, "filter": "duplicates"} | names
+
+
+# The script
+
+
+@pytest.mark.parametrize(
+    ("code", "good", "bad"),
+    [
+        ("Latn", "Ærø ﬁn", "собака"),
+        ("Cyrl", "собака", "sobaka"),
+        ("Arab", "كلب", "کלב"),
+        ("Hans", "小狗", "イヌ"),
+        ("Jpan", "犬がスキー", "강아지"),
+        ("Kore", "강아지 犬", "イヌ"),
+        ("Cyrl+Latn", "собака dog", "小狗"),
+    ],
+)
+def test_script_drops_pairs_in_another_one(code, good, bad):
+    pairs = as_dataset((bad, "dog"), (good, "dog"))
+
+    assert filtered(pairs, filter_script=[code, "Latn"]).verdicts.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("codes", "dropped", "kept"),
+    [
+        # The script of each side is its own.
+        (
+            ["Cyrl", "Latn"],
+            [("собака", "собака"), ("dog", "dog"), ("dog", "собака")],
+            [("собака", "gut")],
+        ),
+        # Other letters may be up to a half.
+        (["Latn", "Latn"], [("Hunde собака", "a")], [("Hunden собака", "a")]),
+        # Neither digits nor signs nor marks count; six times as many would hide the Cyrillic.
+        (
+            ["Latn", "Latn"],
+            [("a собака 1234567890", "a")],
+            [("12:30 (!?) …", "½"), ("e\u0301\u0301\u0301", "a")],
+        ),
+    ],
+    ids=["sides", "half", "signs"],
+)
+def test_script_drops_sides_of_which_most_letters_are_foreign(codes, dropped, kept):
+    pairs = as_dataset(*dropped, *kept)
+
+    verdicts = filtered(pairs, filter_script=codes).verdicts.tolist()
+
+    assert verdicts == [1] * len(dropped) + [0] * len(kept)
+
+
+# Overlap with evaluation sets
+
+
+def test_overlap_drops_pairs_that_share_a_side_with_validation_on_either_side():
+    validation = as_dataset(("Der Test.", "The test."), ("", "x"))
+    shared = [
+        ("Der Test.", "The exam."),
+        ("Die Prüfung.", "The test."),
+        ("The test.", "Le test."),
+        ("Een test.", "Der Test."),
+    ]
+    # An empty side is nothing to share.
+    others = [("Der Test. Nun.", "The test. Now."), ("", "y"), ("z", " ")]
+
+    assert dropped_by(shared + others, validation, filter_overlap=[]) == shared
+
+
+@pytest.mark.parametrize(
+    ("text", "retyped"),
+    [
+        ("Der Test...", " DER \u00a0TEST…\r"),
+        ("Test", "\N{FULLWIDTH LATIN CAPITAL LETTER T}e\N{LATIN SMALL LETTER LONG S}t"),
+        ("Caf\u00e9", "cafe\u0301"),
+        ("№ 5", "No 5"),
+        ("Lego™", "LegoTM"),
+        ("ⅻ", "XII"),
+        # Marks in either order are one character, and folding makes a letter of the first.
+        ("\u03b1\u0345\u0301", "\u03b1\u0301\u0345"),
+        # Folded, the small letters of the first are not composed, for there is no capital that is.
+        ("\u03d4\u0301", "\u03b0"),
+    ],
+)
+def test_overlap_ignores_case_white_space_and_compatibility_forms(text, retyped):
+    for evaluated, trained in ((text, retyped), (retyped, text)):
+        validation = as_dataset((evaluated, "x"))
+
+        assert dropped_by([(trained, "y")], validation, filter_overlap=[]) == [(trained, "y")]
+
+
+def test_overlap_compares_every_character_with_its_other_case_and_forms():
+    told_apart = []
+    for character in map(chr, chain(range(0xD800), range(0xE000, sys.maxunicode + 1))):
+        others = {character.upper(), character.lower(), character.casefold(), character.title()}
+        others |= {normalize(form, character) for form in ("NFC", "NFD", "NFKC", "NFKD")}
+        if len(others) > 1 and len({filters._comparable(other) for other in others}) > 1:
+            told_apart.append(character)
+
+    # The capital of Turkish's dotless i is the ordinary I.
+    assert told_apart == ["\N{LATIN SMALL LETTER DOTLESS I}"]
+
+
+def test_overlap_reads_files_of_every_kind_beside_validation(write):
+    files = [
+        write("text.de", "aus Text"),
+        write("pairs.tsv", "aus TSV\tfrom TSV"),
+        write("pairs.jsonl", '{"de": "aus JSON", "en": "from JSON"}'),
+    ]
+    sides = ["aus Text", "aus TSV", "from TSV", "aus JSON", "from JSON", "validation"]
+    pairs = [(side, "other") for side in sides]
+
+    found = dropped_by(
+        pairs,
+        as_dataset(("validation", "x")),
+        filter_overlap=files,
+        source_column="de",
+        target_column="en",
+    )
+
+    assert found == pairs
+
+
+# Nothing is lost
+
+
+@pytest.fixture
+def judged(dataset, write):
+    """`PAIRS` after all filters."""
+    return filtered(dataset, filter_overlap=[write("test.en", "The test.")], **ALL_FILTERS)
+
+
+def test_each_filter_drops_its_own_pair_into_the_file(judged, tmp_path):
+    judged.write_dropped(tmp_path)
+
+    assert pairs_of(judged.kept) == [PAIRS[place] for place in KEPT]
+    assert judged.dropped == {name: 1 for _, name in DROPPED}
+    assert [json.loads(line) for line in read_lines(tmp_path / "dropped.jsonl")] == [
+        {"line": row + 1, "filter": name, "source": PAIRS[row][0], "target": PAIRS[row][1]}
+        for row, name in DROPPED
+    ]
+
+
+def test_dropped_file_is_there_exactly_when_there_are_filters(dataset, tmp_path):
+    unfiltered = filtered(dataset)
+    unfiltered.write_dropped(tmp_path)
+    assert (pairs_of(unfiltered.kept), list(unfiltered.summary())) == (PAIRS, [])
+    assert not (tmp_path / "dropped.jsonl").exists()
+
+    filtered(dataset, filter_max_characters=1000).write_dropped(tmp_path)
+    assert (tmp_path / "dropped.jsonl").read_bytes() == b""
+
+
+def test_kept_and_dropped_are_what_was_read(tmp_path, monkeypatch):
+    # Several batches, the last one shorter.
+    monkeypatch.setattr(filters, "ROWS_AT_A_TIME", 7)
+    random = np.random.default_rng(5)
+    sides = random.choice(["", "a", "bb", "cccc", "ж", "Test"], size=(100, 2)).tolist()
+    read = [
+        (f"{source}{number % 3}" * bool(source), target)
+        for number, (source, target) in enumerate(sides)
+    ]
+
+    result = filtered(
+        as_dataset(*read), as_dataset(("Test2", "x")), filter_overlap=[], **ALL_FILTERS
+    )
+
+    result.write_dropped(tmp_path)
+    dropped = [json.loads(line) for line in read_lines(tmp_path / "dropped.jsonl")]
+    assert len(result.kept) > 10
+    assert sum(result.dropped.values()) == len(dropped) > 10
+    assert Counter(pairs_of(result.kept)) + Counter(
+        (line["source"], line["target"]) for line in dropped
+    ) == Counter(read)
+    assert all(read[line["line"] - 1] == (line["source"], line["target"]) for line in dropped)
+
+
+def test_summary_tells_each_filter_and_the_sum(dataset):
+    result = filtered(dataset, filter_empty=True, filter_max_characters=13)
+
+    assert [line.split() for line in result.summary()] == [
+        ["dropped", "3", "of", "10", "pairs,", "see", "dropped.jsonl"],
+        ["1", "empty"],
+        ["2", "max_characters"],
+    ]
+
+
+def test_filters_that_leave_nothing_are_refused_with_their_counts(dataset):
+    with pytest.raises(ValueError, match=r"got all 10 dropped: empty 1, max_characters 9\."):
+        filtered(dataset, filter_empty=True, filter_max_characters=1, filter_duplicates=True)
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"filter_script": ["Latn"]}, "and that of the target, got ['Latn']."),
+        ({"filter_script": ["Latn", "Cyrrl"]}, "got 'Cyrrl' in 'Cyrrl'."),
+        ({"filter_script": ["Latn+", "Cyrl"]}, "got '' in 'Latn+'."),
+        ({"filter_script": ["Latn}", "Cyrl"]}, "got 'Latn}' in 'Latn}'."),
+        ({"filter_overlap": []}, "--filter_overlap needs evaluation pairs to compare with"),
+    ],
+)
+def test_setting_that_no_filter_can_follow_is_refused(settings, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        drop_rules(TrainSettings(**settings), None)
+
+
+def test_mistakes_are_told_all_at_once():
+    settings = TrainSettings(filter_script=["Latn"], filter_overlap=[])
+
+    with pytest.raises(ValueError, match=r"--filter_script [^\n]*\n--filter_overlap [^\n]*$"):
+        drop_rules(settings, None)
+
+
+def test_missing_file_of_overlap_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"missing\.en"):
+        drop_rules(TrainSettings(filter_overlap=[str(tmp_path / "missing.en")]), None)
+
+
+# In a run
+
+
+def test_command_line_takes_overlap_without_files_and_leaves_it_off(monkeypatch):
+    given = []
+    monkeypatch.setattr(training, "train", lambda settings, *_, **__: given.append(settings))
+    for options in (["--filter_overlap"], []):
+        main(["train", "--train", "a", "b", *options])
+
+    assert [settings.filter_overlap for settings in given] == [[], None]
+
+
+@pytest.fixture
+def run_settings(write):
+    """Settings of a short run on pairs of which two are dropped."""
+    numbers = [(f"eins {n}", f"one {n}") for n in range(20)]
+    pairs = [("leer", ""), *numbers, ("eins 3", "one 3")]
+    return {
+        "train": [write("train.jsonl", *records(pairs))],
+        "config": SIZES,
+        "vocab_size": 300,
+        "filter_empty": True,
+        "filter_duplicates": True,
+    }
+
+
+def test_run_trains_on_what_is_kept_and_records_what_is_dropped(
+    run_settings, write, tmp_path, capsys
+):
+    test = write("test.txt", "one 7", "one 8")
+    validation = write("validation.jsonl", *records([("eins 5", "one five")]))
+    given = {"tokenizer_kind": "word", "validation": [validation], "filter_overlap": [test]}
+    settings = TrainSettings(**run_settings | given)
+    folder = tmp_path / "run"
+
+    train(settings, build_arguments(settings, folder))
+
+    dropped = [json.loads(line) for line in read_lines(folder / "dropped.jsonl")]
+    assert [(line["line"], line["filter"]) for line in dropped] == [
+        (1, "empty"),
+        (7, "overlap"),
+        (9, "overlap"),
+        (10, "overlap"),
+        (22, "duplicates"),
+    ]
+    run = read_json(folder / "run.json")
+    assert run["pairs"] == 17
+    assert run["dropped_pairs"] == {"empty": 1, "overlap": 3, "duplicates": 1}
+    assert run["sha256"].keys() == {"train.jsonl", "validation.jsonl", "test.txt"}
+    printed = capsys.readouterr().out
+    assert "dropped     5 of 22 pairs" in printed
+    assert "pairs       17," in printed
+    vocabulary = read_json(folder / "tokenizer.json")["model"]["vocab"]
+    assert "9" in vocabulary
+    assert not {"leer", "8"} & vocabulary.keys()
+
+
+def test_resumed_run_filters_as_before(run_settings, tmp_path):
+    folder = tmp_path / "run"
+    settings = TrainSettings(**run_settings)
+    train(settings, build_arguments(settings, folder))
+    before = (folder / "dropped.jsonl").read_bytes()
+    (folder / "dropped.jsonl").unlink()
+
+    settings = TrainSettings(**run_settings, resume=True)
+    train(settings, build_arguments(settings, folder, num_train_epochs=2))
+
+    assert (folder / "dropped.jsonl").read_bytes() == before
+    assert read_json(folder / "run.json")["pairs"] == 20
+    assert len(checkpoints_of(folder)) == 2
+
+
+def test_nothing_is_written_when_a_filter_is_refused(run_settings, tmp_path):
+    settings = TrainSettings(**run_settings, filter_script=["Latn", "English"])
+
+    with pytest.raises(ValueError, match="'English'"):
+        train(settings, build_arguments(settings, tmp_path / "run"))
+
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,418 @@
+"""One model for several target languages: a tag in front of the source names one of them."""
+
+import json
+import re
+from itertools import permutations
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from datasets import Dataset
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer
+
+from vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer.tokenization_vanilla_transformer import language_tags
+from vanilla_transformer_tools.commands import main
+from vanilla_transformer_tools.interop.export import export_to_ctranslate2
+from vanilla_transformer_tools.settings import TrainSettings
+from vanilla_transformer_tools.text.bpe_dropout import SegmentedPairs
+from vanilla_transformer_tools.text.filters import drop_rules, filter_pairs
+from vanilla_transformer_tools.text.languages import language_prefix
+from vanilla_transformer_tools.text.parallel_text import ParallelText, load_pairs
+from vanilla_transformer_tools.text.token_ids import pair_lengths, tokenize_pairs
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
+from vanilla_transformer_tools.training.run import train
+from vanilla_transformer_tools.translation import Translator
+from vanilla_transformer_tools.translation.segments import cut_into_pieces
+
+from ..support.training_runs import SIZES, build_arguments, read_json
+
+LANGUAGES = ["de", "zh-Hans"]
+# So often, and behind so many letters, that a vocabulary would learn the tags as pieces of words.
+SPELLED = ["a <2de> b", *(f"{letter}<2de> {letter}<2zh-Hans>" for letter in "abcdefgh")] * 50
+KINDS = ["bpe", "unigram", "char", "word"]
+
+NUMBERS = {
+    "de": ["null", "eins", "zwei", "drei", "vier", "fünf"],
+    "en": ["zero", "one", "two", "three", "four", "five"],
+}
+ROWS = [
+    (str(n), word, language) for language in NUMBERS for n, word in enumerate(NUMBERS[language])
+]
+
+
+def train_tokenizer(kind="bpe", **options):
+    return VanillaTransformerTokenizer.train(
+        SPELLED, kind=kind, vocab_size=300, target_languages=LANGUAGES, **options
+    )
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def plain_tokenizer():
+    return VanillaTransformerTokenizer.train(SPELLED, vocab_size=300)
+
+
+# The vocabulary
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("pretokenized", [False, True])
+def test_text_that_spells_a_tag_is_plain_text(kind, pretokenized):
+    tokenizer = train_tokenizer(kind, pretokenized=pretokenized)
+    tags = set(language_tags(tokenizer).values())
+
+    ids = tokenizer(SPELLED[:9])["input_ids"]
+
+    assert len(tags) == 2
+    assert not tags & {token_id for line in ids for token_id in line}
+    if kind != "word":
+        assert tokenizer.batch_decode(ids, skip_special_tokens=True) == SPELLED[:9]
+
+
+def test_word_that_spells_a_tag_is_unknown():
+    tokenizer = train_tokenizer("word")
+
+    assert tokenizer("a <2de> b").tokens()[1:2] == ["<unk>"]
+    assert tokenizer("c<2zh-Hans>").tokens()[0] == "c<2zh-Hans>"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_vocabulary_size_counts_the_tags(kind):
+    # More to learn than there is room for.
+    words = ["".join(letters) for letters in permutations("abcdefgh", 3)]
+    size = {"bpe": 300, "unigram": 300, "char": 9, "word": 20}[kind]
+
+    tokenizer = VanillaTransformerTokenizer.train(
+        [" ".join(words), "<2de>"] * 9, kind=kind, vocab_size=size, target_languages=LANGUAGES
+    )
+
+    assert len(tokenizer) == size
+    assert sorted(tokenizer.get_vocab().values()) == list(range(size))
+
+
+def test_vocabulary_that_tags_leave_no_room_is_refused():
+    with pytest.raises(ValueError, match=r"at least 264 .* 6 special tokens .* got 263"):
+        VanillaTransformerTokenizer.train(["a"], vocab_size=263, target_languages=LANGUAGES)
+
+
+def test_tags_survive_saving_where_the_package_is_absent(tokenizer, tmp_path):
+    tokenizer.save_pretrained(tmp_path)
+
+    assert language_tags(AutoTokenizer.from_pretrained(tmp_path)) == language_tags(tokenizer)
+    backend = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert {name: backend.token_to_id(f"<2{name}>") for name in LANGUAGES} == language_tags(
+        tokenizer
+    )
+
+
+def test_tag_is_no_text_when_it_is_decoded(tokenizer):
+    ids = language_prefix(tokenizer, "de") + tokenizer("ab")["input_ids"]
+
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "ab"
+
+
+def test_added_token_that_text_may_spell_is_no_tag():
+    tokenizer = VanillaTransformerTokenizer.train(SPELLED, vocab_size=300)
+    tokenizer.add_tokens(["<2fr>"])
+
+    assert language_tags(tokenizer) == {}
+
+
+@pytest.mark.parametrize("language", ["", "de en", "de>"])
+def test_language_without_a_proper_name_is_refused(language):
+    with pytest.raises(ValueError, match=f"letters, digits, - and _, .* got {language!r}"):
+        VanillaTransformerTokenizer.train(["a"], vocab_size=300, target_languages=[language])
+
+
+@pytest.mark.parametrize("language", ["fr", "", None])
+def test_language_that_the_model_does_not_know_is_refused_with_those_it_knows(tokenizer, language):
+    with pytest.raises(ValueError, match=f"those of the model, de, zh-Hans, got {language!r}"):
+        language_prefix(tokenizer, language)
+
+
+def test_language_is_refused_by_a_model_of_one_direction(plain_tokenizer):
+    assert language_prefix(plain_tokenizer, None) == []
+    with pytest.raises(ValueError, match="takes no target language, got 'de'"):
+        language_prefix(plain_tokenizer, "de")
+
+
+# Pairs
+
+
+RECORDS = [{"source": s, "target": t, "to": {"code": tag}} for s, t, tag in ROWS]
+
+
+def write_tsv(folder, rows=ROWS):
+    (folder / "rows.tsv").write_text("".join("\t".join(row) + "\n" for row in rows))
+    return str(folder / "rows.tsv")
+
+
+def write_jsonl(folder):
+    (folder / "rows.jsonl").write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
+    return str(folder / "rows.jsonl")
+
+
+def write_parquet(folder):
+    pq.write_table(pa.Table.from_pylist(RECORDS), folder / "rows.parquet")
+    return str(folder / "rows.parquet")
+
+
+def write_dataset(folder):
+    Dataset.from_list(RECORDS).save_to_disk(folder / "rows")
+    return str(folder / "rows")
+
+
+@pytest.mark.parametrize("write_rows", [write_tsv, write_jsonl, write_parquet, write_dataset])
+def test_tag_column_is_read_beside_the_pairs(write_rows, tmp_path):
+    rows = load_pairs(ParallelText((write_rows(tmp_path),), tag_column="to.code"))
+
+    assert rows.column_names == ["source", "target", "tag"]
+    assert [(row["source"], row["target"], row["tag"]) for row in rows] == ROWS
+
+
+@pytest.mark.parametrize(("line", "tabs"), [("a\tb", 1), ("a\tb\tde\tc", 3)])
+def test_tsv_line_without_a_tag_is_refused(write, line, tabs):
+    path = write("rows.tsv", "a\tb\tde", line)
+
+    expected = f"Line 2 of .* must be source, tab, target, tab, tag, got {tabs} tabs."
+    expected += r" .* cut -f 1-3 old.tsv > new.tsv$" if tabs > 2 else "$"
+    with pytest.raises(ValueError, match=expected):
+        load_pairs(ParallelText((path,), tag_column="tag"))
+
+
+def test_missing_tag_column_is_refused_with_its_option(tmp_path):
+    text = ParallelText((write_jsonl(tmp_path),), tag_column="language")
+
+    with pytest.raises(
+        ValueError, match=r"no column 'language'.* and `tag_column` from: .*to.code"
+    ):
+        load_pairs(text)
+
+
+def test_tag_column_of_two_files_is_refused():
+    with pytest.raises(ValueError, match="got the `tag_column` 'to' for 'a' and 'b'"):
+        ParallelText(("a", "b"), tag_column="to")
+
+
+def tagged(*rows):
+    return Dataset.from_list(
+        [dict(zip(("source", "target", "tag"), row, strict=True)) for row in rows]
+    )
+
+
+def test_source_begins_with_the_tag_of_its_language_and_the_target_does_not(tokenizer):
+    pairs = tagged(("ab", "x", "zh-Hans"), ("ab", "x", "de"))
+
+    tokenized, _ = tokenize_pairs(pairs, TokenizerPair.joint(tokenizer), max_length=20)
+
+    tags, plain = language_tags(tokenizer), tokenizer("ab")["input_ids"]
+    assert tokenized["input_ids"][:] == [[tags["zh-Hans"], *plain], [tags["de"], *plain]]
+    assert tokenized["labels"][:] == [tokenizer("x")["input_ids"]] * 2
+    assert pair_lengths(tokenized)[0, 0] == len(plain) + 1
+
+
+def test_tag_counts_as_a_token_and_survives_truncation():
+    tokenizer = VanillaTransformerTokenizer.train(
+        ["abc"], kind="char", vocab_size=20, target_languages=["de"]
+    )
+
+    tokenized, truncated = tokenize_pairs(
+        tagged(("ab", "abc", "de"), ("abc", "a", "de")),
+        TokenizerPair.joint(tokenizer),
+        max_length=4,
+    )
+
+    assert truncated == 1
+    sources = map(tokenizer.convert_ids_to_tokens, tokenized["input_ids"])
+    assert list(sources) == [["<2de>", "a", "b", "</s>"]] * 2
+
+
+def test_length_that_leaves_no_room_beside_the_tag_is_refused(tokenizer):
+    with pytest.raises(ValueError, match=r"at least 3, .* after a tag, got 2"):
+        tokenize_pairs(tagged(("a", "b", "de")), TokenizerPair.joint(tokenizer), max_length=2)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.5])
+def test_bpe_dropout_leaves_the_tag_and_counts_it(tokenizer, rate):
+    pairs = SegmentedPairs(
+        TokenizerPair.joint(tokenizer),
+        ["a <2de> b"] * 2,
+        ["x"] * 2,
+        rate=rate,
+        seed=3,
+        max_length=9,
+        languages=["zh-Hans", "de"],
+    )
+
+    tags = language_tags(tokenizer)
+    assert [pairs[row]["input_ids"][0] for row in (0, 1)] == [tags["zh-Hans"], tags["de"]]
+    assert not set(tags.values()) & set(pairs[0]["labels"])
+    assert [len(pairs[row]["input_ids"]) for row in (0, 1)] == pairs.draw(0)[:, 0].tolist()
+
+
+def test_each_piece_of_a_long_line_begins_with_the_tag_and_fits(tokenizer):
+    # Cut between tokens, so that a piece is as long as it may be.
+    line = "ab" * 40
+    (tag,) = language_prefix(tokenizer, "de")
+
+    pieces = cut_into_pieces([(line, "")], TokenizerPair.joint(tokenizer), 12, 1, [tag])
+
+    assert len(pieces) > 3
+    assert all(piece.source.index(tag) == 0 for piece in pieces)
+    assert max(len(piece.source) for piece in pieces) == 12
+    text = "".join(tokenizer.decode(piece.source, skip_special_tokens=True) for piece in pieces)
+    assert text == line
+
+
+def test_filters_keep_the_tags():
+    pairs = tagged(("a", "", "de"), ("a", "b", "en"))
+
+    kept = filter_pairs(pairs, drop_rules(TrainSettings(filter_empty=True), None)).kept
+
+    assert kept[:] == {"source": ["a"], "target": ["b"], "tag": ["en"]}
+
+
+def test_overlap_reads_evaluation_files_with_tags(write):
+    settings = TrainSettings(filter_overlap=[write("test.tsv", "a\tb\tde")], tag_column="tag")
+
+    rules = drop_rules(settings, None)
+
+    assert filter_pairs(tagged(("c", "b", "en"), ("c", "d", "en")), rules).dropped == {"overlap": 1}
+
+
+# A model of two languages
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory):
+    """A model that writes digits as German or English words, as told, scored in training."""
+    folder = tmp_path_factory.mktemp("numbers")
+    settings = TrainSettings(
+        train=[write_tsv(folder, ROWS * 200)],
+        validation=[write_parquet(folder)],
+        tag_column="to.code",
+        tokenizer_kind="word",
+        config=[*SIZES, "dropout=0.0"],
+        max_tokens_per_batch=200,
+        average_last=1,
+    )
+    train(settings, build_arguments(settings, folder / "run", num_train_epochs=5))
+    return folder / "run"
+
+
+def texts(translator):
+    digits = [source for source, _, language in ROWS if language == "de"]
+    return [translation.text for translation in translator.translate(digits)]
+
+
+@pytest.mark.parametrize("language", NUMBERS)
+def test_model_translates_into_the_language_of_the_tag(model_folder, language):
+    translator = Translator.from_pretrained(str(model_folder), target_language=language)
+
+    assert texts(translator) == NUMBERS[language]
+
+
+def test_tags_are_words_of_the_source_alone_when_vocabularies_are_separate(tmp_path):
+    settings = TrainSettings(
+        train=[write_tsv(tmp_path)],
+        tag_column="tag",
+        config=SIZES,
+        vocab_size=300,
+        bpe_dropout=0.1,
+        separate_vocabularies=True,
+    )
+    folder = tmp_path / "run"
+
+    train(settings, build_arguments(settings, folder, max_steps=1))
+
+    assert read_json(folder / "run.json")["target_languages"] == ["de", "en"]
+    tokenizers = TokenizerPair.from_pretrained(str(folder))
+    assert set(language_tags(tokenizers.source)) == {"de", "en"}
+    assert not language_tags(tokenizers.target)
+    translator = Translator.from_pretrained(str(folder), target_language="en", details=True)
+    assert next(translator.translate(["3"])).source_tokens[0] == "<2en>"
+
+
+def test_validation_in_training_uses_the_tags(model_folder):
+    assert read_json(model_folder / "results.json")["validation"]["exact_match"] == 100
+
+
+def test_translator_refuses_a_language_with_those_of_the_model(model_folder):
+    with pytest.raises(ValueError, match=r"those of the model, de, en, got None"):
+        Translator.from_pretrained(str(model_folder))
+
+
+def test_details_show_the_tag_as_a_token_of_the_source(model_folder):
+    translator = Translator.from_pretrained(str(model_folder), target_language="en", details=True)
+
+    (translation,) = translator.translate(["3"])
+    assert translation.source_tokens == ("<2en>", "3", "</s>")
+
+
+def test_longest_output_counts_the_tag(model_folder, monkeypatch):
+    translator = Translator.from_pretrained(
+        str(model_folder), target_language="en", max_extra_tokens=5
+    )
+    limits = []
+    search = translator.engine.translate_batch
+    monkeypatch.setattr(
+        translator.engine,
+        "translate_batch",
+        lambda *given: limits.extend(given[2]) or search(*given),
+    )
+
+    list(translator.translate(["3"]))
+
+    # Tag, digit and `</s>`.
+    assert limits == [3 + 5]
+
+
+def test_limit_that_leaves_no_room_beside_the_tag_is_refused(model_folder):
+    with pytest.raises(ValueError, match=r"at least 3, .* after a tag, got 2"):
+        Translator.from_pretrained(str(model_folder), target_language="en", max_source_length=2)
+
+
+def test_ctranslate2_translates_into_the_language_of_the_tag(model_folder, tmp_path):
+    exported = str(tmp_path / "exported")
+    export_to_ctranslate2(str(model_folder), tmp_path / "exported")
+
+    for language, words in NUMBERS.items():
+        settings = {"engine": "ctranslate2", "target_language": language}
+        assert texts(Translator.from_pretrained(exported, **settings)) == words
+
+
+def test_commands_take_the_target_language(model_folder, tmp_path, capsys):
+    options = ["--model", str(model_folder), "--target_language", "en"]
+
+    main(["translate", *options, "3", "4"])
+    assert capsys.readouterr().out == "three\nfour\n"
+
+    test = tmp_path / "test.tsv"
+    test.write_text("3\tthree\n")
+    main(["evaluate", *options, "--test", str(test), "--name", "english"])
+    assert read_json(model_folder / "results.json")["english"]["exact_match"] == 100
+
+
+def test_model_card_shows_how_a_tag_is_given(model_folder, capsys):
+    card = (model_folder / "README.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+
+    exec(code.replace('"run"', repr(str(model_folder))).replace('"..."', '"3"'), {})
+
+    assert capsys.readouterr().out.strip() == "['drei']"
+
+
+def test_fine_tuning_needs_the_tags_of_the_model(model_folder, tmp_path):
+    settings = TrainSettings(
+        train=[write_tsv(tmp_path, [(source, target) for source, target, _ in ROWS])],
+        init_from=str(model_folder),
+    )
+
+    with pytest.raises(ValueError, match=r"de, en, got None.* --tag_column of the pairs"):
+        train(settings, build_arguments(settings, tmp_path / "run"))

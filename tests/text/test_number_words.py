@@ -1,0 +1,300 @@
+import inspect
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vanilla_transformer_tools.text.number_words import (
+    LARGEST_NUMBER,
+    DigitScore,
+    english,
+    english_parts,
+    exact_match_by_digits,
+    german,
+    german_parts,
+    gold_alignment,
+    write_corpus,
+)
+
+from ..support.full_disk import small_files
+from ..support.scripts import run_script
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "make_number_corpus.py"
+SPLITS = ("train", "validation", "test")
+
+
+def read(path):
+    return path.read_text(encoding="utf-8").split("\n")[:-1]
+
+
+def parse_english(words):
+    """The number that English words say, read from stems and endings rather than whole words."""
+    stems = {"two": 2, "twen": 2, "thir": 3, "three": 3, "for": 4, "four": 4, "fif": 5, "five": 5}
+    stems |= {"one": 1, "six": 6, "seven": 7, "eigh": 8, "eight": 8, "nine": 9}
+    irregular = {"zero": 0, "ten": 10, "eleven": 11, "twelve": 12}
+    total = group = 0
+    for word in words.replace("-", " ").split():
+        if word == "thousand":
+            total, group = 1000 * group, 0
+        elif word == "hundred":
+            group *= 100
+        elif word in irregular:
+            group += irregular[word]
+        elif word.endswith("teen"):
+            group += 10 + stems[word.removesuffix("teen")]
+        elif word.endswith("ty"):
+            group += 10 * stems[word.removesuffix("ty")]
+        else:
+            group += stems[word]
+    return total + group
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    write_corpus(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tested_numbers(corpus):
+    return [int(line) for line in read(corpus / "test.numbers")]
+
+
+@pytest.mark.parametrize(
+    ("number", "word"),
+    [
+        (0, "null"),
+        (1, "eins"),
+        (12, "zwölf"),
+        (16, "sechzehn"),
+        (17, "siebzehn"),
+        (21, "einundzwanzig"),
+        (30, "dreißig"),
+        (66, "sechsundsechzig"),
+        (77, "siebenundsiebzig"),
+        (100, "einhundert"),
+        (101, "einhunderteins"),
+        (121, "einhunderteinundzwanzig"),
+        (245, "zweihundertfünfundvierzig"),
+        (1000, "eintausend"),
+        (1001, "eintausendeins"),
+        (11_011, "elftausendelf"),
+        (21_021, "einundzwanzigtausendeinundzwanzig"),
+        (100_000, "einhunderttausend"),
+        (101_001, "einhunderteintausendeins"),
+        (999_999, "neunhundertneunundneunzigtausendneunhundertneunundneunzig"),
+    ],
+)
+def test_german_spells_hard_numbers(number, word):
+    assert german(number) == word
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (0, "zero"),
+        (13, "thirteen"),
+        (21, "twenty-one"),
+        (30, "thirty"),
+        (40, "forty"),
+        (100, "one hundred"),
+        (105, "one hundred five"),
+        (245, "two hundred forty-five"),
+        (1000, "one thousand"),
+        (21_021, "twenty-one thousand twenty-one"),
+        (100_000, "one hundred thousand"),
+        (999_999, "nine hundred ninety-nine thousand nine hundred ninety-nine"),
+    ],
+)
+def test_english_spells_hard_numbers(number, words):
+    assert english(number) == words
+
+
+@pytest.mark.parametrize("spell", [german, english])
+def test_spelling_differs_between_numbers(spell):
+    # The stride is prime, so that every digit takes every value at every place.
+    numbers = [*range(10_000), *range(10_000, LARGEST_NUMBER + 1, 17)]
+
+    assert len({spell(number) for number in numbers}) == len(numbers)
+
+
+@pytest.mark.parametrize("spell", [german, english])
+@pytest.mark.parametrize("number", [-1, 1_000_000])
+def test_spelling_refuses_number_when_out_of_range(spell, number):
+    with pytest.raises(ValueError, match=f"between 0 and 999999, got {number}"):
+        spell(number)
+
+
+def test_corpus_has_the_sizes_asked_for(corpus):
+    lengths = {path.name: len(read(path)) for path in corpus.iterdir()}
+
+    sizes = {"train": 40_000, "validation": 500, "test": 1_000}
+    pairs = {f"{split}.{language}": sizes[split] for split in SPLITS for language in ("de", "en")}
+    others = ("numbers", "parts.de", "parts.en", "alignment")
+    assert lengths == pairs | {f"test.{name}": 1_000 for name in others}
+
+
+def test_corpus_that_cannot_be_written_leaves_the_earlier_one(tmp_path):
+    write_corpus(tmp_path, train=5, validation=4, test=3)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+
+    # The files of the other splits are small.
+    with small_files(20_000), pytest.raises(OSError, match=r"no room for train\.de in"):
+        write_corpus(tmp_path, seed=1, train=5000, validation=4, test=3)
+
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_corpus_lines_are_translations_of_each_other(corpus, split):
+    sources, targets = read(corpus / f"{split}.de"), read(corpus / f"{split}.en")
+
+    assert sources == [german(parse_english(words)) for words in targets]
+
+
+def test_numbers_parts_and_alignments_belong_to_the_test_lines(corpus, tested_numbers):
+    assert read(corpus / "test.de") == [german(number) for number in tested_numbers]
+    assert read(corpus / "test.alignment") == [gold_alignment(number) for number in tested_numbers]
+    for language in ("de", "en"):
+        lines, cut = read(corpus / f"test.{language}"), read(corpus / f"test.parts.{language}")
+        assert [line.replace(" ", "") for line in cut] == [line.replace(" ", "") for line in lines]
+        assert max(len(line.split()) for line in cut) == 11
+
+
+@pytest.mark.parametrize(
+    ("number", "parts", "words", "alignment"),
+    [
+        (1, "eins", "one", "0-0"),
+        (17, "siebzehn", "seventeen", "0-0"),
+        (40, "vierzig", "forty", "0-0"),
+        (245, "zwei hundert fünf und vierzig", "two hundred forty - five", "0-0 1-1 2-4 3?3 4-2"),
+        (
+            21_001,
+            "ein und zwanzig tausend eins",
+            "twenty - one thousand one",
+            "0-2 1?1 2-0 3-3 4-4",
+        ),
+        (
+            300_300,
+            "drei hundert tausend drei hundert",
+            "three hundred thousand three hundred",
+            None,
+        ),
+    ],
+)
+def test_parts_of_a_number_are_linked_by_meaning(number, parts, words, alignment):
+    assert " ".join(part.text for part in german_parts(number)) == parts
+    assert " ".join(part.text for part in english_parts(number)) == words
+    assert gold_alignment(number) == (alignment or "0-0 1-1 2-2 3-3 4-4")
+
+
+def test_corpus_repeats_no_number_within_or_across_splits(corpus):
+    lines = [line for split in SPLITS for line in read(corpus / f"{split}.de")]
+
+    assert len(set(lines)) == len(lines) == 41_500
+
+
+def test_corpus_follows_from_the_seed_and_its_test_from_nothing_else(tmp_path):
+    def contents(name, **changes):
+        sizes = {"train": 50, "validation": 20, "test": 30}
+        paths = write_corpus(tmp_path / name / "here", **{**sizes, **changes})
+        assert sorted(paths) == sorted((tmp_path / name / "here").iterdir())
+        return {path.name: path.read_bytes() for path in paths}
+
+    first, other, larger = contents("first"), contents("other", seed=1), contents("more", train=60)
+
+    assert contents("again", seed=0) == first
+    assert not first.items() & other.items()
+    assert larger["test.de"] == first["test.de"]
+
+
+def test_corpus_draws_half_uniformly_and_half_log_uniformly_and_mixes_them(tested_numbers):
+    # 250 of the uniform half, and about one in twenty of the other, give or take.
+    assert 230 <= sum(number >= 500_000 for number in tested_numbers) <= 340
+    # Numbers below 10,000 are one percent of the range; the log-uniform half brings the rest.
+    assert sum(number < 10_000 for number in tested_numbers) >= 150
+    first, second = (
+        sum(map(math.log10, half)) / 500 for half in (tested_numbers[:500], tested_numbers[500:])
+    )
+    assert abs(first - second) < 0.3
+
+
+def test_corpus_keeps_most_short_numbers_for_training_and_some_for_validation(corpus):
+    trained, validated = (set(read(corpus / f"{split}.de")) for split in ("train", "validation"))
+
+    assert [
+        sum(german(number) in trained for number in numbers)
+        for numbers in (range(10), range(10, 100))
+    ] == [7, 63]
+    assert sum(german(number) in validated for number in range(1, 100)) == 10
+
+
+# Seeds that would hold 0 out if it were drawn like the other digits.
+@pytest.mark.parametrize("seed", [0, 2])
+def test_corpus_never_holds_out_zero(tmp_path, seed):
+    write_corpus(tmp_path, seed=seed, train=1, validation=40, test=400)
+
+    assert "null" not in read(tmp_path / "test.de") + read(tmp_path / "validation.de")
+
+
+def test_corpus_names_every_impossible_size(tmp_path):
+    with pytest.raises(ValueError, match=r"`test` .* got 200001[\s\S]*`train` .* got 0"):
+        write_corpus(tmp_path / "corpus", train=0, test=200_001)
+
+    assert not (tmp_path / "corpus").exists()
+
+
+def test_exact_match_by_digits_counts_each_length():
+    numbers = [7, 12, 45, 999_999, 0]
+    references = [english(number) for number in numbers]
+    predictions = [references[0], "twelve ", *references[2:4], "Zero"]
+
+    scores = exact_match_by_digits(numbers, predictions, references)
+
+    assert scores == [DigitScore(1, 1, 2), DigitScore(2, 1, 2), DigitScore(6, 1, 1)]
+
+
+def test_exact_match_by_digits_refuses_unequal_lengths():
+    with pytest.raises(ValueError, match="got 1, 2 and 3"):
+        exact_match_by_digits([1], ["one", "two"], ["one", "two", "three"])
+
+
+def test_script_prints_files_and_counts(tmp_path):
+    done = run_script(SCRIPT, tmp_path, "--train", 5, "--validation", 4, "--test", 3)
+
+    assert done.returncode == 0
+    assert f"{tmp_path / 'train.de'}\t5 lines\n" in done.stdout
+    assert len(read(tmp_path / "train.de")) == 5
+    assert len(done.stdout.splitlines()) == len(list(tmp_path.iterdir())) == 10
+
+
+def test_script_prints_the_message_alone_when_a_size_is_wrong(tmp_path):
+    done = run_script(SCRIPT, tmp_path, "--validation", 100_001)
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "`validation` must be between 1 and 100000 lines, got 100001. "
+        "Choose a size in this range.\n"
+    )
+
+
+def test_script_help_shows_the_defaults_and_loads_no_package():
+    result = subprocess.run(
+        [sys.executable, "-X", "importtime", SCRIPT, "--help"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "COLUMNS": "200"},
+    )
+
+    assert "argparse" in result.stderr
+    assert "vanilla_transformer" not in result.stderr
+    defaults = inspect.signature(write_corpus).parameters
+    for option in (*SPLITS, "seed"):
+        assert re.search(
+            rf"--{option} .*\(default: {defaults[option].default}\)$", result.stdout, re.M
+        )

@@ -1,0 +1,529 @@
+"""A corpus that is streamed: which batches come of it, and runs that train on them."""
+
+import json
+import re
+from collections import Counter
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from torch.utils.data import DataLoader
+from transformers import AutoTokenizer, DataCollatorForSeq2Seq, Seq2SeqTrainingArguments
+
+from vanilla_transformer.tokenization_vanilla_transformer import (
+    VanillaTransformerTokenizer,
+)
+from vanilla_transformer_tools.settings import TrainSettings
+from vanilla_transformer_tools.text import streaming, training_data
+from vanilla_transformer_tools.text.parallel_text import ParallelText, read_pairs
+from vanilla_transformer_tools.text.streaming import TokenBatchStream, check_streaming
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
+from vanilla_transformer_tools.training.recipe import recipe
+from vanilla_transformer_tools.training.run import train
+
+from ..support import gradients_of_one_update, train_on_stream
+from ..support.launching import launch
+from ..support.training_runs import MOMENT, checkpoints_of, read_json, read_log, weights_of
+
+MAX_LENGTH = 20
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> VanillaTransformerTokenizer:
+    """One token for each character."""
+    return VanillaTransformerTokenizer.train(["0123456789x"], vocab_size=20, kind="char")
+
+
+def number_pairs(size: int) -> list[tuple[str, str]]:
+    """Sources are the number of the pair and filling; both sides are skewed in length."""
+    rng = np.random.default_rng(7)
+    fill = np.minimum(14, rng.gamma(2, 2, (size, 2))).astype(int).tolist()
+    return [(f"{number}{'x' * s}", f"{'x' * t}") for number, (s, t) in enumerate(fill)]
+
+
+@pytest.fixture
+def build(tokenizer):
+    """Makes a stream of 600 pairs; a pass over them fills three buffers."""
+
+    def build_stream(pairs=None, **changes):
+        read = pairs if callable(pairs) else (lambda: iter(pairs or number_pairs(600)))
+        given = {"max_length": MAX_LENGTH, "max_tokens": 300, "buffer_size": 200, "seed": 0}
+        return TokenBatchStream(read, TokenizerPair.joint(tokenizer), **given | changes)
+
+    return build_stream
+
+
+@pytest.fixture
+def numbers_in(tokenizer):
+    """Tells the numbers of the pairs in a batch of a stream."""
+
+    def read(batch):
+        texts = tokenizer.batch_decode([row["input_ids"] for row in batch], True)
+        return [int(text.rstrip("x")) for text in texts]
+
+    return read
+
+
+@pytest.fixture
+def first_numbers(numbers_in):
+    """Tells the numbers of the pairs in the first batches that hold at least so many."""
+
+    def read(stream, pairs):
+        batches, total = [], 0
+        for batch in stream:
+            batches.append(numbers_in(batch))
+            total += len(batch)
+            if total >= pairs:
+                return batches
+
+    return read
+
+
+def cost(*shares):
+    """Tokens of a batch, padding counted."""
+    rows = list(chain(*shares))
+    longest = (max(len(row[name]) for row in rows) for name in ("input_ids", "labels"))
+    return len(rows) * sum(longest)
+
+
+# The batches
+
+
+def test_each_side_is_read_by_its_own_tokenizer(tokenizer):
+    other = VanillaTransformerTokenizer.train(["αβγ"], vocab_size=20, kind="char")
+    pairs = [(str(number), "αβγ"[number % 3]) for number in range(30)]
+    given = {"max_length": MAX_LENGTH, "max_tokens": 300, "buffer_size": 30, "seed": 0}
+
+    stream = TokenBatchStream(lambda: iter(pairs), TokenizerPair(tokenizer, other), **given)
+
+    rows = list(chain(*islice(stream, stream.batches_per_buffer)))
+    sides = ((tokenizer, "input_ids"), (other, "labels"))
+    texts = [side.batch_decode([row[name] for row in rows], True) for side, name in sides]
+    assert sorted(zip(*texts, strict=True)) == sorted(pairs)
+
+
+def test_pass_holds_every_pair_exactly_once(build, first_numbers):
+    batches = first_numbers(build(), 600)
+
+    assert sorted(chain(*batches)) == list(range(600))
+
+
+def test_buffer_goes_on_with_the_next_pass(build, first_numbers):
+    # Seven passes over 30 pairs are one buffer and ten pairs of the next.
+    batches = first_numbers(build(number_pairs(30), max_tokens=60), 200)
+
+    times = Counter(chain(*batches))
+    assert sum(times.values()) == 200
+    assert times == {number: 7 if number < 20 else 6 for number in range(30)}
+
+
+def test_pairs_are_mixed_within_their_buffer_only(build, first_numbers):
+    numbers = list(chain(*first_numbers(build(), 200)))
+
+    assert sorted(numbers) == list(range(200))
+    assert abs(np.corrcoef(numbers, range(200))[0, 1]) < 0.3
+
+
+def test_batches_keep_their_budget_and_use_it(build):
+    costs = [cost(batch) for batch in islice(build(), 60)]
+
+    assert max(costs) <= 300
+    assert np.mean(costs) > 0.85 * 300
+
+
+def test_padding_of_the_first_buffer_is_told(build):
+    stream = build()
+    batches = list(islice(stream, stream.batches_per_buffer))
+
+    assert sum(map(len, batches)) == 200
+    tokens = sum(len(ids) for batch in batches for row in batch for ids in row.values())
+    assert stream.padding == pytest.approx(1 - tokens / sum(map(cost, batches)))
+    assert stream.padding > 0
+
+
+def test_batches_differ_between_passes(build, first_numbers):
+    batches = first_numbers(build(buffer_size=600), 1200)
+
+    half = len(batches) // 2
+    first, second = (set(map(frozenset, part)) for part in (batches[:half], batches[half:]))
+    assert len(first & second) < 0.5 * half
+
+
+def test_batches_are_reproduced_by_the_seed(build, first_numbers):
+    stream = build(seed=3)
+
+    assert first_numbers(stream, 700) == first_numbers(stream, 700)
+    assert first_numbers(stream, 700) == first_numbers(build(seed=3), 700)
+    assert first_numbers(stream, 700) != first_numbers(build(seed=4), 700)
+
+
+@pytest.mark.parametrize("num_processes", [2, 3])
+def test_processes_share_pairs_budget_and_buffer(build, numbers_in, num_processes):
+    for index in range(num_processes):
+        # The buffers together are one pass.
+        stream = build(buffer_size=600, num_processes=num_processes, process_index=index)
+        batches = list(islice(stream, stream.batches_per_buffer))
+
+        numbers = sorted(chain(*map(numbers_in, batches)))
+        assert numbers == list(range(index, 600, num_processes))
+        assert stream.buffer_size == len(numbers)
+        costs = [cost(batch) for batch in batches]
+        assert max(costs) <= 300 // num_processes < 2 * np.mean(costs)
+
+
+def test_process_tokenises_its_share_alone(build, monkeypatch):
+    tokenised = []
+    encode = streaming.PairEncoder.__call__
+
+    def record(encoder, texts):
+        tokenised.extend(texts["source"])
+        return encode(encoder, texts)
+
+    monkeypatch.setattr(streaming.PairEncoder, "__call__", record)
+
+    stream = build(num_processes=2, process_index=1)
+    list(islice(stream, stream.batches_per_buffer))
+
+    numbers = {int(source.rstrip("x")) for source in tokenised}
+    assert numbers >= set(range(1, 200, 2))
+    assert not any(number % 2 == 0 for number in numbers)
+
+
+def test_processes_read_each_line_once_when_they_do_not_divide_them(build, numbers_in, tmp_path):
+    pairs = [(source, f"{target}x") for source, target in number_pairs(601)]
+    files = tuple(str(tmp_path / side) for side in ("source", "target"))
+    for file, side in zip(files, zip(*pairs, strict=True), strict=True):
+        Path(file).write_text("".join(f"{line}\n" for line in side))
+
+    read = []
+    for index in range(8):
+        stream = build(
+            lambda: read_pairs(ParallelText(files)),
+            # The buffers of all processes together hold eight passes.
+            buffer_size=8 * 601,
+            max_tokens=700,
+            num_processes=8,
+            process_index=index,
+        )
+        read.append([numbers_in(batch) for batch in islice(stream, stream.batches_per_buffer)])
+
+    assert Counter(chain(*chain(*read))) == dict.fromkeys(range(601), 8)
+    assert all(map(all, read))
+
+
+def test_only_two_buffers_are_in_memory_and_no_batch_waits_for_a_whole_one(build):
+    taken = []
+
+    def read():
+        for pair in number_pairs(5000):
+            taken.append(pair)
+            yield pair
+
+    stream = build(read)
+    taken.clear()
+    used, ahead, marks = 0, [], []
+    for batch in islice(stream, 60):
+        ahead.append(len(taken) - used)
+        marks.append(len(taken))
+        used += len(batch)
+
+    assert max(ahead) <= 400
+    assert np.diff(marks).max() < 3 * np.diff(marks).mean()
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # on a single core
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork")
+def test_workers_yield_the_batches_of_the_main_process(build, tokenizer):
+    def inputs_of(num_workers):
+        collate = DataCollatorForSeq2Seq(tokenizer)
+        loader = DataLoader(build(), batch_size=None, collate_fn=collate, num_workers=num_workers)
+        return [batch["input_ids"].tolist() for batch in islice(loader, 45)]
+
+    assert inputs_of(2) == inputs_of(0)
+
+
+def test_long_sides_are_truncated_and_counted_in_the_first_buffer(build, tokenizer):
+    pairs = [("x" * (3 + n), "x" * (30 - n)) for n in range(20)]
+
+    stream = build(pairs, buffer_size=20, max_length=17)
+
+    # A side is over 16 letters and `</s>` up to pair 13 in the target, from 14 on in the source.
+    assert stream.truncated_pairs == sum(max(len(s), len(t)) > 16 for s, t in pairs)
+    rows = list(chain(*islice(stream, stream.batches_per_buffer)))
+    assert max(len(ids) for row in rows for ids in row.values()) == 17
+    assert all(ids[-1] == tokenizer.eos_token_id for row in rows for ids in row.values())
+
+
+def test_truncated_pairs_of_all_parts_are_counted(build, monkeypatch):
+    monkeypatch.setattr(streaming, "_PAIRS_AT_A_TIME", 7)
+
+    stream = build([("x" * 30, "x")] * 3 + [("x", "x")] * 17, buffer_size=20)
+
+    assert stream.truncated_pairs == 3
+
+
+def test_ids_of_a_large_vocabulary_are_kept(build, monkeypatch):
+    ids = ([[70_000, 2]], [[90_000, 2]])
+    columns = {
+        **dict(zip(("input_ids", "labels"), map(pa.array, ids), strict=True)),
+        "is_truncated": pa.array([False]),
+    }
+    monkeypatch.setattr(streaming.PairEncoder, "__call__", lambda *_: columns)
+
+    (batch,) = islice(build([("x", "x")], buffer_size=1), 1)
+
+    assert batch == [{"input_ids": [70_000, 2], "labels": [90_000, 2]}]
+
+
+# What a stream refuses
+
+
+@pytest.mark.parametrize(("num_processes", "enough"), [(1, 40), (2, 80), (3, 120)])
+def test_budget_that_unlucky_buffers_would_not_fit_is_refused(build, num_processes, enough):
+    # The worst: a buffer of nothing but longest pairs.
+    pairs = [("x" * 19, "x" * 19)] * 50
+    options = {"num_processes": num_processes, "buffer_size": 50}
+
+    with pytest.raises(ValueError, match=rf"at least {enough}, .*, got {enough - 1}"):
+        build(pairs, max_tokens=enough - 1, **options)
+    assert len(list(islice(build(pairs, max_tokens=enough, **options), 99))) == 99
+
+
+def test_buffer_smaller_than_the_processes_is_refused(build):
+    with pytest.raises(ValueError, match="each of 2 processes, got a size of 1"):
+        build(buffer_size=1, num_processes=2)
+    with pytest.raises(ValueError, match="each of 1 processes, got a size of 0"):
+        build(buffer_size=0)
+
+
+def build_settings(**changes: Any) -> TrainSettings:
+    return TrainSettings(streaming=True, **changes)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"bpe_dropout": 0.1}, "--bpe_dropout .* got 0.1 with --streaming"),
+        ({"filter_duplicates": True}, "--filter_duplicates .* --streaming stores none"),
+    ],
+)
+def test_setting_that_a_stream_cannot_follow_is_refused(setting, message):
+    arguments = Seq2SeqTrainingArguments(max_steps=5, use_cpu=True)
+    check_streaming(build_settings(), arguments)
+
+    with pytest.raises(ValueError, match=message):
+        check_streaming(build_settings(**setting), arguments)
+
+
+def test_run_on_a_stream_is_refused_when_nobody_tells_its_length(corpus, tmp_path):
+    with pytest.raises(ValueError, match=r"--streaming needs --max_steps, .* got -1"):
+        run(corpus, tmp_path / "run", max_steps=-1)
+
+    assert not (tmp_path / "run").exists()
+
+
+# Where the pairs come from
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch) -> Path:
+    """Folder in which `datasets` would store its copies."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def dataset_folder(tmp_path) -> Path:
+    """A dataset of ten pairs in two files; both sides of the last one are the same."""
+    folder = tmp_path / "dataset"
+    folder.mkdir()
+    records = [{"translation": {"de": f"d{n}", "en": f"e{n}"}} for n in range(9)]
+    records.append({"translation": {"de": "same", "en": "same"}})
+    for part in range(2):
+        lines = [json.dumps(record) for record in records[5 * part : 5 * part + 5]]
+        (folder / f"train-{part}.jsonl").write_text("\n".join(lines))
+    return folder
+
+
+def test_pairs_of_a_dataset_are_read_without_a_copy(dataset_folder, cache):
+    columns = ("translation.de", "translation.en")
+    text = ParallelText((str(dataset_folder),), *columns, streaming=True)
+
+    assert list(read_pairs(text)) == [*((f"d{n}", f"e{n}") for n in range(9)), ("same", "same")]
+    assert not list(cache.rglob("*.arrow"))
+
+
+def test_pairs_of_files_are_read_while_they_are_asked_for(tmp_path):
+    (tmp_path / "longer").write_text("a\nb\nc\n")
+    (tmp_path / "shorter").write_text("A\nB\n")
+    text = ParallelText((str(tmp_path / "longer"), str(tmp_path / "shorter")))
+
+    pairs = read_pairs(text)
+
+    assert list(islice(pairs, 2)) == [("a", "A"), ("b", "B")]
+    with pytest.raises(ValueError, match=r"same number of lines, got 3 in .* and 2 in"):
+        next(pairs)
+
+
+def test_empty_stream_is_refused(tmp_path):
+    (tmp_path / "empty.tsv").touch()
+
+    with pytest.raises(ValueError, match=r"empty.tsv' is empty"):
+        list(read_pairs(ParallelText((str(tmp_path / "empty.tsv"),))))
+
+
+# Training
+
+
+def run(corpus: Path, folder: Path, *, validated: bool = False, **changes: Any) -> Path:
+    """Trains a minute model on a stream; `changes` are settings and arguments."""
+
+    def pair(split: str) -> list[str]:
+        return [str(corpus / f"{split}.{language}") for language in ("de", "en")]
+
+    given: dict[str, Any] = {
+        "train": pair("train"),
+        "validation": pair("validation") if validated else [],
+        "config": ["d_model=16", "encoder_layers=1", "decoder_layers=1"],
+        "vocab_size": 320,
+        "shuffle_buffer": 100,
+        "max_length": 60,
+        "max_tokens_per_batch": 500,
+    }
+    fields = TrainSettings.__dataclass_fields__
+    settings = build_settings(
+        **given | {name: value for name, value in changes.items() if name in fields}
+    )
+    arguments = {
+        "output_dir": str(folder),
+        "max_steps": 6,
+        "logging_steps": 2,
+        "use_cpu": True,
+        "bf16": False,
+        "disable_tqdm": True,
+    }
+    arguments |= {name: value for name, value in changes.items() if name not in fields}
+    return train(settings, Seq2SeqTrainingArguments(**recipe(settings) | arguments))
+
+
+@pytest.mark.parametrize(("updates", "reports"), [(5, [2, 4, 5]), (4, [2, 4])])
+def test_run_saves_and_scores_a_stream_by_updates(corpus, tmp_path, capsys, updates, reports):
+    run(corpus, tmp_path, validated=True, max_steps=updates, save_steps=2, eval_steps=2)
+
+    assert [one["step"] for one in read_log(tmp_path) if "eval_bleu" in one] == reports
+    assert checkpoints_of(tmp_path) == reports
+    record = read_json(tmp_path / "run.json")
+    assert (record["updates"], record["pairs"], record["epochs"]) == (updates, None, None)
+    assert f"A stream of pairs, {updates} updates" in (tmp_path / "README.md").read_text()
+    plan = capsys.readouterr().out
+    assert "100 a buffer, 0 of them cut" in plan
+    assert re.search(rf"buffers end {MOMENT}\n", plan)
+
+
+def test_resumed_run_ends_with_the_weights_of_one_in_one_go(corpus, tmp_path):
+    # The second part begins amid a buffer and ends in the second pass.
+    options = {"gradient_accumulation_steps": 2, "lr_scheduler_type": "constant"}
+    whole = run(corpus, tmp_path / "whole", max_steps=13, **options)
+
+    resumed = run(corpus, tmp_path / "resumed", max_steps=8, **options)
+    run(corpus, resumed, max_steps=13, resume=True, **options)
+
+    torch.testing.assert_close(weights_of(resumed), weights_of(whole), rtol=0, atol=0)
+
+
+def test_run_filters_its_dataset_learns_words_of_the_beginning_and_stores_no_copy(
+    corpus, dataset_folder, tmp_path, cache, monkeypatch
+):
+    passes = []
+
+    class Recorder(TokenBatchStream):
+        def __init__(self, read, *arguments, **options):
+            passes.append(list(read()))
+            super().__init__(read, *arguments, **options)
+
+    monkeypatch.setattr(training_data, "TokenBatchStream", Recorder)
+
+    run(
+        corpus,
+        tmp_path / "run",
+        train=[str(dataset_folder)],
+        source_column="translation.de",
+        target_column="translation.en",
+        filter_identical=True,
+        tokenizer_kind="word",
+        tokenizer_pairs=5,
+        max_steps=1,
+    )
+
+    assert passes == [[(f"d{n}", f"e{n}") for n in range(9)]]
+    vocabulary = AutoTokenizer.from_pretrained(tmp_path / "run").get_vocab()
+    assert {"d0", "e0", "d4", "e4"} <= vocabulary.keys()
+    assert not {"d5", "e5", "d8", "e8"} & vocabulary.keys()
+    assert not list(cache.rglob("*.arrow"))
+
+
+@pytest.mark.slow
+def test_two_processes_train_on_their_shares_of_a_stream(tmp_path, monkeypatch):
+    gradients_of_one_update.write_corpus(tmp_path)
+    alone, together = tmp_path / "alone", tmp_path / "together"
+
+    class Joined(TokenBatchStream):
+        """One process with the batches of two."""
+
+        def __init__(self, *arguments, num_processes, process_index, **options):
+            assert (num_processes, process_index) == (1, 0)
+            super().__init__(*arguments, **options)
+            self.shares = [
+                TokenBatchStream(*arguments, num_processes=2, process_index=index, **options)
+                for index in range(2)
+            ]
+
+        def __iter__(self):
+            return ([*one, *other] for one, other in zip(*self.shares, strict=True))
+
+    monkeypatch.setattr(training_data, "TokenBatchStream", Joined)
+    train_on_stream.train_on_stream(tmp_path, alone)
+
+    launch(train_on_stream.__file__, tmp_path, together)
+
+    torch.testing.assert_close(weights_of(together), weights_of(alone))
+    # The tokens of both processes are counted.
+    tokens = [read_log(folder)[-1]["num_input_tokens_seen"] for folder in (alone, together)]
+    assert tokens[0] == tokens[1] > 0
+
+
+def test_pairs_of_several_directions_are_streamed_with_their_tags(tmp_path):
+    corpus = tmp_path / "pairs.tsv"
+    rows = [(f"a b{n}", f"b a{n}", ("de", "en")[n % 3 == 0]) for n in range(60)]
+    corpus.write_text("".join("\t".join(row) + "\n" for row in rows))
+
+    folder = run(
+        tmp_path,
+        tmp_path / "run",
+        train=[str(corpus)],
+        tag_column="tag",
+        filter_identical=True,
+        max_steps=1,
+    )
+
+    assert read_json(folder / "run.json")["target_languages"] == ["de", "en"]
+
+
+def test_tag_comes_before_the_source_of_its_pair():
+    tokenizer = VanillaTransformerTokenizer.train(
+        ["abc"], vocab_size=20, kind="char", target_languages=["de", "en"]
+    )
+    rows = [("a" * n, "b" * n, ("de", "en")[n % 3 == 0]) for n in range(1, 9)]
+    given = {"max_length": MAX_LENGTH, "max_tokens": 300, "buffer_size": 8, "seed": 0}
+
+    stream = TokenBatchStream(lambda: iter(rows), TokenizerPair.joint(tokenizer), **given)
+
+    read = [row for batch in islice(stream, stream.batches_per_buffer) for row in batch]
+    texts = [tokenizer.batch_decode([row[name] for row in read]) for name in read[0]]
+    expected = [(f"<2{tag}>{source}</s>", f"{target}</s>") for source, target, tag in rows]
+    assert sorted(zip(*texts, strict=True)) == sorted(expected)
