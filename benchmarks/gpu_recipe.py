@@ -18,7 +18,10 @@ from memory import measure_alone
 from neighbours import COMMON, best_device, build
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.settings import PRESETS
-from vanilla_transformer_tools.text.number_words import write_corpus
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
+
+from number_words import write_corpus
 
 NOTE = (
     "German number words to English ones. `train` has its own recipe and batches; the two of "

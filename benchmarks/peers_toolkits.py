@@ -72,8 +72,8 @@ _VANILLA: dict[str, Any] = {
     "train": "-m vanilla_transformer_tools.commands train $config",
     "report": r"^step +[\d,]+/.*loss",
     "checkpoint": "checkpoint-$update",
-    "translate": "-m vanilla_transformer_tools.commands translate --model $checkpoint --num_beams 1 "
-    "--input $source --output $output",
+    "translate": "-m vanilla_transformer_tools.commands translate --model $checkpoint "
+    "--num_beams 1 --input $source --output $output",
     "environment": False,
     "batches_by_tokens": True,
 }

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
+from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlencode
 
@@ -23,8 +24,11 @@ import psutil
 from transformers.utils.logging import disable_progress_bar
 
 from vanilla_transformer_tools.files import read_lines
-from vanilla_transformer_tools.text.number_words import german
 from vanilla_transformer_tools.translation import Translator
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
+
+from number_words import german
 
 JSON, FORM = "application/json", "application/x-www-form-urlencoded"
 STORM_CLIENTS = 64

@@ -44,7 +44,7 @@ def main() -> int:
     """Writes the corpus and prints the number of lines of each file; returns the exit status."""
     arguments = build_parser().parse_args()
     # Imported late: the package loads torch, and `--help` should answer at once.
-    from vanilla_transformer_tools.text.number_words import write_corpus
+    from number_words import write_corpus
 
     try:
         paths = write_corpus(

@@ -18,8 +18,8 @@ def main() -> int:
     )
     arguments = parser.parse_args()
 
+    from number_words import exact_match_by_digits
     from vanilla_transformer_tools.files import read_lines
-    from vanilla_transformer_tools.text.number_words import exact_match_by_digits
 
     try:
         scores = exact_match_by_digits(

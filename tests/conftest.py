@@ -17,12 +17,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from number_words import write_corpus
 from vanilla_transformer import (
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerTokenizer,
 )
-from vanilla_transformer_tools.text.number_words import write_corpus
 from vanilla_transformer_tools.translation import Translation, Translator
 
 

@@ -16,6 +16,8 @@ they are part of the spelling of Persian or Hindi words and of emoji.
 
 from __future__ import annotations
 
+import gzip
+import inspect
 import json
 import logging
 import os
@@ -41,18 +43,7 @@ from tokenizers import (
 )
 from transformers import PreTrainedTokenizerBase
 
-from vanilla_transformer import composing_vanilla_transformer
-from vanilla_transformer.composing_vanilla_transformer import (
-    DECOMPOSED_FORMS,
-    ComposingTokenizer,
-)
-from vanilla_transformer.words_vanilla_transformer import (
-    count_characters,
-    learn_from_parts,
-    unused_character,
-)
-from vanilla_transformer_tools.files import naming_full_disk, read_lines
-from vanilla_transformer_tools.text.added_tokens import (
+from .added_tokens_vanilla_transformer import (
     check_added,
     found_everywhere,
     is_of_words,
@@ -60,6 +51,8 @@ from vanilla_transformer_tools.text.added_tokens import (
     with_symbols,
     without_symbols,
 )
+from .composing_vanilla_transformer import DECOMPOSED_FORMS, ComposingTokenizer
+from .words_vanilla_transformer import count_characters, learn_from_parts, unused_character
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +128,7 @@ class VanillaTransformerTokenizer(ComposingTokenizer):
 
         Args:
             texts: Lines to learn from; either this or `files`.
-            files: Plain or gzipped text files, read by `read_lines`.
+            files: UTF-8 text files, plain or gzipped (`.gz`); lines end at line feeds only.
             vocab_size: Upper limit of the number of tokens, everything counted: the 4 special
                 tokens, those of `target_languages`, for `bpe` and `unigram` the 256 byte tokens,
                 and what is learned.
@@ -177,7 +170,7 @@ class VanillaTransformerTokenizer(ComposingTokenizer):
         symbols = list(dict.fromkeys(symbols))
         _check_vocab_size(kind, vocab_size, len(tags) + len(symbols))
         vocab_size -= len(tags) + len(symbols)
-        lines = chain.from_iterable(map(read_lines, files or ())) if texts is None else iter(texts)
+        lines = chain.from_iterable(map(_read_lines, files or ())) if texts is None else iter(texts)
         normalizer = None if unicode_form is None else _unicode_normalizer(unicode_form)
         changed: Counter[str] = Counter()
         if unicode_form in DECOMPOSED_FORMS:
@@ -335,11 +328,7 @@ class VanillaTransformerTokenizer(ComposingTokenizer):
     def save_pretrained(
         self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any
     ) -> tuple[str, ...]:
-        """Saves the tokenizer as trained, without dropout, truncation or padding of the last call.
-
-        Raises:
-            OSError: If the disk is full.
-        """
+        """Saves the tokenizer without the dropout, truncation and padding of the last call."""
         backend = self.backend_tokenizer
         backend.no_truncation()
         backend.no_padding()
@@ -348,18 +337,23 @@ class VanillaTransformerTokenizer(ComposingTokenizer):
         if dropout is not None:
             backend.model.dropout = None
         try:
-            with naming_full_disk(Path(save_directory), "the tokenizer"):
-                code: tuple[str, ...] = ()
-                if "unicode_form" in self.init_kwargs:
-                    # Before the files of super, which uploads the folder at its end.
-                    Path(save_directory).mkdir(parents=True, exist_ok=True)
-                    module = Path(composing_vanilla_transformer.__file__)
-                    code = (str(shutil.copy(module, save_directory)),)
-                files: tuple[str, ...] = super().save_pretrained(save_directory, *args, **kwargs)
-                return files + code
+            code: tuple[str, ...] = ()
+            if "unicode_form" in self.init_kwargs:
+                # Before the files of super, which uploads the folder at its end.
+                Path(save_directory).mkdir(parents=True, exist_ok=True)
+                code = (str(shutil.copy(inspect.getfile(ComposingTokenizer), save_directory)),)
+            files: tuple[str, ...] = super().save_pretrained(save_directory, *args, **kwargs)
+            return files + code
         finally:
             if dropout is not None:
                 backend.model.dropout = dropout
+
+
+def _read_lines(path: str | os.PathLike[str]) -> Iterator[str]:
+    opened = gzip.open if os.fspath(path).endswith(".gz") else open
+    with opened(path, "rt", encoding="utf-8-sig", newline="\n") as lines:
+        for line in lines:
+            yield line.removesuffix("\n")
 
 
 def _unicode_normalizer(form: UnicodeForm) -> normalizers.Normalizer:
@@ -403,7 +397,7 @@ def _settings_of_form(form: UnicodeForm | None) -> dict[str, Any]:
     """Settings of a saved tokenizer; they name the code that composes what was decomposed."""
     if form not in DECOMPOSED_FORMS:
         return {}
-    module = composing_vanilla_transformer.__name__.rpartition(".")[2]
+    module = ComposingTokenizer.__module__.rpartition(".")[2]
     code = f"{module}.{ComposingTokenizer.__name__}"
     return {"unicode_form": form, "auto_map": {"AutoTokenizer": [None, code]}}
 

@@ -54,7 +54,7 @@ PRESETS = {
 }
 
 
-# Titles of `vanilla_transformer_tools.evaluation.metrics.METRICS`, whose import would delay `--help`.
+# Titles of `evaluation.metrics.METRICS`, whose import would delay `--help`.
 METRIC_TITLES = {
     "bleu": "BLEU",
     "chrf": "chrF",

@@ -26,8 +26,8 @@ def test_modules_import_one_another_in_no_circle():
     assert circle(MODULES) == []
 
 
-def test_modeling_imports_nothing_of_ours():
-    assert ROOMS["vanilla_transformer.modeling"] == set()
+def test_plugin_imports_nothing_of_ours():
+    assert ROOMS["vanilla_transformer"] == set()
 
 
 def test_settings_import_nothing_of_ours_nor_torch():
@@ -35,7 +35,7 @@ def test_settings_import_nothing_of_ours_nor_torch():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     loaded = {name for name in done.stdout.split() if name.startswith("vanilla_transformer")}
-    assert loaded == {"vanilla_transformer_tools.commands", "vanilla_transformer_tools.settings"}
+    assert loaded == {"vanilla_transformer_tools", "vanilla_transformer_tools.settings"}
     assert not {"torch", "transformers"} & set(done.stdout.split())
 
 
@@ -52,7 +52,7 @@ def test_settings_import_nothing_of_ours_nor_torch():
     ],
 )
 def test_arrow_up_is_found_however_it_is_written(tmp_path, line):
-    write(tmp_path, "data/filters.py", line)
+    write(tmp_path, "text/filters.py", line)
     write(tmp_path, "training/run.py", "import torch")
 
     rooms = room_graph(module_graph(tmp_path))
@@ -63,8 +63,8 @@ def test_arrow_up_is_found_however_it_is_written(tmp_path, line):
 
 
 def test_circle_is_found(tmp_path):
-    write(tmp_path, "data/filters.py", "from .batches import cut")
-    write(tmp_path, "data/batches.py", "from .filters import drop")
+    write(tmp_path, "text/filters.py", "from .batches import cut")
+    write(tmp_path, "text/batches.py", "from .filters import drop")
 
     assert "vanilla_transformer_tools.text.filters" in circle(module_graph(tmp_path))
     assert circle(room_graph(module_graph(tmp_path))) == []
@@ -72,25 +72,25 @@ def test_circle_is_found(tmp_path):
 
 def test_floor_is_one_above_the_highest_import(tmp_path):
     write(tmp_path, "files.py", "")
-    write(tmp_path, "data/filters.py", "from ..files import read")
-    write(tmp_path, "training/run.py", "from ..files import read\nfrom ..data.filters import drop")
+    write(tmp_path, "text/filters.py", "from ..files import read")
+    write(tmp_path, "training/run.py", "from ..files import read\nfrom ..text.filters import drop")
 
     stacked = floors(room_graph(module_graph(tmp_path)))
 
     assert [[room.rpartition(".")[2] for room in named] for named in stacked] == [
         ["files"],
-        ["data"],
+        ["text"],
         ["training"],
     ]
 
 
 def write(source: Path, name: str, text: str) -> None:
-    file = source / "vanilla_transformer" / name
+    file = source / "vanilla_transformer_tools" / name
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text, encoding="utf-8")
 
 
 def test_rooms_of_one_floor_do_not_import_each_other():
-    data, translation = "vanilla_transformer_tools.text", "vanilla_transformer_tools.translation"
+    text, translation = "vanilla_transformer_tools.text", "vanilla_transformer_tools.translation"
 
-    assert wrong_arrows({data: {translation}}) == [f"{data} imports {translation}"]
+    assert wrong_arrows({text: {translation}}) == [f"{text} imports {translation}"]

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer, GenerationConfig
 
+from number_words import write_corpus
 from vanilla_transformer_tools.commands import main
 from vanilla_transformer_tools.commands.__main__ import COMMANDS
 from vanilla_transformer_tools.files import read_lines
-from vanilla_transformer_tools.text.number_words import write_corpus
 
 from ..conftest import save_small_model
 from ..support.training_runs import training_options

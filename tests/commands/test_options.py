@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 
+from number_words import write_corpus
 from vanilla_transformer_tools.commands import main
 from vanilla_transformer_tools.commands.evaluate import _like
 from vanilla_transformer_tools.evaluation import bleu_tokenizers, metrics, significance, test_sets
@@ -30,7 +31,6 @@ from vanilla_transformer_tools.settings import (
 from vanilla_transformer_tools.sharing import model_card
 from vanilla_transformer_tools.sharing import push as pushing
 from vanilla_transformer_tools.text import parallel_text, training_data
-from vanilla_transformer_tools.text.number_words import write_corpus
 from vanilla_transformer_tools.training import facts
 from vanilla_transformer_tools.training import run as training
 from vanilla_transformer_tools.translation import Search, Translation, Translator

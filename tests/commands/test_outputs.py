@@ -283,7 +283,10 @@ def test_full_standard_output_is_told_in_one_line(run, stdout_to, model, here, c
 
 
 def test_full_standard_output_is_not_told_again_at_exit():
-    code = "from vanilla_transformer_tools.commands.command import run\nrun(lambda argv: print('line'), [])\n"
+    code = (
+        "from vanilla_transformer_tools.commands.command import run\n"
+        "run(lambda argv: print('line'), [])\n"
+    )
 
     with open("/dev/full", "wb") as full:
         done = subprocess.run(

@@ -48,7 +48,8 @@ def test_cells_of_the_notebook_run(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_notebook_trains_a_model_in_a_kernel(tmp_path):
+def test_notebook_trains_a_model_in_a_kernel(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "scripts"))
     notebook = run_notebook(with_parameters(NOTEBOOK, UPDATES=400), tmp_path, seconds=300)
 
     exact, lines = exact_lines(notebook)

@@ -15,8 +15,6 @@ from vanilla_transformer.tokenization_vanilla_transformer import (
     VanillaTransformerTokenizer,
 )
 
-from ..support.full_disk import small_files
-
 KINDS = get_args(TokenizerKind)
 SUBJECTS = ["Ein Hund", "Der alte Mann", "Zwei Kinder", "A dog", "The old man", "Two children"]
 VERBS = ["rennt", "schläft", "spielen", "runs", "doesn't sleep", "are playing"]
@@ -415,14 +413,6 @@ def test_saved_tokenizer_is_the_same_when_loaded(tokenizers, kind, tmp_path):
     assert pipeline(loaded) == pipeline(tokenizers[kind])
     assert loaded(AWKWARD).input_ids == tokenizers[kind](AWKWARD).input_ids
     assert loaded.special_tokens_map == tokenizers[kind].special_tokens_map
-
-
-def test_saving_tells_a_full_disk(tokenizers, tmp_path):
-    with (
-        small_files(1_000),
-        pytest.raises(OSError, match=f"no room for the tokenizer in '{tmp_path}'"),
-    ):
-        tokenizers["bpe"].save_pretrained(tmp_path)
 
 
 def test_saved_tokenizer_carries_no_dropout_nor_settings_of_the_last_call(tmp_path):

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from vanilla_transformer_tools.text.number_words import write_corpus
+from number_words import write_corpus
 
 from ..support.documents import ROOT
 from ..support.scripts import run_script

@@ -31,7 +31,7 @@ from transformers import (
 )
 from transformers.models.m2m_100.tokenization_m2m_100 import FAIRSEQ_LANGUAGE_CODES
 
-from vanilla_transformer_tools.text.number_words import english, german
+from number_words import english, german
 
 GERMAN = [german(number) for number in range(0, 3000, 7)]
 ENGLISH = [english(number) for number in range(0, 3000, 7)]

@@ -1,8 +1,6 @@
 """The `vanilla-transformer` command: parse, call one function, print.
 
-It is a package of its own because importing `vanilla_transformer` takes seconds, and `--help` or a
-mistyped option must be answered at once. `vanilla_transformer` itself imports `settings` from here,
-so this file imports nothing.
+Importing it loads no torch, so `--help` and a mistyped option are answered at once.
 """
 
 

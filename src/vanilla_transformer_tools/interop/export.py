@@ -196,7 +196,7 @@ def export_to_onnx(
     force: bool = False,
     trust_remote_code: bool = False,
 ) -> Agreement:
-    """Writes a folder of ONNX graphs, for `vanilla_transformer_tools.interop.onnx.OnnxModel` and others.
+    """Writes a folder of ONNX graphs, for `interop.onnx.OnnxModel` and others.
 
     It holds the graphs with their weights, the tokenizer's files, with those of the target in
     target_tokenizer/ if it has one of its own, generation_config.json and the record of the

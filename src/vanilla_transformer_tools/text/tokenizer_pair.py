@@ -22,6 +22,7 @@ from transformers.utils import CONFIG_NAME
 from vanilla_transformer.tokenization_vanilla_transformer import (
     VanillaTransformerTokenizer,
 )
+from vanilla_transformer_tools.files import naming_full_disk
 from vanilla_transformer_tools.saved_folder import (
     TARGET_FILES,
     TARGET_FOLDER,
@@ -222,14 +223,20 @@ class TokenizerPair:
         return type(self)(chosen.tokenizer, target, *tokens)
 
     def save_pretrained(self, folder: Path) -> None:
-        """Writes what `from_pretrained` reads."""
-        self.source.save_pretrained(folder)
+        """Writes what `from_pretrained` reads.
+
+        Raises:
+            OSError: If the disk is full.
+        """
+        with naming_full_disk(folder, "the tokenizer"):
+            self.source.save_pretrained(folder)
         self.save_target(folder)
 
     def save_target(self, folder: Path) -> None:
         """Writes the target's tokenizer, if it has one of its own, into the folder of a model."""
         if not self.is_joint:
-            self.target.save_pretrained(folder / TARGET_FOLDER)
+            with naming_full_disk(folder, "the tokenizer"):
+                self.target.save_pretrained(folder / TARGET_FOLDER)
 
 
 def has_target_vocabulary(config: dict[str, Any]) -> bool:

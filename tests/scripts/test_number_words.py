@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vanilla_transformer_tools.text.number_words import (
+from number_words import (
     LARGEST_NUMBER,
     DigitScore,
     english,
