@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """How many floors of imports a source tree has, and which rooms are on each.
 
-A room is a folder of the package `vanilla_transformer`, a file beside these folders, or the command
-line; its settings are a room of their own. A room's floor is one above the highest that it imports.
+The plugin is one room. In the tools, each folder and each file beside these folders is a room. A
+room's floor is one above the highest that it imports.
 
 Example:
   python checks/floors.py
@@ -16,26 +16,18 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[1] / "src"
-CORE, COMMAND, SETTINGS = (
-    "vanilla_transformer",
-    "vanilla_transformer_tools.commands",
-    "vanilla_transformer_tools.settings",
-)
+PLUGIN, TOOLS = "vanilla_transformer", "vanilla_transformer_tools"
 # From the ground up. A room imports only from floors below its own.
 PLAN = (
-    (
-        SETTINGS,
-        f"{CORE}.files",
-        f"{CORE}.modeling",
-        f"{CORE}.progress",
-        f"{CORE}.threads",
-    ),
-    (f"{CORE}.figures", f"{CORE}.model_folder"),
-    (f"{CORE}.tokenization",),
-    (CORE, f"{CORE}.data", f"{CORE}.translation", f"{CORE}.evaluation", f"{CORE}.sharing"),
-    (f"{CORE}.training", f"{CORE}.inspection", f"{CORE}.interop", f"{CORE}.service"),
-    (f"{CORE}.page",),
-    (COMMAND,),
+    (PLUGIN,),
+    (TOOLS, f"{TOOLS}.compression", f"{TOOLS}.progress", f"{TOOLS}.settings"),
+    (f"{TOOLS}.files", f"{TOOLS}.threads"),
+    (f"{TOOLS}.figures", f"{TOOLS}.saved_folder"),
+    (f"{TOOLS}.text",),
+    (f"{TOOLS}.translation", f"{TOOLS}.evaluation", f"{TOOLS}.sharing"),
+    (f"{TOOLS}.training", f"{TOOLS}.inspection", f"{TOOLS}.interop", f"{TOOLS}.service"),
+    (f"{TOOLS}.page",),
+    (f"{TOOLS}.commands",),
 )
 
 # What each module, or each room, imports.
@@ -46,7 +38,7 @@ def module_graph(source: Path) -> Graph:
     """Our modules and those of ours that each imports, in functions and for type checkers too."""
     files = {
         ".".join(file.relative_to(source).with_suffix("").parts).removesuffix(".__init__"): file
-        for package in (CORE, COMMAND)
+        for package in (PLUGIN, TOOLS)
         for file in source.glob(f"{package}/**/*.py")
     }
     return {
@@ -81,9 +73,7 @@ def imported(module: str, file: Path, ours: Iterable[str]) -> Iterable[str]:
 def room_of(module: str) -> str:
     """The room that a module is in."""
     package, *inner = module.split(".")
-    if package == COMMAND:
-        return SETTINGS if module == SETTINGS else COMMAND
-    return ".".join([package, *inner[:1]])
+    return package if package == PLUGIN else ".".join([package, *inner[:1]])
 
 
 def room_graph(modules: Graph) -> Graph:
@@ -146,7 +136,7 @@ def main() -> None:
         print(f"{source}: {len(rooms)} rooms on {len(stacked)} floors\n\n| floor | rooms |")
         print("| --- | --- |")
         for height, named in reversed(list(enumerate(stacked))):
-            print(f"| {height} | {', '.join(room.removeprefix(CORE + '.') for room in named)} |")
+            print(f"| {height} | {', '.join(room.removeprefix(TOOLS + '.') for room in named)} |")
 
 
 if __name__ == "__main__":

@@ -234,10 +234,12 @@ class ProjectedLoss(torch.autograd.Function):
 
 def _differentiable_gradients(ctx: Any, grad_output: Tensor) -> list[Tensor | None]:
     """What `ProjectedLoss.backward` returns for its first arguments, as a graph of operations."""
-    *arguments, labels = ctx.saved_tensors
+    hidden, weight, bias, labels = ctx.saved_tensors
     terms, narrow, needed, _ = ctx.settings
-    factors = (None if one is None else one.to(narrow) for one in arguments)
-    total = loss_sum(F.linear(*factors), labels, terms)
+    narrow_bias = None if bias is None else bias.to(narrow)
+    logits = F.linear(hidden.to(narrow), weight.to(narrow), narrow_bias)
+    total = loss_sum(logits, labels, terms)
+    arguments = (hidden, weight, bias)
     wanted = [one for one, is_needed in zip(arguments, needed, strict=True) if is_needed]
     found = iter(torch.autograd.grad(total, wanted, grad_output, create_graph=True))
     return [next(found) if is_needed else None for is_needed in needed]
