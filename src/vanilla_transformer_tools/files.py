@@ -26,6 +26,7 @@ from typing import Any, BinaryIO
 
 import xxhash
 import yaml
+
 from vanilla_transformer_tools.compression import DAMAGE, HEAD, Compression, compression_of
 
 if sys.platform != "win32":

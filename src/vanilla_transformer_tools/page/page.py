@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from vanilla_transformer_tools.compression import without_suffix
-
 from vanilla_transformer_tools.files import read_lines, write_lines
 from vanilla_transformer_tools.page import fragments
 from vanilla_transformer_tools.page.examples import find_examples, read_examples

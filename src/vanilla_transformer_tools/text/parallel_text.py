@@ -22,8 +22,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets import Dataset, DatasetDict, IterableDataset, load_dataset, load_from_disk
 from datasets.exceptions import DatasetsError
-from vanilla_transformer_tools.compression import compression_of, without_suffix
 
+from vanilla_transformer_tools.compression import compression_of, without_suffix
 from vanilla_transformer_tools.files import (
     BYTE_ORDER_MARK,
     check_regular,
