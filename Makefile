@@ -44,9 +44,11 @@ test-slow: $(READY)
 test-storm: $(READY)
 	STORM_ROUNDS=100 $(RUN)python -m pytest -m slow -n 2 tests/storm
 
-# The same with the oldest Transformers that is allowed, then folders that the two exchange.
+# With the oldest Transformers that is allowed: the quick tests, the slow ones of the plugin, then
+# folders that the two releases exchange.
 test-oldest: $(READY)
-	$(MAKE) test test-slow VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt
+	$(MAKE) test VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt
+	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest -m slow -n 2 tests/plugin
 	OMP_NUM_THREADS=1 OTHER_PYTHON=.venv-oldest/bin/python \
 		$(RUN)python -m pytest -m slow tests/plugin/test_releases.py
 
