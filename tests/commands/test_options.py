@@ -406,6 +406,7 @@ class EchoTranslator:
 
     search = "greedy"
     engine = SimpleNamespace(name="")
+    replace_unknown = False
 
     def translate(self, lines: list[str]) -> Iterator[Translation]:
         return map(Translation, lines)

@@ -54,7 +54,7 @@ import sys
 
 way, folder, *texts = sys.argv[1:]
 if way == "absent":
-    sys.modules["vanilla_transformer"] = sys.modules["vanilla_transformer_tools.commands"] = None
+    sys.modules["vanilla_transformer"] = sys.modules["vanilla_transformer_tools"] = None
 else:
     import vanilla_transformer
 

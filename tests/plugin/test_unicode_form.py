@@ -32,7 +32,7 @@ FORMS = get_args(UnicodeForm)
 # Without the package; only the folder is known.
 CLIENT = """
 import json, sys
-sys.modules["vanilla_transformer"] = sys.modules["vanilla_transformer_tools.commands"] = None
+sys.modules["vanilla_transformer"] = sys.modules["vanilla_transformer_tools"] = None
 from transformers import AutoTokenizer
 
 folder, again, *texts = sys.argv[1:]

@@ -63,7 +63,7 @@ CLIENT = """
 import json
 import sys
 
-sys.modules["vanilla_transformer"] = sys.modules["vanilla_transformer_tools.commands"] = None
+sys.modules["vanilla_transformer"] = sys.modules["vanilla_transformer_tools"] = None
 
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
