@@ -466,19 +466,20 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         self.register_module("shared", None)
         self.encoder = Encoder(config)
         self.decoder = Decoder(config)
+        self._tied_weights_keys = {}
         if config.share_encoder_decoder_embeddings:
             # One module, not three that share a weight: FSDP shards no weight twice.
             self.set_input_embeddings(self.encoder.embed_tokens)
+            # A pattern, which PEFT does not read: it would put adapters on one table three times.
+            self._tied_weights_keys = {
+                "encoder.embed_tokens.weight": r"shared\.weight",
+                "decoder.embed_tokens.weight": r"shared\.weight",
+            }
         self.post_init()
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
-        """`tie_word_embeddings` concerns the projection only; shared tables are always tied.
-
-        Not in `_tied_weights_keys`, by which PEFT would put adapters on one table three times.
-        """
-        if not self.config.share_encoder_decoder_embeddings:
-            return {}
-        return {f"{stack}.embed_tokens.weight": "shared.weight" for stack in ("encoder", "decoder")}
+        """`tie_word_embeddings` concerns the projection only; shared tables are always tied."""
+        return dict.fromkeys(self._tied_weights_keys, "shared.weight")
 
     def __setattr__(self, name: str, value: Any) -> None:
         """What takes the place of a shared table, such as an adapter, takes it in both stacks."""
