@@ -12,8 +12,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from corpora import random_batches
-from neighbours import Training
+from neighbours import Training, random_batches
 from vanilla_transformer.interop.importing import convert
 
 # Tokens of a side, the last one included.

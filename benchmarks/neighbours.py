@@ -1,10 +1,12 @@
 """Models of one size from three families, and what benchmarks do with them."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     BatchEncoding,
     M2M100Config,
@@ -124,6 +126,41 @@ def check_same_logits(
             f"The logits of {type(other).__name__} must be those of {type(model).__name__} within "
             f"{LOGITS_TOLERANCE}, got a difference of {gap:.1e}. It cannot represent this model."
         )
+
+
+def random_batches(
+    lengths: np.ndarray,
+    rows: Iterable[Iterable[int]],
+    vocab_size: int,
+    pad: int = 0,
+    end: int = 2,
+) -> list[BatchEncoding]:
+    """Batches of random tokens, the same at each call.
+
+    Args:
+        lengths: Tokens of both sides of each pair, the end counted, `[pairs, 2]`.
+        rows: Pairs of each batch.
+        vocab_size: Entries of the vocabulary.
+        pad: Padding of sources; targets have -100.
+        end: Last token of a sentence.
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def side(sizes: Iterable[int], filler: int) -> torch.Tensor:
+        # The last id is Marian's padding.
+        bounds = (4, vocab_size - 1)
+        words = [torch.randint(*bounds, (int(n),), generator=generator) for n in sizes]
+        for word in words:
+            word[-1] = end
+        return pad_sequence(words, batch_first=True, padding_value=filler)
+
+    cut = []
+    for indices in rows:
+        input_ids, labels = (side(lengths[indices, i], (pad, -100)[i]) for i in (0, 1))
+        mask = (input_ids != pad).long()
+        batch = {"input_ids": input_ids, "attention_mask": mask, "labels": labels}
+        cut.append(BatchEncoding(batch))
+    return cut
 
 
 def padding_of(cut: list[BatchEncoding]) -> float:

@@ -135,8 +135,9 @@ def describe(text: "Text") -> str:
 
 def print_speeds(text: "Text", pythons: dict[str, str], options: argparse.Namespace) -> None:
     """Trains the toolkits in turn."""
-    from peers_toolkits import TOOLKITS, Job
     from rounds import take_turns
+
+    from peers_toolkits import TOOLKITS, Job
 
     runs = count()
 

@@ -14,9 +14,7 @@ Example:
 import argparse
 import http.client
 import json
-import os
 import random
-import signal
 import socket
 import subprocess
 import sys
@@ -115,10 +113,14 @@ def translate_alone(options: argparse.Namespace) -> tuple[dict[str, str], list[f
 
 
 class Service:
-    """A service on a port of the loopback address, in the process `pid`."""
+    """A service on a port of the loopback address, in a process of its own."""
 
-    def __init__(self, port: int, pid: int) -> None:
-        self.port, self.pid = port, pid
+    def __init__(self, port: int, process: subprocess.Popen[str]) -> None:
+        self.port, self.process = port, process
+
+    def memory(self) -> int:
+        """Resident bytes."""
+        return process_memory("VmRSS", self.process.pid)
 
     def connect(self) -> http.client.HTTPConnection:
         """A connection that may be used again."""
@@ -153,7 +155,7 @@ def running_service(options: argparse.Namespace) -> Any:
                 break
         else:
             raise OSError(f"the service did not start:\n{''.join(printed)}")
-        yield Service(int(line.rpartition(":")[2]), process.pid)
+        yield Service(int(line.rpartition(":")[2]), process)
     finally:
         process.kill()
         process.communicate()
@@ -238,7 +240,7 @@ def storm(
     Returns:
         Memory of the service in bytes, before and after each quarter, and `COUNTS` by kind.
     """
-    memory = [process_memory("VmRSS", service.pid)]
+    memory = [service.memory()]
     kinds = random.Random(seed).choices(list(KINDS), list(KINDS.values()), k=requests)
     counts: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
 
@@ -253,7 +255,7 @@ def storm(
                 counts[kind].update(noted)
             while service.waiting():
                 time.sleep(0.01)
-            memory.append(process_memory("VmRSS", service.pid))
+            memory.append(service.memory())
     return memory, counts
 
 
@@ -330,11 +332,10 @@ def stop_under_load(service: Service, expected: dict[str, str]) -> tuple[int, in
         while service.waiting() < 0.9 * STORM_CLIENTS * len("\n".join(lines)):
             time.sleep(0.01)
         started = time.perf_counter()
-        os.kill(service.pid, signal.SIGTERM)
+        service.process.terminate()
         found = [attempt(one.result) for one in waiting]
-    _, status = os.waitpid(service.pid, 0)
-    seconds = time.perf_counter() - started
-    return found.count(right), os.waitstatus_to_exitcode(status), seconds
+    status = service.process.wait(SECONDS)
+    return found.count(right), status, time.perf_counter() - started
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def main() -> int:
 
     import torch
 
-    from vanilla_transformer_cli.settings import PRESETS as sizes
+    from vanilla_transformer_cli import settings
 
     # Under `taskset` torch starts with fewer than the machine has.
     numbers = range(1, max(torch.get_num_threads(), os.cpu_count() or 1) + 1)
@@ -55,7 +55,7 @@ def main() -> int:
     report = Report(options.output)
     report.table("Seconds", "size", "task", "busy programs", *names, "idle cores, s", "ratio")
     for size in options.sizes:
-        tasks = build_tasks(sizes[size].config())
+        tasks = build_tasks(settings.PRESETS[size].config())
         for neighbours in options.neighbours:
             with busy_programs(neighbours):
                 for task in TASKS:

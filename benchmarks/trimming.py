@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """Speed with the entries of a vocabulary that a text uses, against all of them.
 
-The vocabulary is a stand-in for NLLB's: `--learned` pieces of the corpus, and words in other scripts
-up to its number of entries. Both models train on the same pairs, and write 20 tokens greedily.
+The vocabulary is a stand-in for NLLB's: `--learned` pieces of the corpus, and words in other
+scripts up to its number of entries. Both models train on the same pairs, and write 20 tokens greedily.
 
 Example:
   python benchmarks/trimming.py --corpus train.de.gz train.en.gz
