@@ -6,7 +6,8 @@ dropout of the class's config. The speed is relative to the class of Transformer
 memory of an update beyond weights, gradients and Adam, each measured in a process of its own.
 
 Sizes: opus, MarianMT as OPUS-MT has it; nllb, NLLB-200 600M with 2+2 of its 12+12 layers, which
-needs some 14 GB for both models together; minute, M2M100 with two layers of 32, for a quick look.
+needs some 14 GB for both models together; nllb-kept, the same with a trimmed vocabulary; minute,
+M2M100 with two layers of 32, for a quick look.
 
 Example:
   python benchmarks/finetuning.py --sizes opus nllb
@@ -17,7 +18,7 @@ from lab import Memory, Report, benchmark_parser, megabytes, speed_cells, take_t
 COLUMNS = ("model", "tokens/s", "range", "speed", "growth MB", "memory", "state MB")
 # The class itself, and what it becomes here.
 KINDS = ("in-tree", "vanilla")
-SIZES = ("opus", "nllb", "minute")
+SIZES = ("opus", "nllb", "nllb-kept", "minute")
 
 
 def main() -> None:

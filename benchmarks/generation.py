@@ -4,9 +4,9 @@
 M2M100 gets our weights and our position table, so it computes the same function, which is checked.
 All contenders translate the same batches, tokenised beforehand and in the file's order. The speed
 is relative to M2M100, or without it to this package's `generate`; same lines are outputs equal to
-ours. Tokens are targets, `</s>` counted. CTranslate2 has its defaults: a beam search ends at the
-first N outputs; with our search (`search-float32`), at the first 2 N. --sizes has random weights
-and sources, and outputs of 32 tokens. Beam search has length penalty 0.6.
+ours. Tokens are targets, `</s>` counted. CTranslate2 searches as our Translator does with it.
+--sizes has random weights and sources, and outputs of 32 tokens. Beam search has length penalty
+0.6.
 
 Example:
   python benchmarks/generation.py --model runs/de-en --test test.de.gz --threads 1
@@ -34,7 +34,6 @@ LABELS = {
     "m2m100": "M2M100, our weights",
     "ctranslate2-float32": "CTranslate2 float32",
     "ctranslate2-int8": "CTranslate2 int8",
-    "search-float32": "CTranslate2 float32, our search",
     "auto": "--engine auto",
 }
 COLUMNS = ("search", "batch", "contender", "sentences/s", "range", "speed", "tokens/s")

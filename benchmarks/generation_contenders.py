@@ -125,38 +125,7 @@ class M2M100(Generate):
 
 
 class CTranslate2(Contender):
-    """CTranslate2 with its defaults, such as a beam search that ends at the first N outputs."""
-
-    def __init__(self, folder: Path, dtype: str) -> None:
-        self.engine = CTranslate2Engine(folder, device="cpu")
-
-    def calls(self, task: Task) -> list[Callable[[], Any]]:
-        """A `translate_batch` for each batch."""
-        spelled = [
-            [[self.engine.source_tokens[i] for i in row] for row in batch] for batch in task.batches
-        ]
-        return [
-            partial(
-                self.engine.translator.translate_batch,
-                batch,
-                beam_size=task.num_beams,
-                length_penalty=LENGTH_PENALTY,
-                max_batch_size=len(batch),
-                max_input_length=0,
-                max_decoding_length=task.limit,
-                min_decoding_length=task.limit if task.is_forced else 1,
-                return_end_token=True,
-            )
-            for batch in spelled
-        ]
-
-    def outputs(self, found: list[Any]) -> list[list[int]]:
-        """Ids of the best hypotheses."""
-        return [[self.engine.ids[token] for token in result.hypotheses[0]] for result in found]
-
-
-class Searching(Contender):
-    """An engine of our Translator; where outputs are forced, it has the limit alone."""
+    """The engine of our Translator; where outputs are forced, it has the limit alone."""
 
     def __init__(self, folder: Path, dtype: str) -> None:
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -168,17 +137,11 @@ class Searching(Contender):
 
     def calls(self, task: Task) -> list[Callable[[], Any]]:
         """A batch of ids without prefixes for each batch."""
-        search = Search.of(
-            GenerationConfig(length_penalty=LENGTH_PENALTY), num_beams=task.num_beams
-        )
+        config = GenerationConfig(length_penalty=LENGTH_PENALTY)
+        search = Search.of(config, num_beams=task.num_beams)
+        translate = self.engine.translate_batch
         return [
-            partial(
-                self.engine.translate_batch,
-                batch,
-                [[] for _ in batch],
-                [task.limit] * len(batch),
-                search,
-            )
+            partial(translate, batch, [[] for _ in batch], [task.limit] * len(batch), search)
             for batch in task.batches
         ]
 
@@ -188,7 +151,7 @@ class Searching(Contender):
         return [best.tokens + [end] * (not best.reached_limit) for best, *_ in found]
 
 
-class Automatic(Searching):
+class Automatic(CTranslate2):
     """The engine that `--engine auto` chooses, while it warms up."""
 
     def load(self, folder: Path) -> Engine:
@@ -202,7 +165,6 @@ CONTENDERS: dict[str, type[Contender]] = {
     "m2m100": M2M100,
     "ctranslate2-float32": CTranslate2,
     "ctranslate2-int8": CTranslate2,
-    "search-float32": Searching,
     "auto": Automatic,
 }
 
@@ -225,7 +187,7 @@ def write_folders(
         print(f"preparing {name}", file=sys.stderr)
         if name == "m2m100":
             copy_into_m2m100(model).save_pretrained(folder)
-        elif CONTENDERS[name] in (CTranslate2, Searching):
+        elif CONTENDERS[name] is CTranslate2:
             kind = "float32" if name.endswith("float32") else "int8"
             try:
                 export_to_ctranslate2(str(model_folder), folder, quantization=kind, sample=lines)
