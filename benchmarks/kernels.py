@@ -16,8 +16,8 @@ KINDS = (
     ("attention", r"flash|fmha|attention|softmax_warp"),
     ("products", r"gemm|gemv|cutlass|sm\d+_x|cublas|nvjet|\bmm\b|addmm|bmm|matmul|linear"),
     ("loss", r"softmax|nll|cross_entropy|logsumexp"),
-    ("norms", r"layer_?norm|LayerNorm|GammaBeta"),
-    ("copies and casts", r"copy|Memcpy|Memset|memcpy|to_copy|fill|zero_|cat\b|CatArray|clone"),
+    ("norms", r"layer_?norm|GammaBeta"),
+    ("copies and casts", r"copy|memcpy|memset|fill|zero_|cat\b|CatArray|clone"),
     ("gathers and scatters", r"index|embedding|gather|scatter|sort|select"),
     ("pointwise and sums", r""),
 )
@@ -25,7 +25,7 @@ KINDS = (
 
 def kind_of(name: str) -> str:
     """The kind of a kernel or an operation."""
-    return next(kind for kind, pattern in KINDS if re.search(pattern, name))
+    return next(kind for kind, pattern in KINDS if re.search(pattern, name, re.IGNORECASE))
 
 
 def shares(work: Callable[[], object]) -> dict[str, float]:

@@ -17,9 +17,9 @@ from typing import Any, Self
 
 import numpy as np
 import psutil
-from lab import process_memory
 from sacrebleu.metrics import BLEU
 
+from lab import process_memory
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerTokenizer
 from vanilla_transformer.data.batches import TokenBatchSampler
 from vanilla_transformer.data.parallel_text import ParallelText, read_pairs
