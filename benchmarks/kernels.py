@@ -13,7 +13,7 @@ from lab import Report, wait_for_gpu
 # The first pattern that a name contains decides; GPU kernels first, then operations of a CPU.
 KINDS = (
     ("optimizer", r"adam|multi_tensor_apply|_foreach"),
-    ("attention", r"flash|fmha|attention|softmax_warp"),
+    ("attention", r"flash|fmha|sdpa|attention|softmax_warp"),
     ("products", r"gemm|gemv|cutlass|sm\d+_x|cublas|nvjet|\bmm\b|addmm|bmm|matmul|linear"),
     ("loss", r"softmax|nll|cross_entropy|logsumexp"),
     ("norms", r"layer_?norm|GammaBeta"),

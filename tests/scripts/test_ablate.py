@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from vanilla_transformer.training.legs import claimed
 from vanilla_transformer_cli import main
 
 ROOT = Path(__file__).parents[2]
@@ -145,24 +144,6 @@ def test_table_has_means_and_ranges_over_the_seeds(script, capsys):
     assert line == "| post-norm | 6.50 | 5.00-8.00 | 0.750 | 2 | 2,000 | 3 | 3.0 |"
 
 
-def test_finished_runs_are_not_repeated(script, capsys):
-    script(finish, "--seeds", "3")
-    first = capsys.readouterr().out
-
-    assert script(lambda folder: 1, "--seeds", "3") == 0
-    assert capsys.readouterr().out == first
-
-
-def test_finished_run_without_scores_is_named_each_time(script, capsys):
-    def finish_without_scores(folder):
-        (folder / "run.json").write_text("{}")
-        return 0
-
-    for train in (finish_without_scores, lambda folder: 1):
-        assert script(train, "--seeds", "3", "--rows", "post*") == 2
-        assert "post-norm-3 has no score 'wer' of translations" in capsys.readouterr().err
-
-
 def test_finished_run_with_other_options_is_no_result(script, capsys):
     script(finish, "--seeds", "3")
     plan = Path("plan.yaml").read_text(encoding="utf-8")
@@ -184,27 +165,12 @@ def test_folder_with_other_files_is_left_alone(script, capsys):
     assert mine.exists()
 
 
-def test_run_that_has_not_ended_is_left_alone(script, capsys):
-    def train_while_the_script_is_started_again(folder):
-        with claimed(folder):
-            assert script(finish, "--seeds", "3", "--rows", "post*") == 2
-        (folder / "still here").touch()
-        return 1
-
-    script(train_while_the_script_is_started_again, "--seeds", "3", "--rows", "post*")
-
-    assert "is in use by another training" in capsys.readouterr().err
-    assert Path("runs/post-norm-3/still here").exists()
-
-
 @pytest.mark.parametrize(
     ("plan", "options", "message"),
     [
-        (PLAN, ["--seeds", "3", "3"], "--seeds must name each seed once, got several 3."),
-        (PLAN + "  Post norm: --seed 1", [], "'post-norm' and 'Post norm' would have one folder"),
+        (PLAN + "  Post norm: --seed 1", [], "two rows would have one folder"),
         ("rows: [a, b]", [], "plan.yaml must have `options` and `rows`"),
         ("rows: {a: --seed 1}\n : :", [], "plan.yaml must be YAML: while parsing"),
-        ("rows: {a: 3}", [], "plan.yaml: a must be options in one string, got 3"),
         ("options: [--a]\nrows: {a: }", [], "options must be options in one string, got ['--a']"),
         (PLAN, ["--rows", "x"], "Pre-norm, as usual, post-norm, got ['x']"),
         (PLAN, ["--metric", "bleu", "--rows", "post*"], "has no score 'bleu' of translations"),
