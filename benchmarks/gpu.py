@@ -102,7 +102,7 @@ class Measurements:
         self.failures: dict[str, str] = {}
         self.left_out: dict[str, str] = {}
 
-    def attempt(self, what: str, work: Callable[[], Result]) -> Result | None:
+    def attempt(self, what: str, work: Callable[..., Result], *arguments: Any) -> Result | None:
         """The result of a call; None if it fails or does not fit, which the report states."""
         import torch
 
@@ -110,13 +110,20 @@ class Measurements:
             self.left_out[what] = f"{self.minutes:g} minutes are over"
             return None
         try:
-            return work()
+            return work(*arguments)
         except torch.OutOfMemoryError:
             self.left_out[what] = "out of memory"
         except Exception as error:
             traceback.print_exc()
             self.failures[what] = f"{type(error).__name__}: {str(error).strip()[:300]}"
         return None
+
+    def attempt_each(
+        self, names: Iterable[str], where: str, work: Callable[..., Result], *arguments: Any
+    ) -> dict[str, Result]:
+        """Results of the calls with each name as first argument, without those that fail."""
+        found = {name: self.attempt(f"{where}, {name}", work, name, *arguments) for name in names}
+        return {name: result for name, result in found.items() if result is not None}
 
     def close(self) -> int:
         """Adds what failed and what was left out; returns the exit status."""
@@ -130,24 +137,20 @@ def profile(measured: Measurements) -> None:
     """Tables of the kinds of kernels of a step of training, and of a search."""
     from kernels import profile_table
 
-    sizes = measured.sizes
-    for preset, tokens in sizes.batches:
-        note = f"a step of {preset}, {tokens:,} tokens"
+    sizes, report = measured.sizes, measured.report
 
-        def profile_step(preset: str = preset, tokens: int = tokens, note: str = note) -> None:
-            profile_table(
-                measured.report, note, trainer("this package", preset, tokens, sizes, 1).run
-            )
+    def profile_step(preset: str, tokens: int) -> None:
+        step = trainer("this package", preset, tokens, sizes, 1).run
+        profile_table(report, f"a step of {preset}, {tokens:,} tokens", step)
 
-        measured.attempt(f"profile of {note}", profile_step)
-
-    def profile_search() -> None:
+    def profile_search(sentences: int) -> None:
         with searchers(sizes.search, ["vanilla"]) as found:
-            calls = found["vanilla"].calls(search_task(sizes.sentences[0], 1))
-            note = f"a greedy search of {sizes.search}, {sizes.sentences[0]} sentences"
-            profile_table(measured.report, note, calls[0])
+            (call,) = found["vanilla"].calls(search_task(sentences, 1))
+            profile_table(report, f"a greedy search of {sizes.search}, batch {sentences}", call)
 
-    measured.attempt("profile of a search", profile_search)
+    for preset, tokens in sizes.batches:
+        measured.attempt(f"profile, {preset}, {tokens}", profile_step, preset, tokens)
+    measured.attempt("profile of a search", profile_search, sizes.sentences[0])
 
 
 def trainer(name: str, preset: str, tokens: int, sizes: Sizes, updates: int) -> Any:
@@ -165,7 +168,7 @@ def training(measured: Measurements) -> None:
     """Speed, memory and its estimate, and share of the peak, for each size."""
     import torch
 
-    from gpu_measures import growth_of, share_of_peak, training_flops
+    from gpu_measures import share_of_peak, training_flops
     from neighbours import padding_of, tokens_of
 
     sizes = measured.sizes
@@ -173,32 +176,32 @@ def training(measured: Measurements) -> None:
     for preset, tokens in sizes.batches:
         # After eight graphs of one function torch would compile no more.
         torch.compiler.reset()
-        warm: dict[str, tuple[Any, float | None]] = {}
+        where = f"{preset}, {tokens} tokens"
+        warm = measured.attempt_each(TRAINED, where, warm_up, preset, tokens, sizes)
+        runs = {name: contender.run for name, (contender, _) in warm.items()}
+        for name, times in take_turns(runs, sizes.rounds).items():
+            (contender, growth), cut = warm[name], warm[name][0].cut
+            if name == next(iter(warm)):
+                padding = f"{100 * padding_of(cut):.1f} % padding, {sizes.vocabulary:,} entries"
+                note = f"Training, {preset}, batches of {tokens:,} tokens, {padding}"
+                measured.report.table(note, *columns, "share of the peak, %")
+                first = times
+            model = contender.model
+            memory = None if growth is None else growth + 12e-6 * model.num_parameters()
+            share = share_of_peak(training_flops(model.config, cut), median(times))
+            costs = (1000 * median(times) / len(cut), memory, estimate(model, tokens), share)
+            rates = speed_cells(tokens_of(cut), times, first)
+            measured.report.row(name, *rates, *map(shown, costs))
 
-        def warm_up(name: str, preset: str = preset, tokens: int = tokens) -> Any:
-            found = trainer(name, preset, tokens, sizes, sizes.updates)
-            found.run()
-            # Adam's state and the kernels are there from now on.
-            return found, growth_of(found.run)
 
-        for name in TRAINED:
-            if found := measured.attempt(f"{preset}, {tokens}, {name}", partial(warm_up, name)):
-                warm[name] = found
-        seconds = take_turns({name: one.run for name, (one, _) in warm.items()}, sizes.rounds)
-        if not warm:
-            continue
-        cut = next(iter(warm.values()))[0].cut
-        padding = f"{100 * padding_of(cut):.1f} % padding, {sizes.vocabulary:,} entries"
-        note = f"Training, {preset}, batches of {tokens:,} tokens, {padding}"
-        measured.report.table(note, *columns, "share of the peak, %")
-        for name, times in seconds.items():
-            found, growth = warm[name]
-            reference = seconds.get("M2M100", times)
-            memory = None if growth is None else growth + 12e-6 * found.model.num_parameters()
-            share = share_of_peak(training_flops(found.model.config, cut), median(times))
-            cells = (1000 * median(times) / len(cut), memory, estimate(found.model, tokens), share)
-            rates = speed_cells(tokens_of(cut), times, reference)
-            measured.report.row(name, *rates, *map(shown, cells))
+def warm_up(name: str, preset: str, tokens: int, sizes: Sizes) -> tuple[Any, float | None]:
+    """A contender that has run twice, and the megabytes that the second run added."""
+    from gpu_measures import growth_of
+
+    contender = trainer(name, preset, tokens, sizes, sizes.updates)
+    contender.run()
+    # Adam's state and the kernels are there from now on.
+    return contender, growth_of(contender.run)
 
 
 def estimate(model: Any, tokens: int) -> float | None:
@@ -249,38 +252,34 @@ def search_task(sentences: int, num_beams: int) -> Any:
 
 
 def decoding(measured: Measurements) -> None:
-    """Speed of greedy and beam search of each number of sentences."""
+    """Speed of greedy and beam search for each number of sentences."""
     from generation import seconds_for, share_of_same
 
     sizes = measured.sizes
     columns = ("search", "batch", "contender", "sentences/s", "range", "speed", "ms a step")
-    note = f"Translation, {sizes.search}, outputs of 32 tokens, speed against Transformers' search"
+    note = f"Translation, {sizes.search}, outputs of 32 tokens, speed against this package"
     measured.report.table(note, *columns, "same, %")
     with searchers(sizes.search, SEARCHES) as contenders:
+
+        def second_outputs(name: str, task: Any) -> list[list[int]]:
+            # Compiling is over after two runs.
+            contenders[name].run(task)
+            return contenders[name].run(task)[1]
+
         for size, num_beams in product(sizes.sentences, (1, 4)):
             task = search_task(size, num_beams)
             search = "greedy" if num_beams == 1 else f"beam {num_beams}"
-            outputs: dict[str, list[list[int]]] = {}
-
-            def first_runs(name: str, task: Any = task, outputs: Any = outputs) -> None:
-                # Compiling is over after two.
-                contenders[name].run(task)
-                outputs[name] = contenders[name].run(task)[1]
-
-            for name in SEARCHES:
-                # Transformers compiles no beam search.
-                if name != "static" or num_beams == 1:
-                    what = f"{search}, batch {size}, {SEARCHES[name]}"
-                    measured.attempt(what, partial(first_runs, name))
+            # Transformers compiles no beam search.
+            names = [name for name in SEARCHES if name != "static" or num_beams == 1]
+            outputs = measured.attempt_each(names, f"{search}, {size}", second_outputs, task)
             runs = {name: partial(seconds_for, contenders[name], task) for name in outputs}
             seconds = take_turns(runs, sizes.rounds)
             for name, times in seconds.items():
-                reference = seconds.get("inherited", times)
-                ours = outputs.get("vanilla", outputs[name])
-                same = 100 * share_of_same(outputs[name], ours)
-                cells = (1000 * median(times) / task.limit, same)
-                rates = speed_cells(size, times, reference, decimals=1)
-                measured.report.row(search, size, SEARCHES[name], *rates, *map(shown, cells))
+                first = next(iter(seconds))
+                same = 100 * share_of_same(outputs[name], outputs[first])
+                rates = speed_cells(size, times, seconds[first], decimals=1)
+                costs = (1000 * median(times) / task.limit, same)
+                measured.report.row(search, size, SEARCHES[name], *rates, *map(shown, costs))
 
 
 def loss(measured: Measurements) -> None:
@@ -292,22 +291,19 @@ def loss(measured: Measurements) -> None:
     sizes = measured.sizes
     columns = ("entries", "loss", "way", "error of the loss", "of hidden states", "of weights")
     measured.report.table("Projection and loss, bfloat16", *columns, "ms", "MB")
+
+    def first_run(way: str, exact: LossProblem, solve: Any) -> list[float | None]:
+        return [*exact.errors(way), growth_of(partial(solve, way))]
+
     for (width, entries, few, many), (name, terms) in product(sizes.losses, TERMS.items()):
         torch.compiler.reset()
         exact, timed = (LossProblem(terms, width, entries, n, sizes.compiler) for n in (few, many))
-        tensors = timed.tensors()
-        found: dict[str, tuple[list[float], float | None]] = {}
-        for way in (FUSED, COMPILED, UNFUSED):
-            solve = partial(timed.solve, tensors, way)
-
-            def first_run(way: str = way, solve: Any = solve, exact: Any = exact) -> Any:
-                return exact.errors(way), growth_of(solve)
-
-            if cells := measured.attempt(f"{entries} entries, {name}, {way}", first_run):
-                found[way] = cells
-        runs = {way: partial(seconds_of, partial(timed.solve, tensors, way)) for way in found}
+        solve = partial(timed.solve, timed.tensors())
+        ways, where = (FUSED, COMPILED, UNFUSED), f"{entries} entries, {name}"
+        found = measured.attempt_each(ways, where, first_run, exact, solve)
+        runs = {way: partial(seconds_of, partial(solve, way)) for way in found}
         for way, times in take_turns(runs, sizes.rounds).items():
-            errors, growth = found[way]
+            *errors, growth = found[way]
             costs = (*errors, 1000 * median(times), growth)
             measured.report.row(entries, name, way, *map(shown, costs))
 
@@ -366,7 +362,7 @@ def main() -> int:
     sizes = SMOKE if options.smoke else FULL
     measured = Measurements(Report(options.output), sizes, options.minutes)
     for section in options.sections:
-        measured.attempt(section, partial(SECTIONS[section], measured))
+        measured.attempt(section, SECTIONS[section], measured)
     return measured.close()
 
 

@@ -14,8 +14,8 @@ from ..support.scripts import run_script
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import generation_contenders
-from generation import cells, check_same_outputs, measure, read_sources
-from generation_contenders import CONTENDERS, Task, model_inputs, write_folders
+from generation import cells, check_same_outputs, measure
+from generation_contenders import CONTENDERS, Task, write_folders
 from neighbours import check_same_logits, copy_into_m2m100
 
 END = 2
@@ -87,16 +87,6 @@ def test_contenders_find_our_translations(contenders, name, num_beams):
     assert not any(END in output[:-1] for output in ours)
 
 
-def test_beams_rank_by_the_length_penalty_of_the_table(contenders, tiny_model):
-    width = 3
-    _, outputs = contenders["vanilla"].run(task(width))
-    search = {"num_beams": width, "early_stopping": False, "length_penalty": 0.6}
-    expected = tiny_model.generate(**model_inputs(SOURCES[:3]), **search, max_new_tokens=12)
-
-    for row, output in zip(expected.tolist(), outputs, strict=False):
-        assert row[1 : 1 + len(output)] == output
-
-
 @pytest.mark.parametrize("num_beams", [1, 3])
 def test_forced_outputs_have_the_limit_as_length(contenders, num_beams):
     for contender in contenders.values():
@@ -142,16 +132,6 @@ def test_other_outputs_are_refused():
     with pytest.raises(ValueError, match=r"m2m100 must .* 95% .* got 90.0%"):
         check_same_outputs(outputs)
     check_same_outputs({name: outputs[name] for name in ("vanilla", "ctranslate2-int8")})
-
-
-def test_sources_are_the_first_column_without_blank_lines(folder, tmp_path):
-    test = tmp_path / "test.tsv"
-    test.write_text("".join(f"{line}\tunread\n\n" for line in LINES), encoding="utf-8")
-
-    lines, sources = read_sources(str(test), 3, folder)
-
-    assert lines == LINES[:3]
-    assert [len(source) for source in sources] == [len(line) + 1 for line in lines]
 
 
 @pytest.mark.slow

@@ -52,21 +52,6 @@ def test_flops_are_those_that_torch_counts():
     assert training_flops(model.config, [batch]) == 3 * counter.get_total_flops()
 
 
-def test_flops_leave_padding_out():
-    config = build_variant().config
-    labels = torch.tensor([[8, 2]])
-    ids = torch.tensor([[5, 6, 2]])
-    plain = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
-    padded = {
-        name: torch.nn.functional.pad(tensor, (0, 3), value=-100 if name == "labels" else 0)
-        for name, tensor in plain.items()
-    }
-
-    assert training_flops(config, [BatchEncoding(padded)]) == training_flops(
-        config, [BatchEncoding(plain)]
-    )
-
-
 def test_share_is_of_the_peak_of_the_device(monkeypatch):
     monkeypatch.setattr(gpu_measures, "best_device", lambda: "cuda")
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA A100-SXM4-80GB")
@@ -110,16 +95,6 @@ def test_what_fails_does_not_fit_or_comes_too_late_is_named(capsys):
         "Left out: large: `out of memory`",
         "Left out: late: `1 minutes are over`\n",
     ]
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
-def test_full_sizes_need_a_gpu(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(sys, "argv", ["gpu.py", "--output", str(tmp_path / "results.md")])
-
-    assert gpu.main() == 2
-
-    assert "(--smoke)" in capsys.readouterr().err
-    assert not (tmp_path / "results.md").exists()
 
 
 def test_only_tests_that_need_a_gpu_see_one(pytestconfig):

@@ -148,25 +148,6 @@ def test_all_toolkits_read_the_same_pieces(tmp_path):
     assert (tmp_path / "first.de").read_text("utf-8") == lines[1][0] + "\n"
 
 
-def test_translations_are_scored_in_whole_words(tmp_path):
-    text = prepared(tmp_path, vocab_size=285)
-    # Sources are translated into themselves, and one line has another word.
-    same = Text.prepare(
-        tmp_path, *[(text_file(tmp_path),) * 2] * 2, vocab_size=285, max_tokens=60, max_pairs=None
-    )
-    lines = (tmp_path / "validation.en").read_text("utf-8").splitlines()
-
-    assert any(len(line.split()) > 7 for line in lines)
-    assert same.bleu(lines) == pytest.approx(100)
-    assert same.bleu([lines[1], *lines[1:]]) < 100
-    with pytest.raises(ValueError, match="must be 60 translations, got 59"):
-        text.bleu(lines[1:])
-
-
-def text_file(folder):
-    return corpus(folder)[0]
-
-
 def test_start_and_first_epoch_do_not_count_and_children_do(job):
     # The child waits for input that does not come.
     child = "data = b'x' * 10**8; print('step'); import sys; sys.stdin.read()"

@@ -26,15 +26,6 @@ BATCH = BatchEncoding(
 )
 
 
-def test_growth_is_what_training_adds_to_weights_gradients_and_adam():
-    used = Memory(start=10_000_000, peak=100_000_000, result=30_000_000)
-
-    cells = training.memory_cells(used)
-
-    assert training.COLUMNS[-4:] == ("growth MB", "peak MB", "start MB", "state MB")
-    assert cells == ["60", "100", "10", "30"]
-
-
 def test_tokens_and_padding_are_counted_on_both_sides():
     assert tokens_of([BATCH, BATCH]) == 16
     assert padding_of([BATCH]) == pytest.approx(4 / 12)
@@ -116,10 +107,6 @@ def test_state_is_four_numbers_of_four_bytes_for_each_trained_parameter():
 
     trained = sum(p.numel() for p in make().model.parameters() if p.requires_grad)
     assert neighbours._run_steps(make) == 16 * trained
-
-
-def test_variants_of_head_sizes_are_twice_the_default():
-    assert training.variants("base")["d_k and d_v doubled"][1] == {"d_k": 128, "d_v": 128}
 
 
 def test_each_contender_has_a_row_with_its_own_speed_and_memory(monkeypatch, capsys, tmp_path):

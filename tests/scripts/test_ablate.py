@@ -1,6 +1,5 @@
 import importlib.util
 import json
-import os
 import shlex
 import subprocess
 import sys
@@ -24,46 +23,6 @@ rows:
   Pre-norm, as usual:
   post-norm: --learning_rate 0.5
 """
-
-
-def ablate(folder: Path, *options: str) -> str:
-    command = [sys.executable, SCRIPT, "plan.yaml", "--data", ".", "--output", "runs", *options]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    finished = subprocess.run(
-        command, capture_output=True, text=True, check=False, cwd=folder, env=environment
-    )
-    assert finished.returncode == 0, finished.stderr
-    return finished.stdout
-
-
-@pytest.mark.slow
-def test_each_row_is_trained_once_with_each_seed_and_listed_in_the_table(tmp_path):
-    (tmp_path / "plan.yaml").write_text(PLAN, encoding="utf-8")
-    (tmp_path / "train.tsv").write_text("ein\tone\nzwei\ttwo\ndrei\tthree\n" * 5, encoding="utf-8")
-
-    table = ablate(tmp_path, "--seeds", "3", "4")
-
-    folders = ["post-norm-3", "post-norm-4", "pre-norm-as-usual-3", "pre-norm-as-usual-4"]
-    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == folders
-    runs = [tmp_path / "runs" / folder for folder in folders]
-    records = [json.loads((run / "run.json").read_text(encoding="utf-8")) for run in runs]
-    assert [record["arguments"]["seed"] for record in records] == [3, 4, 3, 4]
-    rates = [record["arguments"]["learning_rate"] for record in records]
-    assert rates[0] == rates[1] == 0.5
-    assert 0.5 not in rates[2:]
-    header, _, usual, changed = table.splitlines()
-    assert header.startswith("| | wer | range | loss | runs |")
-    scores = [json.loads((run / "results.json").read_text())["validation"] for run in runs[:2]]
-    mean = sum(score["wer"] for score in scores) / 2
-    assert usual.startswith("| Pre-norm, as usual | ")
-    assert changed.startswith(f"| post-norm | {mean:.2f} | ")
-    parameters = f"{records[0]['parameters']:,}"
-    assert f" | 2 | {parameters} | 2 | " in changed  # runs, and updates of each
-
-    assert ablate(tmp_path, "--seeds", "3", "4", "--rows", "post*").splitlines()[2:] == [changed]
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*")}
-    assert ablate(tmp_path, "--seeds", "3", "4") == table
-    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*")}
 
 
 @pytest.fixture
@@ -152,17 +111,6 @@ def test_finished_run_with_other_options_is_no_result(script, capsys):
     for options in ([], ["--table"]):
         assert script(finish, "--seeds", "3", *options) == 2
         assert "runs/post-norm-3 holds a run with other options" in capsys.readouterr().err
-
-
-def test_folder_with_other_files_is_left_alone(script, capsys):
-    mine = Path("runs/post-norm-3/mine.txt")
-    mine.parent.mkdir(parents=True)
-    mine.touch()
-
-    assert script(finish, "--seeds", "3", "--rows", "post*") == 2
-
-    assert "runs/post-norm-3 must hold a finished run or one that" in capsys.readouterr().err
-    assert mine.exists()
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -66,31 +65,6 @@ def test_recipe_is_stopped_after_the_minutes(corpora, tmp_path):
     assert "--minutes" not in words
 
 
-@pytest.mark.parametrize(
-    ("text", "patterns", "message"),
-    [
-        (PLAN, ["Java*"], r"Two words, Others, got \['Java\*'\]"),
-        ("- 1", ["*"], "must map names to options"),
-        ("A: {folder: a, metric: wer, beam: 4}", ["*"], "beam"),
-        ("A: {metric: wer}", ["*"], "like scripts/corpora.yaml: 'folder'"),
-        ("a: {b: c}\n : :", ["*"], "must be YAML: while parsing"),
-    ],
-)
-def test_wrong_plan_is_refused(plan, tmp_path, text, patterns, message):
-    plan.write_text(text, encoding="utf-8")
-
-    with pytest.raises(ValueError, match=message):
-        compare_minutes.read_corpora(plan, patterns, tmp_path, tmp_path)
-
-
-def test_plan_of_the_repository_names_its_recipes():
-    found = compare_minutes.read_corpora(ROOT / "scripts/corpora.yaml", ["*"], Path("d"), Path("r"))
-
-    recipes = [corpus.recipe.split()[0] for corpus in found if corpus.recipe]
-    assert len(found) == 12
-    assert [recipe for recipe in recipes if not (ROOT / recipe).is_file()] == []
-
-
 def test_table_has_the_difference_to_the_recipe(corpora, monkeypatch):
     scores = {"rules": 41.5, "left out": 40.0, "recipe": 42.0}
     signature = {"exact_match_signature": "unit:line"}
@@ -109,26 +83,6 @@ def test_table_has_the_difference_to_the_recipe(corpora, monkeypatch):
     assert lines[2] == "| Two words | exact_match | 41.50 | 40.00 | 42.00 | 7.2 | -0.50 |"
     assert lines[3] == "| Others | wer |  |  |  |  |  |"
     assert lines[4:] == ["", "exact_match: unit:line"]
-
-
-def test_run_that_fails_is_named_and_the_others_are_done(corpora, plan, monkeypatch, capsys):
-    done = []
-    monkeypatch.setattr(compare_minutes.Corpus, "make_files", lambda self: None)
-    monkeypatch.setattr(
-        compare_minutes,
-        "train",
-        lambda folder, words: done.append(folder.name) or 3 * (len(done) == 1),
-    )
-    evaluated = subprocess.CompletedProcess([], 0)
-    monkeypatch.setattr(compare_minutes.subprocess, "run", lambda *args, **kwargs: evaluated)
-    folders = ["--data", str(plan.parent), "--output", str(plan.parent / "runs")]
-    monkeypatch.setattr(sys, "argv", ["compare_minutes.py", str(plan), *folders])
-
-    status = compare_minutes.main()
-
-    assert status == 1
-    assert done == ["rules", "left-out", "recipe", "rules"]
-    assert "two-words/rules: ended with status 3." in capsys.readouterr().err
 
 
 @pytest.mark.slow
