@@ -263,7 +263,7 @@ class Job:
             "bucket": len(self.text.lengths),
             "bf16": str(self.toolkit.bf16).lower(),
             "seed": 1,
-            "updates": _MANY * self.save,
+            "updates": _MANY,
             "report": self.report,
             "save": self.save,
             "checkpoint": "",

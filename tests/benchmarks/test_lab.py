@@ -107,5 +107,5 @@ def test_shares_of_a_call_add_up_with_gaps():
     found = kernels.shares(lambda: left @ left)
 
     total = found.pop("all")
-    assert found["products"] > 0.2 * total
+    assert max(found.keys() - {"gaps"}, key=found.get) == "products"
     assert sum(found.values()) >= total
