@@ -352,7 +352,7 @@ def main() -> int:
     parser.add_argument(
         "--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="(all)"
     )
-    parser.add_argument("--minutes", type=float, default=7.0, help="Nothing begins after (7).")
+    parser.add_argument("--minutes", type=float, default=6.0, help="Nothing begins after (6).")
     parser.add_argument("--smoke", action="store_true", help="Toy sizes, also without a GPU.")
     options = parser.parse_args()
 
