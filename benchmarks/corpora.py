@@ -4,7 +4,6 @@ from itertools import islice
 from typing import Any
 
 import torch
-from datasets import Dataset
 from torch.utils.data import DataLoader
 from transformers import BatchEncoding, DataCollatorForSeq2Seq
 
@@ -15,22 +14,6 @@ from vanilla_transformer_tools.text.token_ids import pair_lengths, tokenize_pair
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 
 
-def learn_and_encode(
-    corpus: list[str], vocab_size: int
-) -> tuple[VanillaTransformerTokenizer, Dataset]:
-    """A joint vocabulary of a parallel corpus, and its token ids."""
-    pairs = load_pairs(ParallelText(tuple(corpus)))
-    texts = (text for column in ("source", "target") for text in pairs[column])
-    tokenizer = VanillaTransformerTokenizer.train(texts, vocab_size=vocab_size)
-    return tokenizer, encode(pairs, tokenizer)
-
-
-def encode(pairs: Dataset, tokenizer: VanillaTransformerTokenizer) -> Dataset:
-    """Columns `input_ids` and `labels`."""
-    data, _ = tokenize_pairs(pairs, TokenizerPair.joint(tokenizer), max_length=256)
-    return data.select_columns(["input_ids", "labels"])
-
-
 def batches(
     corpus: list[str], vocab_size: int, max_tokens: int, count: int, unsorted: bool = False
 ) -> list[BatchEncoding]:
@@ -38,13 +21,17 @@ def batches(
 
     Args:
         corpus: Source and target file.
-        vocab_size: Of the joint vocabulary.
+        vocab_size: Entries of the joint vocabulary.
         max_tokens: Most tokens of a batch, padding counted.
-        count: How many batches.
+        count: Number of batches.
         unsorted: Draws pairs at random instead, in batches with `max_tokens` on average, not
             counting padding.
     """
-    tokenizer, data = learn_and_encode(corpus, vocab_size)
+    pairs = load_pairs(ParallelText(tuple(corpus)))
+    texts = (text for column in ("source", "target") for text in pairs[column])
+    tokenizer = VanillaTransformerTokenizer.train(texts, vocab_size=vocab_size)
+    data, _ = tokenize_pairs(pairs, TokenizerPair.joint(tokenizer), max_length=256)
+    data = data.select_columns(["input_ids", "labels"])
     lengths = pair_lengths(data)
     cut: dict[str, Any] = {"batch_sampler": TokenBatchSampler(lengths, max_tokens, seed=0)}
     if unsorted:

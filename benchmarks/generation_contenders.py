@@ -1,9 +1,10 @@
 """One function in several engines that translate the same batches in turn."""
 
+import random
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -13,18 +14,19 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 
-from neighbours import COMMON_FIELDS, build, copy_into_m2m100, use_our_positions
+from lab import seconds_of
+from neighbours import build, check_same_logits, copy_into_m2m100, use_our_positions
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer.search_vanilla_transformer import padded
-from vanilla_transformer_tools.interop.export import export_to_ctranslate2
-from vanilla_transformer_tools.settings import PRESETS
-from vanilla_transformer_tools.training.starting_model import LENGTH_PENALTY
-from vanilla_transformer_tools.translation import Search, Translator
-from vanilla_transformer_tools.translation.ctranslate2_engine import CTranslate2Engine
-from vanilla_transformer_tools.translation.engine_choice import load_engine
-from vanilla_transformer_tools.translation.engines import Engine, Hypothesis
+from vanilla_transformer.interop.export import export_to_ctranslate2
+from vanilla_transformer.modeling.search_vanilla_transformer import padded
+from vanilla_transformer.training.starting_model import LENGTH_PENALTY
+from vanilla_transformer.translation import Search
+from vanilla_transformer.translation.ctranslate2_engine import CTranslate2Engine
+from vanilla_transformer.translation.engine_choice import load_engine
+from vanilla_transformer.translation.engines import Engine, Hypothesis
+from vanilla_transformer_cli.settings import PRESETS
 
-RANDOM_VOCABULARY = 32_000
+RANDOM_VOCABULARY, RANDOM_SOURCE_TOKENS, RANDOM_TARGET_TOKENS = 32_000, (20, 30), 32
 # Idle OpenMP threads spin for this long, and would slow down the next contender.
 SECONDS_TO_SETTLE = 0.3
 
@@ -34,30 +36,16 @@ class Task:
     """What to translate, and how.
 
     Attributes:
-        lines: As text; none if the tokens are random.
-        batches: As ids with `</s>`, in the same order.
-        limits: Longest output of each batch, in tokens.
+        batches: Ids of the sources, with `</s>`.
+        limit: Longest output, in tokens.
         is_forced: Whether all outputs have exactly this length.
-        num_beams: 1 is greedy.
+        num_beams: Hypotheses of a sentence; 1 is greedy.
     """
 
-    lines: list[str]
     batches: list[list[list[int]]]
-    limits: list[int]
+    limit: int
     is_forced: bool
     num_beams: int
-
-    def forced_to(self, outputs: list[list[int]]) -> "Task":
-        """The same, with all outputs of a batch as long as the longest of these."""
-        rest = iter(outputs)
-        limits = [max(len(next(rest)) for _ in batch) for batch in self.batches]
-        return replace(self, limits=limits, is_forced=True)
-
-    def largest_batch(self) -> "Task":
-        """The same for the batch with the most source tokens, padding counted."""
-        sizes = [len(batch) * max(map(len, batch)) for batch in self.batches]
-        index = sizes.index(max(sizes))
-        return replace(self, batches=[self.batches[index]], limits=[self.limits[index]])
 
 
 def model_inputs(rows: list[list[int]]) -> dict[str, Tensor]:
@@ -79,13 +67,9 @@ class Contender:
 
     def run(self, task: Task) -> tuple[float, list[list[int]]]:
         """Seconds and outputs."""
-        calls = self.calls(task)
+        calls, found = self.calls(task), []
         time.sleep(SECONDS_TO_SETTLE)
-        started = time.perf_counter()
-        found = [call() for call in calls]
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        seconds = time.perf_counter() - started
+        seconds = seconds_of(lambda: found.extend(call() for call in calls))
         return seconds, list(chain.from_iterable(map(self.outputs, found)))
 
 
@@ -113,8 +97,8 @@ class Generate(Contender):
             for batch in task.batches
         ]
         return [
-            partial(self.model.generate, **batch, **settings, max_new_tokens=limit)
-            for batch, limit in zip(inputs, task.limits, strict=True)
+            partial(self.model.generate, **batch, **settings, max_new_tokens=task.limit)
+            for batch in inputs
         ]
 
     def outputs(self, found: Tensor) -> list[list[int]]:
@@ -141,38 +125,7 @@ class M2M100(Generate):
 
 
 class CTranslate2(Contender):
-    """CTranslate2 with its defaults, such as a beam search that ends at the first N outputs."""
-
-    def __init__(self, folder: Path, dtype: str) -> None:
-        self.engine = CTranslate2Engine(folder, device="cpu")
-
-    def calls(self, task: Task) -> list[Callable[[], Any]]:
-        """A `translate_batch` for each batch."""
-        spelled = [
-            [[self.engine.source_tokens[i] for i in row] for row in batch] for batch in task.batches
-        ]
-        return [
-            partial(
-                self.engine.translator.translate_batch,
-                batch,
-                beam_size=task.num_beams,
-                length_penalty=LENGTH_PENALTY,
-                max_batch_size=len(batch),
-                max_input_length=0,
-                max_decoding_length=limit,
-                min_decoding_length=limit if task.is_forced else 1,
-                return_end_token=True,
-            )
-            for batch, limit in zip(spelled, task.limits, strict=True)
-        ]
-
-    def outputs(self, found: list[Any]) -> list[list[int]]:
-        """Ids of the best hypotheses."""
-        return [[self.engine.ids[token] for token in result.hypotheses[0]] for result in found]
-
-
-class Searching(Contender):
-    """An engine of our Translator; where outputs are forced, it has the limit alone."""
+    """The engine of our Translator; where outputs are forced, it has the limit alone."""
 
     def __init__(self, folder: Path, dtype: str) -> None:
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -184,18 +137,12 @@ class Searching(Contender):
 
     def calls(self, task: Task) -> list[Callable[[], Any]]:
         """A batch of ids without prefixes for each batch."""
-        search = Search.of(
-            GenerationConfig(length_penalty=LENGTH_PENALTY), num_beams=task.num_beams
-        )
+        config = GenerationConfig(length_penalty=LENGTH_PENALTY)
+        search = Search.of(config, num_beams=task.num_beams)
+        translate = self.engine.translate_batch
         return [
-            partial(
-                self.engine.translate_batch,
-                batch,
-                [[] for _ in batch],
-                [limit] * len(batch),
-                search,
-            )
-            for batch, limit in zip(task.batches, task.limits, strict=True)
+            partial(translate, batch, [[] for _ in batch], [task.limit] * len(batch), search)
+            for batch in task.batches
         ]
 
     def outputs(self, found: list[list[Hypothesis]]) -> list[list[int]]:
@@ -204,42 +151,21 @@ class Searching(Contender):
         return [best.tokens + [end] * (not best.reached_limit) for best, *_ in found]
 
 
-class Automatic(Searching):
+class Automatic(CTranslate2):
     """The engine that `--engine auto` chooses, while it warms up."""
 
     def load(self, folder: Path) -> Engine:
-        """Of the model itself."""
+        """The engine of the model itself."""
         return load_engine("auto", [str(folder)], self.tokenizer)[0]
-
-
-class WholeFile(Contender):
-    """Our Translator with CTranslate2: text in, text out, with its own batches and limits."""
-
-    def __init__(self, folder: Path, dtype: str) -> None:
-        self.engine = CTranslate2Engine(folder, device="cpu")
-        self.tokenizer = AutoTokenizer.from_pretrained(folder)
-
-    def calls(self, task: Task) -> list[Callable[[], Any]]:
-        """One call for all lines."""
-        search = {"num_beams": task.num_beams, "length_penalty": LENGTH_PENALTY}
-        translator = Translator(self.engine, self.tokenizer, **search)
-        return [lambda: list(translator.translate(task.lines))]
-
-    def outputs(self, found: list[Any]) -> list[list[int]]:
-        """Ids of the texts, whose segmentation may differ from that of the search."""
-        return self.tokenizer([translation.text for translation in found])["input_ids"]
 
 
 CONTENDERS: dict[str, type[Contender]] = {
     "vanilla": Generate,
     "inherited": Inherited,
     "m2m100": M2M100,
-    "marian": Generate,
     "ctranslate2-float32": CTranslate2,
     "ctranslate2-int8": CTranslate2,
-    "search-float32": Searching,
     "auto": Automatic,
-    "translator": WholeFile,
 }
 
 
@@ -249,10 +175,10 @@ def write_folders(
     """The folder that each contender loads; those whose package is missing are named and left out.
 
     Args:
-        model_folder: Of our model.
+        model_folder: Folder of our model.
         names: Keys of `CONTENDERS`.
-        lines: Text that exports are compared on.
-        scratch: Where to create the folders of the others.
+        lines: Text on which exports are compared.
+        scratch: Folder in which those of the others are created.
     """
     model = AutoModelForSeq2SeqLM.from_pretrained(model_folder, dtype="float32")
     folders = {}
@@ -261,10 +187,7 @@ def write_folders(
         print(f"preparing {name}", file=sys.stderr)
         if name == "m2m100":
             copy_into_m2m100(model).save_pretrained(folder)
-        elif name == "marian":
-            fields = {field: getattr(model.config, field) for field in COMMON_FIELDS}
-            build("marian", **fields).save_pretrained(folder)
-        elif CONTENDERS[name] in (CTranslate2, Searching, WholeFile):
+        elif CONTENDERS[name] is CTranslate2:
             kind = "float32" if name.endswith("float32") else "int8"
             try:
                 export_to_ctranslate2(str(model_folder), folder, quantization=kind, sample=lines)
@@ -286,3 +209,24 @@ def write_random_model(preset: str, folder: Path) -> None:
     words = [f"word{number}" for number in range(RANDOM_VOCABULARY - 4)]
     tokenizer = VanillaTransformerTokenizer.train(words, vocab_size=RANDOM_VOCABULARY, kind="word")
     tokenizer.save_pretrained(folder)
+
+
+def random_sources(count: int) -> list[list[int]]:
+    """Ids of sentences with `</s>`, the same at each call."""
+    draw = random.Random(0)
+    ids = range(4, RANDOM_VOCABULARY)
+    lengths = [draw.randint(*RANDOM_SOURCE_TOKENS) for _ in range(count)]
+    return [[*draw.choices(ids, k=length - 1), 2] for length in lengths]
+
+
+def load(folders: dict[str, Path], dtype: str, sources: list[list[int]]) -> dict[str, Contender]:
+    """All contenders available in this dtype; in float32 their outputs have been compared."""
+    contenders = {
+        name: CONTENDERS[name](folder, dtype)
+        for name, folder in folders.items()
+        if dtype == "float32" or issubclass(CONTENDERS[name], Generate)
+    }
+    if dtype == "float32" and "m2m100" in contenders:
+        ours, theirs = contenders["vanilla"].model, contenders["m2m100"].model
+        check_same_logits(ours, theirs, model_inputs(sources[:16]))
+    return contenders

@@ -4,13 +4,12 @@
 For each number of pairs, made at random, 27 words a side, three runs of the command follow one
 another, each in a process of its own: the first one learns a vocabulary and tokenises the corpus,
 the second one finds both in the cache, and the third one resumes the second. Seconds count from the
-start of the process to the end of its first update, imports included; those of a checkpoint are of
-its saving. CPU seconds are those of all threads of the process until then, which other programs
-hardly change. Memory is the most that the first run has held until then, and in brackets what of it
-is not mapped from files, looked up twenty times a second.
+start of the process to the end of its first update, imports included; CPU seconds, in brackets, are
+those of all its threads. Memory is the most that the first run has held until then, and in brackets
+what of it is not mapped from files.
 
 Example:
-  python benchmarks/growth.py --pairs 10000 100000 1000000 --output growth.svg
+  python benchmarks/growth.py --sizes 10000 100000 1000000 --picture growth.svg
 """
 
 import argparse
@@ -28,12 +27,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from memory import peak_memory
-from ratio_tables import head, row
+from lab import Report, benchmark_parser, process_memory
 
 RUNS = ("first", "cached", "resumed")
 COLUMNS = ("pairs", "first update, s", "memory, GB", "from the cache, s", "resumed, s")
-COLUMNS = (*COLUMNS, "checkpoint, s")
+COLUMNS += ("checkpoint, s",)
 WORDS = 27
 _VOCABULARY = 50_000
 _LINES_AT_A_TIME = 10_000
@@ -44,27 +42,22 @@ _MARK = "growth: "
 
 
 def main() -> None:
-    """Prints a Markdown table, a row after the runs of a size, and draws the seconds."""
+    """Prints a table, a row after the runs of a size, and draws the seconds."""
     if sys.argv[1:2] == ["--run"]:
         return report_first_update(sys.argv[2:])
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
-    sizes = [10_000, 100_000, 1_000_000]
-    parser.add_argument("--pairs", type=int, nargs="+", default=sizes, help="(10000 ... 1000000)")
-    parser.add_argument("--preset", default="tiny", help="Sizes of the model (default: tiny).")
-    parser.add_argument("--vocab_size", type=int, default=8000, help="Default: 8000.")
+    parser = benchmark_parser(__doc__, sizes=(10_000, 100_000, 1_000_000))
     parser.add_argument("--streaming", action="store_true", help="Read pairs while training.")
     parser.add_argument("--folder", type=Path, help="Room for 1.5 KB a pair (default: TMPDIR).")
-    parser.add_argument("--output", type=Path, help="Picture, .svg or .png (default: none).")
+    parser.add_argument("--picture", type=Path, help="Picture of the rows, .svg or .png.")
     options = parser.parse_args()
-    rows = []
-    print(head(*COLUMNS))
+    rows, report = [], Report(options.output)
+    report.table(f"Streaming: {options.streaming}", *COLUMNS)
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        for pairs in sorted(options.pairs):
+        for pairs in sorted(options.sizes):
             rows.append(measure(pairs, Path(folder), options))
-            print(row(*cells(rows[-1])), flush=True)
-    if options.output:
-        draw(rows, options.output)
+            report.row(*cells(rows[-1]))
+    if options.picture:
+        draw(rows, options.picture)
     return None
 
 
@@ -74,34 +67,30 @@ def measure(pairs: int, folder: Path, options: argparse.Namespace) -> dict[str, 
     for seed, path in enumerate(corpus):
         with path.open("w", encoding="utf-8") as file:
             file.writelines(made_lines(pairs, seed))
-    argv = ["--train", *map(str, corpus), "--preset", options.preset, "--disable_tqdm", "true"]
-    argv += ["--vocab_size", str(options.vocab_size), "--save_strategy", "steps"]
-    argv += ["--save_steps", "1", *["--streaming"] * options.streaming, "--max_steps"]
+    argv = ["--train", *map(str, corpus), "--preset", "tiny", "--disable_tqdm", "true"]
+    argv += ["--vocab_size", "8000", "--save_strategy", "steps", "--save_steps", "1"]
+    argv += [*["--streaming"] * options.streaming, "--max_steps"]
     cache, again = folder / f"cache-{pairs}", folder / f"again-{pairs}"
     reports = (
         run([*argv, "1"], folder / f"first-{pairs}", cache),
         run([*argv, "1"], again, cache),
         run([*argv, "2", "--resume"], again, cache),
     )
-    measured = {"pairs": pairs, "checkpoint": reports[0]["checkpoint"]}
-    for name, report in zip(RUNS, reports, strict=True):
-        measured |= {f"{name} {key}": value for key, value in report.items()}
     for path in corpus:
         path.unlink()
     shutil.rmtree(cache, ignore_errors=True)
-    return measured
+    named = zip(RUNS, reports, strict=True)
+    return {"pairs": pairs} | {f"{name} {key}": r[key] for name, r in named for key in r}
 
 
-def cells(measured: dict[str, float]) -> Iterator[str]:
+def cells(measured: dict[str, float]) -> list[str]:
     """A row of the table; CPU seconds are in brackets."""
     first, cached, resumed = (
         f"{measured[f'{name} seconds']:.1f} ({measured[f'{name} cpu']:.1f})" for name in RUNS
     )
-    yield f"{measured['pairs']:,.0f}"
-    yield first
-    yield f"{measured['first peak'] / 1e9:.2f} ({measured['first unmapped'] / 1e9:.2f})"
-    yield from (cached, resumed)
-    yield f"{measured['checkpoint']:.1f}"
+    memory = f"{measured['first peak'] / 1e9:.2f} ({measured['first unmapped'] / 1e9:.2f})"
+    saved = f"{measured['first checkpoint']:.1f}"
+    return [f"{measured['pairs']:,.0f}", first, memory, cached, resumed, saved]
 
 
 def draw(rows: list[dict[str, float]], path: Path) -> None:
@@ -111,13 +100,12 @@ def draw(rows: list[dict[str, float]], path: Path) -> None:
     figure = new_figure(9, 3.6)
     left, right = figure.subplots(1, 2)
     pairs = [measured["pairs"] for measured in rows]
-    labels = {
-        "first seconds": "first run",
-        "cached seconds": "from the cache",
-        "resumed seconds": "resumed",
-        "checkpoint": "a checkpoint",
-    }
-    for name, label in labels.items():
+    for name, label in (
+        ("first seconds", "first run"),
+        ("cached seconds", "from the cache"),
+        ("resumed seconds", "resumed"),
+        ("first checkpoint", "a checkpoint"),
+    ):
         left.loglog(pairs, [measured[name] for measured in rows], "o-", label=label)
     left.set(xlabel="pairs", ylabel="seconds")
     for name, label in (("first peak", "all"), ("first unmapped", "not mapped from files")):
@@ -156,67 +144,48 @@ def run(argv: list[str], output: Path, cache: Path) -> dict[str, float]:
     environment.pop("VANILLA_TRANSFORMER_CACHE", None)
     command = [sys.executable, __file__, "--run", *argv, "--output_dir", str(output)]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    reports = (line for line in done.stdout.splitlines() if line.startswith(_MARK))
     report: dict[str, float] = {}
-    for line in reports:
-        report |= json.loads(line.removeprefix(_MARK))
+    for line in done.stdout.splitlines():
+        if line.startswith(_MARK):
+            report |= json.loads(line.removeprefix(_MARK))
     return report
 
 
 def report_first_update(argv: list[str]) -> None:
     """Runs `train` and prints what its only update took."""
-    unmapped = MostUnmapped()
-    unmapped.start()
+    unmapped = [0]
+
+    def look() -> None:
+        while True:
+            unmapped[0] = max(unmapped[0], process_memory("RssAnon"))
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+
+    threading.Thread(target=look, daemon=True).start()
     from transformers import TrainerCallback, trainer
 
     from vanilla_transformer_tools.commands.train import train
 
-    class Report(TrainerCallback):
+    class FirstUpdate(TrainerCallback):
         def on_step_end(self, *_: Any, **__: Any) -> None:
             self.updated = time.time()
             used = resource.getrusage(resource.RUSAGE_SELF)
             print_report(
                 seconds=self.updated - float(os.environ["GROWTH_STARTED"]),
                 cpu=used.ru_utime + used.ru_stime,
-                peak=peak_memory(),
-                unmapped=unmapped.bytes,
+                peak=process_memory(),
+                unmapped=unmapped[0],
             )
 
         def on_save(self, *_: Any, **__: Any) -> None:
             print_report(checkpoint=time.time() - self.updated)
 
-    trainer.DEFAULT_CALLBACKS.append(Report)
+    trainer.DEFAULT_CALLBACKS.append(FirstUpdate)
     train(argv)
-
-
-class MostUnmapped(threading.Thread):
-    """Looks again and again how much memory of this process is not mapped from files.
-
-    Attributes:
-        bytes: The most so far.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self.bytes = 0
-
-    def run(self) -> None:
-        """Looks until the process ends."""
-        while True:
-            self.bytes = max(self.bytes, unmapped_bytes())
-            time.sleep(_SECONDS_BETWEEN_LOOKS)
 
 
 def print_report(**values: float) -> None:
     """A line that `run` finds among the others."""
     print(f"{_MARK}{json.dumps(values)}", flush=True)
-
-
-def unmapped_bytes() -> int:
-    """Memory of this process that is not mapped from files."""
-    status = Path("/proc/self/status").read_text()
-    (line,) = (line for line in status.splitlines() if line.startswith("RssAnon:"))
-    return 1024 * int(line.split()[1])
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 """Models of one size from three families, and what benchmarks do with them."""
 
 import re
-import time
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     BatchEncoding,
     M2M100Config,
@@ -13,17 +15,15 @@ from transformers import (
     MarianMTModel,
     PreTrainedModel,
 )
-from transformers import __version__ as transformers_version
 from transformers.models.m2m_100.modeling_m2m_100 import shift_tokens_right
 from transformers.trainer_pt_utils import LabelSmoother
 
+from lab import Memory, best_device, measure_alone, seconds_of
 from vanilla_transformer import (
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
 )
-from vanilla_transformer_tools.settings import PRESETS
-from vanilla_transformer_tools.training.compiling import compile_layers
-from vanilla_transformer_tools.training.run_record import hardware
+from vanilla_transformer.training.compiling import compile_layers
 
 FAMILIES = {
     "vanilla": (VanillaTransformerConfig, VanillaTransformerForConditionalGeneration),
@@ -54,35 +54,6 @@ COMMON_FIELDS = (
 )
 LOGITS_TOLERANCE = 1e-4
 NEIGHBOURS = {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0, "forced_eos_token_id": None}
-
-
-def families() -> dict[str, tuple[str, dict[str, Any]]]:
-    """Family and changed fields of each contender, by its name: the families themselves."""
-    return {family: (family, {}) for family in FAMILIES}
-
-
-def our_variants(preset: str) -> dict[str, tuple[str, dict[str, Any]]]:
-    """The same of the variants of our model, the default first; head sizes are doubled."""
-    sizes = PRESETS[preset].config()
-    twice = 2 * sizes["d_model"] // sizes["encoder_attention_heads"]
-    changes: dict[str, dict[str, Any]] = {
-        "default": {},
-        "eager attention": {"attn_implementation": "eager"},
-        "no padding": {"attn_implementation": "varlen"},
-        "post-norm": {"pre_norm": False},
-        "norm of embeddings": {"embedding_layer_norm": True},
-        "learned positions": {"position_embedding_type": "learned"},
-        "separate tables": {"share_encoder_decoder_embeddings": False},
-        "untied projection": {"tie_word_embeddings": False},
-        "projection with bias": {"lm_head_bias": True},
-        "attention without biases": {"attention_bias": False},
-        "d_k doubled": {"d_k": twice},
-        "d_k and d_v doubled": {"d_k": twice, "d_v": twice},
-        "talking heads, logits": {"talking_heads": "logits"},
-        "talking heads, weights": {"talking_heads": "weights"},
-        "talking heads, both": {"talking_heads": "both"},
-    }
-    return {name: ("vanilla", fields) for name, fields in changes.items()}
 
 
 def build(family: str, **changes: Any) -> PreTrainedModel:
@@ -157,6 +128,41 @@ def check_same_logits(
         )
 
 
+def random_batches(
+    lengths: np.ndarray,
+    rows: Iterable[Iterable[int]],
+    vocab_size: int,
+    pad: int = 0,
+    end: int = 2,
+) -> list[BatchEncoding]:
+    """Batches of random tokens, the same at each call.
+
+    Args:
+        lengths: Tokens of both sides of each pair, the end counted, `[pairs, 2]`.
+        rows: Pairs of each batch.
+        vocab_size: Entries of the vocabulary.
+        pad: Padding of sources; targets have -100.
+        end: Last token of a sentence.
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def side(sizes: Iterable[int], filler: int) -> torch.Tensor:
+        # The last id is Marian's padding.
+        bounds = (4, vocab_size - 1)
+        words = [torch.randint(*bounds, (int(n),), generator=generator) for n in sizes]
+        for word in words:
+            word[-1] = end
+        return pad_sequence(words, batch_first=True, padding_value=filler)
+
+    cut = []
+    for indices in rows:
+        input_ids, labels = (side(lengths[indices, i], (pad, -100)[i]) for i in (0, 1))
+        mask = (input_ids != pad).long()
+        batch = {"input_ids": input_ids, "attention_mask": mask, "labels": labels}
+        cut.append(BatchEncoding(batch))
+    return cut
+
+
 def padding_of(cut: list[BatchEncoding]) -> float:
     """Share of padding in batches, 0 to 1."""
     return 1 - tokens_of(cut) / sum(b["input_ids"].numel() + b["labels"].numel() for b in cut)
@@ -168,37 +174,30 @@ def tokens_of(cut: list[BatchEncoding]) -> int:
 
 
 class Training:
-    """One contender that trains: forward, backward and Adam over given batches.
+    """A model that trains: forward, backward and Adam over given batches.
 
     Args:
-        family: Key of `FAMILIES`.
-        changes: Fields of its config, in addition to the preset's.
-        preset: Key of `PRESETS`.
-        vocab_size: Entries of the embedding table.
-        dtype: "float32", or the dtype of matrix products under autocast.
-        label_smoothing: Inside our model, and by Trainer's smoother for the others.
-        compiler: Backend that compiles the layers, once for all shapes; None: none does.
+        model: A model of any family.
         cut: The batches.
+        dtype: "float32", or the dtype of matrix products under autocast.
+        label_smoothing: Smoothing inside our model, and by Trainer's smoother for the others.
+        compiler: Backend that compiles the layers, once for all shapes; None: none does.
     """
 
     def __init__(
         self,
-        family: str,
-        changes: dict[str, Any],
-        preset: str,
-        vocab_size: int,
-        dtype: str,
-        label_smoothing: float,
-        compiler: str | None,
+        model: PreTrainedModel,
         cut: list[BatchEncoding],
+        dtype: str = "float32",
+        label_smoothing: float = 0.0,
+        compiler: str | None = None,
     ) -> None:
         device = best_device()
-        sizes = PRESETS[preset].config() | {"dropout": 0.1} | changes
-        self.model = build(family, vocab_size=vocab_size, **sizes).to(device).train()
+        self.model = model.to(device).train()
         if compiler:
             compile_layers(self.model, compiler)
         self.smoother = None
-        if family == "vanilla":
+        if isinstance(model.config, VanillaTransformerConfig):
             self.model.config.label_smoothing = label_smoothing
         elif label_smoothing:
             self.smoother = LabelSmoother(label_smoothing)
@@ -208,17 +207,16 @@ class Training:
 
     def run(self) -> float:
         """Seconds for one round over all batches."""
+        return seconds_of(lambda: [self.update(batch) for batch in self.cut])
+
+    def update(self, batch: BatchEncoding) -> None:
+        """Forward pass, backward pass and Adam."""
         device = self.model.device.type
-        started = time.perf_counter()
-        for batch in self.cut:
-            with torch.autocast(device, self.dtype, enabled=self.dtype != torch.float32):
-                loss = self.loss(batch)
-            loss.backward()
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter() - started
+        with torch.autocast(device, self.dtype, enabled=self.dtype != torch.float32):
+            loss = self.loss(batch)
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
 
     def loss(self, batch: BatchEncoding) -> torch.Tensor:
         """The loss that Trainer would use, including label smoothing."""
@@ -232,22 +230,20 @@ class Training:
         return self.smoother(self.model(**inputs, decoder_input_ids=shifted), batch["labels"])
 
 
-def run_steps(*setting: Any) -> int:
-    """Runs one contender once; returns the bytes of weights, gradients and Adam.
+def steps_alone(make: Callable[..., Training], *setting: Any) -> Memory:
+    """Memory of one round in a process of its own; the result is the bytes of the state.
 
-    What the peak of its process adds to these is activations, logits and buffers.
+    The state is weights, gradients and Adam's moments. What the growth adds to these is
+    activations, logits and buffers.
+
+    Args:
+        make: Function of a module that builds the contender.
+        setting: Its arguments.
     """
-    contender = Training(*setting)
+    return measure_alone(_run_steps, make, *setting)
+
+
+def _run_steps(make: Callable[..., Training], *setting: Any) -> int:
+    contender = make(*setting)
     contender.run()
-    return 16 * contender.model.num_parameters()
-
-
-def best_device() -> str:
-    """Where contenders train."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def hardware_line(device: str | None = None) -> str:
-    """Device, threads and versions; without a device that of training."""
-    name = hardware(torch.device(device or best_device()))
-    return f"{name}, torch {torch.__version__}, transformers {transformers_version}"
+    return 16 * contender.model.num_parameters(only_trainable=True)

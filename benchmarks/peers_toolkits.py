@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import chain, islice, pairwise
+from itertools import chain
 from pathlib import Path
 from string import Template
 from typing import Any, Self
@@ -19,14 +19,14 @@ import numpy as np
 import psutil
 from sacrebleu.metrics import BLEU
 
-from memory import peak_memory
+from lab import process_memory
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerTokenizer
 from vanilla_transformer_tools.text.batches import TokenBatchSampler
 from vanilla_transformer_tools.text.parallel_text import ParallelText, read_pairs
 
 CONFIGS = Path(__file__).with_name("peers")
 _SIDES = ("en", "de")
-_LAST_LINES = 20
+_LAST_LINES, _MANY = 20, 1_000_000
 _BLANK = "▁"
 
 
@@ -144,8 +144,8 @@ class Text:
     def prepare(
         cls,
         folder: Path,
-        train: tuple[str, ...],
-        validation: tuple[str, ...],
+        train: list[str],
+        validation: list[str],
         *,
         vocab_size: int,
         max_tokens: int,
@@ -154,25 +154,24 @@ class Text:
         """Learns a vocabulary and writes the files.
 
         Args:
-            folder: Where to.
+            folder: Folder of the files.
             train: Source and target file, in which blanks separate tokens.
-            validation: The same.
+            validation: Source and target file for scores.
             vocab_size: Most pieces, and special tokens.
-            max_tokens: Of our batches.
-            max_pairs: To train on, the first ones; None: all. The vocabulary is that of all pairs.
+            max_tokens: Tokens of our batches.
+            max_pairs: Pairs to train on, the first ones; None: all. The vocabulary is that of all.
         """
-        pairs = list(read_pairs(ParallelText(train)))
+        pairs = list(read_pairs(ParallelText(tuple(train))))
         tokenizer = VanillaTransformerTokenizer.train(
             chain.from_iterable(pairs), vocab_size=vocab_size, pretokenized=True
         )
-        cut = list(
-            zip(*(_in_pieces(tokenizer, side) for side in zip(*pairs, strict=True)), strict=True)
-        )
+        sides = (_in_pieces(tokenizer, side) for side in zip(*pairs, strict=True))
+        cut = list(zip(*sides, strict=True))
         _write_vocabulary(folder, chain.from_iterable(cut), vocab_size)
 
         lengths = np.array([[1 + len(side.split()) for side in pair] for pair in cut])
         lengths, updates = _whole_batches(lengths[:max_pairs], max_tokens)
-        held_out = list(read_pairs(ParallelText(validation)))
+        held_out = list(read_pairs(ParallelText(tuple(validation))))
         sources = _in_pieces(tokenizer, [source for source, _ in held_out])
         for name, rows in (("train", cut[: len(lengths)]), ("first", cut[:1])):
             for language, side in zip(_SIDES, zip(*rows, strict=True), strict=True):
@@ -234,27 +233,23 @@ def _write_vocabulary(folder: Path, lines: Iterable[str], vocab_size: int) -> No
 
 @dataclass
 class Job:
-    """A training run of one toolkit.
+    """A training run of one toolkit, without an end.
 
     Args:
         toolkit: What is run.
-        python: Of its environment.
-        text: To train on.
-        folder: New; gets the configuration and the model.
-        updates: After which training would end by itself.
+        python: Python of its environment.
+        text: Text to train on.
+        folder: New folder of the configuration and the model.
         report: Updates between two reports.
         save: Updates between two checkpoints.
-        seed: Of the run.
     """
 
     toolkit: Toolkit
     python: str
     text: Text
     folder: Path
-    updates: int
     report: int
     save: int
-    seed: int = 1
     _last: deque[str] = field(default_factory=lambda: deque(maxlen=_LAST_LINES))
 
     def _values(self, **more: object) -> dict[str, object]:
@@ -267,8 +262,8 @@ class Job:
             "pairs": self.text.pairs_per_update,
             "bucket": len(self.text.lengths),
             "bf16": str(self.toolkit.bf16).lower(),
-            "seed": self.seed,
-            "updates": self.updates,
+            "seed": 1,
+            "updates": _MANY,
             "report": self.report,
             "save": self.save,
             "checkpoint": "",
@@ -319,11 +314,14 @@ class Job:
             f"{' '.join(process.args)}\n{''.join(self._last)}"
         )
 
-    def epoch_seconds(self, epochs: int) -> tuple[list[float], int]:
-        """Seconds of each epoch but the first, a report for each, and the peak of memory."""
+    def second_report(self) -> tuple[float, int]:
+        """Seconds from the first report to the second, and the peak of memory."""
         with self.running() as process:
-            times = [time.perf_counter() for _ in islice(self.reports(process), epochs + 1)]
-            return [end - start for start, end in pairwise(times)], peak_of_tree(process.pid)
+            reports = self.reports(process)
+            next(reports)
+            started = time.perf_counter()
+            next(reports)
+            return time.perf_counter() - started, peak_of_tree(process.pid)
 
     def scores(self) -> Iterator[tuple[float, int, float, int]]:
         """Minutes, updates, validation BLEU and the peak of memory, at each checkpoint.
@@ -381,4 +379,6 @@ class Job:
 def peak_of_tree(pid: int) -> int:
     """Bytes of a process and its children, each at its peak."""
     process = psutil.Process(pid)
-    return sum(peak_memory(one.pid) for one in (process, *process.children(recursive=True)))
+    return sum(
+        process_memory(process=one.pid) for one in (process, *process.children(recursive=True))
+    )

@@ -5,20 +5,19 @@ Points are medians of the rounds: equation (1) alone, and the layer with its pro
 the formulas with k = 3 and r = 64, scaled so that n² d meets equation (1) at n = d = --fixed.
 
 Example:
-  python benchmarks/plot_complexity.py --rounds 15 --output complexity.svg
+  python benchmarks/plot_complexity.py --rounds 15 --picture complexity.svg
 """
 
-import argparse
 import statistics
 import time
 from functools import partial
 from pathlib import Path
 
-from ratio_tables import head, row
-from rounds import take_turns
+from lab import Report, benchmark_parser, take_turns
 
 STYLES = {"equation (1)": "ko", "whole layer": "k^", "self-attention, n² d": "k-"}
 STYLES |= {"recurrent, n d²": "--", "convolutional, k n d²": "-.", "restricted, r n d": ":"}
+SIZES = (64, 128, 256, 512, 1024, 2048)
 
 
 def complexities(n: int, d: int, k: int = 3, r: int = 64) -> tuple[int, ...]:
@@ -27,7 +26,7 @@ def complexities(n: int, d: int, k: int = 3, r: int = 64) -> tuple[int, ...]:
 
 
 def milliseconds(n: int, d: int) -> tuple[float, float]:
-    """Of equation (1) and of the whole layer, eager, for one sequence and 8 heads."""
+    """Processor time of equation (1) and of the whole layer, eager, one sequence, 8 heads."""
     import torch
 
     from vanilla_transformer import VanillaTransformerConfig, attention_vanilla_transformer
@@ -46,42 +45,39 @@ def milliseconds(n: int, d: int) -> tuple[float, float]:
 
 def main() -> None:
     """Prints all points and lines in milliseconds, and draws them."""
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
-    parser.add_argument(
-        "--output", type=Path, default="complexity.svg", help=".svg or .png (complexity.svg)"
-    )
-    integer, sizes = {"type": int}, [64, 128, 256, 512, 1024, 2048]
-    parser.add_argument("--sizes", **integer, nargs="+", default=sizes, help="(64 128 ... 2048)")
-    parser.add_argument("--fixed", **integer, default=512, help="the other of n and d (512)")
-    parser.add_argument("--rounds", **integer, default=15, help="timed rounds (15)")
+    parser = benchmark_parser(__doc__, sizes=SIZES, rounds=15)
+    parser.add_argument("--fixed", type=int, default=512, help="The other of n and d (512).")
+    parser.add_argument("--picture", type=Path, help="File of the picture, .svg or .png.")
     options = parser.parse_args()
     fixed, sizes = options.fixed, sorted({*options.sizes, options.fixed})
     if wrong := [size for size in sizes if size < 8 or size % 8]:
         parser.error(f"--sizes and --fixed must be multiples of the 8 heads, got {wrong[0]}")
-    # Imported late: it loads torch, and `--help` should answer at once.
-    from vanilla_transformer_tools.figures import new_figure, save_figure
-
-    try:
-        figure = new_figure(9, 4)
-    except ImportError as error:
-        parser.error(str(error))
     panels = {"tokens n": [(n, fixed) for n in sizes], "width d": [(fixed, d) for d in sizes]}
     points = {size: partial(milliseconds, *size) for panel in panels.values() for size in panel}
     times = take_turns(points, options.rounds)
     rows = {size: [*map(statistics.median, zip(*times[size], strict=True))] for size in times}
     unit = rows[fixed, fixed][0] / complexities(fixed, fixed)[0]
-    print(head("n", "d", *STYLES))
+    report = Report(options.output)
+    report.table("Milliseconds", "n", "d", *STYLES)
     for size, cells in rows.items():
         cells += [unit * count for count in complexities(*size)]
-        print(row(*size, *(f"{each:.2f}" for each in cells)))
-    for axes, axis in zip(figure.subplots(1, 2, sharey=True), panels, strict=True):
-        columns = zip(*map(rows.get, panels[axis]), strict=True)
-        for name, column in zip(STYLES, columns, strict=True):
+        report.row(*size, *(f"{each:.2f}" for each in cells))
+    if options.picture:
+        drawn = {axis: [rows[size] for size in panels[axis]] for axis in panels}
+        draw(drawn, sizes, fixed, options.picture)
+
+
+def draw(panels: dict[str, list[list[float]]], sizes: list[int], fixed: int, path: Path) -> None:
+    """Draws the cells of each panel over its sizes."""
+    from vanilla_transformer.figures import new_figure, save_figure
+
+    figure = new_figure(9, 4)
+    for axes, (axis, rows) in zip(figure.subplots(1, 2, sharey=True), panels.items(), strict=True):
+        for name, column in zip(STYLES, zip(*rows, strict=True), strict=True):
             axes.loglog(sizes, column, STYLES[name], label=name)
         axes.set(xlabel=f"{axis}, the other {fixed}", ylabel="milliseconds")
     axes.legend()
-    save_figure(figure, options.output)
+    save_figure(figure, path)
 
 
 if __name__ == "__main__":

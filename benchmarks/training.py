@@ -1,126 +1,150 @@
 #!/usr/bin/env python
 r"""Training speed and memory against M2M100 and Marian of the same size, on identical batches.
 
-In each round, all contenders train on the same batches in turn. The time of a round covers forward,
-backward and Adam; the table shows the median, and its ratio to that of the first line. Memory is
-measured in a process for each contender. Tokens are counted without padding.
+The seconds of a round are those of forward, backward and Adam over all batches, after a round that
+does not count. The table has the tokens of both sides per second without padding, their range, and
+the speed as a multiple of the first line's. Memory is measured in a process for each contender:
+growth is what a step adds to weights, gradients and Adam's state. With --profile a second table has
+the share of a round that kinds of operations take in the first model.
 
 Examples:
-  python benchmarks/training.py --corpus train.de.gz train.en.gz --presets tiny base
-  python benchmarks/training.py --corpus train.de.gz train.en.gz --presets tiny --variants
-  python benchmarks/training.py --corpus train.de.gz train.en.gz --presets tiny --variants \
+  python benchmarks/training.py --corpus train.de.gz train.en.gz --sizes tiny base
+  python benchmarks/training.py --corpus train.de.gz train.en.gz --sizes tiny --variants \
       --models default 'talking heads*' --compile
-  python benchmarks/training.py --corpus train.de.gz train.en.gz --presets tiny --variants \
-      --models default 'no padding' --unsorted
-  python benchmarks/training.py --corpus train.de.gz train.en.gz --presets base --products
+  python benchmarks/training.py --corpus train.de.gz train.en.gz --sizes base --profile
 """
 
 import argparse
 import fnmatch
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ratio_tables import head, megabytes, rate, rate_range, ratio, row
+from lab import PRESETS, Memory, Report, benchmark_parser, megabytes, speed_cells, take_turns
 
 if TYPE_CHECKING:
-    from memory import Memory
+    from neighbours import Training
 
-COLUMNS = ("model", "tokens/s", "range", "time")
-COLUMNS += ("growth MB", "peak MB", "start MB", "state MB")
+COLUMNS = ("model", "tokens/s", "range", "speed", "growth MB", "peak MB", "start MB", "state MB")
 VOCABULARY = {"tiny": 10_000, "small": 32_000, "base": 32_000, "big": 37_000}
+FAMILIES = {name: (name, {}) for name in ("vanilla", "m2m100", "marian")}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "eager attention": {"attn_implementation": "eager"},
+    "no padding": {"attn_implementation": "varlen"},
+    "post-norm": {"pre_norm": False},
+    "norm of embeddings": {"embedding_layer_norm": True},
+    "learned positions": {"position_embedding_type": "learned"},
+    "separate tables": {"share_encoder_decoder_embeddings": False},
+    "untied projection": {"tie_word_embeddings": False},
+    "projection with bias": {"lm_head_bias": True},
+    "attention without biases": {"attention_bias": False},
+    "d_k doubled": {"d_k": 2},
+    "d_k and d_v doubled": {"d_k": 2, "d_v": 2},
+    "talking heads, logits": {"talking_heads": "logits"},
+    "talking heads, weights": {"talking_heads": "weights"},
+    "talking heads, both": {"talking_heads": "both"},
+}
 
 
 def parse() -> argparse.Namespace:
     """Reads the options."""
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
+    parser = benchmark_parser(__doc__, sizes=("tiny", "base"), known=PRESETS, rounds=5)
     parser.add_argument("--corpus", nargs=2, required=True, help="Source and target file.")
-    parser.add_argument("--presets", nargs="+", default=["tiny", "base"], choices=VOCABULARY)
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
-    parser.add_argument(
-        "--variants", action="store_true", help="Compare variants of our model instead."
-    )
+    parser.add_argument("--variants", action="store_true", help="Compare variants of our model.")
     parser.add_argument("--models", nargs="+", default=["*"], help="Their names, or patterns.")
     parser.add_argument("--compile", action="store_true", help="Compile their layers.")
-    parser.add_argument(
-        "--unsorted", action="store_true", help="Draw pairs at random, as Trainer does by default."
-    )
-    parser.add_argument(
-        "--products", action="store_true", help="Also time the matrix products alone."
-    )
+    parser.add_argument("--unsorted", action="store_true", help="Draw pairs at random.")
+    parser.add_argument("--profile", action="store_true", help="Also shares of operations.")
     parser.add_argument("--tokens", type=int, default=4096, help="Tokens per batch, both sides.")
-    parser.add_argument("--rounds", type=int, default=5, help="Timed rounds (default: 5).")
     parser.add_argument("--batches", type=int, default=4, help="Batches per round (default: 4).")
     parser.add_argument("--label_smoothing", type=float, default=0.0, help="(default: 0)")
     return parser.parse_args()
 
 
 def main() -> int:
-    """Prints one table for each preset and dtype; returns the exit status."""
-    options = parse()
-    # Imported late: it loads torch, and `--help` should answer at once.
-    from neighbours import families, our_variants
-
-    for preset in options.presets:
-        known = our_variants(preset) if options.variants else families()
+    """Prints one table for each size and dtype; returns the exit status."""
+    options, report = parse(), None
+    for size in options.sizes:
+        known = variants(size) if options.variants else FAMILIES
         chosen = [name for name in known if any(fnmatch.fnmatch(name, p) for p in options.models)]
         if not chosen:
             names = ", ".join(known)
             print(f"--models must name some of {names}, got {options.models}.", file=sys.stderr)
             return 2
+        report = report or Report(options.output)
         for dtype in options.dtypes:
-            print_table(preset, dtype, {name: known[name] for name in chosen}, options)
+            compare(report, size, dtype, {name: known[name] for name in chosen}, options)
     return 0
 
 
-def print_table(
-    preset: str,
+def variants(size: str) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Family and changed fields of each variant; sizes of heads are multiples of the default."""
+    from vanilla_transformer_cli.settings import PRESETS
+
+    sizes = PRESETS[size].config()
+    head = sizes["d_model"] // sizes["encoder_attention_heads"]
+    return {
+        name: ("vanilla", {k: v * head if k in ("d_k", "d_v") else v for k, v in fields.items()})
+        for name, fields in VARIANTS.items()
+    }
+
+
+def compare(
+    report: Report,
+    size: str,
     dtype: str,
-    models: dict[str, tuple[str, dict[str, object]]],
+    models: dict[str, tuple[str, dict[str, Any]]],
     options: argparse.Namespace,
 ) -> None:
-    """Times the contenders in turn, and measures the memory of each in a process of its own."""
+    """Adds a table of all contenders."""
+    # Imported late: they load torch, and `--help` should answer at once.
     from corpora import batches
-    from matrix_products import MatrixProducts
-    from memory import measure_alone
-    from neighbours import Training, hardware_line, padding_of, run_steps, tokens_of
-    from rounds import take_turns
+    from kernels import profile_table
+    from neighbours import padding_of, steps_alone, tokens_of
 
-    vocab_size = VOCABULARY[preset]
-    size = (options.tokens, options.batches, options.unsorted)
-    cut = batches(options.corpus, vocab_size, *size)
+    vocab_size = VOCABULARY[size]
+    cut = batches(options.corpus, vocab_size, options.tokens, options.batches, options.unsorted)
     compiler = "inductor" if options.compile else None
-    setting = (preset, vocab_size, dtype, options.label_smoothing, compiler, cut)
-    contenders = {name: Training(*model, *setting).run for name, model in models.items()}
-    if options.products:
-        products = {f"{name}, products": MatrixProducts(run) for name, run in contenders.items()}
-        contenders |= {name: each.run for name, each in products.items()}
-    seconds = take_turns(contenders, options.rounds, warm_ups=1)
+    setting = (size, vocab_size, cut, dtype, options.label_smoothing, compiler)
+    contenders = {name: contender(*model, *setting) for name, model in models.items()}
+    runs = {name: each.run for name, each in contenders.items()}
+    seconds = take_turns(runs, options.rounds, warm_ups=1)
     tokens = tokens_of(cut)
-    print(
-        f"\n{preset}, {dtype}, vocabulary {vocab_size:,}, "
-        f"{tokens:,} tokens in {options.batches} batches, {100 * padding_of(cut):.1f} % padding; "
-        f"{hardware_line()}"
-        f"{', compiled' if options.compile else ''}"
-    )
-    print(head(*COLUMNS))
-    first = next(iter(seconds.values()))
+    setup = f"{size}, {dtype}, vocabulary {vocab_size:,}, {tokens:,} tokens in {len(cut)} batches"
+    padding = f"{100 * padding_of(cut):.1f} % padding"
+    report.table(f"{setup}, {padding}{', compiled' if options.compile else ''}", *COLUMNS)
+    first = next(iter(seconds))
     for name, times in seconds.items():
-        speeds = (rate(tokens, times), rate_range(tokens, times), ratio(times, first))
-        memory = ["-"] * 4
-        if name in models:
-            memory = memory_cells(measure_alone(run_steps, *models[name], *setting))
-        print(row(name, *speeds, *memory))
+        memory = memory_cells(steps_alone(contender, *models[name], *setting))
+        report.row(name, *speed_cells(tokens, times, seconds[first]), *memory)
+    if options.profile:
+        profile_table(report, f"{first}: {setup}", runs[first])
 
 
-def memory_cells(memory: "Memory") -> list[str]:
-    """The last columns of one contender.
+def contender(
+    family: str, changes: dict[str, Any], size: str, vocab_size: int, *setting: Any
+) -> "Training":
+    """A model of a family, with changed fields, that trains.
 
     Args:
-        memory: Of its process, with the bytes of weights, gradients and Adam as the result.
+        family: Key of `neighbours.FAMILIES`.
+        changes: Fields of its config, in addition to the preset's.
+        size: Preset.
+        vocab_size: Entries of the embedding table.
+        setting: Batches and further arguments of `Training`.
     """
+    from neighbours import Training, build
+    from vanilla_transformer_cli.settings import PRESETS
+
+    sizes = PRESETS[size].config() | {"dropout": 0.1} | changes
+    return Training(build(family, vocab_size=vocab_size, **sizes), *setting)
+
+
+def memory_cells(memory: Memory) -> list[str]:
+    """The last columns of a contender, whose process has returned the bytes of its state."""
     state = memory.result
-    return megabytes((memory.growth - state, memory.peak, memory.start, state))
+    return megabytes(memory.growth - state, memory.peak, memory.start, state)
 
 
 if __name__ == "__main__":

@@ -25,12 +25,12 @@ def main() -> None:
     """Prints the table, a line as soon as it is known, and how many contracts each class keeps."""
     formatter = argparse.RawDescriptionHelpFormatter
     argparse.ArgumentParser(description=__doc__, formatter_class=formatter).parse_args()
-    # Where `neighbours` is.
+    # The folder of `lab` and `neighbours`.
     sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
     from transformers.utils import logging
 
     from contracts import CHECKS
-    from neighbours import hardware_line
+    from lab import hardware_line
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()

@@ -34,7 +34,7 @@ def runs(monkeypatch):
 
 
 def options_of(**changes):
-    return argparse.Namespace(**{"preset": "tiny", "vocab_size": 300, "streaming": False} | changes)
+    return argparse.Namespace(**{"streaming": False} | changes)
 
 
 def test_second_run_has_the_cache_of_the_first_and_is_resumed(runs, tmp_path):
@@ -48,27 +48,7 @@ def test_second_run_has_the_cache_of_the_first_and_is_resumed(runs, tmp_path):
         ("again-20", "cache-20"),
     ]
     assert ["--resume" in argv for argv, *_ in runs] == [False, False, True]
-    assert all(argv[argv.index("--vocab_size") + 1] == "300" for argv, *_ in runs)
     assert not list(tmp_path.glob("train.*"))
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-def test_pairs_are_streamed_on_request(runs, tmp_path, streaming):
-    measure(20, tmp_path, options_of(streaming=streaming))
-
-    assert ["--streaming" in argv for argv, *_ in runs] == [streaming] * 3
-
-
-def test_memory_is_the_most_so_far(monkeypatch):
-    looks = iter([5, 9, 7])
-    monkeypatch.setattr(growth, "unmapped_bytes", lambda: next(looks))
-    monkeypatch.setattr(growth.time, "sleep", lambda _: None)
-    most = growth.MostUnmapped()
-
-    with pytest.raises(StopIteration):
-        most.run()
-
-    assert most.bytes == 9
 
 
 def test_made_lines_have_27_words_on_average_and_are_the_same_each_time():

@@ -3,18 +3,16 @@
 import os
 import sys
 
-import psutil
 import torch
 
 from vanilla_transformer_tools import threads as counting
 
 from ..support.documents import ROOT
-from ..support.http_service import wait_until
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import threads
-from threads import busy_programs, contenders, table_row
+from threads import contenders, table_row
 
 
 def test_row_divides_idle_cores_by_the_best_fixed_number():
@@ -33,20 +31,6 @@ def test_each_contender_has_its_number_of_threads(monkeypatch):
 
     assert [run() >= 0 for run in runs.values()] == [True] * 3
     assert chosen == [1, "task", 2, "task", True, "task"]
-
-
-def busy_processes():
-    found = psutil.process_iter(["cmdline"])
-    return [one for one in found if threads._BUSY in (one.info["cmdline"] or [])]
-
-
-def test_busy_programs_are_no_children_and_end_with_their_measurement(monkeypatch):
-    monkeypatch.setattr(threads, "SECONDS_TO_START", 0.0)
-
-    with busy_programs(2):
-        wait_until(lambda: [one.ppid() == os.getpid() for one in busy_processes()] == [False] * 2)
-
-    wait_until(lambda: not busy_processes())
 
 
 def test_fixed_number_of_threads_is_refused(monkeypatch, capsys):

@@ -1,33 +1,21 @@
 """`benchmarks/training.py`: the table, and what is the same for all contenders."""
 
 import sys
-from argparse import Namespace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 from transformers import BatchEncoding
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import corpora
-import matrix_products
-import memory
 import neighbours
 import training
 from corpora import batches
-from matrix_products import MatrixProducts
-from memory import Memory
-from neighbours import (
-    Training,
-    build,
-    our_variants,
-    padding_of,
-    run_steps,
-    sinusoids,
-    tokens_of,
-)
+from lab import Memory
+from neighbours import Training, build, padding_of, random_batches, sinusoids, tokens_of
 
 BATCH = BatchEncoding(
     {
@@ -36,83 +24,6 @@ BATCH = BatchEncoding(
         "labels": torch.tensor([[8, 2], [2, -100]]),
     }
 )
-
-
-def test_growth_is_what_training_adds_to_weights_gradients_and_adam():
-    used = Memory(start=10_000_000, peak=100_000_000, result=30_000_000)
-
-    cells = training.memory_cells(used)
-
-    assert training.COLUMNS[-4:] == ("growth MB", "peak MB", "start MB", "state MB")
-    assert cells == ["60", "100", "10", "30"]
-
-
-@pytest.mark.parametrize("products", [False, True])
-def test_each_contender_has_a_row_with_its_own_time_and_memory(monkeypatch, capsys, products):
-    class Fake:
-        def __init__(self, family, *_):
-            self.seconds = {"vanilla": [9.0, 1.0, 1.0], "m2m100": [1.0, 2.0, 4.0]}[family]
-
-        def run(self):
-            return self.seconds.pop(0)
-
-    def measure(work, family, *_):
-        assert work is run_steps
-        return Memory(1_000_000, {"vanilla": 5_000_000, "m2m100": 8_000_000}[family], 0)
-
-    class FakeProducts:
-        def __init__(self, work):
-            assert isinstance(work.__self__, Fake)
-
-        def run(self):
-            return 0.5
-
-    monkeypatch.setattr(neighbours, "Training", Fake)
-    monkeypatch.setattr(matrix_products, "MatrixProducts", FakeProducts)
-    monkeypatch.setattr(corpora, "batches", lambda *_: [BATCH])
-    monkeypatch.setattr(memory, "measure_alone", measure)
-    models = {"vanilla": ("vanilla", {}), "m2m100": ("m2m100", {})}
-    options = Namespace(tokens=1, batches=1, unsorted=False, corpus=[], label_smoothing=0)
-    vars(options).update(compile=False, rounds=2, products=products)
-
-    training.print_table("tiny", "float32", models, options)
-
-    _, title, _, _, *rows = capsys.readouterr().out.splitlines()
-    assert "8 tokens in 1 batches, 33.3 % padding" in title
-    assert rows == [
-        "| vanilla | 8 | 8-8 | 1.00 | 4 | 5 | 1 | 0 |",
-        "| m2m100 | 3 | 2-4 | 3.00 | 7 | 8 | 1 | 0 |",
-        *(f"| {name}, products | 16 | 16-16 | 0.50 {'| - ' * 4}|" for name in models if products),
-    ]
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_products_alone_are_those_of_the_steps(dtype):
-    contender = Training("vanilla", {}, "tiny", 50, dtype, 0.0, None, [BATCH, BATCH])
-    products = MatrixProducts(contender.run)
-    steps, alone = FlopCounterMode(display=False), FlopCounterMode(display=False)
-
-    with steps:
-        contender.run()
-    with alone:
-        seconds = products.run()
-
-    counted = {key: n for key, n in steps.get_flop_counts()["Global"].items() if "mm" in str(key)}
-    assert alone.get_flop_counts()["Global"] == counted
-    assert seconds > 0
-
-
-def test_products_have_the_layouts_of_the_steps():
-    left, right = torch.randn(3, 4).T, torch.randn(1, 5).expand(3, 5)
-    total = torch.zeros(4, 5)
-    products = MatrixProducts(lambda: total.addmm_(left, right))
-
-    [(function, operands, named)] = products._calls
-
-    assert function is torch.ops.aten.addmm_.default
-    assert [value.stride() for value in operands] == [(5, 1), (1, 4), (0, 1)]
-    assert [value.shape for value in operands] == [total.shape, left.shape, right.shape]
-    assert named == {}
 
 
 def test_tokens_and_padding_are_counted_on_both_sides():
@@ -160,27 +71,79 @@ def test_positions_are_laid_out_as_in_each_family(family):
         torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-5)
 
 
+SIZES = {
+    "vocab_size": 50,
+    "d_model": 8,
+    "dropout": 0.0,
+    **{f"{side}_{name}": 1 for side in ("encoder", "decoder") for name in ("layers", "ffn_dim")},
+    **{f"{side}_attention_heads": 2 for side in ("encoder", "decoder")},
+}
+
+
 @pytest.mark.parametrize("family", ["vanilla", "m2m100"])
 def test_label_smoothing_is_the_same_for_all(family):
-    contender = Training(family, {"dropout": 0.0}, "tiny", 50, "float32", 0.1, None, [BATCH])
-    logits = contender.model.eval()(**BATCH).logits.log_softmax(-1)[BATCH["labels"] >= 0]
-    contender.model.train()
+    trained = Training(build(family, **SIZES), [BATCH], label_smoothing=0.1)
+    logits = trained.model.eval()(**BATCH).logits.log_softmax(-1)[BATCH["labels"] >= 0]
+    trained.model.train()
     labels = BATCH["labels"][BATCH["labels"] >= 0]
 
     smoothed = -0.9 * logits[range(3), labels].mean() - 0.1 * logits.mean()
 
-    torch.testing.assert_close(contender.loss(BATCH), smoothed)
+    torch.testing.assert_close(trained.loss(BATCH), smoothed)
 
 
-def test_state_is_four_numbers_of_four_bytes_for_each_parameter():
-    setting = ("tiny", 50, "float32", 0.0, None, [BATCH])
+def test_round_updates_the_weights_once_for_each_batch():
+    trained = Training(build("vanilla", **SIZES), [BATCH, BATCH])
 
-    state = run_steps("vanilla", {}, *setting)
+    assert trained.run() > 0
+    assert {int(state["step"]) for state in trained.optimizer.state.values()} == {2}
 
-    assert state == 16 * Training("vanilla", {}, *setting).model.num_parameters()
+
+def test_state_is_four_numbers_of_four_bytes_for_each_trained_parameter():
+    def make():
+        model = build("vanilla", **SIZES)
+        model.lm_head.weight.requires_grad = False
+        return Training(model, [BATCH])
+
+    trained = sum(p.numel() for p in make().model.parameters() if p.requires_grad)
+    assert neighbours._run_steps(make) == 16 * trained
 
 
-def test_variants_of_head_sizes_are_twice_the_default():
-    _, fields = our_variants("base")["d_k and d_v doubled"]
+def test_each_contender_has_a_row_with_its_own_speed_and_memory(monkeypatch, capsys, tmp_path):
+    class Fake:
+        def __init__(self, family, *_):
+            self.seconds = {"vanilla": [9.0, 1.0, 1.0], "m2m100": [1.0, 2.0, 4.0]}[family]
 
-    assert fields == {"d_k": 128, "d_v": 128}
+        def run(self):
+            return self.seconds.pop(0)
+
+    def measure(make, family, *_):
+        assert make is Fake
+        return Memory(1_000_000, {"vanilla": 5_000_000, "m2m100": 8_000_000}[family], 0)
+
+    monkeypatch.setattr(training, "contender", Fake)
+    monkeypatch.setattr(corpora, "batches", lambda *_: [BATCH])
+    monkeypatch.setattr(neighbours, "steps_alone", measure)
+    argv = ["training.py", "--corpus", "a", "b", "--sizes", "tiny", "--dtypes", "float32"]
+    argv += ["--models", "vanilla", "m2m100", "--rounds", "2"]
+    monkeypatch.setattr(sys, "argv", argv)
+
+    assert training.main() == 0
+
+    _, title, _, _, _, *rows = capsys.readouterr().out.splitlines()
+    assert "8 tokens in 1 batches, 33.3 % padding" in title
+    assert rows == [
+        "| vanilla | 8 | 8-8 | 1.00 | 4 | 5 | 1 | 0 |",
+        "| m2m100 | 3 | 2-4 | 0.33 | 7 | 8 | 1 | 0 |",
+    ]
+
+
+def test_random_batches_have_the_lengths_and_an_end():
+    lengths = np.array([[3, 5], [2, 2], [4, 3]])
+
+    (batch,) = random_batches(lengths, [[0, 2]], vocab_size=9, pad=0, end=2)
+
+    assert batch["attention_mask"].sum(1).tolist() == [3, 4]
+    assert (batch["labels"] >= 0).sum(1).tolist() == [5, 3]
+    assert batch["input_ids"][0].tolist()[2:] == [2, 0]
+    assert tokens_of([batch]) == 15

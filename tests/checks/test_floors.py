@@ -8,7 +8,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "checks"))
 
-from floors import PLAN, SOURCE, circle, floors, module_graph, room_graph, wrong_arrows
+from floors import PLAN, SOURCE, circle, module_graph, room_graph, wrong_arrows
 
 MODULES = module_graph(SOURCE)
 ROOMS = room_graph(MODULES)
@@ -68,20 +68,6 @@ def test_circle_is_found(tmp_path):
 
     assert "vanilla_transformer_tools.text.filters" in circle(module_graph(tmp_path))
     assert circle(room_graph(module_graph(tmp_path))) == []
-
-
-def test_floor_is_one_above_the_highest_import(tmp_path):
-    write(tmp_path, "files.py", "")
-    write(tmp_path, "text/filters.py", "from ..files import read")
-    write(tmp_path, "training/run.py", "from ..files import read\nfrom ..text.filters import drop")
-
-    stacked = floors(room_graph(module_graph(tmp_path)))
-
-    assert [[room.rpartition(".")[2] for room in named] for named in stacked] == [
-        ["files"],
-        ["text"],
-        ["training"],
-    ]
 
 
 def write(source: Path, name: str, text: str) -> None:

@@ -1,6 +1,5 @@
 import importlib.util
 import json
-import os
 import shlex
 import subprocess
 import sys
@@ -9,8 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from vanilla_transformer_tools.commands import main
-from vanilla_transformer_tools.training.legs import claimed
+from vanilla_transformer_cli import main
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts/ablate.py"
@@ -25,46 +23,6 @@ rows:
   Pre-norm, as usual:
   post-norm: --learning_rate 0.5
 """
-
-
-def ablate(folder: Path, *options: str) -> str:
-    command = [sys.executable, SCRIPT, "plan.yaml", "--data", ".", "--output", "runs", *options]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    finished = subprocess.run(
-        command, capture_output=True, text=True, check=False, cwd=folder, env=environment
-    )
-    assert finished.returncode == 0, finished.stderr
-    return finished.stdout
-
-
-@pytest.mark.slow
-def test_each_row_is_trained_once_with_each_seed_and_listed_in_the_table(tmp_path):
-    (tmp_path / "plan.yaml").write_text(PLAN, encoding="utf-8")
-    (tmp_path / "train.tsv").write_text("ein\tone\nzwei\ttwo\ndrei\tthree\n" * 5, encoding="utf-8")
-
-    table = ablate(tmp_path, "--seeds", "3", "4")
-
-    folders = ["post-norm-3", "post-norm-4", "pre-norm-as-usual-3", "pre-norm-as-usual-4"]
-    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == folders
-    runs = [tmp_path / "runs" / folder for folder in folders]
-    records = [json.loads((run / "run.json").read_text(encoding="utf-8")) for run in runs]
-    assert [record["arguments"]["seed"] for record in records] == [3, 4, 3, 4]
-    rates = [record["arguments"]["learning_rate"] for record in records]
-    assert rates[0] == rates[1] == 0.5
-    assert 0.5 not in rates[2:]
-    header, _, usual, changed = table.splitlines()
-    assert header.startswith("| | wer | range | loss | runs |")
-    scores = [json.loads((run / "results.json").read_text())["validation"] for run in runs[:2]]
-    mean = sum(score["wer"] for score in scores) / 2
-    assert usual.startswith("| Pre-norm, as usual | ")
-    assert changed.startswith(f"| post-norm | {mean:.2f} | ")
-    parameters = f"{records[0]['parameters']:,}"
-    assert f" | 2 | {parameters} | 2 | " in changed  # runs, and updates of each
-
-    assert ablate(tmp_path, "--seeds", "3", "4", "--rows", "post*").splitlines()[2:] == [changed]
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*")}
-    assert ablate(tmp_path, "--seeds", "3", "4") == table
-    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*")}
 
 
 @pytest.fixture
@@ -145,24 +103,6 @@ def test_table_has_means_and_ranges_over_the_seeds(script, capsys):
     assert line == "| post-norm | 6.50 | 5.00-8.00 | 0.750 | 2 | 2,000 | 3 | 3.0 |"
 
 
-def test_finished_runs_are_not_repeated(script, capsys):
-    script(finish, "--seeds", "3")
-    first = capsys.readouterr().out
-
-    assert script(lambda folder: 1, "--seeds", "3") == 0
-    assert capsys.readouterr().out == first
-
-
-def test_finished_run_without_scores_is_named_each_time(script, capsys):
-    def finish_without_scores(folder):
-        (folder / "run.json").write_text("{}")
-        return 0
-
-    for train in (finish_without_scores, lambda folder: 1):
-        assert script(train, "--seeds", "3", "--rows", "post*") == 2
-        assert "post-norm-3 has no score 'wer' of translations" in capsys.readouterr().err
-
-
 def test_finished_run_with_other_options_is_no_result(script, capsys):
     script(finish, "--seeds", "3")
     plan = Path("plan.yaml").read_text(encoding="utf-8")
@@ -173,38 +113,12 @@ def test_finished_run_with_other_options_is_no_result(script, capsys):
         assert "runs/post-norm-3 holds a run with other options" in capsys.readouterr().err
 
 
-def test_folder_with_other_files_is_left_alone(script, capsys):
-    mine = Path("runs/post-norm-3/mine.txt")
-    mine.parent.mkdir(parents=True)
-    mine.touch()
-
-    assert script(finish, "--seeds", "3", "--rows", "post*") == 2
-
-    assert "runs/post-norm-3 must hold a finished run or one that" in capsys.readouterr().err
-    assert mine.exists()
-
-
-def test_run_that_has_not_ended_is_left_alone(script, capsys):
-    def train_while_the_script_is_started_again(folder):
-        with claimed(folder):
-            assert script(finish, "--seeds", "3", "--rows", "post*") == 2
-        (folder / "still here").touch()
-        return 1
-
-    script(train_while_the_script_is_started_again, "--seeds", "3", "--rows", "post*")
-
-    assert "is in use by another training" in capsys.readouterr().err
-    assert Path("runs/post-norm-3/still here").exists()
-
-
 @pytest.mark.parametrize(
     ("plan", "options", "message"),
     [
-        (PLAN, ["--seeds", "3", "3"], "--seeds must name each seed once, got several 3."),
-        (PLAN + "  Post norm: --seed 1", [], "'post-norm' and 'Post norm' would have one folder"),
+        (PLAN + "  Post norm: --seed 1", [], "two rows would have one folder"),
         ("rows: [a, b]", [], "plan.yaml must have `options` and `rows`"),
         ("rows: {a: --seed 1}\n : :", [], "plan.yaml must be YAML: while parsing"),
-        ("rows: {a: 3}", [], "plan.yaml: a must be options in one string, got 3"),
         ("options: [--a]\nrows: {a: }", [], "options must be options in one string, got ['--a']"),
         (PLAN, ["--rows", "x"], "Pre-norm, as usual, post-norm, got ['x']"),
         (PLAN, ["--metric", "bleu", "--rows", "post*"], "has no score 'bleu' of translations"),

@@ -1,11 +1,8 @@
 import gzip
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +11,6 @@ from ..support.documents import ROOT
 sys.path.insert(0, str(ROOT / "scripts"))
 
 import compare_minutes
-import minutes
 
 SCRIPT = ROOT / "scripts/compare_minutes.py"
 PLAN = """
@@ -44,7 +40,7 @@ def plan(tmp_path):
 @pytest.fixture
 def corpora(plan, tmp_path):
     """The corpora of the plan by name."""
-    found = minutes.read_corpora(plan, ["*"], tmp_path / "data", tmp_path / "runs")
+    found = compare_minutes.read_corpora(plan, ["*"], tmp_path / "data", tmp_path / "runs")
     return {corpus.name: corpus for corpus in found}
 
 
@@ -69,56 +65,11 @@ def test_recipe_is_stopped_after_the_minutes(corpora, tmp_path):
     assert "--minutes" not in words
 
 
-def test_corpus_without_a_recipe_and_without_evidence_has_one_run(corpora):
-    assert [corpora["Others"].options(run, 15) for run in ("left out", "recipe")] == [None, None]
-
-
-def test_corpora_come_in_the_order_of_the_patterns_each_once(plan, tmp_path):
-    found = minutes.read_corpora(plan, ["Oth*", "*"], tmp_path, tmp_path)
-
-    assert [corpus.name for corpus in found] == ["Others", "Two words"]
-
-
-@pytest.mark.parametrize(
-    ("text", "patterns", "message"),
-    [
-        (PLAN, ["Java*"], r"Two words, Others, got \['Java\*'\]"),
-        ("- 1", ["*"], "must be YAML like scripts/corpora.yaml"),
-        (
-            "A: {folder: x, metric: bleu, evaluate: '', train: [a, b]}",
-            ["*"],
-            "train of A must be text",
-        ),
-        ("A: {folder: a, metric: wer, beam: 4}", ["*"], "beam"),
-        ("A: {metric: wer}", ["*"], "like scripts/corpora.yaml: 'folder'"),
-        ("a: {b: c}\n : :", ["*"], "must be YAML: while parsing"),
-        (
-            PLAN + "two words: {folder: a, metric: wer, evaluate: ''}",
-            ["*"],
-            "would have one folder",
-        ),
-    ],
-)
-def test_wrong_plan_is_refused(plan, tmp_path, text, patterns, message):
-    plan.write_text(text, encoding="utf-8")
-
-    with pytest.raises(ValueError, match=message):
-        minutes.read_corpora(plan, patterns, tmp_path, tmp_path)
-
-
-def test_plan_of_the_repository_names_its_recipes():
-    found = minutes.read_corpora(ROOT / "scripts/corpora.yaml", ["*"], Path("d"), Path("r"))
-
-    recipes = [corpus.recipe.split()[0] for corpus in found if corpus.recipe]
-    assert len(found) == 12
-    assert [recipe for recipe in recipes if not (ROOT / recipe).is_file()] == []
-
-
 def test_table_has_the_difference_to_the_recipe(corpora, monkeypatch):
     scores = {"rules": 41.5, "left out": 40.0, "recipe": 42.0}
     signature = {"exact_match_signature": "unit:line"}
     monkeypatch.setattr(
-        minutes.Corpus,
+        compare_minutes.Corpus,
         "scores",
         lambda self, run: (
             {"exact_match": scores[run], "minutes": 7.2, **signature}
@@ -127,92 +78,11 @@ def test_table_has_the_difference_to_the_recipe(corpora, monkeypatch):
         ),
     )
 
-    lines = minutes.table([*corpora.values()]).splitlines()
+    lines = compare_minutes.score_table([*corpora.values()]).splitlines()
 
     assert lines[2] == "| Two words | exact_match | 41.50 | 40.00 | 42.00 | 7.2 | -0.50 |"
     assert lines[3] == "| Others | wer |  |  |  |  |  |"
     assert lines[4:] == ["", "exact_match: unit:line"]
-
-
-def test_scored_run_with_other_options_is_refused(corpora):
-    folder = corpora["Two words"].folder("rules")
-    folder.mkdir(parents=True)
-    (folder / "results.json").write_text(json.dumps({minutes.NAME: {"exact_match": 1.0}}))
-    (folder / "run.json").write_text("{}")
-    (folder / ".options").write_text("--minutes 15")
-
-    with pytest.raises(ValueError, match="rules holds a run with other options"):
-        corpora["Two words"].finish("rules", 15)
-
-
-@pytest.mark.parametrize("run", ["rules", "recipe"])
-def test_finished_run_of_other_minutes_is_no_result(corpora, plan, monkeypatch, capsys, run):
-    folder = corpora["Two words"].folder(run)
-    folder.mkdir(parents=True)
-    had = {"minutes": None, "max_minutes": None}
-    had["max_minutes" if run == "recipe" else "minutes"] = 15.0
-    (folder / "run.json").write_text(json.dumps({"settings": had}), encoding="utf-8")
-    (folder / "results.json").write_text("{}", encoding="utf-8")
-    begun = []
-    monkeypatch.setattr(minutes.Corpus, "make_files", lambda self: begun.append(self))
-    monkeypatch.setattr(minutes.Corpus, "finish", lambda *given: begun.append(given) or 0)
-    words = [str(plan), "--data", str(plan.parent), "--output", str(plan.parent / "runs")]
-
-    monkeypatch.setattr(sys, "argv", ["compare_minutes.py", *words, "--minutes", "30"])
-    assert compare_minutes.main() == 2
-    assert "holds a run of 15 minutes, and --minutes is 30." in capsys.readouterr().err
-    assert begun == []
-
-    monkeypatch.setattr(sys, "argv", ["compare_minutes.py", *words])
-    assert compare_minutes.main() == 0
-    assert begun
-
-
-def test_run_that_fails_is_named_and_the_others_are_done(corpora, plan, monkeypatch, capsys):
-    done = []
-    monkeypatch.setattr(minutes.Corpus, "make_files", lambda self: None)
-    monkeypatch.setattr(
-        minutes, "train", lambda folder, words: done.append(folder.name) or 3 * (len(done) == 1)
-    )
-    evaluated = subprocess.CompletedProcess([], 0)
-    monkeypatch.setattr(minutes.subprocess, "run", lambda *args, **kwargs: evaluated)
-    folders = ["--data", str(plan.parent), "--output", str(plan.parent / "runs")]
-    monkeypatch.setattr(sys, "argv", ["compare_minutes.py", str(plan), *folders])
-
-    status = compare_minutes.main()
-
-    assert status == 1
-    assert done == ["rules", "left-out", "recipe", "rules"]
-    assert "two-words/rules: ended with status 3." in capsys.readouterr().err
-
-
-@pytest.fixture
-def ctrl_c():
-    """Ctrl-C, which a process in the background ignores, raises its exception."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-def test_no_run_begins_after_ctrl_c(plan, monkeypatch, ctrl_c):
-    begun = []
-
-    def finish(self, run, _):
-        begun.append(run)
-        # All runs are in the queue by then.
-        time.sleep(0.2)
-        os.kill(os.getpid(), signal.SIGINT)
-        # As long as a training takes to stop.
-        time.sleep(0.5)
-        return 130
-
-    monkeypatch.setattr(minutes.Corpus, "make_files", lambda self: None)
-    monkeypatch.setattr(minutes.Corpus, "finish", finish)
-    folders = ["--data", str(plan.parent), "--output", str(plan.parent / "runs")]
-    monkeypatch.setattr(sys, "argv", ["compare_minutes.py", str(plan), *folders])
-
-    assert compare_minutes.main() == 130
-    assert begun == ["rules"]
 
 
 @pytest.mark.slow
@@ -237,7 +107,9 @@ def test_each_corpus_is_trained_and_scored_once(plan, tmp_path):
 
     folder = tmp_path / "runs/two-words"
     results = [
-        json.loads((folder / run / "results.json").read_text(encoding="utf-8"))[minutes.NAME]
+        json.loads((folder / run / "results.json").read_text(encoding="utf-8"))[
+            compare_minutes.NAME
+        ]
         for run in ("rules", "left-out", "recipe")
     ]
     cells = [cell.strip() for cell in table.splitlines()[2].split("|")]

@@ -41,18 +41,6 @@ def test_letters_apart_are_those_of_the_same_carved_words(tmp_path):
         assert apart == [source.replace("ị", "i \u0323") for source in whole]
 
 
-def test_letters_apart_are_found_in_other_files(tmp_path):
-    (tmp_path / "words.tsv").write_text("각\tk a k\n나\tn a\n다\tt a\n", encoding="utf-8")
-    seen = [{"source": "ᄀ ᅡ ᆨ", "target": "x"}, {"source": "나", "target": "x"}]
-    (tmp_path / "seen.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in seen))
-    given = ["g2p", tmp_path / "words.tsv", "--folder", tmp_path, "--split", "test", "--apart"]
-
-    done = prepare(*given, "--unseen_in", tmp_path / "seen.jsonl")
-
-    assert "left out\t2 pairs" in done.stdout
-    assert [target for _, target in read_pairs(tmp_path / "test.jsonl")] == ["t a"]
-
-
 def test_targets_from_right_to_left_are_those_of_the_same_sources(tmp_path):
     (tmp_path / "words.tsv").write_text("ab\tx y  z\nba\ty x\n", encoding="utf-8")
     given = ["g2p", tmp_path / "words.tsv", "--folder", tmp_path, "--split", "train"]
@@ -61,14 +49,6 @@ def test_targets_from_right_to_left_are_those_of_the_same_sources(tmp_path):
 
     assert done.returncode == 0, done.stderr
     assert read_pairs(tmp_path / "train.jsonl") == [("a b", "z y x"), ("b a", "x y")]
-
-
-def test_commands_are_told_from_actions(tmp_path):
-    (tmp_path / "scan.txt").write_text("IN: walk left OUT: I_TURN_LEFT I_WALK\n")
-
-    prepare("scan", tmp_path / "scan.txt", "--folder", tmp_path, "--split", "test")
-
-    assert read_pairs(tmp_path / "test.jsonl") == [("walk left", "I_TURN_LEFT I_WALK")]
 
 
 def test_carving_keeps_every_pair_and_the_sources_apart(tmp_path):
@@ -160,16 +140,3 @@ def test_options_that_do_not_go_together_write_nothing(tmp_path, given, message)
     assert done.returncode == 2
     assert message in done.stderr
     assert {path: path.read_text() for path in here.iterdir()} == before
-
-
-def test_files_are_both_there_or_none(tmp_path):
-    (tmp_path / "a.tsv").write_text("".join(f"{n}\t{n}\n" for n in range(99)))
-    # What cannot be replaced.
-    (tmp_path / "out" / "validation.jsonl").mkdir(parents=True)
-
-    given = ["--folder", tmp_path / "out", "--split", "train", "--carve", "0.2"]
-    done = prepare("pairs", tmp_path / "a.tsv", *given)
-
-    assert done.returncode == 2
-    assert "validation.jsonl" in done.stderr
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["validation.jsonl"]

@@ -45,13 +45,3 @@ def test_groups_are_scored_apart_and_models_averaged(tmp_path):
         "| 4 to 5 | 2 | 100.00 | 100.00-100.00 |",
         "| 8 and more | 1 | 100.00 | 100.00-100.00 |",
     ]
-
-
-def test_unknown_score_is_refused(tmp_path):
-    write_pairs(tmp_path / "test.jsonl", [("a", "b")])
-
-    done = score("model", "--test", tmp_path / "test.jsonl", "--up_to", 3, "--metric", "rouge")
-
-    assert done.returncode == 2
-    assert "got 'rouge'" in done.stderr
-    assert "Traceback" not in done.stderr

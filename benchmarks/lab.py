@@ -1,0 +1,211 @@
+"""What all benchmarks share: options, contenders that take turns, memory, and the report.
+
+Contenders take turns in each round, so that what slows the machine down for a while slows all of
+them. Times are medians of the rounds.
+"""
+
+import argparse
+import gc
+import re
+import sys
+import time
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import median
+from typing import Any, TypeVar
+
+Name = TypeVar("Name", bound=Hashable)
+Measured = TypeVar("Measured")
+PRESETS = ("tiny", "small", "base", "big")
+
+
+def benchmark_parser(
+    description: str | None,
+    *,
+    sizes: Sequence[object] = (),
+    known: Iterable[str] = (),
+    rounds: int | None = None,
+) -> argparse.ArgumentParser:
+    """The options that all benchmarks have.
+
+    Args:
+        description: The benchmark's docstring.
+        sizes: Default of `--sizes`; without any there is no such option.
+        known: Sizes that have a name; without any, sizes are numbers.
+        rounds: Default of `--rounds`; None: no such option.
+    """
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=description, formatter_class=formatter)
+    if sizes:
+        words = " ".join(map(str, sizes))
+        names = {"choices": tuple(known)} if known else {"type": int}
+        parser.add_argument(
+            "--sizes", nargs="+", default=list(sizes), help=f"Default: {words}.", **names
+        )
+    if rounds is not None:
+        parser.add_argument("--rounds", type=int, default=rounds, help=f"Default: {rounds}.")
+    parser.add_argument("--output", type=Path, help="Markdown file of the report, written anew.")
+    return parser
+
+
+def take_turns(
+    contenders: Mapping[Name, Callable[[], Measured]],
+    rounds: int,
+    *,
+    warm_ups: int = 0,
+    where: str = "",
+) -> dict[Name, list[Measured]]:
+    """What each contender returns, one value for each round.
+
+    Args:
+        contenders: Calls that return a measurement, by name.
+        rounds: Number of rounds that count.
+        warm_ups: Number of rounds before these.
+        where: First words of the progress on stderr; empty: no progress.
+    """
+    measured: dict[Name, list[Measured]] = {name: [] for name in contenders}
+    for number in range(1 - warm_ups, rounds + 1):
+        if where:
+            print(f"{where}: round {number} of {rounds}", file=sys.stderr)
+        for name, run in contenders.items():
+            value = run()
+            if number > 0:
+                measured[name].append(value)
+    return measured
+
+
+def seconds_of(work: Callable[[], Any]) -> float:
+    """Seconds of a call, including what it leaves in a GPU's queue."""
+    wait_for_gpu()
+    started = time.perf_counter()
+    work()
+    wait_for_gpu()
+    return time.perf_counter() - started
+
+
+def wait_for_gpu() -> None:
+    """Returns when the GPU, if torch is loaded and has one, has finished its work."""
+    torch = sys.modules.get("torch")
+    if torch and torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Memory of a process, in bytes.
+
+    Attributes:
+        start: Memory before the call, with everything imported.
+        peak: Most memory at any time.
+        result: Result of the call.
+    """
+
+    start: int
+    peak: int
+    result: Any = None
+
+    @property
+    def growth(self) -> int:
+        """What the call added at its peak."""
+        return self.peak - self.start
+
+
+def measure_alone(work: Callable[..., Any], *arguments: Any) -> Memory:
+    """Calls a function of a module in a fresh process, which inherits no memory."""
+    # What is no longer used leaves room for the process; trainers refer to themselves.
+    gc.collect()
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(_measure, work, *arguments).result()
+
+
+def _measure(work: Callable[..., Any], *arguments: Any) -> Memory:
+    start = process_memory("VmRSS")
+    result = work(*arguments)
+    return Memory(start, process_memory(), result)
+
+
+def process_memory(field: str = "VmHWM", process: int | str = "self") -> int:
+    """Bytes of this process, or of the one with this id, on Linux; by default at its peak."""
+    # Not `ru_maxrss`, which a process inherits from its parent.
+    status = Path(f"/proc/{process}/status").read_text(encoding="utf-8")
+    return 1024 * int(re.search(rf"{field}:\s+(\d+) kB", status)[1])
+
+
+class Report:
+    """Markdown on the standard output and, if asked for, in a file, as soon as it is measured.
+
+    Args:
+        output: The file.
+    """
+
+    def __init__(self, output: Path | None = None) -> None:
+        self.output = output
+        if output:
+            output.parent.mkdir(parents=True, exist_ok=True)
+            output.write_text("", encoding="utf-8")
+
+    def add(self, text: str) -> None:
+        """Adds a line or several."""
+        print(text, flush=True)
+        if self.output:
+            with self.output.open("a", encoding="utf-8") as file:
+                file.write(f"{text}\n")
+
+    def table(self, note: str, *columns: str) -> None:
+        """Begins a table below a note, which also names the hardware and versions."""
+        self.add(f"\n{note}; {hardware_line()}\n\n{row(*columns)}\n{row(*['---'] * len(columns))}")
+
+    def row(self, *cells: object) -> None:
+        """Adds a line to the table."""
+        self.add(row(*cells))
+
+
+def row(*cells: object) -> str:
+    """A line of a Markdown table."""
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def ratio(values: Sequence[float], reference: Sequence[float]) -> str:
+    """The median of the rounds, divided by that of a reference."""
+    return f"{median(values) / median(reference):.2f}"
+
+
+def speed_cells(
+    count: int, seconds: Sequence[float], reference: Sequence[float], decimals: int = 0
+) -> list[str]:
+    """Items per second, their range over the rounds, and the speed relative to a reference.
+
+    Args:
+        count: Items of a round.
+        seconds: Seconds of each round.
+        reference: Seconds of each round of the contender whose speed is 1.00.
+        decimals: Digits after the point.
+    """
+    rates = [f"{count / each(seconds):,.{decimals}f}" for each in (median, max, min)]
+    return [rates[0], "-".join(rates[1:]), ratio(reference, seconds)]
+
+
+def megabytes(*sizes: float) -> list[str]:
+    """Bytes as whole megabytes."""
+    return [f"{size / 1e6:,.0f}" for size in sizes]
+
+
+def hardware_line(device: str | None = None) -> str:
+    """Device, threads and versions; by default the device on which training runs."""
+    import torch
+    from transformers import __version__
+
+    from vanilla_transformer.training.run_record import hardware
+
+    name = hardware(torch.device(device or best_device()))
+    return f"{name}, torch {torch.__version__}, transformers {__version__}"
+
+
+def best_device() -> str:
+    """The device on which contenders run."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,0 +1,111 @@
+"""`benchmarks/lab.py` and `kernels.py`: what all benchmarks share."""
+
+import os
+import subprocess
+import sys
+from itertools import count
+
+import pytest
+import torch
+
+from ..support.documents import ROOT
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import kernels
+from lab import Memory, Report, measure_alone, process_memory, ratio, speed_cells, take_turns
+
+# A median that is not the mean.
+SLOW, FAST = [8.0, 4.0, 30.0], [2.0, 1.0, 3.0]
+SCRIPTS = (
+    *("finetuning", "generation", "gpu", "growth", "peers", "plot_complexity", "service"),
+    *("threads", "training", "versions"),
+)
+
+
+def test_contenders_take_turns_and_warm_ups_do_not_count(capsys):
+    clock = count()
+    contenders = {"a": lambda: next(clock), "b": lambda: next(clock)}
+
+    assert take_turns(contenders, rounds=2, warm_ups=1, where="here") == {"a": [2, 4], "b": [3, 5]}
+    assert capsys.readouterr().err.splitlines()[1:] == [
+        "here: round 1 of 2",
+        "here: round 2 of 2",
+    ]
+
+
+def test_ratio_is_of_medians_to_those_of_the_reference():
+    assert ratio(SLOW, FAST) == "4.00"
+
+
+def test_speed_is_that_of_the_median_round_and_larger_for_the_faster():
+    assert speed_cells(16_000, SLOW, FAST) == ["2,000", "533-4,000", "0.25"]
+    assert speed_cells(1, FAST, SLOW, decimals=1) == ["0.5", "0.3-1.0", "4.00"]
+
+
+def test_memory_is_that_of_a_call_in_a_process_of_its_own():
+    ballast = b"1" * 200_000_000
+
+    memory = measure_alone(exec, "held = b'1' * 80_000_000; del held")
+
+    assert 78e6 < memory.growth < 100e6
+    assert memory.growth < memory.peak < process_memory() - len(ballast) / 2
+    assert measure_alone(max, 3, 7).result == 7
+    assert Memory(start=5, peak=7).growth == 2
+
+
+def test_report_is_printed_and_written_with_hardware_and_versions(tmp_path, capsys):
+    report = Report(tmp_path / "new" / "report.md")
+
+    report.table("Seconds", "model", "s")
+    report.row("ours", 2)
+
+    text = (tmp_path / "new" / "report.md").read_text(encoding="utf-8")
+    assert text == capsys.readouterr().out
+    assert f"torch {torch.__version__}" in text
+    assert text.endswith("\n\n| model | s |\n| --- | --- |\n| ours | 2 |\n")
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_help_answers_without_torch(tmp_path, script):
+    (tmp_path / "torch.py").write_text("raise ImportError", encoding="utf-8")
+
+    done = subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / f"{script}.py", "--help"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert f"  python benchmarks/{script}.py " in done.stdout
+    assert "--output OUTPUT" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64", "products"),
+        ("nvjet_tst_128x256_64x4_1x2_h_bz_coopA_TNT", "products"),
+        ("aten::addmm", "products"),
+        ("void pytorch_flash::flash_fwd_kernel<...>", "attention"),
+        ("fmha_cutlassF_bf16_aligned_64x64_rf_sm80", "attention"),
+        ("void at::native::(anonymous namespace)::cunn_SoftMaxForward<...>", "loss"),
+        ("void at::native::vectorized_layer_norm_kernel<float, float>", "norms"),
+        ("at::native::multi_tensor_apply_kernel<...FusedAdamMathFunctor>", "optimizer"),
+        ("Memcpy DtoD (Device -> Device)", "copies and casts"),
+        ("void at::native::elementwise_kernel<CUDAFunctor_add>", "pointwise and sums"),
+    ],
+)
+def test_kernels_belong_to_their_kind(name, kind):
+    assert kernels.kind_of(name) == kind
+
+
+def test_shares_of_a_call_add_up_with_gaps():
+    left = torch.randn(400, 400)
+
+    found = kernels.shares(lambda: left @ left)
+
+    total = found.pop("all")
+    assert max(found.keys() - {"gaps"}, key=found.get) == "products"
+    assert sum(found.values()) >= total
