@@ -13,7 +13,7 @@ from transformers import (
 )
 
 from neighbours import Training, random_batches
-from vanilla_transformer.interop.importing import convert
+from vanilla_transformer_tools.interop.importing import convert
 
 # Tokens of a side, the last one included.
 SHORTEST, LONGEST = 8, 48

@@ -99,7 +99,7 @@ def compare(report: Report, model: str, options: argparse.Namespace, scratch: Pa
     import torch
 
     import generation_contenders as contenders
-    from vanilla_transformer.translation.conversion_cache import CACHE_VARIABLE
+    from vanilla_transformer_tools.translation.conversion_cache import CACHE_VARIABLE
 
     folder, lines, limit = Path(model), ["any text"], options.max_new_tokens
     if options.model:
@@ -133,7 +133,7 @@ def read_sources(test: str, count: int, folder: Path) -> tuple[list[str], list[l
     """The first sentences as text, and as ids with `</s>`; of a .tsv the first column."""
     from transformers import AutoTokenizer
 
-    from vanilla_transformer.files import read_lines
+    from vanilla_transformer_tools.files import read_lines
 
     columns = (line.split("\t")[0] for line in read_lines(test))
     lines = list(islice((line for line in columns if line.strip()), count))

@@ -17,14 +17,14 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 from lab import seconds_of
 from neighbours import build, check_same_logits, copy_into_m2m100, use_our_positions
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer.interop.export import export_to_ctranslate2
-from vanilla_transformer.modeling.search_vanilla_transformer import padded
-from vanilla_transformer.training.starting_model import LENGTH_PENALTY
-from vanilla_transformer.translation import Search
-from vanilla_transformer.translation.ctranslate2_engine import CTranslate2Engine
-from vanilla_transformer.translation.engine_choice import load_engine
-from vanilla_transformer.translation.engines import Engine, Hypothesis
-from vanilla_transformer_cli.settings import PRESETS
+from vanilla_transformer.search_vanilla_transformer import padded
+from vanilla_transformer_tools.interop.export import export_to_ctranslate2
+from vanilla_transformer_tools.settings import PRESETS
+from vanilla_transformer_tools.training.starting_model import LENGTH_PENALTY
+from vanilla_transformer_tools.translation import Search
+from vanilla_transformer_tools.translation.ctranslate2_engine import CTranslate2Engine
+from vanilla_transformer_tools.translation.engine_choice import load_engine
+from vanilla_transformer_tools.translation.engines import Engine, Hypothesis
 
 RANDOM_VOCABULARY, RANDOM_SOURCE_TOKENS, RANDOM_TARGET_TOKENS = 32_000, (20, 30), 32
 # Idle OpenMP threads spin for this long, and would slow down the next contender.

@@ -209,7 +209,7 @@ def estimate(model: Any, tokens: int) -> float | None:
     import torch
 
     from vanilla_transformer import VanillaTransformerConfig
-    from vanilla_transformer.training.batch_size import estimated_memory
+    from vanilla_transformer_tools.training.batch_size import estimated_memory
 
     if not isinstance(model.config, VanillaTransformerConfig):
         return None
@@ -320,7 +320,7 @@ def recipe(measured: Measurements) -> None:
             given = f"--preset {preset} --vocab_size 400 --max_steps {updates} --save_strategy no"
             given += f" --logging_steps {updates // 2} --report_to none --output_dir {folder}/model"
             started = time.perf_counter()
-            command = ["-m", "vanilla_transformer_cli", "train", "--train", *files]
+            command = ["-m", "vanilla_transformer_tools.commands", "train", "--train", *files]
             run_command([*command, *given.split()])
             seconds = time.perf_counter() - started
             log = (Path(folder) / "model" / "log.jsonl").read_text(encoding="utf-8")

@@ -198,7 +198,7 @@ def hardware_line(device: str | None = None) -> str:
     import torch
     from transformers import __version__
 
-    from vanilla_transformer.training.run_record import hardware
+    from vanilla_transformer_tools.training.run_record import hardware
 
     name = hardware(torch.device(device or best_device()))
     return f"{name}, torch {torch.__version__}, transformers {__version__}"

@@ -69,7 +69,7 @@ def main() -> None:
 
 def draw(panels: dict[str, list[list[float]]], sizes: list[int], fixed: int, path: Path) -> None:
     """Draws the cells of each panel over its sizes."""
-    from vanilla_transformer.figures import new_figure, save_figure
+    from vanilla_transformer_tools.figures import new_figure, save_figure
 
     figure = new_figure(9, 4)
     for axes, (axis, rows) in zip(figure.subplots(1, 2, sharey=True), panels.items(), strict=True):

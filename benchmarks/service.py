@@ -89,9 +89,11 @@ def translate_alone(options: argparse.Namespace) -> tuple[dict[str, str], list[f
     # Imported late: they load torch, and `--help` should answer at once.
     from transformers.utils.logging import disable_progress_bar
 
-    from vanilla_transformer.data.number_words import german
-    from vanilla_transformer.files import read_lines
-    from vanilla_transformer.translation import Translator
+    sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
+    from number_words import german
+
+    from vanilla_transformer_tools.files import read_lines
+    from vanilla_transformer_tools.translation import Translator
 
     if options.test:
         read = dict.fromkeys(line for line in read_lines(options.test) if line.strip())
@@ -141,7 +143,7 @@ class Service:
 @contextmanager
 def running_service(options: argparse.Namespace) -> Any:
     """`vanilla-transformer serve` in a process of its own."""
-    command = [sys.executable, "-m", "vanilla_transformer_cli", "serve", "--port", "0"]
+    command = [sys.executable, "-m", "vanilla_transformer_tools.commands", "serve", "--port", "0"]
     command += ["--source_language", "xx", "--target_language", "yy", "--model", options.model]
     for name in ("engine", "num_beams"):
         if getattr(options, name) is not None:

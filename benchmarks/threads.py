@@ -47,7 +47,7 @@ def main() -> int:
 
     import torch
 
-    from vanilla_transformer_cli import settings
+    from vanilla_transformer_tools import settings
 
     # Under `taskset` torch starts with fewer than the machine has.
     numbers = range(1, max(torch.get_num_threads(), os.cpu_count() or 1) + 1)

@@ -80,7 +80,7 @@ def main() -> int:
 
 def variants(size: str) -> dict[str, tuple[str, dict[str, Any]]]:
     """Family and changed fields of each variant; sizes of heads are multiples of the default."""
-    from vanilla_transformer_cli.settings import PRESETS
+    from vanilla_transformer_tools.settings import PRESETS
 
     sizes = PRESETS[size].config()
     head = sizes["d_model"] // sizes["encoder_attention_heads"]
@@ -135,7 +135,7 @@ def contender(
         setting: Batches and further arguments of `Training`.
     """
     from neighbours import Training, build
-    from vanilla_transformer_cli.settings import PRESETS
+    from vanilla_transformer_tools.settings import PRESETS
 
     sizes = PRESETS[size].config() | {"dropout": 0.1} | changes
     return Training(build(family, vocab_size=vocab_size, **sizes), *setting)

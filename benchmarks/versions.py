@@ -60,7 +60,7 @@ class Worker:
     """
 
     def __init__(self, folder: Path, size: str) -> None:
-        from vanilla_transformer_cli.settings import PRESETS
+        from vanilla_transformer_tools.settings import PRESETS
 
         self.process = subprocess.Popen(
             [sys.executable, __file__, "--work", json.dumps(PRESETS[size].config())],

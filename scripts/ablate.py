@@ -70,7 +70,7 @@ def cells(folders: list[Path], metric: str) -> list[str]:
         ValueError: If a run has no such score.
     """
     # Imported late: it loads torch.
-    from vanilla_transformer.model_folder import RESULTS_FILE, RUN_FILE, read_object
+    from vanilla_transformer_tools.saved_folder import RESULTS_FILE, RUN_FILE, read_object
 
     runs: list[dict[str, Any]] = []
     for folder in folders:

@@ -96,7 +96,7 @@ class Corpus:
     def scores(self, run: str) -> dict[str, Any]:
         """What was measured with a model, and the record of its training; empty: nothing yet."""
         # Imported late: it loads torch.
-        from vanilla_transformer.model_folder import RESULTS_FILE, RUN_FILE, read_object
+        from vanilla_transformer_tools.saved_folder import RESULTS_FILE, RUN_FILE, read_object
 
         folder = self.output / slug(run)
         scores = read_object(folder / RESULTS_FILE).get(NAME) if is_finished(folder) else None
@@ -111,15 +111,22 @@ class Corpus:
             return status
         if self.scores(run):
             return 0
-        command = [sys.executable, "-m", "vanilla_transformer_cli", "evaluate", "--name", NAME]
+        command = [
+            sys.executable,
+            "-m",
+            "vanilla_transformer_tools.commands",
+            "evaluate",
+            "--name",
+            NAME,
+        ]
         command += ["--model", str(folder), *shlex.split(self.evaluate), "--metrics", self.metric]
         command += ["--test", *(str(self.data / file) for file in self.validation.split())]
         return subprocess.run(command, check=False, stdout=sys.stderr).returncode
 
     def curve(self, run: str, name: str) -> list[tuple[float, float]]:
         """Minutes and values of what a run reported under a name, if it is finished."""
-        from vanilla_transformer.model_folder import LOG_FILE
-        from vanilla_transformer.training.run_record import read_log
+        from vanilla_transformer_tools.saved_folder import LOG_FILE
+        from vanilla_transformer_tools.training.run_record import read_log
 
         folder = self.output / slug(run)
         reports = read_log(folder / LOG_FILE) if is_finished(folder) else []
@@ -191,7 +198,7 @@ def draw(corpora: list[Corpus], path: Path) -> None:
     Raises:
         ImportError: If matplotlib is not installed.
     """
-    from vanilla_transformer.figures import new_figure, save_figure
+    from vanilla_transformer_tools.figures import new_figure, save_figure
 
     figure = new_figure(4.2 * len(corpora), 5.6)
     columns = figure.subplots(2, len(corpora), sharex="col", squeeze=False).T

@@ -81,7 +81,7 @@ def train(folder: Path, words: list[str]) -> int:
                 "Move it away, or choose another --output."
             )
         # Imported late: it loads torch.
-        from vanilla_transformer.training.legs import claimed
+        from vanilla_transformer_tools.training.legs import claimed
 
         with claimed(folder):
             shutil.rmtree(folder)
@@ -90,7 +90,7 @@ def train(folder: Path, words: list[str]) -> int:
     (folder / OPTIONS_FILE).write_text(shlex.join(words), encoding="utf-8")
     words = [*words, "--output_dir", str(folder)]
     print("train", *words, file=sys.stderr, flush=True)
-    command = [sys.executable, "-m", "vanilla_transformer_cli", "train", *words]
+    command = [sys.executable, "-m", "vanilla_transformer_tools.commands", "train", *words]
     status = subprocess.run(command, check=False, stdout=sys.stderr).returncode
     if status == 0:
         (folder / UNFINISHED_FILE).unlink()

@@ -13,11 +13,11 @@ import pytest
 from transformers import GenerationConfig
 
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer.service.app import Service as AppService
-from vanilla_transformer.service.languages import ServedLanguages
-from vanilla_transformer.service.requests import Limits
-from vanilla_transformer.service.translators import Translators
-from vanilla_transformer.translation import Translator
+from vanilla_transformer_tools.service.app import Service as AppService
+from vanilla_transformer_tools.service.languages import ServedLanguages
+from vanilla_transformer_tools.service.requests import Limits
+from vanilla_transformer_tools.service.translators import Translators
+from vanilla_transformer_tools.translation import Translator
 
 from ..conftest import save_small_model
 from ..support.http_service import running

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from vanilla_transformer_cli import main
+from vanilla_transformer_tools.commands import main
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts/ablate.py"

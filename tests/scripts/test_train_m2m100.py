@@ -2,7 +2,7 @@
 
 import pytest
 
-from vanilla_transformer_cli import main
+from vanilla_transformer_tools.commands import main
 
 from ..support.documents import ROOT
 from ..support.scripts import run_script
