@@ -24,6 +24,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from itertools import islice
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
@@ -91,7 +92,6 @@ def translate_alone(options: argparse.Namespace) -> tuple[dict[str, str], list[f
 
     sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
     from number_words import german
-
     from vanilla_transformer_tools.files import read_lines
     from vanilla_transformer_tools.translation import Translator
 
