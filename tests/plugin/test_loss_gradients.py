@@ -9,9 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from vanilla_transformer import loss_vanilla_transformer
-from vanilla_transformer.loss_vanilla_transformer import LossTerms, chunk_rows, loss_sum
-from vanilla_transformer.projection_vanilla_transformer import projected_loss_sum
+from vanilla_transformer import fast_loss_vanilla_transformer
+from vanilla_transformer.fast_loss_vanilla_transformer import (
+    LossTerms,
+    chunk_rows,
+    loss_sum,
+    projected_loss_sum,
+)
 
 from ..conftest import TWO_TABLES, UNTIED, Batch, Model, build_variant
 from ..support.pretended_device import move, pretended_device, put
@@ -98,23 +102,6 @@ def call_tables(model: Model) -> None:
         table.register_forward_hook(lambda module, inputs, output: None)
 
 
-# The name that replaces the deprecated one does not exist in Transformers 5.17.
-@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated:FutureWarning")
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_training_step_holds_one_gradient_of_a_tied_matrix(tiny_model, batch, checkpointing):
-    if checkpointing:
-        tiny_model.gradient_checkpointing_enable()
-    with other_tables(tiny_model.lm_head.weight) as recorder:
-        gradients_of(tiny_model, batch)
-    call_tables(tiny_model)
-    with other_tables(tiny_model.lm_head.weight) as called:
-        gradients_of(tiny_model, batch)
-
-    assert recorder.most == 1
-    # Otherwise the recorder sees nothing.
-    assert called.most > 1
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -153,27 +140,6 @@ def test_layers_above_a_frozen_table_are_trained_when_they_are_checkpointed(tiny
     torch.testing.assert_close(actual, expected)
 
 
-def test_tied_tables_are_called_when_they_have_hooks(tiny_model, batch):
-    calls = []
-    tiny_model.get_input_embeddings().register_forward_hook(lambda *_: calls.append(1))
-
-    gradients_of(tiny_model, batch)
-
-    assert len(calls) == 2
-
-
-@pytest.mark.parametrize("side", ["source", "target"])
-def test_tied_tables_are_not_looked_up_where_rows_are_given(tiny_model, batch, side):
-    expected = gradients_of(tiny_model, batch)["model.shared.weight"]
-    name = {"source": "input_ids", "target": "decoder_input_ids"}[side]
-    table = tiny_model.get_input_embeddings()
-    batch[name.replace("input_ids", "inputs_embeds")] = table(batch.pop(name))
-
-    actual = gradients_of(tiny_model, batch)["model.shared.weight"]
-
-    torch.testing.assert_close(actual, expected)
-
-
 def test_gradient_of_hidden_states_alone_is_dense(tiny_model, batch):
     output = tiny_model.train()(**batch)
 
@@ -206,14 +172,12 @@ def emulate_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
         return product(a, b, **kwargs) if out_dtype is None else product(a.float(), b.float())
 
     monkeypatch.setattr(torch, "mm", mm)
-    monkeypatch.setattr(loss_vanilla_transformer, "sums_in_float32", lambda device: True)
-    # A CPU's products have rows to spare.
-    monkeypatch.setattr(loss_vanilla_transformer, "fill_rows", lambda x: x)
+    monkeypatch.setattr(fast_loss_vanilla_transformer, "sums_in_float32", lambda device: True)
 
 
 @pytest.mark.parametrize("rows", [1, 7, 256, 4096, 10_000])
 def test_gradients_are_those_of_float64_at_every_chunk_size(monkeypatch, rows):
-    monkeypatch.setattr(loss_vanilla_transformer, "CHUNK_ROWS", rows)
+    monkeypatch.setattr(fast_loss_vanilla_transformer, "CHUNK_ROWS", rows)
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(37, 24, generator=generator, dtype=torch.float64).requires_grad_()
     states = torch.randn(1, 300, 24, generator=generator, dtype=torch.float64).requires_grad_()
@@ -232,9 +196,9 @@ def test_gradients_are_those_of_float64_at_every_chunk_size(monkeypatch, rows):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_gradients_are_those_of_float64_in_parts_of_a_chunk(monkeypatch, terms, dtype):
     # Chunks of 16 or 32 rows, parts of at most 6, blocks of 5 entries: the last of each is short.
-    monkeypatch.setattr(loss_vanilla_transformer, "CHUNK_ROWS", 16)
-    monkeypatch.setattr(loss_vanilla_transformer, "PART_BYTES", 6 * 4 * 37)
-    monkeypatch.setattr(loss_vanilla_transformer, "BLOCK_ENTRIES", 5 * 24)
+    monkeypatch.setattr(fast_loss_vanilla_transformer, "CHUNK_ROWS", 16)
+    monkeypatch.setattr(fast_loss_vanilla_transformer, "PART_BYTES", 6 * 4 * 37)
+    monkeypatch.setattr(fast_loss_vanilla_transformer, "BLOCK_ENTRIES", 5 * 24)
     torch.manual_seed(0)
     projection = nn.Linear(24, 37)
     states = torch.randn(2, 45, 24, requires_grad=True)
@@ -257,13 +221,13 @@ def test_gradients_are_those_of_float64_in_parts_of_a_chunk(monkeypatch, terms, 
 def rows_of_each_call(monkeypatch: pytest.MonkeyPatch, name: str, passes: int) -> list[int]:
     """Rows of logits at each call of a function of the loss, with 45 positions and 37 entries."""
     rows = []
-    compute = getattr(loss_vanilla_transformer, name)
+    compute = getattr(fast_loss_vanilla_transformer, name)
 
     def watch(logits: Tensor, *others: Any) -> Any:
         rows.append(len(logits))
         return compute(logits, *others)
 
-    monkeypatch.setattr(loss_vanilla_transformer, name, watch)
+    monkeypatch.setattr(fast_loss_vanilla_transformer, name, watch)
     labels = torch.randint(37, (1, 45)).expand(passes, -1)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         states = torch.randn(passes, 45, 24)
@@ -273,7 +237,7 @@ def rows_of_each_call(monkeypatch: pytest.MonkeyPatch, name: str, passes: int) -
 
 @pytest.mark.parametrize("passes", [1, 2])
 def test_softmax_of_a_cpu_stays_in_its_cache(monkeypatch, passes):
-    monkeypatch.setattr(loss_vanilla_transformer, "PART_BYTES", 20 * 4 * 37)
+    monkeypatch.setattr(fast_loss_vanilla_transformer, "PART_BYTES", 20 * 4 * 37)
 
     rows = rows_of_each_call(monkeypatch, "_loss_and_gradient", passes)
 
@@ -283,7 +247,7 @@ def test_softmax_of_a_cpu_stays_in_its_cache(monkeypatch, passes):
 
 @pytest.mark.parametrize("passes", [1, 2])
 def test_chunk_of_narrow_logits_has_twice_the_rows(monkeypatch, passes):
-    monkeypatch.setattr(loss_vanilla_transformer, "CHUNK_ROWS", 32)
+    monkeypatch.setattr(fast_loss_vanilla_transformer, "CHUNK_ROWS", 32)
 
     # Of 45 rows in one chunk of 64, or of 90 in two.
     assert len(rows_of_each_call(monkeypatch, "_replace_in_parts", passes)) == passes
@@ -356,13 +320,13 @@ def test_entries_that_fill_up_a_row_change_no_gradient(monkeypatch, terms, has_b
     expected = torch.autograd.grad(exact_total, inputs)
     emulate_cuda(monkeypatch)
     widths = []
-    compute = loss_vanilla_transformer._loss_and_gradient
+    compute = fast_loss_vanilla_transformer._loss_and_gradient
 
     def watch(logits: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
         widths.append(logits.shape[1])
         return compute(logits, *others)
 
-    monkeypatch.setattr(loss_vanilla_transformer, "_loss_and_gradient", watch)
+    monkeypatch.setattr(fast_loss_vanilla_transformer, "_loss_and_gradient", watch)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         total = projected_loss_sum(projection, states, labels, terms)
     found = torch.autograd.grad(total, inputs)
@@ -388,7 +352,7 @@ def test_compiled_loss_is_one_graph_with_the_gradients_of_float64(
     projection = nn.Linear(24, 37)
     # Chunks of one size, then of others, the last of them ragged.
     for rows, positions in ((8, 16), (6, 20), (1000, 45)):
-        monkeypatch.setattr(loss_vanilla_transformer, "CHUNK_ROWS", rows)
+        monkeypatch.setattr(fast_loss_vanilla_transformer, "CHUNK_ROWS", rows)
         states = torch.randn(2, positions, 24, requires_grad=True)
         labels = torch.randint(37, (1, positions)).expand(2, -1)
         inputs = (states, *projection.parameters())
@@ -409,15 +373,15 @@ def test_compiled_loss_is_one_graph_with_the_gradients_of_float64(
 
 
 def test_chunks_of_a_gpu_have_about_the_same_size(monkeypatch):
-    monkeypatch.setattr(loss_vanilla_transformer, "chunk_rows", lambda *_: 8)
+    monkeypatch.setattr(fast_loss_vanilla_transformer, "chunk_rows", lambda *_: 8)
     sizes = []
-    compute = loss_vanilla_transformer._loss_and_gradient
+    compute = fast_loss_vanilla_transformer._loss_and_gradient
 
     def watch(logits: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
         sizes.append(len(logits))
         return compute(logits, *others)
 
-    monkeypatch.setattr(loss_vanilla_transformer, "_loss_and_gradient", watch)
+    monkeypatch.setattr(fast_loss_vanilla_transformer, "_loss_and_gradient", watch)
     with pretended_device():
         projection = move(nn.Linear(24, 37))
         given = put({"states": torch.randn(1, 17, 24), "labels": torch.randint(37, (1, 17))})

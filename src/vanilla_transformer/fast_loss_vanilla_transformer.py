@@ -1,6 +1,7 @@
-"""Cross-entropy of the vanilla Transformer, computed in chunks of logits.
+"""Output projection and loss in one, computed in chunks of logits.
 
-Shapes: B batch · T target · D `d_model` · V vocabulary · N real target positions of a batch.
+Shapes: B batch · T target · D `d_model` · V vocabulary · N real target positions of a batch ·
+P passes, 2 with R-Drop and else 1.
 """
 
 import math
@@ -13,10 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from .cpu_vanilla_transformer import fill_rows, product_dtype
-
-# Label of a position without a target.
-IGNORED = -100
+from .fast_layers_vanilla_transformer import is_plain_linear, is_sharded
+from .plain_vanilla_transformer import IGNORED, LIKELIHOOD, LossTerms, loss_sum
 
 # Target positions whose logits [rows, V] exist at the same time on a CPU, and the most elsewhere.
 CHUNK_ROWS = 256
@@ -42,21 +41,6 @@ FILLER_LOGIT = -1e30
 FLOAT16_SCALE = 256.0
 
 
-class LossTerms(NamedTuple):
-    """Terms of a training loss besides the likelihood of the targets.
-
-    Attributes:
-        label_smoothing: Probability mass spread over all ids, section 5.4.
-        r_drop_alpha: Weight of R-Drop's `divergence_sum`; 0 for a single pass.
-    """
-
-    label_smoothing: float = 0.0
-    r_drop_alpha: float = 0.0
-
-
-PLAIN = LossTerms()
-
-
 class Projection(NamedTuple):
     """How the gradient of logits enters the matrix products.
 
@@ -73,47 +57,44 @@ class Projection(NamedTuple):
     has_bias: bool
 
 
-def cross_entropy_sum(logits: Tensor, labels: Tensor, label_smoothing: float) -> Tensor:
-    """Label-smoothed cross-entropy (section 5.4), summed over the real targets.
+def projected_loss_sum(
+    lm_head: nn.Module,
+    hidden_states: Tensor,
+    labels: Tensor,
+    terms: LossTerms = LIKELIHOOD,
+    compiler: Any = None,
+) -> Tensor:
+    """`loss_sum(lm_head(hidden_states), ...)` in O(`CHUNK_ROWS` * V) memory.
 
-    Smoothing is uniform over all V ids, as in torch; the sum is taken in float32 or wider.
-
-    Args:
-        logits: `[..., V]`.
-        labels: `[...]`, -100 at positions without a target.
-        label_smoothing: Probability mass spread over all ids.
-    """
-    return F.cross_entropy(
-        logits.flatten(0, -2).to(torch.promote_types(logits.dtype, torch.float32)),
-        labels.flatten(),
-        ignore_index=IGNORED,
-        reduction="sum",
-        label_smoothing=label_smoothing,
-    )
-
-
-def divergence_sum(logits: Tensor, labels: Tensor) -> Tensor:
-    """R-Drop's divergence of two passes with dropout, summed over the real targets.
-
-    (KL(p, q) + KL(q, p)) / 2 (Wu et al. 2021, arXiv 2106.14448, equation 2), where p and q are the
-    softmaxes of the two halves, in float32 or wider.
+    Compiled, it takes an eighth of the positions at a time.
 
     Args:
-        logits: `[2 B, ..., V]`, the first pass before the second.
-        labels: `[2 B, ...]`, the same twice; -100 at positions without a target.
+        lm_head: Output projection; anything but a plain matrix (LoRA, quantised, offloaded) is
+            called.
+        hidden_states: `[B, T, D]`; with R-Drop B is even, the first passes before the second.
+        labels: `[B, T]`, -100 at positions without a target.
+        terms: Terms of the loss.
+        compiler: Backend of `torch.compile` for softmax, loss and gradient of a chunk; None: they
+            are computed operation by operation.
     """
-    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    log_p, log_q = wide.log_softmax(-1).chunk(2)
-    divergence = ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum(-1) / 2
-    return divergence.where(labels.chunk(2)[0] != IGNORED, 0.0).sum()
-
-
-def loss_sum(logits: Tensor, labels: Tensor, terms: LossTerms = PLAIN) -> Tensor:
-    """`cross_entropy_sum`, plus the weighted `divergence_sum` if its weight is not 0."""
-    total = cross_entropy_sum(logits, labels, terms.label_smoothing)
-    if terms.r_drop_alpha:
-        total = total + terms.r_drop_alpha * divergence_sum(logits, labels)
-    return total
+    # [passes, positions, ...]: a chunk takes the same positions of each pass.
+    passes = 2 if terms.r_drop_alpha else 1
+    hidden_states = hidden_states.flatten(0, 1).unflatten(0, (passes, -1))
+    labels = labels.flatten().unflatten(0, (passes, -1))
+    if torch.compiler.is_compiling():
+        # Shapes must not depend on the data, so every position is projected.
+        return loss_sum_by_module(lm_head, hidden_states, labels, terms)
+    # Once, because a GPU's queue must run empty to count them.
+    targets = (labels[0] != IGNORED).nonzero().squeeze(1)
+    hidden_states, labels = (x.index_select(1, targets) for x in (hidden_states, labels))
+    if is_sharded(lm_head):
+        # Each call waits for all processes, and their numbers of calls may differ.
+        lm_head.unshard()  # type: ignore[operator]
+    if is_plain_linear(lm_head):
+        args = (hidden_states, lm_head.weight, lm_head.bias, labels, terms, compiler)
+        total: Tensor = ProjectedLoss.apply(*args)  # type: ignore[no-untyped-call]
+        return total
+    return loss_sum_by_module(lm_head, hidden_states, labels, terms)
 
 
 def loss_sum_by_module(
@@ -127,7 +108,7 @@ def loss_sum_by_module(
         lm_head: Output projection of any kind.
         hidden_states: `[P, N, D]`.
         labels: `[P, N]`.
-        terms: Of the loss; P = 2 passes with R-Drop, else 1.
+        terms: Terms of the loss.
     """
 
     def chunk_sum(hidden: Tensor, label: Tensor) -> Tensor:
@@ -166,7 +147,9 @@ def factor_dtype(x: Tensor) -> torch.dtype:
     In float16 they are products of float32 where results are rounded to float16 too: gradients that
     are large enough for the one are too large for the other.
     """
-    dtype = product_dtype(x)
+    dtype = x.dtype
+    if torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
     if dtype == torch.float16 and not sums_in_float32(x.device):
         return torch.float32
     return dtype
@@ -194,7 +177,7 @@ class ProjectedLoss(torch.autograd.Function):
         terms: LossTerms,
         compiler: Any,
     ) -> Tensor:
-        """`loss_sum` of `hidden_states @ weight.T + bias`; P = 2 passes with R-Drop, else 1.
+        """`loss_sum` of `hidden_states @ weight.T + bias`.
 
         Products run in autocast's dtype, everything else in float32 or wider.
 
@@ -204,7 +187,7 @@ class ProjectedLoss(torch.autograd.Function):
             weight: Output projection, `[V, D]`.
             bias: `[V]`, or None.
             labels: `[P, N]`, all real.
-            terms: Of the loss.
+            terms: Terms of the loss.
             compiler: Backend of `torch.compile` for softmax, loss and gradient; None: not compiled.
         """
         kernel = _loss_and_factor if compiler is None else _compiled_kernel(compiler)
@@ -299,11 +282,11 @@ def _loss_and_gradients(
     size = _chunk_size(labels, entries, narrow, wide)
     # One buffer for the logits of all chunks: fresh memory costs a CPU as much as a softmax.
     buffered = 0 if has_wide_products else labels[:, :size].numel()
-    buffer = fill_rows(matrix.new_empty(buffered, len(matrix)))
+    buffer = matrix.new_empty(buffered, len(matrix))
     with torch.autocast(device.type, enabled=False):
         for start in range(0, labels.shape[1], size):
             chunk = slice(start, start + size)
-            hidden = _factor(hidden_states[:, chunk].flatten(0, 1), narrow)
+            hidden = hidden_states[:, chunk].flatten(0, 1).to(narrow)
             label = labels[:, chunk]
             if has_wide_products:
                 logits = product(hidden, matrix.T).to(wide)
@@ -313,7 +296,7 @@ def _loss_and_gradients(
                 grad_logits = torch.mm(hidden, matrix.T, out=buffer[: len(hidden)])
                 _replace_in_parts(grad_logits, label, wide, gradient_of)
             if grad_hidden is not None:
-                grad = product(grad_logits, matrix)[: label.numel()] / scale
+                grad = product(grad_logits, matrix) / scale
                 grad_hidden[:, chunk] = grad.unflatten(0, label.shape)
             if grad_weight is None:
                 continue
@@ -351,13 +334,13 @@ def _replace_in_parts(
     """Writes the gradient over logits, on a CPU few at a time, which stay in its cache.
 
     Args:
-        logits: `[rows, V]`; rows without a label fill up a block and stay as they are.
-        labels: `[P, N]`, whose rows come first.
+        logits: `[P * N, V]`.
+        labels: `[P, N]`.
         wide: Dtype of softmax and gradient.
         gradient_of: Takes wide logits, which it may overwrite, and their labels `[rows, 1]`.
     """
     passes, positions = labels.shape
-    by_position = logits[: labels.numel()].unflatten(0, labels.shape)
+    by_position = logits.unflatten(0, labels.shape)
     at_once = positions
     if logits.device.type == "cpu":
         at_once = max(1, PART_BYTES // (passes * logits.shape[1] * wide.itemsize))
@@ -381,12 +364,6 @@ def _add_narrow_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     for block, rows in zip(total.split(at_once), left.split(at_once), strict=True):
         torch.mm(rows, right, out=narrow[: len(rows)])
         block.add_(wide[: len(rows)].copy_(narrow[: len(rows)]))
-
-
-def _factor(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """`x` in the dtype of products, on a CPU with as many rows as these should have."""
-    x = x.to(dtype)
-    return fill_rows(x) if dtype == torch.bfloat16 and x.device.type == "cpu" else x
 
 
 def _filled_up(weight: Tensor, dtype: torch.dtype) -> Tensor:
