@@ -10,7 +10,6 @@ from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -20,10 +19,6 @@ from .plain_vanilla_transformer import IGNORED, LIKELIHOOD, LossTerms, loss_sum
 # Target positions whose logits [rows, V] exist at the same time on a CPU, and the most elsewhere.
 CHUNK_ROWS = 256
 MOST_CHUNK_ROWS = 8192
-# Bytes of wide logits whose softmax a CPU computes at once, in its cache.
-PART_BYTES = 2**20
-# Entries of a matrix to which a CPU adds a narrow product at once, likewise.
-BLOCK_ENTRIES = 2**18
 # Memory of a device is divided by this for the logits of a chunk.
 CHUNK_SHARE = 32
 # Of a device that does not report it.
@@ -46,7 +41,7 @@ class Projection(NamedTuple):
 
     Attributes:
         entries: Size of the vocabulary V; later logits of a row are fillers.
-        dtype: Of the products' factors.
+        dtype: Dtype of the products' factors.
         scale: The gradient is multiplied by this before it is rounded to `dtype`.
         has_bias: Whether the sum of each entry's gradients is needed.
     """
@@ -203,29 +198,21 @@ class ProjectedLoss(torch.autograd.Function):
         """Scales the gradients that `forward` computed, in their own memory.
 
         They belong to the caller afterwards. With `retain_graph=True` a second call computes them
-        again, without it autograd refuses the call. With `create_graph=True` they are computed from
-        all logits at once, by operations that can be differentiated in turn.
+        again, without it autograd refuses the call.
+
+        Raises:
+            RuntimeError: If the gradients are to be differentiated in turn (`create_graph=True`).
         """
         if torch.is_grad_enabled():
-            return *_differentiable_gradients(ctx, grad_output), None, None, None
+            raise RuntimeError(
+                "Second derivatives of a loss need the logits of all targets, got `create_graph="
+                "True` for a loss in chunks. Call the model with `return_logits=True`."
+            )
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
             gradients = _loss_and_gradients(*ctx.saved_tensors, *ctx.settings)[1:]
         scaled = (None if one is None else _scale(one, grad_output) for one in gradients)
         return *scaled, None, None, None
-
-
-def _differentiable_gradients(ctx: Any, grad_output: Tensor) -> list[Tensor | None]:
-    """What `ProjectedLoss.backward` returns for its first arguments, as a graph of operations."""
-    hidden, weight, bias, labels = ctx.saved_tensors
-    terms, narrow, needed, _ = ctx.settings
-    narrow_bias = None if bias is None else bias.to(narrow)
-    logits = F.linear(hidden.to(narrow), weight.to(narrow), narrow_bias)
-    total = loss_sum(logits, labels, terms)
-    arguments = (hidden, weight, bias)
-    wanted = [one for one, is_needed in zip(arguments, needed, strict=True) if is_needed]
-    found = iter(torch.autograd.grad(total, wanted, grad_output, create_graph=True))
-    return [next(found) if is_needed else None for is_needed in needed]
 
 
 def _scale(gradient: Tensor, factor: Tensor) -> Tensor:
@@ -265,47 +252,32 @@ def _loss_and_gradients(
     grad_bias = None
     if bias is not None and needed[2]:
         grad_bias = torch.zeros_like(bias, dtype=wide)
-    # Without wide products the gradient is rounded when it replaces narrow logits.
-    factor = narrow if has_wide_products else wide
-    projection = Projection(entries, factor, scale, grad_bias is not None)
-
-    def gradient_of(logits: Tensor, label: Tensor) -> Tensor:
-        """The gradient of wide logits; adds to the loss and to the bias' gradient."""
-        if bias is not None:
-            logits[:, :entries] += bias
-        loss, gradient, bias_sums = kernel(logits, label, terms, projection)
-        total.add_(loss)
-        if grad_bias is not None and bias_sums is not None:
-            grad_bias.add_(bias_sums)
-        return gradient
-
-    size = _chunk_size(labels, entries, narrow, wide)
+    projection = Projection(entries, narrow, scale, grad_bias is not None)
+    size = _chunk_size(labels, entries)
     # One buffer for the logits of all chunks: fresh memory costs a CPU as much as a softmax.
-    buffered = 0 if has_wide_products else labels[:, :size].numel()
-    buffer = matrix.new_empty(buffered, len(matrix))
+    rows = labels[:, :size].numel()
+    buffer = matrix.new_empty(rows, entries) if narrow == wide else None
     with torch.autocast(device.type, enabled=False):
         for start in range(0, labels.shape[1], size):
             chunk = slice(start, start + size)
             hidden = hidden_states[:, chunk].flatten(0, 1).to(narrow)
             label = labels[:, chunk]
-            if has_wide_products:
-                logits = product(hidden, matrix.T).to(wide)
-                logits[:, entries:] = FILLER_LOGIT
-                grad_logits = gradient_of(logits, label.reshape(-1, 1))
-            else:
-                grad_logits = torch.mm(hidden, matrix.T, out=buffer[: len(hidden)])
-                _replace_in_parts(grad_logits, label, wide, gradient_of)
+            out = None if buffer is None else buffer[: len(hidden)]
+            logits = product(hidden, matrix.T, out=out).to(wide)
+            logits[:, entries:] = FILLER_LOGIT
+            if bias is not None:
+                logits[:, :entries] += bias
+            loss, grad_logits, bias_sums = kernel(logits, label.reshape(-1, 1), terms, projection)
+            total.add_(loss)
+            if grad_bias is not None and bias_sums is not None:
+                grad_bias.add_(bias_sums)
             if grad_hidden is not None:
                 grad = product(grad_logits, matrix) / scale
                 grad_hidden[:, chunk] = grad.unflatten(0, label.shape)
-            if grad_weight is None:
-                continue
-            if narrow == wide:
+            if grad_weight is not None and narrow == wide:
                 grad_weight.addmm_(grad_logits.T, hidden)
-            elif has_wide_products:
+            elif grad_weight is not None:
                 grad_weight.add_(product(grad_logits.T, hidden)[:entries], alpha=1 / scale)
-            else:
-                _add_narrow_product(grad_weight, grad_logits.T, hidden)
     return (
         total,
         grad_hidden,
@@ -314,56 +286,12 @@ def _loss_and_gradients(
     )
 
 
-def _chunk_size(labels: Tensor, entries: int, narrow: torch.dtype, wide: torch.dtype) -> int:
+def _chunk_size(labels: Tensor, entries: int) -> int:
     """Positions of a chunk; R-Drop has two rows of logits for each."""
     passes, positions = labels.shape
     size = chunk_rows(labels.device, entries) // passes
-    if labels.device.type == "cpu":
-        # Narrow logits, of which only a part is widened at a time, take half the memory.
-        return size * wide.itemsize // narrow.itemsize
     # Chunks of about the same size: a GPU computes a short one no faster.
     return math.ceil(positions / math.ceil(positions / size)) if positions else size
-
-
-def _replace_in_parts(
-    logits: Tensor,
-    labels: Tensor,
-    wide: torch.dtype,
-    gradient_of: Callable[[Tensor, Tensor], Tensor],
-) -> None:
-    """Writes the gradient over logits, on a CPU few at a time, which stay in its cache.
-
-    Args:
-        logits: `[P * N, V]`.
-        labels: `[P, N]`.
-        wide: Dtype of softmax and gradient.
-        gradient_of: Takes wide logits, which it may overwrite, and their labels `[rows, 1]`.
-    """
-    passes, positions = labels.shape
-    by_position = logits.unflatten(0, labels.shape)
-    at_once = positions
-    if logits.device.type == "cpu":
-        at_once = max(1, PART_BYTES // (passes * logits.shape[1] * wide.itemsize))
-    for start in range(0, positions, at_once):
-        chunk = slice(start, start + at_once)
-        part = by_position[:, chunk]
-        gradient = gradient_of(part.flatten(0, 1).to(wide), labels[:, chunk].reshape(-1, 1))
-        if gradient.data_ptr() != part.data_ptr():
-            part.copy_(gradient.view_as(part))
-
-
-def _add_narrow_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Adds `left @ right`, which are narrow, to the wide `total` in blocks of rows.
-
-    Blocks stay in a processor's cache. A whole product would be widened in fresh memory.
-    """
-    width = total.shape[1]
-    at_once = max(1, BLOCK_ENTRIES // width)
-    narrow = right.new_empty(at_once, width)
-    wide = total.new_empty(at_once, width)
-    for block, rows in zip(total.split(at_once), left.split(at_once), strict=True):
-        torch.mm(rows, right, out=narrow[: len(rows)])
-        block.add_(wide[: len(rows)].copy_(narrow[: len(rows)]))
 
 
 def _filled_up(weight: Tensor, dtype: torch.dtype) -> Tensor:

@@ -133,9 +133,9 @@ def direct_call(module: nn.Module, layouts: WeightLayouts) -> Callable[..., Any]
     kind = type(module)
     if not is_untouched(module):
         return module
-    if kind is nn.Linear:
+    if isinstance(module, nn.Linear) and kind is nn.Linear:
         return layouts.linear(module)
-    if kind is nn.LayerNorm:
+    if isinstance(module, nn.LayerNorm) and kind is nn.LayerNorm:
         return partial(
             F.layer_norm,
             normalized_shape=module.normalized_shape,

@@ -4,9 +4,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .fast_layers_vanilla_transformer import is_transformed, replace_layers
+from .fast_layers_vanilla_transformer import WeightLayouts, is_transformed, replace_layers
 from .fast_loss_vanilla_transformer import projected_loss_sum
-from .fast_search_vanilla_transformer import WeightLayouts, search_of_generate
+from .fast_search_vanilla_transformer import search_of_generate
 from .plain_vanilla_transformer import LossTerms, Plain
 
 

@@ -46,7 +46,7 @@ from .pretrained_vanilla_transformer import SharedTable, VanillaTransformerPreTr
 try:
     from .fast_vanilla_transformer import Fast
 except ImportError:
-    Fast = Plain  # type: ignore[assignment, misc]
+    Fast = Plain  # type: ignore[assignment]
 
 logger = logging.get_logger(__name__)
 
@@ -361,8 +361,9 @@ class VanillaTransformerForConditionalGeneration(
         self._tied_weights_keys = {"lm_head.weight": f"{table}.weight"}
         # Transformers' own default stops after 20 tokens.
         self.generation_config.max_length = config.max_position_embeddings
-        banned = {config.pad_token_id, config.bos_token_id} - {None, *config.eos_token_ids}
-        self.generation_config.bad_words_ids = [[token] for token in sorted(banned)]
+        never = (config.pad_token_id, config.bos_token_id)
+        ends = (None, *config.eos_token_ids)
+        self.generation_config.bad_words_ids = [[token] for token in never if token not in ends]
         self.post_init()
 
     def _init_linear(self, module: nn.Linear) -> None:
