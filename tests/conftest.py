@@ -23,7 +23,6 @@ from vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerTokenizer,
 )
-from vanilla_transformer_tools.translation import Translation, Translator
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -246,6 +245,9 @@ def save_small_model(folder: Path, tokenizer: VanillaTransformerTokenizer, **cha
 @contextmanager
 def interrupted_after(lines: int) -> Iterator[None]:
     """Ctrl-C is pressed once a translator has given so many translations."""
+    # Not above: the plugin is also tested without what the tools need of it.
+    from vanilla_transformer_tools.translation import Translation, Translator
+
     original = Translator.translate
     # Each window of lines is a call of its own.
     given = count(1)

@@ -128,6 +128,8 @@ class VanillaTransformerConfig(PreTrainedConfig):
             it its own matrix.
         lm_head_bias: Adds a bias to the output projection.
         use_cache: Decoding keeps keys and values of earlier steps.
+        fast: The files named `fast_*` compute dropout, attention, loss and search, in less time and
+            memory; False: plain torch does, and the searches of Transformers.
         pad_token_id: Pads batches; never generated.
         bos_token_id: First decoder input; never generated, unless it ends targets, too.
         eos_token_id: Ends every source and target.
@@ -182,6 +184,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
     tie_word_embeddings: bool = True
     lm_head_bias: bool = False
     use_cache: bool = True
+    fast: bool = True
     pad_token_id: int = 0
     bos_token_id: int | None = 1
     eos_token_id: int | list[int] | None = 2

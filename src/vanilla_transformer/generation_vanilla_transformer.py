@@ -1,70 +1,24 @@
 """How `generate` differs from Transformers' own: its caches, masks and searches."""
 
 import copy
-from collections.abc import Iterator
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, PreTrainedTokenizerBase
-from transformers import __version__ as transformers_version
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.generation import (
-    EosTokenCriteria,
-    ForcedBOSTokenLogitsProcessor,
-    ForcedEOSTokenLogitsProcessor,
     GenerationMixin,
-    LogitNormalization,
     LogitsProcessorList,
-    MaxLengthCriteria,
-    MinLengthLogitsProcessor,
-    MinNewTokensLengthLogitsProcessor,
-    NoBadWordsLogitsProcessor,
-    NoRepeatNGramLogitsProcessor,
-    RepetitionPenaltyLogitsProcessor,
     StoppingCriteria,
     StoppingCriteriaList,
-    SuppressTokensLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
 )
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.utils import logging
+from transformers.masking_utils import create_causal_mask
+from transformers.utils.generic import is_flash_attention_requested
 
-from .cpu_vanilla_transformer import WeightLayouts
-from .decoding_vanilla_transformer import IncrementalDecoder
-from .packing_vanilla_transformer import VARLEN
-from .search_vanilla_transformer import (
-    BeamSettings,
-    Constraints,
-    beam_search,
-    greedy_search,
-    padded,
-)
-from .shortcuts_vanilla_transformer import is_hooked, is_ours, is_sharded, is_untouched
+from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .stop_strings_vanilla_transformer import StopStrings
-
-logger = logging.get_logger(__name__)
-
-# Our searches were compared with those of these releases, the second excluded.
-TESTED_RELEASES = ((5, 17), (5, 24))
-# These look at single rows only, so rows may leave the batch.
-ROWWISE_PROCESSORS = (
-    ForcedBOSTokenLogitsProcessor,
-    ForcedEOSTokenLogitsProcessor,
-    LogitNormalization,
-    MinLengthLogitsProcessor,
-    MinNewTokensLengthLogitsProcessor,
-    NoBadWordsLogitsProcessor,
-    NoRepeatNGramLogitsProcessor,
-    RepetitionPenaltyLogitsProcessor,
-    SuppressTokensLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
 
 
 class SourceLengthLimit(StoppingCriteria):
@@ -83,17 +37,8 @@ class SourceLengthLimit(StoppingCriteria):
         return input_ids.shape[1] - 1 >= self.limits.repeat_interleave(beams)
 
 
-# Criteria that this package's searches apply without calling them.
-KNOWN_CRITERIA = (EosTokenCriteria, MaxLengthCriteria, SourceLengthLimit)
-
-
 class VanillaTransformerGenerationMixin(GenerationMixin):
     """`generate` and its methods, with corrections for caches and masks of an encoder-decoder."""
-
-    @cached_property
-    def weight_layouts(self) -> WeightLayouts:
-        """This model's weights as decoding step by step lays them out on a CPU."""
-        return WeightLayouts()
 
     def _prepare_generation_config(
         self,
@@ -271,7 +216,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
             args: Of Transformers' own.
             kwargs: Of Transformers' own.
         """
-        if is_sharded(self):
+        if hasattr(type(self), "unshard"):
             self.unshard()
         return super()._prepare_model_inputs(*args, **kwargs)
 
@@ -305,224 +250,57 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
             criteria.append(StopStrings(strings, tokenizer))
         return criteria
 
-    def _sample(
-        self,
-        input_ids: Tensor,
-        logits_processor: LogitsProcessorList,
-        stopping_criteria: StoppingCriteriaList,
-        generation_config: GenerationConfig,
-        **kwargs: Any,
-    ) -> Any:
-        """Greedy search and sampling, by this package's search if it supports the settings."""
-        given = (input_ids, logits_processor, stopping_criteria, generation_config)
-        arguments = self._search_arguments(*given, **kwargs)
-        if arguments is None:
-            return super()._sample(*given, **kwargs)
-        outputs = greedy_search(*arguments, draw=_draw if generation_config.do_sample else None)
-        return _join(input_ids, outputs, generation_config._pad_token_tensor)
+    def _sample(self, *arguments: Any, **inputs: Any) -> Any:
+        """Greedy search and sampling: the fast one, or that of Transformers."""
+        outputs = self.model.computing.search(self, *arguments, **inputs)
+        return super()._sample(*arguments, **inputs) if outputs is None else outputs
 
-    def _beam_search(
-        self,
-        input_ids: Tensor,
-        logits_processor: LogitsProcessorList,
-        stopping_criteria: StoppingCriteriaList,
-        generation_config: GenerationConfig,
-        **kwargs: Any,
-    ) -> Any:
-        """Beam search, by this package's search if it supports the settings."""
-        given = (input_ids, logits_processor, stopping_criteria, generation_config)
-        settings = BeamSettings(
-            generation_config.num_beams,
-            generation_config.length_penalty,
-            generation_config.early_stopping,
-            generation_config.max_length - input_ids.shape[1],
-        )
-        arguments = self._search_arguments(*given, **kwargs)
-        if arguments is None:
-            # Older releases take the vocabulary's size from the config.
-            return GenerationMixin._beam_search(self._with_written_vocabulary(), *given, **kwargs)
-        wanted = generation_config.num_return_sequences
-        found = beam_search(*arguments, settings)
-        outputs = [tokens for hypotheses in found for _, tokens in hypotheses[:wanted]]
-        # Transformers pads with the padding token only if its id is not 0.
-        fill = generation_config._pad_token_tensor or generation_config._eos_token_tensor[0]
-        return _join(input_ids[:: settings.num_beams].repeat_interleave(wanted, 0), outputs, fill)
-
-    def _search_arguments(
-        self,
-        input_ids: Tensor,
-        logits_processor: LogitsProcessorList,
-        stopping_criteria: StoppingCriteriaList,
-        generation_config: GenerationConfig,
-        **kwargs: Any,
-    ) -> tuple[IncrementalDecoder, Tensor, list[int], set[int], Constraints] | None:
-        """Arguments of this package's searches, None if Transformers' own has to run.
-
-        Args:
-            input_ids: Prompts, one for each hypothesis, `[B * beams, P]`.
-            logits_processor: Of `generate`.
-            stopping_criteria: Of `generate`.
-            generation_config: Of `generate`.
-            kwargs: Inputs of the model and other arguments of `generate`.
-        """
-        given = (logits_processor, stopping_criteria, generation_config)
-        reason = next(self._reasons_for_transformers_search(*given, **kwargs), None)
-        if reason is not None:
-            logger.debug(f"`generate` runs Transformers' search, because {reason}.")
-            return None
-        logger.debug("`generate` runs the search of vanilla_transformer.")
-        beams = generation_config.num_beams
-        hidden_states, attention_mask = kwargs["encoder_outputs"][0], kwargs.get("attention_mask")
-        if attention_mask is not None:
-            attention_mask = attention_mask[::beams]
-        decoding = IncrementalDecoder(self, hidden_states[::beams], attention_mask)
-        prompts = input_ids[::beams]
-        limits = _limits(stopping_criteria, *prompts.shape)
-        constraints = Constraints(logits_processor)
-        return decoding, prompts, limits, _end_tokens(stopping_criteria), constraints
-
-    def _reasons_for_transformers_search(
-        self,
-        logits_processor: LogitsProcessorList,
-        stopping_criteria: StoppingCriteriaList,
-        config: GenerationConfig,
-        synced_gpus: bool = False,
-        streamer: Any = None,
-        past_key_values: Cache | None = None,
-        encoder_outputs: Any = None,
-        attention_mask: Tensor | None = None,
-        **inputs: Any,
-    ) -> Iterator[str]:
-        """Why this package's searches do not support this call of `generate`.
-
-        The first reason is logged; without any, this package's search runs.
-
-        Args:
-            logits_processor: Of `generate`.
-            stopping_criteria: Of `generate`.
-            config: Of `generate`.
-            synced_gpus: Other processes wait for the same number of forward passes.
-            streamer: Receives each token at once.
-            past_key_values: The model's cache.
-            encoder_outputs: Of the sources.
-            attention_mask: Of the sources.
-            inputs: Other inputs of the model.
-        """
-        if getattr(config, "use_transformers_search", False):
-            yield "`use_transformers_search` is set"
-        if config.do_sample and config.num_beams > 1:
-            yield "beams are drawn (`do_sample`)"
-        for name in ("low_memory", "return_dict_in_generate", "is_assistant"):
-            if getattr(config, name, None):
-                yield f"`{name}` is set"
-        if synced_gpus:
-            yield "other processes wait for the same number of forward passes (`synced_gpus`)"
-        if streamer is not None:
-            yield "a `streamer` wants each token as it comes"
-        if not inputs["use_cache"]:
-            yield "`use_cache` is False"
-        if not _is_own_dynamic_cache(past_key_values):
-            yield "the cache is not a new dynamic one"
-        for name, value in inputs.items():
-            # Seq2SeqTrainer gives `labels`; `prepare_inputs_for_generation` drops them.
-            if value is not None and name not in ("use_cache", "logits_to_keep", "labels"):
-                yield f"the model is given `{name}`"
-        for part in (*logits_processor, *stopping_criteria):
-            if type(part) not in (*ROWWISE_PROCESSORS, *KNOWN_CRITERIA):
-                yield f"{type(part).__name__} is not known to look at single rows only"
-        ends = _end_tokens(stopping_criteria)
-        if not ends:
-            # Transformers then continues beyond the limits of single sentences.
-            yield "there is no end token"
-        banned = Constraints(logits_processor).banned
-        if self.config.target_vocab_size < len(banned) + BeamSettings(config.num_beams).candidates(
-            ends
-        ):
-            # Transformers then continues with impossible hypotheses.
-            yield "the vocabulary has fewer tokens than a step has candidates"
-        yield from self._reasons_to_call_forward()
-
-    def _reasons_to_call_forward(self) -> Iterator[str]:
-        """Why a search has to call this model's `forward`."""
-        decoder = self.model.decoder
-        if self.training or any(module.training for module in decoder.modules()):
-            # Dropout may be wanted in parts of a model in evaluation mode.
-            yield "the model is in training mode"
-        owner = next(kind for kind in type(self).__mro__ if "forward" in vars(kind))
-        if VanillaTransformerGenerationMixin not in owner.__bases__:
-            yield f"{owner.__name__} has a `forward` of its own"
-        if self.config._attn_implementation not in ("eager", "sdpa", VARLEN):
-            yield f"attention runs with {self.config._attn_implementation!r}"
-        method = getattr(self.prepare_inputs_for_generation, "__func__", None)
-        if method is not VanillaTransformerGenerationMixin.prepare_inputs_for_generation:
-            # PEFT puts the prefix of prefix tuning in there.
-            yield "`prepare_inputs_for_generation` is not this model's"
-        # Other code may need to know which key stands where; searches put beams side by side.
-        parts = [self.model, decoder, *decoder.layers]
-        children = [pair for layer in decoder.layers for pair in layer.named_children()]
-        parts += [child for name, child in children if name.endswith("_attn")]
-        for part in parts:
-            if not is_ours(part):
-                yield f"{type(part).__name__} is not this package's"
-        kernel = ALL_ATTENTION_FUNCTIONS.get(self.config._attn_implementation)
-        home = getattr(kernel, "__module__", "")
-        if kernel and not home.startswith(("transformers.", __name__.rpartition(".")[0])):
-            yield f"attention runs with a kernel of {home or kernel}"
-        for stage in (self, self.model, decoder):
-            if not is_untouched(stage):
-                yield f"{type(stage).__name__} is hooked, patched or compiled"
-        if any(map(is_hooked, (*decoder.modules(), self.lm_head))):
-            # Hooks take rows for sentences or beams; a search of ours arranges them otherwise.
-            yield "a module of the decoder is hooked"
-        release = tuple(int(part) for part in transformers_version.split(".")[:2])
-        if not TESTED_RELEASES[0] <= release < TESTED_RELEASES[1]:
-            yield f"ours was not compared with that of Transformers {transformers_version}"
-        # Last: the device of weights on a disk is unknown, but their modules are hooked.
-        if torch.is_autocast_enabled(self.device.type):
-            yield "autocast is enabled"
+    def _beam_search(self, *arguments: Any, **inputs: Any) -> Any:
+        """Beam search: the fast one, or that of Transformers."""
+        outputs = self.model.computing.search(self, *arguments, **inputs)
+        if outputs is not None:
+            return outputs
+        # Older releases take the vocabulary's size from the config.
+        return GenerationMixin._beam_search(self._with_written_vocabulary(), *arguments, **inputs)
 
 
-def _end_tokens(stopping_criteria: StoppingCriteriaList) -> set[int]:
-    return {
-        token
-        for criterion in stopping_criteria
-        if type(criterion) is EosTokenCriteria
-        for token in criterion.eos_token_id.tolist()
-    }
-
-
-def _limits(
-    stopping_criteria: StoppingCriteriaList, sentences: int, prompt_length: int
-) -> list[int]:
-    """Longest output of each sentence in tokens, prompt not counted."""
-    limits = torch.full((sentences,), torch.iinfo(torch.long).max, device="cpu")
-    for criterion in stopping_criteria:
-        if type(criterion) is MaxLengthCriteria:
-            limits = limits.clamp(max=criterion.max_length - prompt_length)
-        elif type(criterion) is SourceLengthLimit:
-            own = criterion.limits.cpu().repeat_interleave(sentences // len(criterion.limits))
-            limits = limits.minimum(own + 1 - prompt_length)
-    found: list[int] = limits.tolist()
-    return found
-
-
-def _is_own_dynamic_cache(cache: Cache | None) -> bool:
-    return (
-        isinstance(cache, EncoderDecoderCache)
-        and all(
-            type(half) is DynamicCache and not half.offloading
-            for half in (cache.self_attention_cache, cache.cross_attention_cache)
-        )
-        and not getattr(cache, "_is_user_defined", False)
+def padded(rows: list[list[int]], filler: int) -> tuple[Tensor, Tensor]:
+    """Rows of unequal length, padded on the right, and their mask (1 = real), `[B, longest]`."""
+    ids = pad_sequence(
+        [torch.tensor(row, dtype=torch.long) for row in rows],
+        batch_first=True,
+        padding_value=filler,
     )
+    lengths = torch.tensor([len(row) for row in rows])
+    return ids, (torch.arange(ids.shape[1]) < lengths[:, None]).long()
 
 
-def _draw(scores: Tensor) -> Tensor:
-    """A token of each row `[B]`, as Transformers draws it."""
-    return scores.softmax(-1).multinomial(1).squeeze(1)
+def causal_mask(
+    config: VanillaTransformerConfig,
+    inputs_embeds: Tensor,
+    attention_mask: Tensor | None,
+    cache: Cache | None,
+) -> Any:
+    """Mask of the decoder's self-attention, in the form of the config's kernel.
 
+    Without it, flash and flex attention would attend to the unused end of a static cache.
 
-def _join(prompt: Tensor, outputs: list[list[int]], fill: Tensor) -> Tensor:
-    """Outputs after their prompts, padded to one length, `[B, T]`."""
-    rows, _ = padded(outputs, int(fill))
-    return torch.cat((prompt, rows.to(prompt.device)), dim=-1)
+    Args:
+        config: From `attention_config`.
+        inputs_embeds: `[B, T, D]`.
+        attention_mask: 1 = real token, `[B, past + T]`; None: all are.
+        cache: Of the self-attention.
+    """
+    if cache is None or not cache.is_compileable:
+        return create_causal_mask(config, inputs_embeds, attention_mask, cache)
+    past_length = cache.get_seq_length()
+    if attention_mask is None and is_flash_attention_requested(config):
+        # Without a mask, flash kernels also attend to the unused end of the cache.
+        size = (len(inputs_embeds), int(past_length) + inputs_embeds.shape[1])
+        attention_mask = inputs_embeds.new_ones(size)
+    mask = create_causal_mask(config, inputs_embeds, attention_mask, cache)
+    if config._attn_implementation == "flex_attention" and isinstance(past_length, Tensor):
+        # A flex mask reads the past length when kernels run, and the cache increments its length in
+        # place. So the cache gets a copy.
+        cache.layers[0].cumulative_length = past_length.clone()
+    return mask

@@ -1,11 +1,11 @@
 """The encoder-decoder Transformer of "Attention Is All You Need" (arXiv 1706.03762).
 
-Shapes: B batch · S source · T target · Q, K query and key positions · D `d_model` · H heads ·
-E head size · F feed-forward · V vocabulary · N real target positions of a batch.
+Shapes: B batch · S source · T target · Q positions of either · D `d_model` · V vocabulary.
 
-Layers, section 3.1, are in `layers_vanilla_transformer.py`, attention itself, section 3.2, in
-`attention_vanilla_transformer.py`, positions, section 3.5, in `positions_vanilla_transformer.py`,
-batches without padding in `packing_vanilla_transformer.py`.
+Positions, attention, feed-forward networks and layers (sections 3.5, 3.2, 3.3 and 3.1) are in
+`layers_vanilla_transformer.py`, the loss (section 5.4) in `plain_vanilla_transformer.py`. Files
+named `fast_*` compute the same in less time and memory. `fast=False` in the config turns them off;
+without these files the model works too.
 
 Differs from the paper:
     The layer norm comes before each sublayer (pre-norm, Xiong et al. 2020), not after the
@@ -14,16 +14,12 @@ Differs from the paper:
 """
 
 import math
-from pathlib import Path
 from typing import Any, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import PreTrainedModel
-from transformers import initialization as init
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
-from transformers.dynamic_module_utils import custom_object_save
 from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_outputs import (
     BaseModelOutput,
@@ -35,189 +31,24 @@ from transformers.utils import TransformersKwargs, logging
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .attention_vanilla_transformer import CrossAttention, HeadMixing, SelfAttention
 from .configuration_vanilla_transformer import VanillaTransformerConfig
-from .cpu_vanilla_transformer import Dropout
-from .generation_vanilla_transformer import VanillaTransformerGenerationMixin
-from .kernels_vanilla_transformer import causal_mask
-from .layers_vanilla_transformer import DecoderLayer, EncoderLayer
-from .loss_vanilla_transformer import IGNORED, LossTerms, loss_sum
-from .packing_vanilla_transformer import (
-    VARLEN,
-    PackedMask,
-    Packing,
-    packings,
-    up_to_last_target,
+from .generation_vanilla_transformer import VanillaTransformerGenerationMixin, causal_mask
+from .layers_vanilla_transformer import (
+    POSITIONS,
+    CrossAttention,
+    DecoderLayer,
+    EncoderLayer,
+    SelfAttention,
 )
-from .positions_vanilla_transformer import POSITIONS
-from .projection_vanilla_transformer import Lookup, projected_loss_sum, tied_lookups
-from .shortcuts_vanilla_transformer import is_ours, is_transformed
+from .plain_vanilla_transformer import IGNORED, LossTerms, Plain, loss_sum
+from .pretrained_vanilla_transformer import SharedTable, VanillaTransformerPreTrainedModel
+
+try:
+    from .fast_vanilla_transformer import Fast
+except ImportError:
+    Fast = Plain  # type: ignore[assignment]
 
 logger = logging.get_logger(__name__)
-
-
-class VanillaTransformerPreTrainedModel(PreTrainedModel):
-    """Loading, saving and initialisation, common to all classes of this model."""
-
-    config: VanillaTransformerConfig
-    config_class = VanillaTransformerConfig
-    base_model_prefix = "model"
-    supports_gradient_checkpointing = True
-    _no_split_modules = ["EncoderLayer", "DecoderLayer"]  # noqa: RUF012  (Transformers' attribute)
-    _supports_sdpa = True
-    _supports_flash_attn = True
-    _supports_flex_attn = True
-    _can_compile_fullgraph = True
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Subclasses, such as those of FSDP, must register themselves to save their code."""
-        super().__init_subclass__(**kwargs)
-        cls._auto_class = None
-
-    def post_init(self) -> None:
-        """Without this, Trainer reports tied weights as missing: files store them once."""
-        super().post_init()
-        self._keys_to_ignore_on_save = self._tied_names()
-
-    def _tied_names(self) -> set[str]:
-        """Names of the weights that are tied to others, as the config has it and in fact."""
-        weights = dict(self.named_parameters(remove_duplicate=False))
-        tied = self.all_tied_weights_keys.items()
-        return {name for name, other in tied if weights.get(name) is weights.get(other)}
-
-    def mark_tied_weights_as_initialized(self, loading_info: Any) -> None:
-        """Reports a shared table that no file held; Transformers takes it for loaded."""
-        tables = loading_info.missing_keys & set(self.all_tied_weights_keys.values())
-        missing = {
-            name
-            for name in tables
-            if not getattr(self.get_parameter(name), "_is_hf_initialized", False)
-        }
-        super().mark_tied_weights_as_initialized(loading_info)
-        loading_info.missing_keys |= missing
-
-    def _check_and_adjust_attn_implementation(
-        self, attn_implementation: str | None, *args: Any, **kwargs: Any
-    ) -> str:
-        """As in Transformers, but talking heads run with eager attention only.
-
-        Raises:
-            ValueError: If another kernel is requested.
-        """
-        if self.config.talking_heads is not None:
-            if attn_implementation not in (None, "eager"):
-                raise ValueError(
-                    "`talking_heads` mix the score maps of all heads, and only eager attention "
-                    "forms these: other kernels compute each head alone. `attn_implementation` "
-                    f"must be 'eager', got {attn_implementation!r}. Leave it out."
-                )
-            attn_implementation = "eager"
-        return super()._check_and_adjust_attn_implementation(attn_implementation, *args, **kwargs)
-
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        """Xavier-uniform for each logical matrix, N(0, 1/D) for tables, zero biases.
-
-        Lookups are scaled by sqrt(D), so they start with unit variance. With `depth_scaled_init`,
-        matrices of deeper layers start smaller.
-        """
-        if isinstance(module, nn.Embedding):
-            self._init_table(module.weight, module.padding_idx)
-        elif isinstance(module, nn.Linear):
-            self._init_linear(module)
-            if module.bias is not None:
-                init.zeros_(module.bias)
-        elif isinstance(module, HeadMixing):
-            module.reset_parameters()
-        else:
-            super()._init_weights(module)
-
-    def _init_linear(self, module: nn.Linear) -> None:
-        gain = getattr(module, "depth", 1) ** -0.5
-        rows = getattr(module, "row_counts", (module.out_features,))
-        matrices = [self._draw_matrix(count, module.in_features, gain) for count in rows]
-        init.copy_(module.weight, torch.cat(matrices))
-
-    def _draw_matrix(self, rows: int, columns: int, gain: float) -> Tensor:
-        matrix = torch.empty(rows, columns)
-        if self.config.init_std is None:
-            return nn.init.xavier_uniform_(matrix, gain)
-        return matrix.normal_(std=gain * self.config.init_std)
-
-    def _init_table(self, weight: Tensor, padding_id: int | None) -> None:
-        table = torch.empty(weight.shape).normal_(
-            std=self.config.init_std or self.config.d_model**-0.5
-        )
-        if padding_id is not None:
-            table[padding_id] = 0
-        init.copy_(weight, table)
-
-    def resize_token_embeddings(
-        self, new_num_tokens: int | None = None, *args: Any, **kwargs: Any
-    ) -> nn.Embedding:
-        """As in Transformers, if source and target share one table.
-
-        Raises:
-            ValueError: If each has its own table, and the size changes.
-        """
-        sizes = {self.config.vocab_size, self.config.target_vocab_size}
-        is_shared = self.config.share_encoder_decoder_embeddings
-        if new_num_tokens is not None and not is_shared and sizes == {new_num_tokens}:
-            # Transformers' own would tie the projection to the source's table.
-            return self.get_input_embeddings()
-        if new_num_tokens is not None and not is_shared:
-            raise ValueError(
-                "`resize_token_embeddings` needs a table that source and target share, got a model "
-                f"with two tables and {new_num_tokens} tokens. Make a new model and copy the rows "
-                "that you want to keep."
-            )
-        table: nn.Embedding = super().resize_token_embeddings(new_num_tokens, *args, **kwargs)
-        if self.config.decoder_vocab_size is not None:
-            self.config.decoder_vocab_size = self.config.vocab_size
-        return table
-
-    def save_pretrained(
-        self, save_directory: Any, is_main_process: bool = True, *args: Any, **kwargs: Any
-    ) -> None:
-        """Saves as Transformers does; the config names the code for each Auto class.
-
-        Args:
-            save_directory: Folder of the model; created if missing.
-            is_main_process: Whether this process writes config and code, too.
-            args: Of Transformers' own.
-            kwargs: Of Transformers' own.
-
-        Raises:
-            ValueError: If source and target no longer share the table that the config says they do.
-        """
-        model: Any = self.base_model
-        if getattr(model, "shared", None) is not None and any(
-            stack.embed_tokens.weight is not model.shared.weight
-            for stack in (model.encoder, model.decoder)
-        ):
-            raise ValueError(
-                "Source and target must share a table, as `share_encoder_decoder_embeddings` says, "
-                "got tables of their own, such as those of a merged adapter with "
-                "`modules_to_save=['embed_tokens']`. Name the table `shared` instead, or train an "
-                "adapter of a model with `share_encoder_decoder_embeddings=False`."
-            )
-        modeling = "modeling_vanilla_transformer.VanillaTransformer"
-        self.config.auto_map = {
-            "AutoConfig": "configuration_vanilla_transformer.VanillaTransformerConfig",
-            "AutoModel": f"{modeling}Model",
-            "AutoModelForSeq2SeqLM": f"{modeling}ForConditionalGeneration",
-        }
-        if is_main_process and not Path(save_directory).is_file():
-            # For a subclass, Transformers copies no file, or only the file of the subclass. Before
-            # the rest, which may be uploaded at once.
-            Path(save_directory).mkdir(parents=True, exist_ok=True)
-            custom_object_save(VanillaTransformerModel, save_directory)
-        # Weights may have been replaced since they were tied.
-        self._keys_to_ignore_on_save = self._tied_names()
-        if self.get_output_embeddings() is not None:
-            # PEFT's merging sets it to False for two tables, whatever is tied.
-            self.config.tie_word_embeddings = "lm_head.weight" in self._keys_to_ignore_on_save
-        super().save_pretrained(save_directory, is_main_process, *args, **kwargs)
 
 
 class Stack(VanillaTransformerPreTrainedModel):
@@ -228,7 +59,7 @@ class Stack(VanillaTransformerPreTrainedModel):
         self.embed_tokens = nn.Embedding(vocab_size, config.d_model, config.pad_token_id)
         self.embed_positions = POSITIONS[config.position_embedding_type](config)
         self.embed_scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
-        self.dropout = Dropout(config.dropout)
+        self.dropout = nn.Dropout(config.dropout)
         self.embed_layer_norm: nn.Module = nn.Identity()
         if config.embedding_layer_norm:
             self.embed_layer_norm = nn.LayerNorm(config.d_model, config.layer_norm_eps)
@@ -335,7 +166,6 @@ class Encoder(Stack):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
-        packing: Packing | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutput:
         """Encodes sources.
@@ -344,7 +174,6 @@ class Encoder(Stack):
             input_ids: Tokens `[B, S]`.
             attention_mask: 1 = real token, `[B, S]`; None: all are.
             inputs_embeds: Instead of `input_ids`: rows of the table, unscaled, `[B, S, D]`.
-            packing: Of `attention_mask`, if it is already known.
             kwargs: `output_attentions`, `output_hidden_states`, `return_dict`.
 
         Returns:
@@ -353,16 +182,10 @@ class Encoder(Stack):
         inputs_embeds = self.lookup(input_ids, inputs_embeds)
         hidden_states = self.add_positions(inputs_embeds, attention_mask)
         config = self.attention_config(**kwargs)
-        kernel = {"attn_implementation": config._attn_implementation}
-        if packed := packings(config, packing or attention_mask, **kwargs):
-            (source,) = packed
-            mask = PackedMask(source, source)
-            hidden_states = source.unpack(
-                self.run_layers(source.pack(hidden_states), mask, **kernel)
-            )
-        else:
-            mask = create_bidirectional_mask(config, inputs_embeds, attention_mask)
-            hidden_states = self.run_layers(hidden_states, mask, **kernel)
+        mask = create_bidirectional_mask(config, inputs_embeds, attention_mask)
+        hidden_states = self.run_layers(
+            hidden_states, mask, attn_implementation=config._attn_implementation
+        )
         return BaseModelOutput(last_hidden_state=hidden_states)
 
 
@@ -394,7 +217,6 @@ class Decoder(Stack):
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
-        encoder_packing: Packing | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """Decodes targets, all positions at once or those after `past_key_values`.
@@ -407,7 +229,6 @@ class Decoder(Stack):
             past_key_values: Keys and values of earlier positions; extended in place.
             inputs_embeds: Instead of `input_ids`: rows of the table, unscaled, `[B, T, D]`.
             use_cache: Starts a cache if `past_key_values` is None.
-            encoder_packing: Of `encoder_attention_mask`, if it is already known.
             kwargs: `output_attentions`, `output_hidden_states`, `return_dict`.
 
         Returns:
@@ -422,42 +243,25 @@ class Decoder(Stack):
         hidden_states = self.add_positions(inputs_embeds, attention_mask, past_length)
 
         config = self.attention_config(**kwargs)
-        kernel = {"attn_implementation": config._attn_implementation}
-        packed: list[Packing] = []
-        if past_key_values is None:
-            source_mask = encoder_packing or encoder_attention_mask
-            packed = packings(config, attention_mask, source_mask, **kwargs)
-        if packed and encoder_hidden_states is not None:
-            target, source = packed
-            hidden_states = target.unpack(
-                self.run_layers(
-                    target.pack(hidden_states),
-                    PackedMask(target, target),
-                    source.pack(encoder_hidden_states),
-                    PackedMask(target, source),
-                    **kernel,
-                )
-            )
-        else:
-            self_cache = None if past_key_values is None else past_key_values.self_attention_cache
-            mask = causal_mask(config, inputs_embeds, attention_mask, self_cache)
-            encoder_mask = create_bidirectional_mask(
-                config, inputs_embeds, encoder_attention_mask, encoder_hidden_states
-            )
-            hidden_states = self.run_layers(
-                hidden_states,
-                mask,
-                encoder_hidden_states,
-                encoder_mask,
-                past_key_values=past_key_values,
-                **kernel,
-            )
+        self_cache = None if past_key_values is None else past_key_values.self_attention_cache
+        mask = causal_mask(config, inputs_embeds, attention_mask, self_cache)
+        encoder_mask = create_bidirectional_mask(
+            config, inputs_embeds, encoder_attention_mask, encoder_hidden_states
+        )
+        hidden_states = self.run_layers(
+            hidden_states,
+            mask,
+            encoder_hidden_states,
+            encoder_mask,
+            past_key_values=past_key_values,
+            attn_implementation=config._attn_implementation,
+        )
         return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=hidden_states, past_key_values=past_key_values
         )
 
 
-class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
+class VanillaTransformerModel(SharedTable):
     """Encoder and decoder over their embedding tables, without the output projection."""
 
     def __init__(self, config: VanillaTransformerConfig) -> None:
@@ -475,28 +279,9 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
                 "encoder.embed_tokens.weight": r"shared\.weight",
                 "decoder.embed_tokens.weight": r"shared\.weight",
             }
+        self.computing = Fast() if config.fast else Plain()
+        self.computing.prepare(self)
         self.post_init()
-
-    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
-        """`tie_word_embeddings` concerns the projection only; shared tables are always tied."""
-        return dict.fromkeys(self._tied_weights_keys, "shared.weight")
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """What takes the place of a shared table, such as an adapter, takes it in both stacks."""
-        super().__setattr__(name, value)
-        if name == "shared":
-            self.encoder.embed_tokens = self.decoder.embed_tokens = value
-
-    def get_input_embeddings(self) -> nn.Embedding:
-        """The table of the source, which may also be the target's."""
-        return self.encoder.embed_tokens if self.shared is None else self.shared
-
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        """Replaces the table of the source, also of the target if they share it."""
-        if self.config.share_encoder_decoder_embeddings:
-            self.shared = value
-        else:
-            self.encoder.embed_tokens = value
 
     @merge_with_config_defaults
     @capture_outputs
@@ -531,15 +316,9 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         Returns:
             `last_hidden_state` `[B, T, D]`, the cache and the requested outputs of both stacks.
         """
-        if self.shared is not None and self.encoder.embed_tokens is not self.decoder.embed_tokens:
-            self._warn_of_two_adapters()
-        packing = None
+        self.warn_of_two_adapters()
         if encoder_outputs is None:
-            # Both stacks need it, and to compute it a GPU is waited for.
-            packing = next(iter(packings(self.config, attention_mask, **kwargs)), None)
-            encoded = self.encoder(
-                input_ids, attention_mask, inputs_embeds, packing=packing, **kwargs
-            )
+            encoded = self.encoder(input_ids, attention_mask, inputs_embeds, **kwargs)
         elif isinstance(encoder_outputs, tuple):
             encoded = BaseModelOutput(*encoder_outputs)
         else:
@@ -552,7 +331,6 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
             past_key_values,
             decoder_inputs_embeds,
             use_cache=use_cache,
-            encoder_packing=packing,
             **kwargs,
         )
         return Seq2SeqModelOutput(
@@ -564,15 +342,6 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
             encoder_last_hidden_state=encoded.last_hidden_state,
             encoder_hidden_states=encoded.hidden_states,
             encoder_attentions=encoded.attentions,
-        )
-
-    def _warn_of_two_adapters(self) -> None:
-        """Warns once of adapters that PEFT put on the names of a shared table in the stacks."""
-        logger.warning_once(
-            "Source and target share one table, got an adapter for each of `encoder.embed_tokens` "
-            "and `decoder.embed_tokens`. They learn apart, and merging into the table keeps only "
-            "one of them. Name the table `shared` instead, as in "
-            "`trainable_token_indices={'shared': [...]}`, or pass the list alone."
         )
 
 
@@ -589,9 +358,6 @@ class VanillaTransformerForConditionalGeneration(
 ):
     """The complete model: encoder, decoder, output projection, loss and `generate`."""
 
-    # Backend of `torch.compile` for the loss on a GPU; None: it is not compiled.
-    loss_compiler: Any = None
-
     def __init__(self, config: VanillaTransformerConfig) -> None:
         super().__init__(config)
         self.model = VanillaTransformerModel(config)
@@ -601,8 +367,9 @@ class VanillaTransformerForConditionalGeneration(
         self._tied_weights_keys = {"lm_head.weight": f"{table}.weight"}
         # Transformers' own default stops after 20 tokens.
         self.generation_config.max_length = config.max_position_embeddings
-        silent, spoken = (config.pad_token_id, config.bos_token_id), (None, *config.eos_token_ids)
-        self.generation_config.bad_words_ids = [[one] for one in silent if one not in spoken]
+        never = (config.pad_token_id, config.bos_token_id)
+        ends = (None, *config.eos_token_ids)
+        self.generation_config.bad_words_ids = [[token] for token in never if token not in ends]
         self.post_init()
 
     def _init_linear(self, module: nn.Linear) -> None:
@@ -611,12 +378,6 @@ class VanillaTransformerForConditionalGeneration(
             self._init_table(module.weight, self.config.pad_token_id)
         else:
             super()._init_linear(module)
-
-    def train(self, mode: bool = True) -> "VanillaTransformerForConditionalGeneration":
-        """As in torch; training also frees the layouts of the weights that it will change."""
-        if mode:
-            self.weight_layouts.clear()
-        return super().train(mode)
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """Shifts targets right, after the start token, `[B, T]` -> `[B, T]` (figure 1)."""
@@ -666,52 +427,37 @@ class VanillaTransformerForConditionalGeneration(
             ValueError: If `labels` come with `logits_to_keep`, or differ in shape from what the
                 decoder reads, or if `r_drop_alpha` comes with an odd number of rows.
         """
-        in_chunks = self.training and labels is not None
-        in_chunks = in_chunks and not (return_logits or is_transformed())
-        if self.training and labels is None and num_items_in_batch is not None:
-            self._warn_of_outer_loss()
-        if labels is not None:
+        if labels is None:
+            self._warn_of_outer_loss(num_items_in_batch)
+        else:
             self._refuse_partial_logits(logits_to_keep)
             # A loss needs no later steps, and filling a cache copies all keys and values.
             use_cache = False
             if decoder_input_ids is None and decoder_inputs_embeds is None:
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
-            is_packed = self.config._attn_implementation == VARLEN
-            if in_chunks and decoder_attention_mask is None and is_packed:
-                # Logits after the last target are not asked for.
-                decoder_attention_mask = up_to_last_target(labels)
-        matrix = None
-        source = Lookup(input_ids, inputs_embeds)
-        target = Lookup(decoder_input_ids, decoder_inputs_embeds)
-        if in_chunks:
-            encoder, decoder = self.model.encoder, self.model.decoder
-            tables = ((encoder.embed_tokens, source), (decoder.embed_tokens, target))
-            if all(map(is_ours, (self.model, encoder, decoder))):
-                # Other code may read the ids.
-                matrix, (source, target) = tied_lookups(self.lm_head, *tables)
         outputs = self.model(
-            source.ids,
+            input_ids,
             attention_mask,
-            target.ids,
+            decoder_input_ids,
             decoder_attention_mask,
             encoder_outputs,
             past_key_values,
-            source.rows,
-            target.rows,
+            inputs_embeds,
+            decoder_inputs_embeds,
             use_cache=use_cache,
             **kwargs,
         )
         hidden_states = outputs.last_hidden_state
         logits = loss = None
-        if not in_chunks:
+        output = Seq2SeqLMOutput
+        if self.training and labels is not None and not return_logits:
+            output = OutputWithoutLogits
+        else:
             last = isinstance(logits_to_keep, int)
             kept = slice(-logits_to_keep, None) if last else logits_to_keep
             logits = self.lm_head(hidden_states[:, kept])
         if labels is not None:
-            loss = self._loss(
-                hidden_states, logits, matrix, labels, num_items_in_batch, r_drop_alpha
-            )
-        output = OutputWithoutLogits if in_chunks else Seq2SeqLMOutput
+            loss = self._loss(hidden_states, logits, labels, num_items_in_batch, r_drop_alpha)
         return output(
             loss=loss,
             logits=logits,
@@ -728,7 +474,6 @@ class VanillaTransformerForConditionalGeneration(
         self,
         hidden_states: Tensor,
         logits: Tensor | None,
-        matrix: Tensor | None,
         labels: Tensor,
         num_items_in_batch: int | Tensor | None,
         r_drop_alpha: float,
@@ -737,8 +482,7 @@ class VanillaTransformerForConditionalGeneration(
 
         Args:
             hidden_states: The decoder's output, `[B, T, D]`.
-            logits: `[B, T, V]`; None: they are computed in chunks.
-            matrix: Of `tied_lookups`.
+            logits: `[B, T, V]`; None: they are computed from `hidden_states`.
             labels: `[B, T]`, -100 at positions without a target.
             num_items_in_batch: Divisor of the sum; None: the number of targets in this batch.
             r_drop_alpha: Weight of R-Drop's divergence.
@@ -762,8 +506,7 @@ class VanillaTransformerForConditionalGeneration(
         smoothing = self.config.label_smoothing if self.training else 0.0
         terms = LossTerms(smoothing, r_drop_alpha)
         if logits is None:
-            compiler = self.loss_compiler if hidden_states.device.type == "cuda" else None
-            total = projected_loss_sum(self.lm_head, hidden_states, labels, terms, matrix, compiler)
+            total = self.model.computing.loss(self.lm_head, hidden_states, labels, terms)
         else:
             total = loss_sum(logits, labels, terms)
         if num_items_in_batch is None:
@@ -784,13 +527,13 @@ class VanillaTransformerForConditionalGeneration(
                 f"from the loss, set their labels to {IGNORED}."
             )
 
-    def _warn_of_outer_loss(self) -> None:
+    def _warn_of_outer_loss(self, num_items_in_batch: int | Tensor | None) -> None:
         """Warns once that the config's label smoothing does not apply to the caller's loss.
 
         With `label_smoothing_factor`, or the user's own loss function, Trainer keeps the labels
         and computes the loss from the logits, so nothing is smoothed twice.
         """
-        if self.config.label_smoothing:
+        if self.training and num_items_in_batch is not None and self.config.label_smoothing:
             logger.warning_once(
                 f"`config.label_smoothing` is {self.config.label_smoothing} and has no effect: the "
                 "loss is computed outside the model, by Trainer's `label_smoothing_factor` or a "

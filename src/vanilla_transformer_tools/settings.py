@@ -324,15 +324,11 @@ class TrainSettings:
         "Decay of an exponential moving average of the weights, such as 0.999, which competes at "
         "the end like the average of --average_last. Default: no moving average."
     )
-    attn_implementation: Literal["eager", "sdpa", "varlen", "flash_attention_2"] | None = option(
-        "Attention kernel. varlen removes all padding, from attention (with torch's kernel for "
-        "sequences of varying length on a GPU in half precision, else with sdpa) and from all "
-        "other layers; it pays off in batches with much padding. Default: sdpa; eager for talking "
-        "heads."
+    attn_implementation: Literal["eager", "sdpa", "flash_attention_2"] | None = option(
+        "Attention kernel. Default: sdpa; eager for talking heads."
     )
     compile_layers: bool = option(
-        "Compiles the layers with torch.compile, once for all shapes of batches; varlen then still "
-        "removes the padding, which --torch_compile keeps. Meant for GPUs.",
+        "Compiles the layers with torch.compile, once for all shapes of batches. Meant for GPUs.",
         False,
     )
     r_drop: float = option(

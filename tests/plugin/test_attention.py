@@ -10,7 +10,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
 from vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.attention_vanilla_transformer import eager_attention_forward
+from vanilla_transformer.layers_vanilla_transformer import eager_attention_forward
 
 from ..conftest import (
     TINY,

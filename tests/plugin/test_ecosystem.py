@@ -17,7 +17,7 @@ from torch.export import Dim
 from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer
 from transformers.utils import logging as transformers_logging
 
-from vanilla_transformer import loss_vanilla_transformer
+from vanilla_transformer import fast_loss_vanilla_transformer
 from vanilla_transformer_tools.interop.to_transformers import to_transformers
 
 from ..conftest import (
@@ -242,7 +242,7 @@ def test_adapters_sit_on_every_projection(tiny_model):
     ids=["projections", "lora_on_lm_head", "lm_head_of_its_own"],
 )
 def test_loss_and_gradients_of_adapters_are_those_of_the_logits(batch, monkeypatch, tied, changes):
-    monkeypatch.setattr(loss_vanilla_transformer, "CHUNK_ROWS", 5)
+    monkeypatch.setattr(fast_loss_vanilla_transformer, "CHUNK_ROWS", 5)
     peft_model = with_lora(build_variant(tie_word_embeddings=tied), **changes)
     trained = {
         name: parameter

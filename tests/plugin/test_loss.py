@@ -12,10 +12,10 @@ from torch._dynamo.testing import CompileCounter
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 from transformers.utils import logging
 
-from vanilla_transformer import loss_vanilla_transformer
-from vanilla_transformer.loss_vanilla_transformer import LossTerms
+from vanilla_transformer import fast_loss_vanilla_transformer
+from vanilla_transformer.fast_loss_vanilla_transformer import projected_loss_sum
 from vanilla_transformer.modeling_vanilla_transformer import Encoder
-from vanilla_transformer.projection_vanilla_transformer import projected_loss_sum
+from vanilla_transformer.plain_vanilla_transformer import LossTerms
 
 from ..conftest import Batch, Model, build_variant, gradients
 from ..support.tensors_in_memory import TensorRecorder
@@ -57,7 +57,7 @@ def rows_of_logits_in_memory(model: Model, batch: Batch, **kwargs: Any) -> int:
 @pytest.fixture
 def wide_model(monkeypatch: pytest.MonkeyPatch) -> Model:
     """A model whose logits outweigh all else, computed in chunks of `CHUNK_ROWS`."""
-    monkeypatch.setattr(loss_vanilla_transformer, "CHUNK_ROWS", CHUNK_ROWS)
+    monkeypatch.setattr(fast_loss_vanilla_transformer, "CHUNK_ROWS", CHUNK_ROWS)
     return build_variant(vocab_size=WIDE_VOCABULARY)
 
 
@@ -96,7 +96,7 @@ def test_recorder_sees_all_logits_when_they_are_returned(wide_model, long_batch)
 @both_paths
 def test_loss_projects_real_targets_only(wide_model, long_batch, monkeypatch, path):
     num_targets, num_positions = 64, long_batch["labels"].numel()
-    monkeypatch.setattr(loss_vanilla_transformer, "CHUNK_ROWS", num_positions)
+    monkeypatch.setattr(fast_loss_vanilla_transformer, "CHUNK_ROWS", num_positions)
     long_batch["labels"][:, 1:] = -100
     choose_path(wide_model.lm_head, path, monkeypatch)
 
@@ -423,7 +423,7 @@ def test_loss_of_narrow_weights_is_summed_in_float32(monkeypatch, dtype, path):
 
 
 def test_gradient_of_a_narrow_projection_is_summed_over_chunks_in_float32(monkeypatch):
-    monkeypatch.setattr(loss_vanilla_transformer, "CHUNK_ROWS", 1)
+    monkeypatch.setattr(fast_loss_vanilla_transformer, "CHUNK_ROWS", 1)
     projection = nn.Linear(1, 3, bias=False, dtype=torch.bfloat16)
     nn.init.zeros_(projection.weight)
     states = torch.ones(1, 600, 1, dtype=torch.bfloat16)
@@ -454,7 +454,7 @@ def test_model_of_narrow_weights_trains(tiny_model, batch, dtype):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_compiled_training_step_equals_eager(tiny_model, batch, monkeypatch):
-    monkeypatch.setattr(loss_vanilla_transformer, "CHUNK_ROWS", 6)
+    monkeypatch.setattr(fast_loss_vanilla_transformer, "CHUNK_ROWS", 6)
     tiny_model.config.label_smoothing = 0.1
     expected = gradients(tiny_model, batch)
 

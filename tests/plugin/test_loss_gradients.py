@@ -9,13 +9,17 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from vanilla_transformer import loss_vanilla_transformer
-from vanilla_transformer.loss_vanilla_transformer import LossTerms, chunk_rows, loss_sum
-from vanilla_transformer.projection_vanilla_transformer import projected_loss_sum
+from vanilla_transformer import fast_loss_vanilla_transformer
+from vanilla_transformer.fast_loss_vanilla_transformer import (
+    LossTerms,
+    chunk_rows,
+    loss_sum,
+    projected_loss_sum,
+)
+from vanilla_transformer.modeling_vanilla_transformer import Plain
 
 from ..conftest import TWO_TABLES, UNTIED, Batch, Model, build_variant
 from ..support.pretended_device import move, pretended_device, put
-from ..support.tensors_in_memory import TensorRecorder
 
 
 @pytest.fixture
@@ -75,69 +79,10 @@ def test_batched_gradients_are_those_of_each_factor(projection):
         torch.testing.assert_close(actual, torch.stack((gradient, -2 * gradient)))
 
 
-def other_tables(table: Tensor) -> TensorRecorder:
-    """Counts tensors `[V, D]` besides the table itself."""
-    own = table.untyped_storage().data_ptr()
-
-    def is_another(tensor: Tensor) -> bool:
-        is_table = tensor.layout == torch.strided and tensor.shape == table.shape
-        return is_table and tensor.untyped_storage().data_ptr() != own
-
-    return TensorRecorder(is_another)
-
-
 def gradients_of(model: Model, batch: Batch) -> dict[str, Tensor]:
     model.zero_grad()
     (model.train()(**batch).loss / 3).backward()
     return {name: one.grad for name, one in model.named_parameters()}
-
-
-def call_tables(model: Model) -> None:
-    """Has autograd sum the gradients of the tables, because a module with hooks is called."""
-    for table in {model.model.encoder.embed_tokens, model.model.decoder.embed_tokens}:
-        table.register_forward_hook(lambda module, inputs, output: None)
-
-
-# The name that replaces the deprecated one does not exist in Transformers 5.17.
-@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated:FutureWarning")
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_training_step_holds_one_gradient_of_a_tied_matrix(tiny_model, batch, checkpointing):
-    if checkpointing:
-        tiny_model.gradient_checkpointing_enable()
-    with other_tables(tiny_model.lm_head.weight) as recorder:
-        gradients_of(tiny_model, batch)
-    call_tables(tiny_model)
-    with other_tables(tiny_model.lm_head.weight) as called:
-        gradients_of(tiny_model, batch)
-
-    assert recorder.most == 1
-    # Otherwise the recorder sees nothing.
-    assert called.most > 1
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"tie_word_embeddings": False},
-        {"share_encoder_decoder_embeddings": False},
-        {"r_drop": True},
-    ],
-)
-def test_gradient_of_a_tied_matrix_is_that_of_called_tables(batch, changes):
-    if changes.pop("r_drop", False):
-        batch = {name: torch.cat((one, one)) for name, one in batch.items()}
-        batch["r_drop_alpha"] = 2.0
-    # Padding has no gradient as an input, and one as an output.
-    batch["input_ids"][:, -1] = 0
-    model = build_variant(**changes).double()
-    actual = gradients_of(model, batch)
-    call_tables(model)
-
-    expected = gradients_of(model, batch)
-
-    for name, gradient in expected.items():
-        torch.testing.assert_close(actual[name], gradient, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated:FutureWarning")
@@ -151,38 +96,6 @@ def test_layers_above_a_frozen_table_are_trained_when_they_are_checkpointed(tiny
     actual = gradients_of(tiny_model, batch)
 
     torch.testing.assert_close(actual, expected)
-
-
-def test_tied_tables_are_called_when_they_have_hooks(tiny_model, batch):
-    calls = []
-    tiny_model.get_input_embeddings().register_forward_hook(lambda *_: calls.append(1))
-
-    gradients_of(tiny_model, batch)
-
-    assert len(calls) == 2
-
-
-@pytest.mark.parametrize("side", ["source", "target"])
-def test_tied_tables_are_not_looked_up_where_rows_are_given(tiny_model, batch, side):
-    expected = gradients_of(tiny_model, batch)["model.shared.weight"]
-    name = {"source": "input_ids", "target": "decoder_input_ids"}[side]
-    table = tiny_model.get_input_embeddings()
-    batch[name.replace("input_ids", "inputs_embeds")] = table(batch.pop(name))
-
-    actual = gradients_of(tiny_model, batch)["model.shared.weight"]
-
-    torch.testing.assert_close(actual, expected)
-
-
-def test_gradient_of_hidden_states_alone_is_dense(tiny_model, batch):
-    output = tiny_model.train()(**batch)
-
-    output.encoder_last_hidden_state.square().sum().backward()
-
-    gradient = tiny_model.lm_head.weight.grad
-    looked_up = batch["input_ids"].unique()
-    assert gradient.layout == torch.strided
-    assert set(gradient.any(1).nonzero().flatten().tolist()) == set(looked_up.tolist()) - {0}
 
 
 every_term = pytest.mark.parametrize("terms", [LossTerms(), LossTerms(0.1), LossTerms(0.1, 2.0)])
@@ -206,14 +119,12 @@ def emulate_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
         return product(a, b, **kwargs) if out_dtype is None else product(a.float(), b.float())
 
     monkeypatch.setattr(torch, "mm", mm)
-    monkeypatch.setattr(loss_vanilla_transformer, "sums_in_float32", lambda device: True)
-    # A CPU's products have rows to spare.
-    monkeypatch.setattr(loss_vanilla_transformer, "fill_rows", lambda x: x)
+    monkeypatch.setattr(fast_loss_vanilla_transformer, "sums_in_float32", lambda device: True)
 
 
 @pytest.mark.parametrize("rows", [1, 7, 256, 4096, 10_000])
 def test_gradients_are_those_of_float64_at_every_chunk_size(monkeypatch, rows):
-    monkeypatch.setattr(loss_vanilla_transformer, "CHUNK_ROWS", rows)
+    monkeypatch.setattr(fast_loss_vanilla_transformer, "CHUNK_ROWS", rows)
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(37, 24, generator=generator, dtype=torch.float64).requires_grad_()
     states = torch.randn(1, 300, 24, generator=generator, dtype=torch.float64).requires_grad_()
@@ -230,11 +141,9 @@ def test_gradients_are_those_of_float64_at_every_chunk_size(monkeypatch, rows):
 
 @every_term
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_gradients_are_those_of_float64_in_parts_of_a_chunk(monkeypatch, terms, dtype):
-    # Chunks of 16 or 32 rows, parts of at most 6, blocks of 5 entries: the last of each is short.
-    monkeypatch.setattr(loss_vanilla_transformer, "CHUNK_ROWS", 16)
-    monkeypatch.setattr(loss_vanilla_transformer, "PART_BYTES", 6 * 4 * 37)
-    monkeypatch.setattr(loss_vanilla_transformer, "BLOCK_ENTRIES", 5 * 24)
+def test_gradients_are_those_of_float64_with_a_short_chunk(monkeypatch, terms, dtype):
+    # The last chunk is short.
+    monkeypatch.setattr(fast_loss_vanilla_transformer, "CHUNK_ROWS", 16)
     torch.manual_seed(0)
     projection = nn.Linear(24, 37)
     states = torch.randn(2, 45, 24, requires_grad=True)
@@ -257,36 +166,18 @@ def test_gradients_are_those_of_float64_in_parts_of_a_chunk(monkeypatch, terms, 
 def rows_of_each_call(monkeypatch: pytest.MonkeyPatch, name: str, passes: int) -> list[int]:
     """Rows of logits at each call of a function of the loss, with 45 positions and 37 entries."""
     rows = []
-    compute = getattr(loss_vanilla_transformer, name)
+    compute = getattr(fast_loss_vanilla_transformer, name)
 
     def watch(logits: Tensor, *others: Any) -> Any:
         rows.append(len(logits))
         return compute(logits, *others)
 
-    monkeypatch.setattr(loss_vanilla_transformer, name, watch)
+    monkeypatch.setattr(fast_loss_vanilla_transformer, name, watch)
     labels = torch.randint(37, (1, 45)).expand(passes, -1)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         states = torch.randn(passes, 45, 24)
         projected_loss_sum(nn.Linear(24, 37), states, labels, LossTerms(0.0, 2.0 * (passes - 1)))
     return rows
-
-
-@pytest.mark.parametrize("passes", [1, 2])
-def test_softmax_of_a_cpu_stays_in_its_cache(monkeypatch, passes):
-    monkeypatch.setattr(loss_vanilla_transformer, "PART_BYTES", 20 * 4 * 37)
-
-    rows = rows_of_each_call(monkeypatch, "_loss_and_gradient", passes)
-
-    assert sum(rows) == passes * 45
-    assert max(rows) == 20
-
-
-@pytest.mark.parametrize("passes", [1, 2])
-def test_chunk_of_narrow_logits_has_twice_the_rows(monkeypatch, passes):
-    monkeypatch.setattr(loss_vanilla_transformer, "CHUNK_ROWS", 32)
-
-    # Of 45 rows in one chunk of 64, or of 90 in two.
-    assert len(rows_of_each_call(monkeypatch, "_replace_in_parts", passes)) == passes
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -356,13 +247,13 @@ def test_entries_that_fill_up_a_row_change_no_gradient(monkeypatch, terms, has_b
     expected = torch.autograd.grad(exact_total, inputs)
     emulate_cuda(monkeypatch)
     widths = []
-    compute = loss_vanilla_transformer._loss_and_gradient
+    compute = fast_loss_vanilla_transformer._loss_and_gradient
 
     def watch(logits: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
         widths.append(logits.shape[1])
         return compute(logits, *others)
 
-    monkeypatch.setattr(loss_vanilla_transformer, "_loss_and_gradient", watch)
+    monkeypatch.setattr(fast_loss_vanilla_transformer, "_loss_and_gradient", watch)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         total = projected_loss_sum(projection, states, labels, terms)
     found = torch.autograd.grad(total, inputs)
@@ -388,7 +279,7 @@ def test_compiled_loss_is_one_graph_with_the_gradients_of_float64(
     projection = nn.Linear(24, 37)
     # Chunks of one size, then of others, the last of them ragged.
     for rows, positions in ((8, 16), (6, 20), (1000, 45)):
-        monkeypatch.setattr(loss_vanilla_transformer, "CHUNK_ROWS", rows)
+        monkeypatch.setattr(fast_loss_vanilla_transformer, "CHUNK_ROWS", rows)
         states = torch.randn(2, positions, 24, requires_grad=True)
         labels = torch.randint(37, (1, positions)).expand(2, -1)
         inputs = (states, *projection.parameters())
@@ -409,15 +300,15 @@ def test_compiled_loss_is_one_graph_with_the_gradients_of_float64(
 
 
 def test_chunks_of_a_gpu_have_about_the_same_size(monkeypatch):
-    monkeypatch.setattr(loss_vanilla_transformer, "chunk_rows", lambda *_: 8)
+    monkeypatch.setattr(fast_loss_vanilla_transformer, "chunk_rows", lambda *_: 8)
     sizes = []
-    compute = loss_vanilla_transformer._loss_and_gradient
+    compute = fast_loss_vanilla_transformer._loss_and_gradient
 
     def watch(logits: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
         sizes.append(len(logits))
         return compute(logits, *others)
 
-    monkeypatch.setattr(loss_vanilla_transformer, "_loss_and_gradient", watch)
+    monkeypatch.setattr(fast_loss_vanilla_transformer, "_loss_and_gradient", watch)
     with pretended_device():
         projection = move(nn.Linear(24, 37))
         given = put({"states": torch.randn(1, 17, 24), "labels": torch.randint(37, (1, 17))})
@@ -438,33 +329,26 @@ SECOND = {
 
 @pytest.mark.parametrize("changes", SECOND.values(), ids=SECOND)
 @pytest.mark.parametrize("r_drop_alpha", [0.0, 1.0])
-def test_second_derivatives_are_finite_differences(batch, changes, r_drop_alpha):
+def test_second_derivatives_need_all_logits(batch, changes, r_drop_alpha):
     model = build_variant(**SMOOTH, **changes).double().train()
     model.set_attn_implementation("eager")
     # The second half repeats the first, as R-Drop wants it.
     batch = {name: tensor[[0, 1, 0, 1]] for name, tensor in batch.items()}
+    batch["r_drop_alpha"] = r_drop_alpha
     parameters = list(model.parameters())
-    directions = [torch.randn_like(one) for one in parameters]
 
-    def gradients(step: float = 0.0, **settings: bool) -> tuple[Tensor, ...]:
-        with torch.no_grad():
-            for one, direction in zip(parameters, directions, strict=True):
-                one += step * direction
-        loss = model(**batch, r_drop_alpha=r_drop_alpha).loss
-        return torch.autograd.grad(loss, parameters, **settings)
+    def slope(**settings: bool) -> Tensor:
+        gradients = torch.autograd.grad(
+            model(**batch, **settings).loss, parameters, create_graph=True
+        )
+        return sum(gradient.square().sum() for gradient in gradients)
 
-    slope = sum(
-        (gradient * direction).sum()
-        for gradient, direction in zip(gradients(create_graph=True), directions, strict=True)
-    )
-    actual = torch.autograd.grad(slope, parameters)
+    with pytest.raises(RuntimeError, match="Call the model with `return_logits=True`"):
+        slope()
+    found = torch.autograd.grad(slope(return_logits=True), parameters)
 
-    step = 1e-5
-    after, before = gradients(step), gradients(-2 * step)
-    expected = [(a - b) / (2 * step) for a, b in zip(after, before, strict=True)]
-    scale = max(one.abs().max() for one in expected)
-    for one, other in zip(actual, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-6 * scale)
+    model.config.fast, model.model.computing = False, Plain()
+    torch.testing.assert_close(found, torch.autograd.grad(slope(), parameters))
 
 
 def test_transforms_of_torch_compute_the_gradients_of_training(batch):

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import (
-    AttentionInterface,
     AutoConfig,
     AutoModel,
     AutoModelForSeq2SeqLM,
@@ -277,31 +276,6 @@ def test_registered_subclass_is_saved_with_its_own_code_too(folder, tmp_path, mo
     expected_files, expected_map = code_and_auto_map(folder)
     assert files == {**expected_files, code.name: code.read_bytes()}
     assert auto_map == {**expected_map, "AutoModelForSeq2SeqLM": "modeling_mine.Mine"}
-
-
-def test_kernel_of_one_copy_of_the_code_serves_the_model_of_another(
-    folder, tokenizer, tmp_path, monkeypatch
-):
-    # As when two models come from the Hub: both register a kernel by the same name.
-    (tmp_path / "copied_code").mkdir()
-    for name, source in HUB_FILES.items():
-        (tmp_path / "copied_code" / name).write_bytes(source.read_bytes())
-    monkeypatch.syspath_prepend(tmp_path)
-    registry = AttentionInterface._global_mapping
-    monkeypatch.setitem(registry, "varlen", registry["varlen"])
-    copied = import_module("copied_code.modeling_vanilla_transformer")
-
-    inputs = {**model_inputs(tokenizer), "labels": model_inputs(tokenizer)["input_ids"]}
-    losses = [
-        model_class.from_pretrained(folder, attn_implementation="varlen").train()(**inputs).loss
-        for model_class in (
-            copied.VanillaTransformerForConditionalGeneration,
-            VanillaTransformerForConditionalGeneration,
-        )
-    ]
-
-    assert registry["varlen"].__module__.startswith("copied_code.")
-    assert losses[0] == losses[1]
 
 
 def test_tokenizer_claims_no_code_of_its_own(folder):

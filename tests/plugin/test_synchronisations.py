@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 
-from vanilla_transformer import packing_vanilla_transformer as packing
 from vanilla_transformer.generation_vanilla_transformer import SourceLengthLimit
 from vanilla_transformer_tools.training.r_drop import r_drop
 from vanilla_transformer_tools.translation.engines import TorchEngine
@@ -30,7 +29,7 @@ def pairs(batch: Batch) -> Batch:
 
 
 @pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
-@pytest.mark.parametrize("kernel", ["eager", "sdpa", "varlen"])
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
 def test_gradients_of_a_gpu_are_those_of_a_cpu(pairs, changes, kernel):
     model = build_variant(**changes)
     if changes is not RECTANGULAR:
@@ -70,22 +69,6 @@ def test_training_step_waits_for_the_device_three_times(pairs, changes, is_padde
 
     # Whether the sources have padding, asked by Transformers in each stack; where the targets are.
     assert waits == ["_local_scalar_dense"] * 2 + ["nonzero"]
-
-
-@pytest.mark.parametrize("has_kernel", [True, False])
-@pytest.mark.parametrize("is_padded", [True, False])
-def test_training_step_without_padding_waits_three_times(
-    tiny_model, pairs, monkeypatch, has_kernel, is_padded
-):
-    if has_kernel:
-        monkeypatch.setattr(packing, "_fits_kernel", lambda *_: True)
-        monkeypatch.setattr(packing, "varlen_attn", lambda query, *_, **__: query)
-    tiny_model.set_attn_implementation("varlen")
-
-    waits = waits_of_a_step(tiny_model, pairs if is_padded else without_padding(pairs))
-
-    # Where the source's tokens are, the target's, and those of the loss.
-    assert waits == ["nonzero"] * 3
 
 
 def test_step_with_r_drop_waits_three_times(tiny_model, pairs):

@@ -25,7 +25,7 @@ from tests.support.gradients_of_one_update import (
     ragged_pairs,
 )
 
-from vanilla_transformer import loss_vanilla_transformer
+from vanilla_transformer import fast_loss_vanilla_transformer
 
 
 class ShardingTrainer(Seq2SeqTrainer):
@@ -54,7 +54,7 @@ def train_shortly(
         tied: Gives embeddings and output projection one matrix.
     """
     # The long target spans several chunks of the loss.
-    loss_vanilla_transformer.CHUNK_ROWS = 16
+    fast_loss_vanilla_transformer.CHUNK_ROWS = 16
     arguments = build_arguments(
         folder,
         max_steps=3,

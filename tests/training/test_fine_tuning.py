@@ -11,7 +11,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, TrainerState
 
-from vanilla_transformer import cpu_vanilla_transformer as cpu
+from vanilla_transformer import fast_layers_vanilla_transformer as cpu
 from vanilla_transformer.layers_vanilla_transformer import Layer
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.training import plan, recipe

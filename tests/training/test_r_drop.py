@@ -5,9 +5,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from vanilla_transformer import VanillaTransformerForConditionalGeneration, loss_vanilla_transformer
-from vanilla_transformer.loss_vanilla_transformer import LossTerms, loss_sum
-from vanilla_transformer.projection_vanilla_transformer import projected_loss_sum
+from vanilla_transformer import (
+    VanillaTransformerForConditionalGeneration,
+    fast_loss_vanilla_transformer,
+)
+from vanilla_transformer.fast_loss_vanilla_transformer import projected_loss_sum
+from vanilla_transformer.plain_vanilla_transformer import LossTerms, loss_sum
 from vanilla_transformer_tools.training.r_drop import r_drop
 
 ALPHA = 3.0
@@ -15,7 +18,7 @@ ALPHA = 3.0
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
-    monkeypatch.setattr(loss_vanilla_transformer, "CHUNK_ROWS", 4)
+    monkeypatch.setattr(fast_loss_vanilla_transformer, "CHUNK_ROWS", 4)
 
 
 @pytest.fixture

@@ -146,8 +146,8 @@ def test_pass_over_a_stream_leaves_out_what_a_filter_drops(tmp_path):
     assert list(kept) == [("a", "b"), ("d", "e")]
 
 
-@pytest.mark.parametrize("given", [{}, {"attn_implementation": "varlen", "compile_layers": True}])
-def test_new_model_is_compiled_and_packed_as_it_is_asked_for(tmp_path, monkeypatch, given):
+@pytest.mark.parametrize("given", [{}, {"attn_implementation": "eager", "compile_layers": True}])
+def test_new_model_is_compiled_and_attends_as_it_is_asked_for(tmp_path, monkeypatch, given):
     compiled = []
     monkeypatch.setattr(starting_model, "compile_layers", compiled.append)
     monkeypatch.setattr(torch.compiler, "reset", lambda: compiled.append("reset"))

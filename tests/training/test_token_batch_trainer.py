@@ -9,7 +9,7 @@ import torch
 from torch.nn.modules.module import _IncompatibleKeys
 from transformers import Seq2SeqTrainer, TrainerState
 
-from vanilla_transformer import VanillaTransformerTokenizer, generation_vanilla_transformer
+from vanilla_transformer import VanillaTransformerTokenizer, fast_search_vanilla_transformer
 from vanilla_transformer_tools.saved_folder import TARGET_FOLDER
 from vanilla_transformer_tools.text.batches import TokenBatchSampler
 from vanilla_transformer_tools.text.token_ids import pair_lengths
@@ -342,7 +342,7 @@ def reasons(trainer):
 def test_model_is_validated_by_our_search(build, caplog, changes):
     trainer = build(**changes, predict_with_generate=True, eval_strategy="epoch")
     trainer.compute_metrics = lambda _: {}
-    name = generation_vanilla_transformer.__name__
+    name = fast_search_vanilla_transformer.__name__
 
     with caplog.at_level(logging.DEBUG, logger=name):
         trainer.train()

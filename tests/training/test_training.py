@@ -367,22 +367,21 @@ def test_run_that_computes_losses_alone_has_a_card_without_scores(corpus, tmp_pa
 # What an update is made from
 
 
-def test_chosen_kernel_trains_without_padding_and_is_not_saved(corpus, tmp_path, monkeypatch):
-    rows = []
+def test_chosen_kernel_trains_and_is_not_saved(corpus, tmp_path, monkeypatch):
+    kernels = set()
     forward = EncoderLayer.forward
 
-    def record(self, hidden_states, *args, **kwargs):
-        rows.append((self.training, len(hidden_states)))
-        return forward(self, hidden_states, *args, **kwargs)
+    def record(self, *args, attn_implementation, **kwargs):
+        kernels.add((self.training, attn_implementation))
+        return forward(self, *args, attn_implementation=attn_implementation, **kwargs)
 
     monkeypatch.setattr(EncoderLayer, "forward", record)
 
-    run_training(corpus, tmp_path, {"attn_implementation": "varlen"})
+    run_training(corpus, tmp_path, {"attn_implementation": "eager"})
 
-    # A batch lies in one row, in training as in validation.
-    assert set(rows) == {(True, 1), (False, 1)}
-    assert "varlen" not in (tmp_path / "config.json").read_text(encoding="utf-8")
-    assert read_json(tmp_path / "run.json")["settings"]["attn_implementation"] == "varlen"
+    assert kernels == {(True, "eager"), (False, "eager")}
+    assert "eager" not in (tmp_path / "config.json").read_text(encoding="utf-8")
+    assert read_json(tmp_path / "run.json")["settings"]["attn_implementation"] == "eager"
 
 
 def test_each_epoch_has_batches_of_its_own(corpus, tmp_path, monkeypatch):

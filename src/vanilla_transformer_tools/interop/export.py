@@ -14,7 +14,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from vanilla_transformer.search_vanilla_transformer import padded
+from vanilla_transformer.generation_vanilla_transformer import padded
 from vanilla_transformer_tools.files import (
     abandoned,
     naming_full_disk,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
-from vanilla_transformer.search_vanilla_transformer import padded
+from vanilla_transformer.generation_vanilla_transformer import padded
 from vanilla_transformer_tools.translation.search import never_generated, refuse_torch_only
 
 Array = NDArray[Any]

@@ -8,7 +8,7 @@ from accelerate.utils import gather_object
 from transformers import PreTrainedModel, TrainingArguments
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.loss_vanilla_transformer import chunk_rows
+from vanilla_transformer.fast_loss_vanilla_transformer import chunk_rows
 from vanilla_transformer_tools.settings import TrainSettings
 
 TOKENS = 8192

@@ -27,7 +27,7 @@ def compile_layers(model: nn.Module, backend: str = "inductor") -> None:
         if isinstance(module, GradientCheckpointingLayer):
             _compile_for_training(module, backend)
         elif isinstance(module, VanillaTransformerForConditionalGeneration):
-            module.loss_compiler = backend
+            module.model.computing.loss_compiler = backend
 
 
 def _compile_for_training(layer: nn.Module, backend: str) -> None:

@@ -19,10 +19,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
-from vanilla_transformer.loss_vanilla_transformer import IGNORED
 from vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
+from vanilla_transformer.plain_vanilla_transformer import IGNORED
 from vanilla_transformer_tools.files import read_lines, rows_written
 from vanilla_transformer_tools.saved_folder import load_model
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair

@@ -23,7 +23,6 @@ from transformers.utils import (
 )
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.packing_vanilla_transformer import VARLEN
 from vanilla_transformer_tools.evaluation.bleu_tokenizers import resolve
 from vanilla_transformer_tools.evaluation.metrics import METRICS, build_metrics
 from vanilla_transformer_tools.saved_folder import gpu_computes_bfloat16
@@ -391,12 +390,7 @@ def _faults_of_devices(
     if settings.attn_implementation == "flash_attention_2" and not is_flash_attn_2_available():
         yield (
             "--attn_implementation flash_attention_2 needs the package flash-attn, which is not "
-            "installed. Install it, or choose varlen, which needs none."
-        )
-    if arguments.torch_compile and settings.attn_implementation == VARLEN:
-        yield (
-            "--torch_compile keeps the padding, which --attn_implementation varlen removes, got "
-            "both. Give --compile_layers instead of --torch_compile, or leave varlen out."
+            "installed. Install it, or leave the option out."
         )
 
 

@@ -24,15 +24,16 @@ from transformers.generation import (
 )
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.decoding_vanilla_transformer import IncrementalDecoder
-from vanilla_transformer.generation_vanilla_transformer import SourceLengthLimit
-from vanilla_transformer.search_vanilla_transformer import (
+from vanilla_transformer.fast_search_vanilla_transformer import (
     BeamSettings,
     Constraints,
+    IncrementalDecoder,
+    MeanDecoding,
     beam_search,
     greedy_search,
-    padded,
+    mean_log_probs,
 )
+from vanilla_transformer.generation_vanilla_transformer import SourceLengthLimit, padded
 from vanilla_transformer_tools.saved_folder import complete_ids
 from vanilla_transformer_tools.translation.search import Search, refuse_torch_only, start_and_ends
 
@@ -113,36 +114,6 @@ class Engine(Protocol):
         Returns:
             The hypotheses of each source, best first.
         """
-
-
-class MeanDecoding:
-    """Decodes with several models as one, by the mean of their probabilities.
-
-    Args:
-        decodings: One of each model, all of the same sources.
-    """
-
-    def __init__(self, decodings: list[IncrementalDecoder]) -> None:
-        self.decodings = decodings
-
-    def first_logits(self, prompt: Tensor) -> Tensor:
-        """Log-probabilities of the token after each prompt, `[B, P]` -> `[B, V]`."""
-        return _mean([decoding.first_logits(prompt) for decoding in self.decodings])
-
-    def next_logits(self, tokens: Tensor, parents: Tensor | None = None) -> Tensor:
-        """Log-probabilities of the token after each hypothesis, `[B, N]` -> `[B, N, V]`."""
-        return _mean([decoding.next_logits(tokens, parents) for decoding in self.decodings])
-
-    def keep(self, rows: Tensor) -> None:
-        """Drops all sentences except those at `rows`."""
-        for decoding in self.decodings:
-            decoding.keep(rows)
-
-
-def _mean(logits: list[Tensor]) -> Tensor:
-    """Log of the mean of the models' probabilities."""
-    log_probs = torch.stack([one.log_softmax(-1, dtype=torch.float32) for one in logits])
-    return log_probs.logsumexp(0) - math.log(len(logits))
 
 
 class TorchEngine:
@@ -399,7 +370,7 @@ class TorchEngine:
                 )
                 for model, one in zip(self.models, states, strict=True)
             ]
-        log_probs = _mean([output.logits for output in outputs])
+        log_probs = mean_log_probs([output.logits for output in outputs])
         chosen = log_probs.gather(-1, labels[..., None])[..., 0].tolist()
         alignment: list[list[int]] = [[]] * len(targets)
         if align:

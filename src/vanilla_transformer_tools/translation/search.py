@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from transformers import GenerationConfig, PreTrainedModel
 
-from vanilla_transformer.search_vanilla_transformer import Constraints
+from vanilla_transformer.fast_search_vanilla_transformer import Constraints
 from vanilla_transformer_tools.settings import MAX_EXTRA_TOKENS
 
 LARGEST_PENALTY = 20

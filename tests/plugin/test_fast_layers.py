@@ -1,76 +1,17 @@
-"""What is fast on a CPU: few shapes of products in bfloat16, and weights laid out for few rows."""
+"""Dropout and weights that are fast on a CPU."""
 
 import copy
+import math
 import pickle
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from vanilla_transformer import cpu_vanilla_transformer as cpu
-from vanilla_transformer.cpu_vanilla_transformer import WeightLayouts
+from vanilla_transformer import fast_layers_vanilla_transformer as fast_layers
+from vanilla_transformer.fast_layers_vanilla_transformer import Dropout, WeightLayouts
 
-from ..conftest import Batch, Model, gradients, source_of
-
-PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
-# Rows that the layers, and the loss behind them, have without a block: tokens of the padded sources
-# and targets of `batch`, and its targets.
-ROWS = {21, 15, 12}
-
-
-class Recorder(TorchDispatchMode):
-    """Notes the sizes of matrices that are multiplied in bfloat16."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sizes: set[int] = set()
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None):
-        if function in PRODUCTS and args[-1].dtype == torch.bfloat16:
-            self.sizes.update(size for matrix in args[-2:] for size in matrix.shape)
-        return function(*args, **kwargs or {})
-
-
-def gradients_under_autocast(model: Model, batch: Batch) -> dict[str, torch.Tensor]:
-    with torch.autocast("cpu", torch.bfloat16):
-        return gradients(model, batch)
-
-
-def test_products_of_a_training_step_have_whole_blocks_of_rows(tiny_model, batch):
-    with Recorder() as recorder:
-        gradients_under_autocast(tiny_model, batch)
-
-    assert cpu.ROW_BLOCK in recorder.sizes
-    assert not recorder.sizes & ROWS
-
-
-def test_products_of_an_evaluation_have_their_own_rows(tiny_model, batch):
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), Recorder() as recorder:
-        tiny_model(**batch)
-
-    assert cpu.ROW_BLOCK not in recorder.sizes
-
-
-def test_products_in_float32_have_their_own_rows(tiny_model, batch, monkeypatch):
-    monkeypatch.setattr(cpu, "fill_rows", None)
-
-    gradients(tiny_model, batch)
-
-
-@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
-def test_gradients_are_those_without_blocks(tiny_model, batch, monkeypatch, label_smoothing):
-    tiny_model.config.label_smoothing = label_smoothing
-    actual = gradients_under_autocast(tiny_model, batch)
-    monkeypatch.setattr(cpu, "ROW_BLOCK", 1)
-
-    expected = gradients_under_autocast(tiny_model, batch)
-
-    # Sums over 64 rows round elsewhere than those over 21; bfloat16 has steps of 2^-8.
-    for name, gradient in expected.items():
-        scale = gradient.abs().max().item()
-        torch.testing.assert_close(actual[name], gradient, rtol=0, atol=scale / 64)
+from ..conftest import Model, source_of
 
 
 @pytest.fixture
@@ -79,7 +20,7 @@ def wide_layer() -> torch.nn.Linear:
     return torch.nn.Linear(512, 1024).requires_grad_(False)
 
 
-def layout_of(layer: torch.nn.Linear, layouts: WeightLayouts) -> cpu.WeightForFewRows:
+def layout_of(layer: torch.nn.Linear, layouts: WeightLayouts) -> fast_layers.WeightForFewRows:
     """The object whose `linear` is the layer's map."""
     return layouts.linear(layer).func.__self__
 
@@ -145,21 +86,21 @@ def test_weight_is_laid_out_once(wide_layer):
 @pytest.fixture
 def laid_out_model(tiny_model, batch, monkeypatch) -> Model:
     """A model that has generated, and laid out even its small weights."""
-    monkeypatch.setattr(cpu, "FEWEST_ENTRIES", 1)
+    monkeypatch.setattr(fast_layers, "FEWEST_ENTRIES", 1)
     tiny_model.generate(**source_of(batch), max_length=4)
     return tiny_model
 
 
 def count_layouts(model: Model) -> int:
-    return len(model.weight_layouts._laid_out)
+    return len(model.model.computing.layouts._laid_out)
 
 
 def test_model_lays_each_weight_out_once(laid_out_model, batch):
-    before = dict(laid_out_model.weight_layouts._laid_out)
+    before = dict(laid_out_model.model.computing.layouts._laid_out)
 
     laid_out_model.generate(**source_of(batch), max_length=4)
 
-    after = dict(laid_out_model.weight_layouts._laid_out)
+    after = dict(laid_out_model.model.computing.layouts._laid_out)
     # qkv_proj, q_proj, kv_proj, fc1, fc2 and two out_proj of each layer, and lm_head.
     assert len(before) == 7 * len(laid_out_model.model.decoder.layers) + 1
     assert all(after[module] is before[module] for module in before)
@@ -175,11 +116,10 @@ def test_copy_of_a_model_has_no_layouts(laid_out_model, copied):
     assert count_layouts(copied(laid_out_model)) == 0
 
 
-def test_training_frees_the_layouts(laid_out_model):
-    laid_out_model.eval()
+def test_training_frees_the_layouts(laid_out_model, batch):
     assert count_layouts(laid_out_model) > 0
 
-    laid_out_model.train()
+    laid_out_model.train()(**batch)
 
     assert count_layouts(laid_out_model) == 0
 
@@ -198,3 +138,60 @@ def test_weights_of_another_kind_make_their_own_products():
     module.weight = Quantised(module.weight.data)
 
     assert WeightLayouts().linear(module) == module.forward
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5])
+@pytest.mark.parametrize("shape", [(101, 203), (5, 40_009)])
+def test_dropout_drops_at_its_rate_and_keeps_the_mean(p, shape):
+    torch.manual_seed(0)
+
+    dropped = Dropout(p)(torch.ones(shape))
+
+    kept = dropped != 0
+    # Five standard deviations.
+    play = 5 * math.sqrt(p * (1 - p) / kept.numel())
+    assert abs(kept.float().mean() - (1 - p)) < play
+    # Rates are multiples of 2^-16.
+    torch.testing.assert_close(dropped[kept], torch.full_like(dropped[kept], 1 / (1 - p)))
+
+
+def test_dropout_drops_entries_independently():
+    torch.manual_seed(0)
+
+    kept = (Dropout(0.5)(torch.ones(10_007)) != 0).double()
+
+    # Correlation with the mask shifted by each distance, all at once. Several entries share a
+    # random draw, so a slip would show at some distance; chance stays below six deviations.
+    spectrum = torch.fft.rfft(kept - kept.mean()).abs().square()
+    correlation = torch.fft.irfft(spectrum, n=len(kept)) / len(kept) / kept.var()
+    assert correlation[1:].abs().max() < 6 / math.sqrt(len(kept))
+
+
+@pytest.mark.parametrize(("p", "training"), [(0.0, True), (0.5, False)])
+def test_dropout_is_the_identity_when_off(p, training):
+    x = torch.randn(7, 5)
+
+    assert Dropout(p).train(training)(x) is x
+
+
+def test_dropout_is_drawn_from_torchs_seed():
+    dropout, x = Dropout(0.5), torch.ones(9, 11)
+
+    torch.manual_seed(3)
+    first, second = dropout(x), dropout(x)
+    torch.manual_seed(3)
+
+    assert torch.equal(dropout(x), first)
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_dropout_passes_the_gradient_of_kept_entries_only(dtype):
+    x = torch.ones(13, 17, dtype=dtype, requires_grad=True)
+
+    dropped = Dropout(0.3)(x)
+    dropped.backward(torch.ones_like(x))
+
+    assert dropped.dtype == dtype
+    assert torch.equal(x.grad, dropped.detach())
+    assert 0 < dropped.count_nonzero() < x.numel()

@@ -1,6 +1,7 @@
-"""Cross-entropy of the vanilla Transformer, computed in chunks of logits.
+"""Output projection and loss in one, computed in chunks of logits.
 
-Shapes: B batch · T target · D `d_model` · V vocabulary · N real target positions of a batch.
+Shapes: B batch · T target · D `d_model` · V vocabulary · N real target positions of a batch ·
+P passes, 2 with R-Drop and else 1.
 """
 
 import math
@@ -9,22 +10,15 @@ from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from .cpu_vanilla_transformer import fill_rows, product_dtype
-
-# Label of a position without a target.
-IGNORED = -100
+from .fast_layers_vanilla_transformer import is_plain_linear, is_sharded
+from .plain_vanilla_transformer import IGNORED, LIKELIHOOD, LossTerms, loss_sum
 
 # Target positions whose logits [rows, V] exist at the same time on a CPU, and the most elsewhere.
 CHUNK_ROWS = 256
 MOST_CHUNK_ROWS = 8192
-# Bytes of wide logits whose softmax a CPU computes at once, in its cache.
-PART_BYTES = 2**20
-# Entries of a matrix to which a CPU adds a narrow product at once, likewise.
-BLOCK_ENTRIES = 2**18
 # Memory of a device is divided by this for the logits of a chunk.
 CHUNK_SHARE = 32
 # Of a device that does not report it.
@@ -42,27 +36,12 @@ FILLER_LOGIT = -1e30
 FLOAT16_SCALE = 256.0
 
 
-class LossTerms(NamedTuple):
-    """Terms of a training loss besides the likelihood of the targets.
-
-    Attributes:
-        label_smoothing: Probability mass spread over all ids, section 5.4.
-        r_drop_alpha: Weight of R-Drop's `divergence_sum`; 0 for a single pass.
-    """
-
-    label_smoothing: float = 0.0
-    r_drop_alpha: float = 0.0
-
-
-PLAIN = LossTerms()
-
-
 class Projection(NamedTuple):
     """How the gradient of logits enters the matrix products.
 
     Attributes:
         entries: Size of the vocabulary V; later logits of a row are fillers.
-        dtype: Of the products' factors.
+        dtype: Dtype of the products' factors.
         scale: The gradient is multiplied by this before it is rounded to `dtype`.
         has_bias: Whether the sum of each entry's gradients is needed.
     """
@@ -73,47 +52,44 @@ class Projection(NamedTuple):
     has_bias: bool
 
 
-def cross_entropy_sum(logits: Tensor, labels: Tensor, label_smoothing: float) -> Tensor:
-    """Label-smoothed cross-entropy (section 5.4), summed over the real targets.
+def projected_loss_sum(
+    lm_head: nn.Module,
+    hidden_states: Tensor,
+    labels: Tensor,
+    terms: LossTerms = LIKELIHOOD,
+    compiler: Any = None,
+) -> Tensor:
+    """`loss_sum(lm_head(hidden_states), ...)` in O(`CHUNK_ROWS` * V) memory.
 
-    Smoothing is uniform over all V ids, as in torch; the sum is taken in float32 or wider.
-
-    Args:
-        logits: `[..., V]`.
-        labels: `[...]`, -100 at positions without a target.
-        label_smoothing: Probability mass spread over all ids.
-    """
-    return F.cross_entropy(
-        logits.flatten(0, -2).to(torch.promote_types(logits.dtype, torch.float32)),
-        labels.flatten(),
-        ignore_index=IGNORED,
-        reduction="sum",
-        label_smoothing=label_smoothing,
-    )
-
-
-def divergence_sum(logits: Tensor, labels: Tensor) -> Tensor:
-    """R-Drop's divergence of two passes with dropout, summed over the real targets.
-
-    (KL(p, q) + KL(q, p)) / 2 (Wu et al. 2021, arXiv 2106.14448, equation 2), where p and q are the
-    softmaxes of the two halves, in float32 or wider.
+    Compiled, it takes an eighth of the positions at a time.
 
     Args:
-        logits: `[2 B, ..., V]`, the first pass before the second.
-        labels: `[2 B, ...]`, the same twice; -100 at positions without a target.
+        lm_head: Output projection; anything but a plain matrix (LoRA, quantised, offloaded) is
+            called.
+        hidden_states: `[B, T, D]`; with R-Drop B is even, the first passes before the second.
+        labels: `[B, T]`, -100 at positions without a target.
+        terms: Terms of the loss.
+        compiler: Backend of `torch.compile` for softmax, loss and gradient of a chunk; None: they
+            are computed operation by operation.
     """
-    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    log_p, log_q = wide.log_softmax(-1).chunk(2)
-    divergence = ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum(-1) / 2
-    return divergence.where(labels.chunk(2)[0] != IGNORED, 0.0).sum()
-
-
-def loss_sum(logits: Tensor, labels: Tensor, terms: LossTerms = PLAIN) -> Tensor:
-    """`cross_entropy_sum`, plus the weighted `divergence_sum` if its weight is not 0."""
-    total = cross_entropy_sum(logits, labels, terms.label_smoothing)
-    if terms.r_drop_alpha:
-        total = total + terms.r_drop_alpha * divergence_sum(logits, labels)
-    return total
+    # [passes, positions, ...]: a chunk takes the same positions of each pass.
+    passes = 2 if terms.r_drop_alpha else 1
+    hidden_states = hidden_states.flatten(0, 1).unflatten(0, (passes, -1))
+    labels = labels.flatten().unflatten(0, (passes, -1))
+    if torch.compiler.is_compiling():
+        # Shapes must not depend on the data, so every position is projected.
+        return loss_sum_by_module(lm_head, hidden_states, labels, terms)
+    # Once, because a GPU's queue must run empty to count them.
+    targets = (labels[0] != IGNORED).nonzero().squeeze(1)
+    hidden_states, labels = (x.index_select(1, targets) for x in (hidden_states, labels))
+    if is_sharded(lm_head):
+        # Each call waits for all processes, and their numbers of calls may differ.
+        lm_head.unshard()  # type: ignore[operator]
+    if is_plain_linear(lm_head):
+        args = (hidden_states, lm_head.weight, lm_head.bias, labels, terms, compiler)
+        total: Tensor = ProjectedLoss.apply(*args)  # type: ignore[no-untyped-call]
+        return total
+    return loss_sum_by_module(lm_head, hidden_states, labels, terms)
 
 
 def loss_sum_by_module(
@@ -127,7 +103,7 @@ def loss_sum_by_module(
         lm_head: Output projection of any kind.
         hidden_states: `[P, N, D]`.
         labels: `[P, N]`.
-        terms: Of the loss; P = 2 passes with R-Drop, else 1.
+        terms: Terms of the loss.
     """
 
     def chunk_sum(hidden: Tensor, label: Tensor) -> Tensor:
@@ -166,7 +142,9 @@ def factor_dtype(x: Tensor) -> torch.dtype:
     In float16 they are products of float32 where results are rounded to float16 too: gradients that
     are large enough for the one are too large for the other.
     """
-    dtype = product_dtype(x)
+    dtype = x.dtype
+    if torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
     if dtype == torch.float16 and not sums_in_float32(x.device):
         return torch.float32
     return dtype
@@ -194,7 +172,7 @@ class ProjectedLoss(torch.autograd.Function):
         terms: LossTerms,
         compiler: Any,
     ) -> Tensor:
-        """`loss_sum` of `hidden_states @ weight.T + bias`; P = 2 passes with R-Drop, else 1.
+        """`loss_sum` of `hidden_states @ weight.T + bias`.
 
         Products run in autocast's dtype, everything else in float32 or wider.
 
@@ -204,7 +182,7 @@ class ProjectedLoss(torch.autograd.Function):
             weight: Output projection, `[V, D]`.
             bias: `[V]`, or None.
             labels: `[P, N]`, all real.
-            terms: Of the loss.
+            terms: Terms of the loss.
             compiler: Backend of `torch.compile` for softmax, loss and gradient; None: not compiled.
         """
         kernel = _loss_and_factor if compiler is None else _compiled_kernel(compiler)
@@ -220,29 +198,21 @@ class ProjectedLoss(torch.autograd.Function):
         """Scales the gradients that `forward` computed, in their own memory.
 
         They belong to the caller afterwards. With `retain_graph=True` a second call computes them
-        again, without it autograd refuses the call. With `create_graph=True` they are computed from
-        all logits at once, by operations that can be differentiated in turn.
+        again, without it autograd refuses the call.
+
+        Raises:
+            RuntimeError: If the gradients are to be differentiated in turn (`create_graph=True`).
         """
         if torch.is_grad_enabled():
-            return *_differentiable_gradients(ctx, grad_output), None, None, None
+            raise RuntimeError(
+                "Second derivatives of a loss need the logits of all targets, got `create_graph="
+                "True` for a loss in chunks. Call the model with `return_logits=True`."
+            )
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
             gradients = _loss_and_gradients(*ctx.saved_tensors, *ctx.settings)[1:]
         scaled = (None if one is None else _scale(one, grad_output) for one in gradients)
         return *scaled, None, None, None
-
-
-def _differentiable_gradients(ctx: Any, grad_output: Tensor) -> list[Tensor | None]:
-    """What `ProjectedLoss.backward` returns for its first arguments, as a graph of operations."""
-    hidden, weight, bias, labels = ctx.saved_tensors
-    terms, narrow, needed, _ = ctx.settings
-    narrow_bias = None if bias is None else bias.to(narrow)
-    logits = F.linear(hidden.to(narrow), weight.to(narrow), narrow_bias)
-    total = loss_sum(logits, labels, terms)
-    arguments = (hidden, weight, bias)
-    wanted = [one for one, is_needed in zip(arguments, needed, strict=True) if is_needed]
-    found = iter(torch.autograd.grad(total, wanted, grad_output, create_graph=True))
-    return [next(found) if is_needed else None for is_needed in needed]
 
 
 def _scale(gradient: Tensor, factor: Tensor) -> Tensor:
@@ -282,47 +252,32 @@ def _loss_and_gradients(
     grad_bias = None
     if bias is not None and needed[2]:
         grad_bias = torch.zeros_like(bias, dtype=wide)
-    # Without wide products the gradient is rounded when it replaces narrow logits.
-    factor = narrow if has_wide_products else wide
-    projection = Projection(entries, factor, scale, grad_bias is not None)
-
-    def gradient_of(logits: Tensor, label: Tensor) -> Tensor:
-        """The gradient of wide logits; adds to the loss and to the bias' gradient."""
-        if bias is not None:
-            logits[:, :entries] += bias
-        loss, gradient, bias_sums = kernel(logits, label, terms, projection)
-        total.add_(loss)
-        if grad_bias is not None and bias_sums is not None:
-            grad_bias.add_(bias_sums)
-        return gradient
-
-    size = _chunk_size(labels, entries, narrow, wide)
+    projection = Projection(entries, narrow, scale, grad_bias is not None)
+    size = _chunk_size(labels, entries)
     # One buffer for the logits of all chunks: fresh memory costs a CPU as much as a softmax.
-    buffered = 0 if has_wide_products else labels[:, :size].numel()
-    buffer = fill_rows(matrix.new_empty(buffered, len(matrix)))
+    rows = labels[:, :size].numel()
+    buffer = matrix.new_empty(rows, entries) if narrow == wide else None
     with torch.autocast(device.type, enabled=False):
         for start in range(0, labels.shape[1], size):
             chunk = slice(start, start + size)
-            hidden = _factor(hidden_states[:, chunk].flatten(0, 1), narrow)
+            hidden = hidden_states[:, chunk].flatten(0, 1).to(narrow)
             label = labels[:, chunk]
-            if has_wide_products:
-                logits = product(hidden, matrix.T).to(wide)
-                logits[:, entries:] = FILLER_LOGIT
-                grad_logits = gradient_of(logits, label.reshape(-1, 1))
-            else:
-                grad_logits = torch.mm(hidden, matrix.T, out=buffer[: len(hidden)])
-                _replace_in_parts(grad_logits, label, wide, gradient_of)
+            out = None if buffer is None else buffer[: len(hidden)]
+            logits = product(hidden, matrix.T, out=out).to(wide)
+            logits[:, entries:] = FILLER_LOGIT
+            if bias is not None:
+                logits[:, :entries] += bias
+            loss, grad_logits, bias_sums = kernel(logits, label.reshape(-1, 1), terms, projection)
+            total.add_(loss)
+            if grad_bias is not None and bias_sums is not None:
+                grad_bias.add_(bias_sums)
             if grad_hidden is not None:
-                grad = product(grad_logits, matrix)[: label.numel()] / scale
+                grad = product(grad_logits, matrix) / scale
                 grad_hidden[:, chunk] = grad.unflatten(0, label.shape)
-            if grad_weight is None:
-                continue
-            if narrow == wide:
+            if grad_weight is not None and narrow == wide:
                 grad_weight.addmm_(grad_logits.T, hidden)
-            elif has_wide_products:
+            elif grad_weight is not None:
                 grad_weight.add_(product(grad_logits.T, hidden)[:entries], alpha=1 / scale)
-            else:
-                _add_narrow_product(grad_weight, grad_logits.T, hidden)
     return (
         total,
         grad_hidden,
@@ -331,62 +286,12 @@ def _loss_and_gradients(
     )
 
 
-def _chunk_size(labels: Tensor, entries: int, narrow: torch.dtype, wide: torch.dtype) -> int:
+def _chunk_size(labels: Tensor, entries: int) -> int:
     """Positions of a chunk; R-Drop has two rows of logits for each."""
     passes, positions = labels.shape
     size = chunk_rows(labels.device, entries) // passes
-    if labels.device.type == "cpu":
-        # Narrow logits, of which only a part is widened at a time, take half the memory.
-        return size * wide.itemsize // narrow.itemsize
     # Chunks of about the same size: a GPU computes a short one no faster.
     return math.ceil(positions / math.ceil(positions / size)) if positions else size
-
-
-def _replace_in_parts(
-    logits: Tensor,
-    labels: Tensor,
-    wide: torch.dtype,
-    gradient_of: Callable[[Tensor, Tensor], Tensor],
-) -> None:
-    """Writes the gradient over logits, on a CPU few at a time, which stay in its cache.
-
-    Args:
-        logits: `[rows, V]`; rows without a label fill up a block and stay as they are.
-        labels: `[P, N]`, whose rows come first.
-        wide: Dtype of softmax and gradient.
-        gradient_of: Takes wide logits, which it may overwrite, and their labels `[rows, 1]`.
-    """
-    passes, positions = labels.shape
-    by_position = logits[: labels.numel()].unflatten(0, labels.shape)
-    at_once = positions
-    if logits.device.type == "cpu":
-        at_once = max(1, PART_BYTES // (passes * logits.shape[1] * wide.itemsize))
-    for start in range(0, positions, at_once):
-        chunk = slice(start, start + at_once)
-        part = by_position[:, chunk]
-        gradient = gradient_of(part.flatten(0, 1).to(wide), labels[:, chunk].reshape(-1, 1))
-        if gradient.data_ptr() != part.data_ptr():
-            part.copy_(gradient.view_as(part))
-
-
-def _add_narrow_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Adds `left @ right`, which are narrow, to the wide `total` in blocks of rows.
-
-    Blocks stay in a processor's cache. A whole product would be widened in fresh memory.
-    """
-    width = total.shape[1]
-    at_once = max(1, BLOCK_ENTRIES // width)
-    narrow = right.new_empty(at_once, width)
-    wide = total.new_empty(at_once, width)
-    for block, rows in zip(total.split(at_once), left.split(at_once), strict=True):
-        torch.mm(rows, right, out=narrow[: len(rows)])
-        block.add_(wide[: len(rows)].copy_(narrow[: len(rows)]))
-
-
-def _factor(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """`x` in the dtype of products, on a CPU with as many rows as these should have."""
-    x = x.to(dtype)
-    return fill_rows(x) if dtype == torch.bfloat16 and x.device.type == "cpu" else x
 
 
 def _filled_up(weight: Tensor, dtype: torch.dtype) -> Tensor:

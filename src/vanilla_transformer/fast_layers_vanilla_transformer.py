@@ -1,9 +1,12 @@
-"""Dropout and linear maps that are fast on a CPU; none of it changes a result.
+"""Dropout, attention kernels and decoding's weights for devices that are slow with the plain ones.
 
-Shapes: D input width of a linear map.
+None of it changes a result.
+
+Shapes: B batch · S source · T target · K key positions · H heads · E head size.
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import cached_property, partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -11,13 +14,59 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers.utils.generic import is_flash_attention_requested
 
-from .shortcuts_vanilla_transformer import has_plain_weight, is_transformed, is_untouched
+from .layers_vanilla_transformer import Attention, CrossAttention, run_kernel
 
-# Products in bfloat16 get a multiple of this many rows.
-ROW_BLOCK = 64
 # Smaller weights stay in the processor's cache.
 FEWEST_ENTRIES = 2**19
+
+
+def is_transformed() -> bool:
+    """Whether a transform of `torch.func` runs. They refuse custom gradients and checkpoints."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def is_untouched(module: nn.Module) -> bool:
+    """Whether a call of the module runs the `forward` of its class and nothing else."""
+    hooks = (
+        *module._forward_hooks,
+        *module._forward_pre_hooks,
+        *module._backward_hooks,
+        *module._backward_pre_hooks,
+    )
+    # Accelerate's hooks (offload) set another `forward` on the instance.
+    return not hooks and "forward" not in vars(module)
+
+
+def is_plain_linear(module: nn.Module) -> bool:
+    """Whether the module is the product with a weight and nothing else.
+
+    Quantisers such as torchao replace the weight, whose products are then its own.
+    """
+    if is_sharded(module):
+        return type(module).__bases__[1:] == (nn.Linear,)
+    return type(module) is nn.Linear and has_plain_weight(module) and is_untouched(module)
+
+
+def has_plain_weight(module: nn.Module) -> bool:
+    """Whether the weight is torch's own parameter, not one with operations of its own."""
+    return type(module.weight) is nn.Parameter
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """Whether FSDP2 changed the module's class. Not every torch can import that class."""
+    return hasattr(type(module), "unshard")
+
+
+def replace_layers(model: nn.Module) -> None:
+    """Gives a model the dropout and the attention of this file."""
+    for module in list(model.modules()):
+        if isinstance(module, Attention):
+            vars(module)["kernel"] = run_fast_kernel
+        for name, child in module.named_children():
+            if type(child) is nn.Dropout:
+                setattr(module, name, Dropout(child.p))
 
 
 class Dropout(nn.Dropout):
@@ -40,68 +89,66 @@ class Dropout(nn.Dropout):
         return x * ((bits >= dropped - 2**15).to(x.dtype) * scale)
 
 
-def product_dtype(x: Tensor) -> torch.dtype:
-    """The dtype of products of `x`: autocast's, or that of `x`."""
-    if torch.is_autocast_enabled(x.device.type):
-        return torch.get_autocast_dtype(x.device.type)
-    return x.dtype
+def run_fast_kernel(
+    module: Attention,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    attn_implementation: str,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """As `run_kernel`, in float32 for a backward pass on a CPU, and without padding for flash."""
+    kwargs["attn_implementation"] = attn_implementation
+    if (
+        isinstance(module, CrossAttention)
+        and attention_mask is not None
+        and is_flash_attention_requested(None, attn_implementation)
+    ):
+        key, value, lengths = drop_padding(key, value, attention_mask, query.shape[2])
+        return run_kernel(module, query, key, value, None, **lengths, **kwargs)
+    device, dtype = query.device.type, query.dtype
+    # The backward pass of torch's CPU kernel is ten times slower in bfloat16 than in float32.
+    widened = device == "cpu" and query.requires_grad and dtype.itemsize < 4
+    if widened:
+        query, key, value = (x.float() for x in (query, key, value))
+    with torch.autocast(device, enabled=False) if widened else nullcontext():
+        heads, weights = run_kernel(module, query, key, value, attention_mask, **kwargs)
+    return heads.to(dtype), weights
 
 
-def fill_rows(x: Tensor) -> Tensor:
-    """Adds rows of zeros to `[rows, D]` up to a multiple of `ROW_BLOCK`.
+def drop_padding(
+    key: Tensor, value: Tensor, attention_mask: Tensor, query_length: int
+) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    """Joins the keys and values of real source tokens end to end, as flash kernels need them.
 
-    For products in bfloat16 on a CPU. oneDNN compiles a product for each new number of rows, which
-    takes as long as the product and permanently occupies megabytes of memory.
-    """
-    missing = -len(x) % ROW_BLOCK
-    # F.pad would first fill all rows with zeros.
-    return torch.cat((x, x.new_zeros(missing, x.shape[1]))) if missing else x
-
-
-class FirstRows(torch.autograd.Function):
-    """The first rows of `[rows, D]`: the inverse of `fill_rows`.
-
-    The gradient of a slice would be filled with zeros and then overwritten.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, rows: int) -> Tensor:
-        """`[rows and filling, D]` -> `[rows, D]`."""
-        return x[:rows]
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        """Fills the gradient up."""
-        return fill_rows(gradient), None
-
-
-def linear(module: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """`module(x)`; in bfloat16 training on a CPU, products have few different shapes.
-
-    The module itself is torch's `nn.Linear`, because programs that quantise models replace no
-    subclass of it.
+    Transformers' `_upad_input` would apply the source's mask to the target too, and drop or
+    misplace queries.
 
     Args:
-        module: A linear map, or what has taken its place, such as LoRA's or that of a search.
-        x: `[..., in]`.
+        key: `[B, H, S, E]`.
+        value: `[B, H, S, E]`.
+        attention_mask: 1 = real source token, `[B, S]`.
+        query_length: Number of target positions T in each sentence; all are kept.
 
     Returns:
-        `[..., out]`.
+        Keys and values, each `[1, H, K, E]` with all K real tokens of the batch, and the start of
+        each sentence, named as in `FlashAttentionKwargs`.
     """
-    if (
-        not isinstance(module, nn.Module)
-        or not module.training
-        or x.device.type != "cpu"
-        or product_dtype(x) != torch.bfloat16
-        or torch.compiler.is_compiling()
-        or is_transformed()
-        # Hooks see what the model computes.
-        or not is_untouched(module)
-    ):
-        return module(x)
-    rows = x.to(torch.bfloat16).flatten(0, -2)
-    mapped = FirstRows.apply(module(fill_rows(rows)), len(rows))  # type: ignore[no-untyped-call]
-    return mapped.unflatten(0, x.shape[:-1])
+    is_real = attention_mask.bool()
+    key, value = (x.transpose(1, 2)[is_real].transpose(0, 1)[None] for x in (key, value))
+    source_lengths = is_real.sum(-1)
+    ends = torch.arange(len(is_real) + 1, device=key.device)
+    return (
+        key,
+        value,
+        {
+            "cu_seq_lens_q": (ends * query_length).int(),
+            "cu_seq_lens_k": F.pad(source_lengths.cumsum(0), (1, 0)).int(),
+            "max_length_q": query_length,
+            "max_length_k": int(source_lengths.max()),
+        },
+    )
 
 
 def _edges(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -183,7 +230,7 @@ class WeightLayouts:
             module: A plain linear layer: no hooks, no `forward` of its own.
         """
         weight = module.weight
-        if not has_plain_weight(module):
+        if not is_plain_linear(module):
             return module.forward
         if (
             weight.device.type != "cpu"
@@ -191,6 +238,7 @@ class WeightLayouts:
             or weight.numel() < FEWEST_ENTRIES
             or weight.is_inference()
             or not torch.backends.mkldnn.is_available()
+            or torch.is_autocast_enabled("cpu")
         ):
             return partial(F.linear, weight=weight, bias=module.bias)
         laid_out = self._laid_out.get(module)

@@ -1,0 +1,845 @@
+"""Greedy and beam search that run the decoder step by step, with the results of Transformers'.
+
+Finished sentences leave the batch, the hypotheses of a sentence share one copy of their source, and
+their own keys are never moved.
+
+Shapes: B sentences · S source · P prompt · H heads · E head size · D `d_model` · V vocabulary ·
+N hypotheses of a sentence · K key positions · C candidates.
+"""
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import GenerationConfig
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.generation import (
+    EosTokenCriteria,
+    ForcedBOSTokenLogitsProcessor,
+    ForcedEOSTokenLogitsProcessor,
+    LogitNormalization,
+    LogitsProcessor,
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    MinLengthLogitsProcessor,
+    MinNewTokensLengthLogitsProcessor,
+    NoBadWordsLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    StoppingCriteriaList,
+    SuppressTokensLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils import logging
+
+from .fast_layers_vanilla_transformer import WeightLayouts, is_untouched
+from .generation_vanilla_transformer import (
+    SourceLengthLimit,
+    VanillaTransformerGenerationMixin,
+    padded,
+)
+from .layers_vanilla_transformer import Attention, Layer
+
+logger = logging.get_logger(__name__)
+
+# Finished sentences are removed once they are an eighth of the batch: removal copies the rest.
+LARGEST_FULL_SHARE = 7 / 8
+# A GPU is asked this seldom what was chosen, because its queue of work runs empty meanwhile.
+STEPS_BETWEEN_LOOKS = 8
+# Number of positions that memory is first allocated for; it doubles when it is full.
+POSITIONS_AHEAD = 16
+# These look at single rows only, so rows may leave the batch.
+ROWWISE_PROCESSORS = (
+    ForcedBOSTokenLogitsProcessor,
+    ForcedEOSTokenLogitsProcessor,
+    LogitNormalization,
+    MinLengthLogitsProcessor,
+    MinNewTokensLengthLogitsProcessor,
+    NoBadWordsLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+# Criteria that these searches apply without calling them.
+KNOWN_CRITERIA = (EosTokenCriteria, MaxLengthCriteria, SourceLengthLimit)
+
+
+class History(Cache):
+    """Keys and values of the targets so far, appended in place and never moved."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        self.length = 0
+        # Keys and values of each layer; their sizes and numbers of heads may differ.
+        self.buffers: dict[int, list[Tensor]] = {}
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Appends keys and values `[B, H, N, E]`; returns all of the layer, `[B, H, K, E]`."""
+        # Layers may have been taken out, so that numbers are missing.
+        nothing = [key_states[:, :, :0], value_states[:, :, :0]]
+        buffers = self.buffers.setdefault(layer_idx, nothing)
+        new = key_states.shape[2]
+        end = self.length + new
+        if end > buffers[0].shape[2]:
+            room = end if self.length == 0 else 2 * end + POSITIONS_AHEAD * new
+            buffers[:] = [_widened(buffer, self.length, room) for buffer in buffers]
+        keys, values = (buffer.narrow(2, 0, end) for buffer in buffers)
+        keys.narrow(2, self.length, new).copy_(key_states)
+        values.narrow(2, self.length, new).copy_(value_states)
+        return keys, values
+
+    def keep(self, rows: Tensor) -> None:
+        """Forgets all sentences but those at `rows`."""
+        self.buffers = {
+            layer_idx: [buffer.index_select(0, rows) for buffer in buffers]
+            for layer_idx, buffers in self.buffers.items()
+        }
+
+
+def _widened(buffer: Tensor, filled: int, room: int) -> Tensor:
+    """A copy `[B, H, room, E]` of a buffer, filled in the first positions."""
+    batch, heads, _, size = buffer.shape
+    wider = buffer.new_empty(batch, heads, room, size)
+    wider[:, :, :filled] = buffer[:, :, :filled]
+    return wider
+
+
+def direct_call(module: nn.Module, layouts: WeightLayouts) -> Callable[..., Any]:
+    """What a call of `module` computes, without the overhead of `nn.Module` where that is possible.
+
+    In a small model that overhead is a third of a step's time. A module with hooks or a `forward`
+    of its own is called. A layer's own `forward` runs, so that it is described in one place; only
+    its submodules are replaced.
+
+    Args:
+        module: Any part of a decoder.
+        layouts: Laid out weights of the model.
+    """
+    kind = type(module)
+    if not is_untouched(module):
+        return module
+    if isinstance(module, nn.Linear) and kind is nn.Linear:
+        return layouts.linear(module)
+    if isinstance(module, nn.LayerNorm) and kind is nn.LayerNorm:
+        return partial(
+            F.layer_norm,
+            normalized_shape=module.normalized_shape,
+            weight=module.weight,
+            bias=module.bias,
+            eps=module.eps,
+        )
+    if isinstance(module, nn.Dropout) and not module.training:
+        return _unchanged
+    if kind.__module__ == Layer.__module__ and isinstance(module, (Layer, Attention)):
+        return direct_copy(module, layouts).forward
+    return module.forward
+
+
+def direct_copy(module: nn.Module, layouts: WeightLayouts) -> Any:
+    """A shallow copy of `module` whose submodules are plain functions; see `direct_call`."""
+    direct = copy.copy(module)
+    for name, child in module.named_children():
+        if isinstance(child, nn.ModuleList):
+            vars(direct)[name] = [direct_call(part, layouts) for part in child]
+        else:
+            vars(direct)[name] = direct_call(child, layouts)
+    if isinstance(module, Attention):
+        name = module.config._attn_implementation
+        if ALL_ATTENTION_FUNCTIONS.get(name) is sdpa_attention_forward:
+            vars(direct)["kernel"] = _run_torch_kernel
+    return direct
+
+
+def _unchanged(x: Tensor) -> Tensor:
+    return x
+
+
+def _run_torch_kernel(
+    module: Attention,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float,
+    dropout: float,
+    attn_implementation: str,
+) -> tuple[Tensor, None]:
+    """As `sdpa_attention_forward`, for masks that leave nothing to find out."""
+    heads = F.scaled_dot_product_attention(
+        query, key, value, attention_mask, dropout, scale=scaling
+    )
+    return heads.transpose(1, 2), None
+
+
+class IncrementalDecoder:
+    """The decoder of one model, fed position by position.
+
+    The hypotheses of a sentence take the axis of target positions, so all of them read one copy of
+    their source's keys and values. Their own keys are never moved: those of all hypotheses are
+    side by side, and a mask shows each hypothesis its own past.
+
+    Args:
+        model: A `VanillaTransformerForConditionalGeneration`.
+        encoder_hidden_states: `[B, S, D]`.
+        attention_mask: 1 = real source token, `[B, S]`; None: all are.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        encoder_hidden_states: Tensor,
+        attention_mask: Tensor | None,
+    ) -> None:
+        layouts = getattr(model.model.computing, "layouts", WeightLayouts())
+        self.decoder = direct_copy(model.model.decoder, layouts)
+        self.lm_head = direct_call(model.lm_head, layouts)
+        self.kernel = model.config._attn_implementation
+        self.source = encoder_hidden_states
+        self.source_mask = None
+        if attention_mask is not None and not attention_mask.all():
+            self.source_mask = _as_bias(attention_mask[:, None, None].bool(), self.source.dtype)
+        self.history = History()
+        self.cache = EncoderDecoderCache(self.history, DynamicCache())
+        self.position = 0
+        self.positions = self.source.new_empty(1, 0, 0)
+        self.past = self.source.new_empty(0, 0, 0)
+
+    def first_logits(self, prompt: Tensor) -> Tensor:
+        """Logits `[B, V]` of the token after the prompts `[B, P]`, which have no padding."""
+        length = prompt.shape[1]
+        seen = torch.ones(length, length, dtype=torch.bool, device=prompt.device).tril()
+        mask = _as_bias(seen[None, None], self.source.dtype) if length > 1 else None
+        # Which earlier keys each hypothesis sees, `[B, N, K]`: all share the prompt.
+        self.past = self.source.new_zeros(len(prompt), 1, length)
+        hidden_states = self._run(prompt, self._encoding(length), mask)
+        return self.lm_head(hidden_states[:, -1])
+
+    def next_logits(self, tokens: Tensor, parents: Tensor | None = None) -> Tensor:
+        """Logits `[B, N, V]` of the token after each hypothesis.
+
+        Args:
+            tokens: The newest of each hypothesis, `[B, N]`.
+            parents: Index of the previous step's hypothesis that each continues, `[B, N]`; None: N
+                is 1 throughout.
+        """
+        if parents is not None:
+            past = self.past.gather(1, parents[..., None].expand(-1, -1, self.past.shape[-1]))
+            count = tokens.shape[1]
+            itself = torch.eye(count, dtype=torch.bool, device=tokens.device)
+            newest = _as_bias(itself, self.source.dtype).expand(len(tokens), count, count)
+            self.past = torch.cat((past, newest), dim=-1)
+        mask = None if parents is None else self.past[:, None]
+        return self.lm_head(self._run(tokens, self._encoding(1), mask))
+
+    def keep(self, rows: Tensor) -> None:
+        """Forgets all sentences but those at `rows`."""
+        self.source = self.source.index_select(0, rows)
+        self.past = self.past.index_select(0, rows)
+        if self.source_mask is not None:
+            self.source_mask = self.source_mask.index_select(0, rows)
+        self.history.keep(rows)
+        for layer in self.cache.cross_attention_cache.layers:
+            if layer.keys is None:
+                # Of a layer that was taken out.
+                continue
+            layer.keys, layer.values = (x.index_select(0, rows) for x in (layer.keys, layer.values))
+
+    def _run(self, tokens: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
+        x = self.decoder.embed(self.decoder.embed_tokens(tokens), positions)
+        states = (x, mask, self.source, self.source_mask, self.cache)
+        x = self.decoder.run_layers(*states, attn_implementation=self.kernel)
+        self.history.length += tokens.shape[1]
+        return x
+
+    def _encoding(self, length: int) -> Tensor:
+        """Encoding `[1, length, D]` of the next positions, computed for many positions at once."""
+        start, self.position = self.position, self.position + length
+        if self.position > self.positions.shape[1]:
+            ahead = min(2 * self.position + 64, self.decoder.config.last_position)
+            # Beyond the end of a table, the table reports the error.
+            end = max(self.position, ahead)
+            position_ids = torch.arange(end, device=self.source.device)[None]
+            self.positions = self.decoder.embed_positions(position_ids, self.source.dtype, end)
+        return self.positions[:, start : self.position]
+
+
+def _as_bias(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 for visible keys, the smallest number for others."""
+    bias = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+    return bias.masked_fill_(~visible, torch.finfo(dtype).min)
+
+
+class MeanDecoding:
+    """Decodes with several models as one, by the mean of their probabilities.
+
+    Args:
+        decodings: One of each model, all of the same sources.
+    """
+
+    def __init__(self, decodings: list[IncrementalDecoder]) -> None:
+        self.decodings = decodings
+
+    def first_logits(self, prompt: Tensor) -> Tensor:
+        """Log-probabilities of the token after each prompt, `[B, P]` -> `[B, V]`."""
+        return mean_log_probs([decoding.first_logits(prompt) for decoding in self.decodings])
+
+    def next_logits(self, tokens: Tensor, parents: Tensor | None = None) -> Tensor:
+        """Log-probabilities of the token after each hypothesis, `[B, N]` -> `[B, N, V]`."""
+        logits = [decoding.next_logits(tokens, parents) for decoding in self.decodings]
+        return mean_log_probs(logits)
+
+    def keep(self, rows: Tensor) -> None:
+        """Drops all sentences except those at `rows`."""
+        for decoding in self.decodings:
+            decoding.keep(rows)
+
+
+def mean_log_probs(logits: list[Tensor]) -> Tensor:
+    """Log of the mean of several models' probabilities, from the logits of each."""
+    log_probs = torch.stack([part.log_softmax(-1, dtype=torch.float32) for part in logits])
+    return log_probs.logsumexp(0) - math.log(len(logits))
+
+
+class Decoding(Protocol):
+    """What a search needs from one model or several; see `IncrementalDecoder`."""
+
+    def first_logits(self, prompt: Tensor) -> Tensor:
+        """`[B, P]` -> `[B, V]`."""
+
+    def next_logits(self, tokens: Tensor, parents: Tensor | None = None) -> Tensor:
+        """`[B, N]` -> `[B, N, V]`."""
+
+    def keep(self, rows: Tensor) -> None:
+        """Forgets all sentences but those at `rows`."""
+
+
+class Constraints:
+    """Logits processors, those that ban single tokens merged into one.
+
+    Args:
+        processors: Each looks at single rows only.
+    """
+
+    def __init__(self, processors: Iterable[LogitsProcessor] = ()) -> None:
+        self.banned: set[int] = set()
+        self.others: list[LogitsProcessor] = []
+        self._banned_ids: Tensor | None = None
+        for processor in processors:
+            if isinstance(processor, SuppressTokensLogitsProcessor):
+                self.banned.update(processor.suppress_tokens.tolist())
+            elif isinstance(processor, NoBadWordsLogitsProcessor) and all(
+                len(words) == 1 for words in processor.sequence_bias
+            ):
+                # Not `bad_word_ids`, which may hold an end token that must not be banned.
+                self.banned.update(token for (token,) in processor.sequence_bias)
+            else:
+                self.others.append(processor)
+
+    @classmethod
+    def of(cls, config: GenerationConfig, device: torch.device | str = "cpu") -> "Constraints":
+        """The `suppress_tokens` and `bad_words_ids` of a generation config.
+
+        Args:
+            config: Other settings are ignored.
+            device: Of the scores.
+        """
+        processors: list[LogitsProcessor] = []
+        if config.suppress_tokens:
+            processors.append(SuppressTokensLogitsProcessor(config.suppress_tokens, device=device))
+        if config.bad_words_ids:
+            processors.append(NoBadWordsLogitsProcessor(config.bad_words_ids, config.eos_token_id))
+        return cls(processors)
+
+    def __call__(self, scores: Tensor, sequences: Tensor) -> Tensor:
+        """Scores `[rows, V]` of the next token, in float32, changed in place.
+
+        Args:
+            scores: Of all tokens.
+            sequences: The rows so far, prompts included, `[rows, T]`; only `others` read them.
+        """
+        if self.banned:
+            if self._banned_ids is None:
+                self._banned_ids = _sent(sorted(self.banned), scores.device)
+            scores.index_fill_(1, self._banned_ids, -torch.inf)
+        for processor in self.others:
+            scores = processor(sequences, scores)
+        return scores
+
+
+def greedy_search(
+    decoding: Decoding,
+    prompt: Tensor,
+    limits: list[int],
+    end_tokens: set[int],
+    constraints: Constraints,
+    draw: Callable[[Tensor], Tensor] | None = None,
+) -> list[list[int]]:
+    """Continues with the likeliest token at each step, or with a drawn one.
+
+    Args:
+        decoding: Fresh, of the B sources.
+        prompt: Beginning of each output, `[B, P]`.
+        limits: Longest output of each sentence in tokens, prompt not counted.
+        end_tokens: Tokens that end an output.
+        constraints: Which tokens may follow.
+        draw: Chooses a token of each row `[B]` from scores `[B, V]`. All sentences then stay in
+            the batch, so that the draws for one do not depend on the others.
+
+    Returns:
+        Outputs after the prompt, with the end token of those that ended.
+    """
+    outputs: list[list[int]] = [[] for _ in limits]
+    lengths: dict[int, int] = {}
+    rows = list(range(len(limits)))
+    sequences, unseen = prompt, []
+    until_look = _until_look(prompt.device, max(limits))
+    logits = decoding.first_logits(prompt)
+    while True:
+        # A copy even of float32: constraints write into it.
+        scores = constraints(logits.to(torch.float32, copy=True), sequences)
+        chosen = scores.argmax(-1) if draw is None else draw(scores)
+        unseen.append(chosen)
+        if constraints.others:
+            sequences = torch.cat((sequences, chosen[:, None]), dim=-1)
+        if len(unseen) == until_look:
+            for row, tokens in zip(rows, torch.stack(unseen, 1).tolist(), strict=True):
+                for token in tokens:
+                    outputs[row].append(token)
+                    if token in end_tokens or len(outputs[row]) >= limits[row]:
+                        # The first end counts; a row may stay in the batch after it.
+                        lengths.setdefault(row, len(outputs[row]))
+            if len(lengths) == len(outputs):
+                return [output[: lengths[row]] for row, output in enumerate(outputs)]
+            unseen = []
+            longest = max(limits[row] for row in rows if row not in lengths)
+            until_look = _until_look(prompt.device, longest - len(outputs[rows[0]]))
+            kept = None if draw else _kept([row not in lengths for row in rows])
+            if kept is not None:
+                rows = [rows[index] for index in kept]
+                indices = _sent(kept, prompt.device)
+                decoding.keep(indices)
+                chosen, sequences = (x.index_select(0, indices) for x in (chosen, sequences))
+        logits = decoding.next_logits(chosen[:, None])[:, 0]
+
+
+def _sent(numbers: Iterable[int], device: torch.device) -> Tensor:
+    """The numbers on the device, whose queue of work the host does not wait for."""
+    return torch.tensor(list(numbers)).to(device, non_blocking=True)
+
+
+def _until_look(device: torch.device, longest: int) -> int:
+    """Number of steps after which the tokens are read.
+
+    Args:
+        device: Reading waits for every device but the CPU.
+        longest: Number of tokens that an open sentence may still have; no step goes beyond it.
+    """
+    return 1 if device.type == "cpu" else max(1, min(STEPS_BETWEEN_LOOKS, longest))
+
+
+def _kept(is_open: list[bool]) -> list[int] | None:
+    """Indices of the rows that stay, None if too few have finished."""
+    if sum(is_open) > LARGEST_FULL_SHARE * len(is_open):
+        return None
+    return [index for index, stays in enumerate(is_open) if stays]
+
+
+@dataclass
+class BeamSettings:
+    """How a beam search ranks and ends; names as in Transformers' `GenerationConfig`.
+
+    Attributes:
+        num_beams: Number of hypotheses N that continue at each step.
+        length_penalty: Exponent a in the rank of a finished one, log-probability / length^a.
+        early_stopping: True: ends with N finished ones. False: ends once the best open hypothesis,
+            if it ended now, would not rank among them. "never": the same, if it ended at the limit,
+            for a > 0.
+        max_length: The limit for "never", prompt not counted.
+    """
+
+    num_beams: int
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
+    max_length: int = 0
+
+    def candidates(self, end_tokens: set[int]) -> int:
+        """Number of candidates C at each step: enough for N to continue, even if others end."""
+        return self.num_beams * max(2, 1 + len(end_tokens))
+
+
+@dataclass
+class Beam:
+    """The hypotheses of one sentence.
+
+    Attributes:
+        settings: Of the search.
+        limit: Longest output in tokens, prompt not counted.
+        tokens: Outputs so far of the open hypotheses, best first.
+        finished: Rank and output of the N best finished ones, best first.
+        done: No open hypothesis can still be among them.
+    """
+
+    settings: BeamSettings
+    limit: int
+    tokens: list[list[int]] = field(default_factory=lambda: [[]])
+    finished: list[tuple[float, list[int]]] = field(default_factory=list)
+    done: bool = False
+
+    def advance(
+        self, scores: list[float], tokens: list[int], parents: list[int], end_tokens: set[int]
+    ) -> None:
+        """Adds one step.
+
+        Args:
+            scores: Log-probabilities of the C candidates, best first.
+            tokens: Last token of each.
+            parents: Index of the hypothesis that each continues.
+            end_tokens: Tokens that finish a candidate.
+        """
+        length = len(self.tokens[0]) + 1
+        at_limit = length >= self.limit
+        width = self.settings.num_beams
+        going_on = []
+        for index, token in enumerate(tokens):
+            if not (at_limit or token in end_tokens):
+                going_on.append(index)
+            elif index < width and not self.done and (at_limit or scores[index] > -torch.inf):
+                # Lower candidates are spare, for the case that many of the first end. Where a
+                # step has fewer possible ones than it looks at, impossible ones are among them.
+                rank = scores[index] / length**self.settings.length_penalty
+                self.finished.append((rank, [*self.tokens[parents[index]], token]))
+        self.finished.sort(key=lambda hypothesis: -hypothesis[0])
+        del self.finished[width:]
+        self.done |= at_limit or not self._may_improve(scores[going_on[0]], length)
+        # A beam that is done may stay in the batch: its tokens do not matter.
+        going_on = (going_on or list(range(width)))[:width]
+        self.tokens = [[*self.tokens[parents[index]], tokens[index]] for index in going_on]
+
+    def _may_improve(self, best_score: float, length: int) -> bool:
+        settings = self.settings
+        if len(self.finished) < settings.num_beams:
+            return True
+        if settings.early_stopping is True:
+            return False
+        if settings.early_stopping == "never" and settings.length_penalty > 0:
+            length = settings.max_length
+        return best_score / length**settings.length_penalty > self.finished[-1][0]
+
+
+def beam_search(
+    decoding: Decoding,
+    prompt: Tensor,
+    limits: list[int],
+    end_tokens: set[int],
+    constraints: Constraints,
+    settings: BeamSettings,
+) -> list[list[tuple[float, list[int]]]]:
+    """The likeliest outputs found with a beam of hypotheses.
+
+    Args:
+        decoding: Fresh, of the B sources.
+        prompt: Beginning of each output, `[B, P]`.
+        limits: Longest output of each sentence in tokens, prompt not counted.
+        end_tokens: Tokens that end an output.
+        constraints: Which tokens may follow.
+        settings: Width of the beam, ranks and end.
+
+    Returns:
+        For each sentence N outputs after the prompt with their ranks, best first.
+    """
+    candidates = settings.candidates(end_tokens)
+    beams = [Beam(settings, limit) for limit in limits]
+    rows = list(range(len(beams)))
+    ends = _sent(sorted(end_tokens), prompt.device)
+    # Of each open hypothesis, best first: its log-probability `[B, N]`, and its tokens.
+    scores = torch.zeros(len(beams), 1, device=prompt.device)
+    sequences, unseen = prompt[:, None], []
+    until_look = _until_look(prompt.device, max(limits))
+    logits = decoding.first_logits(prompt)[:, None]
+    while True:
+        log_probs = constraints(
+            logits.log_softmax(-1, dtype=torch.float32).flatten(0, 1), sequences.flatten(0, 1)
+        ).view_as(logits)
+        # The best of each hypothesis, then of all hypotheses of a sentence.
+        best, tokens = log_probs.topk(candidates)
+        best, indices = (best + scores[..., None]).flatten(1).topk(candidates)
+        tokens, parents = tokens.flatten(1).gather(1, indices), indices // candidates
+        unseen.append((best, tokens, parents))
+        # As in `Beam.advance`: the best that do not end.
+        has_ended = (tokens[..., None] == ends).any(-1)
+        going_on = has_ended.byte().argsort(dim=-1, stable=True)[:, : settings.num_beams]
+        scores, newest, origins = (x.gather(1, going_on) for x in (best, tokens, parents))
+        if constraints.others:
+            past = sequences.gather(1, origins[..., None].expand(-1, -1, sequences.shape[-1]))
+            sequences = torch.cat((past, newest[..., None]), dim=-1)
+        if len(unseen) == until_look:
+            read = (torch.stack(parts).tolist() for parts in zip(*unseen, strict=True))
+            for step in zip(*read, strict=True):
+                for row, *found in zip(rows, *step, strict=True):
+                    beams[row].advance(*found, end_tokens)
+            if all(beam.done for beam in beams):
+                return [beam.finished for beam in beams]
+            unseen = []
+            longest = max(beam.limit for beam in beams if not beam.done)
+            until_look = _until_look(prompt.device, longest - len(beams[rows[0]].tokens[0]))
+            kept = _kept([not beams[row].done for row in rows])
+            if kept is not None:
+                rows = [rows[index] for index in kept]
+                indices = _sent(kept, prompt.device)
+                decoding.keep(indices)
+                scores, newest, origins, sequences = (
+                    x.index_select(0, indices) for x in (scores, newest, origins, sequences)
+                )
+        logits = decoding.next_logits(newest, origins)
+
+
+def search(
+    models: Sequence[Any],
+    input_ids: Tensor,
+    attention_mask: Tensor | None,
+    prompt: Tensor,
+    limits: list[int],
+    end_tokens: set[int],
+    constraints: Constraints,
+    settings: BeamSettings | None = None,
+    draw: Callable[[Tensor], Tensor] | None = None,
+) -> list[list[tuple[float, list[int]]]]:
+    """Outputs of one model, or of several by the mean of their probabilities.
+
+    Args:
+        models: `VanillaTransformerForConditionalGeneration`s with the same vocabularies, for which
+            `reason_against` has no reason.
+        input_ids: Sources `[B, S]`.
+        attention_mask: 1 = real source token, `[B, S]`; None: all are.
+        prompt: Beginning of each output, without padding, `[B, P]`.
+        limits: Longest output of each sentence in tokens, prompt not counted.
+        end_tokens: Tokens that end an output.
+        constraints: Which tokens may follow.
+        settings: Width of the beam, ranks and end; None: greedy search, or one that draws.
+        draw: See `greedy_search`.
+
+    Returns:
+        For each sentence its outputs after the prompt with their ranks, best first: N with
+        `settings`, else one, whose rank is NaN.
+
+    Raises:
+        ValueError: If a beam needs more tokens than the target vocabulary allows.
+    """
+    decodings = [
+        IncrementalDecoder(
+            model,
+            model.get_encoder()(input_ids, attention_mask=attention_mask).last_hidden_state,
+            attention_mask,
+        )
+        for model in models
+    ]
+    decoding = decodings[0] if len(decodings) == 1 else MeanDecoding(decodings)
+    arguments = (decoding, prompt, limits, end_tokens, constraints)
+    if settings is None:
+        return [[(math.nan, tokens)] for tokens in greedy_search(*arguments, draw)]
+    allowed = models[0].config.target_vocab_size - len(constraints.banned)
+    if allowed < (needed := settings.candidates(end_tokens)):
+        raise ValueError(
+            f"{settings.num_beams} beams need {needed} target tokens that are not banned, got "
+            f"{allowed}. Use fewer beams."
+        )
+    return beam_search(*arguments, settings)
+
+
+def search_of_generate(
+    model: Any,
+    input_ids: Tensor,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    generation_config: GenerationConfig,
+    **inputs: Any,
+) -> Tensor | None:
+    """Runs a call of `generate`, or None, if Transformers' search has to run.
+
+    Args:
+        model: A `VanillaTransformerForConditionalGeneration`.
+        input_ids: Prompts, one for each hypothesis, `[B * beams, P]`.
+        logits_processor: The call's processors.
+        stopping_criteria: The call's criteria.
+        generation_config: The call's settings.
+        inputs: Inputs of the model and further arguments of the call.
+
+    Returns:
+        Prompts and outputs, padded to one length, `[B * outputs, T]`.
+    """
+    ends = _end_tokens(stopping_criteria)
+    constraints = Constraints(logits_processor)
+    beams = generation_config.num_beams
+    settings = BeamSettings(
+        beams,
+        generation_config.length_penalty,
+        generation_config.early_stopping,
+        generation_config.max_length - input_ids.shape[1],
+    )
+    allowed = model.config.target_vocab_size - len(constraints.banned)
+    parts = (*logits_processor, *stopping_criteria)
+    reasons = _reasons_against_call(generation_config, parts, **inputs)
+    reason = next(reasons, None) or reason_against(model)
+    if reason is None and (not ends or allowed < settings.candidates(ends)):
+        # Transformers then continues beyond limits, or with impossible hypotheses.
+        reason = "there is no end token, or fewer tokens than a step has candidates"
+    if reason is not None:
+        logger.debug(f"`generate` runs Transformers' search, because {reason}.")
+        return None
+    logger.debug("`generate` runs the search of vanilla_transformer.")
+    hidden_states, mask = inputs["encoder_outputs"][0], inputs.get("attention_mask")
+    mask = None if mask is None else mask[::beams]
+    decoding = IncrementalDecoder(model, hidden_states[::beams], mask)
+    prompts = input_ids[::beams]
+    limits = _limits(stopping_criteria, *prompts.shape)
+    fill = generation_config._pad_token_tensor
+    if beams == 1:
+        draw = _draw if generation_config.do_sample else None
+        outputs = greedy_search(decoding, prompts, limits, ends, constraints, draw)
+    else:
+        count = generation_config.num_return_sequences
+        found = beam_search(decoding, prompts, limits, ends, constraints, settings)
+        outputs = [tokens for hypotheses in found for _, tokens in hypotheses[:count]]
+        prompts = prompts.repeat_interleave(count, 0)
+        # Transformers pads with the padding token only if its id is not 0.
+        fill = fill or generation_config._eos_token_tensor[0]
+    rows, _ = padded(outputs, int(fill))
+    return torch.cat((prompts, rows.to(prompts.device)), dim=-1)
+
+
+def _reasons_against_call(
+    config: GenerationConfig,
+    parts: Sequence[Any],
+    past_key_values: Cache | None = None,
+    encoder_outputs: Any = None,
+    attention_mask: Tensor | None = None,
+    use_cache: bool | None = None,
+    logits_to_keep: Any = None,
+    labels: Tensor | None = None,
+    **others: Any,
+) -> Iterator[str]:
+    """Why these searches do not support a call of `generate`.
+
+    Args:
+        config: The call's settings.
+        parts: Its logits processors and stopping criteria.
+        past_key_values: The model's cache.
+        encoder_outputs: Encoded sources.
+        attention_mask: Mask of the sources.
+        use_cache: Whether the model's cache is to be used.
+        logits_to_keep: Without effect here.
+        labels: Given by Seq2SeqTrainer; `prepare_inputs_for_generation` drops them.
+        others: Such as `streamer` or `decoder_attention_mask`.
+    """
+    for name in ("use_transformers_search", "return_dict_in_generate", "is_assistant"):
+        if getattr(config, name, None):
+            yield f"`{name}` is set"
+    if config.do_sample and config.num_beams > 1:
+        yield "beams are drawn (`do_sample`)"
+    for name, value in others.items():
+        if value is not None and value is not False:
+            yield f"`{name}` is given"
+    if not (use_cache and _is_own_dynamic_cache(past_key_values)):
+        yield "the cache is not a new dynamic one"
+    for part in parts:
+        if type(part) not in (*ROWWISE_PROCESSORS, *KNOWN_CRITERIA):
+            yield f"{type(part).__name__} is not known to look at single rows only"
+
+
+def reason_against(model: Any) -> str | None:
+    """Why only Transformers' searches support a model; None: these do, too.
+
+    Hypotheses take the axis of target positions, which other classes of attention may read
+    otherwise. Modules inside of a layer may be anything: they are called.
+
+    Args:
+        model: A `VanillaTransformerForConditionalGeneration`.
+    """
+    if (kernel := model.config._attn_implementation) not in ("eager", "sdpa"):
+        return f"attention runs with {kernel!r}, which takes no mask of another form"
+    stack = model.model.decoder
+    stages = (model, model.model, stack)
+    children = [pair for layer in stack.layers for pair in layer.named_children()]
+    attentions = [child for name, child in children if name.endswith("_attn")]
+    kinds = [type(part) for part in (model.model, stack, *stack.layers, *attentions)]
+    kinds.append(next(kind for kind in type(model).__mro__ if "forward" in vars(kind)))
+    prepare = getattr(model.prepare_inputs_for_generation, "__func__", None)
+    if (
+        not all(map(_is_ours, kinds))
+        or any(map(_is_changed, stages))
+        # PEFT puts the prefix of prefix tuning in there.
+        or prepare is not VanillaTransformerGenerationMixin.prepare_inputs_for_generation
+    ):
+        return "other code than this package's decodes: a hook, a subclass or another method"
+    return None
+
+
+def _is_ours(kind: type) -> bool:
+    """Whether a class, FSDP's changes aside, is this package's and no subclass of it."""
+    kind = kind.__bases__[-1] if hasattr(kind, "unshard") else kind
+    return kind.__module__.rpartition(".")[0] == __name__.rpartition(".")[0]
+
+
+def _is_changed(stage: nn.Module) -> bool:
+    """Whether a call of a stage runs more than its `forward`; a search does not call it."""
+    method = vars(stage).get("forward")
+    # Accelerate's autocast, and its outputs in float32: a search keeps the precision of weights.
+    is_wrapped = getattr(method, "__module__", None) == "accelerate.utils.operations"
+    hooks = stage._forward_hooks or stage._forward_pre_hooks
+    return bool(hooks) or not (method is None or is_wrapped)
+
+
+def _end_tokens(stopping_criteria: StoppingCriteriaList) -> set[int]:
+    return {
+        token
+        for criterion in stopping_criteria
+        if type(criterion) is EosTokenCriteria
+        for token in criterion.eos_token_id.tolist()
+    }
+
+
+def _limits(
+    stopping_criteria: StoppingCriteriaList, sentences: int, prompt_length: int
+) -> list[int]:
+    """Longest output of each sentence in tokens, prompt not counted."""
+    limits = torch.full((sentences,), torch.iinfo(torch.long).max, device="cpu")
+    for criterion in stopping_criteria:
+        if type(criterion) is MaxLengthCriteria:
+            limits = limits.clamp(max=criterion.max_length - prompt_length)
+        elif type(criterion) is SourceLengthLimit:
+            own = criterion.limits.cpu().repeat_interleave(sentences // len(criterion.limits))
+            limits = limits.minimum(own + 1 - prompt_length)
+    found: list[int] = limits.tolist()
+    return found
+
+
+def _is_own_dynamic_cache(cache: Cache | None) -> bool:
+    return (
+        isinstance(cache, EncoderDecoderCache)
+        and all(
+            type(half) is DynamicCache and not half.offloading
+            for half in (cache.self_attention_cache, cache.cross_attention_cache)
+        )
+        and not getattr(cache, "_is_user_defined", False)
+    )
+
+
+def _draw(scores: Tensor) -> Tensor:
+    """A token of each row `[B]`, as Transformers draws it."""
+    return scores.softmax(-1).multinomial(1).squeeze(1)
