@@ -10,7 +10,7 @@ import pytest
 
 from vanilla_transformer_tools.commands import job_record
 from vanilla_transformer_tools.commands.job_record import CountedLines, record_path
-from vanilla_transformer_tools.commands.lines import open_alone
+from vanilla_transformer_tools.commands.outputs import open_alone
 from vanilla_transformer_tools.translation import Translator, engine_choice, translator
 from vanilla_transformer_tools.translation.conversion_cache import Agreement, Conversion
 from vanilla_transformer_tools.translation.ctranslate2_engine import CTranslate2Engine
@@ -47,7 +47,6 @@ def assert_refused(outcome, out, before, *messages):
     """The output is as it was, and one line tells why."""
     status, _, err = outcome
     assert (status, out.read_bytes()) == (2, before)
-    assert err.startswith("vanilla-transformer: --resume")
     assert err.count("\n") == 1
     for message in messages:
         assert message in err
@@ -79,7 +78,8 @@ def test_translation_that_began_meanwhile_is_not_overwritten(
             out.write_text("theirs\n")
             if not has_ended:
                 other.enter_context(open_alone(out))
-            return SimpleNamespace(engine=None)
+            search = SimpleNamespace(num_beams=1, length_penalty=1.0)
+            return SimpleNamespace(engine=SimpleNamespace(name="torch"), search=search)
 
         monkeypatch.setattr(Translator, "from_pretrained", load)
         status, _, err = run("--model", folder, "--output", out, "ja")
@@ -108,7 +108,7 @@ def test_resume_refuses_other_settings(run, job, changes, differences):
 
     outcome = run(*argv, *changes, "--resume")
 
-    whose = f"must continue the job that began '{out}'"
+    whose = f"'{out}' must be continued by the job that began it, got "
     assert_refused(outcome, out, before, whose, *differences)
     assert run(*argv, "--resume")[0] == 0
 
@@ -130,8 +130,8 @@ def test_resume_refuses_a_model_that_has_changed_and_names_the_file(
 
     outcome = run(*argv, "--resume")
 
-    assert_refused(outcome, out, before, f"got {name} of --model with SHA-256 ")
-    assert outcome[2].count("SHA-256") == 1
+    assert_refused(outcome, out, before, f"got {name} of model 1 SHA-256 ")
+    assert outcome[2].count(" instead of ") == 1
 
 
 def test_resume_refuses_another_number_of_models(run, job, folder):
@@ -140,7 +140,7 @@ def test_resume_refuses_another_number_of_models(run, job, folder):
 
     outcome = run("--model", folder, *argv, "--resume")
 
-    assert_refused(outcome, out, before, "got 2 models instead of 1")
+    assert_refused(outcome, out, before, "number of models 2 instead of 1")
 
 
 def test_resume_takes_the_same_model_from_another_folder(run, job, folder, tmp_path):
@@ -180,10 +180,10 @@ def test_resume_refuses_another_version(run, job, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "lines", "difference"),
     [
-        ("in", ["anders", *LINES[1:]], "input with other text in its first 7 lines"),
-        ("in", [*LINES[:6], "anders"], "input with other text in its first 7 lines"),
-        ("in", LINES[:5], "input of 5 lines instead of 7 or more"),
-        ("prefixes", "xbcdefg", "--prefix_file with other text in its first 7 lines"),
+        ("in", ["anders", *LINES[1:]], "other text in the first 7 lines of input or prefixes"),
+        ("in", [*LINES[:6], "anders"], "other text in the first 7 lines of input or prefixes"),
+        ("in", LINES[:5], "input of 5 lines instead of 7"),
+        ("prefixes", "xbcdefg", "other text in the first 7 lines of input or prefixes"),
     ],
 )
 def test_resume_refuses_other_text(run, job, tmp_path, name, lines, difference):
@@ -223,7 +223,9 @@ def test_resume_refuses_to_drop_the_prefixes(run, job, tmp_path):
     before = out.read_bytes()
     without = [word for word in argv if word not in ("--prefix_file", prefixes)]
 
-    assert_refused(run(*without, "--resume"), out, before, "got no --prefix_file")
+    outcome = run(*without, "--resume")
+
+    assert_refused(outcome, out, before, "--prefix_file False instead of True")
 
 
 def test_resume_needs_an_output_for_each_line(run, job):
@@ -277,7 +279,9 @@ def test_output_without_a_record_is_not_continued(run, job, tmp_path):
 
     outcome = run(*argv, "--resume")
 
-    assert_refused(outcome, out, before, f"needs '{out}.job.json'", "Delete the output")
+    assert_refused(
+        outcome, out, before, "must have its record 'out.job.json' beside it", "Delete the output"
+    )
 
 
 def test_record_of_a_job_that_wrote_nothing_does_not_hinder_another(run, job, tmp_path):
@@ -324,19 +328,19 @@ def test_record_covers_each_line_before_it_is_in_the_output(run, folder, tmp_pat
             run("--model", folder, "--input", source, "--output", out, "--max_extra_tokens", 5)
         record = json.loads((tmp_path / "out.job.json").read_text())
         assert lines <= record["lines"] <= lines + 1
-        read = CountedLines(iter(LINES[: record["lines"]]))
-        assert (len(list(read)), read.sha256) == (record["lines"], record["input"])
+        read = CountedLines((line, "") for line in LINES[: record["lines"]])
+        assert (len(list(read)), read.sha256) == (record["lines"], record["sha256"])
         out.unlink()
 
 
 def test_checksum_depends_on_where_lines_end():
     sums = set()
-    for lines in (["ab", "c"], ["a", "bc"], ["abc"]):
-        read = CountedLines(iter(lines))
-        assert list(read) == lines
+    for pairs in ([("ab", ""), ("c", "")], [("a", ""), ("bc", "")], [("abc", "")], [("ab", "c")]):
+        read = CountedLines(iter(pairs))
+        assert list(read) == pairs
         sums.add(read.sha256)
 
-    assert len(sums) == 3
+    assert len(sums) == 4
 
 
 def test_devices_have_no_record(run, folder, tmp_path):

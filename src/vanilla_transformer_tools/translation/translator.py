@@ -306,7 +306,7 @@ class Translator:
             raise ValueError(
                 f"`lines` must hold several strings, got the single one {lines!r:.60}."
             )
-        for window, fault in _windows(_with_prefixes(iter(lines), prefixes)):
+        for window, fault in _windows(with_prefixes(iter(lines), prefixes)):
             yield from self._translate_window(window, first_line)
             first_line += len(window)
             if fault:
@@ -513,9 +513,16 @@ def trained_on_sentences(model_name_or_path: str) -> bool:
     return isinstance(share, (int, float)) and share <= MOST_INNER_ENDS
 
 
-def _with_prefixes(
-    lines: Iterator[str], prefixes: str | Iterable[str]
-) -> Iterator[tuple[str, str]]:
+def with_prefixes(lines: Iterator[str], prefixes: str | Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Each line with its prefix.
+
+    Args:
+        lines: Text.
+        prefixes: One for all lines, or one for each.
+
+    Raises:
+        ValueError: After the last pair, if there are more lines than prefixes, or fewer.
+    """
     if isinstance(prefixes, str):
         yield from zip(lines, repeat(prefixes))
         return
