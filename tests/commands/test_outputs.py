@@ -427,7 +427,7 @@ def test_typed_lines_are_named_by_their_number(model, type_lines, caplog):
 
 
 @pytest.mark.parametrize(
-    ("lines", "got"), [(["ja"], "more than the 1 lines"), (["ja", "x", "nein"], "only 2")]
+    ("lines", "got"), [(["ja"], "more than 1"), (["ja", "x", "nein"], "only 2")]
 )
 def test_typed_lines_need_as_many_prefixes(model, type_lines, tmp_path, capsys, lines, got):
     (tmp_path / "prefixes").write_text("a\nb\n")
@@ -437,5 +437,5 @@ def test_typed_lines_need_as_many_prefixes(model, type_lines, tmp_path, capsys, 
         main(["translate", "--model", str(model), "--prefix_file", str(tmp_path / "prefixes")])
 
     printed = capsys.readouterr()
-    assert f"must be as many prefixes as lines, got {got} in --prefix_file" in printed.err
+    assert f"must be as many prefixes as lines, got {got}." in printed.err
     assert len(printed.out.splitlines()) == min(2, len(lines))

@@ -11,10 +11,7 @@ import pytest
 from vanilla_transformer_tools.commands import job_record
 from vanilla_transformer_tools.commands.job_record import CountedLines, record_path
 from vanilla_transformer_tools.commands.outputs import open_alone
-from vanilla_transformer_tools.translation import Translator, engine_choice, translator
-from vanilla_transformer_tools.translation.conversion_cache import Agreement, Conversion
-from vanilla_transformer_tools.translation.ctranslate2_engine import CTranslate2Engine
-from vanilla_transformer_tools.translation.engines import TorchEngine
+from vanilla_transformer_tools.translation import Translator, translator
 
 from ..conftest import interrupted_after
 from ..support.training_runs import flip_bit
@@ -359,7 +356,6 @@ def long_job(run, folder, tmp_path, monkeypatch):
     """Interrupts a job after its first window; gives its options, output and record."""
     monkeypatch.setenv("VANILLA_TRANSFORMER_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(translator, "WINDOW_LINES", 40)
-    monkeypatch.setattr(engine_choice, "perf_counter", lambda: 0.0)
     source, out = tmp_path / "in", tmp_path / "out"
     source.write_bytes(as_bytes(f"ein hund {number}" for number in range(80)))
     argv = ["--model", folder, "--input", source, "--output", out]
@@ -373,80 +369,38 @@ def long_job(run, folder, tmp_path, monkeypatch):
     return begin
 
 
-def test_job_records_its_engine(run, long_job):
-    _, _, record = long_job()
+def test_job_records_its_search(run, long_job):
+    argv, out, record = long_job()
 
-    assert json.loads(record.read_text())["engine"].startswith("CTranslate2 ")
+    search = json.loads(record.read_text())["search"]
+    assert search.pop("engine").startswith("CTranslate2 ")
+    assert search == {"num_beams": 1, "length_penalty": 1.0}
+    assert run(*argv, "--resume")[0] == 0
+    assert out.read_bytes().count(b"\n") == 80
 
 
 def test_choice_of_the_engine_is_said_once(run, long_job):
     argv, out, record = long_job()
-    name = json.loads(record.read_text())["engine"]
+    name = json.loads(record.read_text())["search"]["engine"]
     for file in (out, record):
         file.unlink()
 
     status, _, err = run(*argv)
 
     assert status == 0
-    said = f"{name} translates: in 32 lines it found the same as torch."
-    assert err.splitlines().count(said) == err.count("torch") == 1
-
-
-def test_resume_keeps_ctranslate2_though_the_choice_would_be_another(run, long_job, monkeypatch):
-    argv, out, _ = long_job()
-    # As with another number of threads, for which no sample has been compared.
-    monkeypatch.setattr(Conversion, "agreement", lambda *_: Agreement(32, differs=True))
-    monkeypatch.setattr(TorchEngine, "translate_batch", None)
-
-    status, _, err = run(*argv, "--resume")
-
-    assert status == 0
-    assert "translates" not in err
-    assert out.read_bytes().count(b"\n") == 80
-
-
-def test_resume_keeps_torch_though_the_choice_would_be_another(run, long_job, monkeypatch):
-    monkeypatch.setattr(engine_choice, "SAMPLE_LINES", 0)
-    argv, out, record = long_job()
-    record.write_text(json.dumps({**json.loads(record.read_text()), "engine": "torch"}))
-    monkeypatch.setattr(CTranslate2Engine, "translate_batch", None)
-
-    status, _, err = run(*argv, "--resume")
-
-    assert status == 0
-    assert "translates" not in err
-    assert out.read_bytes().count(b"\n") == 80
+    said = f"{name} translates: on this CPU it is faster for this model."
+    assert err.splitlines().count(said) == err.count(name) == 1
 
 
 def test_resume_refuses_another_engine(run, long_job, monkeypatch):
     argv, out, record = long_job()
     before = out.read_bytes()
-    name = json.loads(record.read_text())["engine"]
+    name = json.loads(record.read_text())["search"]["engine"]
     monkeypatch.setenv("VANILLA_TRANSFORMER_CACHE", "")
 
     outcome = run(*argv, "--resume")
 
-    assert_refused(outcome, out, before, f"with its engine, {name}, got torch. Install")
-
-
-def test_resume_refuses_a_choice_among_other_engines(run, long_job, monkeypatch):
-    argv, out, record = long_job()
-    before = out.read_bytes()
-    # As of another release; fewer lines are left than a sample has.
-    name = "CTranslate2 0.1"
-    record.write_text(json.dumps({**json.loads(record.read_text()), "engine": name}))
-    monkeypatch.setattr(Conversion, "agreement", lambda *_: Agreement())
-    monkeypatch.setattr(engine_choice, "SAMPLE_LINES", 100)
-
-    outcome = run(*argv, "--resume")
-
-    assert_refused(outcome, out, before, f"with its engine, {name}, got another one. Install")
-
-
-def test_resume_takes_any_engine_before_the_choice(run, long_job, monkeypatch):
-    monkeypatch.setattr(engine_choice, "SAMPLE_LINES", 200)
-    argv, _, record = long_job()
-    assert json.loads(record.read_text())["engine"] == ""
-    monkeypatch.setenv("VANILLA_TRANSFORMER_CACHE", "")
-
-    assert run(*argv, "--resume")[0] == 0
+    said = f"'{out}' must be continued with its engine, {name}, got torch. Install"
+    status, _, err = outcome
+    assert (status, out.read_bytes()) == (2, before)
+    assert said in err

@@ -252,11 +252,6 @@ def test_line_without_end_is_refused(run, tmp_path, monkeypatch, option):
     assert "Line 2 of" in err
 
 
-def test_argument_that_is_no_text_is_translated_all_the_same(run):
-    # What Python makes of a byte 0xFF in an argument.
-    assert run("ja \udcff")[1] == run("ja \ufffd")[1]
-
-
 # Going on
 
 

@@ -236,10 +236,10 @@ class Translator:
         Args:
             model_name_or_path: For CTranslate2, a folder that our export made. Several names are
                 an ensemble, see `TorchEngine`.
-            engine: What searches; `auto`: CTranslate2 if it is installed and has found the same as
-                torch in a sample (see `AutomaticEngine`), else torch.
-            dtype: Of the weights while they are used, such as `bfloat16`; `auto`: as saved, or
-                bfloat16 on a GPU that computes in it.
+            engine: What searches; `auto`: CTranslate2 where it is faster and finds the same (see
+                `reasons_for_torch`), else torch.
+            dtype: Dtype of the weights while they are used, such as `bfloat16`; `auto`: as saved,
+                or bfloat16 on a GPU that computes in it.
             trust_remote_code: Runs the code in the folder of a model of another architecture.
             settings: Arguments of the class. If the folder has a record of the training, the
                 default of `max_source_length` is its `max_length`, and `split_sentences` is the
@@ -258,9 +258,8 @@ class Translator:
         tokenizers = _common_tokenizers(names, **loading)
         if settings.get("target_tokenizer") is None:
             settings["target_tokenizer"] = tokenizers.target
-        details = bool(settings.get("details") or settings.get("replace_unknown"))
         searcher, config = load_engine(
-            engine, names, tokenizers.source, dtype=dtype, details=details, **loading
+            engine, names, tokenizers.source, dtype=dtype, settings=settings, **loading
         )
         if settings.get("generation_config") is None:
             settings["generation_config"] = config
