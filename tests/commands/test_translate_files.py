@@ -332,7 +332,8 @@ def test_cut_lines_are_named_by_their_number_when_a_run_goes_on(run, tmp_path, c
 
     run(*options, "--resume")
 
-    assert [message.split(" is ")[0] for message in caplog.messages] == ["Line 3"]
+    cut = [message.split(" is ")[0] for message in caplog.messages if "Line" in message]
+    assert cut == ["Line 3"]
 
 
 # What is written

@@ -1,12 +1,11 @@
 """Loading the engine of a translator, and the rule of `--engine auto`."""
 
-import logging
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from transformers import GenerationConfig, PreTrainedTokenizerBase
@@ -28,8 +27,6 @@ from vanilla_transformer_tools.translation.search import (
     torch_only,
 )
 
-logger = logging.getLogger(__name__)
-
 # Sources of random tokens that a conversion must translate as torch does, and their longest.
 _SAMPLE_LINES, _SAMPLE_TOKENS = 32, 20
 # Width D up to which CTranslate2 is ahead on any number of threads; wider models only on one thread
@@ -37,6 +34,14 @@ _SAMPLE_LINES, _SAMPLE_TOKENS = 32, 20
 _NARROW = 256
 # Fields of a translator with which CTranslate2 does not do the same as torch, or nothing.
 _ONLY_TORCH = ("details", "replace_unknown", "do_sample", "scores", "mbr_candidates")
+
+
+class LoadedEngine(NamedTuple):
+    """An engine, the defaults of its searches, and why it was chosen; empty: it was asked for."""
+
+    engine: Engine
+    generation_config: GenerationConfig
+    choice: str = ""
 
 
 def load_engine(
@@ -47,8 +52,8 @@ def load_engine(
     dtype: str = "auto",
     trust_remote_code: bool = False,
     settings: Mapping[str, Any] | None = None,
-) -> tuple[Engine, GenerationConfig]:
-    """Loads what searches, onto a GPU if there is one, and the defaults of its searches.
+) -> LoadedEngine:
+    """Loads what searches, onto a GPU if there is one.
 
     Args:
         kind: `auto`: CTranslate2 if nothing speaks for torch, see `reasons_for_torch`.
@@ -71,25 +76,20 @@ def load_engine(
         loading = {"dtype": dtype, "trust_remote_code": trust_remote_code}
         return TorchEngine(*(load_model(name, **loading).to(device) for name in names))
 
+    reason = ""
     if kind == "auto":
-        reason = next(reasons_for_torch(names, dtype, settings or {}), None)
+        reason = next(reasons_for_torch(names, dtype, settings or {}), "")
         try:
-            if reason is None:
-                converted, config = _load_converted(names[0], tokenizer, load_torch)
-                if converted:
-                    logger.info(
-                        "%s translates: on this CPU it is faster for this model.", converted.name
-                    )
-                    return converted, config
-                reason = "CTranslate2 gave a different translation for a line of a sample"
+            if not reason and (converted := _load_converted(names[0], tokenizer, load_torch)):
+                return converted
+            reason = reason or "CTranslate2 gave a different translation for a line of a sample"
         except (ValueError, RuntimeError) as error:
             reason = str(error)
         except OSError as error:
-            logger.warning("torch translates: a conversion cannot be kept: %s", error)
-        if reason:
-            logger.info("torch translates: %s.", reason.rstrip("."))
+            reason = f"a conversion cannot be kept: {error}"
     engine = load_torch()
-    return engine, engine.model.generation_config
+    choice = f"torch translates: {reason.rstrip('.')}." if reason else ""
+    return LoadedEngine(engine, engine.model.generation_config, choice)
 
 
 def reasons_for_torch(names: list[str], dtype: str, settings: Mapping[str, Any]) -> Iterator[str]:
@@ -142,7 +142,7 @@ def reasons_for_torch(names: list[str], dtype: str, settings: Mapping[str, Any])
         yield f"it is faster on {threads} threads for a model of width {config.d_model}"
 
 
-def _load_export(names: list[str], dtype: str) -> tuple[Engine, GenerationConfig]:
+def _load_export(names: list[str], dtype: str) -> LoadedEngine:
     """Loads a folder that our export made."""
     if len(names) > 1:
         raise ValueError(
@@ -160,12 +160,12 @@ def _load_export(names: list[str], dtype: str) -> tuple[Engine, GenerationConfig
             f"{config.eos_token_id}. Use the engine `torch`."
         )
     exported.patience = patience(config)
-    return exported, config
+    return LoadedEngine(exported, config)
 
 
 def _load_converted(
     model: str, tokenizer: PreTrainedTokenizerBase, load_torch: Callable[[], TorchEngine]
-) -> tuple[CTranslate2Engine | None, GenerationConfig]:
+) -> LoadedEngine | None:
     """Loads a model as converted for CTranslate2, which is done once; None if it does not agree.
 
     Raises:
@@ -183,14 +183,20 @@ def _load_converted(
         CTranslate2Engine, device="cpu", compute_type="float32", patience=patience(config)
     )
     if conversion.agrees() is None:
-        engine = load_torch()
+        torch_engine = load_torch()
         conversion.make(
-            engine.model, tokenizer, lambda new: _translate_alike(engine, load(new), tokenizer)
+            torch_engine.model,
+            tokenizer,
+            lambda new: _translate_alike(torch_engine, load(new), tokenizer),
         )
     else:
         check_files(model)
     mark_used(conversion.folder)
-    return (load(conversion.folder) if conversion.agrees() else None), config
+    if not conversion.agrees():
+        return None
+    engine = load(conversion.folder)
+    choice = f"{engine.name} translates: on this CPU it is faster for this model."
+    return LoadedEngine(engine, config, choice)
 
 
 def _translate_alike(

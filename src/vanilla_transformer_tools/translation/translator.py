@@ -1,5 +1,6 @@
 """Text in, text out: translating lines with a trained model."""
 
+import logging
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,6 +30,8 @@ from vanilla_transformer_tools.translation.unknown import (
     unknown_id,
     with_source_words,
 )
+
+logger = logging.getLogger(__name__)
 
 # A window of lines is sorted by length: at most this number of lines, and no further line after
 # this number of characters. Results come in order, so a line waits for its window only.
@@ -258,12 +261,15 @@ class Translator:
         tokenizers = _common_tokenizers(names, **loading)
         if settings.get("target_tokenizer") is None:
             settings["target_tokenizer"] = tokenizers.target
-        searcher, config = load_engine(
+        loaded = load_engine(
             engine, names, tokenizers.source, dtype=dtype, settings=settings, **loading
         )
         if settings.get("generation_config") is None:
-            settings["generation_config"] = config
-        return cls(searcher, tokenizers.source, **settings)
+            settings["generation_config"] = loaded.generation_config
+        translator = cls(loaded.engine, tokenizers.source, **settings)
+        if loaded.choice:
+            logger.info(loaded.choice)
+        return translator
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
