@@ -29,8 +29,8 @@ from vanilla_transformer_tools.translation.search import (
 
 # Sources of random tokens that a conversion must translate as torch does, and their longest.
 _SAMPLE_LINES, _SAMPLE_TOKENS = 32, 20
-# Width D up to which CTranslate2 is ahead on any number of threads; wider models only on one thread
-# (docs/speed.md, Choice of an engine).
+# Width D up to which CTranslate2 is taken on any number of threads: it was ahead at 128, and at 512
+# on one thread only (docs/speed.md, The automatic choice of an engine).
 _NARROW = 256
 # Fields of a translator with which CTranslate2 does not do the same as torch, or nothing.
 _ONLY_TORCH = ("details", "replace_unknown", "do_sample", "scores", "mbr_candidates")
