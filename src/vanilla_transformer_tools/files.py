@@ -19,7 +19,7 @@ import stat
 import sys
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -504,6 +504,25 @@ def share_weights(folder: Path) -> None:
         mode = stat.S_IMODE(usual.stat().st_mode)
     for file in folder.rglob("*.safetensors"):
         file.chmod(mode)
+
+
+def mark_used(entry: Path) -> None:
+    """Keeps an entry of a cache among those that were used last."""
+    # In a folder of several users, it may be somebody else's.
+    with suppress(OSError):
+        os.utime(entry)
+
+
+def delete_oldest(entries: Iterable[Path], kept: int) -> None:
+    """Deletes the entries of a cache that were not used for longest.
+
+    Args:
+        entries: Files or folders of the cache.
+        kept: Number of entries that stay.
+    """
+    with suppress(OSError):
+        for old in sorted(entries, key=lambda entry: entry.stat().st_mtime, reverse=True)[kept:]:
+            delete(old)
 
 
 def delete(path: Path) -> None:

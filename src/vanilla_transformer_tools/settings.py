@@ -406,9 +406,10 @@ class SearchSettings:
         action="append",
     )
     engine: EngineName = option(
-        "Library that translates; auto: CTranslate2 on a CPU in float32, if it is installed and "
-        "translates a sample as torch does, and no slower; else torch. The model is converted once "
-        "and kept in ~/.cache/vanilla_transformer, or where VANILLA_TRANSFORMER_CACHE says. "
+        "Library that translates; auto: CTranslate2 if it is installed, the model is one of this "
+        "package in float32 on a CPU, and narrow (d_model up to 256) or on one thread; else torch. "
+        "The model is converted once, compared with torch on a sample, and kept in "
+        "~/.cache/vanilla_transformer, or where VANILLA_TRANSFORMER_CACHE says. "
         "ctranslate2 needs a folder made by the command export.",
         "auto",
     )

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from vanilla_transformer_tools import threads
 from vanilla_transformer_tools.commands import command as commands
 from vanilla_transformer_tools.commands.command import looks_like_a_path
-from vanilla_transformer_tools.commands.lines import StandardOutput
+from vanilla_transformer_tools.commands.outputs import Output
 
 
 @pytest.mark.parametrize(
@@ -182,6 +182,6 @@ def test_translations_are_utf_8_in_any_terminal(monkeypatch):
     terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", terminal)
 
-    StandardOutput().write("\u4e2d\n".encode())
+    Output(None).write("\u4e2d\n".encode())
 
     assert terminal.buffer.getvalue() == b"\xe4\xb8\xad\n"

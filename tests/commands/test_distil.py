@@ -29,6 +29,7 @@ SOURCES = ["zwei", "drei", "vier", "fünf", "zwei drei", "vier fünf", "drei vie
 REFERENCES = ["two", "three", "four", "five", "two three", "four five", "three four", "five"]
 SPECIAL = ("pad", "bos", "eos")
 PAIRS = ("student_sources.txt", "student_targets.txt")
+RECORD = "outputs.txt.job.json"
 FILES = ("sources.txt", "references.txt", "outputs.txt", *PAIRS)
 
 
@@ -294,12 +295,13 @@ def test_complete_outputs_are_not_translated_again(distil, whole, tmp_path, no_m
     folder = tmp_path / "out" / "teacher"
     shutil.copytree(whole / "teacher", folder)
     # Killed before the record said that the outputs are complete.
-    record = read_json(folder / "record.json")
-    (folder / "record.json").write_text(json.dumps({**record, "outputs": {}}))
+    file = folder / RECORD
+    record = read_json(file)
+    file.write_text(json.dumps({**record, "output": {}}))
 
     assert distil().status == 0
 
-    assert read_json(folder / "record.json") == record
+    assert read_json(file) == record
     assert_same_student(tmp_path / "out", whole)
 
 
@@ -356,28 +358,23 @@ def test_outputs_of_another_job_are_not_mixed(distil, teachers, write, tmp_path,
 
     assert_refused(
         distil("--teacher_num_beams", 2, teacher=teachers[1:]),
-        "holds the outputs of another teacher, search or corpus",
-        "--teacher_num_beams 2 instead of 3",
-        "model.safetensors of --teacher with SHA-256",
+        "must be continued by the job that began it",
+        "--num_beams 2 instead of 3",
+        "model.safetensors of model 1 SHA-256",
     )
     other = [write("other.de", *SOURCES, "neun"), write("other.en", *REFERENCES, "nine")]
-    assert_refused(distil("--train", *other), "--train with 9 other sources instead of 8")
+    assert_refused(distil("--train", *other[::-1]), "other text in the first 8 lines")
     assert (tmp_path / "out" / "teacher" / "outputs.txt").read_bytes() == before
     assert not no_training
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda text: text[:-5], "with 8 lines, got other text and 7 lines"),
-        (lambda text: text.upper(), "must be as the teacher wrote it"),
-    ],
-)
-def test_changed_outputs_are_refused(distil, tmp_path, no_training, change, message):
+@pytest.mark.parametrize("change", [lambda text: text[:-5], str.upper])
+def test_changed_outputs_are_refused(distil, tmp_path, no_training, change):
     distil()
     outputs = tmp_path / "out" / "teacher" / "outputs.txt"
     outputs.write_text(change(outputs.read_text("utf-8")), "utf-8")
 
+    message = "other translations in it than were written"
     assert_refused(distil(), message, "delete it to translate anew")
 
     outputs.unlink()
@@ -394,6 +391,13 @@ def test_pairs_of_a_finished_run_stay_when_others_are_wanted(distil, tmp_path, o
     assert pairs_of(tmp_path / "out") == before
 
 
+def test_complete_outputs_have_no_further_sources(distil, write, tmp_path, no_training):
+    distil()
+    more = [write("more.de", *SOURCES, "neun"), write("more.en", *REFERENCES, "nine")]
+
+    assert_refused(distil("--train", *more), "input of 9 lines instead of 8")
+
+
 def test_size_of_the_teachers_batches_is_free(distil):
     distil()
 
@@ -402,9 +406,9 @@ def test_size_of_the_teachers_batches_is_free(distil):
 
 def test_outputs_without_a_record_are_refused(distil, tmp_path, no_training):
     distil()
-    (tmp_path / "out" / "teacher" / "record.json").unlink()
+    (tmp_path / "out" / "teacher" / RECORD).unlink()
 
-    assert_refused(distil(), "must have a record.json beside it, which names its teacher")
+    assert_refused(distil(), f"must have its record '{RECORD}' beside it")
 
 
 def test_teacher_that_writes_nothing_is_refused(distil, monkeypatch):

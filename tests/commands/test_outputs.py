@@ -275,7 +275,8 @@ def test_full_standard_output_is_told_in_one_line(run, stdout_to, model, here, c
 
     status, _, err = run(*argv)
 
-    lines = [line for line in err.split("\n") if "cut off" not in line]
+    others = ("cut off", "torch translates")
+    lines = [line for line in err.split("\n") if not any(map(line.__contains__, others))]
     assert status == 2
     assert lines[0].startswith("vanilla-transformer: ")
     assert "No space left on device" in lines[0]
@@ -423,11 +424,12 @@ def test_typed_lines_are_named_by_their_number(model, type_lines, caplog):
 
     main(["translate", "--model", str(model), "--max_source_length", "8"])
 
-    assert [message.split(" is ")[0] for message in caplog.messages] == ["Line 2", "Line 4"]
+    cut = [message.split(" is ")[0] for message in caplog.messages if "Line" in message]
+    assert cut == ["Line 2", "Line 4"]
 
 
 @pytest.mark.parametrize(
-    ("lines", "got"), [(["ja"], "more than the 1 lines"), (["ja", "x", "nein"], "only 2")]
+    ("lines", "got"), [(["ja"], "more than 1"), (["ja", "x", "nein"], "only 2")]
 )
 def test_typed_lines_need_as_many_prefixes(model, type_lines, tmp_path, capsys, lines, got):
     (tmp_path / "prefixes").write_text("a\nb\n")
@@ -437,5 +439,5 @@ def test_typed_lines_need_as_many_prefixes(model, type_lines, tmp_path, capsys, 
         main(["translate", "--model", str(model), "--prefix_file", str(tmp_path / "prefixes")])
 
     printed = capsys.readouterr()
-    assert f"must be as many prefixes as lines, got {got} in --prefix_file" in printed.err
+    assert f"must be as many prefixes as lines, got {got}." in printed.err
     assert len(printed.out.splitlines()) == min(2, len(lines))

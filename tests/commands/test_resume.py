@@ -10,11 +10,8 @@ import pytest
 
 from vanilla_transformer_tools.commands import job_record
 from vanilla_transformer_tools.commands.job_record import CountedLines, record_path
-from vanilla_transformer_tools.commands.lines import open_alone
-from vanilla_transformer_tools.translation import Translator, engine_choice, translator
-from vanilla_transformer_tools.translation.conversion_cache import Agreement, Conversion
-from vanilla_transformer_tools.translation.ctranslate2_engine import CTranslate2Engine
-from vanilla_transformer_tools.translation.engines import TorchEngine
+from vanilla_transformer_tools.commands.outputs import open_alone
+from vanilla_transformer_tools.translation import Translator, translator
 
 from ..conftest import interrupted_after
 from ..support.training_runs import flip_bit
@@ -47,7 +44,6 @@ def assert_refused(outcome, out, before, *messages):
     """The output is as it was, and one line tells why."""
     status, _, err = outcome
     assert (status, out.read_bytes()) == (2, before)
-    assert err.startswith("vanilla-transformer: --resume")
     assert err.count("\n") == 1
     for message in messages:
         assert message in err
@@ -79,7 +75,8 @@ def test_translation_that_began_meanwhile_is_not_overwritten(
             out.write_text("theirs\n")
             if not has_ended:
                 other.enter_context(open_alone(out))
-            return SimpleNamespace(engine=None)
+            search = SimpleNamespace(num_beams=1, length_penalty=1.0)
+            return SimpleNamespace(engine=SimpleNamespace(name="torch"), search=search)
 
         monkeypatch.setattr(Translator, "from_pretrained", load)
         status, _, err = run("--model", folder, "--output", out, "ja")
@@ -108,7 +105,7 @@ def test_resume_refuses_other_settings(run, job, changes, differences):
 
     outcome = run(*argv, *changes, "--resume")
 
-    whose = f"must continue the job that began '{out}'"
+    whose = f"'{out}' must be continued by the job that began it, got "
     assert_refused(outcome, out, before, whose, *differences)
     assert run(*argv, "--resume")[0] == 0
 
@@ -130,8 +127,8 @@ def test_resume_refuses_a_model_that_has_changed_and_names_the_file(
 
     outcome = run(*argv, "--resume")
 
-    assert_refused(outcome, out, before, f"got {name} of --model with SHA-256 ")
-    assert outcome[2].count("SHA-256") == 1
+    assert_refused(outcome, out, before, f"got {name} of model 1 SHA-256 ")
+    assert outcome[2].count(" instead of ") == 1
 
 
 def test_resume_refuses_another_number_of_models(run, job, folder):
@@ -140,7 +137,7 @@ def test_resume_refuses_another_number_of_models(run, job, folder):
 
     outcome = run("--model", folder, *argv, "--resume")
 
-    assert_refused(outcome, out, before, "got 2 models instead of 1")
+    assert_refused(outcome, out, before, "number of models 2 instead of 1")
 
 
 def test_resume_takes_the_same_model_from_another_folder(run, job, folder, tmp_path):
@@ -180,10 +177,10 @@ def test_resume_refuses_another_version(run, job, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "lines", "difference"),
     [
-        ("in", ["anders", *LINES[1:]], "input with other text in its first 7 lines"),
-        ("in", [*LINES[:6], "anders"], "input with other text in its first 7 lines"),
-        ("in", LINES[:5], "input of 5 lines instead of 7 or more"),
-        ("prefixes", "xbcdefg", "--prefix_file with other text in its first 7 lines"),
+        ("in", ["anders", *LINES[1:]], "other text in the first 7 lines of input or prefixes"),
+        ("in", [*LINES[:6], "anders"], "other text in the first 7 lines of input or prefixes"),
+        ("in", LINES[:5], "input of 5 lines instead of 7"),
+        ("prefixes", "xbcdefg", "other text in the first 7 lines of input or prefixes"),
     ],
 )
 def test_resume_refuses_other_text(run, job, tmp_path, name, lines, difference):
@@ -223,7 +220,9 @@ def test_resume_refuses_to_drop_the_prefixes(run, job, tmp_path):
     before = out.read_bytes()
     without = [word for word in argv if word not in ("--prefix_file", prefixes)]
 
-    assert_refused(run(*without, "--resume"), out, before, "got no --prefix_file")
+    outcome = run(*without, "--resume")
+
+    assert_refused(outcome, out, before, "--prefix_file False instead of True")
 
 
 def test_resume_needs_an_output_for_each_line(run, job):
@@ -277,7 +276,9 @@ def test_output_without_a_record_is_not_continued(run, job, tmp_path):
 
     outcome = run(*argv, "--resume")
 
-    assert_refused(outcome, out, before, f"needs '{out}.job.json'", "Delete the output")
+    assert_refused(
+        outcome, out, before, "must have its record 'out.job.json' beside it", "Delete the output"
+    )
 
 
 def test_record_of_a_job_that_wrote_nothing_does_not_hinder_another(run, job, tmp_path):
@@ -324,19 +325,19 @@ def test_record_covers_each_line_before_it_is_in_the_output(run, folder, tmp_pat
             run("--model", folder, "--input", source, "--output", out, "--max_extra_tokens", 5)
         record = json.loads((tmp_path / "out.job.json").read_text())
         assert lines <= record["lines"] <= lines + 1
-        read = CountedLines(iter(LINES[: record["lines"]]))
-        assert (len(list(read)), read.sha256) == (record["lines"], record["input"])
+        read = CountedLines((line, "") for line in LINES[: record["lines"]])
+        assert (len(list(read)), read.sha256) == (record["lines"], record["sha256"])
         out.unlink()
 
 
 def test_checksum_depends_on_where_lines_end():
     sums = set()
-    for lines in (["ab", "c"], ["a", "bc"], ["abc"]):
-        read = CountedLines(iter(lines))
-        assert list(read) == lines
+    for pairs in ([("ab", ""), ("c", "")], [("a", ""), ("bc", "")], [("abc", "")], [("ab", "c")]):
+        read = CountedLines(iter(pairs))
+        assert list(read) == pairs
         sums.add(read.sha256)
 
-    assert len(sums) == 3
+    assert len(sums) == 4
 
 
 def test_devices_have_no_record(run, folder, tmp_path):
@@ -355,7 +356,6 @@ def long_job(run, folder, tmp_path, monkeypatch):
     """Interrupts a job after its first window; gives its options, output and record."""
     monkeypatch.setenv("VANILLA_TRANSFORMER_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(translator, "WINDOW_LINES", 40)
-    monkeypatch.setattr(engine_choice, "perf_counter", lambda: 0.0)
     source, out = tmp_path / "in", tmp_path / "out"
     source.write_bytes(as_bytes(f"ein hund {number}" for number in range(80)))
     argv = ["--model", folder, "--input", source, "--output", out]
@@ -369,80 +369,38 @@ def long_job(run, folder, tmp_path, monkeypatch):
     return begin
 
 
-def test_job_records_its_engine(run, long_job):
-    _, _, record = long_job()
+def test_job_records_its_search(run, long_job):
+    argv, out, record = long_job()
 
-    assert json.loads(record.read_text())["engine"].startswith("CTranslate2 ")
+    search = json.loads(record.read_text())["search"]
+    assert search.pop("engine").startswith("CTranslate2 ")
+    assert search == {"num_beams": 1, "length_penalty": 1.0}
+    assert run(*argv, "--resume")[0] == 0
+    assert out.read_bytes().count(b"\n") == 80
 
 
 def test_choice_of_the_engine_is_said_once(run, long_job):
     argv, out, record = long_job()
-    name = json.loads(record.read_text())["engine"]
+    name = json.loads(record.read_text())["search"]["engine"]
     for file in (out, record):
         file.unlink()
 
     status, _, err = run(*argv)
 
     assert status == 0
-    said = f"{name} translates: in 32 lines it found the same as torch."
-    assert err.splitlines().count(said) == err.count("torch") == 1
-
-
-def test_resume_keeps_ctranslate2_though_the_choice_would_be_another(run, long_job, monkeypatch):
-    argv, out, _ = long_job()
-    # As with another number of threads, for which no sample has been compared.
-    monkeypatch.setattr(Conversion, "agreement", lambda *_: Agreement(32, differs=True))
-    monkeypatch.setattr(TorchEngine, "translate_batch", None)
-
-    status, _, err = run(*argv, "--resume")
-
-    assert status == 0
-    assert "translates" not in err
-    assert out.read_bytes().count(b"\n") == 80
-
-
-def test_resume_keeps_torch_though_the_choice_would_be_another(run, long_job, monkeypatch):
-    monkeypatch.setattr(engine_choice, "SAMPLE_LINES", 0)
-    argv, out, record = long_job()
-    record.write_text(json.dumps({**json.loads(record.read_text()), "engine": "torch"}))
-    monkeypatch.setattr(CTranslate2Engine, "translate_batch", None)
-
-    status, _, err = run(*argv, "--resume")
-
-    assert status == 0
-    assert "translates" not in err
-    assert out.read_bytes().count(b"\n") == 80
+    said = f"{name} translates: on this CPU it is faster for this model."
+    assert err.splitlines().count(said) == err.count(name) == 1
 
 
 def test_resume_refuses_another_engine(run, long_job, monkeypatch):
     argv, out, record = long_job()
     before = out.read_bytes()
-    name = json.loads(record.read_text())["engine"]
+    name = json.loads(record.read_text())["search"]["engine"]
     monkeypatch.setenv("VANILLA_TRANSFORMER_CACHE", "")
 
     outcome = run(*argv, "--resume")
 
-    assert_refused(outcome, out, before, f"with its engine, {name}, got torch. Install")
-
-
-def test_resume_refuses_a_choice_among_other_engines(run, long_job, monkeypatch):
-    argv, out, record = long_job()
-    before = out.read_bytes()
-    # As of another release; fewer lines are left than a sample has.
-    name = "CTranslate2 0.1"
-    record.write_text(json.dumps({**json.loads(record.read_text()), "engine": name}))
-    monkeypatch.setattr(Conversion, "agreement", lambda *_: Agreement())
-    monkeypatch.setattr(engine_choice, "SAMPLE_LINES", 100)
-
-    outcome = run(*argv, "--resume")
-
-    assert_refused(outcome, out, before, f"with its engine, {name}, got another one. Install")
-
-
-def test_resume_takes_any_engine_before_the_choice(run, long_job, monkeypatch):
-    monkeypatch.setattr(engine_choice, "SAMPLE_LINES", 200)
-    argv, _, record = long_job()
-    assert json.loads(record.read_text())["engine"] == ""
-    monkeypatch.setenv("VANILLA_TRANSFORMER_CACHE", "")
-
-    assert run(*argv, "--resume")[0] == 0
+    said = f"'{out}' must be continued with its engine, {name}, got torch. Install"
+    status, _, err = outcome
+    assert (status, out.read_bytes()) == (2, before)
+    assert said in err

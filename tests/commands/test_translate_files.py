@@ -214,9 +214,9 @@ def test_window_ends_where_the_pipe_pauses(folder, monkeypatch):
         windows = job._windows()
 
         pipe.write(b"ja\nnein\n")
-        assert next(windows) == ["ja", "nein"]
+        assert next(windows) == [("ja", ""), ("nein", "")]
         pipe.write(b"x\n")
-        assert next(windows) == ["x"]
+        assert next(windows) == [("x", "")]
 
 
 def test_input_that_is_cut_while_it_is_read_ends_with_an_error(run, tmp_path, monkeypatch):
@@ -227,7 +227,7 @@ def test_input_that_is_cut_while_it_is_read_ends_with_an_error(run, tmp_path, mo
     def cut_after_counting(path):
         counted.append(path)
         if len(counted) == 2:
-            write(path, LINES[:3])
+            write(source, LINES[:3])
         return plan(path)
 
     monkeypatch.setattr(lines, "file_lines", cut_after_counting)
@@ -319,7 +319,7 @@ def test_resume_refuses_an_output_with_more_lines_than_the_input(run, tmp_path, 
     )
 
     assert status == 2
-    assert "must hold no more lines than its job has read, got 3 and 2" in err
+    assert "3 lines in it instead of at most 2" in err
     assert out.read_bytes() == content
 
 
@@ -332,7 +332,8 @@ def test_cut_lines_are_named_by_their_number_when_a_run_goes_on(run, tmp_path, c
 
     run(*options, "--resume")
 
-    assert [message.split(" is ")[0] for message in caplog.messages] == ["Line 3"]
+    cut = [message.split(" is ")[0] for message in caplog.messages if "Line" in message]
+    assert cut == ["Line 3"]
 
 
 # What is written

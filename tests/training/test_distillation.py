@@ -9,7 +9,6 @@ from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer_tools.text.parallel_text import ParallelText, read_pairs
 from vanilla_transformer_tools.training.distillation import (
     Targets,
-    choose_targets,
     read_outputs,
     word_level,
     write_pairs,
@@ -31,9 +30,7 @@ from ..conftest import redraw_parameters
     ],
 )
 def test_targets_are_written_outputs_each_once(outputs, with_reference, expected):
-    chosen = choose_targets("a", outputs, with_reference=with_reference, metric=None)
-
-    assert chosen == expected
+    assert Targets(references=with_reference).choose("a", outputs) == expected
 
 
 # chrF counts parts of words, BLEU whole words only.
@@ -43,26 +40,23 @@ def test_targets_are_written_outputs_each_once(outputs, with_reference, expected
 )
 def test_nearest_output_depends_on_the_score(nearest, expected):
     outputs = ["the sun", "houses that stood therein", "a house there"]
-    metric = Targets(nearest=nearest).metric()
 
-    chosen = choose_targets("a house stood there", outputs, with_reference=False, metric=metric)
+    chosen = Targets(nearest=nearest).choose("a house stood there", outputs)
 
     assert chosen == [expected]
 
 
 def test_first_of_equally_near_outputs_is_chosen():
-    metric = Targets(nearest="chrf").metric()
+    targets = Targets(references=True, nearest="chrf")
 
-    chosen = choose_targets("zz", ["", "aa", "bb"], with_reference=True, metric=metric)
-
-    assert chosen == ["zz", "aa"]
+    assert targets.choose("zz", ["", "aa", "bb"]) == ["zz", "aa"]
 
 
 def test_bleu_separates_tokens_as_told():
     outputs = ["ab cd!", "x cd !"]
 
     chosen = [
-        choose_targets("ab cd !", outputs, with_reference=False, metric=targets.metric())
+        targets.choose("ab cd !", outputs)
         for targets in (Targets(nearest="bleu"), Targets(nearest="bleu", tokenize="none"))
     ]
 
@@ -93,14 +87,16 @@ def test_pairs_are_read_as_they_were_written(write_some):
 
     pairs = [("s", "a"), ("s", "x"), ("ß\tt", "b"), ("ß\tt", "y\tz")]
     assert list(read_pairs(ParallelText(tuple(map(str, paths))))) == pairs
-    assert (counts.sources, counts.blank, counts.equal, counts.pairs) == (2, 0, 1, 4)
+    assert counts == (
+        "4 pairs from 2 sources; the teacher wrote nothing for 0, and the reference for 1"
+    )
 
 
 def test_source_without_an_output_is_counted_and_left_out(write_some):
     paths, counts = write_some([" ", ""], ["b", "c"])
 
     assert paths[1].read_text("utf-8") == "b\nc\n"
-    assert str(counts) == (
+    assert counts == (
         "2 pairs from 2 sources; the teacher wrote nothing for 1, and the reference for 1"
     )
 

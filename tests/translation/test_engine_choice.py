@@ -6,14 +6,13 @@ import logging
 import os
 import shutil
 import sys
-from functools import partial
-from itertools import accumulate, count, cycle
 from pathlib import Path
 
 import pytest
 import torch
 
 from vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer_tools import files, saved_folder
 from vanilla_transformer_tools.translation import (
     Translator,
     conversion_cache,
@@ -22,7 +21,6 @@ from vanilla_transformer_tools.translation import (
 )
 from vanilla_transformer_tools.translation.conversion_cache import CACHE_VARIABLE, Conversion
 from vanilla_transformer_tools.translation.ctranslate2_engine import CTranslate2Engine
-from vanilla_transformer_tools.translation.engine_choice import SAMPLE_LINES, as_torch
 from vanilla_transformer_tools.translation.engines import Hypothesis, TorchEngine
 from vanilla_transformer_tools.translation.search import Search
 
@@ -48,18 +46,13 @@ def cache(tmp_path, monkeypatch):
     return path
 
 
-@pytest.fixture(autouse=True)
-def clock(monkeypatch):
-    """Both engines take as long."""
-    monkeypatch.setattr(engine_choice, "perf_counter", count().__next__)
-
-
 @pytest.fixture
 def load(folder, cache):
     """Loads a translator of one or more copies of the model, with short outputs."""
 
     def load_translator(*models, **settings):
-        settings = {"num_beams": 1, "max_extra_tokens": 4, **settings}
+        if "search" not in settings:
+            settings = {"num_beams": 1, "max_extra_tokens": 4, **settings}
         return Translator.from_pretrained([str(model) for model in models or [folder]], **settings)
 
     return load_translator
@@ -90,7 +83,7 @@ def edit(file, **changes):
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])
-def test_ctranslate2_translates_after_a_sample_on_which_both_agree(
+def test_ctranslate2_translates_as_torch_does_from_the_first_line(
     load, tokenizer, tmp_path, caplog, no_torch, num_beams
 ):
     caplog.set_level(logging.INFO)
@@ -98,54 +91,22 @@ def test_ctranslate2_translates_after_a_sample_on_which_both_agree(
     # Random weights like `<pad>`, which CTranslate2 leaves out before it normalises.
     edit(model / "generation_config.json", renormalize_logits=True)
     expected = texts(load(model, engine="torch", num_beams=num_beams))
-    translator = load(model, num_beams=num_beams)
 
-    assert texts(translator) == expected
-    assert translator.engine.name.startswith("CTranslate2 ")
-    assert translator.engine.name.endswith(" (float32)")
-    (said,) = caplog.messages
-    assert said == f"{translator.engine.name} translates: in 32 lines it found the same as torch."
-    # What is known makes torch needless.
-    no_torch()
-    assert texts(load(model, num_beams=num_beams)) == expected
-
-
-def test_lines_beyond_the_sample_are_translated_once(load, monkeypatch):
-    counts = {}
-    for engine in (TorchEngine, CTranslate2Engine):
-
-        def search_and_count(self, sources, *rest, search=engine.translate_batch):
-            counts[type(self)] = counts.get(type(self), 0) + len(sources)
-            return search(self, sources, *rest)
-
-        monkeypatch.setattr(engine, "translate_batch", search_and_count)
-
-    list(load().translate(LINES))
-
-    assert counts == {TorchEngine: SAMPLE_LINES, CTranslate2Engine: len(LINES)}
+    for _ in range(2):
+        translator = load(model, num_beams=num_beams)
+        assert isinstance(translator.engine, CTranslate2Engine)
+        assert texts(translator) == expected
+        # Once it is converted, torch is not needed.
+        no_torch()
+    name = translator.engine.name
+    assert name.startswith("CTranslate2 ")
+    assert name.endswith(" (float32)")
+    assert caplog.messages == [f"{name} translates: on this CPU it is faster for this model."] * 2
 
 
-def test_sample_grows_over_calls_and_translators(load, no_torch):
-    expected = texts(load(engine="torch"))
-    first = load()
-
-    found = texts(first, LINES[:5]) + texts(first, LINES[5:10])
-
-    assert found == expected[:10]
-    assert first.engine.name == ""
-    second = load()
-    assert texts(second, LINES[10:31]) == expected[10:31]
-    assert second.engine.name == ""
-    assert texts(second, LINES[31:32]) == expected[31:32]
-    assert second.engine.name.startswith("CTranslate2")
-    no_torch()
-    assert texts(load()) == expected
-
-
-@pytest.mark.parametrize("place", [0, SAMPLE_LINES - 1])
 @pytest.mark.parametrize("change", ["token", "end"])
-def test_torch_translates_if_one_line_of_the_sample_differs(
-    load, monkeypatch, caplog, place, change
+def test_conversion_that_translates_one_line_of_the_sample_differently_is_not_used(
+    load, monkeypatch, caplog, change
 ):
     caplog.set_level(logging.INFO)
     expected = texts(load(engine="torch"))
@@ -153,44 +114,38 @@ def test_torch_translates_if_one_line_of_the_sample_differs(
 
     def differ(self, *args):
         found = search(self, *args)
-        best = found[place][0]
+        best = found[-1][0]
         if change == "end":
-            found[place] = [Hypothesis(best.tokens, best.score, 2 if best.reached_limit else None)]
+            found[-1] = [Hypothesis(best.tokens, best.score, 2 if best.reached_limit else None)]
         else:
-            found[place] = [Hypothesis([9, *best.tokens[1:]], best.score, best.end)]
+            found[-1] = [Hypothesis([9, *best.tokens[1:]], best.score, best.end)]
         return found
 
-    monkeypatch.setattr(CTranslate2Engine, "translate_batch", differ)
+    with monkeypatch.context() as patch:
+        patch.setattr(CTranslate2Engine, "translate_batch", differ)
+        assert texts(load()) == expected
+    # It is known from now on.
+    monkeypatch.setattr(CTranslate2Engine, "translate_batch", None)
     translator = load()
 
     assert texts(translator) == expected
     assert translator.engine.name == "torch"
-    said = "torch translates: CTranslate2 translated a line of a sample otherwise."
-    assert caplog.messages == [said]
-    # It is known from now on.
-    monkeypatch.setattr(engine_choice, "CTranslate2Engine", None)
-    assert texts(load()) == expected
-    assert caplog.messages == [said] * 2
+    said = "CTranslate2 gave a different translation for a line of a sample"
+    assert caplog.messages == [f"torch translates: {said}."] * 2
 
 
-def test_torch_translates_if_ctranslate2_is_slower(load, monkeypatch, caplog):
-    caplog.set_level(logging.INFO)
-    # Torch takes 1 second and CTranslate2 2 for each part of the sample.
-    monkeypatch.setattr(engine_choice, "perf_counter", accumulate(cycle([1, 1, 2])).__next__)
-    expected = texts(load(engine="torch"))
-    translator = load()
-
-    assert texts(translator, LINES[:5]) + texts(translator, LINES[5:]) == expected
-    assert texts(load()) == expected
-    assert caplog.messages == ["torch translates: CTranslate2 was slower in a sample."] * 2
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 99)
-    # So many would stay for all tests that follow.
+@pytest.mark.parametrize(
+    ("width", "threads", "is_fast"), [(16, 8, True), (264, 1, True), (264, 2, False)]
+)
+def test_width_and_threads_decide_on_the_engine(
+    load, tokenizer, tmp_path, monkeypatch, width, threads, is_fast
+):
+    model = save_small_model(tmp_path / "model", tokenizer, d_model=width)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    # These would stay for all tests that follow.
     monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
-    one_thread = partial(CTranslate2Engine, inter_threads=1, intra_threads=1)
-    monkeypatch.setattr(engine_choice, "CTranslate2Engine", one_thread)
-    other = load()
-    texts(other, LINES[:5])
-    assert other.engine.name == ""
+
+    assert isinstance(load(model).engine, CTranslate2Engine) == is_fast
 
 
 @pytest.mark.parametrize(
@@ -215,6 +170,11 @@ def test_torch_translates_what_ctranslate2_cannot_do_the_same(load, cache, setti
     assert not cache.exists()
 
 
+def test_search_object_decides_on_the_engine(load):
+    assert load(search=Search()).engine.name.startswith("CTranslate2")
+    assert load(search=Search(do_sample=True)).engine.name == "torch"
+
+
 def test_torch_translates_an_ensemble(load, folder, cache):
     assert load(folder, folder).engine.name == "torch"
     assert not cache.exists()
@@ -227,7 +187,7 @@ def test_torch_translates_on_a_gpu(load, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["ctranslate2", ""])
-def test_torch_translates_without_the_package_or_a_cache(load, monkeypatch, caplog, name):
+def test_torch_translates_without_the_package_or_a_cache(load, monkeypatch, name):
     if name:
         monkeypatch.setitem(sys.modules, name, None)
     else:
@@ -237,7 +197,6 @@ def test_torch_translates_without_the_package_or_a_cache(load, monkeypatch, capl
 
     assert type(translator.engine) is TorchEngine
     assert len(texts(translator)) == len(LINES)
-    assert caplog.messages == []
 
 
 @pytest.mark.parametrize(
@@ -273,33 +232,11 @@ def test_model_that_ctranslate2_cannot_hold_is_translated_by_torch(load, tokeniz
     assert list((tmp_path / "cache" / "ctranslate2").iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("length", "limit", "name"), [(10, 10, "fast"), (11, 5, "torch"), (4, 11, "torch")]
-)
-def test_torch_translates_what_is_longer_than_the_position_table(load, length, limit, name):
-    class Named:
-        last_position = 10
+@pytest.mark.parametrize(("length", "is_fast"), [(2044, True), (2045, False), (None, True)])
+def test_torch_translates_what_may_be_longer_than_the_position_table(load, length, is_fast):
+    engine = load(max_source_length=length).engine
 
-        def __init__(self, name):
-            self.name = name
-
-        def translate_batch(self, *_):
-            return self.name
-
-    engine = load().engine
-    engine.__dict__.update(torch=Named("torch"), _ctranslate2=Named("fast"))
-    engine._verdicts[Search()] = True
-
-    assert engine.translate_batch([[5] * length], [[]], [limit], Search()) == name
-
-
-@pytest.mark.parametrize("is_decided", [False, True])
-def test_torch_can_be_had_after_an_automatic_choice(load, is_decided):
-    translator = load()
-    if is_decided:
-        texts(translator)
-
-    assert type(as_torch(translator.engine)) is TorchEngine
+    assert isinstance(engine, CTranslate2Engine) == is_fast
 
 
 # The cache
@@ -334,26 +271,6 @@ def test_damaged_conversion_is_made_again(load, cache, damage):
     assert translator.engine.name.startswith("CTranslate2")
     assert (converted(cache) / "model.bin").read_bytes() == before
     assert not list((cache / "ctranslate2").glob(".*"))
-
-
-def test_damaged_agreement_is_found_out_again(load, cache):
-    expected = texts(load())
-    (file,) = (cache / "ctranslate2").glob("*.json")
-    file.write_text("{")
-
-    translator = load()
-
-    assert texts(translator, LINES[:3]) == expected[:3]
-    assert translator.engine.name == ""
-
-
-def test_agreement_is_that_of_one_search(load):
-    texts(load())
-    translator = load(num_beams=2)
-
-    texts(translator, LINES[:3])
-
-    assert translator.engine.name == ""
 
 
 def key_of(model: Path) -> str:
@@ -396,7 +313,7 @@ def test_cache_that_cannot_be_written_leaves_torch_and_one_line(
     assert texts(translator) == texts(load(engine="torch"))
     assert translator.engine.name == "torch"
     (said,) = caplog.messages
-    assert said.startswith("torch translates, because a conversion cannot be kept: ")
+    assert said.startswith("torch translates: a conversion cannot be kept: ")
     assert str(tmp_path / "file") in said
 
 
@@ -423,7 +340,7 @@ def test_read_only_cache_is_used(load, monkeypatch):
         raise OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.setattr(conversion_cache, "write_lines", fail)
-    monkeypatch.setattr(conversion_cache.os, "utime", fail)
+    monkeypatch.setattr(files.os, "utime", fail)
     translator = load(max_extra_tokens=3)
 
     assert len(texts(translator)) == len(expected)
@@ -432,10 +349,10 @@ def test_read_only_cache_is_used(load, monkeypatch):
 
 @pytest.mark.parametrize("is_damaged", [False, True])
 def test_process_that_was_slower_keeps_what_the_other_made_if_it_is_whole(
-    load, cache, monkeypatch, is_damaged
+    load, cache, folder, tokenizer, monkeypatch, is_damaged
 ):
-    engine = load().engine
-    conversion, arguments = engine._conversion, (engine.torch.model, engine._tokenizer)
+    conversion = Conversion(cache, folder)
+    arguments = (load(engine="torch").engine.model, tokenizer, lambda _: True)
     convert, marks = ctranslate2_conversion.convert_loaded, []
 
     def convert_slowly(*args):
@@ -450,17 +367,24 @@ def test_process_that_was_slower_keeps_what_the_other_made_if_it_is_whole(
 
     conversion.make(*arguments)
 
-    assert conversion.is_whole()
+    assert conversion.agrees()
     assert (marks == [conversion.folder.stat().st_ino]) != is_damaged
     assert list((cache / "ctranslate2").iterdir()) == [conversion.folder]
 
 
-def test_model_that_changes_while_it_is_loaded_is_not_kept(load, tokenizer, tmp_path, caplog):
+def test_model_that_changes_while_it_is_loaded_is_not_kept(
+    load, tokenizer, tmp_path, caplog, monkeypatch
+):
     model = save_small_model(tmp_path / "model", tokenizer)
-    translator = load(model)
-    (model / "model.safetensors").write_bytes(b"other weights")
 
-    texts(translator)
+    def load_model(*args, **named):
+        loaded = saved_folder.load_model(*args, **named)
+        (model / "README.md").write_text("a card")
+        (model / "model.safetensors").write_bytes(b"other weights")
+        return loaded
+
+    monkeypatch.setattr(engine_choice, "load_model", load_model)
+    translator = load(model)
 
     assert translator.engine.name == "torch"
     assert f"{str(model)!r} was changed while it was loaded" in caplog.messages[0]
@@ -477,16 +401,14 @@ def test_models_that_were_not_used_for_longest_are_deleted(
     ]
     places = []
     for number, model in enumerate(models):
-        translator = load(model)
-        texts(translator)
-        places.append(translator.engine._conversion.folder)
+        load(model)
+        places.append(Conversion(cache, model).folder)
         os.utime(places[-1], (number, number))
         if number == 1:
-            texts(load(models[0]))
+            load(models[0])
 
     left = {path.name for path in (cache / "ctranslate2").iterdir() if path.is_dir()}
     assert left == {places[0].name, places[2].name}
-    assert not list((cache / "ctranslate2").glob(f"{places[1].name}*"))
 
 
 def test_model_that_differs_from_its_record_is_refused_though_it_is_converted(
@@ -536,16 +458,16 @@ def test_conversion_that_others_can_have_written_is_made_anew(load, cache, folde
     texts(load())
     conversion = Conversion(cache, folder)
     made = converted(cache)
-    assert conversion.is_whole()
+    assert conversion.agrees()
 
     for place in (made, made.parent):
         place.chmod(0o770)
-        assert not conversion.is_whole()
+        assert conversion.agrees() is None
         place.chmod(0o700)
     with monkeypatch.context() as patch:
         patch.setattr(os, "geteuid", lambda: made.stat().st_uid + 1)
-        assert not conversion.is_whole()
-    assert conversion.is_whole()
+        assert conversion.agrees() is None
+    assert conversion.agrees()
 
     made.parent.chmod(0o777)
     texts(load())
@@ -569,4 +491,4 @@ def test_conversion_of_another_model_is_not_taken_for_this_one(load, cache, fold
 
     converted(cache).rename(Conversion(cache, other).folder)
 
-    assert not Conversion(cache, other).is_whole()
+    assert Conversion(cache, other).agrees() is None

@@ -222,6 +222,44 @@ def test_sampling_among_one_token_is_greedy_search(tiny_model, other_model, sett
     assert str(translate(engine, do_sample=True, **settings)) == str(translate(engine))
 
 
+@pytest.mark.parametrize(
+    "search",
+    [
+        {},
+        {"num_beams": 4, "num_hypotheses": 3, "length_penalty": 0.6},
+        {"num_beams": 3, "repetition_penalty": 1.7, "no_repeat_ngram_size": 2, "min_length": 4},
+        {"min_length": 4, "first_token": 9},
+        {"do_sample": True, "num_hypotheses": 2, "top_k": 9, "temperature": 1.3},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "config", [{}, {"renormalize_logits": True}, {"early_stopping": True, "suppress_tokens": [4]}]
+)
+@pytest.mark.parametrize("prefixes", [NO_PREFIXES, [[7], [8], [9]]])
+def test_own_search_finds_what_generate_finds(tiny_model, monkeypatch, search, config, prefixes):
+    tiny_model.generation_config.update(**config)
+    engine = TorchEngine(tiny_model)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tiny_model, "generate", None)
+        found = translate(engine, prefixes=prefixes, **search)
+    # Transformers' own search.
+    tiny_model.generation_config.use_transformers_search = True
+
+    assert str(translate(engine, prefixes=prefixes, **search)) == str(found)
+
+
+def test_generate_searches_where_only_it_follows_the_generation_config(tiny_model, monkeypatch):
+    plain = translate(TorchEngine(tiny_model), num_beams=2)
+    tiny_model.generation_config.begin_suppress_tokens = [plain[0][0].tokens[0]]
+    monkeypatch.setattr(TorchEngine, "_search", None)
+
+    ((first,), *_) = translate(TorchEngine(tiny_model), num_beams=2)
+
+    assert first.tokens[0] != plain[0][0].tokens[0]
+
+
 # A teacher-forced pass
 
 

@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from vanilla_transformer_tools.text.blanks import without_blank_ends
 from vanilla_transformer_tools.translation import Translator
 from vanilla_transformer_tools.translation.bayes_risk import expected_utilities
-from vanilla_transformer_tools.translation.engines import Hypothesis
+from vanilla_transformer_tools.translation.engines import Hypothesis, TorchEngine
 
 LINES = [
     "ein hund rennt.",
@@ -43,13 +42,12 @@ def test_details_belong_to_their_line_and_rank(build, tokenizer):
     for line, result in zip(LINES, translator.translate(LINES), strict=True):
         for one in (result, *result.alternatives):
             ids = tokenizer.convert_tokens_to_ids(list(one.tokens))
-            assert tokenizer.decode(ids, skip_special_tokens=True) == (
-                without_blank_ends(one.text) if one.tokens else ""
-            )
+            # The blanks around the line are those of the source.
+            assert tokenizer.decode(ids, skip_special_tokens=True).strip() == one.text.strip()
             assert len(one.tokens) == len(one.token_scores)
         if line.strip():
             assert result.tokens != result.alternatives[0].tokens
-            ids = tokenizer(without_blank_ends(line))["input_ids"]
+            ids = tokenizer(line.strip())["input_ids"]
             assert list(result.source_tokens) == tokenizer.convert_ids_to_tokens(ids)
 
 
@@ -58,15 +56,15 @@ def test_scores_are_there_when_asked_for_only(build):
     assert all(result.score < 0 for result in build(scores=True).translate(["ja", "x"]))
 
 
-def test_samples_count_in_the_batch(tiny_model, build, monkeypatch):
+def test_samples_count_in_the_batch(build, monkeypatch):
     rows = []
-    generate = tiny_model.generate
+    search = TorchEngine._search
 
-    def generate_and_note(**inputs):
-        rows.append(len(inputs["input_ids"]))
-        return generate(**inputs)
+    def search_and_note(self, sources, *others):
+        rows.append(len(sources))
+        return search(self, sources, *others)
 
-    monkeypatch.setattr(tiny_model, "generate", generate_and_note)
+    monkeypatch.setattr(TorchEngine, "_search", search_and_note)
 
     # A short line counts for 16 tokens, and each has four samples.
     translator = build(do_sample=True, num_hypotheses=4, max_tokens_per_batch=128)
@@ -145,7 +143,7 @@ def test_lines_with_prefixes_keep_their_order(build, prefixes):
     ]
     assert together == alone
     assert all(
-        without_blank_ends(result.text).startswith(prefix)
+        result.text.strip().startswith(prefix)
         for result, prefix, line in zip(together, each, LINES, strict=True)
         if line.strip()
     )

@@ -315,7 +315,7 @@ def load_translator(settings: SearchSettings | AttentionSettings, **others: Any)
         gc.enable()
     # Progress bars of loading and saving would mix with our own output.
     disable_progress_bar()
-    logger = logging.getLogger("vanilla_transformer_tools.translation.engine_choice")
+    logger = logging.getLogger("vanilla_transformer_tools.translation.translator")
     logger.setLevel(logging.INFO)
     logger.handlers = [_StandardError()]
     values = {

@@ -1,15 +1,14 @@
 """The `distil` command: a small model from the translations of a large one."""
 
-import re
-from dataclasses import Field, dataclass, field, fields, replace
+from dataclasses import Field, dataclass, fields, replace
 from functools import partial
-from itertools import islice, tee
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 from vanilla_transformer_tools.commands.command import load_translator, report_limited
-from vanilla_transformer_tools.commands.job_record import CountedLines, JobRecord, record_path
-from vanilla_transformer_tools.commands.lines import plan_translation, written_lines
+from vanilla_transformer_tools.commands.job_record import JobRecord, record_path
+from vanilla_transformer_tools.commands.lines import plan_translation
 from vanilla_transformer_tools.commands.train import read_options
 from vanilla_transformer_tools.settings import (
     SearchSettings,
@@ -34,7 +33,6 @@ SOURCES_FILE = "sources.txt"
 REFERENCES_FILE = "references.txt"
 OUTPUTS_FILE = "outputs.txt"
 PAIR_FILES = ("student_sources.txt", "student_targets.txt")
-RECORD_FILE = "record.json"
 
 _PREFIX = "teacher_"
 
@@ -85,23 +83,6 @@ class DistilSettings(TrainSettings):
     teacher_trust_remote_code: bool = _of_teacher("trust_remote_code")
 
 
-@dataclass(frozen=True)
-class TeacherRecord(JobRecord):
-    """What the teacher's outputs depend on; `lines` and `input` are those of all sources.
-
-    Attributes:
-        teacher: Its folders or names.
-        num_beams: Beam width of its search.
-        length_penalty: Length penalty of its search.
-        outputs: Size and checksum of its outputs, once they are complete.
-    """
-
-    teacher: list[str] = field(default_factory=list)
-    num_beams: int = 0
-    length_penalty: float = 0.0
-    outputs: dict[str, Any] = field(default_factory=dict)
-
-
 def distil(argv: list[str]) -> None:
     """Train a small student on the translations of a teacher."""
     options = read_options(distil, DistilSettings, _EXAMPLE, argv)
@@ -110,15 +91,9 @@ def distil(argv: list[str]) -> None:
     settings, arguments = options.settings, options.arguments
     _check(settings, arguments.world_size)
 
-    from vanilla_transformer_tools.saved_folder import read_run
     from vanilla_transformer_tools.training.checkpoints import closed_checkpoints
     from vanilla_transformer_tools.training.distillation import load_teachers, word_level
-    from vanilla_transformer_tools.training.legs import (
-        check_continuation,
-        check_free,
-        claimed,
-        discard_stopped,
-    )
+    from vanilla_transformer_tools.training.legs import check_free, claimed, discard_stopped
     from vanilla_transformer_tools.training.recipe import check_settings
     from vanilla_transformer_tools.training.run import train as train_model
     from vanilla_transformer_tools.training.starting_model import saved_tokenizers
@@ -138,18 +113,26 @@ def distil(argv: list[str]) -> None:
         training_pass = partial(word_level, teachers=teachers, weight=settings.word_level)
     output = Path(arguments.output_dir)
     folder = output / TEACHER_FOLDER
+    has_outputs = (folder / OUTPUTS_FILE).exists()
     with claimed(output):
-        continues = (folder / RECORD_FILE).exists() and bool(closed_checkpoints(output))
+        continues = has_outputs and bool(closed_checkpoints(output))
         if not continues:
-            if (folder / RECORD_FILE).exists():
+            if has_outputs:
                 discard_stopped(output)
             check_free(output)
-        elif earlier := read_run(str(output)):
-            # Before the pairs are written anew.
-            chosen = {"targets": settings.targets, "nearest": settings.nearest}
-            check_continuation(earlier, {"settings": chosen, "arguments": {}, "sha256": {}})
-        student = _teach(settings, folder)
-    train_model(replace(student, resume=continues), arguments, training_pass)
+        search = _translate(settings, folder)
+        if not continues:
+            # Those of a run that has begun stay as they are: training compares their options.
+            _write_pairs(settings, folder)
+    student = replace(
+        settings,
+        # Plain text, so that `source_column` and `target_column` are those of the validation pairs.
+        train=[str(folder / name) for name in PAIR_FILES],
+        teacher_num_beams=search["num_beams"],
+        teacher_length_penalty=search["length_penalty"],
+        resume=continues,
+    )
+    train_model(student, arguments, training_pass)
 
 
 def _check(settings: DistilSettings, processes: int) -> None:
@@ -194,13 +177,50 @@ def _in_the_languages_of_its_teacher(settings: DistilSettings) -> DistilSettings
     return replace(settings, **languages)
 
 
-def _teach(settings: DistilSettings, folder: Path) -> DistilSettings:
-    """Makes the pairs of the student; returns the settings of its training."""
+def _translate(settings: DistilSettings, folder: Path) -> dict[str, Any]:
+    """Translates the training sources as far as that is not done.
+
+    Returns:
+        Beam width and length penalty of the teacher's search, and its engine.
+
+    Raises:
+        ValueError: If the folder has outputs of another teacher, search or corpus, or others than
+            were written.
+    """
+    from vanilla_transformer_tools.files import rows_written
+    from vanilla_transformer_tools.text.parallel_text import read_pairs
+    from vanilla_transformer_tools.training.validation import parallel_text
+
+    text = parallel_text(settings, settings.train, settings.train_split)
+    rows = ([side.replace("\n", " ") for side in pair[:2]] for pair in read_pairs(text))
+    folder.mkdir(parents=True, exist_ok=True)
+    with rows_written([folder / SOURCES_FILE, folder / REFERENCES_FILE], rows):
+        pass
+    outputs = folder / OUTPUTS_FILE
+    of_teacher = {
+        item.name.removeprefix(_PREFIX): getattr(settings, item.name)
+        for item in fields(settings)
+        if item.name.startswith(_PREFIX)
+    }
+    files = {"input": str(folder / SOURCES_FILE), "output": str(outputs)}
+    wanted = TranslateSettings(model=settings.teacher, **files, resume=True, **of_teacher)
+    job = plan_translation(wanted, [])
+    if job.done != job.total:
+        n_best = settings.teacher_n_best
+        translator = load_translator(wanted, num_hypotheses=n_best, scores=n_best > 1)
+        report = job.run(translator, keeps_record=True)
+        report_limited(report.limited, "--teacher_max_extra_tokens")
+    record = JobRecord.read(record_path(outputs)).complete(outputs)
+    record.write(record_path(outputs))
+    return record.search
+
+
+def _write_pairs(settings: DistilSettings, folder: Path) -> None:
+    """Writes the pairs from which the student learns."""
     from vanilla_transformer_tools.evaluation.bleu_tokenizers import resolve
     from vanilla_transformer_tools.files import read_lines
     from vanilla_transformer_tools.training.distillation import Targets, read_outputs, write_pairs
 
-    record = _translate(settings, folder)
     tokenizer = settings.bleu_tokenize
     if settings.nearest == "bleu":
         # Some lines are enough to see the script.
@@ -210,129 +230,6 @@ def _teach(settings: DistilSettings, folder: Path) -> DistilSettings:
         tokenizer = resolve(tokenizer, references, language, settings.pretokenized).name
     targets = Targets(settings.targets == "both", settings.nearest, tokenizer)
     outputs = read_outputs(folder / OUTPUTS_FILE, settings.teacher_n_best)
-    # Plain text, so that `source_column` and `target_column` remain those of the validation pairs.
     pairs = [folder / name for name in PAIR_FILES]
     counts = write_pairs(pairs, folder / SOURCES_FILE, folder / REFERENCES_FILE, outputs, targets)
     print(f"{pairs[0]} and {pairs[1]}: {counts}")
-    return replace(
-        settings,
-        train=list(map(str, pairs)),
-        teacher_num_beams=record.num_beams,
-        teacher_length_penalty=record.length_penalty,
-    )
-
-
-def _translate(settings: DistilSettings, folder: Path) -> TeacherRecord:
-    """Translates the training sources as far as that is not done.
-
-    Raises:
-        ValueError: If the folder has outputs of another teacher, search or corpus, or others than
-            were written.
-    """
-    from vanilla_transformer_tools.saved_folder import describe_files
-
-    sources, outputs = folder / SOURCES_FILE, folder / OUTPUTS_FILE
-    job = TranslateSettings(
-        model=settings.teacher,
-        input=str(sources),
-        output=str(outputs),
-        resume=True,
-        **{
-            item.name.removeprefix(_PREFIX): getattr(settings, item.name)
-            for item in fields(settings)
-            if item.name.startswith(_PREFIX)
-        },
-    )
-    record = replace(TeacherRecord.of(job), teacher=settings.teacher)
-    record, earlier = _write_corpus(settings, folder, record)
-    if earlier:
-        record = replace(record, num_beams=earlier.num_beams, length_penalty=earlier.length_penalty)
-    # `translate` keeps a record of its own beside an output that is not complete.
-    if not earlier or record_path(outputs).exists():
-        plan = plan_translation(job, [])
-        translator = load_translator(job, num_hypotheses=job.n_best, scores=job.n_best > 1)
-        search = translator.search
-        record = replace(record, num_beams=search.num_beams, length_penalty=search.length_penalty)
-        record.write(folder / RECORD_FILE)
-        report = plan.run(translator)
-        report_limited(report.limited, "--teacher_max_extra_tokens")
-    files = describe_files(folder, [OUTPUTS_FILE])
-    record = replace(record, outputs=files[OUTPUTS_FILE])
-    record.write(folder / RECORD_FILE)
-    return record
-
-
-def _write_corpus(
-    settings: DistilSettings, folder: Path, record: TeacherRecord
-) -> tuple[TeacherRecord, TeacherRecord | None]:
-    """Writes the sources and the references of the training pairs, each on one line.
-
-    Args:
-        settings: Where the pairs are.
-        folder: Of the teacher's outputs.
-        record: Of the teacher and its search.
-
-    Returns:
-        The record with these sources, and that of the outputs in the folder, if there are any.
-
-    Raises:
-        ValueError: If these are of another job; the files then stay as they were.
-    """
-    from vanilla_transformer_tools.files import rows_written
-    from vanilla_transformer_tools.text.parallel_text import read_pairs
-    from vanilla_transformer_tools.training.validation import parallel_text
-
-    text = parallel_text(settings, settings.train, settings.train_split)
-    pairs = ((side.replace("\n", " ") for side in pair[:2]) for pair in read_pairs(text))
-    left, right = tee(map(tuple, pairs))
-    sources = CountedLines(source for source, _ in left)
-    rows = zip(sources, (reference for _, reference in right), strict=True)
-    folder.mkdir(parents=True, exist_ok=True)
-    with rows_written([folder / SOURCES_FILE, folder / REFERENCES_FILE], rows):
-        record = replace(record, lines=sources.count, input=sources.sha256)
-        earlier = _earlier(folder, record)
-    return record, earlier
-
-
-def _earlier(folder: Path, record: TeacherRecord) -> TeacherRecord | None:
-    """The record of the outputs in the folder; None if there are none.
-
-    Raises:
-        ValueError: If they are not of the job that `record` describes, or have been changed.
-    """
-    from vanilla_transformer_tools.saved_folder import differs
-
-    outputs = folder / OUTPUTS_FILE
-    if not outputs.exists() or not outputs.stat().st_size:
-        return None
-    if not (folder / RECORD_FILE).exists():
-        raise ValueError(
-            f"{str(outputs)!r} must have a {RECORD_FILE} beside it, which names its teacher, got "
-            "none. Restore that file, or delete the folder."
-        )
-    earlier = TeacherRecord.read(folder / RECORD_FILE)
-    # `translate` refuses to continue what another version has begun.
-    differences = replace(earlier, version=record.version).differences(record)
-    # They name the options of `translate`.
-    faults = [
-        re.sub("^--", f"--{_PREFIX}", difference).replace("--model", "--teacher")
-        for difference in differences
-    ]
-    if (earlier.lines, earlier.input) != (record.lines, record.input):
-        faults.append(f"--train with {record.lines:,} other sources instead of {earlier.lines:,}")
-    if faults:
-        raise ValueError(
-            f"{str(folder)!r} holds the outputs of another teacher, search or corpus, got "
-            f"{'; '.join(faults)}. Give what they were made with, choose another --output_dir, or "
-            "delete that folder."
-        )
-    if record_path(outputs).exists():
-        return earlier
-    rows = earlier.lines * int(earlier.settings["n_best"])
-    lines, _, has_more = written_lines(outputs, 1)
-    if (earlier.outputs and differs(outputs, earlier.outputs)) or lines != rows or has_more:
-        raise ValueError(
-            f"{str(outputs)!r} must be as the teacher wrote it, with {rows:,} lines, got other "
-            f"text and {lines:,} lines. Restore it, or delete it to translate anew."
-        )
-    return earlier

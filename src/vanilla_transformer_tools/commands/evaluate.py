@@ -65,8 +65,7 @@ def evaluate(argv: list[str]) -> None:
     print(format_scores(scores))
     folder = _results_folder(settings)
     if translator and folder:
-        # Until a choice is made, torch's translations are taken.
-        how = {"search": str(translator.search), "engine": translator.engine.name or "torch"}
+        how = {"search": str(translator.search), "engine": translator.engine.name}
         # A test set that is scored again and again becomes a validation set.
         name = settings.name or test_set.name
         how["scorings"] = 1 + read_results(folder).get(name, {}).get("scorings", 0)

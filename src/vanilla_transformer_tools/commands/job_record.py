@@ -1,10 +1,10 @@
-"""The record of an unfinished translation, kept beside its output for `--resume`."""
+"""The record of a translation, kept beside its output: what its lines depend on."""
 
 import hashlib
 import json
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
@@ -14,40 +14,38 @@ from vanilla_transformer_tools.settings import TranslateSettings
 
 # Paths, whose content is recorded instead, and settings that change only speed and memory.
 _FREE_SETTINGS = {"model", "input", "prefix_file", "output", "resume", "max_tokens_per_batch"}
+_PACKAGE = "vanilla-transformer"
 
 
-class CountedLines(Iterator[str]):
-    """Iterates over lines, and keeps their number and checksum.
+class CountedLines(Iterator[tuple[str, str]]):
+    """Lines, each with the text that its translation begins with; they are counted and digested.
 
     Attributes:
-        count: Lines read so far.
+        count: Number of lines read so far.
 
     Args:
-        lines: Without line ends.
+        lines: Pairs of texts without line ends.
     """
 
-    def __init__(self, lines: Iterator[str]) -> None:
+    def __init__(self, lines: Iterator[tuple[str, str]]) -> None:
         self._lines = lines
-        self._ready: deque[str] = deque()
+        self._ready: deque[tuple[str, str]] = deque()
         self._digest = hashlib.sha256()
         self.count = 0
 
-    def __next__(self) -> str:
-        return self._ready.popleft() if self._ready else self._read()
+    def __next__(self) -> tuple[str, str]:
+        if self._ready:
+            return self._ready.popleft()
+        pair = next(self._lines)
+        # Text from an argument may contain bytes that are not UTF-8.
+        self._digest.update("".join(f"{text}\n" for text in pair).encode(errors="surrogatepass"))
+        self.count += 1
+        return pair
 
     def skip(self, done: int, known: int) -> None:
-        """Reads the first `known` lines, if there are so many, and drops the first `done`."""
-        for _ in range(done):
-            next(self, None)
+        """Reads the first `known` lines, or as many as there are, and drops the first `done`."""
         # The list is built first, because iterating takes ready lines before new ones.
-        self._ready = deque(list(islice(self, known - done)))
-
-    def _read(self) -> str:
-        line = next(self._lines)
-        # Text from an argument may contain bytes that are not UTF-8.
-        self._digest.update(line.encode(errors="surrogatepass") + b"\n")
-        self.count += 1
-        return line
+        self._ready = deque(list(islice(self, known))[done:])
 
     @property
     def sha256(self) -> str:
@@ -60,24 +58,18 @@ class JobRecord:
     """Everything that the lines of an output depend on.
 
     Attributes:
-        version: Of this package.
-        settings: Options that may change results.
-        models: For each model the checksums of its files, or its commit on the Hub.
+        facts: Version, settings and checksums of the models, by the names that errors give them.
+        search: Engine, beam width and length penalty with which the job began; empty before.
         lines: Number of input lines that were read; the output has at most as many.
-        input: Checksum of these lines.
-        prefix_lines: Number of lines of --prefix_file that were read.
-        prefixes: Checksum of these lines; empty without a --prefix_file.
-        engine: Name of the engine that translated them; empty if --engine auto had not chosen.
+        sha256: Checksum of these lines, and of what their translations begin with.
+        output: Size and checksum of the output, once it is complete.
     """
 
-    version: str
-    settings: dict[str, Any]
-    models: list[dict[str, str]]
+    facts: dict[str, Any]
+    search: dict[str, Any] = field(default_factory=dict)
     lines: int = 0
-    input: str = ""
-    prefix_lines: int = 0
-    prefixes: str = ""
-    engine: str = ""
+    sha256: str = ""
+    output: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, settings: TranslateSettings) -> Self:
@@ -86,12 +78,13 @@ class JobRecord:
         Raises:
             OSError: If a file of a model cannot be read.
         """
-        values = asdict(settings)
-        return cls(
-            version("vanilla-transformer"),
-            {name: values[name] for name in values if name not in _FREE_SETTINGS},
-            [_checksums(model) for model in settings.model or []],
-        )
+        values, models = asdict(settings), settings.model or []
+        facts = {f"--{name}": values[name] for name in values if name not in _FREE_SETTINGS}
+        facts["--prefix_file"] = settings.prefix_file is not None
+        facts["number of models"] = len(models)
+        for number, model in enumerate(models, start=1):
+            facts |= {f"{file} of model {number}": sum_ for file, sum_ in _checksums(model).items()}
+        return cls({_PACKAGE: version(_PACKAGE), **facts})
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -104,14 +97,12 @@ class JobRecord:
         from vanilla_transformer_tools.saved_folder import read_object
 
         try:
-            values = read_object(path)
-            record = cls(**values)
+            return cls(**read_object(path))
         except (ValueError, TypeError) as error:
             raise ValueError(
                 f"{str(path)!r} must be the record of an interrupted translation, which is kept "
                 f"beside its output, got: {error}. Move the file, or choose another --output."
             ) from error
-        return record
 
     def write(self, path: Path) -> None:
         """Writes the record, replacing an earlier one as a whole."""
@@ -119,23 +110,26 @@ class JobRecord:
 
         write_lines(path, [json.dumps(asdict(self), indent=2)])
 
+    def complete(self, output: Path) -> Self:
+        """The record of the job whose complete output this is."""
+        from vanilla_transformer_tools.saved_folder import describe_files
+
+        return replace(self, output=describe_files(output.parent, [output.name])[output.name])
+
     def differences(self, other: Self) -> list[str]:
-        """Differences from another job, apart from the input, each with both values."""
-        faults = []
-        if self.version != other.version:
-            faults.append(f"vanilla-transformer {other.version} instead of {self.version}")
-        for name in sorted(self.settings.keys() | other.settings.keys()):
-            was, now = self.settings.get(name), other.settings.get(name)
-            if was != now:
-                faults.append(f"--{name} {now} instead of {was}")
-        if len(self.models) != len(other.models):
-            faults.append(f"{len(other.models)} models instead of {len(self.models)}")
-        for old, new in zip(self.models, other.models, strict=False):
-            for name in sorted(old.keys() | new.keys()):
-                was, now = old.get(name, "missing"), new.get(name, "missing")
-                if was != now:
-                    faults.append(f"{name} of --model with SHA-256 {now:.12} instead of {was:.12}")
-        return faults
+        """Facts in which another job differs, each with both values.
+
+        What was complete is the same whatever version continues with it.
+        """
+        names = sorted(self.facts.keys() | other.facts.keys())
+        was_now = {
+            name: (self.facts.get(name, "missing"), other.facts.get(name, "missing"))
+            for name in names
+            if not (self.output and name == _PACKAGE)
+        }
+        return [
+            f"{name} {now} instead of {was}" for name, (was, now) in was_now.items() if was != now
+        ]
 
 
 def record_path(output: Path) -> Path:
@@ -144,21 +138,18 @@ def record_path(output: Path) -> Path:
 
 
 def _checksums(model: str) -> dict[str, str]:
-    from vanilla_transformer_tools.files import checksum
-    from vanilla_transformer_tools.saved_folder import model_files
-
-    folder = Path(model)
-    if not folder.is_dir():
-        return _commit(model)
-    return {file.relative_to(folder).as_posix(): checksum(file) for file in model_files(folder)}
-
-
-def _commit(model: str) -> dict[str, str]:
-    """Commit of a model on the Hub; empty if the Hub cannot be reached."""
+    """Checksum of each file of a model; or its commit on the Hub, if that can be reached."""
     from transformers.utils import CONFIG_NAME
 
-    from vanilla_transformer_tools.saved_folder import find_file
+    from vanilla_transformer_tools.files import checksum
+    from vanilla_transformer_tools.saved_folder import find_file, model_files
 
+    folder = Path(model)
+    if folder.is_dir():
+        return {
+            file.relative_to(folder).as_posix(): f"SHA-256 {checksum(file):.16}"
+            for file in model_files(folder)
+        }
     config = find_file(model, CONFIG_NAME)
     # The cache has a folder for each commit.
     return {} if config is None else {"commit": config.parent.name}

@@ -1,27 +1,28 @@
-"""Input lines and output rows of `vanilla-transformer translate`."""
+"""The job of `vanilla-transformer translate`: input lines, and where their translations go."""
 
-import json
-import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import closing, nullcontext, suppress
+from contextlib import closing
 from dataclasses import dataclass, replace
-from io import BufferedReader, FileIO
-from itertools import islice
+from io import BufferedReader
 from pathlib import Path
 from select import select
 from typing import TYPE_CHECKING, cast
 
 from vanilla_transformer_tools.commands.job_record import CountedLines, JobRecord, record_path
-from vanilla_transformer_tools.commands.outputs import check_output, check_room
+from vanilla_transformer_tools.commands.outputs import (
+    Output,
+    check_output,
+    check_room,
+    format_rows,
+    open_alone,
+    written_lines,
+)
 from vanilla_transformer_tools.settings import TranslateSettings
 
-if sys.platform != "win32":
-    import fcntl
-
 if TYPE_CHECKING:
-    from vanilla_transformer_tools.translation import Translation, Translator
+    from vanilla_transformer_tools.translation import Translator
 
 # Seconds for which a pipe is empty before what has come is translated.
 _MOMENT = 0.05
@@ -46,37 +47,40 @@ class Report:
 
 @dataclass(frozen=True)
 class TranslationJob:
-    """Lines to translate, and the destination of their translations.
+    """Lines to translate, and how much of them an output already has.
 
     Attributes:
+        settings: Options of the command.
         lines: Lines that are still to be translated.
-        prefixes: Beginnings of their translations.
         has_next: Whether another line is there now; if not, those before it are translated first.
-        output: File for the translations; None: standard output.
-        record: Record to keep beside the output, with the engine of an earlier run; None: the
+        total: Number of lines of the input, if known.
+        record: Record to keep beside the output, of an earlier run if there was one; None: the
             output is not a regular file.
         done: Number of lines that the output already has.
-        size: Size of these lines in bytes.
+        kept: Size of these lines in bytes.
         found: Size of the output in bytes at planning, with an unfinished last line.
-        total: Number of lines of the input, if known.
-        scores: See `format_rows`.
-        details: See `format_rows`.
     """
 
+    settings: TranslateSettings
     lines: CountedLines
-    prefixes: str | CountedLines
     has_next: Callable[[], bool]
-    output: Path | None
-    record: JobRecord | None
-    done: int
-    size: int
-    found: int
-    total: int | None
-    scores: bool
-    details: bool
+    total: int | None = None
+    record: JobRecord | None = None
+    done: int = 0
+    kept: int = 0
+    found: int = 0
 
-    def run(self, translator: "Translator") -> Report:
+    @property
+    def output(self) -> Path | None:
+        """File for the translations; None: standard output."""
+        return Path(self.settings.output) if self.settings.output else None
+
+    def run(self, translator: "Translator", *, keeps_record: bool = False) -> Report:
         """Translates, and writes each line as soon as it is done.
+
+        Args:
+            translator: Of the models of the settings.
+            keeps_record: Whether the record stays beside the complete output.
 
         Raises:
             ValueError: If another translation is writing to the output, it has changed since this
@@ -84,87 +88,66 @@ class TranslationJob:
             OSError: If the output can no longer be written; a file then ends in a complete line.
         """
         from vanilla_transformer_tools.progress import line_progress
-        from vanilla_transformer_tools.translation.engine_choice import AutomaticEngine
 
-        engine = translator.engine
-        if self.record and (begun_with := self.record.engine):
-            if isinstance(engine, AutomaticEngine):
-                # An automatic choice is made once for a job.
-                engine.keep_to(begun_with)
-            if engine.name != begun_with:
-                raise ValueError(
-                    f"--resume must continue the job that began {str(self.output)!r} with its "
-                    f"engine, {begun_with}, got {engine.name or 'another one'}. Install what it "
-                    f"was begun with, or delete {str(self.output)!r} to translate anew."
-                )
-        report = Report()
-        recorded = 0
-        destination = (
-            nullcontext(StandardOutput())
-            if self.output is None
-            else closing(OutputFile(self.output, self.size, self.found))
-        )
+        record = self._record_with_search(translator)
+        report, recorded = Report(), 0
         # Translations on a terminal are their own progress.
         is_shown = bool(self.output) or not sys.stdout.isatty()
         progress = line_progress("translate", self.total, self.done, is_shown=is_shown)
-        with destination as file, progress as advance:
-            translations = self._translations(translator)
-            for number, translation in enumerate(translations, start=self.done + 1):
-                if recorded != self.lines.count:
-                    # The record must cover a line before the output has it.
-                    recorded = self.lines.count
-                    self._keep_record(engine.name)
-                rows = format_rows(translation, number, scores=self.scores, details=self.details)
-                file.write("".join(f"{row}\n" for row in rows).encode())
-                for hypothesis in (translation, *translation.alternatives):
-                    report.limited += hypothesis.reached_limit
-                    report.separators += hypothesis.replaced_separators
-                    report.unknown += hypothesis.unknown
-                advance()
+        with closing(Output(self.output, self.kept, self.found)) as output, progress as advance:
+            number = self.done
+            for window in self._windows():
+                lines, prefixes = zip(*window, strict=True)
+                for translation in translator.translate(lines, prefixes, first_line=number + 1):
+                    if self.output and record and recorded != self.lines.count:
+                        # The record must cover a line before the output has it.
+                        recorded = self.lines.count
+                        record = replace(record, lines=recorded, sha256=self.lines.sha256)
+                        record.write(record_path(self.output))
+                    number += 1
+                    rows = format_rows(translation, number, self.settings)
+                    output.write("".join(f"{row}\n" for row in rows).encode())
+                    for hypothesis in (translation, *translation.alternatives):
+                        report.limited += hypothesis.reached_limit
+                        report.separators += hypothesis.replaced_separators
+                        report.unknown += hypothesis.unknown
+                    advance()
         if self.total is not None and self.lines.count != self.total:
             raise ValueError(
                 "The input must not change while it is translated, got "
                 f"{self.lines.count:,} lines instead of the {self.total:,} at the beginning. "
                 "Restore it, and continue with --output and --resume, or translate it anew."
             )
-        if self.output and self.record:
+        if self.output and record and not keeps_record:
             record_path(self.output).unlink(missing_ok=True)
         return report
 
-    def _keep_record(self, engine: str) -> None:
-        if self.output and self.record:
-            record = replace(
-                self.record, engine=engine, lines=self.lines.count, input=self.lines.sha256
+    def _record_with_search(self, translator: "Translator") -> JobRecord | None:
+        """The record with the search of the translator.
+
+        Raises:
+            ValueError: If the job began with another engine.
+        """
+        if self.record is None:
+            return None
+        search = {
+            "engine": translator.engine.name,
+            "num_beams": translator.search.num_beams,
+            "length_penalty": translator.search.length_penalty,
+        }
+        if self.record.search not in ({}, search):
+            raise ValueError(
+                f"{str(self.output)!r} must be continued with its engine, "
+                f"{self.record.search.get('engine')}, got {search['engine']}. Install what it was "
+                "begun with, or delete it to translate anew."
             )
-            if isinstance(self.prefixes, CountedLines):
-                # A line may have been read whose prefix is missing, or the other way round.
-                count, checksum = self.prefixes.count, self.prefixes.sha256
-                record = replace(record, prefix_lines=count, prefixes=checksum)
-            record.write(record_path(self.output))
+        return replace(self.record, search=search)
 
-    def _translations(self, translator: "Translator") -> Iterator["Translation"]:
-        done = self.done
-        for lines in self._windows():
-            prefixes: str | list[str] = ""
-            if isinstance(self.prefixes, str):
-                prefixes = self.prefixes
-            else:
-                prefixes = list(islice(self.prefixes, len(lines)))
-                if len(prefixes) < len(lines):
-                    yield from translator.translate(
-                        lines[: len(prefixes)], prefixes, first_line=done + 1
-                    )
-                    raise _other_count(f"only {done + len(prefixes):,}")
-            yield from translator.translate(lines, prefixes, first_line=done + 1)
-            done += len(lines)
-        if not isinstance(self.prefixes, str) and next(self.prefixes, None) is not None:
-            raise _other_count(f"more than the {self.lines.count:,} lines")
-
-    def _windows(self) -> Iterator[list[str]]:
+    def _windows(self) -> Iterator[list[tuple[str, str]]]:
         """Lines that are translated together; an error is raised after those before it."""
         from vanilla_transformer_tools.translation.translator import WINDOW_LINES
 
-        window: list[str] = []
+        window: list[tuple[str, str]] = []
         try:
             for line in self.lines:
                 window.append(line)
@@ -172,13 +155,11 @@ class TranslationJob:
                     yield window
                     window = []
         except (ValueError, OSError):
-            yield window
+            if window:
+                yield window
             raise
-        yield window
-
-
-def _other_count(got: str) -> ValueError:
-    return ValueError(f"There must be as many prefixes as lines, got {got} in --prefix_file.")
+        if window:
+            yield window
 
 
 def plan_translation(settings: TranslateSettings, texts: list[str]) -> TranslationJob:
@@ -194,37 +175,21 @@ def plan_translation(settings: TranslateSettings, texts: list[str]) -> Translati
         OSError: If a file cannot be read, or the output cannot be written.
     """
     _check(settings, texts)
-    output = Path(settings.output) if settings.output else None
     total, lines, has_next = _open_lines(settings, texts)
-    prefixes: str | CountedLines = settings.prefix
+    prefixes: str | Iterator[str] = settings.prefix
     if settings.prefix_file:
-        count = sum(1 for _ in file_lines(Path(settings.prefix_file)))
+        count = sum(1 for _ in file_lines(settings.prefix_file))
         if total is not None and count != total:
             raise ValueError(
                 f"There must be as many prefixes as lines, got {count:,} in "
                 f"{settings.prefix_file!r} and {total:,}. Give one for each line, or --prefix."
             )
-        prefixes = CountedLines(file_lines(Path(settings.prefix_file)))
-    record = None
-    done = size = found = 0
+        prefixes = file_lines(settings.prefix_file)
+    job = TranslationJob(settings, CountedLines(_pairs(lines, prefixes)), has_next, total)
     # A job cannot continue in a device or a pipe.
-    if output and (output.is_file() or not output.exists()):
-        record = JobRecord.of(settings)
-        found = output.stat().st_size if output.exists() else 0
-        record, done, size = _find_done(settings, output, record, lines, prefixes)
-    return TranslationJob(
-        lines,
-        prefixes,
-        has_next,
-        output,
-        record,
-        done,
-        size,
-        found,
-        total,
-        settings.scores or settings.n_best > 1,
-        settings.details,
-    )
+    if job.output and (job.output.is_file() or not job.output.exists()):
+        return _after_earlier_run(job, job.output)
+    return job
 
 
 def _check(settings: TranslateSettings, texts: list[str]) -> None:
@@ -268,73 +233,71 @@ def _check(settings: TranslateSettings, texts: list[str]) -> None:
 
 def _open_lines(
     settings: TranslateSettings, texts: list[str]
-) -> tuple[int | None, CountedLines, Callable[[], bool]]:
+) -> tuple[int | None, Iterator[str], Callable[[], bool]]:
     """Number of lines, if known, the lines, and whether another one is there now."""
     if settings.input:
         # Read once before translating, so that bad bytes are reported now.
-        total = sum(1 for _ in file_lines(Path(settings.input)))
-        return total, CountedLines(file_lines(Path(settings.input))), lambda: True
+        total = sum(1 for _ in file_lines(settings.input))
+        return total, file_lines(settings.input), lambda: True
     if texts:
-        return len(texts), CountedLines(iter(texts)), lambda: True
+        return len(texts), iter(texts), lambda: True
     if sys.stdin.isatty():
-        return None, CountedLines(typed_lines()), lambda: False
+        return None, typed_lines(), lambda: False
     from vanilla_transformer_tools.files import decode_lines
 
     pipe = PipedLines(cast(BufferedReader, sys.stdin.buffer))
-    return None, CountedLines(decode_lines(pipe, "standard input")), pipe.has_next
+    return None, decode_lines(pipe, "standard input"), pipe.has_next
 
 
-def _find_done(
-    settings: TranslateSettings,
-    output: Path,
-    record: JobRecord,
-    lines: CountedLines,
-    prefixes: str | CountedLines,
-) -> tuple[JobRecord, int, int]:
-    """Finds the lines that an interrupted run of this job has written, and skips them.
+def _pairs(lines: Iterator[str], prefixes: str | Iterator[str]) -> Iterator[tuple[str, str]]:
+    # Torch is imported with it: mistakes are reported sooner without.
+    from vanilla_transformer_tools.translation.translator import with_prefixes
 
-    Returns:
-        The record, with the engine of that run; number of these lines, and their size in bytes.
+    yield from with_prefixes(lines, prefixes)
+
+
+def _after_earlier_run(job: TranslationJob, output: Path) -> TranslationJob:
+    """The job with a record, without the lines that an interrupted run has written.
 
     Raises:
         ValueError: If another job wrote the output.
     """
+    from vanilla_transformer_tools.saved_folder import differs
+
     path = record_path(output)
     earlier = JobRecord.read(path) if path.exists() else None
-    if not output.exists() or not output.stat().st_size:
-        return record, 0, 0
+    record = JobRecord.of(job.settings)
+    found = output.stat().st_size if output.exists() else 0
+    if not found:
+        return replace(job, record=record)
     if earlier is None:
         raise ValueError(
-            f"--resume needs {str(path)!r}, the record of the job that began {str(output)!r}, got "
-            "no such file: the output is complete, or an earlier version began it. Delete the "
-            "output to translate anew, or let that version finish it."
+            f"{str(output)!r} must have its record {path.name!r} beside it to be continued, got "
+            "none: the output is complete, or an earlier version began it. Delete the output to "
+            "translate anew, or let that version finish it."
         )
-    faults = earlier.differences(record)
-    if earlier.prefixes and isinstance(prefixes, str):
-        faults.append("no --prefix_file")
-    done, size, has_more = written_lines(output, 1 if settings.details else settings.n_best)
-    read = {"input": (lines, earlier.lines, earlier.input)}
-    if isinstance(prefixes, CountedLines):
-        read["--prefix_file"] = prefixes, earlier.prefix_lines, earlier.prefixes
-    for name, (side, count, checksum) in read.items():
-        side.skip(min(done, count), count)
-        if side.count < count:
-            faults.append(f"{name} of {side.count:,} lines instead of {count:,} or more")
-        elif side.sha256 != checksum:
-            faults.append(f"{name} with other text in its first {count:,} lines")
-    if faults:
-        raise ValueError(
-            f"--resume must continue the job that began {str(output)!r}, got "
-            f"{'; '.join(faults)}. Give what it was begun with, or delete {str(output)!r} to "
-            "translate anew."
-        )
+    done, kept, has_more = written_lines(output, 1 if job.settings.details else job.settings.n_best)
+    job.lines.skip(done, earlier.lines)
+    differences = earlier.differences(record)
+    is_complete = bool(earlier.output)
+    if job.lines.count < earlier.lines or (is_complete and job.total != earlier.lines):
+        count = job.total if is_complete else job.lines.count
+        differences.append(f"input of {count:,} lines instead of {earlier.lines:,}")
+    elif job.lines.sha256 != earlier.sha256:
+        differences.append(f"other text in the first {earlier.lines:,} lines of input or prefixes")
     if done + has_more > earlier.lines:
+        differences.append(f"{done + has_more:,} lines in it instead of at most {earlier.lines:,}")
+    elif is_complete and differs(output, earlier.output):
+        differences.append("other translations in it than were written")
+    if differences:
         raise ValueError(
-            f"--resume: {str(output)!r} must hold no more lines than its job has read, got "
-            f"{done + has_more:,} and {earlier.lines:,}. Something else has written to it: delete "
-            "it to translate anew."
+            f"{str(output)!r} must be continued by the job that began it, got "
+            f"{'; '.join(differences)}. Give what it was begun with, or delete it to translate "
+            "anew."
         )
-    return replace(record, engine=earlier.engine), done, size
+    return replace(
+        job, record=replace(record, search=earlier.search), done=done, kept=kept, found=found
+    )
 
 
 def typed_lines() -> Iterator[str]:
@@ -403,171 +366,8 @@ class PipedLines(Iterator[bytes]):
             self._rest, self._size = [rest], len(rest)
 
 
-def file_lines(path: Path) -> Iterator[str]:
-    """Lines of a plain or gzipped file, which may be empty."""
+def file_lines(path: str) -> Iterator[str]:
+    """Lines of a plain or compressed file, which may be empty."""
     from vanilla_transformer_tools.files import read_lines
 
     return read_lines(path, may_be_empty=True)
-
-
-def written_lines(path: Path, rows_per_line: int) -> tuple[int, int, bool]:
-    """Measures the complete lines of an output.
-
-    Args:
-        path: The output; it need not exist.
-        rows_per_line: Number of rows for each line of the input.
-
-    Returns:
-        Number of lines with all their rows, their size in bytes, and whether more bytes follow.
-    """
-    if not path.exists():
-        return 0, 0, False
-    lines = size = rows = rows_size = 0
-    with path.open("rb") as file:
-        for row in file:
-            if not row.endswith(b"\n"):
-                break
-            rows += 1
-            rows_size += len(row)
-            if rows % rows_per_line == 0:
-                lines, size = lines + 1, rows_size
-    return lines, size, path.stat().st_size > size
-
-
-def open_alone(path: Path) -> FileIO:
-    """Opens a file for writing and locks it until it is closed.
-
-    Raises:
-        ValueError: If another translation has locked it.
-    """
-    # Unbuffered: on a full disk, a buffer would be written again when the file is closed.
-    file = path.open("r+b", buffering=0)
-    if sys.platform != "win32":
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            file.close()
-            raise ValueError(
-                f"--output {path} is in use by another translation that has not ended. Wait for "
-                "it, or choose another file."
-            ) from error
-        except OSError:
-            # A file system without locks.
-            pass
-    return file
-
-
-class OutputFile:
-    """A locked file that has complete lines at any moment.
-
-    Args:
-        path: Path of the file; it need not exist.
-        size: Bytes to keep; the rest is cut off.
-        found: Bytes that the file must have now.
-
-    Raises:
-        ValueError: If another translation has locked or changed it.
-        OSError: If it cannot be opened.
-    """
-
-    def __init__(self, path: Path, size: int, found: int) -> None:
-        is_file = path.is_file() or not path.exists()
-        if is_file:
-            path.touch()
-        self._file = open_alone(path) if is_file else path.open("wb", buffering=0)
-        self._path, self._size, self._is_file = path, size, is_file
-        self._hint = " Its lines are complete; --resume continues after them." if is_file else ""
-        if is_file:
-            if (now := path.stat().st_size) != found:
-                self._file.close()
-                raise ValueError(
-                    f"--output {path} was changed while the model was loaded: expected {found:,} "
-                    f"bytes, got {now:,}. Pass --resume to continue it, or choose another file."
-                )
-            self._file.truncate(size)
-            self._file.seek(size)
-
-    def write(self, rows: bytes) -> None:
-        """Writes all rows or none.
-
-        Raises:
-            OSError: If they cannot be written.
-        """
-        rest = memoryview(rows)
-        try:
-            while rest:
-                rest = rest[self._file.write(rest) :]
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            with suppress(OSError):
-                self._file.truncate(self._size)
-            raise OSError(
-                f"{str(self._path)!r} can no longer be written: {error.strerror}.{self._hint}"
-            ) from error
-        self._size += len(rows)
-
-    def close(self) -> None:
-        """Closes and unlocks the file.
-
-        Raises:
-            OSError: If its lines cannot be kept, as on a disk that fails.
-        """
-        try:
-            if self._is_file:
-                # On disk, before the record of the job is deleted.
-                os.fsync(self._file.fileno())
-        finally:
-            self._file.close()
-
-
-class StandardOutput:
-    """Standard output, flushed after each line."""
-
-    def write(self, rows: bytes) -> None:
-        """Writes all rows.
-
-        Raises:
-            OSError: If they cannot be written.
-        """
-        try:
-            sys.stdout.buffer.write(rows)
-            sys.stdout.buffer.flush()
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            raise OSError(f"Standard output can no longer be written: {error.strerror}.") from error
-
-
-def format_rows(
-    translation: "Translation", number: int, *, scores: bool, details: bool
-) -> Iterator[str]:
-    """Output rows for one line of the input, without line ends.
-
-    Args:
-        translation: The best one, with its alternatives.
-        number: Number of the line in the input, counted from 1.
-        scores: Give number, score and text of each translation, separated by tabs.
-        details: Give one JSON object with all translations instead.
-    """
-    hypotheses = [translation, *translation.alternatives]
-    if details:
-        yield json.dumps(
-            {"line": number, "hypotheses": list(map(_describe, hypotheses))}, ensure_ascii=False
-        )
-        return
-    for hypothesis in hypotheses:
-        yield f"{number}\t{hypothesis.score:.4f}\t{hypothesis.text}" if scores else hypothesis.text
-
-
-def _describe(hypothesis: "Translation") -> dict[str, object]:
-    return {
-        "text": hypothesis.text,
-        "score": None if hypothesis.score is None else round(hypothesis.score, 4),
-        "reached_limit": hypothesis.reached_limit,
-        "source_tokens": hypothesis.source_tokens,
-        "tokens": hypothesis.tokens,
-        "token_scores": [round(score, 4) for score in hypothesis.token_scores],
-        # The format of Pharaoh and fast_align.
-        "alignment": " ".join(f"{source}-{target}" for source, target in hypothesis.alignment),
-    }

@@ -1,8 +1,21 @@
-"""Checks of output files before the work begins."""
+"""Output files: checks before the work begins, and rows that are written whole or not at all."""
 
+import json
 import os
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from io import BufferedIOBase, FileIO
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vanilla_transformer_tools.settings import TranslateSettings
+
+if TYPE_CHECKING:
+    from vanilla_transformer_tools.translation import Translation
+
+if sys.platform != "win32":
+    import fcntl
 
 
 def check_output(
@@ -82,3 +95,149 @@ def check_room(path: Path, option: str) -> None:
             f"{option} cannot be written to {str(path)!r}: {error.strerror}. Make its folder, or "
             "choose another one."
         ) from error
+
+
+class Output:
+    """Where rows are written: a locked file, a device, a pipe, or standard output.
+
+    Args:
+        path: Path of a file, which need not exist, of a device or of a pipe; None: standard output.
+        kept: Bytes of a file to keep; the rest is cut off.
+        found: Bytes that a file must have now.
+
+    Raises:
+        ValueError: If another translation has locked or changed the file.
+        OSError: If it cannot be opened.
+    """
+
+    def __init__(self, path: Path | None, kept: int = 0, found: int = 0) -> None:
+        self._name = "Standard output" if path is None else repr(str(path))
+        # Size in bytes of the rows in a file; None: what is written cannot be taken back.
+        self._size: int | None = None
+        self._file: BufferedIOBase | FileIO
+        if path is None:
+            self._file = sys.stdout.buffer
+        elif path.exists() and not path.is_file():
+            self._file = path.open("wb", buffering=0)
+        else:
+            path.touch()
+            self._file = open_alone(path)
+            if (now := path.stat().st_size) != found:
+                self._file.close()
+                raise ValueError(
+                    f"--output {path} was changed while the model was loaded: expected {found:,} "
+                    f"bytes, got {now:,}. Pass --resume to continue it, or choose another file."
+                )
+            self._file.truncate(kept)
+            self._file.seek(kept)
+            self._size = kept
+
+    def write(self, rows: bytes) -> None:
+        """Writes and flushes rows: in a file all of them or none.
+
+        Raises:
+            OSError: If they cannot be written.
+        """
+        rest = memoryview(rows)
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+            self._file.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            hint = ""
+            if self._size is not None:
+                with suppress(OSError):
+                    self._file.truncate(self._size)
+                hint = " Its lines are complete; --resume continues after them."
+            raise OSError(
+                f"{self._name} can no longer be written: {error.strerror}.{hint}"
+            ) from error
+        if self._size is not None:
+            self._size += len(rows)
+
+    def close(self) -> None:
+        """Closes and unlocks a file.
+
+        Raises:
+            OSError: If its rows cannot be kept, as on a disk that fails.
+        """
+        if self._file is sys.stdout.buffer:
+            return
+        with self._file:
+            if self._size is not None:
+                # On disk, before the record of the job is deleted.
+                os.fsync(self._file.fileno())
+
+
+def open_alone(path: Path) -> FileIO:
+    """Opens a file for writing and locks it until it is closed.
+
+    Raises:
+        ValueError: If another translation has locked it.
+    """
+    # Unbuffered: on a full disk, a buffer would be written again when the file is closed.
+    file = path.open("r+b", buffering=0)
+    if sys.platform != "win32":
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.close()
+            raise ValueError(
+                f"--output {path} is in use by another translation that has not ended. Wait for "
+                "it, or choose another file."
+            ) from error
+        except OSError:
+            # A file system without locks.
+            pass
+    return file
+
+
+def written_lines(path: Path, rows_per_line: int) -> tuple[int, int, bool]:
+    """Number of input lines of which an output has all rows, their bytes, whether more follow."""
+    lines = size = rows = rows_size = 0
+    with path.open("rb") as file:
+        for row in file:
+            if not row.endswith(b"\n"):
+                break
+            rows += 1
+            rows_size += len(row)
+            if rows % rows_per_line == 0:
+                lines, size = lines + 1, rows_size
+    return lines, size, path.stat().st_size > size
+
+
+def format_rows(
+    translation: "Translation", number: int, settings: TranslateSettings
+) -> Iterator[str]:
+    """Output rows for one line of the input, without line ends.
+
+    Args:
+        translation: The best one, with its alternatives.
+        number: Number of the line in the input, counted from 1.
+        settings: With `scores` or several translations, a row has number, score and text,
+            separated by tabs; with `details` it is one JSON object with all translations.
+    """
+    hypotheses = [translation, *translation.alternatives]
+    if settings.details:
+        yield json.dumps(
+            {"line": number, "hypotheses": list(map(_describe, hypotheses))}, ensure_ascii=False
+        )
+        return
+    scores = settings.scores or settings.n_best > 1
+    for hypothesis in hypotheses:
+        yield f"{number}\t{hypothesis.score:.4f}\t{hypothesis.text}" if scores else hypothesis.text
+
+
+def _describe(hypothesis: "Translation") -> dict[str, object]:
+    return {
+        "text": hypothesis.text,
+        "score": None if hypothesis.score is None else round(hypothesis.score, 4),
+        "reached_limit": hypothesis.reached_limit,
+        "source_tokens": hypothesis.source_tokens,
+        "tokens": hypothesis.tokens,
+        "token_scores": [round(score, 4) for score in hypothesis.token_scores],
+        # The format of Pharaoh and fast_align.
+        "alignment": " ".join(f"{source}-{target}" for source, target in hypothesis.alignment),
+    }

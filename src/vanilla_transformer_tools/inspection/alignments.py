@@ -13,7 +13,6 @@ from vanilla_transformer_tools.files import read_lines
 from vanilla_transformer_tools.text.blanks import without_blank_ends
 from vanilla_transformer_tools.text.languages import end_length
 from vanilla_transformer_tools.translation import Translator
-from vanilla_transformer_tools.translation.engine_choice import as_torch
 from vanilla_transformer_tools.translation.engines import TorchEngine
 from vanilla_transformer_tools.translation.segments import without_surrogates
 
@@ -146,7 +145,7 @@ def align_words(
         ValueError: If the engine cannot read pairs, a tokenizer is not fast, the sides have
             different numbers of lines, or units do not spell the text of their line.
     """
-    engine = as_torch(translator.engine)
+    engine = translator.engine
     if not isinstance(engine, TorchEngine):
         raise ValueError(
             "Alignments need the engine 'torch', which can read a given translation, got "

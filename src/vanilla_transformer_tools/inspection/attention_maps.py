@@ -19,7 +19,6 @@ from vanilla_transformer_tools.inspection.alignments import encode_source, encod
 from vanilla_transformer_tools.text.blanks import without_blank_ends
 from vanilla_transformer_tools.text.tokenizer_pair import speller
 from vanilla_transformer_tools.translation import Translator
-from vanilla_transformer_tools.translation.engine_choice import as_torch
 from vanilla_transformer_tools.translation.engines import (
     TorchEngine,
     aligned_layer,
@@ -141,7 +140,7 @@ def read_attention(translator: Translator, source: str, target: str | None = Non
         ValueError: If the translator has several models, or another engine, or the texts are longer
             than the model's positions.
     """
-    engine = as_torch(translator.engine)
+    engine = translator.engine
     if not isinstance(engine, TorchEngine) or len(engine.models) > 1:
         got = type(engine).__name__
         if isinstance(engine, TorchEngine):

@@ -1,6 +1,5 @@
 """A saved model to another runtime or class: converted, compared, and only then in place."""
 
-import random
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -37,10 +36,10 @@ from vanilla_transformer_tools.saved_folder import (
     write_run,
 )
 from vanilla_transformer_tools.settings import MAX_EXTRA_TOKENS
-from vanilla_transformer_tools.text.languages import language_codes
-from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair, tokens_by_id
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.translation import Search
 from vanilla_transformer_tools.translation.ctranslate2_engine import CTranslate2Engine
+from vanilla_transformer_tools.translation.engine_choice import random_sources
 from vanilla_transformer_tools.translation.engines import TorchEngine
 from vanilla_transformer_tools.translation.search import (
     never_generated,
@@ -367,14 +366,8 @@ def _sample_sources(
         ValueError: If there are no lines.
     """
     if lines is None:
-        draw = random.Random(0)
-        others = {*tokenizer.all_special_ids, *language_codes(tokenizer).values()}
-        ordinary = sorted(tokens_by_id(tokenizer, "source").keys() - others)
-        *_, end = tokenizer("")["input_ids"]
         longest = int(min(_LONGEST_LINE, engine.last_position - 1))
-        sources = [
-            [*draw.choices(ordinary, k=draw.randint(1, longest)), end] for _ in range(_SAMPLE_LINES)
-        ]
+        sources = random_sources(tokenizer, _SAMPLE_LINES, longest)
     else:
         texts = [line for line in lines if line.strip()]
         if not texts:

@@ -27,6 +27,8 @@ from vanilla_transformer.tokenization_vanilla_transformer import (
 )
 from vanilla_transformer_tools.files import (
     CACHE_VARIABLE,
+    delete_oldest,
+    mark_used,
     naming_full_disk,
     scratch_folder,
     written_whole,
@@ -94,7 +96,7 @@ def cached_ids(
             ):
                 store_ids(pairs, tokenizers, max_length, scratch / name)
                 os.replace(scratch / name, folder / name)
-            _delete_oldest(folder, _IDS)
+            delete_oldest(folder.glob(f"*{_IDS}"), MOST_ENTRIES)
             kept = Dataset.from_file(str(folder / name))
     return kept.remove_columns("is_truncated"), count_truncated(kept)
 
@@ -130,7 +132,7 @@ def cached_tokenizer(
             content = f"{form}\n{kept.backend_tokenizer.to_str()}"
             with naming_full_disk(folder, "the vocabulary", _HINT), written_whole(path) as file:
                 file.write_text(f"{_checksum(content)}\n{content}", encoding="utf-8", newline="\n")
-            _delete_oldest(folder, _VOCABULARY)
+            delete_oldest(folder.glob(f"*{_VOCABULARY}"), MOST_ENTRIES)
     return kept
 
 
@@ -187,7 +189,7 @@ def _read_ids(path: Path, num_pairs: int) -> Dataset | None:
         kept = Dataset.from_file(str(path))
     except (OSError, pa.ArrowException):
         return None
-    _mark_as_used(path)
+    mark_used(path)
     return kept if len(kept) == num_pairs else None
 
 
@@ -199,7 +201,7 @@ def _read_tokenizer(path: Path) -> VanillaTransformerTokenizer | None:
         return None
     if checksum != _checksum(content):
         return None
-    _mark_as_used(path)
+    mark_used(path)
     form, _, pipeline = content.partition("\n")
     backend = Tokenizer.from_str(pipeline)
     added = sorted(backend.get_added_tokens_decoder().items())
@@ -207,16 +209,3 @@ def _read_tokenizer(path: Path) -> VanillaTransformerTokenizer | None:
     return VanillaTransformerTokenizer.of_pipeline(
         backend, special_tokens, cast("UnicodeForm | None", form or None)
     )
-
-
-def _mark_as_used(path: Path) -> None:
-    # In a folder of several users, it may be somebody else's.
-    with suppress(OSError):
-        os.utime(path)
-
-
-def _delete_oldest(folder: Path, suffix: str) -> None:
-    with suppress(OSError):
-        files = sorted(folder.glob(f"*{suffix}"), key=lambda path: path.stat().st_mtime)
-        for old in files[:-MOST_ENTRIES]:
-            old.unlink(missing_ok=True)

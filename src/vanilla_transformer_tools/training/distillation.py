@@ -5,8 +5,10 @@ outputs instead of the references, or on the output that is nearest to the refer
 word level: its distribution over the vocabulary is compared with the teacher's at each target.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Literal
@@ -46,7 +48,7 @@ def word_level(
         model: A vanilla Transformer in training mode, wrapped or not.
         teachers: Models in evaluation mode with the same vocabulary.
         weight: Between 0 and 1.
-        num_items_in_batch: Divisor of the summed loss; None for the targets of this batch.
+        num_items_in_batch: Divisor of the summed loss; None: the number of targets in this batch.
         inputs: Tensors of the batch, `[B, ...]` each, including `labels`.
 
     Returns:
@@ -79,9 +81,9 @@ def load_teachers(
     """Teachers that compare distributions with a student.
 
     Args:
-        names: Their folders or Hub names.
-        student: Saved model that the student has its tokenizers from.
-        device: Where they run.
+        names: Folders or Hub names of the teachers.
+        student: Saved model whose tokenizers the student has.
+        device: Device of the teachers.
 
     Raises:
         ValueError: If one has another vocabulary, or is no model of this package.
@@ -115,53 +117,24 @@ class Targets:
     nearest: Literal["chrf", "bleu"] | None = None
     tokenize: str = "13a"
 
-    def metric(self) -> Metric | None:
-        """Similarity to the reference, if it matters."""
+    @cached_property
+    def _similarity(self) -> Metric:
         if self.nearest == "bleu":
             return BLEU(effective_order=True, tokenize=self.tokenize, force=True)
-        return CHRF() if self.nearest == "chrf" else None
+        return CHRF()
 
+    def choose(self, reference: str, outputs: Sequence[str]) -> list[str]:
+        """Targets of one source, each once; blank outputs are left out.
 
-@dataclass
-class PairCounts:
-    """Counts of the pairs that a student learns from.
-
-    Attributes:
-        sources: Sources that the teacher was given.
-        blank: Sources for which it has written nothing.
-        equal: Sources with an output equal to the reference.
-        pairs: Pairs for the student.
-    """
-
-    sources: int = 0
-    blank: int = 0
-    equal: int = 0
-    pairs: int = 0
-
-    def __str__(self) -> str:
-        """What the command prints."""
-        return (
-            f"{self.pairs:,} pairs from {self.sources:,} sources; the teacher wrote nothing for "
-            f"{self.blank:,}, and the reference for {self.equal:,}"
-        )
-
-
-def choose_targets(
-    reference: str, outputs: Sequence[str], *, with_reference: bool, metric: Metric | None
-) -> list[str]:
-    """Targets of one source, each once; blank outputs are left out.
-
-    Args:
-        reference: Of the source.
-        outputs: Of the teacher, best first.
-        with_reference: Whether the reference is a target too; it comes first.
-        metric: Keeps only the output with the largest score, of equal ones the first; None: all.
-    """
-    written = [output for output in outputs if output.strip()]
-    if metric and written:
-        scores = [metric.sentence_score(output, [reference]).score for output in written]
-        written = [written[scores.index(max(scores))]]
-    return list(dict.fromkeys([reference] * with_reference + written))
+        Args:
+            reference: Reference of the source, which comes first if it is a target.
+            outputs: The teacher's outputs, best first; of equally near ones the first is kept.
+        """
+        written = [output for output in outputs if output.strip()]
+        if self.nearest and written:
+            score = self._similarity.sentence_score
+            written = [max(written, key=lambda output: score(output, [reference]).score)]
+        return list(dict.fromkeys([reference] * self.references + written))
 
 
 def read_outputs(path: Path, n_best: int) -> Iterator[list[str]]:
@@ -184,40 +157,42 @@ def write_pairs(
     references: Path,
     outputs: Iterator[list[str]],
     targets: Targets,
-) -> PairCounts:
+) -> str:
     """Writes the pairs of a student as two files with a text a line, which `ParallelText` reads.
 
     Args:
-        paths: Of the sources and of the targets.
+        paths: Files for the sources and for the targets.
         sources: File of the sources, one a line.
         references: File of their references.
-        outputs: Of the teacher, for each source.
+        outputs: The teacher's outputs of each source.
         targets: Which of them are used.
+
+    Returns:
+        Counts of the pairs, in words.
 
     Raises:
         ValueError: If there are no pairs.
     """
-    metric = targets.metric()
-    counts = PairCounts()
+    counts: Counter[str] = Counter()
 
     def pairs() -> Iterator[tuple[str, str]]:
-        for source, reference, texts in zip(
-            read_lines(sources), read_lines(references), outputs, strict=True
-        ):
-            chosen = choose_targets(
-                reference, texts, with_reference=targets.references, metric=metric
-            )
-            counts.sources += 1
-            counts.blank += not any(map(str.strip, texts))
-            counts.equal += reference in texts
-            counts.pairs += len(chosen)
+        columns = read_lines(sources), read_lines(references), outputs
+        for source, reference, texts in zip(*columns, strict=True):
+            chosen = targets.choose(reference, texts)
+            counts["sources"] += 1
+            counts["blank"] += not any(map(str.strip, texts))
+            counts["equal"] += reference in texts
+            counts["pairs"] += len(chosen)
             for target in chosen:
                 yield source, target
 
     with rows_written(paths, pairs()):
-        if not counts.pairs:
+        if not counts["pairs"]:
             raise ValueError(
-                f"The teacher must translate at least one source, got {counts.sources:,} blank "
+                f"The teacher must translate at least one source, got {counts['sources']:,} blank "
                 f"outputs beside {str(sources)!r}. Try `translate` with it, and another search."
             )
-    return counts
+    return (
+        f"{counts['pairs']:,} pairs from {counts['sources']:,} sources; the teacher wrote nothing "
+        f"for {counts['blank']:,}, and the reference for {counts['equal']:,}"
+    )

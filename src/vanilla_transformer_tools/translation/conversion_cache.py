@@ -1,28 +1,25 @@
-"""Models converted for CTranslate2, kept on disk, with what is known of their translations.
+"""Models converted for CTranslate2, kept on disk.
 
-The folder `ctranslate2` of the cache has a folder for each model, named by all that it depends on,
-and small files beside it: for each search, how many lines CTranslate2 translated as torch did, and
-how fast both were.
+The folder `ctranslate2` of the cache has a folder for each model, named by all that it depends on.
 Only what this user alone can have written is used. Everything in it may be deleted at any time.
 """
 
 import json
 import os
-import shutil
 import sys
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vanilla_transformer_tools.files import (
     CACHE_VARIABLE,
     checksum,
+    delete_oldest,
     naming_full_disk,
     scratch_folder,
     write_lines,
@@ -34,7 +31,6 @@ from vanilla_transformer_tools.saved_folder import (
     describe_model_files,
     read_object,
 )
-from vanilla_transformer_tools.translation.search import Search
 
 # Models in the cache; those that were not used for longest are deleted.
 MOST_MODELS = 8
@@ -62,28 +58,11 @@ def cache_folder() -> Path | None:
     return caches / "vanilla_transformer"
 
 
-@dataclass(frozen=True)
-class Agreement:
-    """How the translations of CTranslate2 compare with those of torch, so far.
-
-    Attributes:
-        lines: Lines that were compared.
-        differs: Whether one of them was translated otherwise.
-        seconds: That CTranslate2 took.
-        torch_seconds: That torch took.
-    """
-
-    lines: int = 0
-    differs: bool = False
-    seconds: float = 0.0
-    torch_seconds: float = 0.0
-
-
 class Conversion:
     """One model in the cache, which may not be there yet.
 
     Attributes:
-        folder: Of the converted model.
+        folder: Folder of the converted model.
 
     Args:
         cache: Folder of all models.
@@ -94,21 +73,33 @@ class Conversion:
         self._source, self._key = source, _key(source)
         self.folder = cache / "ctranslate2" / self._key
 
-    def is_whole(self) -> bool:
-        """Whether the converted model is there, as this user wrote it."""
+    def agrees(self) -> bool | None:
+        """Whether CTranslate2 translated a sample with it as torch did.
+
+        Returns:
+            None if there is no conversion, or not as this user wrote it.
+        """
         try:
             if not (_is_own(self.folder.parent) and _is_own(self.folder)):
-                return False
-            return read_object(self.folder / FILES_FILE) == self._record(self.folder)
-        except (OSError, ValueError):
-            return False
+                return None
+            recorded = read_object(self.folder / FILES_FILE)
+            agrees = bool(recorded.pop("agrees"))
+            return agrees if recorded == self._record(self.folder) else None
+        except (OSError, ValueError, KeyError):
+            return None
 
-    def make(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    def make(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        agrees: Callable[[Path], bool],
+    ) -> None:
         """Converts the model, in place of what is there.
 
         Args:
-            model: In float32.
-            tokenizer: Of the source.
+            model: The model, in float32.
+            tokenizer: Tokenizer of the source.
+            agrees: Compares the translations of a converted model with those of torch.
 
         Raises:
             ValueError: If CTranslate2 cannot hold the model.
@@ -135,46 +126,19 @@ class Conversion:
             if _key(self._source) != self._key:
                 raise OSError(f"{str(self._source)!r} was changed while it was loaded.")
             new.chmod(_OWN_MODE)
-            write_lines(new / FILES_FILE, [json.dumps(self._record(new), indent=2)])
+            record = {**self._record(new), "agrees": agrees(new)}
+            write_lines(new / FILES_FILE, [json.dumps(record, indent=2)])
             # Another process may have been faster.
-            if not self.is_whole():
+            if self.agrees() is None:
                 if self.folder.exists():
                     self.folder.rename(scratch / "old")
                 new.rename(self.folder)
-        _delete_oldest(parent)
+        delete_oldest(parent.glob("[!.]*"), MOST_MODELS)
 
     def _record(self, folder: Path) -> dict[str, Any]:
         """Size and checksum of each file, and what they were converted from."""
-        files = describe_files(folder, _names(folder), _DIGEST)
-        return {**files, "source": {"key": self._key}}
-
-    def mark_used(self) -> None:
-        """Keeps the model among those that were used last."""
-        with suppress(OSError):
-            os.utime(self.folder)
-
-    def agreement(self, search: Search) -> Agreement:
-        """What is known of a search with this model; nothing if its file is damaged."""
-        try:
-            values = read_object(self._agreement_file(search))
-            return Agreement(
-                int(values["lines"]),
-                bool(values["differs"]),
-                float(values["seconds"]),
-                float(values["torch_seconds"]),
-            )
-        except (OSError, ValueError, TypeError, KeyError):
-            return Agreement()
-
-    def keep_agreement(self, search: Search, agreement: Agreement) -> None:
-        """Writes it, if the cache can be written; otherwise it is found out again."""
-        with suppress(OSError):
-            write_lines(self._agreement_file(search), [json.dumps(asdict(agreement))])
-
-    def _agreement_file(self, search: Search) -> Path:
-        versions = [torch.__version__, version("vanilla-transformer")]
-        key = _digest([asdict(search), versions, torch.get_num_threads()])
-        return self.folder.with_name(f"{self.folder.name}-{key}.json")
+        names = sorted(set(os.listdir(folder)) - {FILES_FILE})
+        return {**describe_files(folder, names, _DIGEST), "source": {"key": self._key}}
 
 
 def _is_own(folder: Path) -> bool:
@@ -192,23 +156,5 @@ def _key(source: Path) -> str:
     files |= describe_files(
         source, (name for name in _SETTINGS if (source / name).exists()), _DIGEST
     )
-    return _digest([files, version("ctranslate2"), checksum(_CONVERTER)])
-
-
-def _digest(value: Any) -> str:
-    return sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]
-
-
-def _names(folder: Path) -> list[str]:
-    """Files of a converted model."""
-    return sorted(set(os.listdir(folder)) - {FILES_FILE})
-
-
-def _delete_oldest(parent: Path) -> None:
-    with suppress(OSError):
-        models = [path for path in parent.glob("[!.]*") if path.is_dir()]
-        models.sort(key=lambda path: path.stat().st_mtime, reverse=True)
-        for old in models[MOST_MODELS:]:
-            shutil.rmtree(old, ignore_errors=True)
-            for file in parent.glob(f"{old.name}-*.json"):
-                file.unlink(missing_ok=True)
+    about = [files, version("ctranslate2"), checksum(_CONVERTER)]
+    return sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]

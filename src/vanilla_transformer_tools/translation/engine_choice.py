@@ -1,26 +1,25 @@
-"""Loading what searches, and the choice of the faster engine where both find the same."""
+"""Loading the engine of a translator, and the rule of `--engine auto`."""
 
-import logging
-from collections.abc import Callable, Iterator
-from functools import cached_property
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from functools import cache, partial
 from pathlib import Path
-from time import perf_counter
-from typing import cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer_tools.files import CACHE_VARIABLE, mark_used
 from vanilla_transformer_tools.saved_folder import check_files, find_file, load_model, read_object
-from vanilla_transformer_tools.settings import EngineName
-from vanilla_transformer_tools.translation.conversion_cache import (
-    Agreement,
-    Conversion,
-    cache_folder,
-)
+from vanilla_transformer_tools.settings import MAX_EXTRA_TOKENS, EngineName
+from vanilla_transformer_tools.text.languages import language_codes
+from vanilla_transformer_tools.text.tokenizer_pair import tokens_by_id
+from vanilla_transformer_tools.translation.conversion_cache import Conversion, cache_folder
 from vanilla_transformer_tools.translation.ctranslate2_engine import CTranslate2Engine, patience
-from vanilla_transformer_tools.translation.engines import Engine, Hypothesis, TorchEngine
+from vanilla_transformer_tools.translation.engines import Engine, TorchEngine
 from vanilla_transformer_tools.translation.search import (
     Search,
     has_several_ends,
@@ -28,10 +27,21 @@ from vanilla_transformer_tools.translation.search import (
     torch_only,
 )
 
-logger = logging.getLogger(__name__)
+# Sources of random tokens that a conversion must translate as torch does, and their longest.
+_SAMPLE_LINES, _SAMPLE_TOKENS = 32, 20
+# Width D up to which CTranslate2 is taken on any number of threads: it was ahead at 128, and at 512
+# on one thread only (docs/speed.md, The automatic choice of an engine).
+_NARROW = 256
+# Fields of a translator with which CTranslate2 does not do the same as torch, or nothing.
+_ONLY_TORCH = ("details", "replace_unknown", "do_sample", "scores", "mbr_candidates")
 
-# Lines that both engines must translate alike before CTranslate2 translates the others.
-SAMPLE_LINES = 32
+
+class LoadedEngine(NamedTuple):
+    """An engine, the defaults of its searches, and why it was chosen; empty: it was asked for."""
+
+    engine: Engine
+    generation_config: GenerationConfig
+    choice: str = ""
 
 
 def load_engine(
@@ -40,78 +50,76 @@ def load_engine(
     tokenizer: PreTrainedTokenizerBase,
     *,
     dtype: str = "auto",
-    details: bool = False,
     trust_remote_code: bool = False,
-) -> tuple[Engine, GenerationConfig]:
-    """Loads what searches, onto a GPU if there is one, and the defaults of its searches.
+    settings: Mapping[str, Any] | None = None,
+) -> LoadedEngine:
+    """Loads what searches, onto a GPU if there is one.
 
     Args:
-        kind: `auto`: CTranslate2 where it finds what torch finds, and torch otherwise.
-        names: Models; several are an ensemble.
-        tokenizer: Of their sources.
-        dtype: Of the weights while they are used; `auto`: as saved.
-        details: Whether outputs are read again, which only torch can.
+        kind: `auto`: CTranslate2 if nothing speaks for torch, see `reasons_for_torch`.
+        names: Folders or Hub names of the models; several are an ensemble.
+        tokenizer: Tokenizer of the sources.
+        dtype: Dtype of the weights while they are used; `auto`: as saved.
         trust_remote_code: Runs the code in the folder of a model of another architecture.
+        settings: Arguments of the `Translator`.
 
     Raises:
         ValueError: If a model is not whole, or several are given to CTranslate2.
         ImportError: If CTranslate2 is asked for and is not installed.
     """
     if kind == "ctranslate2":
-        if len(names) > 1:
-            raise ValueError(
-                f"The engine 'ctranslate2' takes one model, got {len(names)}: {', '.join(names)}. "
-                "Use the engine 'torch' for an ensemble."
-            )
-        check_files(names[0])
-        compute_type = "default" if dtype == "auto" else dtype
-        # First, because its errors explain what is wrong with a folder.
-        exported = CTranslate2Engine(names[0], compute_type=compute_type)
-        config = GenerationConfig.from_pretrained(names[0])
-        refuse_torch_only(config)
-        if has_several_ends(config.eos_token_id):
-            raise ValueError(
-                "The engine 'ctranslate2' needs one `eos_token_id` in generation_config.json, got "
-                f"{config.eos_token_id}. Use the engine `torch`."
-            )
-        exported.patience = patience(config)
-        return exported, config
+        return _load_export(names, dtype)
 
+    @cache
     def load_torch() -> TorchEngine:
         device = torch.accelerator.current_accelerator(check_available=True) or "cpu"
         loading = {"dtype": dtype, "trust_remote_code": trust_remote_code}
         return TorchEngine(*(load_model(name, **loading).to(device) for name in names))
 
+    reason = ""
     if kind == "auto":
-        cache = cache_folder()
-        obstacle = next(_obstacles(names, dtype, details=details, cache=cache), None)
-        if cache and obstacle is None:
-            automatic = AutomaticEngine(names[0], tokenizer, cache, load_torch)
-            return automatic, automatic.generation_config
-        logger.debug("torch translates: %s", obstacle)
+        reason = next(reasons_for_torch(names, dtype, settings or {}), "")
+        try:
+            if not reason and (converted := _load_converted(names[0], tokenizer, load_torch)):
+                return converted
+            reason = reason or "CTranslate2 gave a different translation for a line of a sample"
+        except (ValueError, RuntimeError) as error:
+            reason = str(error)
+        except OSError as error:
+            reason = f"a conversion cannot be kept: {error}"
     engine = load_torch()
-    return engine, engine.model.generation_config
+    choice = f"torch translates: {reason.rstrip('.')}." if reason else ""
+    return LoadedEngine(engine, engine.model.generation_config, choice)
 
 
-def as_torch(engine: Engine) -> Engine:
-    """The torch engine that an automatic choice falls back on; any other engine as it is."""
-    return engine.torch if isinstance(engine, AutomaticEngine) else engine
+def reasons_for_torch(names: list[str], dtype: str, settings: Mapping[str, Any]) -> Iterator[str]:
+    """Why torch is faster than CTranslate2, or finds something else; nothing: use CTranslate2.
 
-
-def _obstacles(names: list[str], dtype: str, *, details: bool, cache: Path | None) -> Iterator[str]:
-    """Why CTranslate2 cannot translate as torch would, whatever the search."""
-    if cache is None:
-        yield "there is no folder for conversions"
+    Args:
+        names: As for `load_engine`, like all that follow.
+        dtype: Dtype of the weights.
+        settings: Arguments of the `Translator`.
+    """
+    search = settings.get("search")
+    wanted = {**settings, **(asdict(search) if search else {})}
+    for name in _ONLY_TORCH:
+        if wanted.get(name):
+            yield f"CTranslate2 does not do the same with `{name}`"
+    if (wanted.get("num_hypotheses") or 1) > 1:
+        yield "CTranslate2 does not do the same with several hypotheses"
     if len(names) > 1:
         yield "several models are an ensemble"
-    if details:
-        yield "details are read by torch"
     if torch.accelerator.current_accelerator(check_available=True):
         yield "there is a GPU"
+    if cache_folder() is None:
+        yield f"{CACHE_VARIABLE} is empty, so that no conversion is kept"
     try:
         import ctranslate2  # noqa: F401
-    except ImportError as error:
-        yield str(error)
+    except ImportError:
+        yield "CTranslate2 is not installed"
+        return
+    from vanilla_transformer_tools.translation.ctranslate2_conversion import position_table_length
+
     files = [find_file(names[0], name) for name in (CONFIG_NAME, GENERATION_CONFIG_NAME)]
     if None in files:
         yield f"{names[0]!r} lacks a config"
@@ -119,178 +127,102 @@ def _obstacles(names: list[str], dtype: str, *, details: bool, cache: Path | Non
     saved, generation = (read_object(file) for file in files if file)
     if saved.get("model_type") != VanillaTransformerConfig.model_type:
         yield f"the model is of the type {saved.get('model_type')!r}"
+        return
     if "float32" not in (dtype, saved.get("dtype") if dtype == "auto" else None):
         yield "the weights are not in float32"
     for name in torch_only(generation):
         yield f"the generation config sets `{name}`"
+    config = VanillaTransformerConfig.from_pretrained(names[0])
+    longest = wanted.get("max_source_length") or config.max_position_embeddings
+    longest += wanted.get("max_extra_tokens") or MAX_EXTRA_TOKENS
+    if min(longest, config.last_position) > position_table_length(config):
+        yield f"CTranslate2 has no positions for {longest} tokens"
+    threads = torch.get_num_threads()
+    if config.d_model > _NARROW and threads > 1:
+        yield f"it is faster on {threads} threads for a model of width {config.d_model}"
 
 
-class AutomaticEngine:
-    """Searches with CTranslate2 once a sample shows the same translations, sooner; else with torch.
+def _load_export(names: list[str], dtype: str) -> LoadedEngine:
+    """Loads a folder that our export made."""
+    if len(names) > 1:
+        raise ValueError(
+            f"The engine 'ctranslate2' takes one model, got {len(names)}: {', '.join(names)}. "
+            "Use the engine 'torch' for an ensemble."
+        )
+    check_files(names[0])
+    # First, because its errors explain what is wrong with a folder.
+    exported = CTranslate2Engine(names[0], compute_type="default" if dtype == "auto" else dtype)
+    config = GenerationConfig.from_pretrained(names[0])
+    refuse_torch_only(config)
+    if has_several_ends(config.eos_token_id):
+        raise ValueError(
+            "The engine 'ctranslate2' needs one `eos_token_id` in generation_config.json, got "
+            f"{config.eos_token_id}. Use the engine `torch`."
+        )
+    exported.patience = patience(config)
+    return LoadedEngine(exported, config)
 
-    CTranslate2 searches for the one best output only: its scores, which are normalised over other
-    tokens, and its samples are not those of torch. Until the sample is complete, both translate.
 
-    Attributes:
-        name: Of the engine that was chosen; empty as long as both have found the same in a sample
-            that is not complete.
-        max_positions: Longest source, in tokens, that the model expects.
-        last_position: See `Engine`.
-        generation_config: Of the model.
+def _load_converted(
+    model: str, tokenizer: PreTrainedTokenizerBase, load_torch: Callable[[], TorchEngine]
+) -> LoadedEngine | None:
+    """Loads a model as converted for CTranslate2, which is done once; None if it does not agree.
+
+    Raises:
+        ValueError: If CTranslate2 cannot hold the model.
+        OSError: If a conversion cannot be kept.
+    """
+    # In the Hub's cache if the model comes from there.
+    folder = cast(Path, find_file(model, CONFIG_NAME)).parent
+    if not any(folder.glob("model*.safetensors")):
+        # Fetches them from the Hub, or fails and says why.
+        load_torch()
+    config = GenerationConfig.from_pretrained(folder)
+    conversion = Conversion(cast(Path, cache_folder()), folder)
+    load = partial(
+        CTranslate2Engine, device="cpu", compute_type="float32", patience=patience(config)
+    )
+    if conversion.agrees() is None:
+        torch_engine = load_torch()
+        conversion.make(
+            torch_engine.model,
+            tokenizer,
+            lambda new: _translate_alike(torch_engine, load(new), tokenizer),
+        )
+    else:
+        check_files(model)
+    mark_used(conversion.folder)
+    if not conversion.agrees():
+        return None
+    engine = load(conversion.folder)
+    choice = f"{engine.name} translates: on this CPU it is faster for this model."
+    return LoadedEngine(engine, config, choice)
+
+
+def _translate_alike(
+    engine: TorchEngine, other: CTranslate2Engine, tokenizer: PreTrainedTokenizerBase
+) -> bool:
+    """Whether two engines translate a sample of random tokens alike."""
+    longest = int(min(_SAMPLE_TOKENS, engine.last_position - 1))
+    sources = random_sources(tokenizer, _SAMPLE_LINES, longest)
+    limits = [len(source) + _SAMPLE_TOKENS for source in sources]
+    outputs = []
+    for one in (engine, other):
+        found = one.translate_batch(sources, [[] for _ in sources], limits, Search())
+        outputs.append([(best.tokens, best.reached_limit) for (best,) in found])
+    return outputs[0] == outputs[1]
+
+
+def random_sources(tokenizer: PreTrainedTokenizerBase, lines: int, longest: int) -> list[list[int]]:
+    """Ids with `</s>` of lines of random tokens, always the same.
 
     Args:
-        model: Folder or Hub name of one of our models, with weights in float32.
-        tokenizer: Of its sources.
-        cache: Where conversions are kept.
-        load_torch: Loads the model.
+        tokenizer: Tokenizer of the source.
+        lines: Number of lines.
+        longest: Most tokens of a line, `</s>` not counted.
     """
-
-    def __init__(
-        self,
-        model: str,
-        tokenizer: PreTrainedTokenizerBase,
-        cache: Path,
-        load_torch: Callable[[], TorchEngine],
-    ) -> None:
-        self._tokenizer, self._load_torch = tokenizer, load_torch
-        self._agreements: dict[Search, Agreement] = {}
-        # Whether CTranslate2 translates; None: the sample is not complete.
-        self._verdicts: dict[Search, bool | None] = {}
-        self._kept = ""
-        self.name = ""
-        folder = _folder(model)
-        if not any(folder.glob("model*.safetensors")):
-            # Fetches them from the Hub, or fails and says why.
-            _ = self.torch
-        config = VanillaTransformerConfig.from_pretrained(folder)
-        self.max_positions: int = config.max_position_embeddings
-        self.last_position = config.last_position
-        self.generation_config = GenerationConfig.from_pretrained(folder)
-        self._conversion = Conversion(cache, folder)
-        if self._conversion.is_whole():
-            check_files(model)
-        else:
-            # Now, so that its faults are reported before anything is translated.
-            _ = self.torch
-
-    @cached_property
-    def torch(self) -> TorchEngine:
-        """Loaded when it is needed."""
-        return self._load_torch()
-
-    @cached_property
-    def _ctranslate2(self) -> CTranslate2Engine | None:
-        """Converted when it is needed; None if that fails."""
-        try:
-            if not self._conversion.is_whole():
-                self._conversion.make(self.torch.model, self._tokenizer)
-            self._conversion.mark_used()
-            return CTranslate2Engine(
-                self._conversion.folder,
-                device="cpu",
-                compute_type="float32",
-                patience=patience(self.generation_config),
-            )
-        except ValueError as error:
-            logger.debug("torch translates: %s", error)
-        except (OSError, RuntimeError) as error:
-            logger.warning("torch translates, because a conversion cannot be kept: %s", error)
-        return None
-
-    def keep_to(self, name: str) -> None:
-        """Searches from now on with the engine that has this name, without a sample.
-
-        If neither has it, because CTranslate2 is of another version or cannot translate, the choice
-        is made as before, and the attribute `name` is empty until then.
-        """
-        self._kept = name
-        self._verdicts.clear()
-        has_it = name == TorchEngine.name or (
-            self._ctranslate2 is not None and name == self._ctranslate2.name
-        )
-        self.name = name if has_it else ""
-
-    def translate_batch(
-        self,
-        sources: list[list[int]],
-        prefixes: list[list[int]],
-        limits: list[int],
-        search: Search,
-    ) -> list[list[Hypothesis]]:
-        """See `Engine.translate_batch`."""
-        if search not in self._verdicts:
-            self._judge(search, self._conversion.agreement(search))
-        verdict = self._verdicts[search]
-        if verdict is False or self._is_beyond_table(sources, limits):
-            return self.torch.translate_batch(sources, prefixes, limits, search)
-        ctranslate2 = cast(CTranslate2Engine, self._ctranslate2)
-        if verdict:
-            return ctranslate2.translate_batch(sources, prefixes, limits, search)
-        agreement = self._agreements[search]
-        count = SAMPLE_LINES - agreement.lines
-        sample = sources[:count], prefixes[:count], limits[:count], search
-        times = [perf_counter()]
-        found = self.torch.translate_batch(*sample)
-        times.append(perf_counter())
-        others = ctranslate2.translate_batch(*sample)
-        times.append(perf_counter())
-        agreement = Agreement(
-            agreement.lines + len(found),
-            list(map(_best, found)) != list(map(_best, others)),
-            agreement.seconds + times[2] - times[1],
-            agreement.torch_seconds + times[1] - times[0],
-        )
-        self._conversion.keep_agreement(search, agreement)
-        self._judge(search, agreement)
-        if rest := sources[count:]:
-            found += self.translate_batch(rest, prefixes[count:], limits[count:], search)
-        return found
-
-    def _judge(self, search: Search, agreement: Agreement) -> None:
-        """Decides which engine searches, and reports it."""
-        self._agreements[search] = agreement
-        self._verdicts[search] = False
-        chosen = "torch"
-        if self._kept == TorchEngine.name:
-            pass
-        elif search.do_sample or search.scores or search.num_hypotheses > 1:
-            logger.debug("torch translates: %s, with scores or several outputs", search)
-        elif self._kept and self._ctranslate2 and self._kept == self._ctranslate2.name:
-            self._verdicts[search] = True
-            chosen = self._kept
-        elif agreement.differs:
-            logger.info("torch translates: CTranslate2 translated a line of a sample otherwise.")
-        elif self._ctranslate2 is None:
-            pass
-        elif agreement.lines < SAMPLE_LINES:
-            self._verdicts[search] = None
-            chosen = ""
-        elif agreement.seconds > agreement.torch_seconds:
-            logger.info("torch translates: CTranslate2 was slower in a sample.")
-        else:
-            self._verdicts[search] = True
-            chosen = self._ctranslate2.name
-            logger.info(
-                "%s translates: in %d lines it found the same as torch.",
-                chosen,
-                agreement.lines,
-            )
-            # Its memory is free for others; it is loaded again if it is needed.
-            self.__dict__.pop("torch", None)
-        self.name = chosen
-
-    def _is_beyond_table(self, sources: list[list[int]], limits: list[int]) -> bool:
-        """Whether CTranslate2 lacks positions that torch has."""
-        if self._ctranslate2 is None:
-            return False
-        longest = max(*map(len, sources), min(max(limits), self.last_position))
-        return longest > self._ctranslate2.last_position
-
-
-def _folder(model: str) -> Path:
-    """Folder of a model, of the Hub's cache if it comes from there."""
-    return cast(Path, find_file(model, CONFIG_NAME)).parent
-
-
-def _best(hypotheses: list[Hypothesis]) -> tuple[list[int], bool]:
-    return hypotheses[0].tokens, hypotheses[0].reached_limit
+    draw = random.Random(0)
+    others = {*tokenizer.all_special_ids, *language_codes(tokenizer).values()}
+    ordinary = sorted(tokens_by_id(tokenizer, "source").keys() - others)
+    *_, end = tokenizer("")["input_ids"]
+    return [[*draw.choices(ordinary, k=draw.randint(1, longest)), end] for _ in range(lines)]

@@ -2,9 +2,10 @@
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import Protocol
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.generation import (
     ForcedBOSTokenLogitsProcessor,
+    LogitNormalization,
     LogitsProcessor,
     LogitsProcessorList,
     MinLengthLogitsProcessor,
@@ -27,15 +29,19 @@ from vanilla_transformer.configuration_vanilla_transformer import VanillaTransfo
 from vanilla_transformer.fast_search_vanilla_transformer import (
     BeamSettings,
     Constraints,
-    IncrementalDecoder,
-    MeanDecoding,
-    beam_search,
-    greedy_search,
     mean_log_probs,
+    reason_against,
 )
+from vanilla_transformer.fast_search_vanilla_transformer import search as run_search
 from vanilla_transformer.generation_vanilla_transformer import SourceLengthLimit, padded
 from vanilla_transformer_tools.saved_folder import complete_ids
-from vanilla_transformer_tools.translation.search import Search, refuse_torch_only, start_and_ends
+from vanilla_transformer_tools.translation.search import (
+    FIELDS_OF_A_SEARCH,
+    Search,
+    refuse_torch_only,
+    start_and_ends,
+    torch_only,
+)
 
 # Elements of the largest tensor [rows, T, V] of a teacher-forced pass: 64 MB in float32.
 FORCED_LOGITS = 2**24
@@ -117,7 +123,7 @@ class Engine(Protocol):
 
 
 class TorchEngine:
-    """Searches with `generate`; an ensemble with this package's own search.
+    """Searches with the plugin's own search, and with `generate` for models of other classes.
 
     Attributes:
         name: Of the engine.
@@ -183,7 +189,7 @@ class TorchEngine:
         rows = [index for index in range(len(sources)) for _ in range(copies)]
         # Without a prefix, the search itself forces the first token.
         openings = [search.opening(prefix) if prefix else [] for prefix in prefixes]
-        outputs = (self._generate if len(self.models) == 1 else self._search_together)(
+        outputs = (self._search if self._has_own_search() else self._generate)(
             [sources[row] for row in rows],
             self._tensor([[self.start_id, *openings[row]] for row in rows]),
             [limits[row] for row in rows],
@@ -200,10 +206,22 @@ class TorchEngine:
             results = [sorted(group, key=lambda one: -one.score) for group in results]
         return results
 
+    def _has_own_search(self) -> bool:
+        """Whether the plugin's search takes these models and all of the generation config."""
+        if len(self.models) > 1:
+            return True
+        config = self.model.generation_config
+        others = torch_only(config.to_diff_dict()).keys() - FIELDS_OF_A_SEARCH
+        return (
+            _is_vanilla(self.model)
+            and not (others or getattr(config, "use_transformers_search", False))
+            and reason_against(self.model) is None
+        )
+
     def _generate(
         self, sources: list[list[int]], prompt: Tensor, limits: list[int], search: Search
     ) -> list[list[int]]:
-        """Outputs without the start token, padded to one length."""
+        """Outputs of `generate` without the start token, padded to one length."""
         input_ids, attention_mask = self._pad(sources)
         outputs = self.model.generate(
             input_ids=input_ids,
@@ -232,57 +250,45 @@ class TorchEngine:
         rows: list[list[int]] = outputs[:, 1:].tolist()
         return rows
 
-    def _search_together(
+    def _search(
         self, sources: list[list[int]], prompt: Tensor, limits: list[int], search: Search
     ) -> list[list[int]]:
-        """Outputs of the ensemble without the start token."""
+        """Outputs of the plugin's own search, without the start token."""
         input_ids, attention_mask = self._pad(sources)
-        decoding = MeanDecoding(
-            [
-                IncrementalDecoder(
-                    model,
-                    model.get_encoder()(
-                        input_ids=input_ids, attention_mask=attention_mask
-                    ).last_hidden_state,
-                    attention_mask,
-                )
-                for model in self.models
-            ]
-        )
         config = self.model.generation_config
         constraints = Constraints.of(config, prompt.device)
-        if search.first_token is not None:
-            constraints.others.append(ForcedBOSTokenLogitsProcessor(search.first_token))
-        constraints.others += self._restrictions(search)
-        prefixes = prompt[:, 1:].tolist()
-        beyond = [limit - len(prefix) for limit, prefix in zip(limits, prefixes, strict=True)]
-        arguments = (decoding, prompt, beyond, self.end_ids, constraints)
+        constraints.others += self._processors(search)
+        begun = prompt[:, 1:].tolist()
+        beyond = [limit - len(tokens) for limit, tokens in zip(limits, begun, strict=True)]
+        settings: BeamSettings | None = None
+        draw: Callable[[Tensor], Tensor] | None = None
+        count = 1
         if search.num_beams > 1:
+            count, early_stopping = search.num_hypotheses, config.early_stopping or False
             settings = BeamSettings(
-                search.num_beams,
-                search.length_penalty,
-                config.early_stopping or False,
-                max(beyond),
+                search.num_beams, search.length_penalty, early_stopping, max(beyond)
             )
-            allowed = self.vocab_size - len(constraints.banned)
-            if allowed < (needed := settings.candidates(self.end_ids)):
-                raise ValueError(
-                    f"An ensemble with {search.num_beams} beams needs {needed} target tokens that "
-                    f"are not banned, got {allowed}. Use fewer beams."
-                )
-            outputs = [
-                (prefix, tokens)
-                for prefix, found in zip(prefixes, beam_search(*arguments, settings), strict=True)
-                for _, tokens in found[: search.num_hypotheses]
-            ]
-        else:
-            processors = _sampling(search, sources)
-            found = greedy_search(*arguments, lambda scores: processors(prompt, scores).argmax(-1))
-            outputs = list(zip(prefixes, found, strict=True))
-        return [prefix + tokens for prefix, tokens in outputs]
+        elif search.do_sample:
+            draw = partial(_draw, _sampling(search, sources), prompt)
+        found = run_search(
+            self.models,
+            input_ids,
+            attention_mask,
+            prompt,
+            beyond,
+            self.end_ids,
+            constraints,
+            settings,
+            draw,
+        )
+        return [
+            [*tokens, *rest]
+            for tokens, hypotheses in zip(begun, found, strict=True)
+            for _, rest in hypotheses[:count]
+        ]
 
-    def _restrictions(self, search: Search) -> Iterator[LogitsProcessor]:
-        """What `generate` makes of the same fields."""
+    def _processors(self, search: Search) -> Iterator[LogitsProcessor]:
+        """The processors that `generate` makes of the same settings, in its order."""
         if search.repetition_penalty != 1:
             yield RepetitionPenaltyLogitsProcessor(search.repetition_penalty)
         if search.no_repeat_ngram_size:
@@ -290,6 +296,10 @@ class TorchEngine:
         if search.min_length:
             device = str(self.model.device)
             yield MinLengthLogitsProcessor(1 + search.min_length, sorted(self.end_ids), device)
+        if search.first_token is not None:
+            yield ForcedBOSTokenLogitsProcessor(search.first_token)
+        if self.model.generation_config.renormalize_logits:
+            yield LogitNormalization()
 
     @torch.inference_mode()
     def force(
@@ -466,6 +476,11 @@ def _sampling(search: Search, sources: list[list[int]]) -> LogitsProcessorList:
         ]
         processors.append(GumbelNoise(seeds))
     return processors
+
+
+def _draw(processors: LogitsProcessorList, prompt: Tensor, scores: Tensor) -> Tensor:
+    """The likeliest tokens `[B]` of processed scores `[B, V]`."""
+    return processors(prompt, scores).argmax(-1)
 
 
 def _seed(seed: int, rank: int, source: list[int]) -> int:

@@ -38,6 +38,8 @@ _HARMLESS_FIELDS = {
     *("return_dict_in_generate", "num_assistant_tokens", "num_assistant_tokens_schedule"),
     *("assistant_confidence_threshold", "assistant_lookbehind", "target_lookbehind"),
 }
+# Fields of a generation config that `Search.of` takes over, and the engine of torch follows.
+FIELDS_OF_A_SEARCH = {"repetition_penalty", "no_repeat_ngram_size", "min_length"}
 # Values with which the other fields have no effect.
 _NO_EFFECT = {
     "diversity_penalty": 0.0,

@@ -1,5 +1,6 @@
 """Text in, text out: translating lines with a trained model."""
 
+import logging
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,6 +30,8 @@ from vanilla_transformer_tools.translation.unknown import (
     unknown_id,
     with_source_words,
 )
+
+logger = logging.getLogger(__name__)
 
 # A window of lines is sorted by length: at most this number of lines, and no further line after
 # this number of characters. Results come in order, so a line waits for its window only.
@@ -236,10 +239,10 @@ class Translator:
         Args:
             model_name_or_path: For CTranslate2, a folder that our export made. Several names are
                 an ensemble, see `TorchEngine`.
-            engine: What searches; `auto`: CTranslate2 if it is installed and has found the same as
-                torch in a sample (see `AutomaticEngine`), else torch.
-            dtype: Of the weights while they are used, such as `bfloat16`; `auto`: as saved, or
-                bfloat16 on a GPU that computes in it.
+            engine: What searches; `auto`: CTranslate2 where it is faster and finds the same (see
+                `reasons_for_torch`), else torch.
+            dtype: Dtype of the weights while they are used, such as `bfloat16`; `auto`: as saved,
+                or bfloat16 on a GPU that computes in it.
             trust_remote_code: Runs the code in the folder of a model of another architecture.
             settings: Arguments of the class. If the folder has a record of the training, the
                 default of `max_source_length` is its `max_length`, and `split_sentences` is the
@@ -258,13 +261,15 @@ class Translator:
         tokenizers = _common_tokenizers(names, **loading)
         if settings.get("target_tokenizer") is None:
             settings["target_tokenizer"] = tokenizers.target
-        details = bool(settings.get("details") or settings.get("replace_unknown"))
-        searcher, config = load_engine(
-            engine, names, tokenizers.source, dtype=dtype, details=details, **loading
+        loaded = load_engine(
+            engine, names, tokenizers.source, dtype=dtype, settings=settings, **loading
         )
         if settings.get("generation_config") is None:
-            settings["generation_config"] = config
-        return cls(searcher, tokenizers.source, **settings)
+            settings["generation_config"] = loaded.generation_config
+        translator = cls(loaded.engine, tokenizers.source, **settings)
+        if loaded.choice:
+            logger.info(loaded.choice)
+        return translator
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -306,7 +311,7 @@ class Translator:
             raise ValueError(
                 f"`lines` must hold several strings, got the single one {lines!r:.60}."
             )
-        for window, fault in _windows(_with_prefixes(iter(lines), prefixes)):
+        for window, fault in _windows(with_prefixes(iter(lines), prefixes)):
             yield from self._translate_window(window, first_line)
             first_line += len(window)
             if fault:
@@ -513,9 +518,16 @@ def trained_on_sentences(model_name_or_path: str) -> bool:
     return isinstance(share, (int, float)) and share <= MOST_INNER_ENDS
 
 
-def _with_prefixes(
-    lines: Iterator[str], prefixes: str | Iterable[str]
-) -> Iterator[tuple[str, str]]:
+def with_prefixes(lines: Iterator[str], prefixes: str | Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Each line with its prefix.
+
+    Args:
+        lines: Text.
+        prefixes: One for all lines, or one for each.
+
+    Raises:
+        ValueError: After the last pair, if there are more lines than prefixes, or fewer.
+    """
     if isinstance(prefixes, str):
         yield from zip(lines, repeat(prefixes))
         return
