@@ -15,7 +15,7 @@ import pytest
 
 from vanilla_transformer_tools.interop.importing import import_model
 from vanilla_transformer_tools.page.page import Page
-from vanilla_transformer_tools.page.served_model import Wanted
+from vanilla_transformer_tools.page.served_model import Choices
 
 from ..conftest import build_variant
 from ..support.browser import open_browser
@@ -356,7 +356,7 @@ def test_reader_translates_a_file(reader, page, tmp_path):
         link.get_attribute("href"),
     )
     served = page.model("one")
-    expected = served.translate_lines(path.read_text().splitlines(), Wanted.of({}))
+    expected = served.translate_lines(path.read_text().splitlines(), Choices.of({}))
     assert text.splitlines() == [one.text for one in expected]
 
 

@@ -9,7 +9,7 @@ import pytest
 from vanilla_transformer_tools.page import page as pages
 from vanilla_transformer_tools.page.fragments import MOST_LINES
 from vanilla_transformer_tools.page.page import Page
-from vanilla_transformer_tools.page.served_model import Wanted
+from vanilla_transformer_tools.page.served_model import Choices
 
 from ..conftest import save_small_model
 
@@ -17,7 +17,7 @@ GREEDY = {"num_beams": 1}
 
 
 def test_views_show_one_translation(page, model):
-    (expected,) = model.translate(["ein hund"], Wanted(num_beams=3))
+    (expected,) = model.translate(["ein hund"], Choices(num_beams=3))
 
     views = page.view("ein hund", "one", {"num_beams": 3})
 
@@ -134,7 +134,7 @@ def test_attention_is_that_of_the_line_asked_for(page):
 
 
 def test_comparison_has_both_models_and_their_mean_scores(page, model):
-    scores = [one.score for one in model.translate(["ja", "nein"], Wanted(num_beams=1))]
+    scores = [one.score for one in model.translate(["ja", "nein"], Choices(num_beams=1))]
 
     shown = page.compare("ja\n\nnein", ("one", "two"), GREEDY)
 
