@@ -41,7 +41,7 @@ def test_link_in_the_package_is_not_uploaded(package):
     (package / ".mine.md").symlink_to("/etc/passwd")
     assert {name for name in space_files("me/x") if name.endswith("code.py")} == {
         "vanilla_transformer/code.py",
-        "vanilla_transformer_tools/commands/code.py",
+        "vanilla_transformer_tools/code.py",
     }
     assert not any(name.endswith(".mine.md") for name in space_files("me/x"))
 

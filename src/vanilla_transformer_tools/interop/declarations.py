@@ -18,8 +18,6 @@ from vanilla_transformer_tools.files import parse_yaml, read_text
 from vanilla_transformer_tools.interop.weight_maps import WeightMap
 
 SOURCES = Path(__file__).with_name("sources")
-# Of weights that were exported for torch alone; brings them back.
-MAPPING_FILE = "mapping.yaml"
 # Declarations that are no class of Transformers: what these extend, and other programs.
 _NO_CLASSES = ("transformers", "fairseq", "nn_transformer")
 # What a mapping may extend: declarations that take nothing from a config.

@@ -21,7 +21,7 @@ from vanilla_transformer_tools.files import (
     scratch_folder,
     share_weights,
 )
-from vanilla_transformer_tools.interop.importing import Comparison, compare
+from vanilla_transformer_tools.interop.importing import LogitGap, compare_logits
 from vanilla_transformer_tools.interop.to_transformers import (
     name_general_tokenizers,
     refuse_other_models,
@@ -91,6 +91,8 @@ _EXPORTED_FILES = {
 _SAMPLE_LINES, _LONGEST_LINE = 100, 30
 # Lines whose logits are in memory at the same time.
 _BATCH_LINES = 16
+# Width of the beams whose translations are compared beside the greedy ones.
+_BEAMS = 4
 
 # Least share of identical lines and largest gap. Rounding decides many near ties of random
 # tokens otherwise, which would hide a small mistake, so float32 is compared first.
@@ -234,7 +236,7 @@ def export_to_onnx(
 
 def export_to_class(
     model_name_or_path: str, output: Path, class_name: str, *, trust_remote_code: bool = False
-) -> Comparison:
+) -> LogitGap:
     """Writes a folder that Transformers loads as a model of a class of its own, or torch alone.
 
     It holds the weights in the dtype of the model, the tokenizer's files, with those of the target
@@ -262,7 +264,9 @@ def export_to_class(
         to_transformers(model, class_name).save_pretrained(folder)
         _save_settings(model, tokenizers, folder)
         name_general_tokenizers(folder)
-        comparison = compare(load_model(str(folder), dtype=torch.float32).eval(), model.float())
+        comparison = compare_logits(
+            load_model(str(folder), dtype=torch.float32).eval(), model.float()
+        )
         comparison.check(dtype)
     return comparison
 
@@ -410,19 +414,32 @@ def _compare_scores(
 def _compare_logits(
     engine: TorchEngine, exported: "OnnxModel", sources: list[list[int]]
 ) -> Agreement:
-    """Compares translations, and the logits of both for those of the model."""
+    """Compares the logits along the model's greedy and beam translations.
+
+    A greedy translation is the same if each of its tokens has the largest logit of the export, too.
+    """
     model = engine.model
-    search = Search(first_token=model.generation_config.forced_bos_token_id)
+    first_token = model.generation_config.forced_bos_token_id
+    chosen = slice(int(first_token is not None), None)
+    forbidden = never_generated(model.generation_config)
     identical, gap = 0, 0.0
     for batch in _batches(sources):
         limits, prefixes = _limits(engine, batch), _no_prefixes(batch)
-        found = engine.translate_batch(batch, prefixes, limits, search)
-        translations = exported.generate(batch, limits)
-        identical += sum(a[0].tokens == b for a, b in zip(found, translations, strict=True))
-        targets = [hypotheses[0].ended for hypotheses in found]
-        expected, actual = _logits(model, batch, targets), exported.force(batch, targets)
-        for row, other, target in zip(expected, torch.from_numpy(actual), targets, strict=True):
-            gap = max(gap, (row - other)[: len(target)].abs().max().item())
+        for num_beams in (1, _BEAMS):
+            search = Search(num_beams=num_beams, first_token=first_token)
+            outputs = engine.translate_batch(batch, prefixes, limits, search)
+            targets = [hypotheses[0].ended for hypotheses in outputs]
+            expected = _logits(model, batch, targets)
+            actual = torch.from_numpy(exported.force(batch, targets))
+            for row, other, target in zip(expected, actual, targets, strict=True):
+                gap = max(gap, (row - other)[: len(target)].abs().max().item())
+            if num_beams == 1:
+                actual[:, :, forbidden] = -torch.inf
+                likeliest = actual.argmax(-1).tolist()
+                identical += sum(
+                    row[: len(target)][chosen] == target[chosen]
+                    for row, target in zip(likeliest, targets, strict=True)
+                )
     return Agreement(len(sources), identical, gap, "logits")
 
 

@@ -53,7 +53,7 @@ class Checkpoint:
     tokenizers: TokenizerPair
 
 
-def find_checkpoint(source: Path) -> Path | None:
+def find_fairseq_file(source: Path) -> Path | None:
     """The checkpoint that a path names: itself, or in a folder that is no model of Transformers.
 
     Raises:

@@ -21,8 +21,8 @@ from vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
 from vanilla_transformer_tools.files import naming_full_disk, scratch_folder, share_weights
-from vanilla_transformer_tools.interop.declarations import MAPPING_FILE, Declaration, Fields
-from vanilla_transformer_tools.interop.fairseq import find_checkpoint, read_checkpoint
+from vanilla_transformer_tools.interop.declarations import Declaration, Fields
+from vanilla_transformer_tools.interop.fairseq import find_fairseq_file, read_checkpoint
 from vanilla_transformer_tools.interop.tensor_files import (
     check_shards,
     check_zip,
@@ -169,7 +169,7 @@ def untied_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class LogitGap:
     """How the logits of a source and of the converted model differ on random tokens.
 
     Attributes:
@@ -201,7 +201,7 @@ class Comparison:
             )
 
 
-def _compare_weights(source: PreTrainedModel, model: PreTrainedModel) -> Comparison:
+def _compare_weights(source: PreTrainedModel, model: PreTrainedModel) -> LogitGap:
     """Compares in the dtype of the weights, and if they differ there in float32.
 
     Products of 16 bits, of matrices that one model has side by side, may round otherwise.
@@ -210,18 +210,18 @@ def _compare_weights(source: PreTrainedModel, model: PreTrainedModel) -> Compari
         ValueError: If the models differ in both.
     """
     dtype = model.dtype
-    comparison = compare(source, model)
+    comparison = compare_logits(source, model)
     try:
         comparison.check(dtype)
     except ValueError:
-        comparison = compare(source.float(), model.float())
+        comparison = compare_logits(source.float(), model.float())
         model.to(dtype)
         comparison.check(dtype)
     return comparison
 
 
 @torch.no_grad()
-def compare(source: Callable[..., Any], model: PreTrainedModel) -> Comparison:
+def compare_logits(source: Callable[..., Any], model: PreTrainedModel) -> LogitGap:
     """Runs both models on the same random tokens, with padding on the right.
 
     Args:
@@ -250,7 +250,7 @@ def compare(source: Callable[..., Any], model: PreTrainedModel) -> Comparison:
         "use_cache": False,
     }
     expected, actual = (one(**inputs).logits.double() for one in (source, model))
-    return Comparison((expected - actual).abs().max().item(), expected.abs().max().item())
+    return LogitGap((expected - actual).abs().max().item(), expected.abs().max().item())
 
 
 def import_model(
@@ -260,7 +260,7 @@ def import_model(
     mapping: Path | None = None,
     tokenizer: str | None = None,
     trimming: Trimming | None = None,
-) -> Comparison | None:
+) -> LogitGap | None:
     """Saves a model of another class as one of ours, with its tokenizer and generation settings.
 
     Args:
@@ -358,7 +358,7 @@ def _load(name_or_path: str, mapping: Path | None, tokenizer: str | None = None)
     path = Path(name_or_path)
     if mapping is not None:
         return _with_mapping(path, mapping, tokenizer)
-    if file := find_checkpoint(path):
+    if file := find_fairseq_file(path):
         found = read_checkpoint(file)
         return _Source(
             {"name": path.name, "model_type": "fairseq"},
@@ -423,10 +423,5 @@ def _check_config(name_or_path: str) -> dict[str, Any]:
     file = find_file(name_or_path, CONFIG_NAME)
     if not file:
         return {}
-    if (folder / MAPPING_FILE).is_file():
-        raise ValueError(
-            f"{name_or_path!r} holds weights for torch alone. Give --mapping "
-            f"{folder / MAPPING_FILE}, which brings them back."
-        )
     declaration = Declaration.of(str(read_object(file).get("model_type")))
     return declaration.config_of(load_config(name_or_path).to_dict()).to_dict()

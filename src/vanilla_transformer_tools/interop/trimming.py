@@ -145,7 +145,7 @@ def kept_ids(
         ValueError: As `trim` does, before it makes anything.
         OSError: If a file cannot be read.
     """
-    _check(model, tokenizer)
+    _check_trimmable(model, tokenizer)
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
     return sorted(_kept_ids(model, tokenizer, backend, trimming))
 
@@ -159,7 +159,7 @@ def describe_sizes(sizes: Mapping[str, Sequence[float]]) -> str:
     )
 
 
-def _check(model: VanillaTransformerForConditionalGeneration, tokenizer: Any) -> None:
+def _check_trimmable(model: VanillaTransformerForConditionalGeneration, tokenizer: Any) -> None:
     faults = []
     if has_target_vocabulary(model.config.to_dict()):
         faults.append(

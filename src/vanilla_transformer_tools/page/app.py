@@ -241,14 +241,8 @@ class _Layout:
                 start = gr.Button("Translate file", variant="primary")
                 stop = gr.Button("Stop")
         self.file = source
-
-        def translate(values: Values, progress: gr.Progress = _PROGRESS) -> Iterator[Any]:
-            if values[source] is None:
-                raise gr.Error("Choose a file first.", print_exception=False)
-            yield from self._translate_file(values, progress)
-
         running = start.click(
-            translate,
+            self._translate_file,
             {source, self.model, *self.choices.values()},
             made,
             **_ONE_FILE,
@@ -327,31 +321,25 @@ class _Layout:
         if any(line["translations"][0]["reached_limit"] for _, line in numbered):
             status += _message("A translation was cut off at the length limit.")
         lines = [line for _, line in numbered[:_MOST_LINES]]
-        names = [
-            (f"{number}: {line['source'][:_LABEL_LENGTH]}", number) for number, line in numbered
-        ]
+        if len(lines) < len(numbered):
+            status += _message(f"Tokens and links are those of the first {_MOST_LINES} lines.")
+        pairs = [(line["source"], line["translations"][0]["text"]) for line in lines]
+        try:
+            linked = self.page.model(values[self.model]).link(pairs, Choices.of(settings))
+            links = links_html(linked)
+        except ValueError as error:
+            # Only fast tokenizers know the places of their tokens.
+            links = _message(str(error))
+        names = [(f"{place}: {line['source'][:_LABEL_LENGTH]}", place) for place, line in numbered]
+        is_from_right = runs_from_right(answer["text"])
         return shown | {
             self.output: answer["text"],
             self.status: status,
             self.hypotheses: _rows(numbered),
-            self.tokens: gr.update(
-                value=_tokens(lines, len(numbered)), rtl=runs_from_right(answer["text"])
-            ),
-            self.links: self._links(values[self.model], lines, len(numbered), settings),
+            self.tokens: gr.update(value=_tokens(lines), rtl=is_from_right),
+            self.links: links,
             self.line: gr.update(choices=names, value=names[0][1]),
         }
-
-    def _links(
-        self, name: str, lines: Sequence[dict[str, Any]], count: int, settings: dict[str, Any]
-    ) -> str:
-        pairs = [(line["source"], line["translations"][0]["text"]) for line in lines]
-        try:
-            linked = self.page.model(name).link(pairs, Choices.of(settings))
-        except ValueError as error:
-            # Only fast tokenizers know the places of their tokens.
-            return _message(str(error))
-        more = _omitted(count - len(linked))
-        return links_html(linked) + (_message(more) if more else "")
 
     def _attention(self, values: Values) -> str:
         try:
@@ -390,8 +378,10 @@ class _Layout:
             )
         return updates
 
-    def _translate_file(self, values: Values, progress: gr.Progress) -> Iterator[Any]:
+    def _translate_file(self, values: Values, progress: gr.Progress = _PROGRESS) -> Iterator[Any]:
         with _as_gradio_errors():
+            if values[self.file] is None:
+                raise ValueError("Choose a file first.")
             for done, count, made in self.page.translate_file(
                 Path(values[self.file]), values[self.model], self._settings(values)
             ):
@@ -412,10 +402,6 @@ def _message(words: str) -> str:
     return f'<p class="vt-message">{escape(words)}</p>'
 
 
-def _omitted(count: int) -> str:
-    return f"{count:,} further lines are not shown here." if count else ""
-
-
 def _rows(numbered: Sequence[tuple[int, dict[str, Any]]]) -> list[list[str]]:
     """All translations of all lines with their scores, best first."""
     return [
@@ -428,13 +414,13 @@ def _rows(numbered: Sequence[tuple[int, dict[str, Any]]]) -> list[list[str]]:
     ]
 
 
-def _tokens(lines: Sequence[dict[str, Any]], count: int) -> Marked:
+def _tokens(lines: Sequence[dict[str, Any]]) -> Marked:
     """The tokens of translations, each with its probability."""
     marked: Marked = []
     for line in lines:
         rates = [f"{probability:.0%}" for probability in line["probabilities"]]
         marked += [*zip(line["tokens"], rates, strict=True), ("\n", None)]
-    return [*marked, (_omitted(count - len(lines)), None)]
+    return marked
 
 
 def mark_differences(first: str, second: str) -> tuple[Marked, Marked]:
