@@ -144,7 +144,7 @@ class _Layout:
         with gr.Row(equal_height=True):
             self.text = gr.Textbox(label="Text", **shape)
             self.output = gr.Textbox(
-                label="Translation", interactive=False, buttons=["copy"], **shape
+                label="Translation", interactive=False, elem_id="vt-output", **shape
             )
         self.status = gr.HTML(
             elem_id="vt-status", js_on_load="element.setAttribute('role', 'status')"

@@ -43,3 +43,8 @@ customElements.get("word-links") || customElements.define("word-links", class ex
     }
   }
 });
+
+// Gradio leaves a field that shows a result without a name.
+new MutationObserver(() => {
+  document.querySelector("#vt-output textarea")?.setAttribute("aria-label", "Translation");
+}).observe(document, { childList: true, subtree: true });
