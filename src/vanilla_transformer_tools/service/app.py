@@ -30,7 +30,7 @@ from vanilla_transformer_tools.service.requests import (
     join_lines,
     split_lines,
 )
-from vanilla_transformer_tools.service.translators import Kind, Translators
+from vanilla_transformer_tools.service.translators import RequestKind, Translators
 from vanilla_transformer_tools.translation.segments import join_pieces
 from vanilla_transformer_tools.translation.translator import LEAST_TOKENS
 
@@ -64,7 +64,7 @@ class Service:
         self.limits = limits
         self.metrics = Metrics()
         self.open_requests = 0
-        self.batcher: Batcher[Kind, tuple[str, ...]] = Batcher(
+        self.batcher: Batcher[RequestKind, tuple[str, ...]] = Batcher(
             MeasuredTranslators(translators, self.metrics),
             max_tokens=translators.first.max_tokens_per_batch,
             max_delay=max_delay,
@@ -312,7 +312,7 @@ async def _departure(request: Request) -> None:
         pass
 
 
-def _ranks(line: str, parts: list[tuple[str, ...]], kind: Kind) -> list[str]:
+def _ranks(line: str, parts: list[tuple[str, ...]], kind: RequestKind) -> list[str]:
     """The translations of a line, best first; a blank line has itself."""
     if not parts:
         return [line] * (1 + kind.alternatives)

@@ -80,7 +80,7 @@ class ServedLanguages:
         if source == AUTOMATIC and len(self.sources) == 1:
             (source,) = self.sources
         faults = [
-            f"`{side}` must be one of the languages of this service, {_some(offered)}, got "
+            f"`{side}` must be one of the languages of this service, {_shortened(offered)}, got "
             f"{wanted!r}.{' It does not detect languages.' * (wanted == AUTOMATIC)} See /languages."
             for side, wanted, offered in (
                 ("source", source, self.sources),
@@ -93,7 +93,7 @@ class ServedLanguages:
         return source if self.has_codes else None, target if self.has_targets else None
 
     def __str__(self) -> str:
-        return f"{_some(self.sources)} -> {_some(self.targets)}"
+        return f"{_shortened(self.sources)} -> {_shortened(self.targets)}"
 
 
 def _card_languages(name: str) -> list[str]:
@@ -103,7 +103,7 @@ def _card_languages(name: str) -> list[str]:
     return [language for language in languages if language and isinstance(language, str)]
 
 
-def _some(languages: Sequence[str]) -> str:
+def _shortened(languages: Sequence[str]) -> str:
     """The first ones, and their number if there are more."""
     named = ", ".join(languages[:NAMED])
     return named if len(languages) <= NAMED else f"{named} ... ({len(languages)} in all)"
