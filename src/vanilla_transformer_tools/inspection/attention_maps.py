@@ -125,8 +125,8 @@ class AttentionMaps:
             raise ValueError(
                 f"`kind` must be one of {', '.join(get_args(AttentionKind))}, got {kind!r}."
             )
-        found: AttentionMap = getattr(self, kind)
-        return found
+        chosen: AttentionMap = getattr(self, kind)
+        return chosen
 
 
 @torch.inference_mode()
@@ -204,7 +204,7 @@ def token_labels(
 
     Args:
         tokenizer: The one that made the ids.
-        ids: Of one text.
+        ids: Token ids of one text.
         side: `source` or `target`, for tokenizers with two vocabularies.
     """
     return labels_of_tokens(tokenizer, speller(tokenizer, side)(ids))
@@ -218,7 +218,7 @@ def labels_of_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) 
 
     Args:
         tokenizer: The one that made the tokens.
-        tokens: Of one text.
+        tokens: Tokens of one text.
     """
     in_bytes = tokenizer.is_fast and isinstance(
         tokenizer.backend_tokenizer.decoder, decoders.ByteLevel

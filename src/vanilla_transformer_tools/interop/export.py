@@ -318,22 +318,22 @@ def _check_output(output: Path, force: bool) -> None:
     """Raises a FileExistsError if there is something that may not be replaced."""
     if not output.exists():
         return
-    told = f"{str(output)!r} must not exist yet, got a path that does."
+    fault = f"{str(output)!r} must not exist yet, got a path that does."
     if not force:
         raise FileExistsError(
-            f"{told} Give another folder, or --force to replace an earlier export."
+            f"{fault} Give another folder, or --force to replace an earlier export."
         )
-    told += " --force replaces an export, and nothing else"
+    fault += " --force replaces an export, and nothing else"
     if not output.is_dir():
-        raise FileExistsError(f"{told}; this is a file.")
+        raise FileExistsError(f"{fault}; this is a file.")
     files = {path.relative_to(output).as_posix() for path in output.rglob("*") if path.is_file()}
     if others := sorted(files - _EXPORTED_FILES):
         raise FileExistsError(
-            f"{told}; this holds {', '.join(others[:3])}{' and more' * (len(others) > 3)}, too. "
+            f"{fault}; this holds {', '.join(others[:3])}{' and more' * (len(others) > 3)}, too. "
             "Give another folder, or take them out."
         )
     if files and not files & _WEIGHTS:
-        raise FileExistsError(f"{told}; this holds neither {' nor '.join(sorted(_WEIGHTS))}.")
+        raise FileExistsError(f"{fault}; this holds neither {' nor '.join(sorted(_WEIGHTS))}.")
 
 
 def _load(

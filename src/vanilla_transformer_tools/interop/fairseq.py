@@ -44,7 +44,7 @@ class Checkpoint:
     Attributes:
         settings: By the names of fairseq's options, with those of the task; `source_entries` and
             `target_entries` are the sizes of the vocabularies.
-        tensors: By name.
+        tensors: Tensors by name.
         tokenizers: One for both sides if these share all tables.
     """
 

@@ -56,10 +56,10 @@ class _Source:
     Attributes:
         record: Where it comes from, for `run.json`.
         declaration: How models of its kind become ours.
-        fields: Of its config.
-        tensors: By name.
-        tokenizers: Of both sides; None: it has none.
-        generation_config: Of its searches; None: it has none.
+        fields: Fields of the source's config.
+        tensors: Tensors by name.
+        tokenizers: Tokenizers of both sides; None: there are none.
+        generation_config: Settings of its searches; None: there are none.
         model: What computes with these weights, in evaluation mode; None: nothing here does.
     """
 
@@ -187,7 +187,7 @@ class LogitGap:
         """Refuses a model that computes something else.
 
         Args:
-            dtype: Of the weights, or of tables of sinusoids in a file.
+            dtype: Dtype of the weights, or of tables of sinusoids in a file.
 
         Raises:
             ValueError: If the difference is not rounding.
@@ -321,7 +321,7 @@ class ImportPlan:
     Attributes:
         tensors: With them.
         assumed: Fields of the config that a mapping leaves to their defaults, and no tensor shows.
-        entries: Of the vocabulary, and of these those that trimming keeps; None without trimming,
+        entries: Sizes of the vocabulary and of what trimming keeps of it; None without trimming,
             or if the tensors do not fit.
     """
 
@@ -359,13 +359,13 @@ def _load(name_or_path: str, mapping: Path | None, tokenizer: str | None = None)
     if mapping is not None:
         return _with_mapping(path, mapping, tokenizer)
     if file := find_fairseq_file(path):
-        found = read_checkpoint(file)
+        checkpoint = read_checkpoint(file)
         return _Source(
             {"name": path.name, "model_type": "fairseq"},
             Declaration.of_fairseq(),
-            found.settings,
-            found.tensors,
-            found.tokenizers,
+            checkpoint.settings,
+            checkpoint.tensors,
+            checkpoint.tokenizers,
         )
     config = _check_config(name_or_path)
     tokenizers = TokenizerPair.for_config(load_tokenizer(name_or_path), config, name_or_path)

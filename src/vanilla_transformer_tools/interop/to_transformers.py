@@ -59,7 +59,7 @@ def to_transformers(
 
     Args:
         model: One of ours.
-        name: Of the class, one of `FORMATS`.
+        name: Name of the class, one of `FORMATS`.
 
     Raises:
         ValueError: If the class cannot express the model; names all reasons.
@@ -113,7 +113,7 @@ def config_faults(model: VanillaTransformerForConditionalGeneration, name: str) 
 
     Args:
         model: One of ours.
-        name: Of the class, one of `FORMATS`.
+        name: Name of the class, one of `FORMATS`.
     """
     declared = [one for one in fields(VanillaTransformerConfig) if one.name in _OURS]
     ours = {one.name: getattr(model.config, one.name) for one in declared}
@@ -187,9 +187,9 @@ def take_apart(
     """The tensors that a plan has made others of, in memory of their own.
 
     Args:
-        pieces: Of the plan.
+        pieces: Parts of the plan, by the tensors made of them.
         tensors: What was made, all or some of it.
-        shapes: Of the tensors wanted.
+        shapes: Shapes of the tensors to return.
     """
     blocks: dict[str, dict[TensorPart, Tensor]] = defaultdict(dict)
     for made, tensor in tensors.items():

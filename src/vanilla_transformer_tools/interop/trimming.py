@@ -129,7 +129,7 @@ def trim(
     result = _trimmed_model(model, kept, new_ids)
     sizes = {
         "entries": [model.config.vocab_size, len(kept)],
-        "megabytes": [round(one.get_memory_footprint() / 1e6, 1) for one in (model, result)],
+        "megabytes": [round(each.get_memory_footprint() / 1e6, 1) for each in (model, result)],
     }
     return Trimmed(result, smaller, kept, sizes)
 
@@ -142,7 +142,7 @@ def kept_ids(
     """Ids of the entries that `trim` keeps, in their order; the model may have no weights.
 
     Raises:
-        ValueError: As `trim` does, before it makes anything.
+        ValueError: If `trim` would refuse the model; nothing is made.
         OSError: If a file cannot be read.
     """
     _check_trimmable(model, tokenizer)
@@ -261,10 +261,10 @@ def _parts(model: Mapping[str, Any], kept: set[int]) -> set[int]:
         symbols = list(token)
         while True:
             pairs = list(pairwise(symbols))
-            found = [(ranks[pair], place) for place, pair in enumerate(pairs) if pair in ranks]
-            if not found:
+            ranked = [(ranks[pair], place) for place, pair in enumerate(pairs) if pair in ranks]
+            if not ranked:
                 break
-            _, place = min(found)
+            _, place = min(ranked)
             symbols[place : place + 2] = ["".join(pairs[place])]
             parts.add(vocabulary[symbols[place]])
     return parts

@@ -34,7 +34,7 @@ class TensorPart:
     """A source tensor, or one of its equal blocks of rows.
 
     Attributes:
-        name: Of the tensor.
+        name: Name of the tensor.
         block: Which block, from 0.
         blocks: Into how many the rows are cut; 1 is the whole tensor.
         transposed: Whether the tensor is transposed first.
@@ -81,8 +81,8 @@ class Plan:
     """What each target tensor is made of, and everything that is wrong with that.
 
     Attributes:
-        shapes: Of the target tensors.
-        pieces: By the names of target tensors.
+        shapes: Shapes of the target tensors.
+        pieces: Parts by the names of target tensors.
         copies: The same for second names of these, by both names.
         faults: Human-readable; empty if the plan can be carried out.
     """
@@ -185,13 +185,13 @@ class WeightMap:
             else:
                 faults.append(f"{target} {list(shape)}: {len(rules)} rules match, 1 is needed")
         copies = {
-            (name, target): found
+            (name, target): parts
             for name, target in (tied or {}).items()
-            for found in self._pieces(name, sources)
-            if found != pieces.get(target) and any(piece.name in sources for piece in found)
+            for parts in self._pieces(name, sources)
+            if parts != pieces.get(target) and any(piece.name in sources for piece in parts)
         }
-        for (name, target), found in copies.items():
-            faults += _shape_faults(name, targets[target], found, sources)
+        for (name, target), parts in copies.items():
+            faults += _shape_faults(name, targets[target], parts, sources)
         used = chain.from_iterable((*pieces.values(), *copies.values()))
         return Plan(targets, pieces, copies, faults + self._use_faults(used, sources))
 

@@ -47,9 +47,9 @@ class Service:
 
     Args:
         translators: What translates.
-        limits: Of requests.
-        max_delay: See `Batcher`.
-        max_waiting_characters: See `Batcher`.
+        limits: Limits of a single request.
+        max_delay: Seconds that a request waits for others to share its batch.
+        max_waiting_characters: Most characters of all requests that are not answered yet.
     """
 
     def __init__(
@@ -98,8 +98,8 @@ class Service:
             if query:
                 # A form, which some clients send as part of the address.
                 body, content_type = query, FORM
-            wanted = TranslationRequest.of(body, content_type, self.limits)
-            answer = await self._answer(request, wanted)
+            translation = TranslationRequest.of(body, content_type, self.limits)
+            answer = await self._answer(request, translation)
             self.metrics.request_seconds.observe(time.perf_counter() - started)
             return JSONResponse(answer)
         finally:
@@ -126,12 +126,12 @@ class Service:
             logger.error("A translation has failed: %s: %.200r", type(error).__name__, str(error))
             raise RefusedError(500, f"The translation failed: {type(error).__name__}.") from error
         # For each text the translations, best first; those of a line are those of its parts.
-        found: list[list[str]] = []
+        rows: list[list[str]] = []
         for lines, ends in split:
             ranked = zip(*(_ranks(line, next(parts), kind) for line in lines), strict=True)
-            found.append([join_lines(list(translated), ends) for translated in ranked])
-        texts = [best for best, *_ in found]
-        others = [rest for _, *rest in found]
+            rows.append([join_lines(list(translated), ends) for translated in ranked])
+        texts = [best for best, *_ in rows]
+        others = [rest for _, *rest in rows]
         answer: dict[str, Any] = {"translatedText": texts if wanted.is_list else texts[0]}
         if wanted.source == AUTOMATIC:
             # Clients read it. The only language that is offered needs no detection.

@@ -42,8 +42,8 @@ class ServedLanguages:
 
         Args:
             name: Folder or Hub name of the model.
-            tokenizer: Of its sources, before any language is chosen.
-            defaults: Its generation config.
+            tokenizer: Tokenizer of the sources, before any language is chosen.
+            defaults: Generation config of the model.
             source: The only language to translate from.
             target: The only language to translate into.
 
@@ -62,8 +62,8 @@ class ServedLanguages:
             f"The {side} language of {name!r} must be known, since clients name it, got "
             f"{f'{card} in its card' if card else 'no languages in its card'}. Name it: "
             f"--{side}_language {example}."
-            for side, found, example in (("source", sources, "de"), ("target", targets, "en"))
-            if not found
+            for side, languages, example in (("source", sources, "de"), ("target", targets, "en"))
+            if not languages
         ]
         if faults:
             raise ValueError("\n".join(faults))
@@ -81,12 +81,13 @@ class ServedLanguages:
             (source,) = self.sources
         faults = [
             f"`{side}` must be one of the languages of this service, {_shortened(offered)}, got "
-            f"{wanted!r}.{' It does not detect languages.' * (wanted == AUTOMATIC)} See /languages."
-            for side, wanted, offered in (
+            f"{language!r}.{' It does not detect languages.' * (language == AUTOMATIC)} See "
+            "/languages."
+            for side, language, offered in (
                 ("source", source, self.sources),
                 ("target", target, self.targets),
             )
-            if wanted not in offered
+            if language not in offered
         ]
         if faults:
             raise ValueError(" ".join(faults))
