@@ -237,7 +237,7 @@ def export_to_onnx(
 def export_to_class(
     model_name_or_path: str, output: Path, class_name: str, *, trust_remote_code: bool = False
 ) -> LogitGap:
-    """Writes a folder that Transformers loads as a model of a class of its own, or torch alone.
+    """Writes a folder that Transformers loads as a model of a class of its own.
 
     It holds the weights in the dtype of the model, the tokenizer's files, with those of the target
     in target_tokenizer/ if it has one of its own, generation_config.json and the record of the

@@ -146,9 +146,7 @@ class _Layout:
             self.output = gr.Textbox(
                 label="Translation", interactive=False, elem_id="vt-output", **shape
             )
-        self.status = gr.HTML(
-            elem_id="vt-status", js_on_load="element.setAttribute('role', 'status')"
-        )
+        self.status = gr.HTML(elem_id="vt-status")
         with gr.Row(elem_id="vt-bar"):
             self.model = gr.Dropdown(self.models, label="Model", visible=len(self.models) > 1)
             for side, offer in self._languages(self.models[0]).items():
@@ -235,7 +233,11 @@ class _Layout:
     def _add_files(self) -> None:
         with gr.Tab("File"):
             with gr.Row():
-                source = gr.File(label="UTF-8 text, plain or .gz, one sentence a line", height=190)
+                source = gr.File(
+                    label="UTF-8 text, plain or .gz, one sentence a line",
+                    height=190,
+                    elem_id="vt-file",
+                )
                 made = gr.File(label="Translated file", interactive=False, height=190)
             with gr.Row():
                 start = gr.Button("Translate file", variant="primary")

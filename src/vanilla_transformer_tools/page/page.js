@@ -44,7 +44,8 @@ customElements.get("word-links") || customElements.define("word-links", class ex
   }
 });
 
-// Gradio leaves a field that shows a result without a name.
+// Gradio leaves a field that shows a result without a name, and screen readers without its news.
 new MutationObserver(() => {
   document.querySelector("#vt-output textarea")?.setAttribute("aria-label", "Translation");
+  document.querySelector("#vt-status")?.setAttribute("role", "status");
 }).observe(document, { childList: true, subtree: true });
