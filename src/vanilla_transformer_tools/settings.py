@@ -11,7 +11,14 @@ from typing import Any, Literal
 
 
 def option(help_text: str, default: Any = None, **metadata: Any) -> Any:
-    """A field with its help text; a list as default is copied for each instance."""
+    """A field with its help text; a list as default is copied for each instance.
+
+    Args:
+        help_text: Description for `--help`.
+        default: Value of an option that is not given.
+        metadata: Arguments of `add_argument`, and `group`, the title of options that belong
+            together.
+    """
     metadata["help"] = help_text
     if isinstance(default, list):
         return field(default_factory=lambda: list(default), metadata=metadata)
@@ -521,23 +528,34 @@ class ServeSettings(SearchSettings):
 
     source_language: str | None = option(
         "Language to translate from, as clients name it, such as de. Default: the first language "
-        "in the model card; of a model of several, all."
+        "in the model card; of a model of several, all.",
+        group="search",
     )
     target_language: str | None = option(
         "Language to translate into, as clients name it, such as en. Default: the second language "
-        "in the model card; of a model of several, all."
+        "in the model card; of a model of several, all.",
+        group="search",
     )
     split_sentences: bool | None = option(
-        f"{_SPLIT_SENTENCES} Default: on.", True, action=BooleanOptionalAction
+        f"{_SPLIT_SENTENCES} Default: on.",
+        True,
+        action=BooleanOptionalAction,
+        group="search",
     )
     host: str = option(
         "Address to listen on; 0.0.0.0: all of this machine. There is no encryption and no "
         "password: put a proxy in front of it before others can reach it.",
         "127.0.0.1",
+        group="address",
     )
-    port: int = option("Port to listen on; 0: a free one, which is printed.", 5000)
+    port: int = option("Port to listen on; 0: a free one, which is printed.", 5000, group="address")
     allowed_hosts: list[str] = option(
-        _ALLOWED_HOSTS, [], action="extend", nargs="+", metavar="HOST"
+        _ALLOWED_HOSTS,
+        [],
+        action="extend",
+        nargs="+",
+        metavar="HOST",
+        group="address",
     )
     allowed_origins: list[str] = option(
         "Origins whose pages may send requests from a browser (CORS), such as https://example.org; "
@@ -546,22 +564,31 @@ class ServeSettings(SearchSettings):
         action="extend",
         nargs="+",
         metavar="ORIGIN",
+        group="address",
     )
     max_delay: float = option(
         "Milliseconds that a request may wait for others to share its batch, while nothing is "
         "being translated.",
         2.0,
+        group="limits",
     )
     max_characters: int = option(
-        "Longest request, all its texts together; longer ones get status 413.", 100_000
+        "Longest request, all its texts together; longer ones get status 413.",
+        100_000,
+        group="limits",
     )
-    max_texts: int = option("Number of texts of a request; more get status 413.", 1000)
+    max_texts: int = option(
+        "Number of texts of a request; more get status 413.", 1000, group="limits"
+    )
     max_requests: int = option(
-        "Number of requests that are read or wait at a time; more get status 429.", 256
+        "Number of requests that are read or wait at a time; more get status 429.",
+        256,
+        group="limits",
     )
     max_waiting_characters: int = option(
         "Characters of all requests that wait at a time; a request beyond them gets status 429.",
         1_000_000,
+        group="limits",
     )
 
 
@@ -620,15 +647,20 @@ class PushSettings:
     """Settings of an upload to the Hub."""
 
     model: str = option("Folder of a model, the --output_dir of its training.")
-    private: bool = option("Makes the repository private if it is new.", False)
-    revision: str | None = option("Branch to commit to, created if missing. Default: main.")
-    commit_message: str = option("First line of the commit.", "Upload model")
+    private: bool = option("Makes the repository private if it is new.", False, group="repository")
+    revision: str | None = option(
+        "Branch to commit to, created if missing. Default: main.", group="repository"
+    )
+    commit_message: str = option("First line of the commit.", "Upload model", group="repository")
     space: str | None = option(
         "Also uploads a page for trying the model, a Space at USER/NAME; created if missing. "
-        "Without --model, the Space of a model that is on the Hub already."
+        "Without --model, the Space of a model that is on the Hub already.",
+        group="Space",
     )
     save_space: str | None = option(
-        "Writes the files of such a Space to a new folder, and uploads nothing.", metavar="FOLDER"
+        "Writes the files of such a Space to a new folder, and uploads nothing.",
+        metavar="FOLDER",
+        group="Space",
     )
 
 
@@ -666,12 +698,16 @@ class ExportSettings:
         "Type of the weights with --format ctranslate2; int8_X: 8-bit integers, and type X for "
         "what is not quantised. CTranslate2 replaces a type that the device does not support.",
         "float32",
+        group="export to a runtime",
     )
     sample: str | None = option(
         "File of source lines for comparing the export to a runtime with the model. Default: 100 "
-        "random sequences of tokens."
+        "random sequences of tokens.",
+        group="export to a runtime",
     )
-    force: bool = option("Replaces an earlier export to a runtime at OUT.", False)
+    force: bool = option(
+        "Replaces an earlier export to a runtime at OUT.", False, group="export to a runtime"
+    )
     trust_remote_code: bool = option(_TRUST_REMOTE_CODE, False)
 
 
@@ -689,16 +725,20 @@ class AttentionSettings:
         "Attention to draw, or to show first on the page: cross-attention, or self-attention of "
         "encoder or decoder.",
         "cross",
+        group="page or picture",
     )
     layer: int | None = option(
         "Layer to draw, or to show first on the page, counted from 1. Default: the last but one, "
-        "from which alignments are read."
+        "from which alignments are read.",
+        group="page or picture",
     )
     head: int | None = option(
-        "Head to draw, or to show first on the page, counted from 1. Default: mean of all."
+        "Head to draw, or to show first on the page, counted from 1. Default: mean of all.",
+        group="page or picture",
     )
     positions: int | None = option(
         "Draws the encodings of the first N positions, and nothing else.",
+        group="page or picture",
     )
     alignments: list[str] | None = option(
         "Aligns the words of two parallel files, source and target, by cross-attention, and does "
@@ -707,6 +747,7 @@ class AttentionSettings:
         action="store",
         nargs="+",
         metavar="FILE",
+        group="alignments",
     )
     units: list[str] | None = option(
         "The files of --alignments with blanks between the words, for text that has none, such as "
@@ -714,15 +755,18 @@ class AttentionSettings:
         action="store",
         nargs=2,
         metavar=("SOURCE", "TARGET"),
+        group="alignments",
     )
     gold: str | None = option(
         "File of gold links for --alignments: 0-0 for a sure link, 0?0 for a possible one. Prints "
-        "the alignment error rate instead of the links, which go to --output only."
+        "the alignment error rate instead of the links, which go to --output only.",
+        group="alignments",
     )
-    source_language: str | None = option(_SOURCE_LANGUAGE)
-    target_language: str | None = option(_TARGET_LANGUAGE)
+    source_language: str | None = option(_SOURCE_LANGUAGE, group="translation")
+    target_language: str | None = option(_TARGET_LANGUAGE, group="translation")
     num_beams: int | None = option(
-        "Beam width of the model's own translation; 1: greedy. Default: the model's, usually 4."
+        "Beam width of the model's own translation; 1: greedy. Default: the model's, usually 4.",
+        group="translation",
     )
     dtype: DTypeName = option(_DTYPE, "auto")
     trust_remote_code: bool = option(_TRUST_REMOTE_CODE, False)
@@ -742,20 +786,30 @@ class DemoSettings:
         "Address to listen on. 127.0.0.1: only this machine reaches the page; 0.0.0.0: all that "
         "reach this machine.",
         "127.0.0.1",
+        group="address",
     )
-    port: int | None = option("Port to listen on. Default: the first free one from 7860.")
+    port: int | None = option(
+        "Port to listen on. Default: the first free one from 7860.", group="address"
+    )
     allowed_hosts: list[str] = option(
-        _ALLOWED_HOSTS, [], action="extend", nargs="+", metavar="HOST"
+        _ALLOWED_HOSTS,
+        [],
+        action="extend",
+        nargs="+",
+        metavar="HOST",
+        group="address",
     )
     share: bool = option(
-        "Asks Gradio's servers for a public address, through which all texts then travel.", False
+        "Asks Gradio's servers for a public address, through which all texts then travel.",
+        False,
+        group="address",
     )
     examples: str | None = option(
         "File of lines to try, one a line. Default: those of the model card, or else of the "
         "validation data, if they are found."
     )
-    source_language: str | None = option(_SOURCE_LANGUAGE)
-    target_language: str | None = option(_TARGET_LANGUAGE)
+    source_language: str | None = option(_SOURCE_LANGUAGE, group="languages")
+    target_language: str | None = option(_TARGET_LANGUAGE, group="languages")
     dtype: DTypeName = option(_DTYPE, "auto")
     trust_remote_code: bool = option(_TRUST_REMOTE_CODE, False)
 
@@ -771,10 +825,12 @@ class ImportSettings:
     )
     mapping: str | None = option(
         "YAML file that says which tensors of SOURCE make up which of ours, for weights of any "
-        "other program; SOURCE is then a file of them (.safetensors, .pt), or its folder."
+        "other program; SOURCE is then a file of them (.safetensors, .pt), or its folder.",
+        group="mapping",
     )
     tokenizer: str | None = option(
-        "Folder or Hub name of the tokenizer that OUT gets; with --mapping only."
+        "Folder or Hub name of the tokenizer that OUT gets; with --mapping only.",
+        group="mapping",
     )
     keep_vocabulary: list[str] | None = option(
         "Keeps only the entries of the vocabulary that these text files use, with all characters, "
@@ -783,7 +839,10 @@ class ImportSettings:
         action="extend",
         nargs="+",
         metavar="FILE",
+        group="vocabulary",
     )
     min_count: int = option(
-        "Number of times that an entry must occur in --keep_vocabulary to be kept.", 1
+        "Number of times that an entry must occur in --keep_vocabulary to be kept.",
+        1,
+        group="vocabulary",
     )

@@ -258,6 +258,29 @@ def test_translations_are_compared_with_the_token_that_they_begin_with(tiny_mode
 
     assert _compare_logits(TorchEngine(tiny_model), reader, draw_rows(5, 9)).identical == 5
 
+
+def test_onnx_translations_are_compared_without_tokens_that_are_never_generated():
+    model = build_variant(lm_head_bias=True, attn_implementation="eager")
+    model.lm_head.bias.data[model.config.pad_token_id] += 99
+
+    agreement = _compare_logits(TorchEngine(model), read_in_torch(model), draw_rows(5, 9))
+
+    assert agreement.identical == 5
+
+
+def test_other_greedy_translation_is_noticed(tiny_model):
+    reader = read_in_torch(tiny_model)
+    force = reader.force
+
+    def force_otherwise(sources, targets):
+        logits = force(sources, targets)
+        logits[1, 0, targets[1][0]] = -99
+        return logits
+
+    reader.force = force_otherwise
+
+    assert _compare_logits(TorchEngine(tiny_model), reader, draw_rows(5, 9)).identical == 4
+
     reader.generation_config = copy.deepcopy(tiny_model.generation_config)
     reader.generation_config.forced_bos_token_id = None
     assert _compare_logits(TorchEngine(tiny_model), reader, draw_rows(5, 9)).identical == 0

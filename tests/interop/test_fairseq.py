@@ -19,7 +19,7 @@ from transformers import AutoModelForSeq2SeqLM
 from vanilla_transformer_tools.commands import main
 from vanilla_transformer_tools.interop.declarations import Declaration
 from vanilla_transformer_tools.interop.fairseq import (
-    find_checkpoint,
+    find_fairseq_file,
     read_checkpoint,
     read_dictionary,
 )
@@ -560,7 +560,7 @@ def test_best_checkpoint_of_a_folder_is_found(folder):
     for name in ("checkpoint1.pt", "checkpoint_last.pt", "checkpoint_best.pt"):
         (folder / name).touch()
 
-    assert find_checkpoint(folder).name == "checkpoint_best.pt"
+    assert find_fairseq_file(folder).name == "checkpoint_best.pt"
 
 
 def test_several_checkpoints_must_be_told_apart(folder):
@@ -570,14 +570,14 @@ def test_several_checkpoints_must_be_told_apart(folder):
     with pytest.raises(
         ValueError, match=r"one checkpoint, got model1.pt, model2.pt. Name the file"
     ):
-        find_checkpoint(folder)
+        find_fairseq_file(folder)
 
 
 def test_folder_of_transformers_is_none_of_fairseq(folder):
     (folder / "training.pt").touch()
     (folder / "config.json").touch()
 
-    assert find_checkpoint(folder) is None
+    assert find_fairseq_file(folder) is None
 
 
 def test_weights_without_a_config_are_no_checkpoint(tmp_path):

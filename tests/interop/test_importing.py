@@ -36,7 +36,12 @@ from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.commands import main
 from vanilla_transformer_tools.interop import declarations, importing
 from vanilla_transformer_tools.interop.declarations import Declaration, known_sources
-from vanilla_transformer_tools.interop.importing import Comparison, compare, convert, import_model
+from vanilla_transformer_tools.interop.importing import (
+    LogitGap,
+    compare_logits,
+    convert,
+    import_model,
+)
 from vanilla_transformer_tools.interop.weight_maps import shapes_of
 from vanilla_transformer_tools.saved_folder import load_model
 from vanilla_transformer_tools.translation import Translator
@@ -268,7 +273,7 @@ def test_defect_in_a_rule_is_noticed(source, monkeypatch, names, wrong_names):
     monkeypatch.setattr(Declaration, "of", lambda *_: wrong)
 
     with pytest.raises(ValueError, match=r"must (have exactly|compute what its source does)"):
-        compare(source, convert(source)).check()
+        compare_logits(source, convert(source)).check()
 
 
 @pytest.mark.parametrize("source", ["m2m_100", "marian", "pegasus", "fsmt"], indirect=True)
@@ -289,7 +294,7 @@ def test_wrong_setting_is_noticed_before_anything_is_written(source, fields, mon
     monkeypatch.setattr(Declaration, "fields", lambda *_: right | wrong)
 
     with pytest.raises(ValueError, match=r"must (have exactly|compute what its source does)"):
-        compare(source, convert(source)).check()
+        compare_logits(source, convert(source)).check()
 
 
 @pytest.mark.parametrize("longest", [1, 2, 8])
@@ -297,7 +302,7 @@ def test_short_table_of_positions_is_compared(longest):
     sizes = {**SIZES, "max_position_embeddings": longest}
     source = BartForConditionalGeneration(BartConfig(vocab_size=37, **sizes)).eval()
 
-    comparison = compare(source, convert(source))
+    comparison = compare_logits(source, convert(source))
 
     comparison.check()
     assert comparison.scale > 0.01
@@ -305,7 +310,7 @@ def test_short_table_of_positions_is_compared(longest):
 
 def test_comparison_that_is_not_finite_is_refused():
     with pytest.raises(ValueError, match="differ by at most nan"):
-        Comparison(float("nan"), 1.0).check()
+        LogitGap(float("nan"), 1.0).check()
 
 
 @pytest.mark.parametrize("source", ["m2m_100"], indirect=True)
@@ -429,12 +434,12 @@ def test_rounding_of_16_bits_is_told_from_mistakes_in_float32(saved, tmp_path, m
     M2M100ForConditionalGeneration.from_pretrained(saved).half().save_pretrained(saved)
     compared = []
 
-    def compare(source, model):
+    def compare_logits(source, model):
         assert source.dtype == model.dtype
         compared.append(model.dtype)
-        return Comparison(gap=0.0 if model.dtype == exact else 1.0, scale=10.0)
+        return LogitGap(gap=0.0 if model.dtype == exact else 1.0, scale=10.0)
 
-    monkeypatch.setattr(importing, "compare", compare)
+    monkeypatch.setattr(importing, "compare_logits", compare_logits)
     import_model(str(saved), tmp_path / "ours")
 
     assert compared == [torch.float16, torch.float32][: 1 + (exact == torch.float32)]

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from vanilla_transformer_tools.interop.weight_maps import Piece, WeightMap, shapes_of
+from vanilla_transformer_tools.interop.weight_maps import TensorPart, WeightMap, shapes_of
 
 
 def carry_out(rules, targets, **tensors):
@@ -217,4 +217,4 @@ def test_rules_that_cannot_be_read_are_named_at_once():
 @pytest.mark.parametrize("text", ["b[3/3]", "b[0/0]", ""])
 def test_block_that_is_none_is_refused(text):
     with pytest.raises(ValueError, match=r"a block of it such as name\[0/3\]"):
-        Piece.parse(text)
+        TensorPart.parse(text)

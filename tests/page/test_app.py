@@ -15,7 +15,7 @@ import pytest
 
 from vanilla_transformer_tools.interop.importing import import_model
 from vanilla_transformer_tools.page.page import Page
-from vanilla_transformer_tools.page.served_model import Wanted
+from vanilla_transformer_tools.page.served_model import Choices
 
 from ..conftest import build_variant
 from ..support.browser import open_browser
@@ -277,17 +277,19 @@ def test_reader_types_and_sees_everything(reader, page):
     reader.until(lambda: "beam" in reader.says("status") or "greedy" in reader.says("status"))
     assert f"{expected['lines'][0]['translations'][0]['score']:.3f}" in reader.says("hypotheses")
     reader.click("Probabilities")
-    tokens = reader.until(lambda: reader.all("#vt-tokens li bdi"))
-    assert [one.text for one in tokens] == expected["lines"][0]["tokens"]
+    tokens = reader.until(lambda: reader.all("#vt-tokens .text"))
+    assert [token.text for token in tokens] == expected["lines"][0]["tokens"]
+    labels = [label.text for label in reader.all("#vt-tokens .label")]
+    assert labels == [f"{rate:.0%}" for rate in expected["lines"][0]["probabilities"]]
     reader.click("Word links")
-    reader.until(lambda: reader.all("#vt-links path[d^=M]"))
+    reader.until(lambda: reader.all("word-links path[d^=M]"))
     assert reader.one("#vt-status").get_attribute("role") == "status"
 
 
 def test_links_follow_the_keyboard(reader):
     reader.text.send_keys("ein hund")
     reader.click("Word links")
-    reader.until(lambda: reader.all("#vt-links path"))
+    reader.until(lambda: reader.all("word-links path"))
 
     def follows():
         word = reader.all("#vt-links ul + ul li")[0]
@@ -332,12 +334,13 @@ def test_reader_compares_two_models(reader, page):
 
     reader.click("Compare").click("Compare models")
 
-    columns = reader.until(lambda: reader.all("#vt-compared section"))
-    texts = [page.translate("ein hund", name, {})["text"] for name in ("one", "two")]
-    assert [column.find_element("tag name", "p").text.split() for column in columns] == [
-        text.split() for text in texts
-    ]
-    assert reader.all("#vt-compared mark")
+    reader.until(lambda: reader.all(".vt-compared .text"))
+    answers = [page.translate("ein hund", name, {}) for name in ("one", "two")]
+    for column, answer in zip(reader.all(".vt-compared"), answers, strict=True):
+        text = column.find_element("css selector", ".textfield").get_attribute("textContent")
+        assert text.split() == answer["text"].split()
+        score = answer["lines"][0]["translations"][0]["score"]
+        assert f"score {score:.3f}, greedy" in column.text
 
 
 def test_reader_translates_a_file(reader, page, tmp_path):
@@ -345,18 +348,17 @@ def test_reader_translates_a_file(reader, page, tmp_path):
     path.write_text("ja\n\nein hund\n" * 30)
     reader.click("File")
 
-    reader.until(lambda: reader.all("input[type=file]"))[0].send_keys(str(path))
-    reader.until(lambda: "lines" in reader.one("table.file-preview, .file-preview").text)
+    reader.until(lambda: reader.all("#vt-file input[type=file]"))[0].send_keys(str(path))
+    reader.until(lambda: "lines" in reader.one("#vt-file .file-preview").text)
     reader.click("Translate file")
 
-    reader.until(lambda: "90 of 90 lines" in reader.says("progress"))
     link = reader.until(lambda: reader.all("a[href*='translated.txt']"))[0]
     text = reader.browser.execute_async_script(
         "const done = arguments[1]; fetch(arguments[0]).then(r => r.text()).then(done)",
         link.get_attribute("href"),
     )
     served = page.model("one")
-    expected = served.translate_lines(path.read_text().splitlines(), Wanted.of({}))
+    expected = served.translate(path.read_text().splitlines(), Choices.of({}))
     assert text.splitlines() == [one.text for one in expected]
 
 
@@ -374,9 +376,9 @@ def test_any_text_ends_in_a_result_or_a_message(reader, text):
         assert reader.until(lambda: reader.all("#vt-status .vt-message"))
     else:
         reader.click("Compare").click("Compare models")
-        reader.until(lambda: reader.all("#vt-compared section"))
+        reader.until(lambda: reader.all(".vt-compared .text"))
         reader.until(lambda: reader.says("hypotheses"))
-    assert reader.all("#vt-status script, #vt-status img, #vt-compared img, table img") == []
+    assert reader.all("#vt-status script, .tabitem script, .tabitem img") == []
     assert reader.browser.title == "one · two"
 
 
@@ -439,17 +441,17 @@ def test_search_is_chosen(reader):
         number,
     )
 
-    reader.until(lambda: len(reader.all("#vt-hypotheses tbody tr")) == 3)
+    reader.until(lambda: len(reader.all("#vt-hypotheses [role=gridcell]")) == 3 * 4)
 
 
 def test_text_runs_in_the_direction_of_its_script(reader):
     reader.type("أنا أحب")
 
-    reader.until(lambda: reader.text.get_attribute("dir") == "auto")
-    align = "return getComputedStyle(arguments[0]).direction"
-    assert reader.browser.execute_script(align, reader.text) == "rtl"
-    reader.type("我喜欢狗")
-    assert reader.browser.execute_script(align, reader.text) == "ltr"
+    style = (
+        "const style = getComputedStyle(arguments[0]); return [style.unicodeBidi, style.textAlign]"
+    )
+    for field in (reader.text, reader.all("textarea")[1]):
+        assert reader.browser.execute_script(style, field) == ["plaintext", "start"]
 
 
 @pytest.mark.parametrize("tab", ["Translations", "Attention", "Compare", "File"])

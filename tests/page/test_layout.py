@@ -7,47 +7,60 @@ import pytest
 pytest.importorskip("gradio", reason="Gradio is not installed")
 
 from vanilla_transformer_tools.page import app as apps
-from vanilla_transformer_tools.page.page import Views
 
 
-def test_another_model_brings_its_examples_and_languages(page, model):
-    page.models["two"].target_languages = ["de", "fr"]
-    layout = apps._Layout(page)
-
-    source, target, examples = layout._change_model("two")
-
-    assert (source["visible"], target["visible"]) == (False, True)
-    assert target["choices"] == ["de", "fr"]
-    assert (examples["samples"], examples["visible"]) == ([], False)
-    assert layout._change_model("one")[2]["samples"] == [["ja"], ["nein"]]
+def only_here(pieces):
+    return [piece for piece, category in pieces if category]
 
 
-def test_nothing_changes_while_typing_is_not_followed(page):
-    layout = apps._Layout(page)
+def test_what_only_one_text_has_is_marked():
+    first, second = apps.mark_differences("the old man\nyes", "the man\nno\nso")
 
-    assert layout._translate_if(False, "ja", "one") == (apps.gr.skip(),) * len(Views._fields)
-
-
-def test_error_names_a_file_as_its_reader_does():
-    error = ValueError("'/tmp/gradio/af09/in.txt' must be UTF-8")
-
-    assert apps._without_folder(error, "/tmp/gradio/af09/in.txt") == "'in.txt' must be UTF-8"
+    assert only_here(first) == ["old ", "yes"]
+    assert only_here(second) == ["no", "so"]
+    assert "".join(piece for piece, _ in second) == "the man\nno\nso\n"
+    assert apps.mark_differences("a", "a")[0] == [("a", None), ("\n", None)]
 
 
-def test_each_answer_has_the_policy():
-    sent = []
+@pytest.mark.parametrize("before", ["", "GPU"])
+def test_scripts_without_blanks_are_compared_by_characters(before):
+    first, second = apps.mark_differences(f"{before}我喜欢狗", f"{before}我喜欢猫")
+
+    assert (only_here(first), only_here(second)) == (["狗"], ["猫"])
+
+
+def test_table_has_all_translations_in_order():
+    best = {"text": "A\x1b", "score": -0.5, "reached_limit": False}
+    second = {"text": "B", "score": -1.25, "reached_limit": True}
+
+    assert apps._rows([(3, {"translations": [best, second]})]) == [
+        ["3", "1", "-0.500", r"A\x1b"],
+        ["3", "2", "-1.250", "B (cut off)"],
+    ]
+
+
+def test_tokens_have_their_probabilities_line_by_line():
+    lines = [{"tokens": ["a", "b"], "probabilities": [0.496, 0.04]}]
+
+    assert apps._tokens(lines) == [("a", "50%"), ("b", "4%"), ("\n", None)]
+
+
+def test_guard_adds_the_policy_and_hides_headers():
+    sent, seen = [], []
 
     async def answer(scope, receive, send):
+        seen.extend(scope["headers"])
         await send({"type": "http.response.start", "headers": [(b"a", b"b")]})
         await send({"type": "http.response.body"})
 
     async def send(message):
         sent.append(message)
 
-    asyncio.run(apps.ContentPolicy(answer)({"type": "http"}, None, send))
+    guard = apps.Guard(answer, "default-src 'self'", hidden=[b"x-claimed"])
+    request = {"type": "http", "headers": [(b"x-claimed", b"evil.com"), (b"host", b"a")]}
+    asyncio.run(guard(request, None, send))
 
-    first, second = sent
-    (own, policy) = first["headers"]
-    assert (own, policy[0]) == ((b"a", b"b"), b"content-security-policy")
-    assert policy[1].startswith(b"default-src 'self' data: blob:;")
-    assert second == {"type": "http.response.body"}
+    policy = (b"content-security-policy", b"default-src 'self'")
+    assert sent[0]["headers"] == [(b"a", b"b"), policy]
+    assert sent[1] == {"type": "http.response.body"}
+    assert seen == [(b"host", b"a")]

@@ -10,10 +10,8 @@ from vanilla_transformer_tools.interop.importing import import_model
 from vanilla_transformer_tools.page.served_model import (
     CHARACTERS_AT_A_TIME,
     LINES_AT_A_TIME,
-    MOST_CHARACTERS,
+    Choices,
     ServedModel,
-    Wanted,
-    lines_of,
 )
 from vanilla_transformer_tools.translation import Search, Translation, Translator
 
@@ -23,7 +21,7 @@ from ..support.pretrained import save_pretrained_model
 
 def test_choices_of_a_page_are_those_of_a_search():
     searched = {field.name: field.default for field in dataclasses.fields(Search)}
-    chosen = {field.name: field.default for field in dataclasses.fields(Wanted)}
+    chosen = {field.name: field.default for field in dataclasses.fields(Choices)}
 
     others = {"source_language", "target_language", "split_sentences"}
     assert chosen.keys() - searched.keys() == others
@@ -48,12 +46,12 @@ def test_choices_of_a_page_are_those_of_a_search():
 )
 def test_choice_that_there_is_not_is_refused(choices, match):
     with pytest.raises(ValueError, match=match):
-        Wanted.of(choices)
+        Choices.of(choices)
 
 
 def test_empty_choices_are_the_defaults():
-    assert Wanted.of({"source_language": "", "num_beams": None}) == Wanted()
-    assert Wanted.of({"length_penalty": 1, "top_k": 3}) == Wanted(length_penalty=1, top_k=3)
+    assert Choices.of({"source_language": "", "num_beams": None}) == Choices()
+    assert Choices.of({"length_penalty": 1, "top_k": 3}) == Choices(length_penalty=1, top_k=3)
 
 
 def test_panic_of_a_tokenizer_is_a_message(model, monkeypatch):
@@ -68,36 +66,40 @@ def test_panic_of_a_tokenizer_is_a_message(model, monkeypatch):
     monkeypatch.setattr("vanilla_transformer_tools.page.served_model.link_parts", panic)
 
     for call in (
-        lambda: model.translate(["ja"], Wanted()),
-        lambda: model.attention("ja", Wanted()),
-        lambda: model.link([("ja", "yes")], Wanted()),
+        lambda: list(model.translate(["ja"], Choices())),
+        lambda: model.attention("ja", Choices()),
+        lambda: model.link([("ja", "yes")], Choices()),
     ):
         with pytest.raises(ValueError, match="The tokenizer of 'runs/one' failed: Onig"):
             call()
 
 
 def test_beam_is_as_wide_as_the_number_of_translations(model):
-    (translation,) = model.translate(["ein hund"], Wanted(num_hypotheses=3))
+    (translation,) = model.translate(["ein hund"], Choices(num_hypotheses=3))
 
     assert len(translation.alternatives) == 2
-    assert model.describe_search(Wanted(num_hypotheses=3)).startswith("beam 3, ")
-    assert model.describe_search(Wanted(num_beams=5, num_hypotheses=3)).startswith("beam 5, ")
+    assert str(model.chosen_search(Choices(num_hypotheses=3))).startswith("beam 3, ")
+    assert str(model.chosen_search(Choices(num_beams=5, num_hypotheses=3))).startswith("beam 5, ")
 
 
 def test_model_with_a_wider_beam_than_a_page_has_is_searched_with_the_widest(tokenizer):
     model = ServedModel("wide", Translator(build_variant(), tokenizer, num_beams=12))
 
-    assert model._search(Wanted()).num_beams == model.search.num_beams == 10
+    assert model.chosen_search(Choices()).num_beams == model.search.num_beams == 10
 
 
 def test_every_choice_reaches_the_search(model):
-    wanted = Wanted(num_beams=4, length_penalty=0.3, num_hypotheses=2)
-    assert model._search(wanted) == Search(4, 0.3, num_hypotheses=2, scores=True)
+    choices = Choices(num_beams=4, length_penalty=0.3, num_hypotheses=2)
+    assert model.chosen_search(choices) == Search(4, 0.3, num_hypotheses=2, scores=True)
     # Samples have no beam and no penalty, and beams no temperature.
     draws = {"temperature": 0.7, "top_k": 5, "top_p": 0.9, "seed": 8}
-    sampled = dataclasses.replace(wanted, do_sample=True, **draws)
-    assert model._search(sampled) == Search(num_hypotheses=2, do_sample=True, scores=True, **draws)
-    assert model._search(dataclasses.replace(wanted, **draws)) == model._search(wanted)
+    sampled = dataclasses.replace(choices, do_sample=True, **draws)
+    assert model.chosen_search(sampled) == Search(
+        num_hypotheses=2, do_sample=True, scores=True, **draws
+    )
+    assert model.chosen_search(dataclasses.replace(choices, **draws)) == model.chosen_search(
+        choices
+    )
 
 
 def test_translations_are_those_of_a_translator_with_details(model, tokenizer):
@@ -106,9 +108,9 @@ def test_translations_are_those_of_a_translator_with_details(model, tokenizer):
         model.engine.model, tokenizer, num_beams=3, length_penalty=0.5, scores=True, details=True
     )
 
-    found = model.translate(lines, Wanted(num_beams=3, length_penalty=0.5))
+    found = list(model.translate(lines, Choices(num_beams=3, length_penalty=0.5)))
 
-    assert [one.text for one in found] == [one.text for one in translator.translate(lines)]
+    assert [each.text for each in found] == [each.text for each in translator.translate(lines)]
     assert found[1].text == ""
     assert len(found[0].tokens) == len(found[0].token_scores) > 0
     assert len(model.labels(found[0])) == len(found[0].tokens)
@@ -127,7 +129,7 @@ def test_other_readers_get_their_turn_between_parts_of_a_file(model, monkeypatch
     # Long ones come alone.
     lines += ["x" * CHARACTERS_AT_A_TIME, "y"]
 
-    found = [one.text for one in model.translate_lines(lines, Wanted())]
+    found = [each.text for each in model.translate(lines, Choices())]
 
     assert found == lines
     first = 1 + LINES_AT_A_TIME
@@ -136,9 +138,9 @@ def test_other_readers_get_their_turn_between_parts_of_a_file(model, monkeypatch
 
 
 def test_attention_is_that_of_the_translation(model):
-    (translation,) = model.translate(["ein hund"], Wanted(num_beams=3))
+    (translation,) = model.translate(["ein hund"], Choices(num_beams=3))
 
-    page = model.attention("ein hund", Wanted(num_beams=3))
+    page = model.attention("ein hund", Choices(num_beams=3))
 
     assert f'"target":"{translation.text}"' in page
 
@@ -149,36 +151,24 @@ def test_attention_is_that_of_the_translation(model):
 )
 def test_attention_of_a_blank_or_long_line_is_refused(model, line, match):
     with pytest.raises(ValueError, match=match):
-        model.attention(line, Wanted())
+        model.attention(line, Choices())
 
 
 def test_attention_that_makes_no_page_is_refused(model, monkeypatch):
     monkeypatch.setattr("vanilla_transformer_tools.page.served_model.MOST_WEIGHTS", 10)
 
     with pytest.raises(ValueError, match="at most 10 weights, got "):
-        model.attention("ein hund", Wanted())
+        model.attention("ein hund", Choices())
 
 
 def test_lines_that_are_cut_have_no_links(model):
     model.max_source_length = 8
 
     linked = model.link(
-        [("ja", "a"), ("eine lange zeile", "b"), ("x", " "), ("nein", "c")], Wanted()
+        [("ja", "a"), ("eine lange zeile", "b"), ("x", " "), ("nein", "c")], Choices()
     )
 
     assert ["".join(pair.source) for pair in linked] == ["ja", "nein"]
-
-
-def test_lines_end_where_the_keyboard_ends_them():
-    assert lines_of("a\r\nb\n\nc\x0bd\u2028e") == ["a", "b", "", "c\x0bd\u2028e"]
-    assert lines_of("\ud800 \U0001f600") == ["\ufffd \U0001f600"]
-    assert lines_of("") == [""]
-
-
-def test_text_that_is_too_long_is_refused():
-    assert lines_of("x" * MOST_CHARACTERS)
-    with pytest.raises(ValueError, match=r"at most 5,000 characters here, got 100,000\."):
-        lines_of("x" * 100_000)
 
 
 def test_model_of_several_directions_offers_them(tmp_path):
@@ -190,13 +180,13 @@ def test_model_of_several_directions_offers_them(tmp_path):
     assert (model.source_languages, model.target_languages) == ([], ["de", "fr"])
     assert model.target_language == "de"
     default, german, french = (
-        model._translator(Wanted(target_language=language), False).source_prefix
+        model._translator(Choices(target_language=language), False).source_prefix
         for language in (None, "de", "fr")
     )
     assert default == german != french
     assert ServedModel.load(str(tmp_path), target_language="fr").target_language == "fr"
     with pytest.raises(ValueError, match="de, fr, got 'it'"):
-        model.translate(["ja"], Wanted(target_language="it"))
+        list(model.translate(["ja"], Choices(target_language="it")))
 
 
 @pytest.mark.parametrize(
@@ -215,7 +205,7 @@ def test_model_between_languages_begins_with_two_of_them(tmp_path, name, source,
     assert (model.source_language, model.target_language) == (source, target)
     assert {source, "zho_Hans" if name == "nllb" else "zh_CN"} <= {*model.source_languages}
     assert (model.target_languages == [target]) == (name == "mbart")
-    chosen = model._translator(Wanted(source_language=model.source_languages[1]), False)
+    chosen = model._translator(Choices(source_language=model.source_languages[1]), False)
     assert chosen.tokenizer.src_lang == model.source_languages[1]
     assert chosen.tokenizer.tgt_lang == target
 
@@ -231,8 +221,8 @@ def test_page_begins_with_the_languages_that_a_model_was_tuned_for(tmp_path):
 
 
 def test_languages_of_another_model_are_left_out(model):
-    wanted = Wanted(source_language="de", target_language="fr", num_beams=3)
+    choices = Choices(source_language="de", target_language="fr", num_beams=3)
 
-    assert model.without_foreign_languages(wanted) == Wanted(num_beams=3)
+    assert model.without_foreign_languages(choices) == Choices(num_beams=3)
     model.target_languages = ["fr"]
-    assert model.without_foreign_languages(wanted) == Wanted(target_language="fr", num_beams=3)
+    assert model.without_foreign_languages(choices) == Choices(target_language="fr", num_beams=3)

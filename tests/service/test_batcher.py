@@ -16,7 +16,7 @@ class Recorder:
     """Cuts lines at "|", one token a character; translates to capitals, and notes each batch.
 
     Attributes:
-        batches: Kind and texts of each, in order.
+        batches: RequestKind and texts of each, in order.
         cut_lines: All lines that were cut.
         gate: Batches wait until it is set.
         faulty: Texts at which translating fails.

@@ -6,7 +6,7 @@ from transformers import GenerationConfig
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.interop.importing import import_model
 from vanilla_transformer_tools.service.languages import ServedLanguages
-from vanilla_transformer_tools.service.translators import Kind, Translators, offered_languages
+from vanilla_transformer_tools.service.translators import RequestKind, Translators, load_languages
 from vanilla_transformer_tools.text.languages import target_tags
 from vanilla_transformer_tools.translation import Translator
 
@@ -34,7 +34,7 @@ def write_card(folder, *languages):
 
 
 def translators_of(name, source=None, target=None, **settings):
-    languages, defaults = offered_languages(str(name), source, target)
+    languages, defaults = load_languages(str(name), source, target)
     chosen = languages.chosen(languages.sources[0], languages.targets[0])
     first = Translator.from_pretrained(
         str(name), source_language=chosen[0], target_language=chosen[1], **settings
@@ -62,7 +62,7 @@ def sources_of(translators, monkeypatch):
 def test_model_of_one_direction_has_the_two_languages_of_its_card(folder):
     write_card(folder, "de", "en")
 
-    languages, _ = offered_languages(str(folder), None, None)
+    languages, _ = load_languages(str(folder), None, None)
 
     assert (languages.sources, languages.targets) == (("de",), ("en",))
     assert languages.chosen("de", "en") == (None, None)
@@ -72,7 +72,7 @@ def test_model_of_one_direction_has_the_two_languages_of_its_card(folder):
 def test_languages_that_are_given_come_before_those_of_the_card(folder):
     write_card(folder, "de", "en")
 
-    languages, _ = offered_languages(str(folder), None, "fr")
+    languages, _ = load_languages(str(folder), None, "fr")
 
     assert (languages.sources, languages.targets) == (("de",), ("fr",))
 
@@ -84,15 +84,15 @@ def test_languages_that_nothing_names_must_be_given(folder, named):
     got = str(list(named)).replace("[", "\\[") if named else "no languages"
 
     with pytest.raises(ValueError, match=f"(?s)source .* got {got} .*--source_language.*--target"):
-        offered_languages(str(folder), None, None)
-    languages, _ = offered_languages(str(folder), "x", "y")
+        load_languages(str(folder), None, None)
+    languages, _ = load_languages(str(folder), "x", "y")
     assert (languages.sources, languages.targets) == (("x",), ("y",))
 
 
 def test_norwegian_is_no_truth_value(folder):
     write_card(folder, "no", "en")
 
-    languages, _ = offered_languages(str(folder), None, None)
+    languages, _ = load_languages(str(folder), None, None)
 
     assert (languages.sources, languages.targets) == (("no",), ("en",))
 
@@ -102,7 +102,7 @@ def test_card_that_is_not_yaml_names_no_languages(folder, brackets):
     write_card(folder, "de", brackets * "[")
 
     with pytest.raises(ValueError, match="got no languages in its card"):
-        offered_languages(str(folder), None, None)
+        load_languages(str(folder), None, None)
 
 
 def test_model_with_tags_translates_from_its_card_into_its_tags(tmp_path, monkeypatch):
@@ -117,7 +117,7 @@ def test_model_with_tags_translates_from_its_card_into_its_tags(tmp_path, monkey
     languages = translators.languages
     assert (languages.sources, languages.targets) == (("en", "de", "fr"), ("de", "fr"))
     kinds = [translators.kind("en", target, 0) for target in ("de", "fr")]
-    assert kinds == [Kind(None, "de", 0), Kind(None, "fr", 0)]
+    assert kinds == [RequestKind(None, "de", 0), RequestKind(None, "fr", 0)]
     seen = sources_of(translators, monkeypatch)
     for kind in kinds:
         translators.translate(kind, LINES)
@@ -218,9 +218,9 @@ def test_search_and_limits_are_those_of_the_options(folder):
         folder, "de", "en", num_beams=3, max_source_length=9, max_tokens_per_batch=600
     )
 
-    made = translators._of(Kind(None, None, 1))
+    made = translators._of(RequestKind(None, None, 1))
 
     assert (made.search.num_beams, made.search.num_hypotheses) == (3, 2)
     assert (made.max_source_length, made.max_tokens_per_batch) == (9, 4096 // 3)
     assert made.engine is translators.first.engine
-    assert translators._of(Kind(None, None, 1)) is made
+    assert translators._of(RequestKind(None, None, 1)) is made

@@ -387,7 +387,7 @@ def test_ensemble_refuses_what_only_a_single_model_follows(tiny_model):
 def test_ensemble_refuses_more_beams_than_it_has_tokens_for(tiny_model):
     tokens = tiny_model.config.vocab_size
     together = TorchEngine(tiny_model, tiny_model)
-    message = f"with {tokens // 2} beams needs {tokens // 2 * 2} target tokens .* got {tokens - 2}"
+    message = f"{tokens // 2} beams need {tokens // 2 * 2} target tokens .* got {tokens - 2}"
 
     # `<pad>` and `<s>` are forbidden.
     assert translate(together, num_beams=tokens // 2 - 1)

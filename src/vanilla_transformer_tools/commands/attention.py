@@ -164,15 +164,15 @@ def _align(translator: "Translator", settings: AttentionSettings, texts: _TextsT
     from vanilla_transformer_tools.inspection.alignments import align_words, score_alignments
 
     (sources, *others), units, gold = texts.sides, texts.units, texts.gold
-    targets = others[0] if others else [found.text for found in translator.translate(sources)]
+    targets = others[0] if others else [each.text for each in translator.translate(sources)]
     alignments = list(
         align_words(translator, sources, targets, (units[0], units[1]) if units else None)
     )
     if settings.output:
         write_lines(Path(settings.output), map(str, alignments))
     elif not settings.gold:
-        for one in alignments:
-            print(one)
+        for alignment in alignments:
+            print(alignment)
     if settings.gold:
         score = score_alignments(alignments, gold)
         print(f"{score} ({len(gold):,} pairs)")

@@ -22,7 +22,7 @@ examples:
 
 
 def export(argv: list[str]) -> None:
-    """Convert a model for CTranslate2, ONNX Runtime, Transformers or torch alone."""
+    """Convert a model for CTranslate2, ONNX Runtime or Transformers."""
     parser = build_parser(export, ExportSettings, _EXAMPLE)
     parser.add_argument("model", metavar="MODEL", help="Folder or Hub name of a model.")
     parser.add_argument("output", metavar="OUT", help="Folder to create.")

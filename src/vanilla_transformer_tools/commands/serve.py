@@ -86,10 +86,10 @@ def _check(parser: Parser, settings: ServeSettings) -> None:
 def _load(settings: ServeSettings) -> "Service":
     from vanilla_transformer_tools.service.app import Service
     from vanilla_transformer_tools.service.requests import Limits
-    from vanilla_transformer_tools.service.translators import Translators, offered_languages
+    from vanilla_transformer_tools.service.translators import Translators, load_languages
 
     name = (settings.model or [""])[0]
-    languages, defaults = offered_languages(
+    languages, defaults = load_languages(
         name,
         settings.source_language,
         settings.target_language,

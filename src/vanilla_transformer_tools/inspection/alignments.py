@@ -45,15 +45,15 @@ class GoldAlignment:
         """
         sure, possible = set(), set()
         for word in line.split():
-            found = _GOLD_LINK.fullmatch(word)
-            if not found:
+            match = _GOLD_LINK.fullmatch(word)
+            if not match:
                 raise ValueError(
                     "A gold link must be source-target for a sure one, or source?target for a "
                     f"possible one, counted from 0, such as 3-4 or 3?4, got {word!r}."
                 )
-            link = int(found[1]), int(found[3])
+            link = int(match[1]), int(match[3])
             possible.add(link)
-            if found[2] == "-":
+            if match[2] == "-":
                 sure.add(link)
         return cls(frozenset(sure), frozenset(possible))
 
@@ -228,20 +228,22 @@ def score_alignments(
             f"There must be one gold alignment for each of the {len(alignments):,} pairs, got "
             f"{len(gold):,}. Check that they belong to the same file."
         )
-    found = sure = possible_found = sure_found = 0
-    for number, (one, truth) in enumerate(zip(alignments, gold, strict=True), start=1):
-        _check_range(number, one, truth)
+    all_links = sure = possible_found = sure_found = 0
+    for number, (alignment, truth) in enumerate(zip(alignments, gold, strict=True), start=1):
+        _check_range(number, alignment, truth)
         links, sure_links, possible_links = (
-            one.grouped(group) if in_groups else set(group)
-            for group in (one.links, truth.sure, truth.possible)
+            alignment.grouped(group) if in_groups else set(group)
+            for group in (alignment.links, truth.sure, truth.possible)
         )
-        found += len(links)
+        all_links += len(links)
         sure += len(sure_links)
         sure_found += len(links & sure_links)
         possible_found += len(links & possible_links)
     return AlignmentScore(
-        error_rate=1 - (sure_found + possible_found) / (found + sure) if found + sure else 0.0,
-        precision=possible_found / found if found else 1.0,
+        error_rate=1 - (sure_found + possible_found) / (all_links + sure)
+        if all_links + sure
+        else 0.0,
+        precision=possible_found / all_links if all_links else 1.0,
         recall=sure_found / sure if sure else 1.0,
     )
 

@@ -172,7 +172,9 @@ def _save(figure: Figure, path: Path) -> Path:
     with rc_context({"svg.fonttype": "none"}), warnings.catch_warnings(record=True) as raised:
         warnings.filterwarnings("always", message="Glyph .* missing from")
         saved = save_figure(figure, path)
-    missing = {chr(int(found[1])) for one in raised if (found := _GLYPH.match(str(one.message)))}
+    missing = {
+        chr(int(match[1])) for warning in raised if (match := _GLYPH.match(str(warning.message)))
+    }
     if missing and path.suffix != ".svg":
         logger.warning(
             "No installed font has the characters %s: the picture shows boxes for them. Install "

@@ -26,9 +26,9 @@ from vanilla_transformer_tools.translation.engines import (
 )
 from vanilla_transformer_tools.translation.segments import without_surrogates
 
-Kind = Literal["encoder", "decoder", "cross"]
+AttentionKind = Literal["encoder", "decoder", "cross"]
 
-TITLES: dict[Kind, str] = {
+TITLES: dict[AttentionKind, str] = {
     "encoder": "encoder self-attention",
     "decoder": "decoder self-attention",
     "cross": "cross-attention",
@@ -53,7 +53,7 @@ class AttentionMap:
         sums_to_one: Whether each row sums to 1. Talking heads after the softmax need not.
     """
 
-    kind: Kind
+    kind: AttentionKind
     rows: tuple[str, ...]
     columns: tuple[str, ...]
     weights: Tensor
@@ -120,10 +120,12 @@ class AttentionMaps:
         Raises:
             ValueError: If there is no such kind.
         """
-        if kind not in get_args(Kind):
-            raise ValueError(f"`kind` must be one of {', '.join(get_args(Kind))}, got {kind!r}.")
-        found: AttentionMap = getattr(self, kind)
-        return found
+        if kind not in get_args(AttentionKind):
+            raise ValueError(
+                f"`kind` must be one of {', '.join(get_args(AttentionKind))}, got {kind!r}."
+            )
+        chosen: AttentionMap = getattr(self, kind)
+        return chosen
 
 
 @torch.inference_mode()
@@ -162,21 +164,23 @@ def read_attention(translator: Translator, source: str, target: str | None = Non
             use_cache=False,
             output_attentions=True,
         )
-    spoken = translator.target_tokenizer
-    heard = token_labels(translator.tokenizer, source_ids, "source")
-    read, written = token_labels(spoken, read_ids), token_labels(spoken, target_ids)
+    target_tokenizer = translator.target_tokenizer
+    source_labels = token_labels(translator.tokenizer, source_ids, "source")
+    read_labels, labels = (token_labels(target_tokenizer, ids) for ids in (read_ids, target_ids))
     # Learned mixing after the softmax may give any sum.
     sums_to_one = getattr(model.config, "talking_heads", None) not in ("weights", "both")
     return AttentionMaps(
         source=source,
-        target=spoken.decode(target_ids, skip_special_tokens=True),
+        target=target_tokenizer.decode(target_ids, skip_special_tokens=True),
         encoder=AttentionMap(
-            "encoder", heard, heard, _stack(output.encoder_attentions), sums_to_one
+            "encoder", source_labels, source_labels, _stack(output.encoder_attentions), sums_to_one
         ),
         decoder=AttentionMap(
-            "decoder", written, read, _stack(output.decoder_attentions), sums_to_one
+            "decoder", labels, read_labels, _stack(output.decoder_attentions), sums_to_one
         ),
-        cross=AttentionMap("cross", written, heard, _stack(output.cross_attentions), sums_to_one),
+        cross=AttentionMap(
+            "cross", labels, source_labels, _stack(output.cross_attentions), sums_to_one
+        ),
     )
 
 
@@ -199,7 +203,7 @@ def token_labels(
 
     Args:
         tokenizer: The one that made the ids.
-        ids: Of one text.
+        ids: Token ids of one text.
         side: `source` or `target`, for tokenizers with two vocabularies.
     """
     return labels_of_tokens(tokenizer, speller(tokenizer, side)(ids))
@@ -213,7 +217,7 @@ def labels_of_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) 
 
     Args:
         tokenizer: The one that made the tokens.
-        tokens: Of one text.
+        tokens: Tokens of one text.
     """
     in_bytes = tokenizer.is_fast and isinstance(
         tokenizer.backend_tokenizer.decoder, decoders.ByteLevel

@@ -26,8 +26,8 @@ def write_attention_page(
     """Writes the page of `attention_page` to a file.
 
     Args:
-        maps: Of one pair.
-        path: Of the page.
+        maps: Attention maps of one pair.
+        path: File of the page.
         kind: Shown first.
         layer: Shown first, counted from 1; None: the one that alignments are read from.
         head: Shown first, counted from 1; None: the mean of all heads.
@@ -47,7 +47,7 @@ def attention_page(
     """A page on which readers choose kind, layer and head, and follow tokens.
 
     Args:
-        maps: Of one pair. Weights are rounded to four digits.
+        maps: Attention maps of one pair. Weights are rounded to four digits.
         kind: Shown first.
         layer: Shown first, counted from 1; None: the one that alignments are read from.
         head: Shown first, counted from 1; None: the mean of all heads.
@@ -62,14 +62,14 @@ def attention_page(
         "target": maps.target,
         "maps": [
             {
-                "kind": one.kind,
-                "title": TITLES[one.kind],
-                "rows": one.rows,
-                "columns": one.columns,
-                "sums_to_one": one.sums_to_one,
-                "weights": _rounded(one.weights.tolist()),
+                "kind": part.kind,
+                "title": TITLES[part.kind],
+                "rows": part.rows,
+                "columns": part.columns,
+                "sums_to_one": part.sums_to_one,
+                "weights": _rounded(part.weights.tolist()),
             }
-            for one in (maps.encoder, maps.decoder, maps.cross)
+            for part in (maps.encoder, maps.decoder, maps.cross)
         ],
         "view": {
             "kind": kind,

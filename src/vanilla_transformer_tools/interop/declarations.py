@@ -18,8 +18,6 @@ from vanilla_transformer_tools.files import parse_yaml, read_text
 from vanilla_transformer_tools.interop.weight_maps import WeightMap
 
 SOURCES = Path(__file__).with_name("sources")
-# Of weights that were exported for torch alone; brings them back.
-MAPPING_FILE = "mapping.yaml"
 # Declarations that are no class of Transformers: what these extend, and other programs.
 _NO_CLASSES = ("transformers", "fairseq", "nn_transformer")
 # What a mapping may extend: declarations that take nothing from a config.
@@ -172,9 +170,9 @@ class Declaration:
         """Settings of the source that cannot be expressed."""
         source = self._with_defaults(source)
         return [
-            f"`{name}` must be {wanted!r}, got {source[name]!r}"
-            for name, wanted in self.required.items()
-            if source.get(name) is not None and not _agrees(source[name], wanted)
+            f"`{name}` must be {expected!r}, got {source[name]!r}"
+            for name, expected in self.required.items()
+            if source.get(name) is not None and not _agrees(source[name], expected)
         ] + [
             f"`{name}` must be that of `{other}`, got {source[name]!r} and {source.get(other)!r}"
             for name, other in self.same.items()
@@ -208,8 +206,8 @@ class Declaration:
         ]
 
     def _with_defaults(self, source: Fields) -> Fields:
-        given = {name: value for name, value in source.items() if value is not None}
-        return {**self.defaults, **given} if self.defaults else source
+        values = {name: value for name, value in source.items() if value is not None}
+        return {**self.defaults, **values} if self.defaults else source
 
     def _translated(self, theirs: str, source: Fields) -> Any:
         value = source.get(theirs)

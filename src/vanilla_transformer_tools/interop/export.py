@@ -20,7 +20,7 @@ from vanilla_transformer_tools.files import (
     scratch_folder,
     share_weights,
 )
-from vanilla_transformer_tools.interop.importing import Comparison, compare
+from vanilla_transformer_tools.interop.importing import LogitGap, compare_logits
 from vanilla_transformer_tools.interop.to_transformers import (
     name_general_tokenizers,
     refuse_other_models,
@@ -90,6 +90,8 @@ _EXPORTED_FILES = {
 _SAMPLE_LINES, _LONGEST_LINE = 100, 30
 # Lines whose logits are in memory at the same time.
 _BATCH_LINES = 16
+# Width of the beams whose translations are compared beside the greedy ones.
+_BEAMS = 4
 
 # Least share of identical lines and largest gap. Rounding decides many near ties of random
 # tokens otherwise, which would hide a small mistake, so float32 is compared first.
@@ -233,8 +235,8 @@ def export_to_onnx(
 
 def export_to_class(
     model_name_or_path: str, output: Path, class_name: str, *, trust_remote_code: bool = False
-) -> Comparison:
-    """Writes a folder that Transformers loads as a model of a class of its own, or torch alone.
+) -> LogitGap:
+    """Writes a folder that Transformers loads as a model of a class of its own.
 
     It holds the weights in the dtype of the model, the tokenizer's files, with those of the target
     in target_tokenizer/ if it has one of its own, generation_config.json and the record of the
@@ -261,7 +263,9 @@ def export_to_class(
         to_transformers(model, class_name).save_pretrained(folder)
         _save_settings(model, tokenizers, folder)
         name_general_tokenizers(folder)
-        comparison = compare(load_model(str(folder), dtype=torch.float32).eval(), model.float())
+        comparison = compare_logits(
+            load_model(str(folder), dtype=torch.float32).eval(), model.float()
+        )
         comparison.check(dtype)
     return comparison
 
@@ -313,22 +317,22 @@ def _check_output(output: Path, force: bool) -> None:
     """Raises a FileExistsError if there is something that may not be replaced."""
     if not output.exists():
         return
-    told = f"{str(output)!r} must not exist yet, got a path that does."
+    fault = f"{str(output)!r} must not exist yet, got a path that does."
     if not force:
         raise FileExistsError(
-            f"{told} Give another folder, or --force to replace an earlier export."
+            f"{fault} Give another folder, or --force to replace an earlier export."
         )
-    told += " --force replaces an export, and nothing else"
+    fault += " --force replaces an export, and nothing else"
     if not output.is_dir():
-        raise FileExistsError(f"{told}; this is a file.")
+        raise FileExistsError(f"{fault}; this is a file.")
     files = {path.relative_to(output).as_posix() for path in output.rglob("*") if path.is_file()}
     if others := sorted(files - _EXPORTED_FILES):
         raise FileExistsError(
-            f"{told}; this holds {', '.join(others[:3])}{' and more' * (len(others) > 3)}, too. "
+            f"{fault}; this holds {', '.join(others[:3])}{' and more' * (len(others) > 3)}, too. "
             "Give another folder, or take them out."
         )
     if files and not files & _WEIGHTS:
-        raise FileExistsError(f"{told}; this holds neither {' nor '.join(sorted(_WEIGHTS))}.")
+        raise FileExistsError(f"{fault}; this holds neither {' nor '.join(sorted(_WEIGHTS))}.")
 
 
 def _load(
@@ -403,19 +407,32 @@ def _compare_scores(
 def _compare_logits(
     engine: TorchEngine, exported: "OnnxModel", sources: list[list[int]]
 ) -> Agreement:
-    """Compares translations, and the logits of both for those of the model."""
+    """Compares the logits along the model's greedy and beam translations.
+
+    A greedy translation is the same if each of its tokens has the largest logit of the export, too.
+    """
     model = engine.model
-    search = Search(first_token=model.generation_config.forced_bos_token_id)
+    first_token = model.generation_config.forced_bos_token_id
+    chosen = slice(int(first_token is not None), None)
+    forbidden = never_generated(model.generation_config)
     identical, gap = 0, 0.0
     for batch in _batches(sources):
         limits, prefixes = _limits(engine, batch), _no_prefixes(batch)
-        found = engine.translate_batch(batch, prefixes, limits, search)
-        translations = exported.generate(batch, limits)
-        identical += sum(a[0].tokens == b for a, b in zip(found, translations, strict=True))
-        targets = [hypotheses[0].ended for hypotheses in found]
-        expected, actual = _logits(model, batch, targets), exported.force(batch, targets)
-        for row, other, target in zip(expected, torch.from_numpy(actual), targets, strict=True):
-            gap = max(gap, (row - other)[: len(target)].abs().max().item())
+        for num_beams in (1, _BEAMS):
+            search = Search(num_beams=num_beams, first_token=first_token)
+            outputs = engine.translate_batch(batch, prefixes, limits, search)
+            targets = [hypotheses[0].ended for hypotheses in outputs]
+            expected = _logits(model, batch, targets)
+            actual = torch.from_numpy(exported.force(batch, targets))
+            for row, other, target in zip(expected, actual, targets, strict=True):
+                gap = max(gap, (row - other)[: len(target)].abs().max().item())
+            if num_beams == 1:
+                actual[:, :, forbidden] = -torch.inf
+                likeliest = actual.argmax(-1).tolist()
+                identical += sum(
+                    row[: len(target)][chosen] == target[chosen]
+                    for row, target in zip(likeliest, targets, strict=True)
+                )
     return Agreement(len(sources), identical, gap, "logits")
 
 

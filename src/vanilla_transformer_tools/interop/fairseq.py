@@ -44,7 +44,7 @@ class Checkpoint:
     Attributes:
         settings: By the names of fairseq's options, with those of the task; `source_entries` and
             `target_entries` are the sizes of the vocabularies.
-        tensors: By name.
+        tensors: Tensors by name.
         tokenizers: One for both sides if these share all tables.
     """
 
@@ -53,7 +53,7 @@ class Checkpoint:
     tokenizers: TokenizerPair
 
 
-def find_checkpoint(source: Path) -> Path | None:
+def find_fairseq_file(source: Path) -> Path | None:
     """The checkpoint that a path names: itself, or in a folder that is no model of Transformers.
 
     Raises:

@@ -21,8 +21,8 @@ from vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
 from vanilla_transformer_tools.files import naming_full_disk, scratch_folder, share_weights
-from vanilla_transformer_tools.interop.declarations import MAPPING_FILE, Declaration, Fields
-from vanilla_transformer_tools.interop.fairseq import find_checkpoint, read_checkpoint
+from vanilla_transformer_tools.interop.declarations import Declaration, Fields
+from vanilla_transformer_tools.interop.fairseq import find_fairseq_file, read_checkpoint
 from vanilla_transformer_tools.interop.tensor_files import (
     check_shards,
     check_zip,
@@ -56,10 +56,10 @@ class _Source:
     Attributes:
         record: Where it comes from, for `run.json`.
         declaration: How models of its kind become ours.
-        fields: Of its config.
-        tensors: By name.
-        tokenizers: Of both sides; None: it has none.
-        generation_config: Of its searches; None: it has none.
+        fields: Fields of the source's config.
+        tensors: Tensors by name.
+        tokenizers: Tokenizers of both sides; None: there are none.
+        generation_config: Settings of its searches; None: there are none.
         model: What computes with these weights, in evaluation mode; None: nothing here does.
     """
 
@@ -169,7 +169,7 @@ def untied_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class LogitGap:
     """How the logits of a source and of the converted model differ on random tokens.
 
     Attributes:
@@ -187,7 +187,7 @@ class Comparison:
         """Refuses a model that computes something else.
 
         Args:
-            dtype: Of the weights, or of tables of sinusoids in a file.
+            dtype: Dtype of the weights, or of tables of sinusoids in a file.
 
         Raises:
             ValueError: If the difference is not rounding.
@@ -201,7 +201,7 @@ class Comparison:
             )
 
 
-def _compare_weights(source: PreTrainedModel, model: PreTrainedModel) -> Comparison:
+def _compare_weights(source: PreTrainedModel, model: PreTrainedModel) -> LogitGap:
     """Compares in the dtype of the weights, and if they differ there in float32.
 
     Products of 16 bits, of matrices that one model has side by side, may round otherwise.
@@ -210,18 +210,18 @@ def _compare_weights(source: PreTrainedModel, model: PreTrainedModel) -> Compari
         ValueError: If the models differ in both.
     """
     dtype = model.dtype
-    comparison = compare(source, model)
+    comparison = compare_logits(source, model)
     try:
         comparison.check(dtype)
     except ValueError:
-        comparison = compare(source.float(), model.float())
+        comparison = compare_logits(source.float(), model.float())
         model.to(dtype)
         comparison.check(dtype)
     return comparison
 
 
 @torch.no_grad()
-def compare(source: Callable[..., Any], model: PreTrainedModel) -> Comparison:
+def compare_logits(source: Callable[..., Any], model: PreTrainedModel) -> LogitGap:
     """Runs both models on the same random tokens, with padding on the right.
 
     Args:
@@ -250,7 +250,7 @@ def compare(source: Callable[..., Any], model: PreTrainedModel) -> Comparison:
         "use_cache": False,
     }
     expected, actual = (one(**inputs).logits.double() for one in (source, model))
-    return Comparison((expected - actual).abs().max().item(), expected.abs().max().item())
+    return LogitGap((expected - actual).abs().max().item(), expected.abs().max().item())
 
 
 def import_model(
@@ -260,7 +260,7 @@ def import_model(
     mapping: Path | None = None,
     tokenizer: str | None = None,
     trimming: Trimming | None = None,
-) -> Comparison | None:
+) -> LogitGap | None:
     """Saves a model of another class as one of ours, with its tokenizer and generation settings.
 
     Args:
@@ -321,7 +321,7 @@ class ImportPlan:
     Attributes:
         tensors: With them.
         assumed: Fields of the config that a mapping leaves to their defaults, and no tensor shows.
-        entries: Of the vocabulary, and of these those that trimming keeps; None without trimming,
+        entries: Sizes of the vocabulary and of what trimming keeps of it; None without trimming,
             or if the tensors do not fit.
     """
 
@@ -358,14 +358,14 @@ def _load(name_or_path: str, mapping: Path | None, tokenizer: str | None = None)
     path = Path(name_or_path)
     if mapping is not None:
         return _with_mapping(path, mapping, tokenizer)
-    if file := find_checkpoint(path):
-        found = read_checkpoint(file)
+    if file := find_fairseq_file(path):
+        checkpoint = read_checkpoint(file)
         return _Source(
             {"name": path.name, "model_type": "fairseq"},
             Declaration.of_fairseq(),
-            found.settings,
-            found.tensors,
-            found.tokenizers,
+            checkpoint.settings,
+            checkpoint.tensors,
+            checkpoint.tokenizers,
         )
     config = _check_config(name_or_path)
     tokenizers = TokenizerPair.for_config(load_tokenizer(name_or_path), config, name_or_path)
@@ -423,10 +423,5 @@ def _check_config(name_or_path: str) -> dict[str, Any]:
     file = find_file(name_or_path, CONFIG_NAME)
     if not file:
         return {}
-    if (folder / MAPPING_FILE).is_file():
-        raise ValueError(
-            f"{name_or_path!r} holds weights for torch alone. Give --mapping "
-            f"{folder / MAPPING_FILE}, which brings them back."
-        )
     declaration = Declaration.of(str(read_object(file).get("model_type")))
     return declaration.config_of(load_config(name_or_path).to_dict()).to_dict()

@@ -1,7 +1,6 @@
-"""Weights as ONNX graphs, and a small reader that translates with them in onnxruntime."""
+"""Weights as ONNX graphs, and a small reader that runs them step by step in onnxruntime."""
 
 import warnings
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from vanilla_transformer.generation_vanilla_transformer import padded
-from vanilla_transformer_tools.translation.search import never_generated, refuse_torch_only
+from vanilla_transformer_tools.translation.search import refuse_torch_only
 
 Array = NDArray[Any]
 
@@ -160,7 +159,7 @@ def _export(
 
 
 class OnnxModel:
-    """Reads an exported folder with onnxruntime and translates greedily.
+    """Reads an exported folder with onnxruntime, as the check of an export needs it.
 
     The graphs, for readers in other languages (B batch, S source, T new target tokens, P target
     tokens in the cache, H heads, E head size, V vocabulary; i counts the decoder's layers):
@@ -177,9 +176,7 @@ class OnnxModel:
     there is one (`forced_bos_token_id`), are in `generation_config.json`.
 
     Args:
-        folder: Of the exported model.
-        providers: onnxruntime's execution providers, the preferred one first.
-        num_threads: Threads of the CPU; None: torch's.
+        folder: Folder of the exported model.
 
     Raises:
         ImportError: If `onnxruntime` is not installed.
@@ -187,13 +184,7 @@ class OnnxModel:
             config asks for more than this reader does.
     """
 
-    def __init__(
-        self,
-        folder: str | Path,
-        *,
-        providers: tuple[str, ...] = ("CPUExecutionProvider",),
-        num_threads: int | None = None,
-    ) -> None:
+    def __init__(self, folder: str | Path) -> None:
         try:
             import onnxruntime
         except ImportError as error:
@@ -202,10 +193,12 @@ class OnnxModel:
                 "Install it: pip install -e '.[export]'"
             ) from error
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = num_threads or torch.get_num_threads()
+        options.intra_op_num_threads = torch.get_num_threads()
         try:
             self.encoder, self.decoder = (
-                onnxruntime.InferenceSession(str(Path(folder) / name), options, list(providers))
+                onnxruntime.InferenceSession(
+                    str(Path(folder) / name), options, ["CPUExecutionProvider"]
+                )
                 for name in (ENCODER_FILE, DECODER_FILE)
             )
         # onnxruntime's errors have no base class of their own.
@@ -217,83 +210,31 @@ class OnnxModel:
         self.generation_config = GenerationConfig.from_pretrained(folder)
         refuse_torch_only(self.generation_config)
 
-    def encode(self, sources: list[list[int]]) -> dict[str, Array]:
-        """What the decoder reads of sources, ids with `</s>`: `attention_mask` and `source.*`."""
-        input_ids, mask = padded(sources, self.generation_config.pad_token_id)
-        attention_mask = mask.numpy()
-        inputs = {"input_ids": input_ids.numpy(), "attention_mask": attention_mask}
-        names = [output.name for output in self.encoder.get_outputs()]
-        outputs = dict(zip(names, self.encoder.run(names, inputs), strict=True))
-        return {"attention_mask": attention_mask, **outputs}
-
-    def empty_past(self, batch_size: int) -> dict[str, Array]:
-        """The `past.*` of a first step."""
-        return {
-            node.name: np.zeros((batch_size, node.shape[1], 0, node.shape[3]), np.float32)
-            for node in self.decoder.get_inputs()
-            if node.name.startswith("past.")
-        }
-
-    def decode(
-        self, decoder_input_ids: Array, encoded: dict[str, Array], past: dict[str, Array]
-    ) -> tuple[Array, dict[str, Array]]:
-        """Logits `[B, T, V]` of the next tokens, and the `past.*` of the next step.
-
-        Args:
-            decoder_input_ids: Tokens after those in `past`, int64 `[B, T]`.
-            encoded: From `encode`.
-            past: From the previous step, or `empty_past`.
-        """
-        inputs = {"decoder_input_ids": decoder_input_ids, **encoded, **past}
-        logits, *present = self.decoder.run(None, inputs)
-        return logits, dict(zip(past, present, strict=True))
-
     def force(self, sources: list[list[int]], targets: list[list[int]]) -> Array:
         """Logits of the next token at each position of given targets, `[B, T, V]`.
+
+        They are decoded one token at a time with the cache, as every search does it.
 
         Args:
             sources: Ids with `</s>`.
             targets: Ids after the start token; the last one is not read.
         """
         config = self.generation_config
+        input_ids, mask = padded(sources, config.pad_token_id)
+        encoded = {"attention_mask": mask.numpy()}
+        names = [output.name for output in self.encoder.get_outputs()]
+        outputs = self.encoder.run(names, {"input_ids": input_ids.numpy(), **encoded})
+        encoded |= dict(zip(names, outputs, strict=True))
+        past = {
+            node.name: np.zeros((len(sources), node.shape[1], 0, node.shape[3]), np.float32)
+            for node in self.decoder.get_inputs()
+            if node.name.startswith("past.")
+        }
         shifted = [[config.decoder_start_token_id, *target[:-1]] for target in targets]
-        decoder_input_ids, _ = padded(shifted, config.pad_token_id)
-        past = self.empty_past(len(sources))
-        return self.decode(decoder_input_ids.numpy(), self.encode(sources), past)[0]
-
-    def generate(self, sources: list[list[int]], limits: list[int]) -> list[list[int]]:
-        """Greedy translations, as `model.generate(num_beams=1)` gives them.
-
-        Args:
-            sources: Ids with `</s>`.
-            limits: Longest output of each source in tokens; a model with learned positions cannot
-                write more than it has positions.
-
-        Returns:
-            Ids after the start token, without `</s>`.
-        """
-        config = self.generation_config
-        forbidden = never_generated(config)
-        encoded, past = self.encode(sources), self.empty_past(len(sources))
-        tokens = np.full((len(sources), 1), config.decoder_start_token_id, np.int64)
-        steps = [tokens[:, :0]]
-        is_finished = np.zeros(len(sources), bool)
-        while not is_finished.all():
-            logits, past = self.decode(tokens, encoded, past)
-            logits[:, :, forbidden] = -np.inf
-            tokens = logits[:, -1:].argmax(-1)
-            if len(steps) == 1 and config.forced_bos_token_id is not None:
-                tokens[:] = config.forced_bos_token_id
-            steps.append(tokens)
-            is_finished |= np.isin(tokens[:, 0], config.eos_token_id)
-            is_finished |= len(steps) > np.array(limits)
-        outputs = np.concatenate(steps, axis=1)
-        return [
-            _until_end(row[:limit], config.eos_token_id)
-            for row, limit in zip(outputs.tolist(), limits, strict=True)
-        ]
-
-
-def _until_end(tokens: list[int], end: int | list[int]) -> list[int]:
-    ends = [end] if isinstance(end, int) else end
-    return list(takewhile(lambda token: token not in ends, tokens))
+        steps = []
+        for tokens in padded(shifted, config.pad_token_id)[0].numpy().T:
+            inputs = {"decoder_input_ids": tokens[:, None], **encoded, **past}
+            logits, *present = self.decoder.run(None, inputs)
+            past = dict(zip(past, present, strict=True))
+            steps.append(logits)
+        return np.concatenate(steps, axis=1)

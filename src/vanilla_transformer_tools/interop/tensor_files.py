@@ -94,15 +94,15 @@ def unreadable(name: str, error: Exception) -> ValueError:
     """What to report of weights that torch's loader refuses.
 
     Args:
-        name: Of the file or the model.
+        name: Name of the file or the model.
         error: What the loader raised.
     """
     # Around it, torch advises to load the file without checks.
     inner = re.search(r"WeightsUnpickler error: (.*)", str(error))
     reason = " ".join((inner[1] if inner else str(error)).split()) or type(error).__name__
     if re.search(r"GLOBAL|[Uu]nsupported (?:global|class|type)|Can only build|Trying to", reason):
-        found = re.search(r"GLOBAL (\S+)", reason)
-        example = f", such as {found[1]}" if found else ""
+        match = re.search(r"GLOBAL (\S+)", reason)
+        example = f", such as {match[1]}" if match else ""
         return ValueError(
             f"The weights of {name!r} must hold tensors and plain values only, got objects whose "
             f"loading may run code{example}. If you trust their source, convert them to "
@@ -130,17 +130,17 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     for file in (check_shards(path) or _only_file(path)) if path.is_dir() else [path]:
         if file.suffix == ".safetensors":
             try:
-                found = load_file(file)
+                part = load_file(file)
             except SafetensorError as error:
                 raise unreadable(str(file), error) from error
         else:
-            found = tensors_in(load_pickled(file), file)
-        if twice := tensors.keys() & found.keys():
+            part = tensors_in(load_pickled(file), file)
+        if twice := tensors.keys() & part.keys():
             raise ValueError(
                 f"The files of {str(path)!r} must hold each tensor once, got {min(twice)!r} in "
                 f"{file.name!r} and in one before it. Copy the model again."
             )
-        tensors |= found
+        tensors |= part
     return tensors
 
 

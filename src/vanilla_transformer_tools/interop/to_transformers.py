@@ -29,7 +29,7 @@ from vanilla_transformer.modeling_vanilla_transformer import (
 from vanilla_transformer_tools.files import write_lines
 from vanilla_transformer_tools.interop.declarations import Declaration, known_sources
 from vanilla_transformer_tools.interop.importing import plan_conversion, untied_tensors
-from vanilla_transformer_tools.interop.weight_maps import Piece, Shape, shapes_of
+from vanilla_transformer_tools.interop.weight_maps import Shape, TensorPart, shapes_of
 from vanilla_transformer_tools.saved_folder import read_object
 
 # The `model_type` of each format.
@@ -59,7 +59,7 @@ def to_transformers(
 
     Args:
         model: One of ours.
-        name: Of the class, one of `FORMATS`.
+        name: Name of the class, one of `FORMATS`.
 
     Raises:
         ValueError: If the class cannot express the model; names all reasons.
@@ -113,7 +113,7 @@ def config_faults(model: VanillaTransformerForConditionalGeneration, name: str) 
 
     Args:
         model: One of ours.
-        name: Of the class, one of `FORMATS`.
+        name: Name of the class, one of `FORMATS`.
     """
     declared = [one for one in fields(VanillaTransformerConfig) if one.name in _OURS]
     ours = {one.name: getattr(model.config, one.name) for one in declared}
@@ -180,16 +180,18 @@ def _sines_first(name: str, tensor: Tensor) -> Tensor:
 
 
 def take_apart(
-    pieces: Mapping[str, list[Piece]], tensors: Mapping[str, Tensor], shapes: Mapping[str, Shape]
+    pieces: Mapping[str, list[TensorPart]],
+    tensors: Mapping[str, Tensor],
+    shapes: Mapping[str, Shape],
 ) -> dict[str, Tensor]:
     """The tensors that a plan has made others of, in memory of their own.
 
     Args:
-        pieces: Of the plan.
+        pieces: Parts of the plan, by the tensors made of them.
         tensors: What was made, all or some of it.
-        shapes: Of the tensors wanted.
+        shapes: Shapes of the tensors to return.
     """
-    blocks: dict[str, dict[Piece, Tensor]] = defaultdict(dict)
+    blocks: dict[str, dict[TensorPart, Tensor]] = defaultdict(dict)
     for made, tensor in tensors.items():
         first, *others = pieces[made]
         rows = [one.shape(shapes[one.name])[0] for one in others]
@@ -200,7 +202,7 @@ def take_apart(
     return {name: _join(found).reshape(shapes[name]) for name, found in blocks.items()}
 
 
-def _join(blocks: Mapping[Piece, Tensor]) -> Tensor:
+def _join(blocks: Mapping[TensorPart, Tensor]) -> Tensor:
     """The tensor that was cut into these."""
     ordered = sorted(blocks, key=lambda piece: piece.block)
     whole = torch.cat([blocks[piece] for piece in ordered])

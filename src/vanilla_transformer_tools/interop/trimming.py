@@ -129,7 +129,7 @@ def trim(
     result = _trimmed_model(model, kept, new_ids)
     sizes = {
         "entries": [model.config.vocab_size, len(kept)],
-        "megabytes": [round(one.get_memory_footprint() / 1e6, 1) for one in (model, result)],
+        "megabytes": [round(each.get_memory_footprint() / 1e6, 1) for each in (model, result)],
     }
     return Trimmed(result, smaller, kept, sizes)
 
@@ -142,10 +142,10 @@ def kept_ids(
     """Ids of the entries that `trim` keeps, in their order; the model may have no weights.
 
     Raises:
-        ValueError: As `trim` does, before it makes anything.
+        ValueError: If `trim` would refuse the model; nothing is made.
         OSError: If a file cannot be read.
     """
-    _check(model, tokenizer)
+    _check_trimmable(model, tokenizer)
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
     return sorted(_kept_ids(model, tokenizer, backend, trimming))
 
@@ -159,7 +159,7 @@ def describe_sizes(sizes: Mapping[str, Sequence[float]]) -> str:
     )
 
 
-def _check(model: VanillaTransformerForConditionalGeneration, tokenizer: Any) -> None:
+def _check_trimmable(model: VanillaTransformerForConditionalGeneration, tokenizer: Any) -> None:
     faults = []
     if has_target_vocabulary(model.config.to_dict()):
         faults.append(
@@ -261,10 +261,10 @@ def _parts(model: Mapping[str, Any], kept: set[int]) -> set[int]:
         symbols = list(token)
         while True:
             pairs = list(pairwise(symbols))
-            found = [(ranks[pair], place) for place, pair in enumerate(pairs) if pair in ranks]
-            if not found:
+            ranked = [(ranks[pair], place) for place, pair in enumerate(pairs) if pair in ranks]
+            if not ranked:
                 break
-            _, place = min(found)
+            _, place = min(ranked)
             symbols[place : place + 2] = ["".join(pairs[place])]
             parts.add(vocabulary[symbols[place]])
     return parts

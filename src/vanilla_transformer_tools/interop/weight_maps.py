@@ -15,8 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from fractions import Fraction
-from itertools import chain, pairwise
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -31,11 +30,11 @@ _PIECE = re.compile(r"(?P<name>.+?)(\[(?P<block>\d+)/(?P<blocks>\d+)\])?(?P<tran
 
 
 @dataclass(frozen=True)
-class Piece:
+class TensorPart:
     """A source tensor, or one of its equal blocks of rows.
 
     Attributes:
-        name: Of the tensor.
+        name: Name of the tensor.
         block: Which block, from 0.
         blocks: Into how many the rows are cut; 1 is the whole tensor.
         transposed: Whether the tensor is transposed first.
@@ -47,7 +46,7 @@ class Piece:
     transposed: bool = False
 
     @classmethod
-    def parse(cls, text: str) -> "Piece":
+    def parse(cls, text: str) -> "TensorPart":
         """Reads `name`, `name[1/3]`, `name^T` or `name[1/3]^T`.
 
         Raises:
@@ -82,15 +81,15 @@ class Plan:
     """What each target tensor is made of, and everything that is wrong with that.
 
     Attributes:
-        shapes: Of the target tensors.
-        pieces: By the names of target tensors.
+        shapes: Shapes of the target tensors.
+        pieces: Parts by the names of target tensors.
         copies: The same for second names of these, by both names.
         faults: Human-readable; empty if the plan can be carried out.
     """
 
     shapes: Mapping[str, Shape]
-    pieces: dict[str, list[Piece]]
-    copies: dict[tuple[str, str], list[Piece]]
+    pieces: dict[str, list[TensorPart]]
+    copies: dict[tuple[str, str], list[TensorPart]]
     faults: list[str]
 
     def lines(self) -> Iterator[str]:
@@ -119,7 +118,7 @@ class Plan:
             ValueError: If tensors that should be the same one differ.
         """
 
-        def join(target: str, pieces: list[Piece]) -> Tensor:
+        def join(target: str, pieces: list[TensorPart]) -> Tensor:
             joined = torch.cat([piece.cut(tensors[piece.name]) for piece in pieces])
             return joined.reshape(self.shapes[target])
 
@@ -186,33 +185,33 @@ class WeightMap:
             else:
                 faults.append(f"{target} {list(shape)}: {len(rules)} rules match, 1 is needed")
         copies = {
-            (name, target): found
+            (name, target): parts
             for name, target in (tied or {}).items()
-            for found in self._pieces(name, sources)
-            if found != pieces.get(target) and any(piece.name in sources for piece in found)
+            for parts in self._pieces(name, sources)
+            if parts != pieces.get(target) and any(piece.name in sources for piece in parts)
         }
-        for (name, target), found in copies.items():
-            faults += _shape_faults(name, targets[target], found, sources)
+        for (name, target), parts in copies.items():
+            faults += _shape_faults(name, targets[target], parts, sources)
         used = chain.from_iterable((*pieces.values(), *copies.values()))
         return Plan(targets, pieces, copies, faults + self._use_faults(used, sources))
 
-    def _pieces(self, target: str, sources: Container[str]) -> list[list[Piece]]:
+    def _pieces(self, target: str, sources: Container[str]) -> list[list[TensorPart]]:
         """What each rule for a target joins."""
         return [
-            [self._in(sources, Piece.parse(name)) for name in map(_numbered(match), names)]
+            [self._in(sources, TensorPart.parse(name)) for name in map(_numbered(match), names)]
             for pattern, names in self.rules
             if (match := pattern.fullmatch(target))
         ]
 
-    def _in(self, sources: Container[str], piece: Piece) -> Piece:
+    def _in(self, sources: Container[str], piece: TensorPart) -> TensorPart:
         """A piece, or what it was in an older release if the source comes from such a one."""
         if self.older is None or piece.name in sources:
             return piece
         found = [one for (one,) in self.older._pieces(piece.name, sources) if one.name in sources]
         return found[0] if found else piece
 
-    def _use_faults(self, used: Iterable[Piece], sources: Mapping[str, Shape]) -> list[str]:
-        uses: dict[str, list[Piece]] = defaultdict(list)
+    def _use_faults(self, used: Iterable[TensorPart], sources: Mapping[str, Shape]) -> list[str]:
+        uses: dict[str, list[TensorPart]] = defaultdict(list)
         for piece in used:
             uses[piece.name].append(piece)
         twice = sorted(name for name, pieces in uses.items() if _overlap(pieces))
@@ -220,23 +219,17 @@ class WeightMap:
         for name, shape in sources.items():
             if any(fnmatchcase(name, one) for one in self.ignored):
                 continue
-            share = sum(Fraction(1, piece.blocks) for piece in uses[name])
-            if share != 1 and name not in twice:
+            if name not in twice and len(uses[name]) != (uses[name][0].blocks if uses[name] else 1):
                 faults.append(
-                    f"{name} {list(shape)} is used {'in part' if share else 'by no rule'}"
+                    f"{name} {list(shape)} is used {'in part' if uses[name] else 'by no rule'}"
                 )
         return faults
 
 
-def _overlap(pieces: list[Piece]) -> bool:
-    """Whether some rows of a tensor are in two pieces of it, or in other columns of it."""
-    if len({piece.transposed for piece in pieces}) > 1:
-        return True
-    ranges = sorted(
-        (Fraction(piece.block, piece.blocks), Fraction(piece.block + 1, piece.blocks))
-        for piece in pieces
-    )
-    return any(end > start for (_, end), (start, _) in pairwise(ranges))
+def _overlap(parts: list[TensorPart]) -> bool:
+    """Whether rows of a tensor may be in two of its parts; blocks of one size cannot share any."""
+    ways = {(part.blocks, part.transposed) for part in parts}
+    return len(ways) > 1 or len(set(parts)) < len(parts)
 
 
 def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, Shape]:
@@ -266,7 +259,7 @@ def _rule_faults(target: str, source: str | list[str]) -> Iterator[str]:
             )
         for alternative in _alternatives(text):
             try:
-                Piece.parse(alternative)
+                TensorPart.parse(alternative)
             except ValueError as error:
                 yield str(error)
 
@@ -303,7 +296,7 @@ def _numbered(match: re.Match[str]) -> Callable[[str], str]:
 
 
 def _shape_faults(
-    target: str, shape: Shape, pieces: list[Piece], sources: Mapping[str, Shape]
+    target: str, shape: Shape, pieces: list[TensorPart], sources: Mapping[str, Shape]
 ) -> list[str]:
     missing = [piece.name for piece in pieces if piece.name not in sources]
     if missing:

@@ -3,10 +3,15 @@
 import asyncio
 import logging
 import os
+import re
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from difflib import SequenceMatcher
+from html import escape
 from importlib.resources import files
+from itertools import zip_longest
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 # Before Gradio reads it: nothing is reported to anybody.
@@ -21,9 +26,9 @@ except ImportError as error:
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from vanilla_transformer_tools.page import fragments
-from vanilla_transformer_tools.page.page import LARGEST_FILE, Page, Views
-from vanilla_transformer_tools.page.served_model import WIDEST_BEAM
+from vanilla_transformer_tools.page.page import LARGEST_FILE, Page
+from vanilla_transformer_tools.page.served_model import WIDEST_BEAM, Choices
+from vanilla_transformer_tools.page.word_links import WITHOUT_BLANKS, links_html, runs_from_right
 from vanilla_transformer_tools.service.callers import OwnOrigin, allowed_hosts
 from vanilla_transformer_tools.service.connections import Connection, report_failed_accepts_once
 
@@ -40,21 +45,44 @@ _FRAMES_OF_SPACES = " https://huggingface.co"
 # Gradio takes its own address from them; in a Space and with --share its proxies set them.
 _CLAIMED_ADDRESSES = (b"x-forwarded-host", b"x-gradio-server")
 # One text at a time; a file has its own place, and gives way to texts between its parts.
-_TEXT = {"concurrency_limit": 1, "concurrency_id": "text", "show_progress": "hidden"}
-_PRIVATE = {"api_visibility": "private"}
+_ONE_TEXT: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "text"}
+_ONE_FILE: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "file"}
+# Events of the page itself, which are no endpoints for programs.
+_PRIVATE: dict[str, Any] = {"api_visibility": "private"}
+_QUIET: dict[str, Any] = {**_ONE_TEXT, **_PRIVATE, "show_progress": "hidden"}
+
+# Gradio looks for it among the defaults of a function.
+_PROGRESS = gr.Progress()
+
+_NOTHING = "Type or paste a text: a sentence, or several lines."
+# Lines whose tokens and links are drawn, and characters by which a reader recognises a line.
+_MOST_LINES = 20
+_LABEL_LENGTH = 60
+_SIDES = ("First model", "Second model")
+_MARK, _PLAIN = "#c2410c", "#475569"
+# Control characters as in Python, so that they are seen.
+_VISIBLE = {code: f"\\x{code:02x}" for code in range(32) if chr(code) not in "\t\n"}
+# Parts that a comparison marks: a character of a script without blanks, a word, or a mark.
+_PART = re.compile(rf"{WITHOUT_BLANKS.pattern}|(?:(?!{WITHOUT_BLANKS.pattern})\w)+|\s+|.")
+
+# Values of components, and pieces of text with the category in which they are marked.
+Values = dict[Any, Any]
+Marked = list[tuple[str, str | None]]
 
 
-class ContentPolicy:
-    """Tells the browser of each answer to ask no other host.
+class Guard:
+    """Tells browsers to ask no other host, and hides the addresses that clients claim for the page.
 
     Args:
-        app: The ASGI app that answers.
-        policy: What the browser is told.
+        app: ASGI app that answers.
+        policy: Content-Security-Policy of each answer.
+        hidden: Names of the headers of requests that the app does not get.
     """
 
-    def __init__(self, app: ASGIApp, policy: str = _CONTENT_POLICY) -> None:
+    def __init__(self, app: ASGIApp, policy: str, hidden: Sequence[bytes] = ()) -> None:
         self.app = app
         self.policy = (b"content-security-policy", policy.encode())
+        self.hidden = hidden
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""
@@ -64,43 +92,15 @@ class ContentPolicy:
                 answer["headers"] = [*answer["headers"], self.policy]
             await send(answer)
 
-        await self.app(scope, receive, send_with_policy if scope["type"] == "http" else send)
-
-
-class OwnAddress:
-    """Hides the addresses that a client claims the page to have.
-
-    Args:
-        app: The ASGI app that answers.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers one request."""
         if scope["type"] == "http":
-            kept = [field for field in scope["headers"] if field[0] not in _CLAIMED_ADDRESSES]
-            scope = {**scope, "headers": kept}
-        await self.app(scope, receive, send)
-
-
-def build_app(page: Page) -> gr.Blocks:
-    """The Gradio app of a page; `launch` starts it."""
-    title = " · ".join(page.models)
-    with gr.Blocks(title=title, analytics_enabled=False, delete_cache=_FILE_TIMES) as app:
-        gr.HTML(
-            f"<h1>{fragments.text(title)}</h1><p>Translate with a vanilla Transformer, and see "
-            "what it considered.</p>",
-            elem_id="vt-title",
-        )
-        _Layout(page).build()
-        _add_api(page)
-    return app
+            kept = [field for field in scope["headers"] if field[0] not in self.hidden]
+            await self.app({**scope, "headers": kept}, receive, send_with_policy)
+        else:
+            await self.app(scope, receive, send)
 
 
 class _Layout:
-    """Components and events.
+    """Components and events of the app that is being built.
 
     Args:
         page: What they show.
@@ -109,198 +109,180 @@ class _Layout:
     def __init__(self, page: Page) -> None:
         self.page = page
         self.models = list(page.models)
-        self.choices: dict[str, gr.components.Component] = {}
-
-    def build(self) -> None:
-        """Adds everything to the app that is being built."""
-        with gr.Row(equal_height=True):
-            sizes = {"lines": 5, "max_lines": 14, "min_width": 280}
-            self.text = gr.Textbox(label="Text", **sizes)
-            self.output = gr.Textbox(
-                label="Translation", interactive=False, buttons=["copy"], **sizes
-            )
-        self.status = gr.HTML(elem_id="vt-status")
-        with gr.Row(elem_classes="vt-bar"):
-            self.model = gr.Dropdown(
-                self.models, value=self.models[0], label="Model", visible=len(self.models) > 1
-            )
-            self._add_languages()
-            self.live = gr.Checkbox(True, label="Translate as I type", min_width=120)
-            self.button = gr.Button("Translate", variant="primary", min_width=120)
-        self.examples = gr.Dataset(
-            label="Examples",
-            components=[self.text],
-            samples=[[line] for line in self.page.examples[self.models[0]]],
-            type="values",
-            visible=bool(self.page.examples[self.models[0]]),
-        )
+        # Components by the field of `Choices` that they set.
+        self.choices: dict[str, Any] = {}
+        self._add_texts()
         self._add_search()
         with gr.Tab("Translations"):
-            self.hypotheses = gr.HTML(elem_id="vt-hypotheses")
+            self.hypotheses = gr.Dataframe(
+                label="Score: log-probability / length^a; higher is better",
+                headers=["line", "rank", "score", "translation"],
+                column_widths=["10%", "10%", "15%", "65%"],
+                **{"interactive": False, "wrap": True, "buttons": [], "elem_id": "vt-hypotheses"},
+            )
         with gr.Tab("Probabilities"):
-            self.tokens = gr.HTML(elem_id="vt-tokens")
+            self.tokens = gr.HighlightedText(
+                label="Probability of each token after those before it; ␣ is a blank",
+                color_map={f"{rate}%": _MARK if rate < 50 else _PLAIN for rate in range(101)},
+                **{"buttons": [], "elem_id": "vt-tokens"},
+            )
         with gr.Tab("Word links"):
-            self.links = gr.HTML(elem_id="vt-links")
-        self._add_attention()
+            self.links = gr.HTML(
+                label="Words that the model attended to; point at one, or use Tab, to follow it",
+                **{"show_label": True, "container": True, "elem_id": "vt-links"},
+            )
+        with gr.Tab("Attention") as self.attention_tab:
+            self.line = gr.Dropdown([("1", 1)], value=1, label="Line")
+            self.attention = gr.HTML(elem_id="vt-attention")
         if len(self.models) > 1:
             self._add_comparison()
         self._add_files()
         self._connect()
 
-    def _add_languages(self) -> None:
-        for side in ("source", "target"):
-            self.choices[f"{side}_language"] = gr.Dropdown(
-                label=f"{side.capitalize()} language",
-                **self._languages(self.models[0])[side],
+    def _add_texts(self) -> None:
+        shape: dict[str, Any] = {"lines": 5, "max_lines": 14, "min_width": 280}
+        with gr.Row(equal_height=True):
+            self.text = gr.Textbox(label="Text", **shape)
+            self.output = gr.Textbox(
+                label="Translation", interactive=False, elem_id="vt-output", **shape
             )
+        self.status = gr.HTML(elem_id="vt-status")
+        with gr.Row(elem_id="vt-bar"):
+            self.model = gr.Dropdown(self.models, label="Model", visible=len(self.models) > 1)
+            for side, offer in self._languages(self.models[0]).items():
+                label = side.replace("_", " ").capitalize()
+                self.choices[side] = gr.Dropdown(label=label, **offer)
+            self.live = gr.Checkbox(True, label="Translate as I type", min_width=120)
+            self.button = gr.Button("Translate", variant="primary", min_width=120)
+        self.examples = gr.Dataset(
+            label="Examples",
+            components=[self.text],
+            type="values",
+            **self._examples(self.models[0]),
+        )
 
     def _languages(self, name: str) -> dict[str, dict[str, Any]]:
         """What the choice of a language offers for a model, by side."""
         model = self.page.model(name)
         sides = {
-            "source": (model.source_languages, model.source_language),
-            "target": (model.target_languages, model.target_language),
+            "source_language": (model.source_languages, model.source_language),
+            "target_language": (model.target_languages, model.target_language),
         }
         return {
             side: {"choices": sorted(known), "value": default, "visible": bool(known)}
             for side, (known, default) in sides.items()
         }
 
+    def _examples(self, name: str) -> dict[str, Any]:
+        lines = self.page.examples[name]
+        return {"samples": [[line] for line in lines], "visible": bool(lines)}
+
     def _add_search(self) -> None:
         search = self.page.model(None).search
-        add = self.choices.__setitem__
+
+        def slide(
+            name: str, label: str, low: float, high: float, value: float, info: str | None = None
+        ) -> None:
+            is_whole = isinstance(value, int)
+            self.choices[name] = gr.Slider(
+                *(low, high, value),
+                step=1 if is_whole else 0.05,
+                precision=0 if is_whole else None,
+                label=label,
+                info=info,
+            )
+
         with gr.Accordion("Search", open=False):
             with gr.Row():
-                add("num_beams", _whole("Beam", search.num_beams, 1, WIDEST_BEAM))
-                add(
-                    "length_penalty",
-                    gr.Slider(
-                        -2,
-                        3,
-                        search.length_penalty,
-                        step=0.05,
-                        label="Length penalty",
-                        info="Exponent a in log-probability / length^a",
-                    ),
-                )
-                add(
-                    "num_hypotheses",
-                    _whole(
-                        "Number of translations",
-                        1,
-                        1,
-                        WIDEST_BEAM,
-                        info="The beam is at least as wide",
-                    ),
-                )
-            add("split_sentences", gr.Checkbox(True, label="Translate each sentence alone"))
-            add("do_sample", gr.Checkbox(False, label="Sample at random instead of searching"))
-            with gr.Row(visible=False) as self.sampling:
-                add(
-                    "temperature",
-                    gr.Slider(
-                        0.1,
-                        2,
-                        1,
-                        step=0.05,
-                        label="Temperature",
-                        info="Below 1, likely tokens get likelier",
-                    ),
-                )
-                add("top_k", _whole("Top k", 0, 0, 100, info="0: all tokens"))
-                add("top_p", gr.Slider(0.05, 1, 1, step=0.05, label="Top p", info="1: all tokens"))
-                add("seed", gr.Number(0, label="Seed", precision=0))
-
-    def _add_attention(self) -> None:
-        with gr.Tab("Attention") as self.attention_tab:
-            with gr.Row(elem_classes="vt-bar"):
-                self.line = gr.Dropdown([("1", 1)], value=1, label="Line", scale=4)
-                self.show = gr.Button("Show attention", min_width=120)
-            self.attention = gr.HTML(elem_id="vt-attention")
+                slide("num_beams", "Beam", 1, WIDEST_BEAM, search.num_beams)
+                rank = "Exponent a in log-probability / length^a"
+                slide("length_penalty", "Length penalty", -2, 3, float(search.length_penalty), rank)
+                width = "The beam is at least as wide"
+                slide("num_hypotheses", "Number of translations", 1, WIDEST_BEAM, 1, width)
+            sentences = gr.Checkbox(True, label="Translate each sentence alone")
+            sampled = gr.Checkbox(False, label="Sample at random instead of searching")
+            self.choices |= {"split_sentences": sentences, "do_sample": sampled}
+            with gr.Row(visible=False) as sampling:
+                slide("temperature", "Temperature", 0.1, 2, 1.0, "Below 1, likely tokens gain")
+                slide("top_k", "Top k", 0, 100, 0, "0: all tokens")
+                slide("top_p", "Top p", 0.05, 1, 1.0, "1: all tokens")
+                self.choices["seed"] = gr.Number(0, label="Seed", precision=0)
+        sampled.change(lambda on: gr.update(visible=on), sampled, sampling, **_QUIET)
 
     def _add_comparison(self) -> None:
         with gr.Tab("Compare"):
-            with gr.Row(elem_classes="vt-bar"):
+            with gr.Row():
                 self.pair = [
-                    gr.Dropdown(self.models, value=self.models[place], label=label)
-                    for place, label in enumerate(("First model", "Second model"))
+                    gr.Dropdown(self.models, value=name, label=label)
+                    for name, label in zip(self.models[:2], _SIDES, strict=True)
                 ]
-                compare = gr.Button("Compare models", min_width=120)
-            compared = gr.HTML(elem_id="vt-compared")
-        compare.click(
-            self._compare,
-            [self.text, *self.pair, *self.choices.values()],
-            compared,
-            **_TEXT,
-            **_PRIVATE,
-        )
+            compare = gr.Button("Compare models")
+            with gr.Row():
+                self.compared = [
+                    gr.HighlightedText(
+                        label=label,
+                        color_map={"only here": _MARK},
+                        show_inline_category=False,
+                        **{"buttons": [], "min_width": 280, "elem_classes": "vt-compared"},
+                    )
+                    for label in _SIDES
+                ]
+        asked = {self.text, *self.pair, *self.choices.values()}
+        compare.click(self._compare, asked, self.compared, **_QUIET)
 
     def _add_files(self) -> None:
         with gr.Tab("File"):
-            gr.HTML(
-                '<p class="vt-note">A text file in UTF-8, plain or .gz, one sentence a line. '
-                "The result has the same number of lines.</p>"
-            )
             with gr.Row():
-                given = gr.File(label="File to translate", height=190)
+                source = gr.File(
+                    label="UTF-8 text, plain or .gz, one sentence a line",
+                    height=190,
+                    elem_id="vt-file",
+                )
                 made = gr.File(label="Translated file", interactive=False, height=190)
             with gr.Row():
                 start = gr.Button("Translate file", variant="primary")
                 stop = gr.Button("Stop")
-            progress = gr.HTML(elem_id="vt-progress")
+        self.file = source
         running = start.click(
             self._translate_file,
-            [given, self.model, *self.choices.values()],
-            [progress, made],
-            concurrency_limit=1,
-            concurrency_id="file",
-            show_progress="hidden",
+            {source, self.model, *self.choices.values()},
+            made,
+            **_ONE_FILE,
             **_PRIVATE,
         )
+        stop.click(lambda: gr.Info("Stopped."), cancels=[running], **_PRIVATE)
         # For programs: the settings as one object, as in the other endpoints.
         gr.Button(visible=False).click(
             self._translate_file_for_program,
-            [given, gr.Textbox(visible=False), gr.JSON(visible=False)],
+            [source, gr.Textbox(visible=False), gr.JSON(visible=False)],
             made,
             api_name="translate_file",
-            concurrency_limit=1,
-            concurrency_id="file",
+            **_ONE_FILE,
         )
-        stopped = fragments.message("Stopped.")
-        stop.click(lambda: stopped, None, progress, cancels=[running], **_PRIVATE)
 
     def _connect(self) -> None:
-        asked = [self.text, self.model, *self.choices.values()]
-        shown = [
-            self.output,
-            self.status,
-            self.hypotheses,
-            self.tokens,
-            self.links,
-            self.attention,
-            self.line,
-        ]
-        translation = {"inputs": asked, "outputs": shown, **_TEXT, **_PRIVATE}
+        asked = {self.text, self.model, self.live, *self.choices.values()}
+        shown = [self.output, self.status, self.hypotheses, self.tokens, self.links]
+        translation: dict[str, Any] = {
+            "inputs": asked,
+            "outputs": [*shown, self.attention, self.line],
+            **_QUIET,
+        }
         # Of several changes during a search, only the last is searched for.
         latest = {**translation, "trigger_mode": "always_last"}
-        gr.on([self.button.click], self._translate, **translation)
+        self.button.click(self._translate, **translation)
         # Its event `input` misses what is pasted and what is deleted.
         self.text.change(
-            self._translate_if,
-            [self.live, *asked],
-            shown,
-            **{**_TEXT, **_PRIVATE},
-            trigger_mode="always_last",
+            lambda values: self._translate(values) if values[self.live] else {}, **latest
         )
-        changed = [choice.input for choice in self.choices.values()]
-        gr.on(changed, self._translate, **latest)
-        asked = [self.text, self.model, self.line, *self.choices.values()]
-        for event in (self.show.click, self.attention_tab.select, self.line.input):
-            event(self._attention, asked, self.attention, **_TEXT, **_PRIVATE)
-        self._connect_offers(translation)
-
-    def _connect_offers(self, translation: dict[str, Any]) -> None:
-        """Examples that are chosen, and what depends on the model and on sampling."""
+        gr.on([choice.input for choice in self.choices.values()], self._translate, **latest)
+        gr.on(
+            [self.attention_tab.select, self.line.input],
+            self._attention,
+            asked | {self.line},
+            self.attention,
+            **_QUIET,
+        )
         self.examples.click(lambda line: line[0], self.examples, self.text, **_PRIVATE).then(
             self._translate, **translation
         )
@@ -308,74 +290,164 @@ class _Layout:
         self.model.change(
             self._change_model, self.model, [*languages, self.examples], **_PRIVATE
         ).then(self._translate, **translation)
-        self.choices["do_sample"].change(
-            lambda chosen: gr.update(visible=chosen),
-            self.choices["do_sample"],
-            self.sampling,
-            show_progress="hidden",
-            **_PRIVATE,
-        )
 
-    def _named(self, values: tuple[Any, ...]) -> dict[str, Any]:
-        return dict(zip(self.choices, values, strict=True))
+    def _change_model(self, name: str) -> list[Any]:
+        return [
+            gr.update(**offer) for offer in (*self._languages(name).values(), self._examples(name))
+        ]
 
-    def _translate(self, text: str, model: str, *values: Any) -> tuple[Any, ...]:
-        views = self.page.view(text or "", model, self._named(values))
-        lines = views.lines or [("1", 1)]
-        return (*views[:-1], gr.update(choices=lines, value=lines[0][1]))
+    def _settings(self, values: Values) -> dict[str, Any]:
+        return {name: values[choice] for name, choice in self.choices.items()}
 
-    def _translate_if(self, live: bool, *asked: Any) -> tuple[Any, ...]:
-        return self._translate(*asked) if live else (gr.skip(),) * len(Views._fields)
-
-    def _attention(self, text: str, model: str, line: int, *values: Any) -> str:
+    def _translate(self, values: Values) -> Values:
+        """What the page shows of a text; a mistake of the reader becomes a message."""
+        text, settings = values[self.text] or "", self._settings(values)
+        shown: Values = {
+            **dict.fromkeys((self.output, self.links, self.attention), ""),
+            self.hypotheses: [],
+            self.tokens: [],
+            self.line: gr.update(choices=[("1", 1)], value=1),
+        }
         try:
-            return fragments.attention_frame(
-                self.page.attention(text or "", model, line or 1, self._named(values))
+            if not text.strip():
+                raise ValueError(_NOTHING)
+            answer = self.page.translate(text, values[self.model], settings)
+        except ValueError as error:
+            return shown | {self.status: _message(str(error))}
+        numbered = [
+            (number, line)
+            for number, line in enumerate(answer["lines"], start=1)
+            if line["source"].strip()
+        ]
+        status = f"<p>{escape(answer['search'])}</p>"
+        if any(line["translations"][0]["reached_limit"] for _, line in numbered):
+            status += _message("A translation was cut off at the length limit.")
+        lines = [line for _, line in numbered[:_MOST_LINES]]
+        if len(lines) < len(numbered):
+            status += _message(f"Tokens and links are those of the first {_MOST_LINES} lines.")
+        pairs = [(line["source"], line["translations"][0]["text"]) for line in lines]
+        try:
+            linked = self.page.model(values[self.model]).link(pairs, Choices.of(settings))
+            links = links_html(linked)
+        except ValueError as error:
+            # Only fast tokenizers know the places of their tokens.
+            links = _message(str(error))
+        names = [(f"{place}: {line['source'][:_LABEL_LENGTH]}", place) for place, line in numbered]
+        is_from_right = runs_from_right(answer["text"])
+        return shown | {
+            self.output: answer["text"],
+            self.status: status,
+            self.hypotheses: _rows(numbered),
+            self.tokens: gr.update(value=_tokens(lines), rtl=is_from_right),
+            self.links: links,
+            self.line: gr.update(choices=names, value=names[0][1]),
+        }
+
+    def _attention(self, values: Values) -> str:
+        try:
+            page = self.page.attention(
+                values[self.text] or "",
+                values[self.model],
+                values[self.line] or 1,
+                self._settings(values),
             )
         except ValueError as error:
-            return fragments.message(str(error))
+            return _message(str(error))
+        # In a frame that may run its own script and reach nothing else.
+        return (
+            '<iframe class="vt-frame" title="Attention of the model, layer by layer" '
+            f'sandbox="allow-scripts" srcdoc="{escape(page)}"></iframe>'
+        )
 
-    def _compare(self, text: str, first: str, second: str, *values: Any) -> str:
-        try:
-            return self.page.compare(text or "", (first, second), self._named(values))
-        except ValueError as error:
-            return fragments.message(str(error))
+    def _compare(self, values: Values) -> list[Any]:
+        text, settings = values[self.text] or "", self._settings(values)
+        names = [values[choice] for choice in self.pair]
+        with _as_gradio_errors():
+            if not text.strip():
+                raise ValueError(_NOTHING)
+            answers = [self.page.translate(text, name, settings, is_foreign=True) for name in names]
+        columns = mark_differences(*(answer["text"] for answer in answers))
+        updates = []
+        for name, answer, column in zip(names, answers, columns, strict=True):
+            scores = [
+                line["translations"][0]["score"] or 0
+                for line in answer["lines"]
+                if line["source"].strip()
+            ]
+            label = f"{name}: score {fmean(scores):.3f}, {answer['search']}"
+            updates.append(
+                gr.update(value=column, label=label, rtl=runs_from_right(answer["text"]))
+            )
+        return updates
 
-    def _translate_file(self, path: str | None, model: str, *values: Any) -> Iterator[Any]:
-        if path is None:
-            yield fragments.message("Choose a file first."), None
-            return
-        try:
-            for done, lines, made in self.page.translate_file(
-                Path(path), model, self._named(values)
+    def _translate_file(self, values: Values, progress: gr.Progress = _PROGRESS) -> Iterator[Any]:
+        with _as_gradio_errors():
+            if values[self.file] is None:
+                raise ValueError("Choose a file first.")
+            for done, count, made in self.page.translate_file(
+                Path(values[self.file]), values[self.model], self._settings(values)
             ):
-                yield fragments.progress(done, lines), made and str(made)
-        except ValueError as error:
-            yield fragments.message(_without_folder(error, path)), None
+                progress((done, count), unit="lines")
+                yield made and str(made)
 
     def _translate_file_for_program(
         self, file: str, model: str, settings: dict[str, Any] | None = None
     ) -> str:
         """Translate a text file line by line; the result has the same number of lines."""
         with _as_gradio_errors():
-            try:
-                *_, (_, _, made) = self.page.translate_file(Path(file), model, settings or {})
-            except ValueError as error:
-                raise ValueError(_without_folder(error, file)) from error
+            *_, (_, _, made) = self.page.translate_file(Path(file), model, settings or {})
         return str(made)
 
-    def _change_model(self, name: str) -> tuple[Any, ...]:
-        languages = self._languages(name)
-        samples = [[line] for line in self.page.examples[name]]
-        return (
-            gr.update(**languages["source"]),
-            gr.update(**languages["target"]),
-            gr.update(samples=samples, visible=bool(samples)),
-        )
+
+def _message(words: str) -> str:
+    """A sentence in place of a result."""
+    return f'<p class="vt-message">{escape(words)}</p>'
 
 
-def _whole(label: str, value: int, least: int, most: int, info: str | None = None) -> gr.Slider:
-    return gr.Slider(least, most, value, step=1, precision=0, label=label, info=info)
+def _rows(numbered: Sequence[tuple[int, dict[str, Any]]]) -> list[list[str]]:
+    """All translations of all lines with their scores, best first."""
+    return [
+        [
+            *(str(number), str(rank), f"{each['score'] or 0:.3f}"),
+            each["text"].translate(_VISIBLE) + " (cut off)" * each["reached_limit"],
+        ]
+        for number, line in numbered
+        for rank, each in enumerate(line["translations"], start=1)
+    ]
+
+
+def _tokens(lines: Sequence[dict[str, Any]]) -> Marked:
+    """The tokens of translations, each with its probability."""
+    marked: Marked = []
+    for line in lines:
+        rates = [f"{probability:.0%}" for probability in line["probabilities"]]
+        marked += [*zip(line["tokens"], rates, strict=True), ("\n", None)]
+    return marked
+
+
+def mark_differences(first: str, second: str) -> tuple[Marked, Marked]:
+    """Two texts in pieces, of which those that the other text lacks are marked, line by line."""
+    columns: tuple[Marked, Marked] = [], []
+    for lines in zip_longest(first.split("\n"), second.split("\n"), fillvalue=""):
+        parts = [_PART.findall(line) for line in lines]
+        matcher = SequenceMatcher(None, *parts, autojunk=False)
+        for tag, *ends in matcher.get_opcodes():
+            for side, column in enumerate(columns):
+                piece = "".join(parts[side][ends[2 * side] : ends[2 * side + 1]])
+                if piece:
+                    column.append((piece, None if tag == "equal" else "only here"))
+        for column in columns:
+            column.append(("\n", None))
+    return columns
+
+
+@contextmanager
+def _as_gradio_errors() -> Iterator[None]:
+    """Sends the message of a reader's mistake; Gradio hides those of other errors."""
+    try:
+        yield
+    except ValueError as error:
+        raise gr.Error(str(error), print_exception=False) from error
 
 
 def _add_api(page: Page) -> None:
@@ -398,21 +470,21 @@ def _add_api(page: Page) -> None:
         return list(page.models)
 
     for function in (translate, attention, models):
-        gr.api(function, api_name=function.__name__, concurrency_limit=1, concurrency_id="text")
+        gr.api(function, api_name=function.__name__, **_ONE_TEXT)
 
 
-@contextmanager
-def _as_gradio_errors() -> Iterator[None]:
-    """Sends the message of a reader's mistake; Gradio hides those of other errors."""
-    try:
-        yield
-    except ValueError as error:
-        raise gr.Error(str(error), print_exception=False) from error
-
-
-def _without_folder(error: ValueError, path: str) -> str:
-    """A message that names a file as its reader knows it."""
-    return str(error).replace(path, Path(path).name)
+def build_app(page: Page) -> gr.Blocks:
+    """The Gradio app of a page; `launch` starts it."""
+    title = " · ".join(page.models)
+    with gr.Blocks(title=title, analytics_enabled=False, delete_cache=_FILE_TIMES) as app:
+        gr.HTML(
+            f"<h1>{escape(title)}</h1><p>Translate with a vanilla Transformer, and see what it "
+            "considered.</p>",
+            elem_id="vt-title",
+        )
+        _Layout(page)
+        _add_api(page)
+    return app
 
 
 def launch(
@@ -428,7 +500,7 @@ def launch(
     Args:
         page: What it serves.
         host: Address to listen on; None: the loopback address, or in a Space the one it needs.
-        port: None: the first free one from 7860.
+        port: Port to listen on; None: the first free one from 7860.
         share: Whether to ask Gradio for a public address, through which others reach the page.
         hosts: Hosts that requests may name, besides those of `allowed_hosts`.
 
@@ -441,17 +513,18 @@ def launch(
     # Others choose the host of the requests there.
     is_space = get_space() is not None
     is_behind_a_proxy = share or is_space
-    named = allowed_hosts(host or "127.0.0.1", hosts)
+    allowed = allowed_hosts(host or "127.0.0.1", hosts)
 
     @asynccontextmanager
     async def lifespan(server: Any) -> AsyncIterator[None]:
         report_failed_accepts_once(asyncio.get_running_loop())
         # Around Gradio's own middleware, which answers some requests itself.
         guarded = server.middleware_stack
+        hidden = () if is_behind_a_proxy else _CLAIMED_ADDRESSES
         if not is_behind_a_proxy:
-            guarded = TrustedHostMiddleware(OwnOrigin(OwnAddress(guarded)), named, False)
+            guarded = TrustedHostMiddleware(OwnOrigin(guarded), allowed, False)
         policy = _CONTENT_POLICY + _FRAMES_OF_SPACES * is_space
-        server.middleware_stack = ContentPolicy(guarded, policy)
+        server.middleware_stack = Guard(guarded, policy, hidden)
         yield
 
     folder = files("vanilla_transformer_tools.page")
@@ -469,7 +542,7 @@ def launch(
         enable_monitoring=False,
         footer_links=["api", "settings"],
         max_file_size=LARGEST_FILE,
-        theme=gr.themes.Soft(primary_hue="blue", font=["sans-serif"], font_mono=["monospace"]),
+        theme=gr.themes.Default(primary_hue="blue", font=["sans-serif"], font_mono=["monospace"]),
         css=folder.joinpath("page.css").read_text(encoding="utf-8"),
         head=f"<script>{folder.joinpath('page.js').read_text(encoding='utf-8')}</script>",
         app_kwargs={"lifespan": lifespan},

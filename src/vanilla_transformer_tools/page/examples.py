@@ -2,7 +2,6 @@
 
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from vanilla_transformer_tools.files import checksum, read_lines
 from vanilla_transformer_tools.saved_folder import read_card_metadata, read_run
@@ -19,7 +18,23 @@ def find_examples(name: str) -> list[str]:
         name: Folder or Hub name. Its validation data are found beside it, or in the working folder,
             and recognised by the checksum that its training recorded.
     """
-    return _from_card(name) or _from_validation(name)
+    # Where the Hub looks for examples, too.
+    widgets = read_card_metadata(name).get("widget")
+    texts = [
+        widget.get("text")
+        for widget in (widgets if isinstance(widgets, list) else [])
+        if isinstance(widget, dict)
+    ]
+    if texts := [text for text in texts if isinstance(text, str) and text.strip()]:
+        return texts[:MOST_EXAMPLES]
+    run = read_run(name)
+    source, *_ = (run.get("settings") or {}).get("validation") or [""]
+    recorded = (run.get("sha256") or {}).get(source)
+    for place in (Path(), Path(name), Path(name).parent):
+        file = place / source
+        if recorded and file.is_file() and checksum(file) == recorded:
+            return read_examples(str(file))
+    return []
 
 
 def read_examples(path: str) -> list[str]:
@@ -31,28 +46,3 @@ def read_examples(path: str) -> list[str]:
     """
     lines = (line for line in read_lines(path) if line.strip() and len(line) <= _LONGEST)
     return list(islice(lines, MOST_EXAMPLES))
-
-
-def _from_card(name: str) -> list[str]:
-    """The texts under `widget`, where the Hub looks for examples too."""
-    widgets = read_card_metadata(name).get("widget")
-    texts: list[Any] = [
-        widget.get("text")
-        for widget in (widgets if isinstance(widgets, list) else [])
-        if isinstance(widget, dict)
-    ]
-    return [text for text in texts if isinstance(text, str) and text.strip()][:MOST_EXAMPLES]
-
-
-def _from_validation(name: str) -> list[str]:
-    run = read_run(name)
-    files = (run.get("settings") or {}).get("validation") or []
-    known = run.get("sha256") or {}
-    if len(files) != 2 or files[0] not in known:
-        return []
-    folder = Path(name)
-    for place in (Path(), folder, folder.parent):
-        file = place / files[0]
-        if file.is_file() and checksum(file) == known[files[0]]:
-            return read_examples(str(file))
-    return []

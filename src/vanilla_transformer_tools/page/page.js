@@ -1,25 +1,19 @@
 // Draws the links between the words of a line and those of its translation.
 customElements.get("word-links") || customElements.define("word-links", class extends HTMLElement {
   connectedCallback() {
-    const namespace = "http://www.w3.org/2000/svg";
-    this.drawing = document.createElementNS(namespace, "svg");
-    this.drawing.setAttribute("aria-hidden", "true");
+    const create = name => document.createElementNS("http://www.w3.org/2000/svg", name);
+    this.drawing = create("svg");
     this.append(this.drawing);
-    const [source, target] = this.querySelectorAll("ul");
-    this.words = [[...source.children], [...target.children]];
-    this.links = this.words[1].flatMap((word, place) =>
-      word.dataset.links.split(" ").filter(Boolean).map(other => {
-        const path = document.createElementNS(namespace, "path");
+    const [source, target] = [...this.querySelectorAll("ul")].map(list => [...list.children]);
+    this.links = target.flatMap(word =>
+      word.dataset.links.split(" ").filter(Boolean).map(place => {
+        const path = create("path");
         this.drawing.append(path);
-        return { path, ends: [this.words[0][Number(other)], word] };
+        return { path, ends: [source[Number(place)], word] };
       }));
-    for (const word of this.words.flat()) {
-      for (const event of ["pointerenter", "focus"]) {
-        word.addEventListener(event, () => this.follow(word));
-      }
-      for (const event of ["pointerleave", "blur"]) {
-        word.addEventListener(event, () => this.follow(null));
-      }
+    for (const word of [...source, ...target]) {
+      word.onpointerenter = word.onfocus = () => this.follow(word);
+      word.onpointerleave = word.onblur = () => this.follow(null);
     }
     this.observer = new ResizeObserver(() => this.draw());
     this.observer.observe(this);
@@ -36,33 +30,22 @@ customElements.get("word-links") || customElements.define("word-links", class ex
       const [above, below] = ends.map(word => word.getBoundingClientRect());
       const [x, y] = [above.x + above.width / 2 - frame.x, above.bottom - frame.y];
       const [u, v] = [below.x + below.width / 2 - frame.x, below.top - frame.y];
-      const middle = (y + v) / 2;
-      path.setAttribute("d", `M${x} ${y}C${x} ${middle} ${u} ${middle} ${u} ${v}`);
+      path.setAttribute("d", `M${x} ${y}C${x} ${(y + v) / 2} ${u} ${(y + v) / 2} ${u} ${v}`);
     }
   }
 
   follow(word) {
     this.classList.toggle("following", word !== null);
-    for (const one of this.words.flat()) one.classList.remove("followed");
-    for (const { path, ends } of this.links) {
-      const followed = ends.includes(word);
-      path.classList.toggle("followed", followed);
-      if (followed) for (const end of ends) end.classList.add("followed");
+    const followed = this.links.filter(({ ends }) => ends.includes(word));
+    const marked = new Set([word, ...followed.flatMap(({ path, ends }) => [path, ...ends])]);
+    for (const part of this.querySelectorAll("li, path")) {
+      part.classList.toggle("followed", marked.has(part));
     }
-    word?.classList.add("followed");
   }
 });
 
-// What is typed runs in the direction of its own script, and screen readers hear what comes of it.
+// Gradio leaves a field that shows a result without a name, and screen readers without its news.
 new MutationObserver(() => {
-  for (const id of ["vt-status", "vt-progress"]) {
-    const place = document.getElementById(id);
-    if (place?.role !== "status") place?.setAttribute("role", "status");
-  }
-  for (const field of document.querySelectorAll("textarea:not([dir=auto])")) {
-    field.dir = "auto";
-    // Gradio leaves fields that show results without a name.
-    const name = field.closest(".block")?.querySelector("[data-testid=block-info]")?.textContent;
-    if (name && !field.labels.length) field.ariaLabel = name.trim();
-  }
-}).observe(document, { childList: true, subtree: true, attributes: true, attributeFilter: ["dir"] });
+  document.querySelector("#vt-output textarea")?.setAttribute("aria-label", "Translation");
+  document.querySelector("#vt-status")?.setAttribute("role", "status");
+}).observe(document, { childList: true, subtree: true });

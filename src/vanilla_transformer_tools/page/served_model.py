@@ -5,28 +5,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from typing import Any, Self, cast
+from typing import Any, Self, cast, get_args
 
 from vanilla_transformer_tools.inspection.alignments import encode_source
-from vanilla_transformer_tools.inspection.attention_maps import (
-    labels_of_tokens,
-    read_attention,
-)
+from vanilla_transformer_tools.inspection.attention_maps import labels_of_tokens, read_attention
 from vanilla_transformer_tools.inspection.attention_page import attention_page
-from vanilla_transformer_tools.page.links import LinkedPair, link_parts
+from vanilla_transformer_tools.page.word_links import LinkedPair, link_parts
 from vanilla_transformer_tools.saved_folder import read_generation_config
 from vanilla_transformer_tools.text.languages import offered_languages
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.translation import Translation, Translator
 from vanilla_transformer_tools.translation.engines import TorchEngine
 from vanilla_transformer_tools.translation.search import Search
-from vanilla_transformer_tools.translation.segments import without_surrogates
 
-# A page of more would keep its reader waiting; a file may be longer.
-MOST_CHARACTERS = 5_000
 # Translations take memory for each of their readers.
 WIDEST_BEAM = 10
-# Of a file, while other readers wait.
+# Lines and characters of a file that are translated while other readers wait.
 LINES_AT_A_TIME = 64
 CHARACTERS_AT_A_TIME = 20_000
 # Weights of an attention page of about 10 MB.
@@ -36,20 +30,21 @@ _TRANSLATORS = 16
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What a reader has chosen for a translation.
+class Choices:
+    """What a reader chooses for a translation; the fields are explained in `Search`.
 
     Attributes:
-        source_language: See `Translator`, as all others; empty: the model's.
-        target_language: Empty: the model's.
-        num_beams: At least `num_hypotheses` are taken; None: the model's. Samples have none.
-        length_penalty: None: the model's.
+        source_language: Language of the text; None: the model's.
+        target_language: Language of the translation; None: the model's.
+        num_beams: Width of the beam, raised to `num_hypotheses`; None: the model's. Sampling
+            ignores it.
+        length_penalty: Exponent of the length in the score; None: the model's.
         num_hypotheses: Number of translations.
-        do_sample: Whether they are drawn.
-        temperature: Of samples, like all that follow.
-        top_k: 0: no limit.
-        top_p: 1: no limit.
-        seed: Of the draws.
+        do_sample: Whether translations are drawn at random.
+        temperature: Divisor of the logits of samples.
+        top_k: Number of tokens that are drawn from; 0: all.
+        top_p: Share of the probability that is drawn from; 1: all.
+        seed: Start of the random numbers.
         split_sentences: Whether each sentence is translated alone.
     """
 
@@ -66,60 +61,52 @@ class Wanted:
     split_sentences: bool = True
 
     @classmethod
-    def of(cls, choices: Mapping[str, Any]) -> Self:
+    def of(cls, settings: Mapping[str, Any]) -> Self:
         """The choices that a page or a program sends.
 
         Args:
-            choices: By the names above; empty text and None: the default.
+            settings: Values by the names above; empty text and None stand for the default.
 
         Raises:
             ValueError: If one is unknown, of another type, or out of range.
         """
-        if not isinstance(choices, Mapping):
+        if not isinstance(settings, Mapping):
             raise ValueError(
-                f"The settings must be an object, such as {{'num_beams': 4}}, got {choices!r:.60}."
+                f"The settings must be an object, such as {{'num_beams': 4}}, got {settings!r:.60}."
             )
-        known = {field.name: field.default for field in fields(cls)}
-        kinds: dict[str, tuple[type, ...]] = {
-            name: (str,) if name.endswith("language") else (type(known[name]),) for name in known
-        }
-        kinds |= dict.fromkeys(("length_penalty", "temperature", "top_p"), (int, float))
-        kinds["num_beams"] = (int,)
-        given = {name: value for name, value in choices.items() if value not in (None, "")}
+        types = {field.name: (get_args(field.type) or (field.type,))[0] for field in fields(cls)}
+        values = {name: value for name, value in settings.items() if value not in (None, "")}
         faults = [
-            f"There is no setting {name!r}. Choose from: {', '.join(known)}."
-            for name in given.keys() - known.keys()
+            f"There is no setting {name!r}. Choose from: {', '.join(types)}."
+            if name not in types
+            else f"`{name}` must be of type {types[name].__name__}, got {value!r:.60}."
+            for name, value in values.items()
+            if type(value) is not types.get(name)
+            and (type(value) is not int or types.get(name) is not float)
         ]
         faults += [
-            f"`{name}` must be of type {kinds[name][-1].__name__}, got {value!r:.60}."
-            for name, value in given.items()
-            if name in known and type(value) not in kinds[name]
+            f"`{name}` must be at least 1 and at most {WIDEST_BEAM} here, got {values[name]}."
+            for name in ("num_beams", "num_hypotheses")
+            if type(values.get(name)) is int and not 1 <= values[name] <= WIDEST_BEAM
         ]
         if faults:
             raise ValueError("\n".join(faults))
-        wanted = cls(**given)
-        for width in (wanted.num_hypotheses, 1 if wanted.num_beams is None else wanted.num_beams):
-            if not 1 <= width <= WIDEST_BEAM:
-                raise ValueError(
-                    "`num_beams` and `num_hypotheses` must be at least 1 and at most "
-                    f"{WIDEST_BEAM} here, got {width}."
-                )
-        return wanted
+        return cls(**values)
 
 
 class ServedModel:
     """A model in memory, for one reader at a time.
 
     Attributes:
-        source_languages: Those that a reader may choose from; none for most models.
-        target_languages: The same.
+        source_languages: Languages that a reader may choose from; none for most models.
+        target_languages: Languages to translate into, in the same way.
         search: The model's own search.
 
     Args:
         name: Folder or Hub name.
-        translator: Of the model, with the torch engine.
-        source_language: That of a reader who chooses none; None: that of the tokenizer.
-        target_language: The same.
+        translator: Translator of the model, with the torch engine.
+        source_language: Language for readers who choose none; None: that of the tokenizer.
+        target_language: Language to translate into, in the same way.
     """
 
     def __init__(
@@ -150,77 +137,65 @@ class ServedModel:
         *,
         source_language: str | None = None,
         target_language: str | None = None,
-        dtype: str = "auto",
-        trust_remote_code: bool = False,
+        **loading: Any,
     ) -> Self:
         """Loads a model from a folder or the Hub.
 
         Args:
             name: Folder or Hub name.
-            source_language: With which the page begins; None: the model's, or the first one.
-            target_language: The same.
-            dtype: Of the weights in memory; see `Translator.from_pretrained`.
-            trust_remote_code: Runs the code in the folder of a model of another architecture.
+            source_language: Language that the page begins with; None: the model's, or the first.
+            target_language: Language to translate into, in the same way.
+            loading: Arguments `dtype` and `trust_remote_code` of `Translator.from_pretrained`.
         """
-        tokenizers = TokenizerPair.from_pretrained(name, trust_remote_code=trust_remote_code)
+        tokenizers = TokenizerPair.from_pretrained(
+            name, trust_remote_code=loading.get("trust_remote_code", False)
+        )
         sources, targets = offered_languages(tokenizers.source, read_generation_config(name))
         if targets and not sources:
             target_language = target_language or targets[0]
-        choices = [(source_language, target_language)]
-        if sources:
+        languages = {"source_language": source_language, "target_language": target_language}
+        try:
+            translator = Translator.from_pretrained(name, engine="torch", **languages, **loading)
+        except ValueError:
+            if not sources:
+                raise
             # Only some of these models were saved with languages.
-            choices.append((source_language or sources[0], target_language or targets[-1]))
-        for place, (source, target) in enumerate(choices):
-            try:
-                translator = Translator.from_pretrained(
-                    name,
-                    engine="torch",
-                    dtype=dtype,
-                    trust_remote_code=trust_remote_code,
-                    source_language=source,
-                    target_language=target,
-                )
-            except ValueError:
-                if place == len(choices) - 1:
-                    raise
-            else:
-                break
+            languages["source_language"] = source_language or sources[0]
+            languages["target_language"] = target_language or targets[-1]
+            translator = Translator.from_pretrained(name, engine="torch", **languages, **loading)
         if sources:
-            chosen = translator.tokenizer.init_kwargs
-            source, target = chosen["src_lang"], chosen["tgt_lang"]
-        return cls(name, translator, source, target)
+            saved = translator.tokenizer.init_kwargs
+            source_language, target_language = saved["src_lang"], saved["tgt_lang"]
+        return cls(name, translator, source_language, target_language)
 
-    def translate(self, lines: Sequence[str], wanted: Wanted) -> list[Translation]:
-        """Translations of lines, with tokens, their scores and alignments.
-
-        Raises:
-            ValueError: If a choice is out of range.
-        """
-        return list(self.translate_lines(lines, wanted, details=True))
-
-    def translate_lines(
-        self, lines: Sequence[str], wanted: Wanted, *, details: bool = False
+    def translate(
+        self, lines: Sequence[str], choices: Choices, *, details: bool = True
     ) -> Iterator[Translation]:
         """Translations of lines, in order; other readers get their turn between parts of a file.
 
+        Args:
+            lines: Text.
+            choices: What the reader has chosen.
+            details: Whether tokens and their scores are wanted.
+
         Raises:
             ValueError: If a choice is out of range.
         """
-        translator = self._translator(wanted, details)
-        first = 0
+        translator = self._translator(choices, details)
+        first = 1
         for part in _parts(lines):
             with self._turn():
-                translations = list(translator.translate(part, first_line=first + 1))
+                translations = list(translator.translate(part, first_line=first))
             yield from translations
             first += len(part)
 
-    def link(self, pairs: Sequence[tuple[str, str]], wanted: Wanted) -> list[LinkedPair]:
-        """What belongs together in lines and their translations, blank ones left out.
+    def link(self, pairs: Sequence[tuple[str, str]], choices: Choices) -> list[LinkedPair]:
+        """Word links of lines and their translations; blank and very long pairs are left out.
 
         Raises:
             ValueError: If the tokenizer does not know the places of its tokens.
         """
-        translator = self._translator(wanted, False)
+        translator = self._translator(choices, False)
         with self._turn():
             kept = [pair for pair in pairs if all(map(str.strip, pair)) and self._fits(pair)]
             return link_parts(translator, [line for line, _ in kept], [text for _, text in kept])
@@ -247,19 +222,15 @@ class ServedModel:
         lengths = [len(side(text, verbose=False)["input_ids"]) for side, text in sides]
         return max(lengths) <= self.max_source_length
 
-    def without_foreign_languages(self, wanted: Wanted) -> Wanted:
-        """A choice that was made for another model, without languages if this one has none."""
+    def without_foreign_languages(self, choices: Choices) -> Choices:
+        """Choices made for another model, without languages if this one has none."""
         return replace(
-            wanted,
-            source_language=wanted.source_language if self.source_languages else None,
-            target_language=wanted.target_language if self.target_languages else None,
+            choices,
+            source_language=choices.source_language if self.source_languages else None,
+            target_language=choices.target_language if self.target_languages else None,
         )
 
-    def describe_search(self, wanted: Wanted) -> str:
-        """The search of a choice, such as `beam 4, length penalty 0.6`."""
-        return str(self._search(wanted))
-
-    def attention(self, line: str, wanted: Wanted) -> str:
+    def attention(self, line: str, choices: Choices) -> str:
         """The HTML page of the attention while the model translates a line.
 
         Raises:
@@ -267,7 +238,7 @@ class ServedModel:
         """
         if not line.strip():
             raise ValueError("There is nothing to attend to: the line is blank.")
-        translator = self._translator(wanted, False)
+        translator = self._translator(choices, False)
         with self._turn():
             length = len(encode_source(translator, line)["input_ids"])
             if length > self.max_source_length:
@@ -276,7 +247,7 @@ class ServedModel:
                     f"got {length:,}. Choose a shorter one."
                 )
             maps = read_attention(translator, line)
-        weights = sum(one.weights.numel() for one in (maps.encoder, maps.decoder, maps.cross))
+        weights = sum(part.weights.numel() for part in (maps.encoder, maps.decoder, maps.cross))
         if weights > MOST_WEIGHTS:
             raise ValueError(
                 f"A page of attention has at most {MOST_WEIGHTS:,} weights, got {weights:,}. "
@@ -288,37 +259,38 @@ class ServedModel:
         """Human-readable tokens of a translation."""
         return labels_of_tokens(self.tokenizers.target, translation.tokens)
 
-    def _search(self, wanted: Wanted) -> Search:
-        beams = 1 if wanted.do_sample else wanted.num_beams or self.search.num_beams
-        sampling = {}
-        if wanted.do_sample:
-            sampling = {
-                "do_sample": True,
-                "temperature": wanted.temperature,
-                "top_k": wanted.top_k,
-                "top_p": wanted.top_p,
-                "seed": wanted.seed,
+    def chosen_search(self, choices: Choices) -> Search:
+        """The search of a reader; samples have no beam and no penalty, and beams no temperature."""
+        if choices.do_sample:
+            searching: dict[str, Any] = {
+                **{"num_beams": 1, "length_penalty": 1.0, "do_sample": True},
+                **{name: getattr(choices, name) for name in ("temperature", "top_k", "top_p")},
+                "seed": choices.seed,
+            }
+        else:
+            width = choices.num_beams or self.search.num_beams
+            searching = {
+                "num_beams": max(width, choices.num_hypotheses),
+                "length_penalty": choices.length_penalty,
             }
         return Search.of(
             self.engine.model.generation_config,
-            num_beams=beams if wanted.do_sample else max(beams, wanted.num_hypotheses),
-            length_penalty=1.0 if wanted.do_sample else wanted.length_penalty,
-            num_hypotheses=wanted.num_hypotheses,
+            num_hypotheses=choices.num_hypotheses,
             scores=True,
-            **sampling,
+            **searching,
         )
 
-    def _new_translator(self, wanted: Wanted, details: bool) -> Translator:
+    def _new_translator(self, choices: Choices, details: bool) -> Translator:
         return Translator(
             self.engine,
             self.tokenizers.source,
-            search=self._search(wanted),
+            search=self.chosen_search(choices),
             target_tokenizer=self.tokenizers.target,
-            source_language=wanted.source_language or self.source_language,
-            target_language=wanted.target_language or self.target_language,
+            source_language=choices.source_language or self.source_language,
+            target_language=choices.target_language or self.target_language,
             generation_config=self.engine.model.generation_config,
             max_source_length=self.max_source_length,
-            split_sentences=wanted.split_sentences,
+            split_sentences=choices.split_sentences,
             details=details,
         )
 
@@ -335,19 +307,3 @@ def _parts(lines: Iterable[str]) -> Iterator[list[str]]:
         part.append(line)
     if part:
         yield part
-
-
-def lines_of(text: str) -> list[str]:
-    """The lines of what a reader typed, without lone surrogates, which no answer could hold.
-
-    Raises:
-        ValueError: If it is too long, or a program sent something else.
-    """
-    if not isinstance(text, str):
-        raise ValueError(f"The text must be a string, got {text!r:.60}.")
-    if len(text) > MOST_CHARACTERS:
-        raise ValueError(
-            f"A text has at most {MOST_CHARACTERS:,} characters here, got {len(text):,}. Shorten "
-            "it, or translate it as a file."
-        )
-    return without_surrogates(text).replace("\r\n", "\n").split("\n")

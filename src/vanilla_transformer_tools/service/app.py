@@ -30,7 +30,7 @@ from vanilla_transformer_tools.service.requests import (
     join_lines,
     split_lines,
 )
-from vanilla_transformer_tools.service.translators import Kind, Translators
+from vanilla_transformer_tools.service.translators import RequestKind, Translators
 from vanilla_transformer_tools.translation.segments import join_pieces
 from vanilla_transformer_tools.translation.translator import LEAST_TOKENS
 
@@ -47,9 +47,9 @@ class Service:
 
     Args:
         translators: What translates.
-        limits: Of requests.
-        max_delay: See `Batcher`.
-        max_waiting_characters: See `Batcher`.
+        limits: Limits of a single request.
+        max_delay: Seconds that a request waits for others to share its batch.
+        max_waiting_characters: Most characters of all requests that are not answered yet.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Service:
         self.limits = limits
         self.metrics = Metrics()
         self.open_requests = 0
-        self.batcher: Batcher[Kind, tuple[str, ...]] = Batcher(
+        self.batcher: Batcher[RequestKind, tuple[str, ...]] = Batcher(
             MeasuredTranslators(translators, self.metrics),
             max_tokens=translators.first.max_tokens_per_batch,
             max_delay=max_delay,
@@ -98,8 +98,8 @@ class Service:
             if query:
                 # A form, which some clients send as part of the address.
                 body, content_type = query, FORM
-            wanted = TranslationRequest.of(body, content_type, self.limits)
-            answer = await self._answer(request, wanted)
+            translation = TranslationRequest.of(body, content_type, self.limits)
+            answer = await self._answer(request, translation)
             self.metrics.request_seconds.observe(time.perf_counter() - started)
             return JSONResponse(answer)
         finally:
@@ -126,12 +126,12 @@ class Service:
             logger.error("A translation has failed: %s: %.200r", type(error).__name__, str(error))
             raise RefusedError(500, f"The translation failed: {type(error).__name__}.") from error
         # For each text the translations, best first; those of a line are those of its parts.
-        found: list[list[str]] = []
+        rows: list[list[str]] = []
         for lines, ends in split:
             ranked = zip(*(_ranks(line, next(parts), kind) for line in lines), strict=True)
-            found.append([join_lines(list(translated), ends) for translated in ranked])
-        texts = [best for best, *_ in found]
-        others = [rest for _, *rest in found]
+            rows.append([join_lines(list(translated), ends) for translated in ranked])
+        texts = [best for best, *_ in rows]
+        others = [rest for _, *rest in rows]
         answer: dict[str, Any] = {"translatedText": texts if wanted.is_list else texts[0]}
         if wanted.source == AUTOMATIC:
             # Clients read it. The only language that is offered needs no detection.
@@ -312,7 +312,7 @@ async def _departure(request: Request) -> None:
         pass
 
 
-def _ranks(line: str, parts: list[tuple[str, ...]], kind: Kind) -> list[str]:
+def _ranks(line: str, parts: list[tuple[str, ...]], kind: RequestKind) -> list[str]:
     """The translations of a line, best first; a blank line has itself."""
     if not parts:
         return [line] * (1 + kind.alternatives)

@@ -52,7 +52,7 @@ class _Request(Generic[Kind, Result]):
         arrived: Seconds on the monotonic clock.
         is_cut: Whether its lines have been cut into parts.
         parts: Those that no batch has taken yet, each with the index of its line.
-        results: Of the parts of each line. Batches take parts in order, so results come in order.
+        results: Results of the parts of each line, in order, because batches take parts in order.
     """
 
     kind: Kind
@@ -83,9 +83,9 @@ class Batcher(Generic[Kind, Result]):
 
     Args:
         work: What cuts and translates.
-        max_tokens: Of a batch, unless a single part has more.
+        max_tokens: Most tokens of a batch, unless a single part has more.
         max_delay: Seconds that a request may wait for others while the thread is free.
-        max_waiting_characters: Of all requests that are not answered yet.
+        max_waiting_characters: Most characters of all requests that are not answered yet.
         least_tokens: Shorter parts count as this many.
     """
 
@@ -247,9 +247,9 @@ class Batcher(Generic[Kind, Result]):
             for request in requests:
                 request.finish()
 
-        wanted = [request for request in batch if not request.answer.cancelled()]
-        if wanted:
-            _attempt(translate, wanted)
+        open_requests = [request for request in batch if not request.answer.cancelled()]
+        if open_requests:
+            _attempt(translate, open_requests)
 
 
 def _attempt(

@@ -157,9 +157,9 @@ class Connection(H11Protocol):
 
     def _start_clock(self) -> asyncio.TimerHandle:
         self._moved = self._bytes_moved()
-        return self.loop.call_later(SECONDS, self._check)
+        return self.loop.call_later(SECONDS, self._close_if_slow)
 
-    def _check(self) -> None:
+    def _close_if_slow(self) -> None:
         if self._bytes_moved() - self._moved >= _LEAST_BYTES:
             self._timer = self._start_clock()
         else:

@@ -42,8 +42,8 @@ class ServedLanguages:
 
         Args:
             name: Folder or Hub name of the model.
-            tokenizer: Of its sources, before any language is chosen.
-            defaults: Its generation config.
+            tokenizer: Tokenizer of the sources, before any language is chosen.
+            defaults: Generation config of the model.
             source: The only language to translate from.
             target: The only language to translate into.
 
@@ -62,8 +62,8 @@ class ServedLanguages:
             f"The {side} language of {name!r} must be known, since clients name it, got "
             f"{f'{card} in its card' if card else 'no languages in its card'}. Name it: "
             f"--{side}_language {example}."
-            for side, found, example in (("source", sources, "de"), ("target", targets, "en"))
-            if not found
+            for side, languages, example in (("source", sources, "de"), ("target", targets, "en"))
+            if not languages
         ]
         if faults:
             raise ValueError("\n".join(faults))
@@ -80,20 +80,21 @@ class ServedLanguages:
         if source == AUTOMATIC and len(self.sources) == 1:
             (source,) = self.sources
         faults = [
-            f"`{side}` must be one of the languages of this service, {_some(offered)}, got "
-            f"{wanted!r}.{' It does not detect languages.' * (wanted == AUTOMATIC)} See /languages."
-            for side, wanted, offered in (
+            f"`{side}` must be one of the languages of this service, {_shortened(offered)}, got "
+            f"{language!r}.{' It does not detect languages.' * (language == AUTOMATIC)} See "
+            "/languages."
+            for side, language, offered in (
                 ("source", source, self.sources),
                 ("target", target, self.targets),
             )
-            if wanted not in offered
+            if language not in offered
         ]
         if faults:
             raise ValueError(" ".join(faults))
         return source if self.has_codes else None, target if self.has_targets else None
 
     def __str__(self) -> str:
-        return f"{_some(self.sources)} -> {_some(self.targets)}"
+        return f"{_shortened(self.sources)} -> {_shortened(self.targets)}"
 
 
 def _card_languages(name: str) -> list[str]:
@@ -103,7 +104,7 @@ def _card_languages(name: str) -> list[str]:
     return [language for language in languages if language and isinstance(language, str)]
 
 
-def _some(languages: Sequence[str]) -> str:
+def _shortened(languages: Sequence[str]) -> str:
     """The first ones, and their number if there are more."""
     named = ", ".join(languages[:NAMED])
     return named if len(languages) <= NAMED else f"{named} ... ({len(languages)} in all)"

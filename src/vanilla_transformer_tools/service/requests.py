@@ -30,8 +30,8 @@ class Limits:
     """How much a client may send.
 
     Attributes:
-        max_characters: Of all texts of a request.
-        max_texts: Of a request.
+        max_characters: Most characters of a request, all its texts together.
+        max_texts: Most texts of a request.
         max_requests: That are read or wait for their translations at a time.
     """
 
@@ -82,9 +82,10 @@ class TranslationRequest:
             if not isinstance(fields.get(name), str):
                 faults.append(f"`{name}` must be a language; /languages lists them")
         # Some clients send an empty one.
-        if (wanted := fields.get("format") or "text") != "text":
+        if (text_format := fields.get("format") or "text") != "text":
             faults.append(
-                f"`format` must be text, got {wanted!r:.60}: tags would be translated like words"
+                f"`format` must be text, got {text_format!r:.60}: tags would be translated "
+                "like words"
             )
         alternatives = str(fields.get("alternatives", 0))
         if not re.fullmatch(r"[0-9]{1,9}", alternatives):
@@ -152,8 +153,8 @@ def _check_size(texts: list[str], limits: Limits) -> None:
 
 def split_lines(text: str) -> tuple[list[str], list[str]]:
     """The lines of a text, and what ends each of them but the last."""
-    found = _LINE_END.split(text)
-    return found[::2], found[1::2]
+    pieces = _LINE_END.split(text)
+    return pieces[::2], pieces[1::2]
 
 
 def join_lines(lines: list[str], ends: list[str]) -> str:

@@ -21,7 +21,7 @@ _MOST_SAMPLES = 10
 
 
 @dataclass(frozen=True)
-class Kind:
+class RequestKind:
     """What requests must have in common to share a batch.
 
     Attributes:
@@ -35,15 +35,15 @@ class Kind:
     alternatives: int
 
 
-def offered_languages(
+def load_languages(
     name: str, source: str | None, target: str | None, **loading: Any
 ) -> tuple[ServedLanguages, GenerationConfig]:
     """The languages of a model, and its generation config.
 
     Args:
         name: Folder or Hub name of the model.
-        source: See `ServedLanguages.of`.
-        target: See `ServedLanguages.of`.
+        source: Only language to translate from; None: all that are known.
+        target: Only language to translate into; None: all that are known.
         loading: Further arguments of `AutoTokenizer`.
 
     Raises:
@@ -60,10 +60,10 @@ class Translators:
     A result is a tuple of texts: the best translation, then the alternatives.
 
     Args:
-        first: Of any direction that is offered, with the search to use.
-        languages: Those that are offered.
+        first: Translator of any direction that is offered, with the search to use.
+        languages: Languages that are offered.
         defaults: Generation config of the model.
-        max_tokens_per_batch: As for `Translator`.
+        max_tokens_per_batch: Source tokens of a batch; None: the default of `Translator`.
     """
 
     def __init__(
@@ -86,10 +86,10 @@ class Translators:
     def most_alternatives(self) -> int:
         """The most that a request may ask for."""
         search = self.first.search
-        found = _MOST_SAMPLES if search.do_sample else search.num_beams
-        return (search.mbr_candidates or found) - 1
+        most = _MOST_SAMPLES if search.do_sample else search.num_beams
+        return (search.mbr_candidates or most) - 1
 
-    def kind(self, source: str, target: str, alternatives: int) -> Kind:
+    def kind(self, source: str, target: str, alternatives: int) -> RequestKind:
         """The kind of a request.
 
         Raises:
@@ -100,9 +100,9 @@ class Translators:
                 f"`alternatives` must be from 0 to {self.most_alternatives}, one less than the "
                 f"search finds, got {alternatives}."
             )
-        return Kind(*self.languages.chosen(source, target), alternatives)
+        return RequestKind(*self.languages.chosen(source, target), alternatives)
 
-    def cut(self, kind: Kind, lines: Sequence[str]) -> list[list[Part]]:
+    def cut(self, kind: RequestKind, lines: Sequence[str]) -> list[list[Part]]:
         """The parts of each line, cut as `Translator` cuts them, with the blanks around them."""
         translator = self._of(kind)
         prefix = len(translator.source_prefix)
@@ -117,16 +117,16 @@ class Translators:
             )
         ]
 
-    def translate(self, kind: Kind, texts: Sequence[str]) -> list[tuple[str, ...]]:
+    def translate(self, kind: RequestKind, texts: Sequence[str]) -> list[tuple[str, ...]]:
         """The translations of each text, best first."""
         results = []
-        for found in self._of(kind).translate(texts):
-            hypotheses = (found, *found.alternatives)
+        for best in self._of(kind).translate(texts):
+            hypotheses = (best, *best.alternatives)
             self.unknown += sum(hypothesis.unknown for hypothesis in hypotheses)
             results.append(tuple(hypothesis.text for hypothesis in hypotheses))
         return results
 
-    def _build(self, kind: Kind) -> Translator:
+    def _build(self, kind: RequestKind) -> Translator:
         first = self.first
         return Translator(
             first.engine,

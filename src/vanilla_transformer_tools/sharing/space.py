@@ -31,19 +31,9 @@ print("The page is at", address, flush=True)
 app.block_thread()
 '''
 
-_CARD = """---
-{metadata}---
-
-# {title}
-
-A page to try [{model}](https://huggingface.co/{model}): translations with scores, the probability
-of each token, word links and attention. `app.py` opens it with `vanilla_transformer`, which is in
-this repository too.
-
-```bash
-pip install -r requirements.txt
-python app.py
-```
+_CARD = """A page to try [{model}](https://huggingface.co/{model}): translations with scores, the
+probability of each token, word links and attention. `app.py` opens it with `vanilla_transformer`,
+which is in this repository too: `pip install -r requirements.txt`, then `python app.py`.
 """
 
 
@@ -51,7 +41,7 @@ def space_files(model: str) -> dict[str, bytes]:
     """The files of a Space for a model on the Hub, by path; they run in an empty environment.
 
     Args:
-        model: Its repository, `user/name`.
+        model: Repository of the model, `user/name`.
 
     Raises:
         ValueError: If that is not the name of a repository, Gradio is not installed, or a file of
@@ -75,7 +65,7 @@ def save_space(folder: Path, model: str) -> list[Path]:
     """Writes the files of `space_files` to a new folder; returns their paths.
 
     Raises:
-        ValueError: If there is something in the folder, or see `space_files`.
+        ValueError: If there is something in the folder, or `space_files` refuses the model.
         OSError: If they cannot be written; the folder is empty then.
     """
     contents = space_files(model)
@@ -116,7 +106,7 @@ def push_space(space: str, model: str, *, private: bool | None = None) -> str:
         The address of the Space.
 
     Raises:
-        ValueError: See `space_files`.
+        ValueError: If `space_files` refuses the model.
         LocalTokenNotFoundError: If nobody is logged in.
         HfHubHTTPError: If the Hub refuses the repository or the commit.
     """
@@ -135,11 +125,8 @@ def push_space(space: str, model: str, *, private: bool | None = None) -> str:
 
 def _requirements() -> list[str]:
     """What the package needs without extras, and Gradio, in the releases that are installed."""
-    needed = [
-        re.split(r"[^\w.-]", requirement)[0]
-        for requirement in metadata.requires("vanilla-transformer") or []
-        if "extra ==" not in requirement
-    ]
+    requirements = metadata.requires("vanilla-transformer") or []
+    needed = [re.split(r"[^\w.-]", line)[0] for line in requirements if "extra ==" not in line]
     return [f"{name}=={_version(name)}" for name in sorted([*needed, "gradio"])]
 
 
@@ -171,14 +158,14 @@ def _card(model: str) -> str:
         "tags": ["translation", "vanilla_transformer"],
     }
     block = yaml.safe_dump(described, sort_keys=False, allow_unicode=True)
-    return _CARD.format(metadata=block, title=title, model=model)
+    return f"---\n{block}---\n\n# {title}\n\n{_CARD.format(model=model)}"
 
 
 def _package_files(folder: Traversable, name: str) -> dict[str, bytes]:
     """The files of a package by path; caches and hidden files are left out.
 
     Raises:
-        ValueError: If one is a link, which may lead to a file that is nobody else's business.
+        ValueError: If a file is a link, which may lead to a private file.
     """
     contents: dict[str, bytes] = {}
     for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):

@@ -1,8 +1,10 @@
-"""Which parts of a line belong to which parts of its translation, in parts that people read."""
+"""Which parts of a line belong to which parts of its translation, and how a page draws that."""
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 
 from transformers import BatchEncoding
 
@@ -43,14 +45,14 @@ def link_parts(
     """Links words, as `align_words` does; text without blanks is taken by its tokens.
 
     Args:
-        translator: See `align_words`.
+        translator: Translator with the torch engine and fast tokenizers.
         sources: Lines, none of them blank.
         targets: Their translations.
 
     Raises:
-        ValueError: See `align_words`.
+        ValueError: If a tokenizer does not know the places of its tokens.
     """
-    # As `align_words` reads them.
+    # `align_words` reads them without blank ends, too.
     sources, targets = (list(map(without_blank_ends, lines)) for lines in (sources, targets))
     parts = [
         (_parts(source, encode_source(translator, source)), _parts(target, encoded))
@@ -58,11 +60,39 @@ def link_parts(
         for encoded in [encode_target(translator, target)]
     ]
     units = [" ".join(source) for source, _ in parts], [" ".join(target) for _, target in parts]
-    found = align_words(translator, sources, targets, units)
+    alignments = align_words(translator, sources, targets, units)
     return [
         LinkedPair(source, target, alignment.links)
-        for (source, target), alignment in zip(parts, found, strict=True)
+        for (source, target), alignment in zip(parts, alignments, strict=True)
     ]
+
+
+def links_html(pairs: Sequence[LinkedPair]) -> str:
+    """Lines above their translations; the page's script draws what links them."""
+    return "".join(map(_linked, pairs))
+
+
+def _linked(pair: LinkedPair) -> str:
+    rows = []
+    for side, word in enumerate(("to", "from")):
+        parts, others = (pair.source, pair.target)[:: 1 - 2 * side]
+        items = []
+        for place, part in enumerate(parts):
+            linked = [link[1 - side] for link in pair.links if link[side] == place]
+            label = f"{part}, {word} {', '.join(others[other] for other in linked) or 'nothing'}"
+            items.append(
+                f'<li tabindex="0" aria-label="{escape(label)}" '
+                f'data-links="{" ".join(map(str, linked))}"><bdi>{escape(part)}</bdi></li>'
+            )
+        direction = "rtl" if runs_from_right(" ".join(parts)) else "ltr"
+        rows.append(f'<ul dir="{direction}">{"".join(items)}</ul>')
+    return f"<word-links>{''.join(rows)}</word-links>"
+
+
+def runs_from_right(text: str) -> bool:
+    """Whether the first letter is of a script that runs from right to left."""
+    kinds = map(unicodedata.bidirectional, text)
+    return next((kind for kind in kinds if kind in ("L", "R", "AL")), "L") != "L"
 
 
 def _parts(text: str, encoding: BatchEncoding) -> tuple[str, ...]:

@@ -1,10 +1,18 @@
 """Parts of lines, and which of them belong together."""
 
+import re
+from html import escape
+
 import pytest
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.inspection.alignments import align_words
-from vanilla_transformer_tools.page.links import link_parts
+from vanilla_transformer_tools.page.word_links import (
+    LinkedPair,
+    link_parts,
+    links_html,
+    runs_from_right,
+)
 from vanilla_transformer_tools.translation import Translator
 
 from ..conftest import build_variant
@@ -50,3 +58,28 @@ def test_pairs_keep_their_order(translator):
     assert [pair.source[0] for pair in linked] == ["ein", "rennt"]
     assert linked[1].target == ("b", "c", "d")
     assert link_parts(translator, [], []) == []
+
+
+EVIL = "<script>alert(1)</script>\"'& \x00\u202e"
+
+
+def test_links_are_named_from_both_sides_and_no_text_becomes_markup():
+    html = links_html([LinkedPair((EVIL, "hund"), ("a", "dog"), ((0, 0), (1, 0)))])
+
+    items = re.findall('aria-label="(.*?)" data-links="(.*?)"><bdi>(.*?)</bdi>', html, re.DOTALL)
+    shown = escape(EVIL)
+    assert items == [
+        (f"{shown}, to a", "0", shown),
+        ("hund, to a", "0", "hund"),
+        (f"a, from {shown}, hund", "0 1", "a"),
+        ("dog, from nothing", "", "dog"),
+    ]
+    assert "<script" not in html
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("a", False), ("أنا a", True), ("1 שלום", True), ("中文", False), ("", False), ("3!", False)],
+)
+def test_direction_is_that_of_the_first_letter(text, expected):
+    assert runs_from_right(text) == expected
