@@ -22,8 +22,8 @@ from vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
 from vanilla_transformer_tools.settings import PRESETS
-from vanilla_transformer_tools.training.compiling import compile_layers
 from vanilla_transformer_tools.training.run_record import hardware
+from vanilla_transformer_tools.training.starting_model import compile_layers
 
 FAMILIES = {
     "vanilla": (VanillaTransformerConfig, VanillaTransformerForConditionalGeneration),

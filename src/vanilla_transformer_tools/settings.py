@@ -74,6 +74,7 @@ _BLEU_TOKENIZE = (
     "the output says which and why."
 )
 
+PresetName = Literal["tiny", "small", "base", "big"]
 EngineName = Literal["auto", "torch", "ctranslate2"]
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -198,7 +199,7 @@ class TrainSettings:
         metavar="FILE",
     )
     filter_duplicates: bool = option("Drops pairs that repeat an earlier pair.", False)
-    preset: Literal["tiny", "small", "base", "big"] = option(
+    preset: PresetName = option(
         "Sizes, dropout, learning rate and warm-up: tiny (4+4 layers, d_model 128), small (6+6, "
         "512), base and big (the paper's).",
         "tiny",

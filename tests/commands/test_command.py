@@ -121,9 +121,11 @@ def test_interrupt_after_the_work_changes_nothing():
 
 
 @pytest.mark.parametrize("command", ["translate", "evaluate"])
-def test_threads_are_chosen_while_a_model_translates(run, folder, tmp_path, monkeypatch, command):
+def test_threads_are_chosen_once_before_a_model_translates(
+    run, folder, tmp_path, monkeypatch, command
+):
     counted = []
-    cores = SimpleNamespace(use=lambda at_once=False: counted.append(at_once))
+    cores = SimpleNamespace(use=lambda: counted.append("idle"))
     monkeypatch.setattr(threads, "IdleCores", lambda: cores)
     (tmp_path / "text").write_text("ja\nnein\n", encoding="utf-8")
     text = str(tmp_path / "text")
@@ -131,8 +133,7 @@ def test_threads_are_chosen_while_a_model_translates(run, folder, tmp_path, monk
 
     run(command, "--model", folder, "--engine", "torch", "--max_extra_tokens", 2, *given)
 
-    # When the model has been loaded, and before the batch of both lines.
-    assert counted == [True, False]
+    assert counted == ["idle"]
 
 
 @pytest.mark.parametrize("locale", ["C.UTF-8", "POSIX"])

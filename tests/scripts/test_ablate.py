@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from vanilla_transformer_tools.commands import main
-from vanilla_transformer_tools.training.legs import claimed
+from vanilla_transformer_tools.training.resume import claimed
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts/ablate.py"

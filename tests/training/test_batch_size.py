@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import M2M100Config
+from vanilla_transformer_tools.training.budget import Decision
+from vanilla_transformer_tools.training.legs import with_recorded_batches
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.modeling_vanilla_transformer import (
@@ -20,8 +22,6 @@ from vanilla_transformer_tools.training.batch_size import (
     choose_batch_size,
     estimated_memory,
 )
-from vanilla_transformer_tools.training.budget import Decision
-from vanilla_transformer_tools.training.legs import with_recorded_batches
 from vanilla_transformer_tools.training.run import train
 
 from ..conftest import build_variant

@@ -5,7 +5,6 @@ import re
 import sys
 
 import pytest
-
 from vanilla_transformer_tools.training.curves import plot_curves
 
 

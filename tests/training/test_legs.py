@@ -8,9 +8,6 @@ import time
 from pathlib import Path
 
 import pytest
-
-from vanilla_transformer_tools.settings import TrainSettings
-from vanilla_transformer_tools.training.callbacks import StopOnRequest, StoppedBySignalError
 from vanilla_transformer_tools.training.legs import (
     check_continuation,
     check_free,
@@ -18,6 +15,9 @@ from vanilla_transformer_tools.training.legs import (
     continue_run,
     discard_stopped,
 )
+
+from vanilla_transformer_tools.settings import TrainSettings
+from vanilla_transformer_tools.training.callbacks import StopOnRequest, StoppedBySignalError
 from vanilla_transformer_tools.training.plan import _moment
 from vanilla_transformer_tools.training.run import train
 from vanilla_transformer_tools.training.run_record import describe_run, read_log

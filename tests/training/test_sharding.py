@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
-
 from vanilla_transformer_tools.training.sharding import (
     divided_like,
     gathered,

@@ -2,13 +2,13 @@ from types import SimpleNamespace
 
 import pytest
 from datasets import Dataset
+from vanilla_transformer_tools.training.validation import choose_tokenizers, let_chrf_decide
 
 from vanilla_transformer_tools.evaluation import bleu_tokenizers
 from vanilla_transformer_tools.evaluation.bleu_tokenizers import BleuTokenizer
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.training.recipe import check_settings
 from vanilla_transformer_tools.training.run import kept_pairs
-from vanilla_transformer_tools.training.validation import choose_tokenizers, let_chrf_decide
 
 from ..support.training_runs import (
     build_arguments,

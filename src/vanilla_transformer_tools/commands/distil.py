@@ -112,14 +112,14 @@ def distil(argv: list[str]) -> None:
 
     from vanilla_transformer_tools.saved_folder import read_run
     from vanilla_transformer_tools.training.checkpoints import closed_checkpoints
+    from vanilla_transformer_tools.training.checks import check_settings
     from vanilla_transformer_tools.training.distillation import load_teachers, word_level
-    from vanilla_transformer_tools.training.legs import (
+    from vanilla_transformer_tools.training.resume import (
         check_continuation,
         check_free,
         claimed,
         discard_stopped,
     )
-    from vanilla_transformer_tools.training.recipe import check_settings
     from vanilla_transformer_tools.training.run import train as train_model
     from vanilla_transformer_tools.training.starting_model import saved_tokenizers
 
@@ -280,7 +280,7 @@ def _write_corpus(
     """
     from vanilla_transformer_tools.files import rows_written
     from vanilla_transformer_tools.text.parallel_text import read_pairs
-    from vanilla_transformer_tools.training.validation import parallel_text
+    from vanilla_transformer_tools.training.corpus import parallel_text
 
     text = parallel_text(settings, settings.train, settings.train_split)
     pairs = ((side.replace("\n", " ") for side in pair[:2]) for pair in read_pairs(text))

@@ -23,10 +23,9 @@ from transformers import (
     TrainingArguments,
 )
 
-from vanilla_transformer_tools.threads import IdleCores
 from vanilla_transformer_tools.training.averaging import evaluations, evaluations_since_best
 from vanilla_transformer_tools.training.checkpoints import checkpoint_folder, read_state
-from vanilla_transformer_tools.training.sharding import divided_like, gathered
+from vanilla_transformer_tools.training.processes import divided_like, gathered
 
 # A file of each checkpoint.
 MOVING_AVERAGE_FILE = "moving_average.safetensors"
@@ -52,25 +51,6 @@ class SeedEpochs(TrainerCallback):
     ) -> None:
         """Sets the epoch, also if a run is resumed in the middle of one."""
         self.set_epoch(int(state.epoch or 0))
-
-
-class UseIdleCores(TrainerCallback):
-    """Trains with as many threads as there are idle cores.
-
-    Args:
-        cores: Counted now and then.
-    """
-
-    def __init__(self, cores: IdleCores) -> None:
-        self.cores = cores
-
-    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        """Counts them, if it is time."""
-        self.cores.use()
-
-    def on_prediction_step(self, *args: Any, **kwargs: Any) -> None:
-        """Counts them in an evaluation too."""
-        self.cores.use()
 
 
 class StopWithoutProgress(TrainerCallback):

@@ -53,7 +53,7 @@ from vanilla_transformer_tools.training.checkpoints import (
     update_of,
     with_intact_weights,
 )
-from vanilla_transformer_tools.training.sharding import is_sharded, put_weights, save_in_full
+from vanilla_transformer_tools.training.processes import is_sharded, put_weights, save_in_full
 
 TrainingPass = Callable[..., Seq2SeqLMOutput]
 Scorer = Callable[[EvalPrediction], dict[str, Any]]
@@ -70,6 +70,8 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         further_sets: Validation sets beside `eval_dataset`, by name; the names of their scores
             begin with it.
         scorers: What `compute_metrics` is for each of them.
+        longest_output: Tokens that a translation of a validation pair may have, unless
+            `generation_max_length` says so.
         settings: Other arguments of `Seq2SeqTrainer`.
     """
 
@@ -83,6 +85,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         training_pass: TrainingPass | None = None,
         further_sets: Mapping[str, Dataset] | None = None,
         scorers: Mapping[str, Scorer] | None = None,
+        longest_output: int | None = None,
         **settings: Any,
     ) -> None:
         super().__init__(
@@ -100,6 +103,10 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         self.training_pass = training_pass
         self.further_sets = further_sets or {}
         self.scorers = scorers or {}
+        self.longest_output = longest_output
+        # The model smooths its own loss, without the full logits that Trainer's smoother needs.
+        self.label_smoother = None
+        self.model.config.label_smoothing = self.args.label_smoothing_factor
         self.has_trained = False
         self.last_checkpoint: Path | None = None
         self.loss_is_finite = torch.tensor(True, device=self.args.device)
@@ -167,6 +174,8 @@ class TokenBatchTrainer(Seq2SeqTrainer):
     ) -> EvalLoopOutput:
         """Scores of one validation set, whose names begin with a prefix."""
         self.evaluated = torch.zeros(2, device=self.args.device)
+        if self.longest_output is not None:
+            self._gen_kwargs.setdefault("max_length", self.longest_output)
         # Its batches draw a random number, which would change the dropout of the next updates.
         with torch.random.fork_rng(devices=[]):
             output = super().evaluation_loop(dataloader, *args, metric_key_prefix=prefix, **kwargs)

@@ -5,12 +5,12 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from vanilla_transformer_tools.training.budget import RULES, Decision, apply, choose, decide
+from vanilla_transformer_tools.training.facts import Facts
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.training import budget
-from vanilla_transformer_tools.training.budget import RULES, Decision, apply, choose, decide
-from vanilla_transformer_tools.training.facts import Facts
 
 SETTINGS = TrainSettings(train=["a", "b"], validation=["c", "d"])
 

@@ -1,9 +1,9 @@
 """Facts of pairs, counted by hand."""
 
 import pytest
+from vanilla_transformer_tools.training.facts import read_facts
 
 from vanilla_transformer_tools.training import facts as module
-from vanilla_transformer_tools.training.facts import read_facts
 
 
 def facts_of(*pairs):
