@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor, fx
 from torch._subclasses import FakeTensorMode
-from vanilla_transformer_tools.training.compiling import compile_layers
 
 from vanilla_transformer import modeling_vanilla_transformer
 from vanilla_transformer.shortcuts_vanilla_transformer import holds_only_known_code
+from vanilla_transformer_tools.training.starting_model import compile_layers
 
 from ..conftest import Batch, Model, build_variant, gradients
 

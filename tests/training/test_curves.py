@@ -5,7 +5,8 @@ import re
 import sys
 
 import pytest
-from vanilla_transformer_tools.training.curves import plot_curves
+
+from vanilla_transformer_tools.training.run_record import plot_curves
 
 
 def write_log(folder, reports):

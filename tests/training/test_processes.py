@@ -7,8 +7,6 @@ import pytest
 import torch
 from torch import distributed
 
-from vanilla_transformer_tools.settings import TrainSettings
-from vanilla_transformer_tools.training import run as module
 from vanilla_transformer_tools.training.processes import limit_waiting
 
 from ..support import lose_a_process
@@ -32,7 +30,7 @@ def seconds_to_wait() -> float:
 def test_processes_wait_as_long_as_asked_for(group, tmp_path):
     assert seconds_to_wait() == 30 * 60
 
-    module._begin(TrainSettings(train=["a"]), build_arguments(tmp_path / "run", ddp_timeout=7))
+    limit_waiting(build_arguments(tmp_path, ddp_timeout=7))
 
     assert seconds_to_wait() == 7
 

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
-from vanilla_transformer_tools.training.sharding import (
+
+from vanilla_transformer_tools.training.processes import (
     divided_like,
     gathered,
     is_sharded,

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import TrainerControl, TrainerState, get_constant_schedule_with_warmup
 
 from vanilla_transformer_tools.commands import main
-from vanilla_transformer_tools.training import auto_settings
+from vanilla_transformer_tools.training import auto_settings, corpus_stats
 from vanilla_transformer_tools.training import run as training
 from vanilla_transformer_tools.training.callbacks import StopOnRequest
 from vanilla_transformer_tools.training.run import train
@@ -493,6 +493,8 @@ def test_command_with_minutes_ends_with_them_annealed(corpus, tmp_path, monkeypa
         seconds.append(time.monotonic() - began)
 
     monkeypatch.setattr(training, "train", timed_train)
+    speed = corpus_stats.Speed(10_000.0)
+    monkeypatch.setattr(corpus_stats, "training_speed", lambda arguments: speed)
     files = {
         split: [f"{corpus}/{split}.de", f"{corpus}/{split}.en"] for split in ("train", "validation")
     }

@@ -2,6 +2,7 @@
 
 import argparse
 import atexit
+import copy
 import difflib
 import gc
 import io
@@ -155,10 +156,19 @@ class Parser(HfArgumentParser):
 
 
 class _SettingsParser(Parser):
-    """Our own switches take no value: the next argument may be text to translate."""
+    """Parser of our own settings, whose options are in groups.
+
+    Switches take no value: the next argument may be text to translate.
+    """
 
     @staticmethod
     def _parse_dataclass_field(parser: argparse.ArgumentParser, field: Field[Any]) -> None:
+        group = field.metadata.get("group")
+        if group is not None:
+            titled = {each.title: each for each in parser._action_groups}
+            parser = titled.get(group) or parser.add_argument_group(group)
+            field = copy.copy(field)
+            field.metadata = {key: field.metadata[key] for key in {*field.metadata} - {"group"}}
         if field.type is bool:
             parser.add_argument(f"--{field.name}", action="store_true", help=field.metadata["help"])
         elif "action" in field.metadata:

@@ -42,7 +42,7 @@ _PREFIX = "teacher_"
 def _of_teacher(name: str) -> Any:
     """The option of a search, for the teacher."""
     searched: Field[Any] = SearchSettings.__dataclass_fields__[name]
-    return option(f"Of the teacher: {searched.metadata['help']}", searched.default)
+    return option(f"Of the teacher: {searched.metadata['help']}", searched.default, group="teacher")
 
 
 @dataclass(frozen=True)
@@ -53,25 +53,30 @@ class DistilSettings(TrainSettings):
         "Folders or Hub names of the teacher: models of this package or other sequence-to-sequence "
         "models of Transformers. Several are an ensemble.",
         [],
+        group="teacher",
     )
     targets: Literal["teacher", "both"] = option(
         "What the student learns from: the teacher's outputs alone, or the references too.",
         "teacher",
+        group="teacher",
     )
     word_level: float = option(
         "Share of the loss that compares the student's distribution over the vocabulary with the "
         "teacher's at each target token (Kim and Rush 2016, section 3.1). The student then has the "
         "teacher's tokenizers.",
         0.0,
+        group="teacher",
     )
     teacher_n_best: int = option(
         "Number of outputs of each source, at most --teacher_num_beams. The student learns from "
         "all of them, or from the --nearest.",
         1,
+        group="teacher",
     )
     nearest: Literal["chrf", "bleu"] | None = option(
         "Of the --teacher_n_best outputs, keeps only the one most like the reference, by chrF or "
-        "BLEU of the sentence."
+        "BLEU of the sentence.",
+        group="teacher",
     )
     teacher_engine: Literal["auto", "torch", "ctranslate2"] = _of_teacher("engine")
     teacher_source_language: str | None = _of_teacher("source_language")
