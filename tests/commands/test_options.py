@@ -250,7 +250,8 @@ def test_steps_that_are_given_take_the_place_of_epochs(watch, options, strategie
     assert (arguments.save_steps, arguments.eval_steps) == steps
 
 
-def test_resumed_minutes_follow_the_command_line(train_for_minutes, tmp_path):
+def test_resumed_minutes_follow_the_command_line(train_for_minutes, watch, tmp_path):
+    watch(training, "find_checkpoint", tmp_path / "out/checkpoint-1")
     made = {"preset": "tiny", "max_validation_pairs": 400, "vocab_size": 300}
     decisions = [{"option": name, "value": made[name], "reason": "few"} for name in made]
     (tmp_path / "out").mkdir()

@@ -79,18 +79,26 @@ class StopWithoutProgress(TrainerCallback):
         control.should_training_stop |= evaluations_since_best(state, args) >= self.patience
 
 
-class FindBestCheckpoint(TrainerCallback):
-    """Finds the best checkpoint of a resumed run in the folder of the run.
+class ResumeState(TrainerCallback):
+    """Completes the state of a resumed run, which scores and saves as often as it is told now.
 
-    Trainer looks at the path where it was saved, and forgets it if the folder has moved.
+    Its best checkpoint is looked for in the folder of the run: Trainer looks at the path where it
+    was saved, and forgets it if the folder has moved.
+
+    Args:
+        trainer: A `TokenBatchTrainer`, whose `last_checkpoint` is set.
     """
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Sets its path; Trainer keeps this checkpoint and loads it at the end."""
+        """Sets intervals and paths; Trainer keeps the best checkpoint and loads it at the end."""
+        state.compute_steps(args, state.max_steps)
         folder = Path(args.output_dir)
-        resumed = checkpoint_folder(folder, state.global_step)
+        self.trainer.last_checkpoint = resumed = checkpoint_folder(folder, state.global_step)
         if not resumed.is_dir():
             return
         saved = read_state(resumed).best_model_checkpoint

@@ -203,9 +203,14 @@ class JsonLinesLog(TrainerCallback):
     ) -> None:
         """Writes one report."""
         now = time.monotonic()
+        if not self.since:
+            # There was no update, so the mean loss is of nothing.
+            logs = {name: value for name, value in logs.items() if name != "train_loss"}
         if "loss" in logs and self.since:
             logs = logs | {"outside_step": round(1 - self.inside / (now - self.since), 4)}
-        self.since, self.inside = now, 0.0
+        self.inside = 0.0
+        if self.since:
+            self.since = now
         if not state.is_world_process_zero:
             return
         self._write({"step": state.global_step, "minutes": round(self.minutes, 3), **logs})
