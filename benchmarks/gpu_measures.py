@@ -13,8 +13,8 @@ from transformers import BatchEncoding, PreTrainedConfig
 
 from lab import best_device, wait_for_gpu
 from neighbours import random_batches
-from vanilla_transformer.loss_vanilla_transformer import LossTerms, loss_sum
-from vanilla_transformer.projection_vanilla_transformer import projected_loss_sum
+from vanilla_transformer.fast_loss_vanilla_transformer import projected_loss_sum
+from vanilla_transformer.plain_vanilla_transformer import LossTerms, loss_sum
 from vanilla_transformer_tools.text.batches import TokenBatchSampler
 
 # Dense bfloat16 products with float32 sums, in TFLOP/s, from the makers' data sheets. The first

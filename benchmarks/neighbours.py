@@ -23,7 +23,7 @@ from vanilla_transformer import (
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
 )
-from vanilla_transformer_tools.training.compiling import compile_layers
+from vanilla_transformer_tools.training.starting_model import compile_layers
 
 FAMILIES = {
     "vanilla": (VanillaTransformerConfig, VanillaTransformerForConditionalGeneration),

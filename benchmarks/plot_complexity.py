@@ -29,15 +29,15 @@ def milliseconds(n: int, d: int) -> tuple[float, float]:
     """Processor time of equation (1) and of the whole layer, eager, one sequence, 8 heads."""
     import torch
 
-    from vanilla_transformer import VanillaTransformerConfig, attention_vanilla_transformer
+    from vanilla_transformer import VanillaTransformerConfig, layers_vanilla_transformer
 
     torch.set_num_threads(1)
-    layer = attention_vanilla_transformer.SelfAttention(VanillaTransformerConfig(d_model=d), 8)
+    layer = layers_vanilla_transformer.SelfAttention(VanillaTransformerConfig(d_model=d), 8)
     with torch.inference_mode():
         x = torch.randn(1, n, d)
         parts = layer.split_heads(layer.qkv_proj(x))
         start = time.thread_time()
-        attention_vanilla_transformer.eager_attention_forward(layer, *parts, None, layer.scaling)
+        layers_vanilla_transformer.eager_attention_forward(layer, *parts, None, layer.scaling)
         middle = time.thread_time()
         layer(x, None, attn_implementation="eager")
         return 1000 * (middle - start), 1000 * (time.thread_time() - middle)

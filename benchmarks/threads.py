@@ -71,11 +71,9 @@ def contenders(task: Callable[[], None], numbers: range) -> dict[int | None, Cal
 
     from vanilla_transformer_tools.threads import IdleCores
 
-    cores = IdleCores()
-
     def timed(number: int | None) -> float:
         if number is None:
-            cores.use(at_once=True)
+            IdleCores().use()
         else:
             torch.set_num_threads(number)
         return seconds_of(task)

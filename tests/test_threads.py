@@ -82,35 +82,24 @@ def test_own_work_and_that_of_children_leaves_cores_idle(machine):
     assert machine.threads == 7
 
 
-def test_cores_are_counted_since_the_last_time(machine):
+def test_count_takes_a_moment_at_least(machine):
+    cores = IdleCores()
+    machine.pass_time(0.1, others=3)
+
+    cores.use()
+
+    assert machine.slept == pytest.approx(INTERVAL - 0.1)
+
+
+def test_busy_machine_of_two_cores_leaves_one_thread(machine, monkeypatch):
+    """Two threads beside a busy program would take several times as long."""
+    monkeypatch.setattr(threads, "_cores", lambda: [0, 1])
     cores = IdleCores()
     machine.pass_time(INTERVAL, others=8)
-    cores.use()
-    machine.pass_time(INTERVAL, others=0)
 
     cores.use()
 
-    assert machine.threads == 8
-
-
-def test_cores_are_counted_seldom(machine):
-    cores = IdleCores()
-    machine.pass_time(0.9 * INTERVAL, others=4)
-
-    cores.use()
-
-    assert machine.threads == 0
-
-
-def test_first_count_takes_a_moment_at_most(machine):
-    cores = IdleCores()
-    cores.use(at_once=True)
-    machine.pass_time(2, others=3)
-
-    cores.use(at_once=True)
-
-    assert machine.slept == threads.FIRST_INTERVAL
-    assert machine.threads == 5
+    assert machine.threads == 1
 
 
 @pytest.fixture
@@ -212,7 +201,7 @@ def test_number_that_the_user_has_set_stays(machine, monkeypatch):
     cores = IdleCores()
     machine.pass_time(INTERVAL, others=3)
 
-    cores.use(at_once=True)
+    cores.use()
 
     assert machine.threads == 0
 
@@ -221,7 +210,7 @@ def test_this_machine_is_counted(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS")
     before = torch.get_num_threads()
     try:
-        IdleCores().use(at_once=True)
+        IdleCores().use()
 
         assert 1 <= torch.get_num_threads() <= len(threads._cores())
     finally:

@@ -81,6 +81,7 @@ _BLEU_TOKENIZE = (
     "the output says which and why."
 )
 
+PresetName = Literal["tiny", "small", "base", "big"]
 EngineName = Literal["auto", "torch", "ctranslate2"]
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -127,11 +128,13 @@ class TrainSettings:
         ".zip), or one .tsv, .jsonl or .parquet file, or the folder or Hub name of a dataset. Of "
         "several files, all: a.de a.en b.de b.en, or a.tsv b.tsv.",
         [],
+        group="data",
     )
     validation: list[str] = option(
         "Validation pairs, in the form of --train. They decide which checkpoint is best; without "
         "them, the last one is kept.",
         [],
+        group="data",
     )
     validation_sets: list[str] = option(
         "Further validation sets with scores of their own, each as NAME=SOURCE,TARGET or "
@@ -140,54 +143,67 @@ class TrainSettings:
         [],
         action="extend",
         nargs="+",
+        group="data",
     )
     data: str | None = option(
-        "Folder of the files of --train and --validation. Default: the current folder."
-    )
-    max_validation_pairs: int | None = option(
-        "Scores only the first N pairs of each validation set. Default: all."
+        "Folder of the files of --train and --validation. Default: the current folder.",
+        group="data",
     )
     source_column: str = option(
         "Column of the source text in .jsonl, .parquet and datasets; dots lead to nested columns, "
         "as in translation.de.",
         "source",
+        group="data",
     )
-    target_column: str = option("Column of the target text.", "target")
+    target_column: str = option("Column of the target text.", "target", group="data")
     tag_column: str | None = option(
         "Column with the target language of each pair, such as de, for a multilingual model: each "
         "source then begins with a token for that language (Johnson et al. 2017). In .tsv files, "
-        "any name means the third column."
+        "any name means the third column.",
+        group="data",
     )
-    dataset_config: str | None = option("Configuration of a Hub dataset, such as de-en.")
-    train_split: str = option("Split of a dataset that --train reads.", "train")
-    validation_split: str = option("Split of a dataset that --validation reads.", "validation")
+    dataset_config: str | None = option(
+        "Configuration of a Hub dataset, such as de-en.", group="data"
+    )
+    train_split: str = option("Split of a dataset that --train reads.", "train", group="data")
+    validation_split: str = option(
+        "Split of a dataset that --validation reads.", "validation", group="data"
+    )
     streaming: bool = option(
         "Reads --train during training and stores none of it: for corpora larger than the disk. "
         "Needs --max_steps; saves and evaluates every --save_steps and --eval_steps updates, 1,000 "
         "by default. Pairs are shuffled in a buffer only, so shuffle a sorted corpus first.",
         False,
+        group="data",
     )
     shuffle_buffer: int = option(
         "Number of pairs that a --streaming run shuffles and batches together. A larger buffer "
         "needs less padding; two buffers are in memory.",
         50_000,
+        group="data",
     )
     tokenizer_pairs: int = option(
         "Number of pairs, from the beginning, that a --streaming run trains the vocabulary on. "
         "Filters apply to all pairs, but report only these.",
         200_000,
+        group="data",
     )
     filter_empty: bool = option(
         "Drops training pairs with a blank side. Each filter reports how many pairs it dropped, "
         "and dropped.jsonl in --output_dir lists them.",
         False,
+        group="filters",
     )
-    filter_identical: bool = option("Drops pairs with equal source and target.", False)
+    filter_identical: bool = option(
+        "Drops pairs with equal source and target.", False, group="filters"
+    )
     filter_max_characters: int | None = option(
-        "Drops pairs with a side of more than N characters, which --max_length would cut."
+        "Drops pairs with a side of more than N characters, which --max_length would cut.",
+        group="filters",
     )
     filter_max_ratio: float | None = option(
-        "Drops pairs where one side has more than X times as many characters as the other."
+        "Drops pairs where one side has more than X times as many characters as the other.",
+        group="filters",
     )
     filter_script: list[str] | None = option(
         "Drops pairs where one side is mostly in another script. Scripts are ISO 15924 codes, such "
@@ -195,6 +211,7 @@ class TrainSettings:
         action="store",
         nargs=2,
         metavar=("SOURCE", "TARGET"),
+        group="filters",
     )
     filter_overlap: list[str] | None = option(
         "Drops pairs where either side also occurs, on either side, in --validation or in these "
@@ -203,12 +220,54 @@ class TrainSettings:
         action="store",
         nargs="*",
         metavar="FILE",
+        group="filters",
     )
-    filter_duplicates: bool = option("Drops pairs that repeat an earlier pair.", False)
-    preset: Literal["tiny", "small", "base", "big"] = option(
+    filter_duplicates: bool = option(
+        "Drops pairs that repeat an earlier pair.", False, group="filters"
+    )
+    tokenizer: str | None = option(
+        "Folder of a model of this package, or of its tokenizer alone, whose tokenizers the new "
+        "model gets instead of its own; the other tokenizer options are ignored.",
+        group="vocabulary",
+    )
+    symbols: str | None = option(
+        "File of symbols, one a line, such as <ph>, that a new vocabulary keeps whole wherever the "
+        "text has them; with --tokenizer_kind word, between blanks. They count for --vocab_size.",
+        metavar="FILE",
+        group="vocabulary",
+    )
+    tokenizer_kind: Literal["bpe", "unigram", "char", "word"] = option(
+        "Kind of vocabulary to train on both sides of --train.", "bpe", group="vocabulary"
+    )
+    vocab_size: int = option(
+        "Size of the vocabulary, including 4 special tokens and, for bpe and unigram, 256 bytes.",
+        10_000,
+        group="vocabulary",
+    )
+    separate_vocabularies: bool = option(
+        "Trains one vocabulary for each side instead of a joint one: for languages in different "
+        "scripts, or sides that need vocabularies of different sizes.",
+        False,
+        group="vocabulary",
+    )
+    target_vocab_size: int | None = option(
+        "Size of the target vocabulary with --separate_vocabularies. Default: --vocab_size.",
+        group="vocabulary",
+    )
+    pretokenized: bool = option(
+        "Text that is already tokenised: only blanks separate tokens.", False, group="vocabulary"
+    )
+    unicode_form: Literal["NFC", "NFD", "NFKC", "NFKD"] | None = option(
+        "Unicode normalization form of the text on its way into the tokenizer. NFD and NFKD take "
+        "syllables of Hangul and letters with accents apart; what is written is composed again "
+        "(NFC), unless the training text was apart. Default: the text stays as it is.",
+        group="vocabulary",
+    )
+    preset: PresetName = option(
         "Sizes, dropout, learning rate and warm-up: tiny (4+4 layers, d_model 128), small (6+6, "
         "512), base and big (the paper's).",
         "tiny",
+        group="model",
     )
     config: list[str] = option(
         "Fields of VanillaTransformerConfig that differ from the preset, each as KEY=VALUE, such "
@@ -216,145 +275,148 @@ class TrainSettings:
         [],
         action="extend",
         nargs="+",
+        group="model",
     )
-    init_from: str | None = option(
-        "Saved model to fine-tune. It keeps its tokenizer and sizes; --preset and the tokenizer "
-        "options are ignored. --learning_rate is then 1e-4 by default, 1e-3 with --peft "
-        "lora, and --warmup_steps 100."
+    attn_implementation: Literal["eager", "sdpa", "flash_attention_2"] | None = option(
+        "Attention kernel. Default: sdpa; eager for talking heads.",
+        group="model",
     )
-    source_language: str | None = option(
-        f"For --init_from and --tokenizer. {_SOURCE_LANGUAGE}",
-    )
-    target_language: str | None = option(
-        "For --init_from and --tokenizer: language of the targets, of a model of several "
-        "directions, if all pairs have the same. A trained model with language codes then "
-        "translates into it by default; one with tags must still be told."
-    )
-    freeze: list[str] = option(
-        "Parts of the model of --init_from that stay as they are: encoder, decoder (layers and "
-        "norms), embeddings (tables, and an output projection that is tied to one), or patterns of "
-        "parameter names, such as 'model.encoder.layers.0.*'.",
-        [],
-    )
-    peft: Literal["lora"] | None = option(
-        "Trains an adapter instead of the model of --init_from: lora (Hu et al. 2021). The saved "
-        "model has it merged; adapter/ beside it has it alone, in PEFT's format."
-    )
-    lora_rank: int = option("Rank of LoRA's matrices.", 16)
-    lora_alpha: float = option("LoRA's output is scaled by this divided by the rank.", 32.0)
-    lora_dropout: float = option("Dropout of LoRA's inputs.", 0.0)
-    lora_target_modules: list[str] | None = option(
-        f"Linear layers that LoRA adapts. Default: {' '.join(LORA_TARGET_MODULES)}.",
-        nargs="+",
-        action="store",
-    )
-    tokenizer: str | None = option(
-        "Folder of a model of this package, or of its tokenizer alone, whose tokenizers the new "
-        "model gets instead of its own; the other tokenizer options are ignored."
-    )
-    symbols: str | None = option(
-        "File of symbols, one a line, such as <ph>, that a new vocabulary keeps whole wherever the "
-        "text has them; with --tokenizer_kind word, between blanks. They count for --vocab_size.",
-        metavar="FILE",
-    )
-    tokenizer_kind: Literal["bpe", "unigram", "char", "word"] = option(
-        "Kind of vocabulary to train on both sides of --train.", "bpe"
-    )
-    vocab_size: int = option(
-        "Size of the vocabulary, including 4 special tokens and, for bpe and unigram, 256 bytes.",
-        10_000,
-    )
-    separate_vocabularies: bool = option(
-        "Trains one vocabulary for each side instead of a joint one: for languages in different "
-        "scripts, or sides that need vocabularies of different sizes.",
+    compile_layers: bool = option(
+        "Compiles the layers with torch.compile, once for all shapes of batches. Meant for GPUs.",
         False,
+        group="model",
     )
-    target_vocab_size: int | None = option(
-        "Size of the target vocabulary with --separate_vocabularies. Default: --vocab_size."
+    max_length: int = option(
+        "Longest side of a training pair, in tokens with </s>. Longer sides are truncated, and "
+        "their number is reported.",
+        256,
+        group="batches and updates",
     )
-    pretokenized: bool = option(
-        "The text is already tokenised; only blanks separate tokens.", False
-    )
-    unicode_form: Literal["NFC", "NFD", "NFKC", "NFKD"] | None = option(
-        "Unicode normalization form of the text on its way into the tokenizer. NFD and NFKD take "
-        "syllables of Hangul and letters with accents apart; what is written is composed again "
-        "(NFC), unless the training text was apart. Default: the text stays as it is."
+    max_tokens_per_batch: int | None = option(
+        "Source plus target tokens of a batch, padding included, over all processes together. A "
+        "run that is resumed keeps its number. Default: 8,192; on a GPU up to 50,000 for base and "
+        "big with a million pairs or more, if the memory holds them.",
+        group="batches and updates",
     )
     bpe_dropout: float = option(
         "Probability of skipping a merge when training text is segmented, anew in each epoch "
         "(BPE-dropout, Provilkov et al. 2020, who use 0.1). Helps on small corpora; needs "
         "--tokenizer_kind bpe.",
         0.0,
+        group="batches and updates",
     )
-    max_length: int = option(
-        "Longest side of a training pair, in tokens with </s>. Longer sides are truncated, and "
-        "their number is reported.",
-        256,
+    r_drop: float = option(
+        "Weight of R-Drop (Wu et al. 2021, who use 5): each pair passes twice, and the two outputs "
+        "should agree in spite of dropout. An update takes twice as long.",
+        0.0,
+        group="batches and updates",
     )
-    max_tokens_per_batch: int | None = option(
-        "Source plus target tokens of a batch, padding included, over all processes together. "
-        "Default: 8,192; on a GPU what its memory holds, for base and big with a million pairs up "
-        "to 50,000; with --resume, those of the run."
+    moving_average: float | None = option(
+        "Decay of an exponential moving average of the weights, such as 0.999, which is "
+        "evaluated at the end, and saved if it is better. Default: no moving average.",
+        group="batches and updates",
     )
-    bleu_tokenize: str = option(
-        f"{_BLEU_TOKENIZE} Where none fits all of them, chrF decides which checkpoint is best.",
-        "auto",
+    average_last: int | None = option(
+        "Number of last checkpoints to average (section 6.1 of the paper) and to keep beside the "
+        "best one; 1: no averaging. With --validation, the average is saved unless both its score "
+        "and its loss are worse than those of the best checkpoint. Without --validation, "
+        "checkpoints are averaged only if this is given. Default: 5.",
+        group="batches and updates",
+    )
+    minutes: float | None = option(
+        "Minutes for the whole run. Tokenizer, size, batches, dropout, learning rate and the rest "
+        "are chosen by the data and by the speed of the machine, each with a line that says why, "
+        "unless they are given; the learning rate falls with the time and ends with it at 0. "
+        "Instead of --max_steps, --num_train_epochs, --lr_scheduler_type and --max_minutes.",
+        group="length of the run",
+    )
+    max_minutes: float | None = option(
+        "Minutes after which training ends, evaluates, and keeps the best checkpoint. Default: no "
+        "limit.",
+        group="length of the run",
+    )
+    finish_within: float | None = option(
+        "Minutes within which the first Ctrl-C or SIGTERM ends the run as if it were complete: the "
+        "learning rate falls from where it is to 0, then the model is evaluated and saved. A "
+        "second signal stops after the current update. Default: off; the first signal stops after "
+        "the current update.",
+        group="length of the run",
+    )
+    early_stopping_patience: int | None = option(
+        "Number of evaluations without a better --metric_for_best_model after which training ends. "
+        "Default: never.",
+        group="length of the run",
+    )
+    resume: bool = option(
+        "Continues from the last checkpoint in --output_dir.", False, group="length of the run"
+    )
+    init_from: str | None = option(
+        "Saved model to fine-tune. It keeps its tokenizer and sizes; --preset and the tokenizer "
+        "options are ignored. --learning_rate is then 1e-4 by default, 1e-3 with --peft "
+        "lora, and --warmup_steps 100.",
+        group="fine-tuning",
+    )
+    source_language: str | None = option(
+        f"For --init_from and --tokenizer. {_SOURCE_LANGUAGE}", group="fine-tuning"
+    )
+    target_language: str | None = option(
+        "Target language of all pairs, for the models of --init_from and --tokenizer that know "
+        "several. A model with language codes (NLLB, M2M100) then translates into it by default; "
+        "one with tags still needs --target_language when it translates.",
+        group="fine-tuning",
+    )
+    freeze: list[str] = option(
+        "Parts of the model of --init_from that stay as they are: encoder, decoder (layers and "
+        "norms), embeddings (tables, and an output projection that is tied to one), or patterns of "
+        "parameter names, such as 'model.encoder.layers.0.*'.",
+        [],
+        group="fine-tuning",
+    )
+    peft: Literal["lora"] | None = option(
+        "Trains an adapter instead of the model of --init_from: lora (Hu et al. 2021). The saved "
+        "model has it merged; adapter/ beside it has it alone, in PEFT's format.",
+        group="fine-tuning",
+    )
+    lora_rank: int = option("Rank of the matrices of --peft lora.", 16, group="fine-tuning")
+    lora_alpha: float = option(
+        "Scale of LoRA's output, times --lora_rank.", 32.0, group="fine-tuning"
+    )
+    lora_dropout: float = option("Dropout of LoRA's inputs.", 0.0, group="fine-tuning")
+    lora_target_modules: list[str] | None = option(
+        f"Linear layers that LoRA adapts. Default: {' '.join(LORA_TARGET_MODULES)}.",
+        nargs="+",
+        action="store",
+        group="fine-tuning",
+    )
+    max_validation_pairs: int | None = option(
+        "Number of pairs of each validation set that are scored, from its beginning. Default: all.",
+        group="evaluation",
     )
     metrics: list[str] = option(
         "Scores of the validation pairs; see evaluate --help. The first decides which checkpoint "
         "is best, unless --metric_for_best_model names another one.",
         DEFAULT_METRICS,
         choices=tuple(METRIC_TITLES),
+        group="evaluation",
     )
-    minutes: float | None = option(
-        "Minutes for the whole run. Tokenizer, size, batches, dropout, learning rate and the rest "
-        "are chosen by the data and by the speed of the machine, each with a line that says why, "
-        "unless they are given; the learning rate falls with the time and ends with it at 0. "
-        "Instead of --max_steps, --num_train_epochs, --lr_scheduler_type and --max_minutes."
+    bleu_tokenize: str = option(
+        f"{_BLEU_TOKENIZE} Where none fits all of them, chrF decides which checkpoint is best.",
+        "auto",
+        group="evaluation",
     )
-    max_minutes: float | None = option(
-        "Minutes after which training ends, evaluates, and keeps the best checkpoint. Default: no "
-        "limit."
-    )
-    finish_within: float | None = option(
-        "Minutes within which the first Ctrl-C or SIGTERM ends the run as if it were complete: the "
-        "learning rate falls from where it is to 0, then the model is evaluated and saved. A "
-        "second signal stops after an update. Default: so does the first."
-    )
-    average_last: int | None = option(
-        "Number of last checkpoints to average (section 6.1 of the paper) and to keep beside the "
-        "best one; 1: no averaging. The average is saved unless both its score and its loss on "
-        "--validation are worse than those of the best checkpoint; without --validation it is "
-        "always saved. Default: 5; without --validation these are kept, and the last one is saved."
-    )
-    moving_average: float | None = option(
-        "Decay of an exponential moving average of the weights, such as 0.999, which competes at "
-        "the end like the average of --average_last. Default: no moving average."
-    )
-    attn_implementation: Literal["eager", "sdpa", "flash_attention_2"] | None = option(
-        "Attention kernel. Default: sdpa; eager for talking heads."
-    )
-    compile_layers: bool = option(
-        "Compiles the layers with torch.compile, once for all shapes of batches. Meant for GPUs.",
-        False,
-    )
-    r_drop: float = option(
-        "Weight of R-Drop (Wu et al. 2021, who use 5): each pair passes twice, and the two outputs "
-        "should agree in spite of dropout. An update takes twice as long.",
-        0.0,
-    )
-    early_stopping_patience: int | None = option(
-        "Number of evaluations without a better --metric_for_best_model after which training ends. "
-        "Default: never."
-    )
-    resume: bool = option("Continues from the last checkpoint in --output_dir.", False)
     language: list[str] = option(
-        "Languages of the pairs for the model card, as ISO 639 codes, such as de en.", []
+        "Languages of the pairs for the model card, as ISO 639 codes, such as de en.",
+        [],
+        group="model card",
     )
     dataset_tags: list[str] = option(
-        "Datasets on the Hub for the model card. Default: the one that --train names.", []
+        "Datasets on the Hub for the model card. Default: the one that --train names.",
+        [],
+        group="model card",
     )
-    license: str | None = option("Licence of the model for its card, such as apache-2.0.")
+    license: str | None = option(
+        "Licence of the model for its card, such as apache-2.0.", group="model card"
+    )
 
     def __post_init__(self) -> None:
         """Joins paths with `data`; a single name that does not exist is a dataset on the Hub."""
@@ -411,6 +473,7 @@ class SearchSettings:
         "Folder or Hub name of a model. Given several times, the models translate as an ensemble, "
         "by the mean of their probabilities.",
         action="append",
+        group="model",
     )
     engine: EngineName = option(
         "Library that translates; auto: CTranslate2 if it is installed, the model is one of this "
@@ -419,71 +482,91 @@ class SearchSettings:
         "~/.cache/vanilla_transformer, or where VANILLA_TRANSFORMER_CACHE says. "
         "ctranslate2 needs a folder made by the command export.",
         "auto",
+        group="model",
     )
-    source_language: str | None = option(_SOURCE_LANGUAGE)
-    target_language: str | None = option(_TARGET_LANGUAGE)
-    dtype: DTypeName = option(_DTYPE, "auto")
+    source_language: str | None = option(_SOURCE_LANGUAGE, group="model")
+    target_language: str | None = option(_TARGET_LANGUAGE, group="model")
+    dtype: DTypeName = option(_DTYPE, "auto", group="model")
     num_beams: int | None = option(
-        "Beam width; 1: greedy. Default: the model's, usually 4; with --do_sample 1."
+        "Beam width; 1: greedy. Default: the model's, usually 4; with --do_sample 1.",
+        group="search",
     )
     length_penalty: float | None = option(
         "Exponent a in log-probability / length^a, by which finished hypotheses are ranked (as in "
         "Transformers; the length includes </s>); larger values favour longer output. Default: the "
-        "model's, usually 0.6; without a beam 1."
+        "model's, usually 0.6; without a beam 1.",
+        group="search",
     )
     repetition_penalty: float | None = option(
         "Divides the probability of tokens that an output has already; 1: not at all. Default: the "
-        "model's, usually 1."
+        "model's, usually 1.",
+        group="search",
     )
     no_repeat_ngram_size: int | None = option(
-        "An output never repeats N tokens in a row; 0: it may. Default: the model's, usually 0."
+        "An output never repeats N tokens in a row; 0: it may. Default: the model's, usually 0.",
+        group="search",
     )
     min_length: int | None = option(
-        "Shortest output, in tokens without </s>. Default: the model's, usually 0."
+        "Shortest output, in tokens without </s>. Default: the model's, usually 0.", group="search"
     )
     max_extra_tokens: int = option(
         "Tokens that an output may have more than its source (section 6.1 of the paper).",
         MAX_EXTRA_TOKENS,
+        group="search",
     )
     max_tokens_per_batch: int | None = option(
         "Source tokens of a batch, counted with padding once for each beam or sample; sources of "
         "fewer than 16 tokens count as 16. Changes speed and memory, never results. Default: 4096; "
-        "64000 on a GPU."
+        "64000 on a GPU.",
+        group="search",
     )
     max_source_length: int | None = option(
         "Longest source, in tokens with </s>. A longer line is cut at sentence ends, else at "
         "blanks, else between tokens; the translations of its pieces are joined with blanks. "
-        "Default: --max_length of the model's training, else its max_position_embeddings."
+        "Default: --max_length of the model's training, else its max_position_embeddings.",
+        group="search",
     )
     split_sentences: bool | None = option(
         f"{_SPLIT_SENTENCES} Default: on if run.json of the model says that its training lines "
         "were single sentences.",
         action=BooleanOptionalAction,
+        group="search",
     )
     do_sample: bool = option(
-        "Samples translations at random instead of searching for likely ones.", False
+        "Samples translations at random instead of searching for likely ones.",
+        False,
+        group="search",
     )
-    temperature: float = option("For --do_sample: below 1, likely tokens get likelier.", 1.0)
-    top_k: int = option("For --do_sample: draws only from the k likeliest tokens; 0: from all.", 0)
+    temperature: float = option(
+        "For --do_sample: below 1, likely tokens get likelier.", 1.0, group="search"
+    )
+    top_k: int = option(
+        "For --do_sample: draws only from the k likeliest tokens; 0: from all.", 0, group="search"
+    )
     top_p: float = option(
         "For --do_sample: draws only from the likeliest tokens that together have this "
         "probability.",
         1.0,
+        group="search",
     )
     seed: int = option(
-        "For --do_sample with engine torch: seed; a sample depends only on it and on its line.", 0
+        "For --do_sample with engine torch: seed; a sample depends only on it and on its line.",
+        0,
+        group="search",
     )
     mbr_candidates: int = option(
         "Minimum Bayes risk: among N samples (with --do_sample) or N best hypotheses, chooses the "
         "one most like the others (chrF). 0: chooses the likeliest.",
         0,
+        group="search",
     )
     replace_unknown: bool = option(
         "Writes the aligned word of the source for each unknown word of a translation, which is "
         "<unk> otherwise; their number is reported. Engine torch only.",
         False,
+        group="search",
     )
-    trust_remote_code: bool = option(_TRUST_REMOTE_CODE, False)
+    trust_remote_code: bool = option(_TRUST_REMOTE_CODE, False, group="model")
 
 
 @dataclass(frozen=True)

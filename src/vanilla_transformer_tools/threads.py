@@ -16,10 +16,8 @@ from pathlib import Path
 
 import psutil
 
-# Seconds between two looks; a shorter one sees single bursts.
-INTERVAL = 5.0
-# A first look takes at least this long; the system counts hundredths of seconds.
-FIRST_INTERVAL = 0.3
+# Seconds that cores are watched at least; the system counts hundredths of seconds.
+INTERVAL = 0.3
 
 # Of Linux: times of each core, control groups, and the names of those of this process.
 STAT = Path("/proc/stat")
@@ -47,34 +45,22 @@ _WORK = ("user", "nice", "system", "irq", "softirq", "steal")
 
 
 class IdleCores:
-    """Sets torch's number of threads to that of idle cores, again and again.
+    """Sets torch's number of threads to that of the cores that other programs leave idle.
 
-    Does nothing if the user has set `OMP_NUM_THREADS`. With another number of threads sums are
-    rounded differently.
+    They are watched from the making of the object until `use`, while files are read. The number
+    then stays, because with another one sums are rounded differently. Does nothing if the user has
+    set `OMP_NUM_THREADS`.
     """
 
     def __init__(self) -> None:
-        self.is_fixed = "OMP_NUM_THREADS" in os.environ
-        if not self.is_fixed:
-            self._seen = _look()
+        self._before = None if "OMP_NUM_THREADS" in os.environ else _look()
 
-    def use(self, at_once: bool = False) -> None:
-        """Counts idle cores and uses them, if it did so at least `INTERVAL` seconds ago.
-
-        To be called in the thread that computes, because OpenMP has a number for each.
-
-        Args:
-            at_once: Counts now, over a short time if need be.
-        """
-        if self.is_fixed:
+    def use(self) -> None:
+        """Counts idle cores and uses them; to be called in the thread that computes."""
+        if self._before is None:
             return
-        elapsed = time.monotonic() - self._seen.clock
-        if at_once:
-            time.sleep(max(0.0, FIRST_INTERVAL - elapsed))
-        elif elapsed < INTERVAL:
-            return
-        before, self._seen = self._seen, _look()
-        idle = len(_cores()) - self._seen.cores_of_others(before)
+        time.sleep(max(0.0, INTERVAL - (time.monotonic() - self._before.clock)))
+        idle = len(_cores()) - _look().cores_of_others(self._before)
         # Imported late, so that the clock can start before torch is loaded.
         import torch
 

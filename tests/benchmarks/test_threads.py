@@ -26,11 +26,11 @@ def test_row_divides_idle_cores_by_the_best_fixed_number():
 def test_each_contender_has_its_number_of_threads(monkeypatch):
     chosen = []
     monkeypatch.setattr(torch, "set_num_threads", chosen.append)
-    monkeypatch.setattr(counting.IdleCores, "use", lambda self, at_once: chosen.append(at_once))
+    monkeypatch.setattr(counting.IdleCores, "use", lambda self: chosen.append("idle"))
     runs = contenders(lambda: chosen.append("task"), range(1, 3))
 
     assert [run() >= 0 for run in runs.values()] == [True] * 3
-    assert chosen == [1, "task", 2, "task", True, "task"]
+    assert chosen == [1, "task", 2, "task", "idle", "task"]
 
 
 def test_fixed_number_of_threads_is_refused(monkeypatch, capsys):

@@ -2,8 +2,10 @@
 
 import io
 import os
+import re
 import subprocess
 import sys
+from dataclasses import fields
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +16,7 @@ from vanilla_transformer_tools import threads
 from vanilla_transformer_tools.commands import command as commands
 from vanilla_transformer_tools.commands.command import looks_like_a_path
 from vanilla_transformer_tools.commands.outputs import Output
+from vanilla_transformer_tools.settings import TrainSettings
 
 
 @pytest.mark.parametrize(
@@ -30,6 +33,23 @@ from vanilla_transformer_tools.commands.outputs import Output
 )
 def test_path_is_distinguished_from_a_name_on_the_hub(name, is_path):
     assert looks_like_a_path(name) == is_path
+
+
+def test_help_of_train_groups_its_options(run):
+    titles = re.findall(r"^(\w[\w -]*):$", run("train", "--help").out, re.MULTILINE)
+
+    assert titles == [
+        *("options", "data", "filters", "vocabulary", "model", "batches and updates"),
+        *("length of the run", "fine-tuning", "evaluation", "model card", "example"),
+    ]
+
+
+def test_every_option_of_a_run_is_in_a_group_with_its_default_last():
+    for each in fields(TrainSettings):
+        before, default, value = each.metadata["help"].rpartition("Default: ")
+        assert each.metadata["group"], each.name
+        # What follows is the default alone: one sentence.
+        assert not default or (before.endswith((". ", ") ")) and ". " not in value), each.name
 
 
 def test_help_shows_defaults_that_are_values(run):
@@ -121,9 +141,11 @@ def test_interrupt_after_the_work_changes_nothing():
 
 
 @pytest.mark.parametrize("command", ["translate", "evaluate"])
-def test_threads_are_chosen_while_a_model_translates(run, folder, tmp_path, monkeypatch, command):
+def test_threads_are_chosen_once_before_a_model_translates(
+    run, folder, tmp_path, monkeypatch, command
+):
     counted = []
-    cores = SimpleNamespace(use=lambda at_once=False: counted.append(at_once))
+    cores = SimpleNamespace(use=lambda: counted.append("idle"))
     monkeypatch.setattr(threads, "IdleCores", lambda: cores)
     (tmp_path / "text").write_text("ja\nnein\n", encoding="utf-8")
     text = str(tmp_path / "text")
@@ -131,8 +153,7 @@ def test_threads_are_chosen_while_a_model_translates(run, folder, tmp_path, monk
 
     run(command, "--model", folder, "--engine", "torch", "--max_extra_tokens", 2, *given)
 
-    # When the model has been loaded, and before the batch of both lines.
-    assert counted == [True, False]
+    assert counted == ["idle"]
 
 
 @pytest.mark.parametrize("locale", ["C.UTF-8", "POSIX"])

@@ -320,7 +320,7 @@ def test_interrupted_training_continues(distil, whole, tmp_path, monkeypatch):
 
     assert distil().status == 0
 
-    assert len(read_json(tmp_path / "out" / "run.json")["earlier_legs"]) == 1
+    assert len(read_json(tmp_path / "out" / "run.json")["previous_runs"]) == 1
     assert_same_student(tmp_path / "out", whole)
 
 

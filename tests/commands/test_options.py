@@ -31,7 +31,7 @@ from vanilla_transformer_tools.settings import (
 from vanilla_transformer_tools.sharing import model_card
 from vanilla_transformer_tools.sharing import push as pushing
 from vanilla_transformer_tools.text import parallel_text, training_data
-from vanilla_transformer_tools.training import facts
+from vanilla_transformer_tools.training import corpus_stats, plan
 from vanilla_transformer_tools.training import run as training
 from vanilla_transformer_tools.translation import Search, Translation, Translator
 
@@ -129,9 +129,10 @@ def test_train_joins_the_paths_with_data(watch):
 
 @pytest.fixture
 def train_for_minutes(watch, tmp_path, monkeypatch):
-    """Runs `train --minutes 5` up to its training; gives settings, arguments and decisions."""
-    calls = watch(training, "train")
-    monkeypatch.setattr(facts, "training_speed", lambda arguments: facts.Speed(10_000.0))
+    """Plans `train --minutes 5`; gives settings, arguments and decisions."""
+    calls = watch(training, "build", ArrivedError)
+    speed = corpus_stats.Speed(10_000.0)
+    monkeypatch.setattr(corpus_stats, "training_speed", lambda arguments: speed)
     pairs = [str(tmp_path / f"a.{language}") for language in ("de", "en")]
     for path in pairs:
         Path(path).write_text("ein Hund schläft\n", encoding="utf-8")
@@ -141,9 +142,10 @@ def train_for_minutes(watch, tmp_path, monkeypatch):
         file.write_text(recipe, encoding="utf-8")
         first = [str(file)] if recipe else []
         output = ["--output_dir", str(tmp_path / "out"), "--use_cpu"]
-        main(["train", *first, "--train", *pairs, "--minutes", "5", *output, *options])
-        ((settings, arguments), others) = calls[-1]
-        return settings, arguments, others["decisions"]
+        with pytest.raises(ArrivedError):
+            main(["train", *first, "--train", *pairs, "--minutes", "5", *output, *options])
+        (made, *_), _ = calls[-1]
+        return made.settings, made.arguments, made.decisions
 
     return run
 
@@ -248,7 +250,8 @@ def test_steps_that_are_given_take_the_place_of_epochs(watch, options, strategie
     assert (arguments.save_steps, arguments.eval_steps) == steps
 
 
-def test_resumed_minutes_follow_the_command_line(train_for_minutes, tmp_path):
+def test_resumed_minutes_follow_the_command_line(train_for_minutes, watch, tmp_path):
+    watch(training, "find_checkpoint", tmp_path / "out/checkpoint-1")
     made = {"preset": "tiny", "max_validation_pairs": 400, "vocab_size": 300}
     decisions = [{"option": name, "value": made[name], "reason": "few"} for name in made]
     (tmp_path / "out").mkdir()
@@ -292,7 +295,7 @@ def read_fields(monkeypatch):
     """Names of the settings that anything but the record of the run and the check reads."""
     read = set()
     known = {field.name for field in fields(TrainSettings)}
-    describe = training.describe_run
+    describe = plan.describe_run
 
     def remember(settings: TrainSettings, name: str) -> Any:
         # `dataclasses.replace` copies all of them.
@@ -307,7 +310,7 @@ def read_fields(monkeypatch):
         return run
 
     monkeypatch.setattr(TrainSettings, "__getattribute__", remember, raising=False)
-    monkeypatch.setattr(training, "describe_run", describe_unseen)
+    monkeypatch.setattr(plan, "describe_run", describe_unseen)
     monkeypatch.setattr(training, "check_settings", lambda *_: None)
     return read
 

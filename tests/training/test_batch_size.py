@@ -1,6 +1,5 @@
 """Tokens of a batch that the user did not choose: on a GPU by its memory."""
 
-import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,13 +19,9 @@ from vanilla_transformer_tools.training.batch_size import (
     choose_batch_size,
     estimated_memory,
 )
-from vanilla_transformer_tools.training.budget import Decision
-from vanilla_transformer_tools.training.legs import with_recorded_batches
-from vanilla_transformer_tools.training.run import train
 
 from ..conftest import build_variant
 from ..support.pretended_device import OnDevice, move, pretended_device, put
-from ..support.training_runs import build_arguments, build_settings, read_json
 
 GIGABYTE = 10**9
 CUDA = torch.device("cuda")
@@ -46,9 +41,9 @@ def choose(
     accumulated=1,
     processes=1,
     pairs=1_000_000,
-    wanted=None,
+    planned=None,
     device=CUDA,
-    model=None,
+    config=None,
     **settings: Any,
 ):
     """The choice for a GPU with so much free memory."""
@@ -62,8 +57,9 @@ def choose(
         fp16=False,
     )
     settings = TrainSettings(**settings)
-    model = model or model_of(settings.preset)
-    return choose_batch_size(settings, arguments, model, pairs, wanted)
+    config = config or VanillaTransformerConfig(**PRESETS[settings.preset].config())
+    monkeypatch.setattr(module, "load_config", lambda name: config)
+    return choose_batch_size(settings, arguments, pairs, planned)
 
 
 @pytest.mark.parametrize(
@@ -142,11 +138,10 @@ def test_processes_share_what_fits_the_fullest_gpu(monkeypatch):
     ("given", "tokens"),
     [
         ({"device": "cpu"}, 8192),
-        ({"device": "cpu", "wanted": 2048}, 2048),
-        ({"wanted": 2048}, 2048),
-        ({"preset": "base", "max_tokens_per_batch": 123_456_789}, 123_456_789),
+        ({"device": "cpu", "planned": 2048}, 2048),
+        ({"planned": 2048}, 2048),
         # Not of this package, so its memory is not known.
-        ({"model": SimpleNamespace(config=M2M100Config()), "init_from": "a"}, 8192),
+        ({"config": M2M100Config(), "init_from": "a"}, 8192),
     ],
 )
 def test_plan_explains_no_choice_where_there_was_none(monkeypatch, given, tokens):
@@ -156,41 +151,27 @@ def test_plan_explains_no_choice_where_there_was_none(monkeypatch, given, tokens
     assert not list(chosen.describe())
 
 
-@pytest.mark.parametrize(("given", "tokens"), [(None, 7000), (400, 400)])
-def test_resumed_run_keeps_its_batches(tmp_path, given, tokens):
-    record = {"settings": {"max_tokens_per_batch": 7000}}
-    (tmp_path / "run.json").write_text(json.dumps(record))
+@pytest.mark.parametrize(
+    ("settings", "target_size", "trained"),
+    [
+        ({}, None, 1.0),
+        ({"separate_vocabularies": True, "target_vocab_size": 300}, 300, 1.0),
+        ({"separate_vocabularies": True}, 320, 1.0),
+        ({"peft": "lora", "init_from": "a"}, None, 0.0),
+    ],
+)
+def test_estimate_is_for_the_model_of_the_run(monkeypatch, settings, target_size, trained):
+    saved = VanillaTransformerConfig(d_model=16, vocab_size=320)
+    monkeypatch.setattr(module, "load_config", lambda name: saved)
 
-    kept = with_recorded_batches(TrainSettings(max_tokens_per_batch=given), tmp_path)
+    model = module._model_without_values(
+        TrainSettings(vocab_size=320, config=["d_model=16"], **settings)
+    )
 
-    # `continue_run` refuses what differs.
-    assert kept.max_tokens_per_batch == tokens
-
-
-def test_batch_that_a_rule_chose_must_fit_and_is_kept(corpus, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(module, "free_memory", lambda device: 1)
-    decisions = [Decision("max_tokens_per_batch", 5000, "about 9 updates")]
-
-    for updates, resume in ((1, False), (2, True)):
-        settings = build_settings(
-            corpus, validated=False, max_tokens_per_batch=5000, max_length=20, resume=resume
-        )
-        changes = {"max_steps": updates, "save_strategy": "steps", "save_steps": 1}
-        train(settings, build_arguments(settings, tmp_path, **changes), decisions=decisions)
-        assert read_json(tmp_path / "run.json")["settings"]["max_tokens_per_batch"] == 80
-        # A free GPU does not change the batches of a run.
-        monkeypatch.setattr(module, "free_memory", lambda device: 10**12)
-
-    line = "batch       80 tokens, because 5,000 do not fit 0.0 GB of free memory, by estimate\n"
-    assert capsys.readouterr().out.count(line) == 1
-
-
-def test_run_without_a_given_batch_has_the_default_on_record(corpus, tmp_path):
-    settings = build_settings(corpus, validated=False, max_tokens_per_batch=None)
-
-    train(settings, build_arguments(settings, tmp_path, max_steps=1, save_strategy="no"))
-
-    assert read_json(tmp_path / "run.json")["settings"]["max_tokens_per_batch"] == 8192
+    assert model.device.type == "meta"
+    assert (model.config.d_model, model.config.vocab_size) == (16, 320)
+    assert model.config.target_vocab_size == (target_size or 320)
+    assert model.num_parameters(only_trainable=True) == trained * model.num_parameters()
 
 
 @pytest.mark.parametrize("sizes", [{}, {"encoder_layers": 1, "decoder_layers": 4}])

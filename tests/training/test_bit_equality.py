@@ -80,8 +80,8 @@ def test_resumed_run_is_bit_equal_when_it_was_killed_five_times(server, corpus, 
 
     undisturbed = server.run(tmp_path, "train", *options, "--output_dir", whole)
     assert undisturbed.status == 0, undisturbed.errors
-    for leg, moment in enumerate(moments):
-        resume = ["--resume"] * bool(leg)
+    for number, moment in enumerate(moments):
+        resume = ["--resume"] * bool(number)
         command = server.start(tmp_path, "train", *options, "--output_dir", killed, *resume)
         command.wait_until(partial(reached, killed, moment))
         command.signal(signal.SIGKILL)
@@ -89,7 +89,7 @@ def test_resumed_run_is_bit_equal_when_it_was_killed_five_times(server, corpus, 
     last = server.run(tmp_path, "train", *options, "--output_dir", killed, "--resume")
 
     assert last.status == 0, last.errors
-    assert len(read_json(killed / "run.json")["earlier_legs"]) == KILLS
+    assert len(read_json(killed / "run.json")["previous_runs"]) == KILLS
     assert losses_of(killed) == losses_of(whole)
     torch.testing.assert_close(state_of(killed), state_of(whole), rtol=0, atol=0)
 

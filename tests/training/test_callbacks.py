@@ -14,8 +14,8 @@ from transformers import TrainerControl, TrainerState
 from vanilla_transformer_tools.training.callbacks import (
     MOVING_AVERAGE_FILE,
     DivergedError,
-    FindBestCheckpoint,
     MovingAverage,
+    ResumeState,
     SeedEpochs,
     StopOnDivergence,
     StopOnRequest,
@@ -59,9 +59,14 @@ def test_best_checkpoint_is_looked_for_in_the_folder_of_the_run(
     state.save_to_json("new/checkpoint-8/trainer_state.json")
     state.best_model_checkpoint = None
 
-    FindBestCheckpoint().on_train_begin(arguments_of(output_dir="new"), state, TrainerControl())
+    trainer = SimpleNamespace()
+    intervals = {"logging_steps": 3, "eval_steps": 5, "save_steps": 7}
+    arguments = arguments_of(output_dir="new", **intervals)
+    ResumeState(trainer).on_train_begin(arguments, state, TrainerControl())
 
     assert state.best_model_checkpoint == expected
+    assert trainer.last_checkpoint.name == "checkpoint-8"
+    assert {name: getattr(state, name) for name in intervals} == intervals
 
 
 # The moving average

@@ -10,7 +10,7 @@ from torch._subclasses import FakeTensorMode
 
 from vanilla_transformer import fast_vanilla_transformer
 from vanilla_transformer.fast_layers_vanilla_transformer import is_untouched
-from vanilla_transformer_tools.training.compiling import compile_layers
+from vanilla_transformer_tools.training.starting_model import compile_layers
 
 from ..conftest import Batch, Model, build_variant, gradients
 

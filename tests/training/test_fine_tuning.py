@@ -14,10 +14,10 @@ from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, TrainerState
 from vanilla_transformer import fast_layers_vanilla_transformer as cpu
 from vanilla_transformer.layers_vanilla_transformer import Layer
 from vanilla_transformer_tools.settings import TrainSettings
-from vanilla_transformer_tools.training import plan, recipe
+from vanilla_transformer_tools.training import checks, forecast
 from vanilla_transformer_tools.training.callbacks import MOVING_AVERAGE_FILE, MovingAverage
+from vanilla_transformer_tools.training.checks import check_settings
 from vanilla_transformer_tools.training.fine_tuning import choose_parameters, merge_adapter
-from vanilla_transformer_tools.training.recipe import check_settings
 from vanilla_transformer_tools.training.run import train
 from vanilla_transformer_tools.translation import Translator
 
@@ -236,7 +236,7 @@ def test_settings_of_fine_tuning_are_accepted_with_a_model_to_tune(tmp_path, set
 
 
 def test_missing_package_is_named_with_its_cure(tmp_path, monkeypatch):
-    monkeypatch.setattr(recipe, "is_peft_available", lambda: False)
+    monkeypatch.setattr(checks, "is_peft_available", lambda: False)
     arguments = build_arguments(TrainSettings(), tmp_path)
 
     with pytest.raises(ValueError, match=r"pip install -e '\.\[peft\]'"):
@@ -322,7 +322,7 @@ def test_gradient_checkpointing_changes_no_weight(corpus, base, tmp_path, monkey
         return feed_forward(self, x)
 
     monkeypatch.setattr(Layer, "feed_forward", counted)
-    monkeypatch.setattr(plan, "TRIED_BATCHES", 2)
+    monkeypatch.setattr(forecast, "TRIED_BATCHES", 2)
     fine_tune(corpus, base, tmp_path / "plain", updates=2, **changes)
     plain, calls[:] = len(calls), []
 

@@ -11,8 +11,8 @@ from torch import nn
 from transformers import TrainerControl, TrainerState, get_constant_schedule_with_warmup
 
 from vanilla_transformer_tools.commands import main
+from vanilla_transformer_tools.training import auto_settings, corpus_stats
 from vanilla_transformer_tools.training import run as training
-from vanilla_transformer_tools.training.budget import Decision
 from vanilla_transformer_tools.training.callbacks import StopOnRequest
 from vanilla_transformer_tools.training.run import train
 from vanilla_transformer_tools.training.time_schedule import TimeSchedule
@@ -184,7 +184,7 @@ def test_number_of_updates_is_estimated_and_never_the_next_one(monkeypatch):
 
 def save(run, folder):
     run.state.save_to_json(str(folder / "trainer_state.json"))
-    return str(folder)
+    return folder
 
 
 def test_resumed_run_keeps_to_the_time_that_was_left(monkeypatch, tmp_path):
@@ -365,13 +365,13 @@ def test_minutes_continue_no_run_of_updates(monkeypatch, tmp_path):
     TrainerState(global_step=3).save_to_json(str(tmp_path / "trainer_state.json"))
 
     with pytest.raises(ValueError, match="--minutes continues runs that began with it"):
-        Run(monkeypatch, checkpoint=str(tmp_path), first=3)
+        Run(monkeypatch, checkpoint=tmp_path, first=3)
 
 
 def test_updates_may_be_resumed_with_another_end(monkeypatch, tmp_path):
     TrainerState(global_step=3).save_to_json(str(tmp_path / "trainer_state.json"))
 
-    resumed = Run(monkeypatch, checkpoint=str(tmp_path), first=3, updates=10)
+    resumed = Run(monkeypatch, checkpoint=tmp_path, first=3, updates=10)
 
     assert resumed.schedule.minutes_left is None
     assert len(resumed.to_the_end(1.0)) == 7
@@ -383,10 +383,10 @@ def test_process_that_got_the_signal_waits_for_the_others(monkeypatch):
     run.stop.asked = True
 
     run.update(1.0)
-    assert run.schedule.bent_at is None
+    assert run.schedule.decay is None
     run.stop.finishing = True
     run.update(1.0)
-    assert run.schedule.bent_at == 2
+    assert run.schedule.decay.update == 2
 
 
 def test_end_of_the_rate_is_printed(monkeypatch, capsys):
@@ -402,10 +402,18 @@ def test_end_of_the_rate_is_printed(monkeypatch, capsys):
 # Runs
 
 
-def run_minutes(corpus, folder, minutes, decisions=(), **changes):
-    settings = build_settings(corpus, minutes=minutes, **changes)
-    arguments = build_arguments(settings, folder, num_train_epochs=1_000_000)
-    return train(settings, arguments, decisions=decisions)
+@pytest.fixture
+def run_minutes(corpus, tmp_path, monkeypatch):
+    """Trains for some minutes, for which the vocabulary alone is chosen."""
+    monkeypatch.setattr(auto_settings, "measure", lambda *_: None)
+    rule = {"vocab_size": lambda *_: (320, "few pairs")}
+    monkeypatch.setattr(auto_settings, "RULES", rule)
+
+    def run(minutes, **changes):
+        settings = build_settings(corpus, minutes=minutes, vocab_size=10_000, **changes)
+        return train(settings, build_arguments(settings, tmp_path, num_train_epochs=1_000_000))
+
+    return run
 
 
 @pytest.mark.parametrize(
@@ -429,7 +437,7 @@ def test_all_evaluations_after_the_last_update_are_reserved(
         return evaluate(self, *args, **kwargs)
 
     def note_reserve(self, *args, **kwargs):
-        reserved.append(self.evaluations)
+        reserved.append(self.stopwatch.evaluations)
         begin(self, *args, **kwargs)
 
     monkeypatch.setattr(TokenBatchTrainer, "evaluate", note_update)
@@ -445,15 +453,16 @@ def test_all_evaluations_after_the_last_update_are_reserved(
     assert evaluated.count(2) == (expected if settings.validation else 0)
 
 
-def test_run_ends_scored_and_records_what_was_chosen(corpus, tmp_path, monkeypatch, capsys):
+def test_run_ends_scored_and_records_what_was_chosen(run_minutes, tmp_path, monkeypatch, capsys):
     def end(self, *_, **__):
         self.stop.deadline = 0.0
 
     monkeypatch.setattr(TimeSchedule, "on_step_end", end)
-    run_minutes(corpus, tmp_path, 10.0, [Decision("vocab_size", 320, "few pairs")])
+    run_minutes(10.0)
 
     run = read_json(tmp_path / "run.json")
     assert run["updates"] == 1
+    assert run["settings"]["vocab_size"] == 320
     assert run["decisions"] == [{"option": "vocab_size", "value": 320, "reason": "few pairs"}]
     assert "validation" in read_json(tmp_path / "results.json")
     printed = capsys.readouterr().out
@@ -461,27 +470,14 @@ def test_run_ends_scored_and_records_what_was_chosen(corpus, tmp_path, monkeypat
     assert re.search(rf"minutes an epoch; the run ends {MOMENT} ", printed)
 
 
-def test_resumed_run_keeps_the_record_of_what_was_chosen_at_its_beginning(corpus, tmp_path):
-    made = [Decision("vocab_size", 320, "few pairs"), Decision("average_last", 1, "annealed")]
-    for settings, decisions in (
-        (build_settings(corpus, average_last=1), made),
-        (build_settings(corpus, average_last=2, resume=True), made[:1]),
-    ):
-        train(settings, build_arguments(settings, tmp_path, max_steps=1), decisions=decisions)
-
-    run = read_json(tmp_path / "run.json")
-    assert run["settings"]["average_last"] == 2
-    assert [decision["option"] for decision in run["decisions"]] == ["vocab_size", "average_last"]
-
-
 @pytest.mark.slow
-def test_resumed_run_trains_for_the_minutes_that_were_added(corpus, tmp_path):
-    run_minutes(corpus, tmp_path, 0.08)
+def test_resumed_run_trains_for_the_minutes_that_were_added(run_minutes, tmp_path):
+    run_minutes(0.08)
     first = read_json(tmp_path / "run.json")["updates"]
 
-    run_minutes(corpus, tmp_path, 0.08, resume=True)
+    run_minutes(0.08, resume=True)
     assert read_json(tmp_path / "run.json")["updates"] == first
-    run_minutes(corpus, tmp_path, 0.2, resume=True)
+    run_minutes(0.2, resume=True)
 
     assert read_json(tmp_path / "run.json")["updates"] > first
     assert read_log(tmp_path)[-1]["minutes"] < 0.25
@@ -497,6 +493,8 @@ def test_command_with_minutes_ends_with_them_annealed(corpus, tmp_path, monkeypa
         seconds.append(time.monotonic() - began)
 
     monkeypatch.setattr(training, "train", timed_train)
+    speed = corpus_stats.Speed(10_000.0)
+    monkeypatch.setattr(corpus_stats, "training_speed", lambda arguments: speed)
     files = {
         split: [f"{corpus}/{split}.de", f"{corpus}/{split}.en"] for split in ("train", "validation")
     }

@@ -1,12 +1,12 @@
 """`TokenBatchTrainer` on sixteen pairs: batches, losses, the plan, and what it saves."""
 
 import logging
+import time
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.nn.modules.module import _IncompatibleKeys
 from transformers import Seq2SeqTrainer, TrainerState
 
 from vanilla_transformer import VanillaTransformerTokenizer, fast_search_vanilla_transformer
@@ -15,11 +15,12 @@ from vanilla_transformer_tools.text.batches import TokenBatchSampler
 from vanilla_transformer_tools.text.token_ids import pair_lengths
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.text.training_data import in_epochs
-from vanilla_transformer_tools.training import plan as planning
+from vanilla_transformer_tools.training import forecast as planning
 from vanilla_transformer_tools.training import trainer as module
-from vanilla_transformer_tools.training.callbacks import DivergedError
+from vanilla_transformer_tools.training.callbacks import DivergedError, StopOnRequest
 from vanilla_transformer_tools.training.checkpoints import close_checkpoint, closed_checkpoints
 from vanilla_transformer_tools.training.r_drop import r_drop
+from vanilla_transformer_tools.training.time_schedule import TimeSchedule
 from vanilla_transformer_tools.training.trainer import TokenBatchTrainer
 
 from ..plugin.test_search import patch_forward
@@ -98,30 +99,24 @@ def test_r_drop_makes_two_passes_in_training_only(build, alpha, is_training, pas
     assert rows == [passes * len(batch["labels"])]
 
 
-def test_loss_that_was_not_finite_is_remembered(build, monkeypatch):
+def test_loss_that_was_not_finite_is_remembered_in_training_alone(build, monkeypatch):
     trainer = build()
-    losses = iter([1.0, float("nan"), 2.0])
-    monkeypatch.setattr(
-        Seq2SeqTrainer, "training_step", lambda *_, **__: torch.tensor(next(losses))
-    )
+    losses = iter([1.0, float("nan"), float("nan"), 2.0])
+    monkeypatch.setattr(Seq2SeqTrainer, "compute_loss", lambda *_: torch.tensor(next(losses)))
 
     seen = []
-    for _ in range(3):
-        trainer.training_step(trainer.model, {})
+    for is_training in (True, False, True, True):
+        trainer.compute_loss(trainer.model.train(is_training), {})
         seen.append(trainer.loss_is_finite.item())
 
-    assert seen == [True, False, False]
+    assert seen == [True, True, False, False]
 
 
-def test_mean_loss_is_not_logged_before_there_was_an_update(build):
-    trainer = build()
+def test_model_smooths_its_own_loss(build):
+    trainer = build(label_smoothing_factor=0.25)
 
-    trainer.log({"train_loss": 0.0, "train_runtime": 1.0})
-    trainer.has_trained = True
-    trainer.log({"train_loss": 3.0})
-
-    logged = [entry.get("train_loss") for entry in trainer.state.log_history]
-    assert logged == [None, 3.0]
+    assert trainer.model.config.label_smoothing == 0.25
+    assert trainer.label_smoother is None
 
 
 # What it saves
@@ -143,7 +138,6 @@ def test_older_checkpoints_are_kept_until_a_new_one_is_closed(build, tmp_path, m
 
     assert before == [[8], [8, 9], [9, 10]]
     assert closed_checkpoints(tmp_path) == [tmp_path / "checkpoint-10"]
-    assert trainer.args.save_total_limit == 1
 
 
 def test_checkpoint_of_weights_that_are_not_finite_is_refused(build, tmp_path):
@@ -159,17 +153,36 @@ def test_checkpoint_of_weights_that_are_not_finite_is_refused(build, tmp_path):
 
 
 @pytest.mark.parametrize("is_joint", [True, False])
-def test_tokenizer_of_the_target_is_saved_where_it_is_another(build, separate, tmp_path, is_joint):
+def test_checkpoint_has_the_tokenizer_of_the_target_if_it_is_another(
+    build, separate, tmp_path, is_joint
+):
     pair = TokenizerPair.joint(separate.source) if is_joint else separate
+    trainer = build(tokenizers=pair)
+    trainer.create_optimizer_and_scheduler(num_training_steps=9)
 
-    build(tokenizers=pair).save_model(str(tmp_path))
+    trainer._save_checkpoint(trainer.model, None)
 
-    folders = tmp_path, tmp_path if is_joint else tmp_path / TARGET_FOLDER
+    (checkpoint,) = closed_checkpoints(tmp_path)
+    folders = checkpoint, checkpoint if is_joint else checkpoint / TARGET_FOLDER
     saved = [VanillaTransformerTokenizer.from_pretrained(folder) for folder in folders]
     assert [tokenizer.get_vocab() for tokenizer in saved] == [
         tokenizer.get_vocab() for tokenizer in (pair.source, pair.target)
     ]
-    assert (tmp_path / TARGET_FOLDER).exists() != is_joint
+    assert (checkpoint / TARGET_FOLDER).exists() != is_joint
+
+
+def test_weights_are_loaded_to_the_last_bit(build, tmp_path):
+    trainer, other = build(), build()
+    trainer.create_optimizer_and_scheduler(num_training_steps=9)
+    with torch.no_grad():
+        trainer.model.get_input_embeddings().weight.normal_()
+    trainer._save_checkpoint(trainer.model, None)
+
+    other._load_from_checkpoint(str(tmp_path / "checkpoint-0"))
+
+    expected = trainer.model.state_dict()
+    for name, weight in other.model.state_dict().items():
+        torch.testing.assert_close(weight, expected[name], rtol=0, atol=0)
 
 
 # The plan
@@ -185,7 +198,10 @@ def planned(build, monkeypatch, tmp_path):
         monkeypatch.setattr(planning, "_moment", lambda seconds: f"in {seconds / 3600:.1f} h")
         if update is not None:
             TrainerState(global_step=update).save_to_json(str(tmp_path / "trainer_state.json"))
-        lines = planning.plan(trainer, None if update is None else str(tmp_path), minutes_left)
+        if minutes_left is not None:
+            now = time.monotonic()
+            trainer.add_callback(TimeSchedule(minutes_left, now, StopOnRequest(None), None, 1))
+        lines = planning.forecast(trainer, None if update is None else tmp_path)
         return len(trainer.data.batching["batch_sampler"]), dict(
             line.split(maxsplit=1) for line in lines
         )
@@ -202,19 +218,6 @@ def test_plan_describes_the_run(planned):
     assert lines["memory"] == "about 1.2 GB"
     hours = 3 * batches
     assert lines["time"] == f"about {60 * batches}.0 minutes an epoch; 3 epochs end in {hours}.0 h"
-
-
-def test_tied_weights_of_a_checkpoint_are_not_reported_as_missing(build, monkeypatch):
-    said = []
-    monkeypatch.setattr("transformers.trainer.logger.warning", said.append)
-    trainer = build()
-    tied = [*trainer.model.all_tied_weights_keys]
-
-    for missing in (tied, [*tied, "model.gone"]):
-        trainer._issue_warnings_after_load(_IncompatibleKeys(missing, []))
-
-    assert tied
-    assert said == ["There were missing keys in the checkpoint model loaded: ['model.gone']."]
 
 
 def test_plan_tells_both_vocabularies(planned, separate):
@@ -260,7 +263,7 @@ def test_plan_of_a_sharded_model_says_that_no_batches_are_tried(build, monkeypat
     trainer.is_sharded = True
     monkeypatch.setattr(planning, "_try_batches", None)
 
-    *others, last = planning.plan(trainer, None)
+    *others, last = planning.forecast(trainer, None)
 
     assert [line.split()[0] for line in others] == ["device", "pairs", "parameters", "batches"]
     assert last.startswith("sharded ")

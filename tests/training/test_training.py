@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import io
-import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from vanilla_transformer_tools.files import read_lines
 from vanilla_transformer_tools.sharing.model_card import record_results
 from vanilla_transformer_tools.text.batches import TokenBatchSampler
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
-from vanilla_transformer_tools.training import plan
+from vanilla_transformer_tools.training import forecast
 from vanilla_transformer_tools.training import run as training
 from vanilla_transformer_tools.training.averaging import average_checkpoints
 from vanilla_transformer_tools.training.run import train
@@ -30,7 +29,6 @@ from vanilla_transformer_tools.training.trainer import TokenBatchTrainer
 from vanilla_transformer_tools.translation import Translator
 
 from ..support.training_runs import (
-    MOMENT,
     SIZES,
     VALIDATION_LINES,
     assert_same_weights,
@@ -401,7 +399,7 @@ def test_bpe_dropout_changes_the_text_of_each_epoch(corpus, tmp_path, monkeypatc
         return super(TokenBatchTrainer, self)._prepare_inputs(inputs, *args)
 
     monkeypatch.setattr(TokenBatchTrainer, "_prepare_inputs", count_tokens)
-    monkeypatch.setattr(plan, "TRIED_BATCHES", 2)
+    monkeypatch.setattr(forecast, "TRIED_BATCHES", 2)
 
     run_training(corpus, tmp_path, UNVALIDATED | {"bpe_dropout": 0.3}, num_train_epochs=3)
 
@@ -410,53 +408,22 @@ def test_bpe_dropout_changes_the_text_of_each_epoch(corpus, tmp_path, monkeypatc
     assert len(set(totals)) == 3
 
 
-def test_bpe_dropout_is_refused_with_workers_that_outlive_an_epoch(corpus, tmp_path):
-    workers = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}
+def test_threads_are_chosen_once_before_the_plan(corpus, tmp_path, monkeypatch):
+    counted = []
+    cores = SimpleNamespace(use=lambda: counted.append(len(counted)))
+    monkeypatch.setattr(training, "IdleCores", lambda: cores)
+    monkeypatch.setattr(training, "plan_run", lambda *_: counted.append("plan") or 1 / 0)
 
-    with pytest.raises(ValueError, match="Leave --dataloader_persistent_workers out"):
-        run_training(corpus, tmp_path, UNVALIDATED | {"bpe_dropout": 0.1}, **workers)
+    with pytest.raises(ZeroDivisionError):
+        run_training(corpus, tmp_path, UNVALIDATED, max_steps=2, save_strategy="no")
+
+    assert counted == [0, "plan"]
 
 
 def test_training_works_when_all_pairs_fit_into_one_batch(corpus, tmp_path):
     run_training(corpus, tmp_path, UNVALIDATED | {"max_tokens_per_batch": 100_000})
 
     assert read_json(tmp_path / "run.json")["updates"] == 1
-
-
-def test_threads_are_chosen_before_the_plan_and_after_each_update(corpus, tmp_path, monkeypatch):
-    counted = []
-    cores = SimpleNamespace(use=lambda at_once=False: counted.append(at_once))
-    monkeypatch.setattr(training, "IdleCores", lambda: cores)
-
-    run_training(corpus, tmp_path, UNVALIDATED, max_steps=2, save_strategy="no")
-
-    assert counted == [True, False, False]
-
-
-def test_threads_are_chosen_in_evaluations_too(corpus, tmp_path, monkeypatch):
-    counted = []
-    cores = SimpleNamespace(use=lambda at_once=False: counted.append(at_once))
-    monkeypatch.setattr(training, "IdleCores", lambda: cores)
-
-    run_training(corpus, tmp_path, {}, max_steps=1, per_device_eval_batch_size=2)
-
-    batches = -(-VALIDATION_LINES // 2)
-    assert len(counted) >= 2 + batches
-
-
-@pytest.mark.parametrize(("others", "told"), [(6, ""), (7, " if told to")])
-def test_lines_of_several_sentences_are_counted(corpus, tmp_path, capsys, others, told):
-    for name in ("train.de", "train.en"):
-        text = [f"{word}." for word in "abcdefghij"] * 30
-        text[:others] = ["Ja. Nein."] * others
-        (tmp_path / name).write_text("".join(f"{line}\n" for line in text))
-
-    run_training(tmp_path, tmp_path / "run", UNVALIDATED, max_steps=1)
-
-    share = others / 300
-    assert read_json(tmp_path / "run/run.json")["lines_of_several_sentences"] == round(share, 4)
-    words = f"{share:.1%} of the sources have more than one; translate cuts lines by sentence{told}"
-    assert f"sentences   {words}\n" in capsys.readouterr().out
 
 
 def test_pairs_that_are_cut_off_are_counted(corpus, tmp_path, capsys):
@@ -473,45 +440,6 @@ def test_training_ends_scored_and_saved_when_its_minutes_are_over(corpus, tmp_pa
     assert read_json(tmp_path / "run.json")["updates"] == 1
     assert read_json(tmp_path / "results.json")["validation"]["lines"] == VALIDATION_LINES
     assert_same_weights(tmp_path, tmp_path / "checkpoint-1")
-
-
-# Continuing
-
-
-def test_resumed_run_ends_with_the_weights_of_one_in_one_go(corpus, tmp_path, capsys):
-    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
-    run_training(corpus, whole, SEPARATE, num_train_epochs=2)
-
-    run_training(corpus, resumed, SEPARATE, num_train_epochs=1)
-    capsys.readouterr()
-    run_training(corpus, resumed, SEPARATE | {"resume": True}, num_train_epochs=2)
-
-    assert re.search(rf"; 1 epochs end {MOMENT}\n", capsys.readouterr().out)
-    minutes = [report["minutes"] for report in read_log(resumed)]
-    assert minutes == sorted(minutes)
-    # The saved model may be the first epoch's, but the second one ends in a checkpoint.
-    last = f"checkpoint-{checkpoints_of(whole)[-1]}"
-    assert_same_weights(resumed / last, whole / last)
-    assert_same_weights(resumed, whole)
-
-
-@pytest.mark.parametrize("bpe_dropout", [0.0, 0.2])
-@pytest.mark.parametrize("by_steps", [False, True])
-def test_resumed_run_is_the_same_when_it_stopped_amid_an_epoch(
-    corpus, tmp_path, bpe_dropout, by_steps
-):
-    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
-    settings = UNVALIDATED | {"bpe_dropout": bpe_dropout, "average_last": 2}
-    saving = {"save_strategy": "steps", "save_steps": 16} if by_steps else {}
-    run_training(corpus, whole, settings, num_train_epochs=2, **saving)
-    checkpoints = checkpoints_of(whole)
-    updates = checkpoints[-1]
-
-    run_training(corpus, resumed, settings, max_steps=round(0.75 * updates), **saving)
-    run_training(corpus, resumed, settings | {"resume": True}, max_steps=updates, **saving)
-
-    assert checkpoints_of(resumed) == checkpoints
-    assert_same_weights(resumed, whole)
 
 
 @pytest.mark.parametrize("early", [12.0, 5.0])
@@ -640,16 +568,3 @@ def test_vocabulary_of_a_saved_model_is_not_split(model_folder, corpus, tmp_path
 
     with pytest.raises(ValueError, match=f"one vocabulary of 320 .* sides in '{model_folder}'"):
         run_training(corpus, tmp_path, settings)
-
-
-# A folder that is taken
-
-
-def test_run_is_refused_when_its_folder_is_taken(model_folder, corpus):
-    before = {path: path.stat().st_mtime_ns for path in model_folder.rglob("*")}
-
-    with pytest.raises(ValueError, match=f"{model_folder} already holds a run") as caught:
-        run_training(corpus, model_folder)
-
-    assert "--resume" in str(caught.value)
-    assert before == {path: path.stat().st_mtime_ns for path in model_folder.rglob("*")}

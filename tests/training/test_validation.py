@@ -1,14 +1,10 @@
-from types import SimpleNamespace
+"""Validation sets and their scores."""
 
 import pytest
-from datasets import Dataset
 
-from vanilla_transformer_tools.evaluation import bleu_tokenizers
-from vanilla_transformer_tools.evaluation.bleu_tokenizers import BleuTokenizer
 from vanilla_transformer_tools.settings import TrainSettings
-from vanilla_transformer_tools.training.recipe import check_settings
-from vanilla_transformer_tools.training.run import kept_pairs
-from vanilla_transformer_tools.training.validation import choose_tokenizers, let_chrf_decide
+from vanilla_transformer_tools.training.checks import check_settings
+from vanilla_transformer_tools.training.corpus import read_corpus
 
 from ..support.training_runs import (
     build_arguments,
@@ -19,7 +15,6 @@ from ..support.training_runs import (
 )
 
 CHINESE = "\u4eca\u5929\u5929\u6c14\u5f88\u597d\u3002"
-TOKYO = "\u6771\u4eac"
 
 
 @pytest.fixture
@@ -114,60 +109,11 @@ def test_further_sets_are_kept_out_of_training(corpus, tmp_path):
     pair = ",".join(str(corpus / f"train.{language}") for language in ("de", "en"))
     settings = build_settings(corpus, validation_sets=[f"news={pair}"], filter_overlap=[])
 
-    with pytest.raises(ValueError, match="got all dropped"):
-        next(kept_pairs(settings))
+    with pytest.raises(ValueError, match="got all 300 dropped: overlap 300"):
+        read_corpus(settings)
 
 
 def test_paths_of_further_sets_begin_with_the_data_folder():
     settings = TrainSettings(validation_sets=["news=a.de,a.en", "b=c.tsv"], data="d")
 
     assert settings.paths_of_validation() == {"news": ["d/a.de", "d/a.en"], "b": ["d/c.tsv"]}
-
-
-# BLEU's tokenizer
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({}, "zh"),
-        ({"language": ["de", "ja"]}, "char"),
-        ({"target_language": "ja"}, "char"),
-        ({"validation": ["v.de", "v.ja"]}, "char"),
-        ({"bleu_tokenize": "intl"}, "intl"),
-        ({"pretokenized": True}, "none"),
-    ],
-)
-def test_tokenizer_is_that_of_the_target_language(changes, expected, monkeypatch):
-    monkeypatch.setattr(bleu_tokenizers, "_is_usable", lambda name: name in ("char", "zh", "13a"))
-    settings = TrainSettings(**{"validation": ["v.tsv"]} | changes)
-    sets = {"validation": Dataset.from_dict({"source": ["a"], "target": [TOKYO]})}
-
-    assert choose_tokenizers(settings, sets, {})["validation"].name == expected
-
-
-def test_resumed_run_keeps_its_tokenizer(corpus, tmp_path, capsys):
-    run_training(corpus, tmp_path, {"average_last": 1, "max_validation_pairs": 2}, max_steps=2)
-    run = read_json(tmp_path / "run.json")
-    assert run["bleu_tokenizers"]["validation"]["name"] == "13a"
-
-    recorded = {"validation": {"name": "char", "reason": "r", "fits": True}}
-    chosen = choose_tokenizers(TrainSettings(validation=["v"]), {"validation": None}, recorded)
-
-    assert chosen == {"validation": BleuTokenizer("char", "r")}
-
-
-@pytest.mark.parametrize(
-    ("metric", "expected"),
-    [("bleu", "chrf"), ("eval_bleu", "chrf"), ("wer", "wer"), ("news_bleu", "news_bleu")],
-)
-def test_chrf_decides_where_no_tokenizer_fits(metric, expected):
-    tokenizers = {
-        "validation": BleuTokenizer("char", "mixed", fits=False),
-        "news": BleuTokenizer("zh", "Chinese"),
-    }
-    arguments = SimpleNamespace(metric_for_best_model=metric)
-
-    let_chrf_decide(arguments, tokenizers)
-
-    assert arguments.metric_for_best_model == expected

@@ -335,8 +335,7 @@ def load_translator(settings: SearchSettings | AttentionSettings, **others: Any)
     }
     cores = IdleCores()
     translator = Translator.from_pretrained(values.pop("model"), **values, **others)
-    cores.use(at_once=True)
-    translator.before_batch = cores.use
+    cores.use()
     return translator
 
 

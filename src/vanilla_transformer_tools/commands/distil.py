@@ -40,7 +40,7 @@ _PREFIX = "teacher_"
 def _of_teacher(name: str) -> Any:
     """The option of a search, for the teacher."""
     searched: Field[Any] = SearchSettings.__dataclass_fields__[name]
-    return option(f"Of the teacher: {searched.metadata['help']}", searched.default)
+    return option(f"Of the teacher: {searched.metadata['help']}", searched.default, group="teacher")
 
 
 @dataclass(frozen=True)
@@ -51,25 +51,30 @@ class DistilSettings(TrainSettings):
         "Folders or Hub names of the teacher: models of this package or other sequence-to-sequence "
         "models of Transformers. Several are an ensemble.",
         [],
+        group="teacher",
     )
     targets: Literal["teacher", "both"] = option(
         "What the student learns from: the teacher's outputs alone, or the references too.",
         "teacher",
+        group="teacher",
     )
     word_level: float = option(
         "Share of the loss that compares the student's distribution over the vocabulary with the "
         "teacher's at each target token (Kim and Rush 2016, section 3.1). The student then has the "
         "teacher's tokenizers.",
         0.0,
+        group="teacher",
     )
     teacher_n_best: int = option(
         "Number of outputs of each source, at most --teacher_num_beams. The student learns from "
         "all of them, or from the --nearest.",
         1,
+        group="teacher",
     )
     nearest: Literal["chrf", "bleu"] | None = option(
         "Of the --teacher_n_best outputs, keeps only the one most like the reference, by chrF or "
-        "BLEU of the sentence."
+        "BLEU of the sentence.",
+        group="teacher",
     )
     teacher_engine: Literal["auto", "torch", "ctranslate2"] = _of_teacher("engine")
     teacher_source_language: str | None = _of_teacher("source_language")
@@ -92,9 +97,9 @@ def distil(argv: list[str]) -> None:
     _check(settings, arguments.world_size)
 
     from vanilla_transformer_tools.training.checkpoints import closed_checkpoints
+    from vanilla_transformer_tools.training.checks import check_settings
     from vanilla_transformer_tools.training.distillation import load_teachers, word_level
-    from vanilla_transformer_tools.training.legs import check_free, claimed, discard_stopped
-    from vanilla_transformer_tools.training.recipe import check_settings
+    from vanilla_transformer_tools.training.resume import check_free, claimed, discard_stopped
     from vanilla_transformer_tools.training.run import train as train_model
     from vanilla_transformer_tools.training.starting_model import saved_tokenizers
 
@@ -189,7 +194,7 @@ def _translate(settings: DistilSettings, folder: Path) -> dict[str, Any]:
     """
     from vanilla_transformer_tools.files import rows_written
     from vanilla_transformer_tools.text.parallel_text import read_pairs
-    from vanilla_transformer_tools.training.validation import parallel_text
+    from vanilla_transformer_tools.training.corpus import parallel_text
 
     text = parallel_text(settings, settings.train, settings.train_split)
     rows = ([side.replace("\n", " ") for side in pair[:2]] for pair in read_pairs(text))

@@ -1,9 +1,8 @@
 """The `train` command: trains a model on parallel text."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from vanilla_transformer_tools.commands.command import (
     Command,
@@ -18,8 +17,6 @@ from vanilla_transformer_tools.settings import TrainSettings
 
 if TYPE_CHECKING:
     from transformers import Seq2SeqTrainingArguments
-
-    from vanilla_transformer_tools.training.budget import Decision
 
 Settings = TypeVar("Settings", bound=TrainSettings)
 
@@ -41,13 +38,19 @@ example:
 """
 
 
-@dataclass
+@dataclass(frozen=True)
 class Options(Generic[Settings]):
-    """What a command that trains was asked for, and what `--minutes` decided."""
+    """What a command that trains was asked for.
+
+    Attributes:
+        settings: Our settings.
+        arguments: Trainer's.
+        given: Names of the options that recipe and command line give.
+    """
 
     settings: Settings
     arguments: "Seq2SeqTrainingArguments"
-    decisions: "list[Decision]" = field(default_factory=list)
+    given: set[str]
 
 
 def train(argv: list[str]) -> None:
@@ -55,7 +58,7 @@ def train(argv: list[str]) -> None:
     if options := read_options(train, TrainSettings, _EXAMPLE, argv):
         from vanilla_transformer_tools.training.run import train as train_model
 
-        train_model(options.settings, options.arguments, decisions=options.decisions)
+        train_model(options.settings, options.arguments, given=options.given)
 
 
 def read_options(
@@ -66,7 +69,7 @@ def read_options(
     Args:
         command: Its docstring is the description.
         kind: Class of our settings.
-        epilog: Of the help.
+        epilog: Text at the end of the help.
         argv: Arguments after the name of the command; the first may be a recipe.
     """
     parser = build_parser(command, kind, epilog)
@@ -77,25 +80,24 @@ def read_options(
     values = vars(namespace)
     help_all = values.pop("help_all")
     settings = kind(**values)
-    of_trainer = _TrainerOptions(parser.prog, others)
+    trainer_parser = _trainer_parser(parser.prog, others, settings)
     if help_all:
-        print(parser.format_help() + "\n" + of_trainer.parser(settings).format_help())
+        print(parser.format_help() + "\n" + trainer_parser.format_help())
         return None
     _check_settings(parser, settings)
-    arguments, unknown = of_trainer.read(settings)
-    trainer_parser = of_trainer.parser(settings)
+    arguments, unknown = trainer_parser.parse_args_into_dataclasses(
+        others, return_remaining_strings=True
+    )
     refuse(unknown, parser, trainer_parser)
 
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    if settings.minutes is None:
-        return Options(settings, arguments)
-    return _choose(settings, arguments, options_among(words, parser, trainer_parser), of_trainer)
+    return Options(settings, arguments, options_among(words, parser, trainer_parser))
 
 
 def _check_settings(parser: Parser, settings: TrainSettings) -> None:
-    """Ends the program if it cannot train; `recipe.check_settings` knows the other mistakes."""
+    """Ends the program if it cannot train; `training.checks` knows the other mistakes."""
     if settings.minutes is not None and type(settings) is not TrainSettings:
         parser.error("--minutes is an option of train alone; give --max_minutes, which cuts a run")
     if not settings.train:
@@ -109,62 +111,20 @@ def _check_settings(parser: Parser, settings: TrainSettings) -> None:
             check_folder(parser, f"--{name}", model)
 
 
-@dataclass(frozen=True)
-class _TrainerOptions:
-    """Trainer's options on the command line.
-
-    Attributes:
-        prog: Name of the command.
-        words: Arguments that are no settings of ours.
-    """
-
-    prog: str
-    words: list[str]
-
-    def parser(self, settings: TrainSettings, chosen: Mapping[str, Any] | None = None) -> Parser:
-        """Parser with the defaults of a run, before which comes what was chosen for it."""
-        from transformers import Seq2SeqTrainingArguments
-
-        from vanilla_transformer_tools.training.recipe import in_step, recipe
-
-        parser = Parser(
-            Seq2SeqTrainingArguments, prog=self.prog, add_help=False, allow_abbrev=False
-        )
-        values, _ = parser.parse_known_args(self.words)
-        given = {name: getattr(values, name) for name in options_among(self.words, parser)}
-        parser.set_defaults(**in_step(recipe(settings) | dict(chosen or {}), given))
-        return parser
-
-    def read(
-        self, settings: TrainSettings, chosen: Mapping[str, Any] | None = None
-    ) -> "tuple[Seq2SeqTrainingArguments, list[str]]":
-        """Trainer's arguments, and the words that are no options of Trainer."""
-        arguments, unknown = self.parser(settings, chosen).parse_args_into_dataclasses(
-            self.words, return_remaining_strings=True
-        )
-        return arguments, unknown
-
-
-def _choose(
-    settings: Settings,
-    arguments: "Seq2SeqTrainingArguments",
-    given: set[str],
-    of_trainer: _TrainerOptions,
-) -> Options[Settings]:
-    """Options of a run of `--minutes`.
+def _trainer_parser(prog: str, words: list[str], settings: TrainSettings) -> Parser:
+    """Parser of Trainer's options, with the defaults of a run.
 
     Args:
-        settings: What the user gave, and defaults.
-        arguments: Trainer's, likewise.
-        given: Names of the options that the user gave.
-        of_trainer: Trainer's options on the command line.
+        prog: Name of the command.
+        words: Arguments that are no settings of ours.
+        settings: Our settings, which decide on the defaults.
     """
-    from vanilla_transformer_tools.training.budget import apply, choose
-    from vanilla_transformer_tools.training.recipe import check_settings
-    from vanilla_transformer_tools.training.run import kept_pairs
+    from transformers import Seq2SeqTrainingArguments
 
-    check_settings(settings, arguments)
-    decisions = choose(settings, arguments, given, kept_pairs(settings))
-    settings, chosen = apply(decisions, settings)
-    arguments, _ = of_trainer.read(settings, chosen)
-    return Options(settings, arguments, decisions)
+    from vanilla_transformer_tools.training.recipe import in_step, recipe
+
+    parser = Parser(Seq2SeqTrainingArguments, prog=prog, add_help=False, allow_abbrev=False)
+    values, _ = parser.parse_known_args(words)
+    given = {name: getattr(values, name) for name in options_among(words, parser)}
+    parser.set_defaults(**in_step(recipe(settings), given))
+    return parser

@@ -143,10 +143,9 @@ def drop_rules(settings: TrainSettings, validation: Dataset | None) -> dict[str,
         validation: Its validation pairs, which `filter_overlap` also compares with.
 
     Raises:
-        ValueError: If a script is unknown, or there is nothing to compare with.
+        ValueError: If a script is unknown.
         OSError: If a file of `filter_overlap` cannot be read.
     """
-    _check(settings, validation)
     rules: dict[str, Rule] = {}
     if settings.filter_empty:
         rules["empty"] = has_empty_side
@@ -163,22 +162,6 @@ def drop_rules(settings: TrainSettings, validation: Dataset | None) -> dict[str,
     if settings.filter_duplicates:
         rules["duplicates"] = seen_before()
     return rules
-
-
-def _check(settings: TrainSettings, validation: Dataset | None) -> None:
-    faults = []
-    scripts = settings.filter_script
-    if scripts is not None and len(scripts) != 2:
-        faults.append(
-            f"--filter_script takes the script of the source and that of the target, got {scripts}."
-        )
-    if settings.filter_overlap == [] and validation is None:
-        faults.append(
-            "--filter_overlap needs evaluation pairs to compare with, got none. Give --validation, "
-            "or files after it."
-        )
-    if faults:
-        raise ValueError("\n".join(faults))
 
 
 def has_empty_side(source: str, target: str, *tag: str) -> bool:

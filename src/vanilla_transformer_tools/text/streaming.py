@@ -8,40 +8,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from torch.utils.data import IterableDataset, get_worker_info
-from transformers import TrainingArguments
 
-from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.text.batches import TokenBatchSampler
 from vanilla_transformer_tools.text.parallel_text import COLUMNS
 from vanilla_transformer_tools.text.token_ids import PairEncoder
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
-
-
-def check_streaming(settings: TrainSettings, arguments: TrainingArguments) -> None:
-    """Refuses settings that a stream does not support.
-
-    Raises:
-        ValueError: If there are any; the message names all.
-    """
-    faults = []
-    if arguments.max_steps < 1:
-        faults.append(
-            "--streaming needs --max_steps, the number of updates, got "
-            f"{arguments.max_steps}: the length of an epoch of a stream is unknown."
-        )
-    if settings.bpe_dropout:
-        faults.append(
-            f"--bpe_dropout needs all words of the corpus in advance, got {settings.bpe_dropout} "
-            "with --streaming. Leave one of the two out."
-        )
-    if settings.filter_duplicates:
-        faults.append(
-            "--filter_duplicates remembers all pairs, and --streaming stores none. Leave one of "
-            "the two out."
-        )
-    if faults:
-        raise ValueError("\n".join(faults))
-
 
 # The tokenizer's output takes hundreds of bytes per token.
 _PAIRS_AT_A_TIME = 1000

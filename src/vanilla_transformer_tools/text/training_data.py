@@ -107,16 +107,7 @@ def drawn_each_epoch(
     settings: TrainSettings,
     arguments: TrainingArguments,
 ) -> TrainingData:
-    """Pairs whose token ids BPE-dropout draws anew in each epoch; arguments as for `stored`.
-
-    Raises:
-        ValueError: If the workers of the `DataLoader` would keep the first epoch.
-    """
-    if arguments.dataloader_persistent_workers:
-        raise ValueError(
-            "--bpe_dropout draws each epoch anew, and persistent workers would keep the first "
-            "one. Leave --dataloader_persistent_workers out."
-        )
+    """Pairs whose token ids BPE-dropout draws anew in each epoch; arguments as for `stored`."""
     drawn = SegmentedPairs(
         tokenizers,
         pairs["source"][:],

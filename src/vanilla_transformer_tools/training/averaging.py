@@ -22,7 +22,7 @@ from vanilla_transformer_tools.training.checkpoints import (
     update_of,
     with_intact_weights,
 )
-from vanilla_transformer_tools.training.sharding import put_weights
+from vanilla_transformer_tools.training.processes import put_weights
 
 # Number of checkpoints by default, as in the paper.
 AVERAGED = 5

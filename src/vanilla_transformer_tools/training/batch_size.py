@@ -5,11 +5,16 @@ from typing import NamedTuple
 
 import torch
 from accelerate.utils import gather_object
-from transformers import PreTrainedModel, TrainingArguments
+from transformers import PreTrainedConfig, PreTrainedModel, TrainingArguments
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.fast_loss_vanilla_transformer import chunk_rows
+from vanilla_transformer.modeling_vanilla_transformer import (
+    VanillaTransformerForConditionalGeneration,
+)
+from vanilla_transformer_tools.saved_folder import load_config
 from vanilla_transformer_tools.settings import TrainSettings
+from vanilla_transformer_tools.training.starting_model import new_config
 
 TOKENS = 8192
 # Section 5.1: 25,000 source and 25,000 target tokens an update. The learning rates of these two
@@ -55,28 +60,25 @@ class Memory(NamedTuple):
 def choose_batch_size(
     settings: TrainSettings,
     arguments: TrainingArguments,
-    model: PreTrainedModel,
     pairs: int | None,
-    wanted: int | None = None,
+    planned: int | None = None,
 ) -> BatchSize:
-    """The given number of tokens, or what is wanted and fits the memory.
+    """Tokens of a batch that the user did not choose.
 
     Args:
-        settings: Of the run.
-        arguments: Trainer's.
-        model: To be trained, not on the GPU yet.
+        settings: Settings of the run.
+        arguments: Trainer's arguments.
         pairs: Number of training pairs; None for a stream.
-        wanted: Number of tokens if the memory holds them; None: the default of the device.
+        planned: Number of tokens if the memory holds them; None: the default of the device.
     """
-    if settings.max_tokens_per_batch is not None:
-        return BatchSize(settings.max_tokens_per_batch)
     free = free_memory(arguments.device)
-    if free is None or not isinstance(model.config, VanillaTransformerConfig):
-        return BatchSize(wanted or TOKENS)
+    model = None if free is None else _model_without_values(settings)
+    if free is None or model is None:
+        return BatchSize(planned or TOKENS)
     reason = ""
-    if wanted is None:
+    if planned is None:
         accumulated = arguments.gradient_accumulation_steps
-        wanted, reason = _default_of_gpu(settings, accumulated, pairs)
+        planned, reason = _default_of_gpu(settings, accumulated, pairs)
     processes = arguments.world_size
     memory = estimated_memory(
         model,
@@ -89,14 +91,37 @@ def choose_batch_size(
     # All processes take shares of the same batches, so the fullest GPU decides.
     free = min(gather_object([free]))
     room = processes * (int(PLANNED_SHARE * free - memory.fixed) // memory.per_token)
-    if room >= wanted:
-        return BatchSize(wanted, reason and f"{reason}; about {room:,} fit the GPU's memory")
+    if room >= planned:
+        return BatchSize(planned, reason and f"{reason}; about {room:,} fit the GPU's memory")
     # Enough for two pairs of any length in each process.
-    fewest = min(wanted, 4 * processes * settings.max_length)
+    fewest = min(planned, 4 * processes * settings.max_length)
     return BatchSize(
         max(fewest, room // 1000 * 1000),
-        f"because {wanted:,} do not fit {free / 1e9:.1f} GB of free memory, by estimate",
+        f"because {planned:,} do not fit {free / 1e9:.1f} GB of free memory, by estimate",
     )
+
+
+def _model_without_values(
+    settings: TrainSettings,
+) -> VanillaTransformerForConditionalGeneration | None:
+    """The model of a run on the meta device; None for one of another class.
+
+    A vocabulary is taken to be as large as it may become. Frozen weights count as trained ones, but
+    those beside an adapter do not.
+    """
+    config: PreTrainedConfig
+    if settings.init_from:
+        config = load_config(settings.init_from)
+        if not isinstance(config, VanillaTransformerConfig):
+            return None
+    else:
+        target = settings.target_vocab_size or settings.vocab_size
+        config = new_config(
+            settings, settings.vocab_size, target if settings.separate_vocabularies else None
+        )
+    with torch.device("meta"):
+        model = VanillaTransformerForConditionalGeneration(config)
+    return model.requires_grad_(settings.peft is None)
 
 
 def _default_of_gpu(

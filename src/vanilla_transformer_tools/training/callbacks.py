@@ -23,10 +23,9 @@ from transformers import (
     TrainingArguments,
 )
 
-from vanilla_transformer_tools.threads import IdleCores
 from vanilla_transformer_tools.training.averaging import evaluations, evaluations_since_best
 from vanilla_transformer_tools.training.checkpoints import checkpoint_folder, read_state
-from vanilla_transformer_tools.training.sharding import divided_like, gathered
+from vanilla_transformer_tools.training.processes import divided_like, gathered
 
 # A file of each checkpoint.
 MOVING_AVERAGE_FILE = "moving_average.safetensors"
@@ -52,25 +51,6 @@ class SeedEpochs(TrainerCallback):
     ) -> None:
         """Sets the epoch, also if a run is resumed in the middle of one."""
         self.set_epoch(int(state.epoch or 0))
-
-
-class UseIdleCores(TrainerCallback):
-    """Trains with as many threads as there are idle cores.
-
-    Args:
-        cores: Counted now and then.
-    """
-
-    def __init__(self, cores: IdleCores) -> None:
-        self.cores = cores
-
-    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        """Counts them, if it is time."""
-        self.cores.use()
-
-    def on_prediction_step(self, *args: Any, **kwargs: Any) -> None:
-        """Counts them in an evaluation too."""
-        self.cores.use()
 
 
 class StopWithoutProgress(TrainerCallback):
@@ -99,18 +79,26 @@ class StopWithoutProgress(TrainerCallback):
         control.should_training_stop |= evaluations_since_best(state, args) >= self.patience
 
 
-class FindBestCheckpoint(TrainerCallback):
-    """Finds the best checkpoint of a resumed run in the folder of the run.
+class ResumeState(TrainerCallback):
+    """Completes the state of a resumed run, which scores and saves as often as it is told now.
 
-    Trainer looks at the path where it was saved, and forgets it if the folder has moved.
+    Its best checkpoint is looked for in the folder of the run: Trainer looks at the path where it
+    was saved, and forgets it if the folder has moved.
+
+    Args:
+        trainer: A `TokenBatchTrainer`, whose `last_checkpoint` is set.
     """
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Sets its path; Trainer keeps this checkpoint and loads it at the end."""
+        """Sets intervals and paths; Trainer keeps the best checkpoint and loads it at the end."""
+        state.compute_steps(args, state.max_steps)
         folder = Path(args.output_dir)
-        resumed = checkpoint_folder(folder, state.global_step)
+        self.trainer.last_checkpoint = resumed = checkpoint_folder(folder, state.global_step)
         if not resumed.is_dir():
             return
         saved = read_state(resumed).best_model_checkpoint

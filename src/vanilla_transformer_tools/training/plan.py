@@ -1,155 +1,207 @@
-"""What a run will do, told before its first update: sizes, memory and time."""
+"""What a run will do, decided once: settings, Trainer's arguments, text and machine in one plan.
 
-import statistics
-import time
-from collections.abc import Iterator
-from itertools import cycle
+A `RunPlan` is printed, recorded, compared when the run is resumed, and executed. Nothing changes it
+afterwards.
+"""
 
-import psutil
-import torch
+import copy
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
 
-from vanilla_transformer.tokenization_vanilla_transformer import (
-    VanillaTransformerTokenizer,
+from datasets import Dataset
+from transformers import Seq2SeqTrainingArguments
+
+from vanilla_transformer_tools.evaluation.bleu_tokenizers import (
+    BleuTokenizer,
+    language_of_file,
+    resolve,
 )
-from vanilla_transformer_tools.training.checkpoints import read_state
-from vanilla_transformer_tools.training.recipe import dtype_of_products
-from vanilla_transformer_tools.training.run_record import hardware
-from vanilla_transformer_tools.training.trainer import TokenBatchTrainer
+from vanilla_transformer_tools.evaluation.metrics import METRICS
+from vanilla_transformer_tools.settings import VALIDATION, TrainSettings
+from vanilla_transformer_tools.text.parallel_text import holds_both_sides
+from vanilla_transformer_tools.training.auto_settings import Decision, auto_settings
+from vanilla_transformer_tools.training.averaging import metric_of, split_metric
+from vanilla_transformer_tools.training.batch_size import BatchSize, choose_batch_size
+from vanilla_transformer_tools.training.checkpoints import update_of
+from vanilla_transformer_tools.training.corpus import Corpus
+from vanilla_transformer_tools.training.recipe import in_step, recipe, schedule
+from vanilla_transformer_tools.training.resume import continued_record, previous_record
+from vanilla_transformer_tools.training.run_record import describe_run
+from vanilla_transformer_tools.translation.translator import INNER_ENDS, MOST_INNER_ENDS
 
-# Most batches that are tried; fewer if they are slow.
-TRIED_BATCHES = 6
-SECONDS_OF_TRIAL = 3.0
-# Names of the types of products.
-_PRODUCTS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "float32"}
-# Unknown tokens that are named.
-_NAMED = 5
+
+@dataclass(frozen=True)
+class RunPlan:
+    """A run that is decided.
+
+    Attributes:
+        settings: Our settings, with what `--minutes` chose and the size of the batches.
+        arguments: Trainer's, likewise.
+        checkpoint: Folder to resume from; None for a new run.
+        decisions: What `--minutes` chose, and why.
+        batch_size: Size of the batches, and why.
+        bleu_tokenizers: BLEU's tokenizer of each validation set, by name.
+        record: What `run.json` says before the first update.
+    """
+
+    settings: TrainSettings
+    arguments: Seq2SeqTrainingArguments
+    checkpoint: Path | None
+    decisions: tuple[Decision, ...]
+    batch_size: BatchSize
+    bleu_tokenizers: dict[str, BleuTokenizer]
+    record: dict[str, Any]
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the run."""
+        return Path(self.arguments.output_dir)
+
+    def describe(self) -> Iterator[str]:
+        """The lines that are printed of the choices, without those that the user made."""
+        yield from map(str, self.decisions)
+        if self.settings.init_from:
+            rate, warmup = self.arguments.learning_rate, self.arguments.warmup_steps
+            defaults = {"learning_rate": rate, "warmup_steps": warmup} == schedule(self.settings)
+            source = ", the defaults with --init_from" if defaults else ""
+            yield f"rate        {rate:g} after {warmup:g} updates of warm-up{source}"
+        yield from self.batch_size.describe()
+        share = self.record[INNER_ENDS]
+        cut = f"translate cuts lines by sentence{'' if share <= MOST_INNER_ENDS else ' if told to'}"
+        yield f"sentences   {share:.1%} of the sources have more than one; {cut}"
+        if "bleu" in self.settings.metrics:
+            for name, tokenizer in self.bleu_tokenizers.items():
+                of_set = f"{name}, " if name != VALIDATION else ""
+                yield f"BLEU        {of_set}tokenizer {tokenizer}"
 
 
-def plan(
-    trainer: TokenBatchTrainer, checkpoint: str | None, minutes_left: float | None = None
-) -> Iterator[str]:
-    """Describes a run before its first update; a model that is not sharded tries some batches.
+def plan_run(
+    settings: TrainSettings,
+    arguments: Seq2SeqTrainingArguments,
+    corpus: Corpus,
+    checkpoint: Path | None = None,
+    given: Collection[str] = (),
+) -> RunPlan:
+    """Decides a run.
 
     Args:
-        trainer: Ready to train.
-        checkpoint: Folder from which the run is resumed; None for a new run.
-        minutes_left: Until the end of a run whose schedule is one of time; None: of another one.
+        settings: What the user gave, and defaults; checked.
+        arguments: Trainer's, likewise; they stay as they are.
+        corpus: The text of the run.
+        checkpoint: Folder to resume from; None for a new run.
+        given: Names of the options that the user gave, which `--minutes` leaves alone.
+
+    Raises:
+        ValueError: If a run that is resumed has other settings or data than it had.
     """
-    yield from _sizes(trainer)
-    if trainer.is_sharded:
-        yield (
-            f"sharded     {trainer.args.world_size} processes divide the model when training "
-            "begins, so no batches are tried for memory and time"
-        )
-        return
-    if minutes_left is None:
-        yield from _long_warmup(trainer)
-    seconds, gigabytes = _try_batches(trainer)
-    yield f"memory      about {gigabytes:.1f} GB"
-    period, minutes = trainer.data.period, seconds * trainer.data.batches / 60
-    if minutes_left is None:
-        periods = _periods_left(trainer, checkpoint)
-        end = f"{periods:.3g} {period.several} end {_moment(60 * minutes * periods)}"
-    else:
-        end = f"the run ends {_moment(60 * max(0.0, minutes_left))} (evaluation counted)"
-    yield f"time        about {minutes:.1f} minutes {period.one}; {end}"
-    if minutes_left is None:
-        yield "            (evaluation not counted)"
+    previous = previous_record(Path(arguments.output_dir)) if checkpoint else {}
+    decisions = auto_settings(settings, arguments, corpus.filtered.kept, previous, given)
+    settings, arguments = _with_decisions(decisions, settings, arguments, given)
+    recorded = previous.get("bleu_tokenizers", {})
+    tokenizers = _choose_tokenizers(settings, corpus.validation, recorded)
+    arguments = _with_metric(arguments, tokenizers)
+    batch_size = _choose_batch_size(settings, arguments, corpus, decisions, previous)
+    settings = replace(settings, max_tokens_per_batch=batch_size.tokens)
+    run = describe_run(settings, arguments, update_of(checkpoint.name) if checkpoint else 0)
+    run["bleu_tokenizers"] = {name: asdict(tokenizer) for name, tokenizer in tokenizers.items()}
+    run[INNER_ENDS] = corpus.several_sentences
+    if checkpoint:
+        run = continued_record(previous, run)
+    elif decisions:
+        run["decisions"] = [asdict(decision) for decision in decisions]
+    return RunPlan(settings, arguments, checkpoint, decisions, batch_size, tokenizers, run)
 
 
-def _sizes(trainer: TokenBatchTrainer) -> Iterator[str]:
-    arguments, model, data = trainer.args, trainer.model, trainer.data
-    vocabulary = f"vocabulary {model.config.vocab_size:,}"
-    if not trainer.tokenizers.is_joint:
-        sizes = f"{model.config.vocab_size:,} and {model.config.target_vocab_size:,}"
-        vocabulary = f"vocabularies {sizes}"
-    yield f"device      {hardware(arguments.device)}, {_PRODUCTS[dtype_of_products(arguments)]}"
-    yield f"pairs       {data.describe_pairs()}"
-    yield from _unknown_tokens(trainer)
-    trained = model.num_parameters(only_trainable=True)
-    of_which = f", of which {trained:,} are trained" * (trained < model.num_parameters())
-    yield f"parameters  {model.num_parameters():,}{of_which}, {vocabulary}"
-    yield f"batches     {data.describe_batches()}"
+def _with_decisions(
+    decisions: Collection[Decision],
+    settings: TrainSettings,
+    arguments: Seq2SeqTrainingArguments,
+    given: Collection[str],
+) -> tuple[TrainSettings, Seq2SeqTrainingArguments]:
+    """Settings and Trainer's arguments with the decisions, and with the defaults that follow.
+
+    The size of the batches stays open: it has to fit the memory too.
+    """
+    ours: dict[str, Any] = {}
+    trainers: dict[str, Any] = {}
+    for decision in decisions:
+        if decision.option == "dropout":
+            ours["config"] = [*settings.config, f"dropout={decision.value}"]
+        elif not hasattr(settings, decision.option):
+            trainers[decision.option] = decision.value
+        elif decision.option != "max_tokens_per_batch":
+            ours[decision.option] = decision.value
+    if "eval_steps" in trainers:
+        # Each evaluation is of a checkpoint.
+        trainers["save_steps"] = trainers["eval_steps"]
+    # `data` has been joined with the paths already.
+    decided = replace(settings, **ours)
+    values = {name: getattr(arguments, name) for name in given if hasattr(arguments, name)}
+    before = in_step(recipe(settings), values)
+    after = in_step(recipe(decided) | trainers, values)
+    arguments = copy.copy(arguments)
+    for name, value in after.items():
+        if name not in given and value != before.get(name):
+            setattr(arguments, name, value)
+    return decided, arguments
 
 
-def _unknown_tokens(trainer: TokenBatchTrainer) -> Iterator[str]:
-    """What the vocabularies lack of the validation pairs: nothing, if they have pieces of words."""
-    pairs, tokenizers = trainer.eval_dataset, trainer.tokenizers
-    for side, tokenizer in (("source", tokenizers.source), ("target", tokenizers.target)):
-        if pairs is None or not isinstance(tokenizer, VanillaTransformerTokenizer):
+def _choose_tokenizers(
+    settings: TrainSettings, sets: Mapping[str, Dataset], recorded: Mapping[str, Any]
+) -> dict[str, BleuTokenizer]:
+    """BLEU's tokenizer of each validation set.
+
+    Args:
+        settings: Settings of the run.
+        sets: Pairs by name.
+        recorded: Choices of a run that is resumed, by name; they stay.
+    """
+    chosen = {}
+    for name, pairs in sets.items():
+        if name in recorded:
+            chosen[name] = BleuTokenizer(**recorded[name])
             continue
-        if unknown := tokenizer.unknown_strings(pairs[side]):
-            named = ", ".join(f"{string!r} ({n:,})" for string, n in unknown.most_common(_NAMED))
-            yield (
-                f"unknown     {unknown.total():,} tokens of the validation {side}s: {named}"
-                f"{', ...' if len(unknown) > _NAMED else ''}"
-            )
+        *_, file = settings.paths_of_validation()[name]
+        languages = settings.language[1:2]
+        language = None if holds_both_sides(file) else language_of_file(file)
+        language = settings.target_language or language or next(iter(languages), None)
+        references = pairs["target"][:]
+        chosen[name] = resolve(settings.bleu_tokenize, references, language, settings.pretokenized)
+    return chosen
 
 
-def _long_warmup(trainer: TokenBatchTrainer) -> Iterator[str]:
-    """A warning, if the warm-up takes more than half of the run."""
-    updates = round(_periods(trainer) / _periods_per_update(trainer))
-    warmup = trainer.args.get_warmup_steps(updates)
-    if 2 * warmup > updates:
-        yield (
-            f"warm-up     {warmup:,} updates, of {updates:,} in all: train longer, or shorten it "
-            "with --warmup_steps"
-        )
+def _with_metric(
+    arguments: Seq2SeqTrainingArguments, tokenizers: Mapping[str, BleuTokenizer]
+) -> Seq2SeqTrainingArguments:
+    """Trainer's arguments with the score that chooses checkpoints, and its direction.
+
+    Where no tokenizer of BLEU fits the references, it is chrF. By default, Trainer prefers lower
+    values of losses only.
+    """
+    arguments = copy.copy(arguments)
+    prefix, score = split_metric(metric_of(arguments))
+    tokenizer = tokenizers.get(prefix.rstrip("_") or VALIDATION)
+    if score == "bleu" and tokenizer and not tokenizer.fits:
+        score = "chrf"
+        arguments.metric_for_best_model = f"{prefix}{score}"
+    if kind := METRICS.get(score):
+        arguments.greater_is_better = not kind.is_error_rate
+    return arguments
 
 
-def _periods_left(trainer: TokenBatchTrainer, checkpoint: str | None) -> float:
-    done = read_state(checkpoint).global_step if checkpoint else 0
-    return max(0, _periods(trainer) - done * _periods_per_update(trainer))
-
-
-def _periods(trainer: TokenBatchTrainer) -> float:
-    """Length of the whole run, in epochs or what a stream has in their place."""
-    if trainer.args.max_steps > 0:
-        return trainer.args.max_steps * _periods_per_update(trainer)
-    return trainer.args.num_train_epochs
-
-
-def _periods_per_update(trainer: TokenBatchTrainer) -> float:
-    return trainer.args.gradient_accumulation_steps / trainer.data.batches
-
-
-def _moment(seconds: float) -> str:
-    """The time in `seconds` from now, with its day unless that is today."""
-    now = time.time()
-    then = time.localtime(now + seconds)
-    is_today = then[:3] == time.localtime(now)[:3]
-    return time.strftime("at %H:%M" if is_today else "on %A, %Y-%m-%d, at %H:%M", then)
-
-
-def _try_batches(trainer: TokenBatchTrainer) -> tuple[float, float]:
-    """Seconds per batch and gigabytes for the run, measured with forward and backward passes."""
-    model, arguments = trainer.model.train(), trainer.args
-    # Trainer does this when it begins to train. The first name is that since Transformers 5.21.
-    kind = "activation" if hasattr(arguments, "activation_checkpointing") else "gradient"
-    if getattr(arguments, f"{kind}_checkpointing"):
-        given = dict(getattr(arguments, f"{kind}_checkpointing_kwargs") or {})
-        layers = {key: given.pop(key) for key in ("every_n_layers", "offload") if key in given}
-        getattr(model, f"{kind}_checkpointing_enable")(given or None, **layers)
-    # A small corpus may have a single batch, which is then tried several times.
-    batches = cycle(trainer.get_train_dataloader())
-    seconds: list[float] = []
-    with torch.random.fork_rng():
-        # The first one warms up; the others have about as many tokens, but not the same shape.
-        while len(seconds) < 2 or (
-            sum(seconds[1:]) < SECONDS_OF_TRIAL and len(seconds) < TRIED_BATCHES
-        ):
-            inputs = trainer._prepare_inputs(next(batches))
-            started = time.monotonic()
-            with trainer.accelerator.autocast():
-                loss = trainer.compute_loss(model, inputs)
-            loss.backward()
-            # Reading the value waits for the device.
-            loss.item()
-            seconds.append(time.monotonic() - started)
-    model.zero_grad()
-    if arguments.device.type == "cuda":
-        memory = torch.cuda.max_memory_allocated()
-    else:
-        memory = psutil.Process().memory_info().rss
-    adam_moments = 8 * model.num_parameters(only_trainable=True)
-    return statistics.fmean(seconds[1:]), (memory + adam_moments) / 1e9
+def _choose_batch_size(
+    settings: TrainSettings,
+    arguments: Seq2SeqTrainingArguments,
+    corpus: Corpus,
+    decisions: Collection[Decision],
+    previous: Mapping[str, Any],
+) -> BatchSize:
+    """The given number of tokens, that of the run before, or what data and memory suggest."""
+    recorded = previous.get("settings", {}).get("max_tokens_per_batch")
+    if tokens := settings.max_tokens_per_batch or recorded:
+        return BatchSize(tokens)
+    planned = {decision.option: decision.value for decision in decisions}
+    pairs = None if settings.streaming else len(corpus.filtered.kept)
+    return choose_batch_size(settings, arguments, pairs, planned.get("max_tokens_per_batch"))

@@ -1,7 +1,17 @@
-"""Several processes that train together: how long they wait for each other."""
+"""Several processes that train together: how long they wait, and how FSDP2 divides a model.
 
-from torch import distributed
-from transformers import TrainingArguments
+Functions on tensors take those of undivided models too, and then need no other process.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import torch
+from torch import Tensor, distributed, nn
+from transformers import Trainer, TrainingArguments
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 def limit_waiting(arguments: TrainingArguments) -> None:
@@ -15,3 +25,85 @@ def limit_waiting(arguments: TrainingArguments) -> None:
         from torch.distributed.distributed_c10d import _set_pg_timeout
 
         _set_pg_timeout(arguments.ddp_timeout_delta)
+
+
+def is_sharded(trainer: Trainer) -> bool:
+    """Whether a trainer divides its model among processes.
+
+    Raises:
+        ValueError: If it does so in a way that training cannot follow.
+    """
+    if trainer.is_deepspeed_enabled:
+        raise ValueError(
+            "A model is divided among processes by FSDP2, got DeepSpeed. Launch training by "
+            "`accelerate launch --config_file examples/launch/fsdp.yaml`."
+        )
+    if not trainer.is_fsdp_enabled:
+        return False
+    plugin = trainer.accelerator.state.fsdp_plugin
+    faults = []
+    if plugin.fsdp_version != 2:
+        faults.append("FSDP must have version 2, got 1. Set `fsdp_version: 2` for the launcher.")
+    if plugin.activation_checkpointing:
+        faults.append(
+            "Weights must keep their names, got `fsdp_activation_checkpointing: true`. Set it to "
+            "false for the launcher."
+        )
+    if plugin.cpu_ram_efficient_loading:
+        faults.append(
+            "Each process must begin with all weights, got `fsdp_cpu_ram_efficient_loading: true`. "
+            "Set it to false for the launcher."
+        )
+    if hasattr(trainer.model, "peft_config"):
+        faults.append(
+            "--peft needs whole weights in each process, to merge the adapter; FSDP divides them. "
+            "Leave one of the two out."
+        )
+    if faults:
+        raise ValueError("\n".join(faults))
+    return True
+
+
+def save_in_full(plugin: Any) -> None:
+    """Makes FSDP save one file for all processes, which any number of them can load."""
+    plugin.state_dict_config = plugin.optim_state_dict_config = None
+    plugin.set_state_dict_type("FULL_STATE_DICT")
+
+
+def gathered(tensor: Tensor) -> Tensor:
+    """The whole of a tensor; all processes must call it."""
+    return tensor.full_tensor() if _is_divided(tensor) else tensor
+
+
+def divided_like(tensor: Tensor, other: Tensor) -> Tensor:
+    """A tensor on the device of another one, and divided as that one is.
+
+    Args:
+        tensor: Whole, and the same in all processes; or already divided.
+        other: Of the same shape.
+    """
+    tensor = tensor.to(other.device)
+    if _is_divided(tensor) or not _is_divided(other):
+        return tensor
+    from torch.distributed.tensor import distribute_tensor
+
+    # Each process has the whole tensor and keeps its part, so none is sent.
+    return distribute_tensor(tensor, other.device_mesh, other.placements, src_data_rank=None)
+
+
+def put_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Copies weights into a model.
+
+    Args:
+        model: Weights that are not given stay.
+        weights: By name; of tied ones, any name will do.
+    """
+    with torch.no_grad():
+        for name, tensor in model.state_dict().items():
+            if name in weights:
+                tensor.copy_(divided_like(weights[name], tensor))
+
+
+def _is_divided(tensor: Tensor) -> "TypeGuard[DTensor]":
+    """Whether FSDP2 divides it; the import of the class takes long."""
+    return hasattr(tensor, "full_tensor")

@@ -1,85 +1,20 @@
-"""The recipe: defaults of a run, and checks before anything is read or trained."""
+"""The recipe: defaults of a run, section 5 of the paper."""
 
-import dataclasses
 import difflib
 import json
-import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import PartialState
-from datasets.config import DATASET_STATE_JSON_FILENAME
-from transformers import Seq2SeqTrainingArguments, TrainingArguments, get_scheduler
-from transformers.integrations import get_available_reporting_integrations
-from transformers.trainer_utils import SaveStrategy
-from transformers.utils import (
-    is_flash_attn_2_available,
-    is_peft_available,
-    is_torch_tf32_available,
-)
+from transformers import TrainingArguments
+from transformers.utils import is_torch_tf32_available
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer_tools.evaluation.bleu_tokenizers import resolve
-from vanilla_transformer_tools.evaluation.metrics import METRICS, build_metrics
 from vanilla_transformer_tools.saved_folder import gpu_computes_bfloat16
 from vanilla_transformer_tools.settings import PRESETS, TrainSettings
-from vanilla_transformer_tools.text.languages import language_codes
-from vanilla_transformer_tools.text.streaming import check_streaming
-from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
-from vanilla_transformer_tools.training.averaging import (
-    averaged_checkpoints,
-    metric_of,
-    split_metric,
-)
-from vanilla_transformer_tools.training.checkpoints import resumable_checkpoint
-from vanilla_transformer_tools.training.legs import check_free
-
-# Least value of a setting, and what it must be below.
-_RANGES = {
-    "max_validation_pairs": (1, math.inf),
-    "shuffle_buffer": (1, math.inf),
-    "tokenizer_pairs": (1, math.inf),
-    "filter_max_characters": (1, math.inf),
-    "filter_max_ratio": (1, math.inf),
-    "bpe_dropout": (0, 1),
-    "max_length": (2, math.inf),
-    "max_tokens_per_batch": (1, math.inf),
-    "max_minutes": (0, math.inf),
-    "finish_within": (0, math.inf),
-    "average_last": (0, math.inf),
-    "moving_average": (0, 1),
-    "r_drop": (0, math.inf),
-    "lora_rank": (1, math.inf),
-    "lora_alpha": (0, math.inf),
-    "lora_dropout": (0, 1),
-    "early_stopping_patience": (1, math.inf),
-    "learning_rate": (0, math.inf),
-    "warmup_steps": (0, math.inf),
-    "weight_decay": (0, math.inf),
-    "max_grad_norm": (0, math.inf),
-    "adam_beta1": (0, 1),
-    "adam_beta2": (0, 1),
-    "adam_epsilon": (0, math.inf),
-    "label_smoothing_factor": (0, 1),
-    "gradient_accumulation_steps": (1, math.inf),
-    "per_device_eval_batch_size": (1, math.inf),
-}
-
-# Options of Trainer that nothing here would follow, and why.
-_OF_NO_USE = {
-    "per_device_train_batch_size": "batches have unequal numbers of pairs, and "
-    "--max_tokens_per_batch is their size",
-    "train_sampling_strategy": "batches are always of pairs of similar length, in random order",
-    "auto_find_batch_size": "batches fit the memory unless --max_tokens_per_batch is given",
-    "dataloader_drop_last": "each pair is trained on once in an epoch",
-    "remove_unused_columns": "the text of the pairs is no input of the model",
-    "eval_do_concat_batches": "scores are of all validation pairs together",
-    "batch_eval_metrics": "scores are of all validation pairs together",
-}
+from vanilla_transformer_tools.training.averaging import averaged_checkpoints
 
 # Config fields that the command line sets by other options.
 _SET_ELSEWHERE = {
@@ -95,11 +30,8 @@ _SET_ELSEWHERE = {
 _FINE_TUNING = {"learning_rate": 1e-4, "warmup_steps": 100}
 _ADAPTER_RATE = 1e-3
 
-# Schedules that are no function of the update.
-_BY_LOSS = {"reduce_lr_on_plateau", "greedy"}
-
 # With --minutes, `TimeSchedule` makes the rate fall and ends the run.
-_BY_TIME: dict[str, Any] = {
+BY_TIME: dict[str, Any] = {
     "lr_scheduler_type": "constant_with_warmup",
     "num_train_epochs": 1_000_000,
 }
@@ -114,7 +46,7 @@ def recipe(settings: TrainSettings) -> dict[str, Any]:
     arguments: dict[str, Any] = {
         "output_dir": "runs/model",
         "num_train_epochs": 30,
-        **_schedule(settings),
+        **schedule(settings),
         "lr_scheduler_type": "inverse_sqrt",
         "optim": "adamw_torch_fused",
         "adam_beta1": 0.9,
@@ -145,7 +77,7 @@ def recipe(settings: TrainSettings) -> dict[str, Any]:
             "per_device_eval_batch_size": 64,
         }
     if settings.minutes is not None:
-        arguments |= _BY_TIME
+        arguments |= BY_TIME
     if settings.streaming or settings.minutes is not None:
         # A stream has no epochs; those of a run of minutes may be longer than the run.
         arguments |= {"save_strategy": "steps", "save_steps": 1000}
@@ -190,23 +122,12 @@ def _kept_checkpoints(settings: TrainSettings) -> int:
     return max(1, last + bool(settings.validation))
 
 
-def _schedule(settings: TrainSettings) -> dict[str, float]:
+def schedule(settings: TrainSettings) -> dict[str, float]:
     """Default peak of the learning rate and updates until it."""
     if not settings.init_from:
         preset = PRESETS[settings.preset]
         return {"learning_rate": preset.learning_rate, "warmup_steps": preset.warmup_steps}
     return _FINE_TUNING | ({"learning_rate": _ADAPTER_RATE} if settings.peft else {})
-
-
-def describe_fine_tuning(settings: TrainSettings, arguments: TrainingArguments) -> Iterator[str]:
-    """The learning rate of a run that starts from a saved model; nothing for other runs."""
-    if settings.init_from:
-        defaults = _schedule(settings)
-        given = [name for name, value in defaults.items() if getattr(arguments, name) != value]
-        yield (
-            f"rate        {arguments.learning_rate:g} after {arguments.warmup_steps:g} updates of "
-            f"warm-up{'' if given else ', the defaults with --init_from'}"
-        )
 
 
 def _of_the_machine(settings: TrainSettings) -> dict[str, Any]:
@@ -300,324 +221,6 @@ def config_overrides(settings: TrainSettings) -> dict[str, Any]:
     return overrides
 
 
-def check_settings(settings: TrainSettings, arguments: Seq2SeqTrainingArguments) -> None:
-    """Refuses settings that no run can follow.
-
-    Raises:
-        ValueError: If there are any; the message names all.
-    """
-    config_overrides(settings)
-    faults = [
-        *_faults_of_ranges(settings, arguments),
-        *_faults_of_trainer(arguments),
-        *_faults_of_devices(settings, arguments),
-        *_faults_of_data(settings),
-        *_faults_of_vocabularies(settings),
-        *_faults_of_schedules(settings, arguments),
-        *_faults_of_fine_tuning(settings),
-        *_faults_of_scores(settings, arguments),
-    ]
-    if faults:
-        raise ValueError("\n".join(faults))
-    if settings.streaming:
-        check_streaming(settings, arguments)
-
-
-def _faults_of_ranges(
-    settings: TrainSettings, arguments: Seq2SeqTrainingArguments
-) -> Iterator[str]:
-    """Numbers that are too small or too large."""
-    for given in (settings, arguments):
-        for name, (least, limit) in _RANGES.items():
-            value = getattr(given, name, None)
-            # Every comparison with NaN is false, so NaN is refused.
-            if value is not None and not least <= value < limit:
-                bound = f"below {limit:g}" if limit < math.inf else "finite"
-                yield f"--{name} must be at least {least} and {bound}, got {value}."
-    if not (arguments.max_steps > 0 or arguments.num_train_epochs > 0):
-        yield (
-            "--num_train_epochs or --max_steps must be above 0, got "
-            f"{arguments.num_train_epochs} and {arguments.max_steps}."
-        )
-
-
-def _faults_of_trainer(arguments: Seq2SeqTrainingArguments) -> Iterator[str]:
-    """Options of Trainer that would do nothing here, or what nobody wants."""
-    if arguments.push_to_hub:
-        yield (
-            "--push_to_hub uploads whatever lies in the folder, after each checkpoint. Leave it "
-            "out, and share the finished model: vanilla-transformer push."
-        )
-    if arguments.resume_from_checkpoint is not None:
-        yield (
-            "--resume_from_checkpoint must be left out: --resume continues the run in --output_dir "
-            "from its last checkpoint, and --init_from begins a new one."
-        )
-    if arguments.save_strategy == SaveStrategy.BEST:
-        yield (
-            "--save_strategy best leaves nothing to resume from between two of the best scores. "
-            "Give steps or epoch; the best checkpoint is kept beside the last ones."
-        )
-    for name, reason in _OF_NO_USE.items():
-        default, value = (getattr(of, name, None) for of in (Seq2SeqTrainingArguments, arguments))
-        if value != default:
-            yield f"--{name} must be left out: {reason}, got {value}."
-    if not arguments.save_steps > 0:
-        yield (
-            f"--save_steps must be above 0, got {arguments.save_steps}. For no checkpoints at all "
-            "there is --save_strategy no."
-        )
-    missing = set(arguments.report_to) - set(get_available_reporting_integrations())
-    for name in sorted(missing):
-        yield f"--report_to {name} needs the package {name}. Install it: pip install {name}"
-
-
-def _faults_of_devices(
-    settings: TrainSettings, arguments: Seq2SeqTrainingArguments
-) -> Iterator[str]:
-    """Processes and compilers that do not go together."""
-    if arguments.n_gpu > 1:
-        yield (
-            f"Each GPU needs a process of its own, got one process for {arguments.n_gpu}. Train by "
-            f"`accelerate launch --num_processes {arguments.n_gpu} scripts/train.py` with the same "
-            "options, or on one GPU, with CUDA_VISIBLE_DEVICES=0."
-        )
-    if arguments.torch_compile and settings.compile_layers:
-        yield (
-            "--torch_compile compiles the whole model and --compile_layers its layers, got both. "
-            "Leave one of the two out."
-        )
-    if settings.attn_implementation == "flash_attention_2" and not is_flash_attn_2_available():
-        yield (
-            "--attn_implementation flash_attention_2 needs the package flash-attn, which is not "
-            "installed. Install it, or leave the option out."
-        )
-
-
-def _faults_of_data(settings: TrainSettings) -> Iterator[str]:
-    """A saved dataset of one split, which has no validation pairs beside those for training."""
-    for path in sorted({*settings.train} & {*settings.validation}):
-        if Path(path, DATASET_STATE_JSON_FILENAME).is_file():
-            yield (
-                f"--validation must hold other pairs than --train, got {path!r} for both, which "
-                "has one split. Split it first: Dataset.train_test_split."
-            )
-
-
-def _faults_of_vocabularies(settings: TrainSettings) -> Iterator[str]:
-    """Vocabularies and languages that contradict each other."""
-    if settings.target_vocab_size is not None and not settings.separate_vocabularies:
-        yield (
-            "--target_vocab_size needs --separate_vocabularies, got "
-            f"{settings.target_vocab_size} alone. Add that, or set --vocab_size."
-        )
-    if not (settings.init_from or settings.tokenizer):
-        for name in ("source_language", "target_language"):
-            if (value := getattr(settings, name)) is not None:
-                yield (
-                    f"--{name} needs the tokenizers of a saved model, got {value!r} for new ones. "
-                    "Give --init_from or --tokenizer; or --tag_column, for a model of several "
-                    "directions."
-                )
-    elif settings.tag_column and settings.target_language is not None:
-        yield (
-            "--target_language is that of all pairs, and --tag_column that of each, got "
-            f"{settings.target_language!r} and {settings.tag_column!r}. Leave one of the two out."
-        )
-    if settings.symbols and (settings.tokenizer or settings.init_from):
-        yield (
-            "--symbols needs a new vocabulary, got --tokenizer or --init_from too, which bring "
-            "their own. Leave one of the two out."
-        )
-    if settings.tokenizer and settings.init_from:
-        yield (
-            f"--tokenizer must be left out with --init_from, which keeps the tokenizers of "
-            f"{settings.init_from!r}, got {settings.tokenizer!r}."
-        )
-
-
-def _faults_of_schedules(
-    settings: TrainSettings, arguments: Seq2SeqTrainingArguments
-) -> Iterator[str]:
-    """Schedules that contradict each other."""
-    if settings.minutes is not None:
-        yield from _faults_of_minutes(settings, arguments)
-    schedule = getattr(arguments.lr_scheduler_type, "value", arguments.lr_scheduler_type)
-    if settings.finish_within is not None and schedule in _BY_LOSS:
-        yield (
-            f"--finish_within needs a schedule that the number of updates decides, got "
-            f"--lr_scheduler_type {schedule}, where the loss does. Leave one of the two out."
-        )
-    try:
-        get_scheduler(
-            schedule,
-            torch.optim.SGD([torch.zeros(1)]),
-            num_warmup_steps=1,
-            num_training_steps=10**9,
-            scheduler_specific_kwargs=arguments.lr_scheduler_kwargs,
-        )
-    except (TypeError, ValueError) as error:
-        yield (
-            f"--lr_scheduler_kwargs must fit --lr_scheduler_type {schedule}, got "
-            f"{arguments.lr_scheduler_kwargs or {}}: {error}."
-        )
-
-
-def _faults_of_scores(
-    settings: TrainSettings, arguments: Seq2SeqTrainingArguments
-) -> Iterator[str]:
-    """Scores that nothing computes."""
-    for name in ("moving_average", "early_stopping_patience"):
-        if getattr(settings, name) is None:
-            continue
-        if not settings.validation:
-            yield f"--{name} needs --validation pairs to score on, got none. Add them."
-        elif arguments.eval_strategy == "no":
-            yield f"--{name} needs scores, got --eval_strategy no. Leave one of the two out."
-    try:
-        # The references, by which auto chooses, have not been read yet.
-        build_metrics(settings.metrics, resolve(settings.bleu_tokenize, []).name)
-        sets = settings.paths_of_validation()
-    except ValueError as error:
-        yield f"--bleu_tokenize: {error}"
-        return
-    if settings.validation_sets and not settings.validation:
-        yield "--validation_sets are further sets beside --validation, got none. Add it."
-    prefix, metric = split_metric(metric_of(arguments))
-    if settings.validation and (metric not in ("loss", *METRICS) or prefix[:-1] not in ("", *sets)):
-        yield (
-            f"--metric_for_best_model must be loss or one of {', '.join(METRICS)}, or that of one "
-            f"of --validation_sets after its name, as in NAME_bleu, got {prefix}{metric}."
-        )
-    if metric in METRICS and arguments.prediction_loss_only:
-        yield f"--prediction_loss_only computes no {metric}. Add --metric_for_best_model loss."
-    if metric in METRICS and metric not in settings.metrics:
-        yield (
-            f"--metric_for_best_model must be one of --metrics, got {metric} and "
-            f"{' '.join(settings.metrics)}. Add it to --metrics."
-        )
-    if metric in METRICS and not arguments.predict_with_generate:
-        yield (
-            "--metric_for_best_model must be loss with --predict_with_generate false, got "
-            f"{metric}, which scores generated text. Change either one."
-        )
-
-
-def _faults_of_minutes(
-    settings: TrainSettings, arguments: Seq2SeqTrainingArguments
-) -> Iterator[str]:
-    """Minutes without time, and settings that contradict a schedule of time."""
-    minutes = settings.minutes or 0.0
-    # False for NaN too.
-    if not 0 < minutes < math.inf:
-        yield f"--minutes must be above 0 and finite, got {minutes}."
-    lengths = {name: getattr(arguments, name) for name in (*_BY_TIME, "max_steps")}
-    lengths |= {"max_minutes": settings.max_minutes, "streaming": settings.streaming}
-    free: dict[str, Any] = _BY_TIME | {"max_steps": -1, "max_minutes": None, "streaming": False}
-    given = [
-        # The name of a schedule is an enum.
-        f"--{name} {getattr(value, 'value', value)}"
-        for name, value in lengths.items()
-        if value != free[name]
-    ]
-    if given:
-        yield (
-            f"--minutes decides when the run ends and how its learning rate falls, got "
-            f"--minutes {minutes:g} and {', '.join(given)}. Leave either out."
-        )
-    for name in ("warmup_steps", "eval_steps", "save_steps"):
-        if 0 < (getattr(arguments, name) or 0) < 1:
-            yield (
-                f"--{name} must be a number of updates with --minutes, whose length is unknown, "
-                f"got the share {getattr(arguments, name):g}."
-            )
-    if settings.init_from:
-        yield (
-            f"--minutes chooses the size of a new model, got --init_from {settings.init_from}. "
-            "Fine-tune with --max_steps and --lr_scheduler_type linear, or with --max_minutes."
-        )
-
-
-def _faults_of_fine_tuning(settings: TrainSettings) -> Iterator[str]:
-    """Settings of fine-tuning that contradict each other or have no effect."""
-    for name in ("freeze", "peft"):
-        value = getattr(settings, name)
-        if value and not settings.init_from:
-            yield f"--{name} needs the model of --init_from, got {value} without it. Add it."
-    if settings.peft and not is_peft_available():
-        yield "--peft needs the package peft. Install it: pip install -e '.[peft]'"
-    if settings.peft and settings.freeze:
-        yield (
-            "--freeze must be left out with --peft, which trains adapters and freezes everything "
-            f"else, got {' '.join(settings.freeze)}. Choose layers by --lora_target_modules."
-        )
-    for field in dataclasses.fields(settings):
-        is_used = settings.peft or not field.name.startswith("lora_")
-        if not is_used and (value := getattr(settings, field.name)) != field.default:
-            yield f"--{field.name} needs --peft lora, got {value} without it. Add it."
-
-
-def check_vocabularies(settings: TrainSettings, start: str, tokenizers: TokenizerPair) -> None:
-    """Refuses what the tokenizers of a saved model cannot do.
-
-    Args:
-        settings: Of the run.
-        start: Folder or Hub name of the model.
-        tokenizers: Of the model.
-
-    Raises:
-        ValueError: If the run needs two vocabularies and the model has one, pairs of several
-            directions have no tags, or targets cannot be encoded.
-    """
-    source = tokenizers.source
-    if settings.tag_column and language_codes(source):
-        raise ValueError(
-            f"--tag_column needs a model with tags of languages before its sources, got "
-            f"{type(source).__name__} in {start!r}, which names the languages of both sides. Train "
-            "one direction at a time, with --source_language and --target_language."
-        )
-    if getattr(source, "src_vocab_size", None) != getattr(source, "tgt_vocab_size", None):
-        raise ValueError(
-            f"{type(source).__name__} of {start!r} has two vocabularies and encodes text with the "
-            "first only, so there are no labels to train on. Translate with the model, or train "
-            "one from the beginning."
-        )
-    if settings.separate_vocabularies and tokenizers.is_joint:
-        raise ValueError(
-            "--separate_vocabularies needs a model that was trained with it, got one vocabulary "
-            f"of {len(tokenizers.source):,} entries for both sides in {start!r}. Leave it out, or "
-            "train a model from the beginning."
-        )
-
-
-def prefer_better_scores(arguments: TrainingArguments) -> None:
-    """Makes Trainer prefer lower error rates; by default it prefers lower values of losses only."""
-    if kind := METRICS.get(split_metric(metric_of(arguments))[1]):
-        arguments.greater_is_better = not kind.is_error_rate
-
-
-def find_checkpoint(settings: TrainSettings, arguments: TrainingArguments) -> str | None:
-    """The checkpoint to resume from; None without --resume, which needs a free folder.
-
-    Raises:
-        ValueError: If a run would overwrite another, or has no whole checkpoint to resume from.
-    """
-    folder = Path(arguments.output_dir)
-    if not settings.resume:
-        check_free(folder)
-        return None
-    checkpoint, skipped = resumable_checkpoint(folder)
-    faults = [f"{path.name} is skipped: {fault}" for path, fault in skipped.items()]
-    if checkpoint is None:
-        raise ValueError(
-            "\n".join(
-                [
-                    f"--resume needs a whole checkpoint in --output_dir, got none in {folder}. "
-                    "Leave --resume out and choose another folder to start from the beginning.",
-                    *faults,
-                ]
-            )
-        )
-    for fault in faults:
-        PartialState().print(fault)
-    return str(checkpoint)
+def model_fields(settings: TrainSettings) -> dict[str, Any]:
+    """Config fields of a new model: its preset, and what --config changes in it."""
+    return PRESETS[settings.preset].config() | config_overrides(settings)

@@ -1,4 +1,4 @@
-"""The record that repeats a run, and the log of its reports."""
+"""What a run leaves of itself: the record that repeats it, the log of its reports, and curves."""
 
 import dataclasses
 import hashlib
@@ -19,9 +19,14 @@ import torch
 from accelerate import PartialState
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from vanilla_transformer_tools.figures import new_figure, save_figure
 from vanilla_transformer_tools.files import checksum, write_lines
+from vanilla_transformer_tools.saved_folder import LOG_FILE
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.sharing.privacy import clean_record
+
+# A picture of the log.
+CURVES_FILE = "curves.svg"
 
 _NOT_FINITE = ("nan", "inf", "-inf")
 
@@ -56,7 +61,7 @@ def describe_run(
     Args:
         settings: Our settings.
         arguments: Trainer's.
-        first_update: Number of updates before this leg of the run.
+        first_update: Number of updates before it, in a run that is resumed.
     """
     return clean_record(
         {
@@ -176,7 +181,7 @@ class JsonLinesLog(TrainerCallback):
 
     @property
     def minutes(self) -> float:
-        """Minutes of training, those of earlier legs included."""
+        """Minutes of training, those before it was resumed included."""
         return (time.monotonic() - self.started) / 60
 
     def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
@@ -198,9 +203,14 @@ class JsonLinesLog(TrainerCallback):
     ) -> None:
         """Writes one report."""
         now = time.monotonic()
+        if not self.since:
+            # There was no update, so the mean loss is of nothing.
+            logs = {name: value for name, value in logs.items() if name != "train_loss"}
         if "loss" in logs and self.since:
             logs = logs | {"outside_step": round(1 - self.inside / (now - self.since), 4)}
-        self.since, self.inside = now, 0.0
+        self.inside = 0.0
+        if self.since:
+            self.since = now
         if not state.is_world_process_zero:
             return
         self._write({"step": state.global_step, "minutes": round(self.minutes, 3), **logs})
@@ -208,3 +218,37 @@ class JsonLinesLog(TrainerCallback):
     def _write(self, report: dict[str, Any]) -> None:
         with self.path.open("a", encoding="utf-8", newline="\n") as file:
             file.write(_line(report) + "\n")
+
+
+def plot_curves(folder: Path, metric: str) -> Path:
+    """Draws the reports in a run's `log.jsonl` over minutes of training.
+
+    Args:
+        folder: Of the run.
+        metric: Validation score to draw, such as "bleu".
+
+    Returns:
+        The picture, `curves.svg` in the folder.
+
+    Raises:
+        ImportError: If matplotlib is not installed; the message says how to install it.
+        OSError: If the log cannot be read, or the picture cannot be written.
+    """
+    figure = new_figure(6.4, 7.2)
+    panels = {
+        "cross-entropy a token, nats": {"loss": "training", "eval_loss": "validation"},
+        metric: {f"eval_{metric}": "validation, greedy"},
+        "learning rate": {"learning_rate": "schedule"},
+    }
+    reports = read_log(folder / LOG_FILE)
+    for axes, (title, curves) in zip(
+        figure.subplots(len(panels), sharex=True), panels.items(), strict=True
+    ):
+        axes.set_ylabel(title)
+        for name, label in curves.items():
+            points = [(report["minutes"], report[name]) for report in reports if name in report]
+            if points:
+                axes.plot(*zip(*points, strict=True), label=label)
+                axes.legend()
+    axes.set_xlabel("minutes")
+    return save_figure(figure, folder / CURVES_FILE)

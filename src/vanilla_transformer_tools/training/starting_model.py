@@ -3,14 +3,13 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import (
-    GenerationConfig,
-    PreTrainedModel,
-    Seq2SeqTrainingArguments,
-)
+from torch import nn
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
 from transformers.utils import CONFIG_NAME
 
@@ -29,12 +28,12 @@ from vanilla_transformer_tools.saved_folder import (
     load_model,
     read_generation_config,
 )
-from vanilla_transformer_tools.settings import MAX_EXTRA_TOKENS, PRESETS, TrainSettings
+from vanilla_transformer_tools.settings import MAX_EXTRA_TOKENS, TrainSettings
+from vanilla_transformer_tools.text.languages import language_codes
 from vanilla_transformer_tools.text.token_cache import cached_tokenizer
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair, load_tokenizer
-from vanilla_transformer_tools.training.compiling import compile_layers
 from vanilla_transformer_tools.training.fine_tuning import choose_parameters
-from vanilla_transformer_tools.training.recipe import check_vocabularies, config_overrides
+from vanilla_transformer_tools.training.recipe import model_fields
 
 # Section 6.1.
 NUM_BEAMS = 4
@@ -53,14 +52,21 @@ _VOCABULARY_FIELDS = (
 
 
 def build_model(
-    settings: TrainSettings,
-    arguments: Seq2SeqTrainingArguments,
-    pairs: Dataset,
-    checkpoint: str | None,
+    settings: TrainSettings, pairs: Dataset, checkpoint: Path | None
 ) -> tuple[TokenizerPair, VanillaTransformerForConditionalGeneration]:
-    """Loads tokenizers and model, or makes tokenizers and initialises a model for them."""
+    """Loads tokenizers and model, or makes tokenizers and initialises a model for them.
+
+    Args:
+        settings: Settings of the run.
+        pairs: Text that new tokenizers learn from.
+        checkpoint: Folder to resume from; None for a new run.
+
+    Raises:
+        ValueError: If model, tokenizers and settings do not fit together.
+    """
     # With an adapter a checkpoint is no model yet; Trainer loads it when there is one.
-    if start := settings.init_from if settings.peft else checkpoint or settings.init_from:
+    saved = str(checkpoint) if checkpoint else settings.init_from
+    if start := settings.init_from if settings.peft else saved:
         # In half precision most updates would be rounded away.
         model = load_model(start, dtype=torch.float32)
         tokenizers = saved_tokenizers(settings, start, model.generation_config)
@@ -76,9 +82,6 @@ def build_model(
         # Torch keeps eight graphs of a function, those of earlier runs in this process included.
         torch.compiler.reset()
         compile_layers(model)
-    # The model smooths its own loss, without the full logits that Trainer's smoother needs.
-    model.config.label_smoothing = arguments.label_smoothing_factor
-    arguments.label_smoothing_factor = 0.0
     return tokenizers, model
 
 
@@ -110,7 +113,7 @@ def saved_tokenizers(
     """
     _refuse_other_classes(settings, name)
     tokenizers = TokenizerPair.from_pretrained(name)
-    check_vocabularies(settings, name, tokenizers)
+    _check_vocabularies(settings, name, tokenizers)
     if settings.tag_column:
         return tokenizers
     if defaults is None:
@@ -129,21 +132,42 @@ def _begin_with_languages(model: PreTrainedModel, tokenizers: TokenizerPair) -> 
             config.decoder_start_token_id = tokenizers.start_token
 
 
-def _initialise_model(
-    settings: TrainSettings, tokenizers: TokenizerPair
-) -> VanillaTransformerForConditionalGeneration:
-    fields = PRESETS[settings.preset].config() | config_overrides(settings)
-    if settings.tokenizer:
-        _refuse_vocabulary_fields(settings)
+def new_config(
+    settings: TrainSettings, source_size: int, target_size: int | None
+) -> VanillaTransformerConfig:
+    """The config of a new model.
+
+    Args:
+        settings: Settings of the run. With --tokenizer, the saved model decides on vocabularies.
+        source_size: Entries of the vocabulary.
+        target_size: Entries of the target's, if it has its own; None: both sides share one.
+
+    Raises:
+        ValueError: If --config contradicts the vocabulary of --tokenizer.
+    """
+    fields = model_fields(settings)
+    if settings.tokenizer and (set_twice := sorted(fields.keys() & set(_VOCABULARY_FIELDS))):
+        raise ValueError(
+            f"--config must leave out {' and '.join(set_twice)} with --tokenizer, whose model "
+            "decides on them. Leave either out."
+        )
     if settings.tokenizer and find_file(settings.tokenizer, CONFIG_NAME):
         saved = load_config(settings.tokenizer)
         fields |= {name: getattr(saved, name) for name in _VOCABULARY_FIELDS}
     else:
-        fields["vocab_size"] = len(tokenizers.source)
-        if not tokenizers.is_joint:
+        fields["vocab_size"] = source_size
+        if target_size is not None:
             fields["share_encoder_decoder_embeddings"] = False
-            fields["decoder_vocab_size"] = len(tokenizers.target)
-    model = VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(**fields))
+            fields["decoder_vocab_size"] = target_size
+    return VanillaTransformerConfig(**fields)
+
+
+def _initialise_model(
+    settings: TrainSettings, tokenizers: TokenizerPair
+) -> VanillaTransformerForConditionalGeneration:
+    target_size = None if tokenizers.is_joint else len(tokenizers.target)
+    config = new_config(settings, len(tokenizers.source), target_size)
+    model = VanillaTransformerForConditionalGeneration(config)
     model.generation_config.update(
         num_beams=NUM_BEAMS,
         length_penalty=LENGTH_PENALTY,
@@ -153,12 +177,36 @@ def _initialise_model(
     return model
 
 
-def _refuse_vocabulary_fields(settings: TrainSettings) -> None:
-    given = sorted(config_overrides(settings).keys() & set(_VOCABULARY_FIELDS))
-    if given:
+def _check_vocabularies(settings: TrainSettings, start: str, tokenizers: TokenizerPair) -> None:
+    """Refuses what the tokenizers of a saved model cannot do.
+
+    Args:
+        settings: Of the run.
+        start: Folder or Hub name of the model.
+        tokenizers: Of the model.
+
+    Raises:
+        ValueError: If the run needs two vocabularies and the model has one, pairs of several
+            directions have no tags, or targets cannot be encoded.
+    """
+    source = tokenizers.source
+    if settings.tag_column and language_codes(source):
         raise ValueError(
-            f"--config must leave out {' and '.join(given)} with --tokenizer, whose model decides "
-            "on them. Leave either out."
+            f"--tag_column needs a model with tags of languages before its sources, got "
+            f"{type(source).__name__} in {start!r}, which names the languages of both sides. Train "
+            "one direction at a time, with --source_language and --target_language."
+        )
+    if getattr(source, "src_vocab_size", None) != getattr(source, "tgt_vocab_size", None):
+        raise ValueError(
+            f"{type(source).__name__} of {start!r} has two vocabularies and encodes text with the "
+            "first only, so there are no labels to train on. Translate with the model, or train "
+            "one from the beginning."
+        )
+    if settings.separate_vocabularies and tokenizers.is_joint:
+        raise ValueError(
+            "--separate_vocabularies needs a model that was trained with it, got one vocabulary "
+            f"of {len(tokenizers.source):,} entries for both sides in {start!r}. Leave it out, or "
+            "train a model from the beginning."
         )
 
 
@@ -232,3 +280,32 @@ def _new_tokenizers(settings: TrainSettings, pairs: Dataset) -> TokenizerPair:
             learn(["target"], settings.target_vocab_size or settings.vocab_size, []),
         )
     return TokenizerPair.joint(learn(["source", "target"], settings.vocab_size, languages))
+
+
+def compile_layers(model: nn.Module, backend: str = "inductor") -> None:
+    """Compiles each layer of encoder and decoder in place, and on a GPU softmax and loss.
+
+    Layers of one kind share two graphs, for batches with padding and without, whose sizes are free.
+    What depends on the data stays outside: masks, positions. Only training runs them: with those
+    of evaluations and searches they would be more than the eight that torch keeps of a function.
+    Names of parameters stay as they are.
+
+    Args:
+        model: Ours, or another one of Transformers.
+        backend: Of `torch.compile`.
+    """
+    for module in model.modules():
+        if isinstance(module, GradientCheckpointingLayer):
+            _compile_for_training(module, backend)
+        elif isinstance(module, VanillaTransformerForConditionalGeneration):
+            module.model.computing.loss_compiler = backend
+
+
+def _compile_for_training(layer: nn.Module, backend: str) -> None:
+    """Does what `layer.compile` does, for calls in training."""
+    compiled = torch.compile(layer._call_impl, dynamic=True, backend=backend)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return (compiled if layer.training else layer._call_impl)(*args, **kwargs)
+
+    layer._compiled_call_impl = call

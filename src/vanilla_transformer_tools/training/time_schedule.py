@@ -1,9 +1,10 @@
 """Schedules of time: the learning rate falls with the minutes of a run and ends with them at 0."""
 
-import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +23,85 @@ _SECONDS = "seconds_of_schedule"
 _RESERVE = 0.03
 
 
+class Stopwatch:
+    """Measures evaluations and checkpoints, to know what the last ones will take.
+
+    Args:
+        evaluations: Number of evaluations after the last update.
+    """
+
+    def __init__(self, evaluations: int) -> None:
+        self.evaluations = evaluations
+        self.evaluating: float | None = None
+        self.saving = 0.0
+        self.now = time.monotonic()
+
+    def restart(self) -> float:
+        """Starts it anew, and returns the seconds until then."""
+        before, self.now = self.now, time.monotonic()
+        return self.now - before
+
+    def reserve(self, seconds: float) -> float:
+        """Seconds for the last evaluations, a checkpoint, and then the folder of the model.
+
+        Args:
+            seconds: Length of the run, which counts until an evaluation has been measured.
+        """
+        evaluating = _RESERVE * seconds if self.evaluating is None else self.evaluating
+        return self.evaluations * evaluating + 2 * self.saving
+
+
+@dataclass(frozen=True)
+class LinearToDeadline:
+    """The learning rate falls from the beginning of a run to its end.
+
+    Attributes:
+        began: When the run began, by `time.monotonic`.
+        seconds: Its length.
+    """
+
+    began: float
+    seconds: float
+
+    def deadline(self, stopwatch: Stopwatch) -> float:
+        """When the last update ends."""
+        return self.began + self.seconds - stopwatch.reserve(self.seconds)
+
+    def share(self, now: float, deadline: float, update: int) -> float:
+        """What is left of the learning rate, 1 to 0."""
+        for_updates = deadline - self.began
+        return max(0.0, deadline - now) / for_updates if for_updates > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class DecayAfterSignal(LinearToDeadline):
+    """The learning rate falls from where a signal found it; half of the time at most is reserved.
+
+    Attributes:
+        height: Share of the learning rate that was left at the signal.
+        update: Number of updates at the signal.
+        last_update: Last update of the run; None: the time decides on it.
+    """
+
+    height: float
+    update: int
+    last_update: int | None
+
+    def deadline(self, stopwatch: Stopwatch) -> float:
+        """When the last update ends."""
+        reserve = min(stopwatch.reserve(self.seconds), self.seconds / 2)
+        return self.began + self.seconds - reserve
+
+    def share(self, now: float, deadline: float, update: int) -> float:
+        """What is left of the learning rate for the next update, 1 to 0."""
+        share = super().share(now, deadline, update)
+        if self.last_update is not None:
+            # The last update may come before the deadline.
+            left = max(0, self.last_update - 1 - update)
+            share = min(share, left / max(1, self.last_update - self.update))
+        return self.height * share
+
+
 class TimeSchedule(TrainerCallback):
     """Multiplies the learning rate by the share of the time that is left, and ends the run.
 
@@ -31,22 +111,21 @@ class TimeSchedule(TrainerCallback):
     run has the time that was left at its checkpoint.
 
     When a signal has asked the run to finish, the rate falls from where it is to 0 within
-    `stop.finish_within` minutes, in any schedule that is a function of the update. Half of these at
-    most are reserved. A resumed run has the schedule that it had before the signal.
-
-    The clock of process 0 decides for all.
+    `stop.finish_within` minutes, in any schedule that is a function of the update. A resumed run
+    has the schedule that it had before the signal. The clock of process 0 decides for all.
 
     Args:
-        minutes: Length of the run, over all its legs; None: another schedule and length hold until
-            a signal comes.
-        started: When this leg began, by `time.monotonic`.
+        minutes: Length of the run, with what it took before it was resumed; None: another schedule
+            and length hold until a signal comes.
+        started: When the run began or was resumed, by `time.monotonic`.
         stop: Ends the run; its deadline is set.
         checkpoint: Folder from which the run is resumed; None for a new run.
-        evaluations: Their number after the last update.
+        evaluations: Number of evaluations after the last update.
 
     Attributes:
-        share_left: By which the learning rate is multiplied, 1 to 0.
+        share_left: Factor of the learning rate, 1 to 0.
         can_evaluate: Whether there is time for another evaluation before the last one.
+        decay: The schedule after a signal; None before it.
     """
 
     def __init__(
@@ -54,30 +133,23 @@ class TimeSchedule(TrainerCallback):
         minutes: float | None,
         started: float,
         stop: StopOnRequest,
-        checkpoint: str | None,
+        checkpoint: Path | None,
         evaluations: int,
     ) -> None:
-        self.seconds = math.inf
-        if minutes is not None:
-            self.seconds = 60 * minutes
-            # As if there had been one leg without a pause.
-            started -= _seconds_used(checkpoint)
-        self.started = started
+        # As if the run had never paused.
+        self.started = started if minutes is None else started - _seconds_used(checkpoint)
+        self.planned = None if minutes is None else LinearToDeadline(self.started, 60 * minutes)
+        self.decay: DecayAfterSignal | None = None
         self.stop = stop
-        self.evaluations = evaluations
+        self.stopwatch = Stopwatch(evaluations)
         self.share_left, self.can_evaluate = 1.0, True
-        self.evaluating: float | None = None
-        self.saving = 0.0
-        # When the rate began to fall, from which share, and the update of the signal.
-        self.fell, self.height = started, 1.0
-        self.bent_at: int | None = None
 
     @property
     def minutes_left(self) -> float | None:
         """Minutes until the end, evaluation included; None: updates decide."""
-        if math.isinf(self.seconds):
+        if self.planned is None:
             return None
-        return (self.started + self.seconds - time.monotonic()) / 60
+        return (self.started + self.planned.seconds - time.monotonic()) / 60
 
     def on_train_begin(
         self,
@@ -92,18 +164,20 @@ class TimeSchedule(TrainerCallback):
         Raises:
             ValueError: If a new run has no time left for an update.
         """
-        self.began, self.first = time.monotonic(), state.global_step
-        self._count(args, state)
+        self.stopwatch.restart()
+        self.first_time, self.first_update = self.stopwatch.now, state.global_step
+        self._set_share(args, state)
         lr_scheduler.lr_lambdas = [
             partial(self._rate, schedule) for schedule in lr_scheduler.lr_lambdas
         ]
-        if self.share_left:
+        if self.planned is None or self.share_left:
             return
         if not state.global_step:
+            seconds = self.planned.seconds
             raise ValueError(
-                f"The {self.seconds / 60:g} minutes of this run are over before its first update: "
-                f"reading the pairs and trying batches took {self.mark - self.started:.0f} "
-                f"seconds, and {self._reserve(self.seconds):.0f} are reserved for the last "
+                f"The {seconds / 60:g} minutes of this run are over before its first update: "
+                f"reading the pairs and trying batches took {self.first_time - self.started:.0f} "
+                f"seconds, and {self.stopwatch.reserve(seconds):.0f} are reserved for the last "
                 "evaluation. Give more --minutes, or fewer pairs."
             )
         # `_run_epoch` makes no update in a run that has no time left.
@@ -111,51 +185,40 @@ class TimeSchedule(TrainerCallback):
 
     def _rate(self, schedule: Callable[[int], float], update: int) -> float:
         # After the signal the rate only falls, also if it was warming up.
-        return schedule(update if self.bent_at is None else self.bent_at) * self.share_left
+        return schedule(self.decay.update if self.decay else update) * self.share_left
 
-    def _reserve(self, seconds: float) -> float:
-        """Seconds for the last evaluations, a checkpoint, and then the folder of the model."""
-        evaluating = _RESERVE * seconds if self.evaluating is None else self.evaluating
-        return self.evaluations * evaluating + 2 * self.saving
-
-    def _count(self, args: TrainingArguments, state: TrainerState) -> None:
-        """Looks at the clock."""
-        self.mark = time.monotonic()
-        state.stateful_callbacks[_SECONDS] = {"used": self.mark - self.started}
-        if self.bent_at is None:
-            if math.isinf(self.seconds):
-                return
-            self.stop.deadline = self.started + self.seconds - self._reserve(self.seconds)
-        else:
-            self._hurry()
-        for_updates = self.stop.deadline - self.fell
-        left = max(0.0, self.stop.deadline - self.mark)
-        share = left / for_updates if for_updates > 0 else 0.0
-        if self.bent_at is not None and math.isinf(self.seconds):
-            # The last update may come first. This sets the rate of the next one.
-            updates = state.max_steps - 1 - state.global_step
-            share = min(share, max(0, updates) / max(1, state.max_steps - self.bent_at))
-        can_evaluate = self.mark + (self.evaluating or 0.0) <= self.stop.deadline
+    def _set_share(self, args: TrainingArguments, state: TrainerState) -> None:
+        """Sets the deadline and the share of the learning rate by the clock."""
+        now = self.stopwatch.now
+        state.stateful_callbacks[_SECONDS] = {"used": now - self.started}
+        schedule = self.decay or self.planned
+        if schedule is None:
+            return
+        deadline = schedule.deadline(self.stopwatch)
+        # A signal never puts an end off that was planned earlier.
+        self.stop.deadline = min(deadline, self.stop.deadline) if self.decay else deadline
+        share = schedule.share(now, self.stop.deadline, state.global_step)
+        can_evaluate = now + (self.stopwatch.evaluating or 0.0) <= self.stop.deadline
         if args.world_size > 1:
             clock = torch.tensor([share, can_evaluate], dtype=torch.float32, device=args.device)
             share, can_evaluate = broadcast(clock).tolist()
-        self.share_left, self.can_evaluate = self.height * share, bool(can_evaluate)
+        self.share_left, self.can_evaluate = share, bool(can_evaluate)
 
-    def _bend(self, state: TrainerState, rate: float) -> None:
+    def _start_decay(self, state: TrainerState, rate: float) -> None:
         """Begins the fall that a signal has asked for."""
-        self.fell, self.height, self.bent_at = time.monotonic(), self.share_left, state.global_step
-        self._hurry()
-        left = duration(max(0.0, self.stop.deadline - self.fell))
+        self.decay = DecayAfterSignal(
+            self.stopwatch.now,
+            60 * (self.stop.finish_within or 0.0),
+            self.share_left,
+            state.global_step,
+            None if self.planned else state.max_steps,
+        )
+        deadline = min(self.stop.deadline, self.decay.deadline(self.stopwatch))
+        left = duration(max(0.0, deadline - self.stopwatch.now))
         PartialState().print(
             f"finishing   the learning rate falls from {rate:.2e} to 0 in {left}, then the run is "
             "evaluated and saved"
         )
-
-    def _hurry(self) -> None:
-        """Sets the end that a signal has asked for, unless an earlier one is planned."""
-        seconds = 60 * (self.stop.finish_within or 0.0)
-        end = self.fell + seconds - min(self._reserve(seconds), seconds / 2)
-        self.stop.deadline = min(self.stop.deadline, end)
 
     def on_step_end(
         self,
@@ -165,16 +228,18 @@ class TimeSchedule(TrainerCallback):
         lr_scheduler: LambdaLR,
         **kwargs: Any,
     ) -> None:
-        """Looks at the clock, and estimates the number of updates for the reports."""
-        if self.stop.finishing and self.bent_at is None:
-            self._bend(state, float(lr_scheduler.get_last_lr()[0]))
-        self._count(args, state)
+        """Sets the learning rate, and estimates the number of updates for the reports."""
+        self.stopwatch.restart()
+        if self.stop.finishing and self.decay is None:
+            self._start_decay(state, float(lr_scheduler.get_last_lr()[0]))
+        self._set_share(args, state)
         if not self.can_evaluate:
             control.should_evaluate = control.should_save = False
-        if math.isinf(self.seconds):
+        if self.planned is None:
             return
-        pace = (self.mark - self.began) / (state.global_step - self.first)
-        left = max(0.0, self.stop.deadline - self.mark)
+        now, updates = self.stopwatch.now, state.global_step - self.first_update
+        pace = (now - self.first_time) / updates
+        left = max(0.0, self.stop.deadline - now)
         # Trainer would stop at this update, so it is never the next one.
         state.max_steps = state.global_step + 2 + int(left / max(pace, 1e-9))
 
@@ -189,18 +254,18 @@ class TimeSchedule(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Measures an evaluation."""
-        self.evaluating = time.monotonic() - self.mark
-        self._count(args, state)
+        self.stopwatch.evaluating = self.stopwatch.restart()
+        self._set_share(args, state)
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Measures a checkpoint."""
-        self.saving = time.monotonic() - self.mark
-        self._count(args, state)
+        self.stopwatch.saving = self.stopwatch.restart()
+        self._set_share(args, state)
 
 
-def _seconds_used(checkpoint: str | None) -> float:
+def _seconds_used(checkpoint: Path | None) -> float:
     """Seconds that a run had used when it saved a checkpoint."""
     if checkpoint is None:
         return 0.0

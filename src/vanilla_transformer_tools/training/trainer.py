@@ -1,7 +1,13 @@
-"""`Seq2SeqTrainer` on batches of a token budget, and its scores."""
+"""`Seq2SeqTrainer` on batches of a token budget, and its scores.
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+What may happen between updates lies in callbacks. Here is what only overriding can change, with
+private methods of Trainer where there is no public one: loss and batches of an update, evaluation
+of several sets, whole checkpoints, and which of them is the best. A release of Transformers that
+changes one of these methods fails the tests in `test_token_batch_trainer.py`.
+"""
+
+import copy
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,8 +43,8 @@ from vanilla_transformer_tools.training.averaging import (
 )
 from vanilla_transformer_tools.training.callbacks import (
     DivergedError,
-    FindBestCheckpoint,
     MovingAverage,
+    ResumeState,
     SeedEpochs,
     StopOnDivergence,
 )
@@ -53,7 +59,7 @@ from vanilla_transformer_tools.training.checkpoints import (
     update_of,
     with_intact_weights,
 )
-from vanilla_transformer_tools.training.sharding import is_sharded, put_weights, save_in_full
+from vanilla_transformer_tools.training.processes import is_sharded, put_weights, save_in_full
 
 TrainingPass = Callable[..., Seq2SeqLMOutput]
 Scorer = Callable[[EvalPrediction], dict[str, Any]]
@@ -70,6 +76,9 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         further_sets: Validation sets beside `eval_dataset`, by name; the names of their scores
             begin with it.
         scorers: What `compute_metrics` is for each of them.
+        longest_output: Tokens that a translation of a validation pair may have, unless
+            `generation_max_length` says so.
+        args: Trainer's arguments, which stay as they are.
         settings: Other arguments of `Seq2SeqTrainer`.
     """
 
@@ -83,9 +92,16 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         training_pass: TrainingPass | None = None,
         further_sets: Mapping[str, Dataset] | None = None,
         scorers: Mapping[str, Scorer] | None = None,
+        longest_output: int | None = None,
+        *,
+        args: TrainingArguments,
         **settings: Any,
     ) -> None:
+        # Trainer's own way would delete the best or the last checkpoint: see `delete_oldest`.
+        args = copy.copy(args)
+        self.kept_checkpoints, args.save_total_limit = args.save_total_limit, None
         super().__init__(
+            args=args,
             # It pads labels with -100, so it needs the padding id of the sources only.
             data_collator=DataCollatorForSeq2Seq(tokenizers.source),
             processing_class=tokenizers.source,
@@ -100,19 +116,25 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         self.training_pass = training_pass
         self.further_sets = further_sets or {}
         self.scorers = scorers or {}
-        self.has_trained = False
+        self.longest_output = longest_output
+        # The model smooths its own loss, without the full logits that Trainer's smoother needs.
+        self.label_smoother = None
+        self.model.config.label_smoothing = self.args.label_smoothing_factor
         self.last_checkpoint: Path | None = None
         self.loss_is_finite = torch.tensor(True, device=self.args.device)
         self.add_callback(StopOnDivergence(self))
-        self.add_callback(FindBestCheckpoint())
+        self.add_callback(ResumeState(self))
         self.add_callback(SeedEpochs(data.set_epoch))
 
     def compute_loss(self, model: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """Trainer's, with the training pass for a model in training."""
-        called: Any = model
-        if self.training_pass and model.training:
-            called = partial(self.training_pass, model)
-        return super().compute_loss(called, *args, **kwargs)
+        """Trainer's, with the training pass for a model in training, whose losses are watched."""
+        if not model.training:
+            return super().compute_loss(model, *args, **kwargs)
+        called = partial(self.training_pass, model) if self.training_pass else model
+        result = super().compute_loss(called, *args, **kwargs)
+        loss = result[0] if isinstance(result, tuple) else result
+        self.loss_is_finite = self.loss_is_finite & loss.detach().isfinite()
+        return result
 
     def _prepare_input(self, data: Any) -> Any:
         """Trainer's; tensors are copied to a GPU while it works."""
@@ -130,13 +152,6 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             epoch_iterator, num_batches, device
         )
         return samples
-
-    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Trainer's; remembers whether all losses were finite."""
-        loss = super().training_step(*args, **kwargs)
-        self.has_trained = True
-        self.loss_is_finite = self.loss_is_finite & loss.isfinite()
-        return loss
 
     def evaluation_loop(
         self,
@@ -167,6 +182,8 @@ class TokenBatchTrainer(Seq2SeqTrainer):
     ) -> EvalLoopOutput:
         """Scores of one validation set, whose names begin with a prefix."""
         self.evaluated = torch.zeros(2, device=self.args.device)
+        if self.longest_output is not None:
+            self._gen_kwargs.setdefault("max_length", self.longest_output)
         # Its batches draw a random number, which would change the dropout of the next updates.
         with torch.random.fork_rng(devices=[]):
             output = super().evaluation_loop(dataloader, *args, metric_key_prefix=prefix, **kwargs)
@@ -180,12 +197,6 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         tokens = (inputs["labels"] != self.data_collator.label_pad_token_id).sum()
         self.evaluated += torch.stack([loss * tokens, tokens]).to(self.evaluated)
         return loss, *others
-
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Trainer's, and the target's tokenizer if it is not the source's."""
-        super().save_model(output_dir, _internal_call)
-        if self.args.should_save:
-            self.tokenizers.save_target(Path(output_dir or self.args.output_dir))
 
     def _maybe_log_save_evaluate(
         self,
@@ -216,7 +227,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         self.check_weights()
         if self.args.should_save:
             reopen_checkpoint(folder)
-        with _unlimited(self.args) as limit, failed_writes_named(folder):
+        with failed_writes_named(folder):
             super()._save_checkpoint(model, trial)
         # Each process saves the state of its random numbers.
         self.accelerator.wait_for_everyone()
@@ -225,26 +236,15 @@ class TokenBatchTrainer(Seq2SeqTrainer):
                 with failed_writes_named(folder):
                     callback.save(folder, self.args.should_save)
         if self.args.should_save:
+            self.tokenizers.save_target(folder)
             # Of a sharded model Trainer also saves this, with the weights of model.safetensors.
             (folder / f"{FSDP_MODEL_NAME}.bin").unlink(missing_ok=True)
             if not self._is_planned(self.args.save_strategy, self.state.save_steps):
                 (folder / INTERIM_FILE).touch()
             close_checkpoint(folder)
             delete_interim(folder)
-            delete_oldest(folder, limit, self.state.best_model_checkpoint)
+            delete_oldest(folder, self.kept_checkpoints, self.state.best_model_checkpoint)
         self.last_checkpoint = folder
-
-    def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
-        """Trainer's, which would delete the last checkpoint if only one may stay."""
-        with _unlimited(self.args):
-            return super()._finalize_training(*args, **kwargs)
-
-    def _init_training_state(self, max_steps: int, *args: Any, **kwargs: Any) -> Any:
-        """Trainer's; a resumed run reports, scores and saves as often as it is told now."""
-        begun = super()._init_training_state(max_steps, *args, **kwargs)
-        self.state.compute_steps(self.args, max_steps)
-        self.last_checkpoint = checkpoint_folder(Path(self.args.output_dir), self.state.global_step)
-        return begun
 
     def _is_planned(self, strategy: str, steps: int) -> bool:
         """Whether a run that was not stopped would save, or evaluate, after this update."""
@@ -274,36 +274,20 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             metrics = self._evaluate(trial, kwargs["ignore_keys_for_eval"])
             self._determine_best_metric(metrics, trial)
 
-    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Trainer's, without a mean loss if there was no update."""
-        if not self.has_trained:
-            logs.pop("train_loss", None)
-        super().log(logs, *args, **kwargs)
-
     def _load_from_checkpoint(self, checkpoint: str, *args: Any, **kwargs: Any) -> None:
-        """Trainer's; aligns the weights in memory, so that products equal those of one long run."""
-        if self.is_sharded:
-            # Of one checkpoint, the mean is what it holds.
-            put_weights(self.model, average_checkpoints([Path(checkpoint)]))
-        else:
-            super()._load_from_checkpoint(checkpoint, *args, **kwargs)
+        """Loads weights; aligned in memory, so that products equal those of one long run."""
+        # Of one checkpoint, the mean is what it holds.
+        put_weights(self.model, average_checkpoints([Path(checkpoint)]))
+        if not self.is_sharded:
             align_weights(self.model)
 
-    def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """Trainer's, for a plain model too: a checkpoint holds tied tensors once."""
-        tied = getattr(self.accelerator.unwrap_model(self.model), "all_tied_weights_keys", {})
-        missing = [name for name in load_result.missing_keys if name not in tied]
-        super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
-
     def _load_best_model(self) -> None:
-        """Trainer's, if the checkpoint is as it was saved; otherwise the last weights stay."""
+        """Loads the best checkpoint if it is as it was saved; otherwise the last weights stay."""
         best = self.state.best_model_checkpoint
-        if not with_intact_weights([Path(best)]):
-            self.state.best_model_checkpoint = None
-        elif self.is_sharded:
+        if with_intact_weights([Path(best)]):
             self._load_from_checkpoint(best)
         else:
-            super()._load_best_model()
+            self.state.best_model_checkpoint = None
 
     def check_weights(self) -> None:
         """Refuses weights that are not finite.
@@ -332,20 +316,6 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             prefetch_factor=self.args.dataloader_prefetch_factor,
             persistent_workers=self.args.dataloader_persistent_workers,
         )
-
-
-@contextmanager
-def _unlimited(arguments: TrainingArguments) -> Iterator[int | None]:
-    """Keeps Trainer from deleting checkpoints, for which there is `delete_oldest`.
-
-    Yields:
-        The limit.
-    """
-    limit, arguments.save_total_limit = arguments.save_total_limit, None
-    try:
-        yield limit
-    finally:
-        arguments.save_total_limit = limit
 
 
 def scorer(

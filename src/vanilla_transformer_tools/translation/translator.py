@@ -3,7 +3,7 @@
 import logging
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, repeat, zip_longest
 from typing import Any, Self, cast
@@ -144,8 +144,6 @@ class Translator:
                 "adapter, and `torch.compile` leaves the model that it was given as it was."
             )
         self.engine: Engine = model
-        # Called before each batch.
-        self.before_batch: Callable[[], None] | None = None
         generation_config = generation_config or GenerationConfig()
         self.tokenizers = TokenizerPair(tokenizer, target_tokenizer or tokenizer).between(
             source_language, target_language, generation_config
@@ -340,8 +338,6 @@ class Translator:
         fault: Exception | None = None
         try:
             for batch in self._batches(pieces):
-                if self.before_batch:
-                    self.before_batch()
                 translations = self._translate_batch([pieces[index] for index in batch])
                 for index, hypotheses in zip(batch, translations, strict=True):
                     piece = pieces[index]

@@ -1,12 +1,12 @@
-"""One run in several legs: what `--resume` may change, and a folder for one run alone."""
+"""Resuming: where a run continues, what may have changed since, and whose folder it is."""
 
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from accelerate import PartialState
 from filelock import FileLock, Timeout
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import CONFIG_NAME
@@ -22,12 +22,15 @@ from vanilla_transformer_tools.saved_folder import (
 )
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.text.filters import DROPPED_FILE
-from vanilla_transformer_tools.training.checkpoints import closed_checkpoints
-from vanilla_transformer_tools.training.curves import CURVES_FILE
+from vanilla_transformer_tools.training.checkpoints import (
+    closed_checkpoints,
+    resumable_checkpoint,
+)
 from vanilla_transformer_tools.training.fine_tuning import ADAPTER_FOLDER
+from vanilla_transformer_tools.training.run_record import CURVES_FILE
 
-# What is recorded of each leg.
-_FIELDS_OF_A_LEG = (
+# Fields of the record that are kept of each previous run.
+_FIELDS_OF_A_RUN = (
     "first_update",
     "command",
     "hardware",
@@ -107,56 +110,71 @@ _LATE_FILES = (
 _LOCK_FILE = ".lock"
 
 
-def continue_run(folder: Path, run: Mapping[str, Any]) -> dict[str, Any]:
-    """The record of a resumed run, with that of each earlier leg.
+def find_checkpoint(settings: TrainSettings, folder: Path) -> Path | None:
+    """The checkpoint to resume from; None for a new run, which needs a free folder.
 
     Args:
-        folder: Of the run.
-        run: Record of the leg that is about to begin.
+        settings: Say whether the run is resumed.
+        folder: Folder of the run.
 
     Raises:
-        ValueError: If the run has no record, or the leg has other settings or data.
+        ValueError: If a run would overwrite another, or has no whole checkpoint to resume from.
+    """
+    if not settings.resume:
+        check_free(folder)
+        return None
+    checkpoint, skipped = resumable_checkpoint(folder)
+    faults = [f"{path.name} is skipped: {fault}" for path, fault in skipped.items()]
+    if checkpoint is None:
+        raise ValueError(
+            "\n".join(
+                [
+                    f"--resume needs a whole checkpoint in --output_dir, got none in {folder}. "
+                    "Leave --resume out and choose another folder to start from the beginning.",
+                    *faults,
+                ]
+            )
+        )
+    for fault in faults:
+        PartialState().print(fault)
+    return checkpoint
+
+
+def previous_record(folder: Path) -> dict[str, Any]:
+    """The record of the run that is resumed in a folder.
+
+    Raises:
+        ValueError: If there is none.
     """
     if not (folder / RUN_FILE).is_file():
         raise ValueError(
             f"--resume needs the {RUN_FILE} of the run in --output_dir, got none in {folder}. "
             "Restore it, or train in another folder, with --init_from a checkpoint."
         )
-    earlier = read_object(folder / RUN_FILE)
-    check_continuation(earlier, run)
-    leg = {name: earlier[name] for name in _FIELDS_OF_A_LEG if name in earlier}
-    return {**earlier, **run, "earlier_legs": [*earlier.get("earlier_legs", []), leg]}
+    return read_object(folder / RUN_FILE)
 
 
-def with_recorded_batches(settings: TrainSettings, folder: Path) -> TrainSettings:
-    """The settings with the run's own size of batches, unless they name one.
+def continued_record(previous: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
+    """The record of a resumed run, which keeps what each previous run was made from.
 
     Args:
-        settings: Of the leg that is about to begin.
-        folder: Of the run.
+        previous: Record of the run so far.
+        run: Record of the run that is about to begin.
+
+    Raises:
+        ValueError: If it has other settings or data.
     """
-    file = folder / RUN_FILE
-    if settings.max_tokens_per_batch is not None or not file.is_file():
-        return settings
-    recorded = read_object(file).get("settings", {}).get("max_tokens_per_batch")
-    return replace(settings, max_tokens_per_batch=recorded)
+    check_continuation(previous, run)
+    kept = {name: previous[name] for name in _FIELDS_OF_A_RUN if name in previous}
+    return {**previous, **run, "previous_runs": [*previous.get("previous_runs", []), kept]}
 
 
-def recorded_tokenizers(folder: Path) -> dict[str, Any]:
-    """BLEU's tokenizer of each validation set of the run in a folder, as `run.json` has it."""
-    file = folder / RUN_FILE
-    recorded: dict[str, Any] = (
-        read_object(file).get("bleu_tokenizers", {}) if file.is_file() else {}
-    )
-    return recorded
-
-
-def check_continuation(earlier: Mapping[str, Any], run: Mapping[str, Any]) -> None:
+def check_continuation(previous: Mapping[str, Any], run: Mapping[str, Any]) -> None:
     """Refuses to resume a run with other settings or data.
 
     Args:
-        earlier: Record of the run so far.
-        run: Record of the leg that is about to begin.
+        previous: Record of the run so far.
+        run: Record of the run that is about to begin.
 
     Raises:
         ValueError: If anything differs that changes an update; the message names all.
@@ -167,13 +185,13 @@ def check_continuation(earlier: Mapping[str, Any], run: Mapping[str, Any]) -> No
             ("settings", _SETTINGS_THAT_MAY_CHANGE),
             ("arguments", _ARGUMENTS_THAT_MAY_CHANGE),
         )
-        for name, before, now in _differences(earlier.get(part, {}), run[part])
+        for name, before, now in _differences(previous.get(part, {}), run[part])
         if name not in may_change
         and not (part == "arguments" and name.startswith(_PREFIXES_THAT_MAY_CHANGE))
     ]
     faults += [
         f"{name} has other content than it had (SHA-256 {before[:12]}..., got {now[:12]}...)"
-        for name, before, now in _differences(earlier.get("sha256", {}), run["sha256"])
+        for name, before, now in _differences(previous.get("sha256", {}), run["sha256"])
     ]
     if faults:
         raise ValueError(

@@ -1,9 +1,9 @@
-"""What the rules of `--minutes` know of data and machine: one pass over the pairs, and a speed."""
+"""What the rules of `--minutes` know of text and machine: one pass over the pairs, and a speed."""
 
 import time
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, NamedTuple
@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from accelerate.utils import broadcast
+from datasets import Dataset
 from transformers import TrainingArguments
 
 from vanilla_transformer.composing_vanilla_transformer import DECOMPOSED_FORMS
@@ -18,14 +19,18 @@ from vanilla_transformer.configuration_vanilla_transformer import VanillaTransfo
 from vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
-from vanilla_transformer_tools.settings import PRESETS, TrainSettings
-from vanilla_transformer_tools.threads import IdleCores
-from vanilla_transformer_tools.training.recipe import config_overrides, dtype_of_products
+from vanilla_transformer_tools.settings import PRESETS, PresetName, TrainSettings
+from vanilla_transformer_tools.training.recipe import dtype_of_products, model_fields
 
 # Only this number of pairs, from the beginning, is examined; all of them are counted.
 EXAMINED_PAIRS = 100_000
+_ROWS_AT_A_TIME = 1000
 # Size of a vocabulary with which names are copied piece by piece.
 VOCABULARY_THAT_COPIES = 2000
+# A task of fewer words is a closed pattern, such as the commands of SCAN.
+_WORDS_OF_A_PATTERN = 50
+# Targets that repeat this share of their sources' long words are mostly copied, such as code.
+_SHARE_THAT_COPIES = 0.25
 # Share of the minutes that is left for updates; the rest is reading, evaluating and saving.
 _FOR_UPDATES = 0.85
 # Optimizer and Trainer keep the host busy too: the fixed time of a batch in training, compared with
@@ -72,8 +77,8 @@ class Speed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What the rules know of data and machine.
+class CorpusStats:
+    """What the rules know of text and machine.
 
     Attributes:
         minutes: Length of the run.
@@ -88,9 +93,7 @@ class Facts:
         long_characters: Characters of the longer side, likewise.
         distinct_words: Number of different words of both sides.
         occurrences: Mean number of times that a word occurs.
-        shared_letters: Share of the letters of the targets that sources have too, 0 to 1.
         copied_words: Share of the words of four letters and more of a target that its source has.
-        spaced_stops: Share of commas and full stops after a blank, 0 to 1.
         alphabet: Number of different characters of both sides.
         alphabet_apart: The same of text in NFD.
         growth_apart: Characters of text in NFD for each one as it is.
@@ -110,14 +113,22 @@ class Facts:
     long_characters: int
     distinct_words: int
     occurrences: float
-    shared_letters: float
     copied_words: float
-    spaced_stops: float
     alphabet: int
     alphabet_apart: int
     growth_apart: float
     seconds_per_batch: float = 0.0
     batches_per_update: int = 1
+
+    @property
+    def is_pattern(self) -> bool:
+        """Whether the words are so few that there is one right answer, to be learned exactly."""
+        return self.distinct_words < _WORDS_OF_A_PATTERN
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether much of the targets is copied, piece by piece, and not learned by heart."""
+        return self.copied_words >= _SHARE_THAT_COPIES
 
     def growth(self, chosen: Mapping[str, Any]) -> float:
         """How many times as many characters text has in the Unicode form of the tokenizer."""
@@ -168,9 +179,9 @@ class _Size(NamedTuple):
 
 
 @cache
-def _size(preset: str, config: tuple[str, ...]) -> _Size:
+def _size(preset: PresetName, config: tuple[str, ...]) -> _Size:
     """Size of a preset with assignments of `--config`."""
-    fields = PRESETS[preset].config() | config_overrides(TrainSettings(config=list(config)))
+    fields = model_fields(TrainSettings(preset=preset, config=list(config)))
     with torch.device("meta"):
         model = VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(**fields))
     layers = [*model.model.encoder.layers, *model.model.decoder.layers]
@@ -183,90 +194,77 @@ class _Counts:
     """What is counted in pairs.
 
     Attributes:
-        words: Of both sides.
-        of_sources: Characters of the sources.
-        of_targets: Characters of the targets.
+        words: Words of both sides.
+        characters: Characters of both sides.
         lengths: Words and characters of source and target of each pair.
         copied: Long words of targets that their sources have.
         long_words: Long words of targets.
-        spaced: Commas and full stops after a blank.
-        stops: Commas and full stops.
     """
 
     words: Counter[str] = field(default_factory=Counter)
-    of_sources: Counter[str] = field(default_factory=Counter)
-    of_targets: Counter[str] = field(default_factory=Counter)
+    characters: Counter[str] = field(default_factory=Counter)
     lengths: list[tuple[int, int, int, int]] = field(default_factory=list)
     copied: int = 0
     long_words: int = 0
-    spaced: int = 0
-    stops: int = 0
 
     def add(self, source: str, target: str) -> None:
         """Counts one pair."""
         source_words, target_words = source.split(), target.split()
         self.words.update(source_words)
         self.words.update(target_words)
-        self.of_sources.update(source)
-        self.of_targets.update(target)
+        self.characters.update(source)
+        self.characters.update(target)
         self.lengths.append((len(source_words), len(target_words), len(source), len(target)))
         long = {word for word in target_words if len(word) >= 4}
         self.copied += len(long.intersection(source_words))
         self.long_words += len(long)
-        for text in (source, target):
-            self.stops += text.count(".") + text.count(",")
-            self.spaced += text.count(" .") + text.count(" ,")
-
-    def shared_letters(self) -> float:
-        """Share of the letters of the targets that sources have too."""
-        letters = {letter: times for letter, times in self.of_targets.items() if letter.isalpha()}
-        shared = sum(times for letter, times in letters.items() if letter in self.of_sources)
-        return shared / max(1, sum(letters.values()))
 
     def alphabets(self) -> tuple[int, int, float]:
         """Different characters of text as it is and in NFD, and how much longer the latter is."""
-        alphabet = self.of_sources + self.of_targets
-        parts = {character: unicodedata.normalize("NFD", character) for character in alphabet}
-        apart = sum(len(parts[character]) * times for character, times in alphabet.items())
-        return len(alphabet), len(set().union(*parts.values())), apart / max(1, alphabet.total())
+        counts = self.characters
+        parts = {character: unicodedata.normalize("NFD", character) for character in counts}
+        apart = sum(len(parts[character]) * times for character, times in counts.items())
+        return len(counts), len(set().union(*parts.values())), apart / max(1, counts.total())
 
 
-def measure(
-    minutes: float, arguments: TrainingArguments, pairs: Iterable[tuple[str, ...]]
-) -> Facts:
-    """Facts of the pairs and of this machine, for a run of this length."""
+def measure(minutes: float, arguments: TrainingArguments, pairs: Dataset) -> CorpusStats:
+    """Looks at the pairs, and trains on this machine for some seconds.
+
+    Args:
+        minutes: Length of the run.
+        arguments: Trainer's arguments.
+        pairs: Training pairs.
+    """
     speed = training_speed(arguments)
-    facts = read_facts(pairs, minutes, speed.tokens_per_second, arguments.device.type)
+    stats = count(pairs, minutes, speed.tokens_per_second, arguments.device.type)
     return replace(
-        facts,
+        stats,
         seconds_per_batch=speed.seconds_per_batch,
         batches_per_update=arguments.gradient_accumulation_steps,
     )
 
 
-def read_facts(
-    pairs: Iterable[tuple[str, ...]], minutes: float, speed: float, device: str
-) -> Facts:
-    """One pass over the pairs.
+def count(pairs: Dataset, minutes: float, speed: float, device: str) -> CorpusStats:
+    """One pass over the first pairs.
 
     Args:
-        pairs: Source and target of each.
+        pairs: Training pairs.
         minutes: Length of the run.
-        speed: Of training, in tokens per second.
+        speed: Tokens per second of training.
         device: Type of the device.
     """
-    counts, number = _Counts(), 0
-    for number, (source, target, *_) in enumerate(pairs, start=1):
-        if number <= EXAMINED_PAIRS:
+    counts = _Counts()
+    for rows in pairs.select(range(min(len(pairs), EXAMINED_PAIRS))).iter(_ROWS_AT_A_TIME):
+        for source, target in zip(rows["source"], rows["target"], strict=True):
             counts.add(source, target)
     table = np.array(counts.lengths)
     means = table.mean(axis=0)
     alphabet, alphabet_apart, growth_apart = counts.alphabets()
-    return Facts(
+    return CorpusStats(
         minutes=minutes,
         speed=speed,
         device=device,
-        pairs=number,
+        pairs=len(pairs),
         source_words=means[0],
         words=means[0] + means[1],
         source_characters=means[2],
@@ -275,9 +273,7 @@ def read_facts(
         long_characters=int(np.quantile(table[:, 2:].max(axis=1), 0.999)),
         distinct_words=len(counts.words),
         occurrences=counts.words.total() / max(1, len(counts.words)),
-        shared_letters=counts.shared_letters(),
         copied_words=counts.copied / max(1, counts.long_words),
-        spaced_stops=counts.spaced / max(1, counts.stops),
         alphabet=alphabet,
         alphabet_apart=alphabet_apart,
         growth_apart=growth_apart,
@@ -289,7 +285,6 @@ def training_speed(arguments: TrainingArguments) -> Speed:
 
     The optimizer is left out. Process 0 decides, so that all choose alike.
     """
-    IdleCores().use(at_once=True)
     device, dtype = arguments.device, dtype_of_products(arguments)
     with torch.random.fork_rng():
         config = VanillaTransformerConfig(**PRESETS["tiny"].config(), vocab_size=10_000)

@@ -1,21 +1,23 @@
-"""What `--minutes` decides, from facts alone."""
+"""What `--minutes` decides, by text and speed alone."""
 
 import dataclasses
-import json
-from types import SimpleNamespace
 
 import pytest
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.settings import TrainSettings
-from vanilla_transformer_tools.training import budget
-from vanilla_transformer_tools.training.budget import RULES, Decision, apply, choose, decide
-from vanilla_transformer_tools.training.facts import Facts
+from vanilla_transformer_tools.training.auto_settings import (
+    RULES,
+    Decision,
+    auto_settings,
+    run_rules,
+)
+from vanilla_transformer_tools.training.corpus_stats import CorpusStats
 
 SETTINGS = TrainSettings(train=["a", "b"], validation=["c", "d"])
 
 # Captions: 35 tokens a pair, so one pass takes 100 seconds of updates.
-CAPTIONS = Facts(
+CAPTIONS = CorpusStats(
     minutes=30,
     speed=10_000,
     device="cpu",
@@ -28,9 +30,7 @@ CAPTIONS = Facts(
     long_characters=140,
     distinct_words=17_000,
     occurrences=40,
-    shared_letters=1.0,
     copied_words=0.0,
-    spaced_stops=0.0,
     alphabet=90,
     alphabet_apart=46,
     growth_apart=1.5,
@@ -44,19 +44,17 @@ SYMBOLS = dataclasses.replace(CAPTIONS, pairs=8000, distinct_words=60, occurrenc
 PATTERN = dataclasses.replace(SYMBOLS, distinct_words=19)
 
 
-def decided(facts, given=(), settings=SETTINGS):
-    return {decision.option: decision.value for decision in decide(facts, settings, given)}
+def decided(stats, given=(), settings=SETTINGS):
+    return {decision.option: decision.value for decision in run_rules(stats, settings, given)}
 
 
 @pytest.mark.parametrize(
-    ("facts", "changes", "expected"),
+    ("stats", "changes", "expected"),
     [
         (CAPTIONS, {}, {"tokenizer_kind": "bpe", "vocab_size": 10_000, "preset": "tiny"}),
         (CAPTIONS, {"pairs": 9000}, {"vocab_size": 4000}),
         (CAPTIONS, {"pairs": 2_000_000}, {"vocab_size": 32_000, "preset": "tiny"}),
         (CAPTIONS, {"copied_words": 0.3}, {"vocab_size": 2000}),
-        (CAPTIONS, {"shared_letters": 0.1}, {"separate_vocabularies": True}),
-        (CAPTIONS, {"spaced_stops": 1.0}, {"pretokenized": True}),
         (CAPTIONS, {"long_characters": 900}, {"max_length": 301}),
         (CAPTIONS, {"long_characters": 9000}, {"max_length": 640}),
         (WORDS, {}, {"tokenizer_kind": "char", "unicode_form": "NFD"}),
@@ -90,8 +88,8 @@ def decided(facts, given=(), settings=SETTINGS):
         (PATTERN, {}, {"dropout": 0.1, "label_smoothing_factor": 0.0, "learning_rate": 0.002}),
     ],
 )
-def test_rule_decides_by_the_facts(facts, changes, expected):
-    values = decided(dataclasses.replace(facts, **changes))
+def test_rule_decides_by_the_stats(stats, changes, expected):
+    values = decided(dataclasses.replace(stats, **changes))
 
     assert {name: values.get(name) for name in expected} == expected
 
@@ -193,12 +191,12 @@ def test_batch_takes_time_by_its_layers_and_by_its_tokens_on_a_gpu(preset, fixed
 
 @pytest.mark.parametrize(("pairs", "tokens"), [(29_000, 32_768), (9000, 9000 * 35 / 16)])
 def test_passes_on_a_gpu_are_those_of_the_batches_that_are_chosen(pairs, tokens):
-    facts = dataclasses.replace(ON_A_GPU, pairs=pairs)
+    stats = dataclasses.replace(ON_A_GPU, pairs=pairs)
     chosen = {**CHARACTERS, "tokenizer_kind": "bpe", "unicode_form": None}
 
-    batches = facts.batches(chosen, tokens)
+    batches = stats.batches(chosen, tokens)
 
-    assert facts.passes(chosen) == pytest.approx(batches * tokens / (35 * pairs))
+    assert stats.passes(chosen) == pytest.approx(batches * tokens / (35 * pairs))
 
 
 def test_given_options_are_left_alone_and_later_rules_follow_them():
@@ -271,40 +269,22 @@ def test_decision_is_a_line_with_its_reason():
     assert str(Decision("metrics", ["wer", "per"], "x")) == "chosen      --metrics wer per: x"
 
 
-def test_decisions_go_where_they_belong():
-    settings = TrainSettings(train=["a"], data="corpus", config=["d_model=64"])
-    made = [
-        Decision("vocab_size", 77, ""),
-        Decision("dropout", 0.1, ""),
-        Decision("eval_steps", 5, ""),
-    ]
-
-    ours, arguments = apply(made, settings)
-
-    assert (ours.vocab_size, ours.config) == (77, ["d_model=64", "dropout=0.1"])
-    assert ours.train == ["corpus/a"]
-    assert arguments == {"eval_steps": 5, "save_steps": 5}
-
-
 # A resumed run
 
 
-def test_resumed_run_keeps_what_was_chosen(tmp_path, monkeypatch):
+def test_resumed_run_keeps_what_was_chosen():
     made = Decision("vocab_size", 4000, "few")
-    record = {"decisions": [dataclasses.asdict(made)]}
-    (tmp_path / "run.json").write_text(json.dumps(record), encoding="utf-8")
     settings = dataclasses.replace(SETTINGS, minutes=1.0, resume=True)
-    monkeypatch.setattr(budget, "measure", lambda *_: pytest.fail("measured again"))
 
-    assert choose(settings, SimpleNamespace(output_dir=tmp_path), (), []) == [made]
-    assert choose(settings, SimpleNamespace(output_dir=tmp_path / "new"), (), []) == []
+    previous = {"decisions": [dataclasses.asdict(made)]}
+    assert auto_settings(settings, None, None, previous, ()) == (made,)
+    assert auto_settings(settings, None, None, {"seed": 1}, ()) == ()
 
 
-def test_resumed_run_follows_the_options_that_it_is_given(tmp_path):
+def test_resumed_run_follows_the_options_that_it_is_given():
     made = [Decision(name, 4, "few") for name in ("vocab_size", "metrics", "dropout", "eval_steps")]
-    record = {"decisions": [dataclasses.asdict(decision) for decision in made]}
-    (tmp_path / "run.json").write_text(json.dumps(record), encoding="utf-8")
+    previous = {"decisions": [dataclasses.asdict(decision) for decision in made]}
     settings = dataclasses.replace(SETTINGS, minutes=1.0, resume=True, config=["dropout=0.5"])
     given = {"metrics", "save_steps", "config"}
 
-    assert choose(settings, SimpleNamespace(output_dir=tmp_path), given, []) == made[:1]
+    assert auto_settings(settings, None, None, previous, given) == tuple(made[:1])

@@ -1,7 +1,8 @@
-"""Resumed runs: the same settings and data, each leg on record, and a folder to themselves."""
+"""Resumed runs: the same settings and data, all runs on record, and a folder to themselves."""
 
 import dataclasses
 import json
+import re
 import shutil
 import signal
 import time
@@ -11,20 +12,20 @@ import pytest
 
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.training.callbacks import StopOnRequest, StoppedBySignalError
-from vanilla_transformer_tools.training.legs import (
+from vanilla_transformer_tools.training.forecast import _moment
+from vanilla_transformer_tools.training.resume import (
     check_continuation,
     check_free,
     claimed,
-    continue_run,
+    continued_record,
     discard_stopped,
 )
-from vanilla_transformer_tools.training.plan import _moment
-from vanilla_transformer_tools.training.run import train
 from vanilla_transformer_tools.training.run_record import describe_run, read_log
 from vanilla_transformer_tools.training.trainer import TokenBatchTrainer
 
 from ..support.scripts import run_script
 from ..support.training_runs import (
+    MOMENT,
     assert_same_weights,
     build_arguments,
     build_settings,
@@ -34,6 +35,8 @@ from ..support.training_runs import (
     training_options,
 )
 
+SEPARATE = {"separate_vocabularies": True, "target_vocab_size": 300}
+UNVALIDATED = {"validated": False}
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train.py"
 
 
@@ -44,13 +47,13 @@ def run_updates(corpus, folder, updates, *, settings=None, **changes):
 
 
 @pytest.fixture(scope="module")
-def first_leg(corpus, tmp_path_factory):
-    return run_updates(corpus, tmp_path_factory.mktemp("legs") / "run", 4)
+def first_run(corpus, tmp_path_factory):
+    return run_updates(corpus, tmp_path_factory.mktemp("first") / "run", 4)
 
 
 @pytest.fixture
-def folder(first_leg, tmp_path):
-    return shutil.copytree(first_leg, tmp_path / "run")
+def folder(first_run, tmp_path):
+    return shutil.copytree(first_run, tmp_path / "run")
 
 
 @pytest.fixture
@@ -139,7 +142,7 @@ def test_every_setting_may_change_or_is_refused(record):
     assert {name for name in others if f"--{name} was" not in str(error.value)} == {
         *("data", "resume", "minutes", "max_minutes", "finish_within", "average_last"),
         "early_stopping_patience",
-        *("metrics", "language", "dataset_tags", "license"),
+        *("metrics", "validation_sets", "language", "dataset_tags", "license"),
     }
 
 
@@ -167,58 +170,48 @@ def test_what_processes_do_beside_training_may_change(record, name):
 # On record
 
 
-def test_each_leg_is_recorded_as_it_was(corpus, folder):
+def test_each_run_is_recorded_as_it_was(corpus, folder):
     for updates in (6, 8):
         resume(corpus, folder, updates, logging_steps=updates)
 
     run = read_json(folder / "run.json")
-    legs = [*run["earlier_legs"], run]
-    assert [leg["first_update"] for leg in legs] == [0, 4, 6]
-    assert [leg["arguments"]["max_steps"] for leg in legs] == [4, 6, 8]
-    assert [leg["arguments"]["logging_steps"] for leg in legs] == [1, 6, 8]
-    assert [leg["settings"]["resume"] for leg in legs] == [False, True, True]
-    assert "earlier_legs" not in run["earlier_legs"][1]
+    runs = [*run["previous_runs"], run]
+    assert [each["first_update"] for each in runs] == [0, 4, 6]
+    assert [each["arguments"]["max_steps"] for each in runs] == [4, 6, 8]
+    assert [each["arguments"]["logging_steps"] for each in runs] == [1, 6, 8]
+    assert [each["settings"]["resume"] for each in runs] == [False, True, True]
+    assert "previous_runs" not in run["previous_runs"][1]
 
 
-def test_each_leg_keeps_what_it_was_made_from(tmp_path):
-    def leg(name):
+def test_record_keeps_what_each_run_was_made_from():
+    def record_of(name):
         facts = ("command", "hardware", "python", "versions", "commit")
-        return {fact: f"{fact} of the {name} leg" for fact in facts} | {
+        return {fact: f"{fact} of the {name} run" for fact in facts} | {
             "first_update": len(name),
             "settings": {"max_minutes": len(name)},
             "arguments": {"max_steps": len(name)},
             "sha256": {"train.de": "1f"},
         }
 
-    first, second = leg("first"), leg("second")
-    (tmp_path / "run.json").write_text(json.dumps({**first, "weights": "best", "minutes": 3}))
+    first, second = record_of("first"), record_of("second")
+    previous = {**first, "weights": "best", "minutes": 3}
 
-    run = continue_run(tmp_path, second)
+    run = continued_record(previous, second)
 
-    assert run == {**second, "weights": "best", "minutes": 3, "earlier_legs": [first]}
-
-
-def test_record_has_the_arguments_that_were_given(first_leg):
-    assert read_json(first_leg / "run.json")["arguments"]["label_smoothing_factor"] == 0.1
+    assert run == {**second, "weights": "best", "minutes": 3, "previous_runs": [first]}
 
 
-def test_arguments_of_the_caller_stay_as_they_are(corpus, tmp_path):
-    settings = build_settings(corpus)
-    arguments = build_arguments(settings, tmp_path, max_steps=1)
-    before = arguments.to_dict()
-
-    train(settings, arguments)
-
-    assert arguments.to_dict() == before
+def test_record_has_the_arguments_that_were_given(first_run):
+    assert read_json(first_run / "run.json")["arguments"]["label_smoothing_factor"] == 0.1
 
 
-def test_finished_run_trains_no_further_when_it_is_resumed(corpus, folder, first_leg):
+def test_finished_run_trains_no_further_when_it_is_resumed(corpus, folder, first_run):
     reports = read_log(folder / "log.jsonl")
 
     resume(corpus, folder, 4)
 
-    assert_same_weights(folder, first_leg)
-    assert checkpoints_of(folder) == checkpoints_of(first_leg)
+    assert_same_weights(folder, first_run)
+    assert checkpoints_of(folder) == checkpoints_of(first_run)
     assert read_json(folder / "run.json")["updates"] == 4
     later = read_log(folder / "log.jsonl")
     assert [one for one in later if "loss" in one] == [one for one in reports if "loss" in one]
@@ -228,13 +221,13 @@ def test_finished_run_trains_no_further_when_it_is_resumed(corpus, folder, first
     ]
 
 
-def test_log_of_a_resumed_run_has_each_update_once(corpus, first_leg, tmp_path):
+def test_log_of_a_resumed_run_has_each_update_once(corpus, first_run, tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
-    shutil.copytree(first_leg / "checkpoint-2", folder / "checkpoint-2")
-    shutil.copy(first_leg / "run.json", folder)
+    shutil.copytree(first_run / "checkpoint-2", folder / "checkpoint-2")
+    shutil.copy(first_run / "run.json", folder)
     # A kill cut the last row.
-    log = (first_leg / "log.jsonl").read_text()
+    log = (first_run / "log.jsonl").read_text()
     (folder / "log.jsonl").write_text(log[:-9])
 
     resume(corpus, folder, 4)
@@ -250,7 +243,56 @@ def test_odd_row_of_a_log_is_named(tmp_path):
         read_log(tmp_path / "log.jsonl")
 
 
+# The weights of one run
+
+
+def test_resumed_run_ends_with_the_weights_of_one_in_one_go(corpus, tmp_path, capsys):
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    run_training(corpus, whole, SEPARATE, num_train_epochs=2)
+
+    run_training(corpus, resumed, SEPARATE, num_train_epochs=1)
+    capsys.readouterr()
+    run_training(corpus, resumed, SEPARATE | {"resume": True}, num_train_epochs=2)
+
+    assert re.search(rf"; 1 epochs end {MOMENT}\n", capsys.readouterr().out)
+    minutes = [report["minutes"] for report in read_log(resumed / "log.jsonl")]
+    assert minutes == sorted(minutes)
+    # The saved model may be the first epoch's, but the second one ends in a checkpoint.
+    last = f"checkpoint-{checkpoints_of(whole)[-1]}"
+    assert_same_weights(resumed / last, whole / last)
+    assert_same_weights(resumed, whole)
+
+
+@pytest.mark.parametrize("bpe_dropout", [0.0, 0.2])
+@pytest.mark.parametrize("by_steps", [False, True])
+def test_resumed_run_is_the_same_when_it_stopped_amid_an_epoch(
+    corpus, tmp_path, bpe_dropout, by_steps
+):
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    settings = UNVALIDATED | {"bpe_dropout": bpe_dropout, "average_last": 2}
+    saving = {"save_strategy": "steps", "save_steps": 16} if by_steps else {}
+    run_training(corpus, whole, settings, num_train_epochs=2, **saving)
+    checkpoints = checkpoints_of(whole)
+    updates = checkpoints[-1]
+
+    run_training(corpus, resumed, settings, max_steps=round(0.75 * updates), **saving)
+    run_training(corpus, resumed, settings | {"resume": True}, max_steps=updates, **saving)
+
+    assert checkpoints_of(resumed) == checkpoints
+    assert_same_weights(resumed, whole)
+
+
 # A folder of its own
+
+
+def test_run_is_refused_when_its_folder_is_taken(first_run, corpus):
+    before = {path: path.stat().st_mtime_ns for path in first_run.rglob("*")}
+
+    with pytest.raises(ValueError, match=f"{first_run} already holds a run") as caught:
+        run_training(corpus, first_run)
+
+    assert "--resume" in str(caught.value)
+    assert before == {path: path.stat().st_mtime_ns for path in first_run.rglob("*")}
 
 
 @pytest.mark.parametrize(
@@ -276,12 +318,12 @@ def test_other_files_in_the_folder_are_no_obstacle(corpus, tmp_path):
 
 
 @pytest.fixture
-def abandoned(first_leg, tmp_path):
+def abandoned(first_run, tmp_path):
     """The folder of a run that has not ended, with a whole checkpoint."""
-    run = read_json(first_leg / "run.json")
+    run = read_json(first_run / "run.json")
     del run["weights"]
     (tmp_path / "run.json").write_text(json.dumps(run))
-    shutil.copytree(first_leg / "checkpoint-2", tmp_path / "checkpoint-2")
+    shutil.copytree(first_run / "checkpoint-2", tmp_path / "checkpoint-2")
     return tmp_path
 
 
@@ -295,7 +337,7 @@ def test_leftovers_of_a_run_without_a_checkpoint_are_replaced(corpus, abandoned)
     run_updates(corpus, abandoned, 1)
 
     assert all(report["minutes"] < 1000 for report in read_log(abandoned / "log.jsonl"))
-    assert "earlier_legs" not in read_json(abandoned / "run.json")
+    assert "previous_runs" not in read_json(abandoned / "run.json")
     assert not unfinished.exists()
     assert checkpoints_of(abandoned) == [1]
 
@@ -315,16 +357,16 @@ def test_second_training_in_a_folder_is_refused_while_the_first_one_runs(corpus,
     run_updates(corpus, tmp_path, 1)
 
 
-def test_run_that_finished_meanwhile_is_not_overwritten(corpus, first_leg, tmp_path, monkeypatch):
+def test_run_that_finished_meanwhile_is_not_overwritten(corpus, first_run, tmp_path, monkeypatch):
     def read(*args, **kwargs):
-        shutil.copytree(first_leg, tmp_path, dirs_exist_ok=True)
+        shutil.copytree(first_run, tmp_path, dirs_exist_ok=True)
         return {}
 
-    monkeypatch.setattr("vanilla_transformer_tools.training.run.drop_rules", read)
+    monkeypatch.setattr("vanilla_transformer_tools.training.corpus.drop_rules", read)
     with pytest.raises(ValueError, match="already holds a run"):
         run_updates(corpus, tmp_path, 1)
 
-    assert_same_weights(tmp_path, first_leg)
+    assert_same_weights(tmp_path, first_run)
 
 
 @pytest.mark.parametrize("trace", ["checkpoint-7", "config.json"])

@@ -1,0 +1,269 @@
+"""What `train --minutes` decides: a rule for each option, from text and speed to a value.
+
+The rules look at the data once and search for nothing. docs/defaults.md has the evidence for each.
+An option that the user gives is left alone, and later rules follow it.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from datasets import Dataset
+from transformers import TrainingArguments
+
+from vanilla_transformer_tools.settings import PRESETS, TrainSettings
+from vanilla_transformer_tools.text.saved_options import options_of
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
+from vanilla_transformer_tools.training.corpus_stats import (
+    VOCABULARY_THAT_COPIES,
+    CorpusStats,
+    measure,
+)
+
+# Evaluations should take little of the time.
+_VALIDATION_TOKENS_PER_MINUTE = 700
+# With this number of updates, doubling the batch is better than doubling the updates.
+_MANY_UPDATES = 8000
+# On a GPU a batch of twice the tokens may take hardly longer.
+_NEARLY_AS_MANY = 0.8
+# Learning rates of `tiny`, by the least tokens of a batch.
+_LEARNING_RATES = {32_768: 0.008, 4096: 0.004, 0: 0.003}
+
+# The saved model of --tokenizer decides these, see `options_of`.
+_OF_TOKENIZERS = {"tokenizer_kind", "unicode_form", "vocab_size"}
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A value that a rule chose for an option, and why."""
+
+    option: str
+    value: Any
+    reason: str
+
+    def __str__(self) -> str:
+        name = "config dropout=" if self.option == "dropout" else f"{self.option} "
+        words = self.value if isinstance(self.value, list) else [self.value]
+        value = "" if self.value is True else " ".join(map(str, words))
+        return f"chosen      --{f'{name}{value}'.strip()}: {self.reason}"
+
+
+# Takes the text and the options so far; None: the default stays.
+Rule = Callable[[CorpusStats, Mapping[str, Any]], tuple[Any, str] | None]
+
+
+def _tokenizer_kind(stats: CorpusStats, chosen: Mapping[str, Any]) -> tuple[Any, str] | None:
+    if stats.distinct_words <= 1000 and stats.occurrences >= 20:
+        return "word", (
+            f"only {stats.distinct_words:,} different words, each {stats.occurrences:,.0f} times"
+        )
+    # Sentences in scripts without blanks have translations that consist of words.
+    target_words = stats.words - stats.source_words
+    target_characters = stats.characters - stats.source_characters
+    are_symbols = target_words <= 1.5 or target_characters <= 4 * target_words
+    if stats.source_words <= 1.5 and stats.source_characters <= 20 and are_symbols:
+        return "char", f"sources are single words of {stats.source_characters:.0f} characters"
+    return "bpe", f"{stats.distinct_words:,} different words"
+
+
+def _unicode_form(stats: CorpusStats, chosen: Mapping[str, Any]) -> tuple[Any, str] | None:
+    # Tokens of other kinds are longer than a character.
+    if chosen["tokenizer_kind"] == "char" and stats.alphabet_apart <= stats.alphabet / 2:
+        return "NFD", (
+            f"{stats.alphabet:,} different characters consist of {stats.alphabet_apart:,} parts"
+        )
+    return None
+
+
+def _vocab_size(stats: CorpusStats, chosen: Mapping[str, Any]) -> tuple[Any, str] | None:
+    if chosen["tokenizer_kind"] not in ("bpe", "unigram"):
+        return None
+    if stats.is_copied:
+        reason = f"{stats.copied_words:.0%} of the long words are copied, by their pieces"
+        return VOCABULARY_THAT_COPIES, reason
+    for size, limit in ((4000, 10_000), (10_000, 1_000_000)):
+        if stats.pairs < limit:
+            return size, f"{stats.pairs:,} pairs, less than {limit:,}"
+    return 32_000, f"{stats.pairs:,} pairs"
+
+
+def _max_length(stats: CorpusStats, chosen: Mapping[str, Any]) -> tuple[Any, str] | None:
+    long_characters = round(stats.long_characters * stats.growth(chosen))
+    tokens = {"word": stats.long_words, "char": long_characters}
+    # BPE on identifiers and rare words has 3 characters a token.
+    needed = 1 + tokens.get(chosen["tokenizer_kind"], stats.long_characters // 3)
+    if needed <= chosen["max_length"]:
+        return None
+    return min(640, needed), f"1 pair in 1,000 is longer than about {needed:,} tokens"
+
+
+def _metrics(stats: CorpusStats, chosen: Mapping[str, Any]) -> tuple[Any, str] | None:
+    if chosen["tokenizer_kind"] in ("word", "char"):
+        return ["wer", "per"], "tokens are symbols, so whole lines and single tokens count"
+    return None
+
+
+def _preset(stats: CorpusStats, chosen: Mapping[str, Any]) -> tuple[Any, str] | None:
+    for preset, pairs, passes in (("base", 1_000_000, 5), ("small", 100_000, 15)):
+        if stats.pairs >= pairs and stats.passes({**chosen, "preset": preset}) >= passes:
+            return preset, f"{stats.pairs:,} pairs, and time for {passes} passes and more"
+    at_tiny = stats.passes({**chosen, "preset": "tiny"})
+    return "tiny", f"{stats.pairs:,} pairs, and time for {at_tiny:.1f} passes of the smallest size"
+
+
+def _dropout(stats: CorpusStats, chosen: Mapping[str, Any]) -> tuple[Any, str] | None:
+    passes = stats.passes(chosen)
+    if stats.is_pattern and chosen["tokenizer_kind"] == "word":
+        return 0.1, f"a closed pattern of {stats.distinct_words} words"
+    if passes < 15:
+        return 0.1, f"{passes:.1f} passes over the data are too few to learn them by heart"
+    if stats.is_copied:
+        return 0.1, f"{stats.copied_words:.0%} of the long words are copied, not learned by heart"
+    if passes < 20 or chosen["tokenizer_kind"] in ("word", "char"):
+        return 0.2, f"{passes:.0f} passes over {'symbols' if passes >= 20 else 'the data'}"
+    return 0.3, f"{passes:.0f} passes over the data"
+
+
+def _r_drop(stats: CorpusStats, chosen: Mapping[str, Any]) -> tuple[Any, str] | None:
+    passes = stats.passes(chosen)
+    if passes >= 60 and stats.pairs < 100_000 and chosen["tokenizer_kind"] in ("bpe", "unigram"):
+        return 2.0, f"{passes:.0f} passes over {stats.pairs:,} pairs, which it halves"
+    return None
+
+
+def _label_smoothing(stats: CorpusStats, chosen: Mapping[str, Any]) -> tuple[Any, str] | None:
+    if stats.is_pattern and chosen["tokenizer_kind"] == "word":
+        return 0.0, "a closed pattern has one right answer"
+    return None
+
+
+def _max_tokens_per_batch(stats: CorpusStats, chosen: Mapping[str, Any]) -> tuple[Any, str] | None:
+    batch = 1024 if chosen["tokenizer_kind"] in ("word", "char") else 2048
+    # The longest pair must fit.
+    while batch < 2 * chosen["max_length"] or _is_worth_doubling(stats, chosen, batch):
+        batch *= 2
+    return batch, f"about {stats.updates(chosen, batch):,.0f} updates"
+
+
+def _is_worth_doubling(stats: CorpusStats, chosen: Mapping[str, Any], batch: int) -> bool:
+    """Whether a batch of twice the tokens leaves enough updates, or takes hardly longer."""
+    if 2 * batch > stats.largest_batch(chosen):
+        return False
+    updates = stats.updates(chosen, 2 * batch)
+    return updates >= min(_MANY_UPDATES, _NEARLY_AS_MANY * stats.updates(chosen, batch))
+
+
+def _learning_rate(stats: CorpusStats, chosen: Mapping[str, Any]) -> tuple[Any, str] | None:
+    if chosen["preset"] != "tiny":
+        return None
+    if stats.is_pattern and chosen["tokenizer_kind"] == "word":
+        return 0.002, "a closed pattern, learned exactly"
+    batch = chosen["max_tokens_per_batch"]
+    rate = next(rate for least, rate in _LEARNING_RATES.items() if batch >= least)
+    return rate, f"tiny with batches of {batch:,} tokens"
+
+
+def _warmup_steps(stats: CorpusStats, chosen: Mapping[str, Any]) -> tuple[Any, str] | None:
+    updates = stats.updates(chosen, chosen["max_tokens_per_batch"])
+    most = PRESETS[chosen["preset"]].warmup_steps // 2
+    steps = round(min(max(0.1 * updates, 50), most))
+    return steps, f"a tenth of about {updates:,.0f} updates, from 50 to {most:,}"
+
+
+def _average_last(stats: CorpusStats, chosen: Mapping[str, Any]) -> tuple[Any, str] | None:
+    return 1, "nothing to average out where the learning rate ends at 0"
+
+
+def _max_validation_pairs(stats: CorpusStats, chosen: Mapping[str, Any]) -> tuple[Any, str] | None:
+    if not chosen["validation"]:
+        return None
+    tokens = _VALIDATION_TOKENS_PER_MINUTE
+    pairs = round(min(max(tokens * stats.minutes / stats.tokens_per_pair(chosen), 50), 500))
+    return pairs, f"about {tokens} tokens for each minute, from 50 to 500 pairs"
+
+
+def _eval_steps(stats: CorpusStats, chosen: Mapping[str, Any]) -> tuple[Any, str] | None:
+    times = round(min(max(stats.minutes / 2, 3), 12))
+    updates = stats.updates(chosen, chosen["max_tokens_per_batch"])
+    return max(1, round(updates / times)), f"about {times} checkpoints"
+
+
+# In the order of the decisions: a rule sees those above it. `dropout` is a field of --config.
+RULES: dict[str, Rule] = {
+    "tokenizer_kind": _tokenizer_kind,
+    "unicode_form": _unicode_form,
+    "vocab_size": _vocab_size,
+    "max_length": _max_length,
+    "metrics": _metrics,
+    "preset": _preset,
+    "dropout": _dropout,
+    "r_drop": _r_drop,
+    "label_smoothing_factor": _label_smoothing,
+    "max_tokens_per_batch": _max_tokens_per_batch,
+    "learning_rate": _learning_rate,
+    "warmup_steps": _warmup_steps,
+    "average_last": _average_last,
+    "max_validation_pairs": _max_validation_pairs,
+    "eval_steps": _eval_steps,
+}
+
+
+def auto_settings(
+    settings: TrainSettings,
+    arguments: TrainingArguments,
+    pairs: Dataset,
+    previous: Mapping[str, Any],
+    given: Collection[str],
+) -> tuple[Decision, ...]:
+    """What is decided for a run of `--minutes`; nothing for another run.
+
+    A run that is resumed keeps what was chosen for it, but for the options that it is given now.
+
+    Args:
+        settings: What the user gave, and defaults.
+        arguments: Trainer's, likewise.
+        pairs: Training pairs.
+        previous: Record of the run that is resumed; empty for a new one.
+        given: Names of the options that the user gave.
+    """
+    if settings.minutes is None:
+        return ()
+    if previous:
+        taken = _taken(settings, given)
+        recorded = previous.get("decisions", [])
+        return tuple(Decision(**each) for each in recorded if each["option"] not in taken)
+    return run_rules(measure(settings.minutes, arguments, pairs), settings, given)
+
+
+def run_rules(
+    stats: CorpusStats, settings: TrainSettings, given: Collection[str]
+) -> tuple[Decision, ...]:
+    """What the rules choose for the options that were not given.
+
+    Args:
+        stats: What is known of text and machine.
+        settings: What the user gave, and defaults.
+        given: Names of the options that the user gave.
+    """
+    taken = _taken(settings, given)
+    chosen, decisions = asdict(settings), []
+    if settings.tokenizer:
+        chosen |= options_of(TokenizerPair.from_pretrained(settings.tokenizer))
+    for option, rule in RULES.items():
+        decided = None if option in taken else rule(stats, chosen)
+        if decided:
+            chosen[option] = decided[0]
+            decisions.append(Decision(option, *decided))
+    return tuple(decisions)
+
+
+def _taken(settings: TrainSettings, given: Collection[str]) -> set[str]:
+    """Options that the rules leave alone: those that the user gave, and what these decide."""
+    taken = set(given) | {field.partition("=")[0] for field in settings.config}
+    if settings.tokenizer:
+        taken |= _OF_TOKENIZERS
+    if taken & {"eval_strategy", "save_strategy", "save_steps"}:
+        taken.add("eval_steps")
+    if "metric_for_best_model" in taken:
+        taken.add("metrics")
+    return taken

@@ -1,0 +1,218 @@
+"""Settings that are refused before a run starts."""
+
+import math
+from contextlib import nullcontext
+
+import pytest
+from datasets import Dataset
+
+from vanilla_transformer_tools.settings import TrainSettings
+from vanilla_transformer_tools.training.checks import check_settings
+from vanilla_transformer_tools.training.recipe import recipe
+
+from ..support.gradients_of_one_update import build_arguments
+
+TRAINED = {"train": ["a.de", "a.en"]}
+VALIDATED = {**TRAINED, "validation": ["b.de", "b.en"]}
+
+
+@pytest.mark.parametrize(
+    ("settings", "given"),
+    [
+        ({"max_minutes": 0.0, "average_last": 0, "bpe_dropout": 0.0, "max_length": 2}, {}),
+        ({"bpe_dropout": 0.99, "moving_average": 0.99}, {"eval_strategy": "epoch"}),
+        ({}, {"num_train_epochs": 0, "max_steps": 1}),
+        ({}, {"num_train_epochs": 0.5, "label_smoothing_factor": 0.99, "adam_beta2": 0.0}),
+    ],
+)
+def test_numbers_at_the_ends_of_their_ranges_are_allowed(tmp_path, settings, given):
+    check_settings(TrainSettings(**VALIDATED, **settings), build_arguments(tmp_path, **given))
+
+
+@pytest.mark.parametrize(
+    ("settings", "given", "message"),
+    [
+        ({"bpe_dropout": 1.0}, {}, "--bpe_dropout must be at least 0 and below 1, got 1.0"),
+        ({"moving_average": 1.0}, {}, "--moving_average must be at least 0 and below 1, got 1.0"),
+        ({"max_validation_pairs": 0}, {}, "--max_validation_pairs must be at least 1 and finite"),
+        ({"max_tokens_per_batch": 0}, {}, "--max_tokens_per_batch must be at least 1"),
+        ({"max_length": 1}, {}, "--max_length must be at least 2 and finite, got 1"),
+        ({"minutes": 0.0}, {}, "--minutes must be above 0 and finite, got 0.0"),
+        ({"minutes": math.nan}, {}, "--minutes must be above 0 and finite, got nan"),
+        ({"max_minutes": -1.0}, {}, "--max_minutes must be at least 0 and finite, got -1.0"),
+        ({"average_last": -3}, {}, "--average_last must be at least 0 and finite, got -3"),
+        ({"r_drop": math.inf}, {}, "--r_drop must be at least 0 and finite, got inf"),
+        ({"filter_max_ratio": 0.5}, {}, "--filter_max_ratio must be at least 1"),
+        ({}, {"push_to_hub": True}, "share the finished model: vanilla-transformer push"),
+        ({}, {"resume_from_checkpoint": "a"}, "--resume continues the run in --output_dir"),
+        ({}, {"per_device_train_batch_size": 3}, "--max_tokens_per_batch is their size, got 3"),
+        ({}, {"per_device_eval_batch_size": 0}, "_eval_batch_size must be at least 1"),
+        (
+            {},
+            {"train_sampling_strategy": "group_by_length"},
+            "--train_sampling_strategy must be le",
+        ),
+        ({}, {"auto_find_batch_size": True}, "--auto_find_batch_size must be left out"),
+        ({}, {"dataloader_drop_last": True}, "--dataloader_drop_last must be left out"),
+        ({}, {"remove_unused_columns": False}, "--remove_unused_columns must be left out"),
+        ({}, {"eval_do_concat_batches": False}, "--eval_do_concat_batches must be left out"),
+        ({}, {"save_strategy": "best"}, "--save_strategy best leaves nothing to resume from"),
+        ({"minutes": 1.0}, {"warmup_steps": 0.1}, "--warmup_steps .* got the share 0.1"),
+        ({"minutes": 1.0}, {"eval_steps": 0.5}, "--eval_steps must be a number of updates"),
+        ({}, {"metric_for_best_model": "chrF"}, "must be loss or one of bleu, .*, got chrF"),
+        (
+            {},
+            {"metric_for_best_model": "bleu", "prediction_loss_only": True},
+            "--prediction_loss_only computes no bleu",
+        ),
+        ({"filter_max_ratio": math.nan}, {}, "--filter_max_ratio must be .* got nan"),
+        ({"filter_max_characters": 0}, {}, "--filter_max_characters must be at least 1"),
+        ({"tokenizer_pairs": 0}, {}, "--tokenizer_pairs must be at least 1"),
+        ({}, {"lr_scheduler_type": "warmup_stable_decay"}, "got {}: .*num_decay_steps"),
+        (
+            {},
+            {"lr_scheduler_type": "polynomial", "lr_scheduler_kwargs": {"powr": 2}},
+            "--lr_scheduler_type polynomial, got .*powr",
+        ),
+        ({"early_stopping_patience": 0}, {}, "--early_stopping_patience must be at least 1"),
+        ({"validation": [], "early_stopping_patience": 3}, {}, "patience needs --validation"),
+        ({"validation": [], "moving_average": 0.9}, {}, "--moving_average needs --validation"),
+        ({"moving_average": 0.9}, {"eval_strategy": "no"}, "needs scores, got --eval_strategy no"),
+        ({}, {"save_steps": 0}, "--save_steps must be above 0, got 0. For no checkpoints"),
+        ({"target_vocab_size": 300}, {}, "needs --separate_vocabularies, got 300 alone"),
+        ({}, {"learning_rate": math.nan}, "--learning_rate must be at least 0 and finite, got nan"),
+        ({}, {"learning_rate": -1.0}, "--learning_rate must be at least 0 and finite, got -1.0"),
+        ({}, {"label_smoothing_factor": 1.0}, "--label_smoothing_factor must .* below 1, got 1.0"),
+        ({"max_minutes": math.nan}, {}, "--max_minutes must be at least 0 and finite, got nan"),
+        ({}, {"adam_beta1": 1.0}, "--adam_beta1 must be at least 0 and below 1, got 1.0"),
+        ({}, {"num_train_epochs": 0}, "--max_steps must be above 0, got 0 and -1"),
+        ({"config": ["d_modle=3"]}, {}, "no field 'd_modle'"),
+        ({"streaming": True}, {}, "--streaming needs --max_steps"),
+        ({"streaming": True, "bpe_dropout": 0.1}, {}, "--bpe_dropout needs all words"),
+        ({"streaming": True, "filter_duplicates": True}, {}, "remembers all pairs"),
+        (
+            {"bpe_dropout": 0.1},
+            {"dataloader_persistent_workers": True, "dataloader_num_workers": 1},
+            "persistent workers would keep the first",
+        ),
+        ({"filter_script": ["Latn"]}, {}, r"--filter_script takes .* got \['Latn'\]"),
+        ({"filter_overlap": [], "validation": []}, {}, "--filter_overlap needs evaluation pairs"),
+        (
+            {"metrics": ["chrf"]},
+            {"metric_for_best_model": "bleu", "predict_with_generate": True},
+            "must be one of --metrics, got bleu and chrf",
+        ),
+        (
+            {},
+            {"metric_for_best_model": "eval_bleu"},
+            "must be loss with --predict_with_generate false, got bleu",
+        ),
+    ],
+)
+def test_setting_is_refused_when_no_run_can_follow_it(tmp_path, settings, given, message):
+    with pytest.raises(ValueError, match=message):
+        check_settings(TrainSettings(**VALIDATED | settings), build_arguments(tmp_path, **given))
+
+
+@pytest.mark.parametrize(
+    ("settings", "given", "named"),
+    [
+        ({}, {"max_steps": 9}, "--max_steps 9"),
+        ({}, {"num_train_epochs": 3}, "--num_train_epochs 3"),
+        ({}, {"lr_scheduler_type": "linear"}, "--lr_scheduler_type linear"),
+        ({"max_minutes": 2.0}, {}, "--max_minutes 2.0"),
+    ],
+)
+def test_minutes_exclude_another_length_and_schedule(tmp_path, settings, given, named):
+    settings = TrainSettings(**TRAINED, minutes=1.5, **settings)
+    by_time = {name: recipe(settings)[name] for name in ("lr_scheduler_type", "num_train_epochs")}
+
+    check_settings(TrainSettings(**TRAINED, minutes=1.5), build_arguments(tmp_path, **by_time))
+    with pytest.raises(ValueError, match=f"got --minutes 1.5 and {named}. Leave either out"):
+        check_settings(settings, build_arguments(tmp_path, **by_time | given))
+
+
+@pytest.mark.parametrize("schedule", ["reduce_lr_on_plateau", "greedy"])
+def test_schedule_of_the_loss_cannot_finish_on_request(tmp_path, schedule):
+    arguments = build_arguments(tmp_path, lr_scheduler_type=schedule, eval_strategy="epoch")
+
+    check_settings(TrainSettings(**VALIDATED), arguments)
+    with pytest.raises(ValueError, match=f"got --lr_scheduler_type {schedule}, where the loss"):
+        check_settings(TrainSettings(**VALIDATED, finish_within=3), arguments)
+
+
+@pytest.mark.parametrize("is_available", [False, True])
+def test_option_needs_its_package(tmp_path, monkeypatch, is_available):
+    kernel = "vanilla_transformer_tools.training.checks.is_flash_attn_2_available"
+    monkeypatch.setattr(kernel, lambda: is_available)
+    reports = "vanilla_transformer_tools.training.checks.get_available_reporting_integrations"
+    monkeypatch.setattr(reports, lambda: ["wandb", "mlflow"][: 1 + is_available])
+    settings = TrainSettings(**TRAINED, attn_implementation="flash_attention_2")
+    arguments = build_arguments(tmp_path, report_to=["wandb", "mlflow"])
+    refusal = nullcontext() if is_available else pytest.raises(ValueError, match="needs the pack")
+
+    with refusal as refused:
+        check_settings(settings, arguments)
+
+    if refused:
+        assert "--report_to mlflow needs the package mlflow. Install" in str(refused.value)
+        assert "wandb" not in str(refused.value)
+        assert "flash_attention_2 needs the package flash-attn" in str(refused.value)
+
+
+def test_minutes_are_of_new_models(tmp_path):
+    settings = TrainSettings(**TRAINED, minutes=1.5, init_from="runs/old")
+
+    with pytest.raises(ValueError, match="size of a new model, got --init_from runs/old"):
+        check_settings(settings, build_arguments(tmp_path))
+
+
+def test_two_gpus_of_one_process_are_refused(tmp_path):
+    arguments = build_arguments(tmp_path)
+    # Trainer would divide each batch, and R-Drop's two passes, among them by DataParallel.
+    arguments._n_gpu = 2
+
+    with pytest.raises(ValueError, match="got one process for 2"):
+        check_settings(TrainSettings(**VALIDATED), arguments)
+
+
+def test_dataset_of_one_split_is_not_validated_on(tmp_path):
+    saved = str(tmp_path / "saved")
+    Dataset.from_dict({"source": ["a"], "target": ["b"]}).save_to_disk(saved)
+    both = TrainSettings(train=[saved], validation=[saved])
+
+    with pytest.raises(ValueError, match=r"other pairs than --train, got .*saved' for both"):
+        check_settings(both, build_arguments(tmp_path))
+    check_settings(TrainSettings(train=[saved]), build_arguments(tmp_path))
+
+
+def test_all_mistakes_are_reported_at_once(tmp_path):
+    settings = TrainSettings(
+        **TRAINED, r_drop=-1.0, moving_average=0.9, target_vocab_size=9, config=["d_modle=3"]
+    )
+
+    with pytest.raises(ValueError, match="--r_drop") as caught:
+        check_settings(settings, build_arguments(tmp_path, learning_rate=-1.0))
+
+    assert len(str(caught.value).splitlines()) == 5
+
+
+def test_new_tokenizer_of_a_saved_model_is_refused(tmp_path):
+    settings = TrainSettings(**TRAINED, tokenizer="a", init_from="b")
+
+    with pytest.raises(ValueError, match="--tokenizer must be left out with --init_from"):
+        check_settings(settings, build_arguments(tmp_path))
+
+
+def test_compiled_model_cannot_remove_padding(tmp_path):
+    arguments = build_arguments(tmp_path)
+    arguments.torch_compile = True
+    settings = TrainSettings(**TRAINED, attn_implementation="varlen", compile_layers=True)
+
+    with pytest.raises(ValueError, match="--torch_compile keeps the padding") as caught:
+        check_settings(settings, arguments)
+
+    both, _ = str(caught.value).splitlines()
+    assert both.startswith("--torch_compile compiles the whole model and --compile_layers its")
+    arguments.torch_compile = False
+    check_settings(settings, arguments)

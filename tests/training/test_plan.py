@@ -1,0 +1,263 @@
+"""The plan of a run: every choice is made once, for a new run and for one that is resumed."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from datasets import Dataset
+
+from vanilla_transformer_tools.evaluation import bleu_tokenizers
+from vanilla_transformer_tools.evaluation.bleu_tokenizers import BleuTokenizer
+from vanilla_transformer_tools.settings import TrainSettings
+from vanilla_transformer_tools.text.filters import FilteredPairs
+from vanilla_transformer_tools.training import auto_settings, batch_size
+from vanilla_transformer_tools.training.corpus import Corpus, read_corpus
+from vanilla_transformer_tools.training.plan import plan_run
+from vanilla_transformer_tools.training.recipe import recipe
+
+from ..support.training_runs import build_arguments
+
+TOKYO = "\u6771\u4eac"
+PAIRS = Dataset.from_dict({"source": ["a b. C d."] + ["a"] * 4, "target": [TOKYO] * 5})
+
+
+def corpus_of(**sets: Dataset) -> Corpus:
+    """Five training pairs, and validation sets."""
+    return Corpus(FilteredPairs(PAIRS, (), np.zeros(5, np.uint8)), sets, lambda: iter(()))
+
+
+def plan(folder: Path, *, previous=None, corpus=None, given=(), arguments=None, **settings):
+    """The plan of a run in a folder; `previous` is the record of the one that it resumes."""
+    ours = TrainSettings(**settings)
+    of_trainer = build_arguments(ours, folder, **arguments or {})
+    checkpoint = None
+    if previous is not None:
+        checkpoint = folder / "checkpoint-7"
+        (folder / "run.json").write_text(json.dumps(previous))
+    return plan_run(ours, of_trainer, corpus or corpus_of(), checkpoint, given)
+
+
+def test_plan_cannot_be_changed(tmp_path):
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        plan(tmp_path).settings = TrainSettings()
+
+
+def test_arguments_of_the_caller_stay_as_they_are(tmp_path):
+    settings = TrainSettings(validation=["v"], metrics=["wer"])
+    arguments = build_arguments(settings, tmp_path)
+    before = arguments.to_dict()
+
+    decided = plan_run(settings, arguments, corpus_of()).arguments
+
+    assert arguments.to_dict() == before != decided.to_dict()
+
+
+def test_record_is_that_of_the_plan(tmp_path):
+    made = plan(tmp_path, arguments={"label_smoothing_factor": 0.2})
+
+    assert made.record["settings"] == dataclasses.asdict(made.settings)
+    assert made.record["settings"]["max_tokens_per_batch"] == made.batch_size.tokens == 8192
+    assert made.record["arguments"]["label_smoothing_factor"] == 0.2
+    assert made.record["first_update"] == 0
+
+
+@pytest.mark.parametrize(("lines", "hint"), [(6, ""), (7, " if told to")])
+def test_lines_of_several_sentences_are_counted(tmp_path, lines, hint):
+    sources = ["Ja. Nein."] * lines + ["Ja."] * (300 - lines)
+    pairs = Dataset.from_dict({"source": sources, "target": sources})
+    filtered = FilteredPairs(pairs, (), np.zeros(300, np.uint8))
+
+    made = plan(tmp_path, corpus=Corpus(filtered, {}, lambda: iter(())))
+
+    assert made.record["lines_of_several_sentences"] == round(lines / 300, 4)
+    words = f"{lines / 300:.1%} of the sources have more than one; translate cuts lines by sentence"
+    assert f"sentences   {words}{hint}" in list(made.describe())
+
+
+# What --minutes chooses
+
+RULES = {
+    "preset": lambda *_: ("small", "much text"),
+    "dropout": lambda *_: (0.2, "some passes"),
+    "metrics": lambda *_: (["wer", "per"], "symbols"),
+    "max_tokens_per_batch": lambda *_: (5000, "about 9 updates"),
+    "warmup_steps": lambda *_: (11, "a tenth"),
+    "eval_steps": lambda *_: (5, "twelve times"),
+}
+
+
+@pytest.fixture
+def rules(monkeypatch):
+    monkeypatch.setattr(auto_settings, "measure", lambda *_: None)
+    monkeypatch.setattr(auto_settings, "RULES", RULES)
+
+
+@pytest.mark.usefixtures("rules")
+def test_decisions_reach_settings_arguments_and_the_defaults_that_follow(tmp_path):
+    sets = {"validation": Dataset.from_dict({"source": ["a"], "target": ["b"]})}
+    text = {"validation": ["v.de", "v.en"], "corpus": corpus_of(**sets)}
+
+    made = plan(tmp_path, minutes=1.0, config=["d_model=64"], **text)
+
+    settings, arguments = made.settings, made.arguments
+    assert (settings.preset, settings.config) == ("small", ["d_model=64", "dropout=0.2"])
+    assert settings.max_tokens_per_batch == 5000
+    assert (arguments.eval_steps, arguments.save_steps) == (5, 5)
+    assert arguments.metric_for_best_model == "wer"
+    assert not arguments.greater_is_better
+    assert [decision["option"] for decision in made.record["decisions"]] == list(RULES)
+    assert "chosen      --preset small: much text" in made.describe()
+
+
+@pytest.mark.usefixtures("rules")
+def test_given_options_stay_and_defaults_of_the_chosen_preset_do_not(tmp_path):
+    of_small = recipe(TrainSettings(preset="small"))["learning_rate"]
+
+    free = plan(tmp_path, minutes=1.0, arguments={"learning_rate": 5e-3})
+    kept = plan(tmp_path, minutes=1.0, arguments={"learning_rate": 7.0}, given=("learning_rate",))
+
+    assert free.arguments.learning_rate == of_small
+    assert kept.arguments.learning_rate == 7.0
+    assert free.arguments.warmup_steps == 11
+
+
+@pytest.mark.usefixtures("rules")
+def test_resumed_run_keeps_all_decisions_on_record(tmp_path, monkeypatch):
+    monkeypatch.setattr(auto_settings, "measure", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(auto_settings, "RULES", {})
+    recorded = [{"option": "vocab_size", "value": 77, "reason": "few"}]
+
+    made = plan(tmp_path, previous={"decisions": recorded}, minutes=1.0, resume=True)
+    other = plan(
+        tmp_path, previous={"decisions": recorded}, minutes=1.0, resume=True, given={"vocab_size"}
+    )
+
+    assert (made.settings.vocab_size, other.settings.vocab_size) == (77, 10_000)
+    assert other.record["decisions"] == recorded
+
+
+# The size of the batches
+
+
+@pytest.mark.parametrize(("given", "tokens"), [(None, 7000), (400, 400)])
+def test_resumed_run_keeps_its_batches(tmp_path, monkeypatch, given, tokens):
+    previous = {"settings": {"max_tokens_per_batch": 7000}}
+    monkeypatch.setattr("vanilla_transformer_tools.training.resume.check_continuation", print)
+
+    made = plan(tmp_path, previous=previous, max_tokens_per_batch=given)
+
+    assert made.settings.max_tokens_per_batch == tokens
+    assert made.record["first_update"] == 7
+
+
+def test_other_batches_of_a_resumed_run_are_refused(tmp_path):
+    previous = {"settings": {"max_tokens_per_batch": 7000}}
+
+    with pytest.raises(ValueError, match="--max_tokens_per_batch was 7000, got 400"):
+        plan(tmp_path, previous=previous, max_tokens_per_batch=400)
+
+
+@pytest.mark.usefixtures("rules")
+def test_batch_that_a_rule_chose_must_fit_the_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(batch_size, "free_memory", lambda device: 1)
+
+    made = plan(tmp_path, minutes=1.0, max_length=20)
+
+    assert made.settings.max_tokens_per_batch == 80
+    line = "batch       80 tokens, because 5,000 do not fit 0.0 GB of free memory, by estimate"
+    assert line in list(made.describe())
+
+
+# The learning rate of fine-tuning
+
+
+@pytest.mark.parametrize(("peft", "rate"), [(None, 1e-4), ("lora", 1e-3)])
+def test_saved_model_is_fine_tuned_at_a_low_rate_and_the_plan_says_so(tmp_path, peft, rate):
+    settings = {"init_from": "runs/opus", "peft": peft}
+    defaults = {"learning_rate": rate, "warmup_steps": 100}
+    line = f"rate        {rate:g} after 100 updates of warm-up"
+
+    lines = [*plan(tmp_path, arguments=defaults, **settings).describe()]
+    others = [*plan(tmp_path, arguments=defaults | {"warmup_steps": 9}, **settings).describe()]
+
+    assert recipe(TrainSettings(**settings)).items() >= defaults.items()
+    assert lines[0] == f"{line}, the defaults with --init_from"
+    assert others[0] == line.replace("100", "9")
+    assert not any(line.startswith("rate") for line in plan(tmp_path).describe())
+
+
+# Scores
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "zh"),
+        ({"language": ["de", "ja"]}, "char"),
+        ({"target_language": "ja"}, "char"),
+        ({"validation": ["v.de", "v.ja"]}, "char"),
+        ({"bleu_tokenize": "intl"}, "intl"),
+        ({"pretokenized": True}, "none"),
+    ],
+)
+def test_bleu_tokenizer_is_that_of_the_target_language(tmp_path, changes, expected, monkeypatch):
+    monkeypatch.setattr(bleu_tokenizers, "_is_usable", lambda name: name in ("char", "zh", "13a"))
+
+    made = plan(tmp_path, corpus=corpus_of(validation=PAIRS), **{"validation": ["v.tsv"]} | changes)
+
+    assert made.bleu_tokenizers["validation"].name == expected
+    assert made.record["bleu_tokenizers"]["validation"]["name"] == expected
+
+
+def test_resumed_run_keeps_its_bleu_tokenizer(tmp_path):
+    previous = {"bleu_tokenizers": {"validation": {"name": "char", "reason": "r", "fits": True}}}
+
+    made = plan(tmp_path, previous=previous, validation=["v"], corpus=corpus_of(validation=PAIRS))
+
+    assert made.bleu_tokenizers == {"validation": BleuTokenizer("char", "r")}
+
+
+@pytest.mark.parametrize(
+    ("metric", "expected", "greater"),
+    [
+        ("bleu", "chrf", True),
+        ("eval_bleu", "chrf", True),
+        ("wer", "wer", False),
+        ("news_bleu", "news_bleu", True),
+    ],
+)
+def test_chrf_decides_where_no_tokenizer_fits(tmp_path, metric, expected, greater):
+    tokenizers = {
+        "validation": {"name": "char", "reason": "mixed", "fits": False},
+        "news": {"name": "zh", "reason": "Chinese", "fits": True},
+    }
+    made = plan(
+        tmp_path,
+        previous={"bleu_tokenizers": tokenizers},
+        corpus=corpus_of(validation=PAIRS, news=PAIRS),
+        validation=["v"],
+        arguments={"metric_for_best_model": metric},
+    )
+
+    assert made.arguments.metric_for_best_model == expected
+    assert made.arguments.greater_is_better == greater
+
+
+# The text
+
+
+def test_kept_pairs_are_those_that_no_filter_drops(tmp_path):
+    file = tmp_path / "a.tsv"
+    file.write_text("a\tb\nc\tc\na\tb\n", encoding="utf-8")
+    filters = {"train": [str(file)], "filter_identical": True}
+
+    read = read_corpus(TrainSettings(**filters))
+    once = read_corpus(TrainSettings(**filters, filter_duplicates=True))
+
+    assert [*read.filtered.kept["source"]] == ["a", "a"]
+    assert [*read.read()] == [("a", "b")] * 2
+    assert [*once.filtered.kept["target"]] == ["b"]
+    with pytest.raises(ValueError, match="must leave at least one pair"):
+        read_corpus(TrainSettings(**filters, filter_max_ratio=1, filter_script=["Cyrl", "Cyrl"]))
