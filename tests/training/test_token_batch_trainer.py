@@ -23,7 +23,7 @@ from vanilla_transformer_tools.training.r_drop import r_drop
 from vanilla_transformer_tools.training.time_schedule import TimeSchedule
 from vanilla_transformer_tools.training.trainer import TokenBatchTrainer
 
-from ..plugin.test_search import patch_forward
+from ..plugin.test_fast_search import patch_forward
 from ..support.gradients_of_one_update import VOCAB_SIZE, build_arguments, build_model, ragged_pairs
 from ..support.pretended_device import DEVICE, move, pretended_device, put
 from ..support.training_runs import checkpoints_of
