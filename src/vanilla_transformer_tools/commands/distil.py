@@ -207,8 +207,10 @@ def _translate(settings: DistilSettings, folder: Path) -> dict[str, Any]:
         for item in fields(settings)
         if item.name.startswith(_PREFIX)
     }
-    files = {"input": str(folder / SOURCES_FILE), "output": str(outputs)}
-    wanted = TranslateSettings(model=settings.teacher, **files, resume=True, **of_teacher)
+    sources = str(folder / SOURCES_FILE)
+    wanted = TranslateSettings(
+        model=settings.teacher, input=sources, output=str(outputs), resume=True, **of_teacher
+    )
     job = plan_translation(wanted, [])
     if job.done != job.total:
         n_best = settings.teacher_n_best
