@@ -15,7 +15,7 @@ ADDRESS = _PROJECT["urls"]["Repository"]
 project = "vanilla_transformer"
 author = "The vanilla_transformer contributors"
 release = version = _PROJECT["version"]
-html_title = f"{project} {release}"
+html_title = f"vanilla-transformer {release}"
 
 extensions = ["myst_nb", "sphinxcontrib.mermaid"]
 root_doc = "docs/index"
@@ -65,7 +65,7 @@ def _navigation(index: str) -> str:
     trees = []
     for section in index.split("\n## ")[1:]:
         entries = [
-            f"{title} </{(ROOT / 'docs' / target).resolve().relative_to(ROOT).as_posix()}>"
+            f"{title.replace('`', '')} </{(ROOT / 'docs' / target).resolve().relative_to(ROOT).as_posix()}>"
             for title, target in _ENTRY.findall(section)
         ]
         caption = section.partition("\n")[0]
