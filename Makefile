@@ -7,7 +7,7 @@ RUN = $(VENV)/bin/
 DEMO = runs/demo
 NUMBERS = runs/numbers
 
-.PHONY: demo test test-slow test-storm test-oldest test-mutants test-all lint clean
+.PHONY: demo test test-slow test-storm test-oldest test-mutants test-all lint docs clean
 
 $(READY): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
@@ -63,6 +63,11 @@ lint: $(READY)
 	$(RUN)ruff format --check .
 	$(RUN)ruff check .
 	$(RUN)mypy
+
+# The site, in build/site; a broken link or an unknown directive is an error.
+docs: $(READY)
+	$(RUN)python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[docs]'
+	$(RUN)python -m sphinx -q -W --keep-going -E -c docs -b html . build/site
 
 clean:
 	rm -rf $(VENV) .venv-oldest $(DEMO) $(NUMBERS)

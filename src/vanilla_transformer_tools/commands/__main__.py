@@ -6,6 +6,7 @@ from vanilla_transformer_tools.commands.attention import attention
 from vanilla_transformer_tools.commands.command import Command, fail, run
 from vanilla_transformer_tools.commands.demo import demo
 from vanilla_transformer_tools.commands.distil import distil
+from vanilla_transformer_tools.commands.env import env
 from vanilla_transformer_tools.commands.evaluate import evaluate
 from vanilla_transformer_tools.commands.export import export
 from vanilla_transformer_tools.commands.import_ import import_
@@ -25,6 +26,7 @@ COMMANDS: dict[str, Command] = {
     "distil": distil,
     "serve": serve,
     "demo": demo,
+    "env": env,
 }
 
 
