@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from types import FrameType, MappingProxyType
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from transformers.hf_argparser import HfArgumentParser
 
@@ -163,21 +163,20 @@ class _SettingsParser(Parser):
 
     @staticmethod
     def _parse_dataclass_field(parser: argparse.ArgumentParser, field: Field[Any]) -> None:
-        group = field.metadata.get("group")
-        if group is not None:
+        place: Any = parser
+        if (group := field.metadata.get("group")) is not None:
             titled = {each.title: each for each in parser._action_groups}
-            parser = cast(Any, titled.get(group) or parser.add_argument_group(group))
+            place = titled.get(group) or parser.add_argument_group(group)
             field = copy.copy(field)
-            field.metadata = MappingProxyType(
-                {key: value for key, value in field.metadata.items() if key != "group"}
-            )
+            others = {key: value for key, value in field.metadata.items() if key != "group"}
+            field.metadata = MappingProxyType(others)
         if field.type is bool:
-            parser.add_argument(f"--{field.name}", action="store_true", help=field.metadata["help"])
+            place.add_argument(f"--{field.name}", action="store_true", help=field.metadata["help"])
         elif "action" in field.metadata:
             default = field.default if field.default_factory is MISSING else field.default_factory()
-            parser.add_argument(f"--{field.name}", default=default, **field.metadata)
+            place.add_argument(f"--{field.name}", default=default, **field.metadata)
         else:
-            HfArgumentParser._parse_dataclass_field(parser, field)
+            HfArgumentParser._parse_dataclass_field(place, field)
 
 
 def refuse(unknown: list[str], *parsers: Parser) -> None:

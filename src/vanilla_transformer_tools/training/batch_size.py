@@ -5,13 +5,15 @@ from typing import NamedTuple
 
 import torch
 from accelerate.utils import gather_object
-from transformers import PreTrainedConfig, PreTrainedModel, TrainingArguments
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    TrainingArguments,
+)
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.fast_loss_vanilla_transformer import chunk_rows
-from vanilla_transformer.modeling_vanilla_transformer import (
-    VanillaTransformerForConditionalGeneration,
-)
 from vanilla_transformer_tools.saved_folder import load_config
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.training.starting_model import new_config
@@ -101,9 +103,7 @@ def choose_batch_size(
     )
 
 
-def _model_without_values(
-    settings: TrainSettings,
-) -> VanillaTransformerForConditionalGeneration | None:
+def _model_without_values(settings: TrainSettings) -> PreTrainedModel | None:
     """The model of a run on the meta device; None for one of another class.
 
     A vocabulary is taken to be as large as it may become. Frozen weights count as trained ones, but
@@ -120,7 +120,7 @@ def _model_without_values(
             settings, settings.vocab_size, target if settings.separate_vocabularies else None
         )
     with torch.device("meta"):
-        model = VanillaTransformerForConditionalGeneration(config)
+        model: PreTrainedModel = AutoModelForSeq2SeqLM.from_config(config)
     return model.requires_grad_(settings.peft is None)
 
 

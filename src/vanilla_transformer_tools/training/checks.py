@@ -77,7 +77,6 @@ def check_settings(settings: TrainSettings, arguments: Seq2SeqTrainingArguments)
         ValueError: If there are any; the message names all.
     """
     faults = [
-        *_faults_of_config(settings),
         *_faults_of_ranges(settings, arguments),
         *_faults_of_trainer(arguments),
         *_faults_of_devices(settings, arguments),
@@ -86,6 +85,7 @@ def check_settings(settings: TrainSettings, arguments: Seq2SeqTrainingArguments)
         *_faults_of_schedules(settings, arguments),
         *_faults_of_fine_tuning(settings),
         *_faults_of_scores(settings, arguments),
+        *_faults_of_config(settings),
     ]
     if faults:
         raise ValueError("\n".join(faults))
