@@ -430,7 +430,7 @@ def mark_differences(first: str, second: str) -> tuple[Marked, Marked]:
     columns: tuple[Marked, Marked] = [], []
     for lines in zip_longest(first.split("\n"), second.split("\n"), fillvalue=""):
         parts = [_PART.findall(line) for line in lines]
-        matcher = SequenceMatcher(None, *parts, autojunk=False)
+        matcher = SequenceMatcher(None, parts[0], parts[1], autojunk=False)
         for tag, *ends in matcher.get_opcodes():
             for side, column in enumerate(columns):
                 piece = "".join(parts[side][ends[2 * side] : ends[2 * side + 1]])

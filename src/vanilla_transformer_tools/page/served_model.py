@@ -153,7 +153,10 @@ class ServedModel:
         sources, targets = offered_languages(tokenizers.source, read_generation_config(name))
         if targets and not sources:
             target_language = target_language or targets[0]
-        languages = {"source_language": source_language, "target_language": target_language}
+        languages: dict[str, Any] = {
+            "source_language": source_language,
+            "target_language": target_language,
+        }
         try:
             translator = Translator.from_pretrained(name, engine="torch", **languages, **loading)
         except ValueError:

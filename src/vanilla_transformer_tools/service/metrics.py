@@ -13,7 +13,7 @@ from prometheus_client import (
 )
 
 from vanilla_transformer_tools.service.batcher import Part
-from vanilla_transformer_tools.service.translators import Kind, Translators
+from vanilla_transformer_tools.service.translators import RequestKind, Translators
 
 _PREFIX = "vanilla_transformer"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -71,11 +71,11 @@ class MeasuredTranslators:
     """The same work, measured."""
 
     def __init__(self, translators: Translators, metrics: Metrics) -> None:
-        self.cut: Callable[[Kind, Sequence[str]], list[list[Part]]] = translators.cut
+        self.cut: Callable[[RequestKind, Sequence[str]], list[list[Part]]] = translators.cut
         self._translators = translators
         self._metrics = metrics
 
-    def translate(self, kind: Kind, texts: Sequence[str]) -> list[tuple[str, ...]]:
+    def translate(self, kind: RequestKind, texts: Sequence[str]) -> list[tuple[str, ...]]:
         """The translations of each text, best first."""
         started = time.perf_counter()
         known = self._translators.unknown
