@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from transformers.hf_argparser import HfArgumentParser
 
@@ -166,9 +166,11 @@ class _SettingsParser(Parser):
         group = field.metadata.get("group")
         if group is not None:
             titled = {each.title: each for each in parser._action_groups}
-            parser = titled.get(group) or parser.add_argument_group(group)
+            parser = cast(Any, titled.get(group) or parser.add_argument_group(group))
             field = copy.copy(field)
-            field.metadata = {key: field.metadata[key] for key in {*field.metadata} - {"group"}}
+            field.metadata = MappingProxyType(
+                {key: value for key, value in field.metadata.items() if key != "group"}
+            )
         if field.type is bool:
             parser.add_argument(f"--{field.name}", action="store_true", help=field.metadata["help"])
         elif "action" in field.metadata:
