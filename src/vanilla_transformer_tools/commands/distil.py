@@ -197,13 +197,18 @@ def _translate(settings: DistilSettings, folder: Path) -> dict[str, Any]:
     with rows_written([folder / SOURCES_FILE, folder / REFERENCES_FILE], rows):
         pass
     outputs = folder / OUTPUTS_FILE
-    of_teacher = {
+    of_teacher: dict[str, Any] = {
         item.name.removeprefix(_PREFIX): getattr(settings, item.name)
         for item in fields(settings)
         if item.name.startswith(_PREFIX)
     }
-    files = {"input": str(folder / SOURCES_FILE), "output": str(outputs)}
-    wanted = TranslateSettings(model=settings.teacher, **files, resume=True, **of_teacher)
+    wanted = TranslateSettings(
+        model=settings.teacher,
+        input=str(folder / SOURCES_FILE),
+        output=str(outputs),
+        resume=True,
+        **of_teacher,
+    )
     job = plan_translation(wanted, [])
     if job.done != job.total:
         n_best = settings.teacher_n_best

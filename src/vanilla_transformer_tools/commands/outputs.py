@@ -5,9 +5,9 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from io import BufferedIOBase, FileIO
+from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from vanilla_transformer_tools.settings import TranslateSettings
 
@@ -114,7 +114,7 @@ class Output:
         self._name = "Standard output" if path is None else repr(str(path))
         # Size in bytes of the rows in a file; None: what is written cannot be taken back.
         self._size: int | None = None
-        self._file: BufferedIOBase | FileIO
+        self._file: BinaryIO | FileIO
         if path is None:
             self._file = sys.stdout.buffer
         elif path.exists() and not path.is_file():
