@@ -16,6 +16,7 @@ from vanilla_transformer_tools.page.served_model import ServedModel
 from vanilla_transformer_tools.saved_folder import RUN_FILE, TARGET_FOLDER
 from vanilla_transformer_tools.translation import Search, Translation, Translator
 from vanilla_transformer_tools.translation import translator as translation
+from vanilla_transformer_tools.translation.engines import TorchEngine
 
 from ..conftest import build_variant
 from ..support.pretrained import bart, fsmt_tokenizer
@@ -48,16 +49,16 @@ def endless_model(tiny_model):
     return tiny_model
 
 
-def spy_on_generate(model, monkeypatch):
-    """Collects the shapes of the sources that the model is given."""
+def spy_on_batches(monkeypatch):
+    """Rows and columns of the sources of each batch."""
     shapes = []
-    generate = model.generate
+    translate_batch = TorchEngine.translate_batch
 
-    def generate_and_note(**inputs):
-        shapes.append(tuple(inputs["input_ids"].shape))
-        return generate(**inputs)
+    def translate_and_note(self, sources, *others):
+        shapes.append((len(sources), max(map(len, sources))))
+        return translate_batch(self, sources, *others)
 
-    monkeypatch.setattr(model, "generate", generate_and_note)
+    monkeypatch.setattr(TorchEngine, "translate_batch", translate_and_note)
     return shapes
 
 
@@ -191,9 +192,8 @@ def test_generate_has_nothing_to_warn_about(tiny_model, build, caplog, num_beams
 
 def test_line_feed_in_a_translation_becomes_a_blank(tiny_model, monkeypatch):
     tokenizer = VanillaTransformerTokenizer.train(["a\nb"], vocab_size=7, kind="char")
-    output = tokenizer("a\nb\n", return_tensors="pt")["input_ids"]
-    start = torch.ones(1, 1, dtype=torch.long)
-    monkeypatch.setattr(tiny_model, "generate", lambda **_: torch.cat([start, output], dim=1))
+    output = tokenizer("a\nb\n")["input_ids"]
+    monkeypatch.setattr(TorchEngine, "_search", lambda *_: [output])
 
     results = Translator(tiny_model, tokenizer).translate(["a"])
 
@@ -201,8 +201,8 @@ def test_line_feed_in_a_translation_becomes_a_blank(tiny_model, monkeypatch):
 
 
 @SEARCHES
-def test_batches_keep_within_their_tokens(tiny_model, build, monkeypatch, num_beams):
-    shapes = spy_on_generate(tiny_model, monkeypatch)
+def test_batches_keep_within_their_tokens(build, monkeypatch, num_beams):
+    shapes = spy_on_batches(monkeypatch)
 
     list(build(num_beams=num_beams, max_tokens_per_batch=120).translate(LINES))
 
@@ -216,8 +216,8 @@ def test_batches_keep_within_their_tokens(tiny_model, build, monkeypatch, num_be
     )
 
 
-def test_sentence_beyond_the_budget_goes_alone(tiny_model, build, monkeypatch):
-    shapes = spy_on_generate(tiny_model, monkeypatch)
+def test_sentence_beyond_the_budget_goes_alone(build, monkeypatch):
+    shapes = spy_on_batches(monkeypatch)
 
     list(build(max_tokens_per_batch=32).translate(["der alte mann " * 3, "ja", "oh"]))
 

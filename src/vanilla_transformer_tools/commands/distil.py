@@ -202,14 +202,23 @@ def _translate(settings: DistilSettings, folder: Path) -> dict[str, Any]:
     with rows_written([folder / SOURCES_FILE, folder / REFERENCES_FILE], rows):
         pass
     outputs = folder / OUTPUTS_FILE
-    of_teacher = {
+    of_teacher: dict[str, Any] = {
         item.name.removeprefix(_PREFIX): getattr(settings, item.name)
         for item in fields(settings)
         if item.name.startswith(_PREFIX)
     }
+<<<<<<< HEAD
     sources = str(folder / SOURCES_FILE)
     wanted = TranslateSettings(
         model=settings.teacher, input=sources, output=str(outputs), resume=True, **of_teacher
+=======
+    wanted = TranslateSettings(
+        model=settings.teacher,
+        input=str(folder / SOURCES_FILE),
+        output=str(outputs),
+        resume=True,
+        **of_teacher,
+>>>>>>> jobs
     )
     job = plan_translation(wanted, [])
     if job.done != job.total:

@@ -79,7 +79,7 @@ class TranslationJob:
         """Translates, and writes each line as soon as it is done.
 
         Args:
-            translator: Of the models of the settings.
+            translator: Translator with the models of the settings.
             keeps_record: Whether the record stays beside the complete output.
 
         Raises:

@@ -69,15 +69,15 @@ def cached_ids(
     for all.
 
     Args:
-        pairs: As `load_pairs` returns them.
-        tokenizers: As for `tokenize_pairs`.
-        max_length: As for `tokenize_pairs`.
+        pairs: Pairs from `load_pairs`.
+        tokenizers: Tokenizers of source and target.
+        max_length: Most tokens that a side keeps, `</s>` counted.
 
     Returns:
         The dataset, and the number of pairs with a truncated side.
 
     Raises:
-        ValueError: As `tokenize_pairs`.
+        ValueError: If `max_length` leaves no room for text, or a tag is unknown.
         OSError: If there is no room for the ids.
     """
     folder = _folder()
@@ -110,12 +110,12 @@ def cached_tokenizer(
     and the versions of the libraries decide which file is read; the rest is as for `cached_ids`.
 
     Args:
-        pairs: As `load_pairs` returns them.
+        pairs: Pairs from `load_pairs`.
         columns: `source`, `target` or both, whose text is read in this order.
-        settings: Of `VanillaTransformerTokenizer.train`.
+        settings: Arguments of `VanillaTransformerTokenizer.train`.
 
     Raises:
-        ValueError: As `VanillaTransformerTokenizer.train`.
+        ValueError: If the settings of the vocabulary exclude each other or the text.
         OSError: If there is no room for the vocabulary.
     """
     texts, folder = _drawn_texts(pairs, columns), _folder()

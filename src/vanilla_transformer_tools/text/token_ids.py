@@ -54,7 +54,7 @@ def tokenize_pairs(
 
     Args:
         dataset: Pairs as `load_pairs` returns them.
-        tokenizers: Of source and target. Truncation keeps their last token, `</s>`, and the tag of
+        tokenizers: Tokenizers. Truncation keeps their last token, `</s>`, and the tag of
             the target language before the source.
         max_length: Most tokens that a side keeps, `</s>` counted.
 
@@ -78,12 +78,12 @@ def store_ids(
 
     Args:
         dataset: Pairs.
-        tokenizers: As for `tokenize_pairs`.
-        max_length: As for `tokenize_pairs`.
+        tokenizers: Tokenizers of source and target.
+        max_length: Most tokens that a side keeps, `</s>` counted.
         file: Where to write them; None: beside the temporary copy of the pairs.
 
     Raises:
-        ValueError: As `tokenize_pairs`.
+        ValueError: If `max_length` leaves no room for text, or a tag is unknown.
         OSError: If there is no room, in words of the system.
     """
     encoder = PairEncoder(tokenizers, max_length)
@@ -109,8 +109,8 @@ class PairEncoder:
     """Converts pairs into token ids, one batch after another, faster the more words it has seen.
 
     Args:
-        tokenizers: As for `tokenize_pairs`.
-        max_length: As for `tokenize_pairs`.
+        tokenizers: Tokenizers of source and target.
+        max_length: Most tokens that a side keeps, `</s>` counted.
     """
 
     def __init__(self, tokenizers: TokenizerPair, max_length: int) -> None:
@@ -167,7 +167,7 @@ class _Lines:
     """Token ids of several lines, one after another.
 
     Attributes:
-        ids: Of all lines.
+        ids: Ids of all lines.
         lengths: Number of ids of each line.
     """
 
@@ -306,7 +306,7 @@ def source_prefixes(
     Args:
         languages: One for each pair; None for a single direction, that of the tokenizers.
         num_pairs: Number of pairs.
-        tokenizers: Of the pairs.
+        tokenizers: Tokenizers of the pairs.
 
     Raises:
         ValueError: If the tokenizer lacks a language, or has languages and none is given.

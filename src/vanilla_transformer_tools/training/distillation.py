@@ -108,8 +108,8 @@ class Targets:
 
     Attributes:
         references: Whether it learns from the references too.
-        nearest: Of several outputs, keep only the one nearest to the reference: by chrF of the
-            sentence, or by BLEU with effective order; None: keep all.
+        nearest: Score by which the output nearest to the reference is kept alone, chrF of the
+            sentence or BLEU with effective order; None: all outputs are kept.
         tokenize: SacreBLEU's tokenizer for BLEU.
     """
 

@@ -21,7 +21,7 @@ def rank_by_utility(
     of equal weight (Eikema & Aziz 2020, arXiv 2005.10283, and 2022, arXiv 2108.04718).
 
     Args:
-        candidates: Of one source, with their texts.
+        candidates: Candidates of one source, with their texts.
         uncounted: Tokens of each output that its length does not count: those of a prefix.
         search: The search that found the candidates.
     """

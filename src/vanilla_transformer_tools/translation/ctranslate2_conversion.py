@@ -244,7 +244,7 @@ def convert_loaded(
 
     Args:
         model: In float32.
-        tokenizer: Of the source.
+        tokenizer: Tokenizer of the source.
         folder: It must not exist.
 
     Raises:

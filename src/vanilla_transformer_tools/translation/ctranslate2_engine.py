@@ -32,12 +32,12 @@ class CTranslate2Engine:
     engine is made): `seed` of a search has no effect.
 
     Attributes:
-        name: Of the engine, with version and type.
+        name: Name of the engine, with version and type.
         max_positions: Longest source, in tokens, that the model expects; the position table has at
             least twice as many positions.
 
     Args:
-        folder: Of the exported model.
+        folder: Folder of the exported model.
         device: `cpu`, `cuda`, or `auto` for a GPU if there is one.
         compute_type: Type to compute in, such as `int8_float32`; `default`: the one of the export,
             or else, with a message, one that the device has.
@@ -170,7 +170,7 @@ class CTranslate2Engine:
         """All that CTranslate2 finds for these sources, best first, under one limit.
 
         Args:
-            indices: Of the sources.
+            indices: Indices of the sources to translate.
             sources: All of them, as ids.
             prefixes: What each output begins with, the first token included.
             limit: Longest output.
@@ -224,7 +224,7 @@ class CTranslate2Engine:
             sources: Their sources as tokens.
             prefixes: Their prefixes as tokens.
             search: How to search.
-            uncounted: As for `_search`.
+            uncounted: Tokens that the length of an output does not count.
         """
         forced = self.translator.score_batch(sources, prefixes, max_input_length=0)
         # The likeliest next tokens except `</s>`.

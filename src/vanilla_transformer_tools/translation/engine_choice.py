@@ -96,7 +96,7 @@ def reasons_for_torch(names: list[str], dtype: str, settings: Mapping[str, Any])
     """Why torch is faster than CTranslate2, or finds something else; nothing: use CTranslate2.
 
     Args:
-        names: As for `load_engine`, like all that follow.
+        names: Folders or Hub names of the models.
         dtype: Dtype of the weights.
         settings: Arguments of the `Translator`.
     """

@@ -92,7 +92,7 @@ class Engine(Protocol):
     """The interface of engines, which search: `TorchEngine`, `CTranslate2Engine`, or another one.
 
     Attributes:
-        name: As records of results call it.
+        name: Name in records of results.
         max_positions: Longest source, in tokens, that the model expects.
         last_position: Longest source or output, in tokens, that it can read or write.
     """
@@ -126,7 +126,7 @@ class TorchEngine:
     """Searches with the plugin's own search, and with `generate` for models of other classes.
 
     Attributes:
-        name: Of the engine.
+        name: Name in records of results.
         vocab_size: Size of the target vocabulary.
 
     Args:
@@ -326,7 +326,7 @@ class TorchEngine:
                 mBART, the code of the language.
 
         Raises:
-            ValueError: As `check_lengths` does.
+            ValueError: If a row is longer than the positions of the model.
         """
         self.check_lengths([*sources, *targets])
         copies = len(targets) // len(sources)
@@ -447,9 +447,9 @@ def _alignment(
     """For each target position the source position with most weight; see `TorchEngine.force`.
 
     Args:
-        cross_attentions: Of each model, of each layer, `[rows, heads, T, S]`.
+        cross_attentions: Weights of each layer of each model, `[rows, heads, T, S]`.
         attention_mask: 1 = real source token, `[rows, S]`.
-        end_length: See `TorchEngine.force`.
+        end_length: Number of tokens at the end of each source that are no text.
     """
     weights = torch.stack(
         [layers[aligned_layer(len(layers))].float().mean(1) for layers in cross_attentions]

@@ -40,9 +40,9 @@ class TranslationPipeline(Pipeline):
 
         Args:
             inputs: A line, or several.
-            batch_size: Of other pipelines; here `max_tokens_per_batch` is the size of a batch.
-            num_workers: Of other pipelines.
-            settings: See the class.
+            batch_size: Ignored; `max_tokens_per_batch` is the size of a batch.
+            num_workers: Ignored.
+            settings: Settings of `Translator`.
         """
         settings = {**self._forward_params, **settings}
         return self.postprocess(self._forward(self.preprocess(inputs), **settings))

@@ -271,7 +271,7 @@ def refuse_torch_only(
     """Refuses searches that an export, or an ensemble, cannot do.
 
     Args:
-        generation_config: Of the model.
+        generation_config: Generation config of the model.
         what: Cannot do them.
         instead: What can.
 

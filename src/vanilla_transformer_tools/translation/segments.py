@@ -58,7 +58,7 @@ def cut_into_pieces(
 
     Args:
         lines: Each with the text with which its translation begins.
-        tokenizers: Of source and target.
+        tokenizers: Tokenizers of source and target.
         max_tokens: Length of the longest piece, `</s>` counted.
         first_line: Number of the first line, for warnings.
         source_prefix: Ids before each piece; they count towards its length.
@@ -102,7 +102,7 @@ def cut_lines(
 
     Args:
         lines: Blank ones have no pieces.
-        tokenizer: Of the lines.
+        tokenizer: Tokenizer of the lines.
         max_tokens: Length of the longest piece, `</s>` counted.
         split_sentences: Whether each sentence is a piece of its own.
     """
@@ -187,7 +187,7 @@ def cut_line(line: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> 
 
     Args:
         line: Text.
-        tokenizer: Of the line; a fast one knows the place of each token in the text.
+        tokenizer: Tokenizer of the line; a fast one knows the place of each token in the text.
         max_tokens: Length of the longest piece, `</s>` counted. A single character may take more.
 
     Returns:

@@ -92,8 +92,9 @@ class Translator:
         model: A sequence-to-sequence model in any dtype, on any device; or an engine.
         tokenizer: Of any class; one that names languages by codes is copied for those given.
         search: How to search; None: as the generation config and `settings` say.
-        target_tokenizer: Of the output, if the target has its own vocabulary; None: `tokenizer`.
-        source_language: Of the lines, for a model whose tokenizer names the languages of both
+        target_tokenizer: Tokenizer of the output, if the target has its own vocabulary; None:
+            `tokenizer`.
+        source_language: Language of the lines, for a model whose tokenizer names those of both
             sides, such as NLLB's; None: the one that the tokenizer was saved with.
         target_language: To translate into, for a model of several directions; None: the one with
             which the model begins its outputs, if it has one. A tag counts as a token of each

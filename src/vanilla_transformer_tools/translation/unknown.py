@@ -42,12 +42,12 @@ def with_source_words(
     Of a target whose tokens are words, it is the whole word between blanks.
 
     Args:
-        texts: Of the hypotheses, as `text_with_unknown` gives them.
+        texts: Texts of the hypotheses, as `text_with_unknown` gives them.
         hypotheses: Outputs with unknown tokens.
         pieces: Source of each.
         tokenizers: Fast ones.
         engine: What reads them again.
-        end_length: See `TorchEngine.force`.
+        end_length: Number of tokens at the end of each source that are no text.
     """
     unknown = tokenizers.target.unk_token_id
     by_words = is_of_words(tokenizers.target.backend_tokenizer)
