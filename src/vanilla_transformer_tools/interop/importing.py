@@ -23,6 +23,7 @@ from vanilla_transformer.modeling_vanilla_transformer import (
 from vanilla_transformer_tools.files import naming_full_disk, scratch_folder, share_weights
 from vanilla_transformer_tools.interop.declarations import MAPPING_FILE, Declaration, Fields
 from vanilla_transformer_tools.interop.fairseq import find_checkpoint, read_checkpoint
+from vanilla_transformer_tools.interop.marian_files import find_npz, read_marian
 from vanilla_transformer_tools.interop.tensor_files import (
     check_shards,
     check_zip,
@@ -358,11 +359,22 @@ def _load(name_or_path: str, mapping: Path | None, tokenizer: str | None = None)
     path = Path(name_or_path)
     if mapping is not None:
         return _with_mapping(path, mapping, tokenizer)
+    if file := find_npz(path):
+        declaration = Declaration.of_program("marian_npz")
+        model = read_marian(file, declaration.faults)
+        return _Source(
+            {"name": path.name, "model_type": "marian_npz"},
+            declaration,
+            model.settings,
+            model.tensors,
+            model.tokenizers,
+            model.generation_config,
+        )
     if file := find_checkpoint(path):
         found = read_checkpoint(file)
         return _Source(
             {"name": path.name, "model_type": "fairseq"},
-            Declaration.of_fairseq(),
+            Declaration.of_program("fairseq"),
             found.settings,
             found.tensors,
             found.tokenizers,

@@ -2,7 +2,7 @@
 
 A rule is written `target: source`, both patterns of names:
 
-- `{i}` is a number, the same one on both sides;
+- `{i}` is a number, the same one on both sides; `{i+1}` in the source is the next one;
 - `{a,b}` on both sides: one rule for each alternative;
 - `{q,k,v}` in the source alone: these tensors joined along their rows, in this order, as is a list;
 - `name[1/3]`: the second of three equal blocks of rows;
@@ -25,7 +25,7 @@ Shape = tuple[int, ...]
 
 # In a group, so that `split` keeps them.
 _ALTERNATIVES = re.compile(r"(\{[^{}]*,[^{}]*\})")
-_NUMBER = re.compile(r"\{([a-z]\w*)\}")
+_NUMBER = re.compile(r"\{([a-z]\w*)(?:\+1)?\}")
 _BRACES = re.compile(rf"{_NUMBER.pattern}|{_ALTERNATIVES.pattern}")
 _PIECE = re.compile(r"(?P<name>.+?)(\[(?P<block>\d+)/(?P<blocks>\d+)\])?(?P<transposed>\^T)?")
 
@@ -299,7 +299,10 @@ def _alternatives(text: str) -> list[str]:
 
 
 def _numbered(match: re.Match[str]) -> Callable[[str], str]:
-    return lambda text: _NUMBER.sub(lambda found: match[found[1]], text)
+    def number(found: re.Match[str]) -> str:
+        return str(int(match[found[1]]) + 1) if "+" in found[0] else match[found[1]]
+
+    return lambda text: _NUMBER.sub(number, text)
 
 
 def _shape_faults(
