@@ -267,6 +267,48 @@ def export_to_class(
     return comparison
 
 
+def export_to_marian(
+    model_name_or_path: str, output: Path, *, trust_remote_code: bool = False
+) -> Agreement | None:
+    """Writes a folder for Marian: model.npz, vocabularies, decoder.yml.
+
+    It holds the tokenizer's files, too, generation_config.json and the record of the training run.
+
+    Args:
+        model_name_or_path: Folder or Hub name of one of our models.
+        output: Folder to make; it appears once Marian has decoded a sample as the model does.
+        trust_remote_code: Runs the code of a tokenizer of another kind than ours.
+
+    Returns:
+        How Marian's greedy translations of random tokens compare; None if Marian is not installed.
+
+    Raises:
+        FileExistsError: If there is something at `output`.
+        ValueError: If Marian cannot express the model, or computes something else.
+    """
+    from vanilla_transformer_tools.interop.to_marian import decode, has_engine, write_marian
+
+    if output.exists():
+        raise FileExistsError(f"{str(output)!r} must not exist yet. Give another folder.")
+    with _new_folder(output, force=False) as folder:
+        folder.mkdir()
+        model, tokenizers = _load(model_name_or_path, trust_remote_code)
+        refuse_other_models(model, "marian-npz")
+        write_marian(model, tokenizers, folder)
+        _save_settings(model, tokenizers, folder)
+        if not has_engine():
+            return None
+        engine = TorchEngine(model)
+        sources = _sample_sources(engine, tokenizers.source, None)
+        names = [tokens_by_id(one, side) for one, side in zip((tokenizers.source, tokenizers.target), ("source", "target"), strict=True)]
+        ids = {token.rstrip(" "): row for row, token in names[1].items()}
+        lines = [" ".join(names[0][row].rstrip(" ") for row in source[:-1]) for source in sources]
+        decoded = decode(folder, lines)
+        agreement = _compare_decoded(engine, sources, [([ids[token] for token in text.split()], score) for text, score in decoded])
+        agreement.check(*_TOLERANCES["float32"])
+    return agreement
+
+
 @contextmanager
 def _new_folder(output: Path, force: bool) -> Iterator[Path]:
     """Name of a folder beside `output` that takes its place if all goes well.
@@ -403,6 +445,31 @@ def _compare_scores(
         for row, target, hypothesis in zip(log_probs, targets, hypotheses, strict=True):
             mean = row[range(len(target)), target].mean().item()
             gaps.append(abs(mean - hypothesis.score))
+    gap = sum(gaps) / len(gaps)
+    return Agreement(len(sources), identical, gap, "log-probabilities per token")
+
+
+def _compare_decoded(
+    engine: TorchEngine, sources: list[list[int]], decoded: list[tuple[list[int], float]]
+) -> Agreement:
+    """Compares greedy translations and their log-probabilities with those of the model.
+
+    Args:
+        engine: The model.
+        sources: Ids with `</s>`.
+        decoded: Ids without it, and the sum of the log-probabilities, with that of `</s>` unless
+            the output reached its limit.
+    """
+    identical, gaps = 0, []
+    end = engine.model.config.eos_token_id
+    for source, (target, score) in zip(sources, decoded, strict=True):
+        limits = [3 * len(source)]
+        ((expected,),) = engine.translate_batch([source], [[]], limits, Search())
+        identical += expected.tokens == target
+        ended = target if len(target) == limits[0] else [*target, end]
+        log_probs = _logits(engine.model, [source], [ended])[0].log_softmax(-1)
+        ours = log_probs[range(len(ended)), ended].sum().item()
+        gaps.append(abs(ours - score) / len(ended))
     gap = sum(gaps) / len(gaps)
     return Agreement(len(sources), identical, gap, "log-probabilities per token")
 

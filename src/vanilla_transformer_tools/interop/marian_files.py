@@ -35,7 +35,7 @@ from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 SETTINGS = "special:model.yml"
 DECODER_FILE = "decoder.yml"
 # Rows for each entry of a vocabulary, and columns for each entry.
-_TABLES = re.compile(r"(encoder_|decoder_)?Wemb|decoder_ff_logit_out_Wt")
+TABLES = re.compile(r"(encoder_|decoder_)?Wemb|decoder_ff_logit_out_Wt")
 OUTPUT_BIAS = "decoder_ff_logit_out_b"
 _OLD_PROJECTION, _PROJECTION = "decoder_ff_logit_out_W", "decoder_ff_logit_out_Wt"
 # Saved as matrices of one row.
@@ -111,7 +111,7 @@ def read_marian(file: Path, faults_of: Any) -> MarianModel:
     settings = _model_settings(file, arrays)
     decoder = _decoder_settings(file.parent, file)
     settings |= {name: decoder[name] for name in ("word-penalty",) if name in decoder}
-    settings |= _readable(settings, "Wpos" in arrays)
+    settings |= readable(settings, "Wpos" in arrays)
     faults = faults_of(settings)
     files = _vocabulary_files(file, decoder)
     faults += [
@@ -187,7 +187,7 @@ def _model_settings(file: Path, arrays: dict[str, np.ndarray[Any, Any]]) -> dict
     return settings
 
 
-def _readable(settings: Mapping[str, Any], learned: bool) -> dict[str, Any]:
+def readable(settings: Mapping[str, Any], learned: bool) -> dict[str, Any]:
     """What the declaration needs, made of Marian's options."""
 
     def steps(option: str) -> str:
@@ -218,7 +218,7 @@ def _with_pad(
     for name, tensor in tensors.items():
         if VECTOR.fullmatch(name):
             tensors[name] = tensor.reshape(-1)
-        elif _TABLES.fullmatch(name) and tensor.dim() == 2:
+        elif TABLES.fullmatch(name) and tensor.dim() == 2:
             missing = tensor.new_zeros(max(0, rows - len(tensor)), tensor.shape[1])
             tensors[name] = torch.cat([tensor, missing])
     bias = tensors.get(OUTPUT_BIAS, torch.zeros(sizes[-1]))

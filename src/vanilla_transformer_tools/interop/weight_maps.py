@@ -179,7 +179,7 @@ class WeightMap:
         """
         pieces, faults = {}, []
         for target, shape in targets.items():
-            rules = self._pieces(target, sources)
+            rules = self.pieces_of(target, sources)
             if len(rules) == 1:
                 pieces[target] = rules[0]
                 faults += _shape_faults(target, shape, pieces[target], sources)
@@ -188,7 +188,7 @@ class WeightMap:
         copies = {
             (name, target): found
             for name, target in (tied or {}).items()
-            for found in self._pieces(name, sources)
+            for found in self.pieces_of(name, sources)
             if found != pieces.get(target) and any(piece.name in sources for piece in found)
         }
         for (name, target), found in copies.items():
@@ -196,8 +196,13 @@ class WeightMap:
         used = chain.from_iterable((*pieces.values(), *copies.values()))
         return Plan(targets, pieces, copies, faults + self._use_faults(used, sources))
 
-    def _pieces(self, target: str, sources: Container[str]) -> list[list[Piece]]:
-        """What each rule for a target joins."""
+    def pieces_of(self, target: str, sources: Container[str]) -> list[list[Piece]]:
+        """What each rule for a target joins.
+
+        Args:
+            target: Name of a tensor to make.
+            sources: Names of the tensors that there are, by which older releases are recognised.
+        """
         return [
             [self._in(sources, Piece.parse(name)) for name in map(_numbered(match), names)]
             for pattern, names in self.rules
@@ -208,7 +213,7 @@ class WeightMap:
         """A piece, or what it was in an older release if the source comes from such a one."""
         if self.older is None or piece.name in sources:
             return piece
-        found = [one for (one,) in self.older._pieces(piece.name, sources) if one.name in sources]
+        found = [one for (one,) in self.older.pieces_of(piece.name, sources) if one.name in sources]
         return found[0] if found else piece
 
     def _use_faults(self, used: Iterable[Piece], sources: Mapping[str, Shape]) -> list[str]:
