@@ -227,7 +227,10 @@ class Engine:
 
 def random_lines(vocabulary: list[str], lengths: list[int]) -> list[str]:
     random = np.random.default_rng(3)
-    return [" ".join(vocabulary[row] for row in random.integers(2, len(vocabulary), length)) for length in lengths]
+    return [
+        " ".join(vocabulary[row] for row in random.integers(2, len(vocabulary), length))
+        for length in lengths
+    ]
 
 
 def read_scores(file: Path) -> dict:

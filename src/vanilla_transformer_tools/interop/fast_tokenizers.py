@@ -7,24 +7,35 @@ that it sees single characters, and Unicode's own composition does the rest.
 
 import struct
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
-from transformers import PreTrainedTokenizerFast
+from transformers import (
+    M2M100Tokenizer,
+    MarianTokenizer,
+    NllbTokenizer,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 
 from vanilla_transformer_tools.files import check_regular
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 
 END, UNKNOWN, PAD = "</s>", "<unk>", "<pad>"
 _BLANK = "\u2581"
 # Noncharacters, which no text has: between what rules take together, and between characters.
-_BETWEEN_RULES, _BETWEEN_CHARACTERS = "\ufdd0", "\ufdd1"
+_BETWEEN_RULES, _BETWEEN_CHARACTERS, _UNKNOWN_RUN = "\ufdd0", "\ufdd1", "\ufdd2"
 # Kinds of pieces, and of models, in SentencePiece's file.
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 _UNIGRAM, _BPE = 1, 2
+# Of each of two kinds.
+_SAMPLE_LINES = 500
 
 
 @dataclass(frozen=True)
@@ -99,7 +110,10 @@ class SentencePiece:
 
 
 def sentencepiece_backend(
-    model: SentencePiece, entries: Mapping[str, int], tags: Iterable[str] = ()
+    model: SentencePiece,
+    entries: Mapping[str, int],
+    tags: Sequence[str] = (),
+    special: Sequence[str] = (END, UNKNOWN, PAD),
 ) -> Tokenizer:
     """A pipeline that splits text as a SentencePiece model does, with ids of a table.
 
@@ -109,18 +123,26 @@ def sentencepiece_backend(
         model: Splits text.
         entries: Ids by token, `<unk>` among them.
         tags: Entries that are found in text as a whole.
+        special: The same, which decoding may leave out.
 
     Raises:
         ValueError: If the table lacks a piece, for which the original gives `<unk>`.
     """
     scores = model.matched()
+    known = {piece for piece in scores if len(piece) == 1}
+    if parts := set("".join(scores)) - known:
+        raise ValueError(f"pieces of the model have {min(parts)!r}, which is none itself")
     if missing := [piece for piece in scores if piece not in entries]:
         raise ValueError(
             f"the table of ids has no {missing[0]!r}, of which the slow one makes {UNKNOWN} "
             f"({len(missing):,} pieces in all)"
         )
+    # A run of unknown characters is looked up as a whole, and may be an entry of the other side.
+    runs = {token for token in entries if token not in {*special, *tags} and not set(token) & known}
+    # A whole one must be better than its parts.
+    scores |= {run: len(run) - 1.0 for run in runs}
     names = {
-        token_id: token if token in scores or token in (END, UNKNOWN, PAD, *tags) else f"{token} "
+        token_id: token if token in scores or token in {*special, *tags} else f"{token} "
         for token, token_id in entries.items()
     }
     # Normalised text has no blanks, so that none spells these.
@@ -133,7 +155,16 @@ def sentencepiece_backend(
         ids = {name: row for row, name in enumerate(rows)}
         merges = list(_merges(scores))
         backend = Tokenizer(models.BPE(ids, merges, unk_token=UNKNOWN, fuse_unk=True))
-    backend.normalizer = normalizers.Sequence(list(_normaliser(model)))
+    steps = list(_normaliser(model))
+    if runs:
+        unknown = f"[^{_one_of(known)[1:]}"
+        lengths: dict[int, set[str]] = defaultdict(set)
+        for run in runs:
+            lengths[len(run)].add(run)
+        entire = "|".join(map(_any_of, lengths.values()))
+        others = rf"(?m)(?<!{unknown})(?!(?:{entire})(?!{unknown})){unknown}{{2,}}"
+        steps.append(normalizers.Replace(Regex(others), _UNKNOWN_RUN))
+    backend.normalizer = normalizers.Sequence(steps)
     # What only looks like a special token after normalisation is none.
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"<(?=(?:/s|unk|pad)>)"), "isolated")
     backend.decoder = decoders.Sequence(
@@ -144,11 +175,14 @@ def sentencepiece_backend(
             decoders.Strip(" ", 1, 0),
         ]
     )
-    backend.add_tokens([AddedToken(tag, normalized=False, rstrip=True) for tag in tags])
+    backend.add_tokens([AddedToken(tag, normalized=False) for tag in tags])
+    backend.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in special]
+    )
     return backend
 
 
-def ending_in_eos(backend: Tokenizer, pad: int, **settings: Any) -> PreTrainedTokenizerFast:
+def ending_in_eos(backend: Tokenizer, **settings: Any) -> PreTrainedTokenizerFast:
     """The tokenizer of a pipeline, which ends each text in `</s>`."""
     special = [AddedToken(token, special=True, normalized=False) for token in (END, UNKNOWN, PAD)]
     backend.add_special_tokens(special)
@@ -164,6 +198,80 @@ def ending_in_eos(backend: Tokenizer, pad: int, **settings: Any) -> PreTrainedTo
         clean_up_tokenization_spaces=False,
         **settings,
     )
+
+
+def fast_pair(pair: TokenizerPair) -> TokenizerPair:
+    """Fast tokenizers that give the ids of slow ones of the classes of Marian and M2M100.
+
+    Others, and fast ones, stay as they are.
+
+    Raises:
+        ValueError: If there are none; says where they would first differ.
+    """
+    slow = pair.source
+    if isinstance(slow, MarianTokenizer):
+        found = _fast_marian(slow)
+    elif isinstance(slow, M2M100Tokenizer):
+        found = TokenizerPair.joint(_fast_m2m100(slow))
+    else:
+        return pair
+    sides = (
+        {"text": found.source}
+        if found.is_joint
+        else {"text": found.source, "text_target": found.target}
+    )
+    for side, fast in sides.items():
+        for line in _sample(slow):
+            theirs, ours = ([*one(**{side: line})["input_ids"]] for one in (slow, fast))
+            if theirs != ours:
+                raise ValueError(
+                    f"{line!r} becomes {fast.convert_ids_to_tokens(ours)} instead of "
+                    f"{slow.convert_ids_to_tokens(theirs)}"
+                )
+    return found
+
+
+def _fast_marian(slow: Any) -> TokenizerPair:
+    models = [SentencePiece.read(Path(file)) for file in slow.spm_files]
+    tables = [slow.encoder, slow.target_encoder if slow.separate_vocabs else slow.encoder]
+    settings = {"model_max_length": slow.model_max_length}
+    tags = slow.supported_language_codes
+    sides = [
+        ending_in_eos(sentencepiece_backend(model, table, tags), **settings)
+        for model, table in zip(models, tables, strict=True)
+    ]
+    if models[0] == models[1] and not slow.separate_vocabs:
+        return TokenizerPair.joint(sides[0])
+    return TokenizerPair(*sides)
+
+
+def _fast_m2m100(slow: Any) -> PreTrainedTokenizerBase:
+    model = SentencePiece.read(Path(slow.spm_file))
+    table = {**slow.encoder, **slow.lang_token_to_id}
+    backend = sentencepiece_backend(model, table, special=slow.all_special_tokens)
+    # The class of NLLB, which puts codes beside the text in the same way.
+    return NllbTokenizer(
+        tokenizer_object=backend,
+        src_lang=slow.get_lang_token(slow.src_lang),
+        tgt_lang=slow.tgt_lang and slow.get_lang_token(slow.tgt_lang),
+        extra_special_tokens=list(slow.lang_token_to_id),
+        mask_token=None,
+        model_max_length=slow.model_max_length,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def _sample(slow: Any) -> Iterator[str]:
+    """Lines of the pieces of a vocabulary, and of characters of all scripts."""
+    random = Random(0)
+    tags = getattr(slow, "supported_language_codes", ())
+    pieces = sorted(slow.encoder.keys() - {*slow.all_special_tokens, *tags})
+    letters = [chr(code) for code in range(0x20, 0x1F000) if chr(code).isprintable()]
+    for _ in range(_SAMPLE_LINES):
+        yield "".join(random.choices(pieces, k=random.randint(1, 9))).replace(_BLANK, " ")
+        start = random.randrange(len(letters) - 60)
+        words = ("".join(random.choices(letters[start : start + 60], k=4)) for _ in range(3))
+        yield random.choice(["", " ", "  "]).join(words)
 
 
 def _merges(scores: Mapping[str, float]) -> Iterator[tuple[str, str]]:
@@ -185,7 +293,8 @@ def _normaliser(model: SentencePiece) -> Iterator[normalizers.Normalizer]:
     yield normalizers.Replace(" ", _BLANK)
 
 
-def _rules(charsmap: bytes) -> Iterator[normalizers.Normalizer]:
+@cache
+def _rules(charsmap: bytes) -> list[normalizers.Normalizer]:
     """Steps that replace text as the longest fitting rules do, from left to right."""
     rules = dict(_compiled_rules(charsmap))
     joined = _pattern(rule for rule in rules if len(rule) > 1)
@@ -196,15 +305,16 @@ def _rules(charsmap: bytes) -> Iterator[normalizers.Normalizer]:
         normalizers.Replace(_BETWEEN_CHARACTERS, ""),
         normalizers.NFC(),
     ]
-    if joined:
-        yield normalizers.Replace(Regex(joined), _BETWEEN_RULES)
-    # Characters that are newer than the tables of `tokenizers`.
     made = normalizers.Sequence(steps)
-    for rule, result in rules.items():
-        if made.normalize_str(rule) != result:
-            yield normalizers.Replace(rule + _BETWEEN_RULES, result + _BETWEEN_RULES)
-    yield from steps
-    yield normalizers.Replace(_BETWEEN_RULES, "")
+    # Characters that are newer than the tables of `tokenizers`. Hangul, most rules, is old.
+    newer = [
+        normalizers.Replace(rule + _BETWEEN_RULES, result + _BETWEEN_RULES)
+        for rule, result in rules.items()
+        if not "\uac00" <= result[:1] <= "\ud7a3" and made.normalize_str(rule) != result
+    ]
+    if joined:
+        newer.insert(0, normalizers.Replace(Regex(joined), _BETWEEN_RULES))
+    return [*newer, *steps, normalizers.Replace(_BETWEEN_RULES, "")]
 
 
 def _compiled_rules(charsmap: bytes) -> Iterator[tuple[str, str]]:
@@ -251,7 +361,7 @@ def _pattern(rules: Iterable[str]) -> str:
 
 def _any_of(texts: set[str]) -> str:
     """A pattern for texts of one length."""
-    if all(len(text) == 1 for text in texts):
+    if len(next(iter(texts))) == 1:
         return _one_of(texts)
     rests: dict[str, set[str]] = defaultdict(set)
     for text in sorted(texts):

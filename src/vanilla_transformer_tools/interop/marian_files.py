@@ -228,10 +228,14 @@ def _with_pad(
 
 def _decoder_settings(folder: Path, file: Path | None = None) -> dict[str, Any]:
     """What decoder.yml says; nothing if there is none."""
-    names = [folder / DECODER_FILE] if file is None else [
-        file.with_name(f"{file.name}.{DECODER_FILE}"),
-        folder / DECODER_FILE,
-    ]
+    names = (
+        [folder / DECODER_FILE]
+        if file is None
+        else [
+            file.with_name(f"{file.name}.{DECODER_FILE}"),
+            folder / DECODER_FILE,
+        ]
+    )
     found = next((name for name in names if name.is_file()), None)
     if found is None:
         return {}
@@ -279,13 +283,13 @@ class Vocabulary:
         """A fast one with these ids, and `<pad>`."""
         entries = {**self.entries, PAD: pad}
         if self.pieces:
-            return ending_in_eos(sentencepiece_backend(self.pieces, entries), pad)
+            return ending_in_eos(sentencepiece_backend(self.pieces, entries))
         names = {token_id: token for token, token_id in entries.items()}
         # No text spells a name with a blank.
         rows = {names.get(row, f"<unused {row}>"): row for row in range(pad + 1)}
         backend = Tokenizer(models.WordLevel(rows, unk_token=UNKNOWN))
         backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[ \t\r]+"), "removed")
-        return ending_in_eos(backend, pad)
+        return ending_in_eos(backend)
 
 
 def read_vocabulary(file: Path, folder: Path) -> Vocabulary:

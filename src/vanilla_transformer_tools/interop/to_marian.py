@@ -81,12 +81,18 @@ def write_marian(
             arrays[piece.name] = np.ascontiguousarray(array)
     text = yaml.safe_dump(settings).encode() + b"\0"
     np.savez(folder / WEIGHTS_FILE, **arrays, **{SETTINGS: np.frombuffer(text, np.int8)})
-    names = ["vocab.yml"] * 2 if entries["source"] == entries["target"] else [
-        "source.yml",
-        "target.yml",
-    ]
+    names = (
+        ["vocab.yml"] * 2
+        if entries["source"] == entries["target"]
+        else [
+            "source.yml",
+            "target.yml",
+        ]
+    )
     for file, found in zip(names, entries.values(), strict=True):
-        lines = [f"{json.dumps(token, ensure_ascii=False)}: {row}" for row, token in enumerate(found)]
+        lines = [
+            f"{json.dumps(token, ensure_ascii=False)}: {row}" for row, token in enumerate(found)
+        ]
         write_lines(folder / file, lines)
     search = model.generation_config
     decoder = {
