@@ -4,7 +4,6 @@ The names and shapes are those that `marian train` writes (1.12.42). `pymarian` 
 gigabyte, which only the slow tests install, into an environment of its own.
 """
 
-import json
 import os
 import subprocess
 from dataclasses import dataclass
@@ -196,7 +195,7 @@ class Engine:
     def run(self, command: str, folder: Path, *options: object, lines: str = "") -> list[str]:
         found = subprocess.run(
             [self.python, "-m", "pymarian", command, "--cpu-threads", "1", "-w", "100"]
-            + [*map(str, options)],
+            + [*map(str, options)],  # noqa: RUF005
             cwd=folder,
             input=lines,
             capture_output=True,
@@ -231,7 +230,3 @@ def random_lines(vocabulary: list[str], lengths: list[int]) -> list[str]:
         " ".join(vocabulary[row] for row in random.integers(2, len(vocabulary), length))
         for length in lengths
     ]
-
-
-def read_scores(file: Path) -> dict:
-    return json.loads(file.read_text())

@@ -22,8 +22,8 @@ from vanilla_transformer.modeling_vanilla_transformer import (
 )
 from vanilla_transformer_tools.files import naming_full_disk, scratch_folder, share_weights
 from vanilla_transformer_tools.interop.declarations import MAPPING_FILE, Declaration, Fields
-from vanilla_transformer_tools.interop.fast_tokenizers import fast_pair
 from vanilla_transformer_tools.interop.fairseq import find_checkpoint, read_checkpoint
+from vanilla_transformer_tools.interop.fast_tokenizers import fast_pair
 from vanilla_transformer_tools.interop.marian_files import NO_ENTRY, find_npz, read_marian
 from vanilla_transformer_tools.interop.tensor_files import (
     check_shards,
@@ -292,7 +292,8 @@ def import_model(
     is_marian = source.record.get("model_type") == "marian"
     if positions != "transformers" and not is_marian:
         raise ValueError(
-            f"--positions marian needs a model of MarianMTModel, got {name_or_path!r}. Leave it out."
+            f"--positions marian needs a model of MarianMTModel, got {name_or_path!r}. Leave it "
+            "out."
         )
     model = source.convert()
     comparison = None
