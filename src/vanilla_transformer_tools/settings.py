@@ -759,13 +759,15 @@ class ExportSettings:
         "fsmt",
         "m2m100",
         "marian",
+        "marian-npz",
         "mbart",
         "pegasus",
         "plbart",
     ] = option(
         "Runtime to export for: CTranslate2, which `translate --engine ctranslate2` uses, or ONNX "
         "Runtime; or, for folders that load without this package, a class of Transformers. Models "
-        "with the default switches fit pegasus, with --config pre_norm=false marian.",
+        "with the default switches fit pegasus, with --config pre_norm=false marian. marian-npz: "
+        "files of Marian itself, for what came from there.",
         "ctranslate2",
     )
     quantization: Literal[
@@ -928,4 +930,9 @@ class ImportSettings:
         "Number of times that an entry must occur in --keep_vocabulary to be kept.",
         1,
         group="vocabulary",
+    )
+    positions: Literal["transformers", "marian"] = option(
+        "For models of MarianMTModel: positions as this class computes them, or as Marian did when "
+        "it trained the model, which differ in long sentences. Default: those of the class.",
+        "transformers",
     )

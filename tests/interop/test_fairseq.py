@@ -326,7 +326,7 @@ def test_logits_of_an_older_checkpoint_are_those_of_fairseq(folder, tmp_path, ba
 def test_gradients_are_those_of_fairseq(folder, batch, changes):
     fairseq = checkpoint(folder, **changes)
     found = read_checkpoint(folder / "checkpoint_best.pt")
-    source = _Source({}, Declaration.of_fairseq(), found.settings, found.tensors)
+    source = _Source({}, Declaration.of_program("fairseq"), found.settings, found.tensors)
     model, (_, plan) = source.convert().train(), source.plan()
 
     for logits in (fairseq(*batch), logits_of(model, *batch)):

@@ -207,18 +207,12 @@ def _translate(settings: DistilSettings, folder: Path) -> dict[str, Any]:
         for item in fields(settings)
         if item.name.startswith(_PREFIX)
     }
-<<<<<<< HEAD
-    sources = str(folder / SOURCES_FILE)
-    wanted = TranslateSettings(
-        model=settings.teacher, input=sources, output=str(outputs), resume=True, **of_teacher
-=======
     wanted = TranslateSettings(
         model=settings.teacher,
         input=str(folder / SOURCES_FILE),
         output=str(outputs),
         resume=True,
         **of_teacher,
->>>>>>> jobs
     )
     job = plan_translation(wanted, [])
     if job.done != job.total:

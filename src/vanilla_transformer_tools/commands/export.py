@@ -22,7 +22,7 @@ examples:
 
 
 def export(argv: list[str]) -> None:
-    """Convert a model for CTranslate2, ONNX Runtime or Transformers."""
+    """Convert a model for CTranslate2, ONNX Runtime, Marian or Transformers."""
     parser = build_parser(export, ExportSettings, _EXAMPLE)
     parser.add_argument("model", metavar="MODEL", help="Folder or Hub name of a model.")
     parser.add_argument("output", metavar="OUT", help="Folder to create.")
@@ -59,6 +59,8 @@ def _export(model: str, output: Path, settings: ExportSettings) -> None:
     disable_progress_bar()
     if settings.format in _RUNTIMES:
         _export_to_runtime(model, output, settings)
+    elif settings.format == "marian-npz":
+        _export_to_marian(model, output, settings)
     else:
         _export_to_class(model, output, settings)
 
@@ -99,3 +101,13 @@ def _export_to_class(model: str, output: Path, settings: ExportSettings) -> None
         model, output, settings.format, trust_remote_code=settings.trust_remote_code
     )
     print(f"{output}: {comparison} (on random tokens)")
+
+
+def _export_to_marian(model: str, output: Path, settings: ExportSettings) -> None:
+    from vanilla_transformer_tools.interop.export import export_to_marian
+
+    agreement = export_to_marian(model, output, trust_remote_code=settings.trust_remote_code)
+    if agreement:
+        print(f"{output}: {str(agreement).replace('by torch', 'by Marian')} (on random tokens)")
+    else:
+        print(f"{output}: not verified, as Marian is not installed (pip install pymarian)")

@@ -8,16 +8,23 @@ from vanilla_transformer_tools.settings import ImportSettings
 
 _EXAMPLE = """OUT gets the weights, the tokenizer and the generation settings of the source. Both
 models are run on the same random tokens; unless their logits agree, nothing is kept.
-Checkpoints of fairseq, which have their dictionaries beside them, and weights with a
---mapping cannot be run here: all their tensors must be used, and nothing is compared.
+Checkpoints of fairseq, which have their dictionaries beside them, Marian's .npz and weights
+with a --mapping cannot be run here: all their tensors must be used, and nothing is compared.
 
 examples:
-  vanilla-transformer import Helsinki-NLP/opus-mt-de-en runs/opus-de-en
+  vanilla-transformer import Helsinki-NLP/opus-mt-de-en runs/opus-de-en --positions marian
+  vanilla-transformer import marian/model.npz runs/marian-de-en
   vanilla-transformer import fairseq/checkpoint_best.pt runs/fairseq-de-en
   vanilla-transformer import --mapping map.yaml weights.pt runs/ours
   vanilla-transformer import facebook/nllb-200-distilled-600M runs/nllb-de-en \\
       --keep_vocabulary train.de train.en
 """
+
+_POSITIONS = {
+    "transformers": "positions as MarianMTModel computes them, not as Marian does (--positions "
+    "marian): see docs/marian.md",
+    "marian": "positions as Marian computes them, not as MarianMTModel does: see docs/marian.md",
+}
 
 
 def import_(argv: list[str]) -> None:
@@ -72,7 +79,12 @@ def _import(source: str, output: Path, settings: ImportSettings) -> None:
             print(f"vocabulary of {entries:,} entries would be cut to {kept:,}")
         return
     comparison = import_model(
-        source, output, mapping=mapping, tokenizer=tokenizer, trimming=trimming
+        source,
+        output,
+        mapping=mapping,
+        tokenizer=tokenizer,
+        trimming=trimming,
+        positions=settings.positions,
     )
     if comparison:
         print(f"{output}: {comparison} (on random tokens)")
@@ -81,7 +93,12 @@ def _import(source: str, output: Path, settings: ImportSettings) -> None:
             f"{output}: every tensor is used; no logits were compared, as nothing here runs SOURCE"
         )
     run = read_run(str(output))
-    _print_assumed(run["imported_from"].get("assumed", {}))
+    origin = run["imported_from"]
+    _print_assumed(origin.get("assumed", {}))
+    if "positions" in origin:
+        print(_POSITIONS[origin["positions"]])
+    if "slow_tokenizer" in origin:
+        print(f"the tokenizer stays slow, as a fast one would differ: {origin['slow_tokenizer']}")
     if sizes := run.get("trimmed"):
         print(describe_sizes(sizes))
 

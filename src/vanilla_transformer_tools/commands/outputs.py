@@ -7,11 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
-<<<<<<< HEAD
-from typing import IO, TYPE_CHECKING
-=======
 from typing import TYPE_CHECKING, BinaryIO
->>>>>>> jobs
 
 from vanilla_transformer_tools.settings import TranslateSettings
 
@@ -118,11 +114,7 @@ class Output:
         self._name = "Standard output" if path is None else repr(str(path))
         # Size in bytes of the rows in a file; None: what is written cannot be taken back.
         self._size: int | None = None
-<<<<<<< HEAD
-        self._file: IO[bytes]
-=======
         self._file: BinaryIO | FileIO
->>>>>>> jobs
         if path is None:
             self._file = sys.stdout.buffer
         elif path.exists() and not path.is_file():

@@ -19,7 +19,7 @@ from vanilla_transformer_tools.interop.weight_maps import WeightMap
 
 SOURCES = Path(__file__).with_name("sources")
 # Declarations that are no class of Transformers: what these extend, and other programs.
-_NO_CLASSES = ("transformers", "fairseq", "nn_transformer")
+_NO_CLASSES = ("transformers", "fairseq", "marian_npz", "nn_transformer")
 # What a mapping may extend: declarations that take nothing from a config.
 _EXTENDABLE = ("nn_transformer",)
 
@@ -81,8 +81,8 @@ class Declaration:
         values: By the source's field: its values that are called otherwise here.
         constants: Fields of our config that are the same for all models of the kind.
         computed: Fields of our config by the name of the function in `_COMPUTED` that gives them.
-        required: Fields of the source and the only values, or patterns of them, that can be
-            expressed.
+        required: Fields of the source and the only value, pattern of values, or list of values
+            that can be expressed.
         same: Fields of the source that must have the value of another one, if they are there.
         weights: Which tensors become which.
         own_rules: Rules of a mapping itself, each of which must be of use.
@@ -112,9 +112,9 @@ class Declaration:
         return cls._from(_read(model_type))
 
     @classmethod
-    def of_fairseq(cls) -> "Declaration":
-        """The declaration of fairseq's `transformer`."""
-        return cls._from(_read("fairseq"))
+    def of_program(cls, name: str) -> "Declaration":
+        """The declaration of the `transformer` of another program: `fairseq` or `marian_npz`."""
+        return cls._from(_read(name))
 
     @classmethod
     def of_mapping(cls, file: Path) -> "Declaration":
@@ -221,6 +221,8 @@ def known_sources() -> list[str]:
 
 
 def _agrees(value: Any, wanted: Any) -> bool:
+    if isinstance(wanted, list):
+        return value in wanted
     if isinstance(wanted, str):
         return fnmatchcase(str(value), wanted)
     # fairseq's 0, False and None are all "off".

@@ -36,7 +36,7 @@ from vanilla_transformer_tools.saved_folder import (
     write_run,
 )
 from vanilla_transformer_tools.settings import MAX_EXTRA_TOKENS
-from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair, tokens_by_id
 from vanilla_transformer_tools.translation import Search
 from vanilla_transformer_tools.translation.ctranslate2_engine import CTranslate2Engine
 from vanilla_transformer_tools.translation.engine_choice import random_sources
@@ -88,6 +88,8 @@ _EXPORTED_FILES = {
 }
 
 _SAMPLE_LINES, _LONGEST_LINE = 100, 30
+# One in so many of these lines is decoded by Marian, up to three times its length.
+_MARIAN_SHARE = 5
 # Lines whose logits are in memory at the same time.
 _BATCH_LINES = 16
 # Width of the beams whose translations are compared beside the greedy ones.
@@ -270,6 +272,53 @@ def export_to_class(
     return comparison
 
 
+def export_to_marian(
+    model_name_or_path: str, output: Path, *, trust_remote_code: bool = False
+) -> Agreement | None:
+    """Writes a folder for Marian: model.npz, vocabularies, decoder.yml.
+
+    It holds the tokenizer's files, too, generation_config.json and the record of the training run.
+
+    Args:
+        model_name_or_path: Folder or Hub name of one of our models.
+        output: Folder to make; it appears once Marian has decoded a sample as the model does.
+        trust_remote_code: Runs the code of a tokenizer of another kind than ours.
+
+    Returns:
+        How Marian's greedy translations of random tokens compare; None if Marian is not installed.
+
+    Raises:
+        FileExistsError: If there is something at `output`.
+        ValueError: If Marian cannot express the model, or computes something else.
+    """
+    from vanilla_transformer_tools.interop.to_marian import decode, has_engine, write_marian
+
+    if output.exists():
+        raise FileExistsError(f"{str(output)!r} must not exist yet. Give another folder.")
+    with _new_folder(output, force=False) as folder:
+        folder.mkdir()
+        model, tokenizers = _load(model_name_or_path, trust_remote_code)
+        refuse_other_models(model, "marian-npz")
+        write_marian(model, tokenizers, folder)
+        _save_settings(model, tokenizers, folder)
+        if not has_engine():
+            return None
+        engine = TorchEngine(model)
+        sources = _sample_sources(engine, tokenizers.source, None)[::_MARIAN_SHARE]
+        sides = {"source": tokenizers.source, "target": tokenizers.target}
+        # Marian takes no blanks inside a token.
+        read, written = (
+            {row: token.rstrip(" ") for row, token in tokens_by_id(one, side).items()}
+            for side, one in sides.items()
+        )
+        ids = {token: row for row, token in written.items()}
+        decoded = decode(folder, [" ".join(read[row] for row in one[:-1]) for one in sources])
+        outputs = [([ids[token] for token in text.split()], score) for text, score in decoded]
+        agreement = _compare_decoded(engine, sources, outputs)
+        agreement.check(*_TOLERANCES["float32"])
+    return agreement
+
+
 @contextmanager
 def _new_folder(output: Path, force: bool) -> Iterator[Path]:
     """Name of a folder beside `output` that takes its place if all goes well.
@@ -400,6 +449,31 @@ def _compare_scores(
         for row, target, hypothesis in zip(log_probs, targets, hypotheses, strict=True):
             mean = row[range(len(target)), target].mean().item()
             gaps.append(abs(mean - hypothesis.score))
+    gap = sum(gaps) / len(gaps)
+    return Agreement(len(sources), identical, gap, "log-probabilities per token")
+
+
+def _compare_decoded(
+    engine: TorchEngine, sources: list[list[int]], decoded: list[tuple[list[int], float]]
+) -> Agreement:
+    """Compares greedy translations and their log-probabilities with those of the model.
+
+    Args:
+        engine: The model.
+        sources: Ids with `</s>`.
+        decoded: Ids without it, and the sum of the log-probabilities, with that of `</s>` unless
+            the output reached its limit.
+    """
+    identical, gaps = 0, []
+    end = engine.model.config.eos_token_id
+    for source, (target, score) in zip(sources, decoded, strict=True):
+        limits = [3 * len(source)]
+        ((expected,),) = engine.translate_batch([source], [[]], limits, Search())
+        identical += expected.tokens == target
+        ended = target if len(target) == limits[0] else [*target, end]
+        log_probs = _logits(engine.model, [source], [ended])[0].log_softmax(-1)
+        ours = log_probs[range(len(ended)), ended].sum().item()
+        gaps.append(abs(ours - score) / len(ended))
     gap = sum(gaps) / len(gaps)
     return Agreement(len(sources), identical, gap, "log-probabilities per token")
 

@@ -23,6 +23,8 @@ from vanilla_transformer.modeling_vanilla_transformer import (
 from vanilla_transformer_tools.files import naming_full_disk, scratch_folder, share_weights
 from vanilla_transformer_tools.interop.declarations import Declaration, Fields
 from vanilla_transformer_tools.interop.fairseq import find_fairseq_file, read_checkpoint
+from vanilla_transformer_tools.interop.fast_tokenizers import fast_pair
+from vanilla_transformer_tools.interop.marian_files import NO_ENTRY, find_npz, read_marian
 from vanilla_transformer_tools.interop.tensor_files import (
     check_shards,
     check_zip,
@@ -260,6 +262,7 @@ def import_model(
     mapping: Path | None = None,
     tokenizer: str | None = None,
     trimming: Trimming | None = None,
+    positions: str = "transformers",
 ) -> LogitGap | None:
     """Saves a model of another class as one of ours, with its tokenizer and generation settings.
 
@@ -272,6 +275,7 @@ def import_model(
         tokenizer: Folder or Hub name of the tokenizer of a model with a `mapping`; others have one
             of their own.
         trimming: Which entries of the vocabulary to keep; None: all. `run.json` states the sizes.
+        positions: `marian`: makes a model of `MarianMTModel` compute what Marian does.
 
     Returns:
         How the logits of the two models compare; None if nothing here computes with the source.
@@ -285,6 +289,12 @@ def import_model(
     if folder.exists():
         raise FileExistsError(f"{str(folder)!r} must not exist yet. Give another folder.")
     source = _load(name_or_path, mapping, tokenizer)
+    is_marian = source.record.get("model_type") == "marian"
+    if positions != "transformers" and not is_marian:
+        raise ValueError(
+            f"--positions marian needs a model of MarianMTModel, got {name_or_path!r}. Leave it "
+            "out."
+        )
     model = source.convert()
     comparison = None
     if source.model is not None:
@@ -292,6 +302,10 @@ def import_model(
     elif damaged := nonfinite_tensors(model):
         raise ValueError(f"Weights must be finite, got others in {', '.join(damaged)}.")
     record: dict[str, Any] = {"imported_from": source.record}
+    if is_marian:
+        record["imported_from"] |= {"positions": positions}
+    if positions == "marian":
+        compute_as_marian(model)
     if mapping:
         record["imported_from"] |= {"assumed": source.declaration.assumed()}
     tokenizers = source.tokenizers
@@ -358,11 +372,22 @@ def _load(name_or_path: str, mapping: Path | None, tokenizer: str | None = None)
     path = Path(name_or_path)
     if mapping is not None:
         return _with_mapping(path, mapping, tokenizer)
+    if file := find_npz(path):
+        declaration = Declaration.of_program("marian_npz")
+        model = read_marian(file, declaration.faults)
+        return _Source(
+            {"name": path.name, "model_type": "marian_npz"},
+            declaration,
+            model.settings,
+            model.tensors,
+            model.tokenizers,
+            model.generation_config,
+        )
     if file := find_fairseq_file(path):
         checkpoint = read_checkpoint(file)
         return _Source(
             {"name": path.name, "model_type": "fairseq"},
-            Declaration.of_fairseq(),
+            Declaration.of_program("fairseq"),
             checkpoint.settings,
             checkpoint.tensors,
             checkpoint.tokenizers,
@@ -377,7 +402,22 @@ def _load(name_or_path: str, mapping: Path | None, tokenizer: str | None = None)
     # From torch's readers of pickles and of cut files.
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
         raise unreadable(name_or_path, error) from error
-    return replace(_Source.of(model, path.name), tokenizers=tokenizers)
+    source = _Source.of(model, path.name)
+    try:
+        tokenizers = fast_pair(tokenizers)
+    except ValueError as error:
+        source = replace(source, record={**source.record, "slow_tokenizer": str(error)})
+    return replace(source, tokenizers=tokenizers)
+
+
+@torch.no_grad()
+def compute_as_marian(model: VanillaTransformerForConditionalGeneration) -> None:
+    """Gives a model that comes from `MarianMTModel` what Marian has: positions and no `<pad>`."""
+    config = model.config
+    marian = Declaration.of_program("marian_npz")
+    config.position_base = marian.fields({"dim-emb": config.d_model})["position_base"]
+    config.layer_norm_eps = marian.constants["layer_norm_eps"]
+    model.lm_head.bias[config.pad_token_id] = NO_ENTRY
 
 
 def _with_mapping(path: Path, mapping: Path, tokenizer: str | None) -> _Source:

@@ -77,7 +77,7 @@ def to_transformers(
     plan.check()
     weights = untied_tensors(model)
     if imported.config.position_embedding_type != model.config.position_embedding_type:
-        weights = {place: _sines_first(place, tensor) for place, tensor in weights.items()}
+        weights = {place: sines_first(place, tensor) for place, tensor in weights.items()}
     parts = take_apart(plan.pieces, weights, shapes_of(untied_tensors(target)))
     # Tables of sinusoids, and biases that the model lacks, stay as the class has made them.
     target.load_state_dict(parts, strict=False, assign=True)
@@ -119,7 +119,7 @@ def config_faults(model: VanillaTransformerForConditionalGeneration, name: str) 
     ours = {one.name: getattr(model.config, one.name) for one in declared}
     imported = Declaration.of(FORMATS[name]).fields(_config(model, name).to_dict())
     needed = {one.name: one.default for one in declared} | imported
-    values, expected = _spelled_out(ours), _spelled_out(needed)
+    values, expected = spelled_out(ours), spelled_out(needed)
     if ours["position_embedding_type"] == "sinusoidal":
         values["position_embedding_type"] = "sinusoidal_concatenated"
     for bias in ("attention_bias", "lm_head_bias"):
@@ -152,7 +152,7 @@ def _config(model: VanillaTransformerForConditionalGeneration, name: str) -> Pre
     return AutoConfig.for_model(model_type, **settings | values | _LAYER_DROP)
 
 
-def _spelled_out(fields_of_ours: Mapping[str, Any]) -> dict[str, Any]:
+def spelled_out(fields_of_ours: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of our config without those on which no output depends, and without defaults."""
     values = {name: one for name, one in fields_of_ours.items() if name not in _WITHOUT_EFFECT}
     heads = [values["encoder_attention_heads"], values["decoder_attention_heads"]]
@@ -168,7 +168,7 @@ def _spelled_out(fields_of_ours: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _sines_first(name: str, tensor: Tensor) -> Tensor:
+def sines_first(name: str, tensor: Tensor) -> Tensor:
     """A weight for a residual stream whose even columns come before its odd ones."""
     module = name.rpartition(".")[0]
     axis = 0 if module.endswith(_WRITERS) else 1

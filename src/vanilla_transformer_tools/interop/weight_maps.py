@@ -2,7 +2,7 @@
 
 A rule is written `target: source`, both patterns of names:
 
-- `{i}` is a number, the same one on both sides;
+- `{i}` is a number, the same one on both sides; `{i+1}` in the source is the next one;
 - `{a,b}` on both sides: one rule for each alternative;
 - `{q,k,v}` in the source alone: these tensors joined along their rows, in this order, as is a list;
 - `name[1/3]`: the second of three equal blocks of rows;
@@ -24,7 +24,7 @@ Shape = tuple[int, ...]
 
 # In a group, so that `split` keeps them.
 _ALTERNATIVES = re.compile(r"(\{[^{}]*,[^{}]*\})")
-_NUMBER = re.compile(r"\{([a-z]\w*)\}")
+_NUMBER = re.compile(r"\{([a-z]\w*)(?:\+1)?\}")
 _BRACES = re.compile(rf"{_NUMBER.pattern}|{_ALTERNATIVES.pattern}")
 _PIECE = re.compile(r"(?P<name>.+?)(\[(?P<block>\d+)/(?P<blocks>\d+)\])?(?P<transposed>\^T)?")
 
@@ -178,7 +178,7 @@ class WeightMap:
         """
         pieces, faults = {}, []
         for target, shape in targets.items():
-            rules = self._pieces(target, sources)
+            rules = self.pieces_of(target, sources)
             if len(rules) == 1:
                 pieces[target] = rules[0]
                 faults += _shape_faults(target, shape, pieces[target], sources)
@@ -187,7 +187,7 @@ class WeightMap:
         copies = {
             (name, target): parts
             for name, target in (tied or {}).items()
-            for parts in self._pieces(name, sources)
+            for parts in self.pieces_of(name, sources)
             if parts != pieces.get(target) and any(piece.name in sources for piece in parts)
         }
         for (name, target), parts in copies.items():
@@ -195,8 +195,13 @@ class WeightMap:
         used = chain.from_iterable((*pieces.values(), *copies.values()))
         return Plan(targets, pieces, copies, faults + self._use_faults(used, sources))
 
-    def _pieces(self, target: str, sources: Container[str]) -> list[list[TensorPart]]:
-        """What each rule for a target joins."""
+    def pieces_of(self, target: str, sources: Container[str]) -> list[list[TensorPart]]:
+        """What each rule for a target joins.
+
+        Args:
+            target: Name of a tensor to make.
+            sources: Names of the tensors that there are, by which older releases are recognised.
+        """
         return [
             [self._in(sources, TensorPart.parse(name)) for name in map(_numbered(match), names)]
             for pattern, names in self.rules
@@ -207,7 +212,7 @@ class WeightMap:
         """A piece, or what it was in an older release if the source comes from such a one."""
         if self.older is None or piece.name in sources:
             return piece
-        found = [one for (one,) in self.older._pieces(piece.name, sources) if one.name in sources]
+        found = [one for (one,) in self.older.pieces_of(piece.name, sources) if one.name in sources]
         return found[0] if found else piece
 
     def _use_faults(self, used: Iterable[TensorPart], sources: Mapping[str, Shape]) -> list[str]:
@@ -292,7 +297,10 @@ def _alternatives(text: str) -> list[str]:
 
 
 def _numbered(match: re.Match[str]) -> Callable[[str], str]:
-    return lambda text: _NUMBER.sub(lambda found: match[found[1]], text)
+    def number(found: re.Match[str]) -> str:
+        return str(int(match[found[1]]) + 1) if "+" in found[0] else match[found[1]]
+
+    return lambda text: _NUMBER.sub(number, text)
 
 
 def _shape_faults(

@@ -7,6 +7,7 @@ the language of each side: the tokenizer puts them beside its text, and outputs 
 
 import copy
 import difflib
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from vanilla_transformer.tokenization_vanilla_transformer import language_tags
 
+_MARIAN_TAG = re.compile(r">>.+<<")
 # Languages that a message names.
 NAMED = 8
 
@@ -139,9 +141,14 @@ def choose_languages(
     if faults:
         raise ValueError("\n".join(faults))
     tokenizer = copy.deepcopy(tokenizer)
+    if not hasattr(tokenizer, "lang_code_to_id"):
+        # The class of NLLB takes tokens, which for M2M100 are written __de__.
+        source, spelled = tokenizer.convert_ids_to_tokens([codes[str(source)], codes[str(target)]])
+    else:
+        spelled = target
     # Also where it is saved, so that the folder keeps its languages.
     tokenizer.src_lang = tokenizer.init_kwargs["src_lang"] = source
-    tokenizer.tgt_lang = tokenizer.init_kwargs["tgt_lang"] = target
+    tokenizer.tgt_lang = tokenizer.init_kwargs["tgt_lang"] = spelled
     code = codes[str(target)]
     # mBART and PLBart end a target with its code, which the decoder reads first.
     if tokenizer(text_target="")["input_ids"][-1] == code:
@@ -180,8 +187,10 @@ def language_prefix(tokenizer: PreTrainedTokenizerBase, language: str | None) ->
 def target_tags(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
     """Ids of the tags that name a target language, by language; none for most models."""
     tags = language_tags(tokenizer)
-    # Of MarianTokenizer, whose pieces include them.
-    for token in getattr(tokenizer, "supported_language_codes", ()):
+    # Of Marian: `MarianTokenizer` has them as pieces, our fast ones as added tokens.
+    added = (token.content for token in tokenizer.added_tokens_decoder.values())
+    named = filter(_MARIAN_TAG.fullmatch, added)
+    for token in getattr(tokenizer, "supported_language_codes", named):
         tags[token.strip("<>")] = tokenizer.convert_tokens_to_ids(token)
     return tags
 

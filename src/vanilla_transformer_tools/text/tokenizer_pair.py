@@ -147,8 +147,6 @@ class TokenizerPair:
     def _beside(
         cls, source: PreTrainedTokenizerBase, config: dict[str, Any], name: str, **loading: Any
     ) -> Self:
-        if config.get("share_encoder_decoder_embeddings", True):
-            return cls.joint(source)
         file, _ = TARGET_FILES
         if name and find_file(name, file, loading.get("revision")):
             target = load_tokenizer(name, subfolder=TARGET_FOLDER, **loading)

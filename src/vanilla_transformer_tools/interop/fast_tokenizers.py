@@ -1,0 +1,419 @@
+"""Fast tokenizers from SentencePiece models, with the ids of a table, that split text as these do.
+
+`tokenizers` has the same algorithms, but not the same normaliser: its `Precompiled` looks at one
+grapheme at a time and takes the shortest rule. Here marks keep text apart that no rule joins, so
+that it sees single characters, and Unicode's own composition does the rest.
+"""
+
+import struct
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers.processors import TemplateProcessing
+from transformers import (
+    M2M100Tokenizer,
+    MarianTokenizer,
+    NllbTokenizer,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
+
+from vanilla_transformer_tools.files import check_regular
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
+
+END, UNKNOWN, PAD = "</s>", "<unk>", "<pad>"
+_BLANK = "\u2581"
+# Noncharacters, which no text has: between what rules take together, and between characters.
+_BETWEEN_RULES, _BETWEEN_CHARACTERS, _UNKNOWN_RUN = "\ufdd0", "\ufdd1", "\ufdd2"
+# Kinds of pieces, and of models, in SentencePiece's file.
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
+_UNIGRAM, _BPE = 1, 2
+# Of each of two kinds.
+_SAMPLE_LINES = 500
+
+
+@dataclass(frozen=True)
+class SentencePiece:
+    """What a SentencePiece model says.
+
+    Attributes:
+        pieces: Text, score and kind of each.
+        kind: 1 for Unigram, 2 for BPE.
+        charsmap: Rules of the normaliser, compiled; empty: there are none.
+        has_dummy_prefix: Whether a blank is put before the text.
+        strips: Whether blanks at the ends go, and of several in a row all but one.
+    """
+
+    pieces: list[tuple[str, float, int]]
+    kind: int
+    charsmap: bytes
+    has_dummy_prefix: bool
+    strips: bool
+
+    @classmethod
+    def read(cls, file: Path) -> "SentencePiece":
+        """Reads a file.
+
+        Raises:
+            ValueError: If it is damaged, or of a kind that cannot be expressed.
+            OSError: If there is none.
+        """
+        check_regular(file)
+        try:
+            content = dict(_merged(_fields(file.read_bytes())))
+            pieces = [dict(_fields(piece)) for piece in content[1]]
+            trainer, normaliser = (dict(_fields(content[part][-1])) for part in (2, 3))
+            found = cls(
+                [
+                    (
+                        one[1].decode(),
+                        struct.unpack("<f", one.get(2, bytes(4)))[0],
+                        one.get(3, _NORMAL),
+                    )
+                    for one in pieces
+                ],
+                trainer.get(3, _UNIGRAM),
+                normaliser.get(2, b""),
+                bool(normaliser.get(3, True)),
+                bool(normaliser.get(4, True)),
+            )
+        except (KeyError, IndexError, ValueError, AttributeError, TypeError, struct.error) as error:
+            raise ValueError(
+                f"{file} must be a model of SentencePiece, got a damaged or other file. Copy it "
+                "again."
+            ) from error
+        kinds = {kind for _, _, kind in found.pieces}
+        if found.kind not in (_UNIGRAM, _BPE) or kinds & {_USER_DEFINED, _BYTE} or trainer.get(24):
+            raise ValueError(
+                f"{file} must be a Unigram or a BPE model without symbols of its user, bytes and "
+                f"blanks as suffixes, got kind {found.kind} with pieces of the kinds "
+                f"{', '.join(map(str, sorted(kinds)))}."
+            )
+        return found
+
+    def ids(self) -> dict[str, int]:
+        """Ids of the pieces themselves, with the usual names of the special ones."""
+        return {
+            UNKNOWN if kind == _UNKNOWN else piece: place
+            for place, (piece, _, kind) in enumerate(self.pieces)
+        }
+
+    def matched(self) -> dict[str, float]:
+        """Scores of the pieces that text is split into."""
+        return {piece: score for piece, score, kind in self.pieces if kind == _NORMAL}
+
+
+def sentencepiece_backend(
+    model: SentencePiece,
+    entries: Mapping[str, int],
+    tags: Sequence[str] = (),
+    special: Sequence[str] = (END, UNKNOWN, PAD),
+) -> Tokenizer:
+    """A pipeline that splits text as a SentencePiece model does, with ids of a table.
+
+    Entries of the table that are none of its pieces keep their ids, and no text becomes one.
+
+    Args:
+        model: Splits text.
+        entries: Ids by token, `<unk>` among them.
+        tags: Entries that are found in text as a whole.
+        special: The same, which decoding may leave out.
+
+    Raises:
+        ValueError: If the table lacks a piece, for which the original gives `<unk>`.
+    """
+    scores = model.matched()
+    known = {piece for piece in scores if len(piece) == 1}
+    if parts := set("".join(scores)) - known:
+        raise ValueError(f"pieces of the model have {min(parts)!r}, which is none itself")
+    if missing := [piece for piece in scores if piece not in entries]:
+        raise ValueError(
+            f"the table of ids has no {missing[0]!r}, of which the slow one makes {UNKNOWN} "
+            f"({len(missing):,} pieces in all)"
+        )
+    # A run of unknown characters is looked up as a whole, and may be an entry of the other side.
+    runs = {token for token in entries if token not in {*special, *tags} and not set(token) & known}
+    # A whole one must be better than its parts.
+    scores |= {run: len(run) - 1.0 for run in runs}
+    names = {
+        token_id: token if token in scores or token in {*special, *tags} else f"{token} "
+        for token, token_id in entries.items()
+    }
+    # Normalised text has no blanks, so that none spells these.
+    rows = [names.get(row, f"<unused {row}>") for row in range(1 + max(names))]
+    if model.kind == _UNIGRAM:
+        # Scores of what is not matched must not lower the least one, on which `<unk>` depends.
+        vocabulary = [(name, scores.get(name, 0.0)) for name in rows]
+        backend = Tokenizer(models.Unigram(vocabulary, unk_id=entries[UNKNOWN]))
+    else:
+        ids = {name: row for row, name in enumerate(rows)}
+        merges = list(_merges(scores))
+        backend = Tokenizer(models.BPE(ids, merges, unk_token=UNKNOWN, fuse_unk=True))
+    steps = list(_normaliser(model))
+    if runs:
+        unknown = f"[^{_one_of(known)[1:]}"
+        lengths: dict[int, set[str]] = defaultdict(set)
+        for run in runs:
+            lengths[len(run)].add(run)
+        entire = "|".join(map(_any_of, lengths.values()))
+        others = rf"(?m)(?<!{unknown})(?!(?:{entire})(?!{unknown})){unknown}{{2,}}"
+        steps.append(normalizers.Replace(Regex(others), _UNKNOWN_RUN))
+    backend.normalizer = normalizers.Sequence(steps)
+    # What only looks like a special token after normalisation is none.
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"<(?=(?:/s|unk|pad)>)"), "isolated")
+    backend.decoder = decoders.Sequence(
+        [
+            decoders.Replace(" ", ""),
+            decoders.Replace(_BLANK, " "),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    backend.add_tokens([AddedToken(tag, normalized=False) for tag in tags])
+    backend.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in special]
+    )
+    return backend
+
+
+def ending_in_eos(backend: Tokenizer, **settings: Any) -> PreTrainedTokenizerFast:
+    """The tokenizer of a pipeline, which ends each text in `</s>`."""
+    special = [AddedToken(token, special=True, normalized=False) for token in (END, UNKNOWN, PAD)]
+    backend.add_special_tokens(special)
+    end = backend.token_to_id(END)
+    backend.post_processor = TemplateProcessing(
+        single=f"$A {END}", pair=f"$A $B {END}", special_tokens=[(END, end)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        eos_token=END,
+        unk_token=UNKNOWN,
+        pad_token=PAD,
+        clean_up_tokenization_spaces=False,
+        **settings,
+    )
+
+
+def fast_pair(pair: TokenizerPair) -> TokenizerPair:
+    """Fast tokenizers that give the ids of slow ones of the classes of Marian and M2M100.
+
+    Others, and fast ones, stay as they are.
+
+    Raises:
+        ValueError: If there are none; says where they would first differ.
+    """
+    slow = pair.source
+    if isinstance(slow, MarianTokenizer):
+        found = _fast_marian(slow)
+    elif isinstance(slow, M2M100Tokenizer):
+        found = TokenizerPair.joint(_fast_m2m100(slow))
+    else:
+        return pair
+    sides = (
+        {"text": found.source}
+        if found.is_joint
+        else {"text": found.source, "text_target": found.target}
+    )
+    for side, fast in sides.items():
+        for line in _sample(slow):
+            theirs, ours = ([*one(**{side: line})["input_ids"]] for one in (slow, fast))
+            if theirs != ours:
+                raise ValueError(
+                    f"{line!r} becomes {fast.convert_ids_to_tokens(ours)} instead of "
+                    f"{slow.convert_ids_to_tokens(theirs)}"
+                )
+    return found
+
+
+def _fast_marian(slow: Any) -> TokenizerPair:
+    models = [SentencePiece.read(Path(file)) for file in slow.spm_files]
+    tables = [slow.encoder, slow.target_encoder if slow.separate_vocabs else slow.encoder]
+    settings = {"model_max_length": slow.model_max_length}
+    tags = slow.supported_language_codes
+    sides = [
+        ending_in_eos(sentencepiece_backend(model, table, tags), **settings)
+        for model, table in zip(models, tables, strict=True)
+    ]
+    if models[0] == models[1] and not slow.separate_vocabs:
+        return TokenizerPair.joint(sides[0])
+    return TokenizerPair(*sides)
+
+
+def _fast_m2m100(slow: Any) -> PreTrainedTokenizerBase:
+    model = SentencePiece.read(Path(slow.spm_file))
+    table = {**slow.encoder, **slow.lang_token_to_id}
+    backend = sentencepiece_backend(model, table, special=slow.all_special_tokens)
+    # The class of NLLB, which puts codes beside the text in the same way.
+    return NllbTokenizer(
+        tokenizer_object=backend,
+        src_lang=slow.get_lang_token(slow.src_lang),
+        tgt_lang=slow.tgt_lang and slow.get_lang_token(slow.tgt_lang),
+        extra_special_tokens=list(slow.lang_token_to_id),
+        mask_token=None,
+        model_max_length=slow.model_max_length,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def _sample(slow: Any) -> Iterator[str]:
+    """Lines of the pieces of a vocabulary, and of characters of all scripts."""
+    random = Random(0)
+    tags = getattr(slow, "supported_language_codes", ())
+    pieces = sorted(slow.encoder.keys() - {*slow.all_special_tokens, *tags})
+    letters = [chr(code) for code in range(0x20, 0x1F000) if chr(code).isprintable()]
+    for _ in range(_SAMPLE_LINES):
+        yield "".join(random.choices(pieces, k=random.randint(1, 9))).replace(_BLANK, " ")
+        start = random.randrange(len(letters) - 60)
+        words = ("".join(random.choices(letters[start : start + 60], k=4)) for _ in range(3))
+        yield random.choice(["", " ", "  "]).join(words)
+
+
+def _merges(scores: Mapping[str, float]) -> Iterator[tuple[str, str]]:
+    """Pairs that make pieces, the best piece first."""
+    for piece in sorted(scores, key=lambda one: -scores[one]):
+        for cut in range(1, len(piece)):
+            if piece[:cut] in scores and piece[cut:] in scores:
+                yield piece[:cut], piece[cut:]
+
+
+def _normaliser(model: SentencePiece) -> Iterator[normalizers.Normalizer]:
+    if model.charsmap:
+        yield from _rules(model.charsmap)
+    if model.strips:
+        yield normalizers.Replace(Regex(" {2,}"), " ")
+        yield normalizers.Replace(Regex(r"\A | \z"), "")
+    if model.has_dummy_prefix:
+        yield normalizers.Prepend(_BLANK)
+    yield normalizers.Replace(" ", _BLANK)
+
+
+@cache
+def _rules(charsmap: bytes) -> list[normalizers.Normalizer]:
+    """Steps that replace text as the longest fitting rules do, from left to right."""
+    rules = dict(_compiled_rules(charsmap))
+    joined = _pattern(rule for rule in rules if len(rule) > 1)
+    steps = [
+        normalizers.NFC(),
+        normalizers.Replace(Regex(r"(?m).\K"), _BETWEEN_CHARACTERS),
+        normalizers.Precompiled(charsmap),
+        normalizers.Replace(_BETWEEN_CHARACTERS, ""),
+        normalizers.NFC(),
+    ]
+    made = normalizers.Sequence(steps)
+    # Characters that are newer than the tables of `tokenizers`. Hangul, most rules, is old.
+    newer = [
+        normalizers.Replace(rule + _BETWEEN_RULES, result + _BETWEEN_RULES)
+        for rule, result in rules.items()
+        if not "\uac00" <= result[:1] <= "\ud7a3" and made.normalize_str(rule) != result
+    ]
+    if joined:
+        newer.insert(0, normalizers.Replace(Regex(joined), _BETWEEN_RULES))
+    return [*newer, *steps, normalizers.Replace(_BETWEEN_RULES, "")]
+
+
+def _compiled_rules(charsmap: bytes) -> Iterator[tuple[str, str]]:
+    """Texts and their replacements, from a double array (darts-clone) and the texts after it."""
+    (size,) = struct.unpack_from("<I", charsmap)
+    units = struct.unpack_from(f"<{size // 4}I", charsmap, 4)
+    texts = charsmap[4 + size :]
+
+    def children(place: int) -> int:
+        unit = units[place]
+        return place ^ ((unit >> 10) << ((unit & 0x200) >> 6))
+
+    waiting = [(children(0), b"")]
+    while waiting:
+        first, prefix = waiting.pop()
+        for byte in range(1, 256):
+            place = first ^ byte
+            if place < len(units) and units[place] & 0x800000FF == byte:
+                text, inner = prefix + bytes([byte]), children(place)
+                if units[place] & 0x100:
+                    start = units[inner] & 0x7FFFFFFF
+                    yield text.decode(), texts[start : texts.index(b"\0", start)].decode()
+                waiting.append((inner, text))
+
+
+def _pattern(rules: Iterable[str]) -> str:
+    """A regular expression for the empty place after each character or rule of several.
+
+    Rules are gathered by what may follow their first characters; most of them are Hangul.
+    """
+    firsts: dict[str, set[str]] = defaultdict(set)
+    for rule in rules:
+        firsts[rule[1:]].add(rule[0])
+    if not firsts:
+        return ""
+    rests: dict[tuple[int, frozenset[str]], set[str]] = defaultdict(set)
+    for rest, begins in firsts.items():
+        rests[-len(rest), frozenset(begins)].add(rest)
+    ordered = sorted(rests.items(), key=lambda item: item[0][0])
+    choices = "|".join(_one_of(begins) + _any_of(found) for (_, begins), found in ordered)
+    seconds = _one_of({rest[0] for rest in firsts})
+    return rf"(?m)(?:(?=.{seconds})(?:{choices})|.)\K"
+
+
+def _any_of(texts: set[str]) -> str:
+    """A pattern for texts of one length."""
+    if len(next(iter(texts))) == 1:
+        return _one_of(texts)
+    rests: dict[str, set[str]] = defaultdict(set)
+    for text in sorted(texts):
+        rests[text[0]].add(text[1:])
+    begins: dict[frozenset[str], set[str]] = defaultdict(set)
+    for first, found in rests.items():
+        begins[frozenset(found)].add(first)
+    choices = (_one_of(firsts) + _any_of(set(found)) for found, firsts in begins.items())
+    return f"(?:{'|'.join(choices)})"
+
+
+def _one_of(characters: Iterable[str]) -> str:
+    """A class of characters, as ranges."""
+    ranges: list[list[int]] = []
+    for code in sorted(map(ord, characters)):
+        if ranges and code == ranges[-1][1] + 1:
+            ranges[-1][1] = code
+        else:
+            ranges.append([code, code])
+    spans = (rf"\x{{{first:X}}}-\x{{{last:X}}}" for first, last in ranges)
+    return f"[{''.join(spans)}]"
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
+    """Numbers and values of a message in the format of protocol buffers."""
+    place = 0
+
+    def varint() -> int:
+        nonlocal place
+        value = shift = 0
+        while True:
+            byte = message[place]
+            place += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value
+            shift += 7
+
+    while place < len(message):
+        number, kind = divmod(varint(), 8)
+        if kind == 0:
+            yield number, varint()
+            continue
+        length = {1: 8, 2: 0, 5: 4}[kind] or varint()
+        if place + length > len(message):
+            raise IndexError(length)
+        yield number, message[place : place + length]
+        place += length
+
+
+def _merged(fields: Iterable[tuple[int, Any]]) -> Iterator[tuple[int, list[Any]]]:
+    values: dict[int, list[Any]] = defaultdict(list)
+    for number, value in fields:
+        values[number].append(value)
+    yield from values.items()

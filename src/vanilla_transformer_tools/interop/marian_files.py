@@ -1,0 +1,334 @@
+"""Marian's own models: an `.npz` with weights and settings, its vocabularies, and decoder.yml.
+
+What becomes of these is declared in `sources/marian_npz.yaml`, as for every other source. Marian's
+decoder begins with an embedding of zeros instead of a token: a `<pad>` with such a row is added
+here, and taken away in the other direction.
+"""
+
+import json
+import re
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from torch import Tensor
+from transformers import GenerationConfig
+
+from vanilla_transformer_tools.files import parse_yaml, read_lines, read_text
+from vanilla_transformer_tools.interop.fast_tokenizers import (
+    END,
+    PAD,
+    UNKNOWN,
+    SentencePiece,
+    ending_in_eos,
+    sentencepiece_backend,
+)
+from vanilla_transformer_tools.interop.tensor_files import check_zip, unreadable
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
+
+SETTINGS = "special:model.yml"
+DECODER_FILE = "decoder.yml"
+# Rows for each entry of a vocabulary, and columns for each entry.
+TABLES = re.compile(r"(encoder_|decoder_)?Wemb|decoder_ff_logit_out_Wt")
+OUTPUT_BIAS = "decoder_ff_logit_out_b"
+_OLD_PROJECTION, _PROJECTION = "decoder_ff_logit_out_W", "decoder_ff_logit_out_Wt"
+# Saved as matrices of one row.
+VECTOR = re.compile(r".*_(b\w*|ln_(scale|bias)(_pre)?)")
+# Logit of what Marian has no entry for: its probability is zero in every dtype. A lower one would
+# weigh on the loss of label smoothing.
+NO_ENTRY = -1e3
+_SUFFIXES = {".spm": "SentencePiece", ".yml": "YAML", ".yaml": "YAML", ".json": "JSON"}
+
+
+@dataclass(frozen=True)
+class MarianModel:
+    """A model of Marian.
+
+    Attributes:
+        settings: By the names of Marian's options, and what `sources/marian_npz.yaml` needs
+            besides: sizes with `<pad>`, and operations without dropout.
+        tensors: By name.
+        tokenizers: One for both sides if these share a vocabulary.
+        generation_config: What decoder.yml says of searches.
+    """
+
+    settings: dict[str, Any]
+    tensors: dict[str, Tensor]
+    tokenizers: TokenizerPair
+    generation_config: GenerationConfig
+
+
+def find_npz(source: Path) -> Path | None:
+    """Marian's model that a path names: itself, or in a folder that is no model of Transformers.
+
+    Raises:
+        ValueError: If a folder has several, and no decoder.yml that names one.
+    """
+    if source.is_file():
+        return source if _is_marian(source) else None
+    if not source.is_dir() or (source / "config.json").exists():
+        return None
+    files = [file for file in sorted(source.glob("*.npz")) if _is_marian(file)]
+    named = _decoder_settings(source).get("models") or []
+    if len(files) > 1 and len(named) == 1:
+        files = [file for file in files if file.name == Path(str(named[0])).name]
+    if len(files) > 1:
+        raise ValueError(
+            f"{str(source)!r} must hold one model of Marian, got "
+            f"{', '.join(file.name for file in files)}. Name the file itself."
+        )
+    return next(iter(files), None)
+
+
+def _is_marian(file: Path) -> bool:
+    """Whether a file is an archive of arrays with Marian's settings; a damaged one may be."""
+    if not zipfile.is_zipfile(file):
+        return file.suffix == ".npz"
+    with zipfile.ZipFile(file) as archive:
+        names = archive.namelist()
+    return f"{SETTINGS}.npy" in names or "decoder_ff_logit_out_b.npy" in names
+
+
+def read_marian(file: Path, faults_of: Any) -> MarianModel:
+    """Reads a model, its vocabularies and its decoder.yml.
+
+    Args:
+        file: The `.npz`; the others lie beside it.
+        faults_of: From settings to what cannot be expressed.
+
+    Raises:
+        ValueError: If a file is missing or damaged, would run code, or does not fit, or if the
+            model is not of the declared kind; names all reasons.
+        OSError: If a file cannot be read.
+    """
+    arrays = _read_arrays(file)
+    settings = _model_settings(file, arrays)
+    decoder = _decoder_settings(file.parent, file)
+    settings |= {name: decoder[name] for name in ("word-penalty",) if name in decoder}
+    settings |= readable(settings, "Wpos" in arrays)
+    faults = faults_of(settings)
+    files = _vocabulary_files(file, decoder)
+    faults += [
+        f"{one.name} must be one of {', '.join(_SUFFIXES)}, got a vocabulary of another kind"
+        for one in dict.fromkeys(files)
+        if one.suffix not in _SUFFIXES
+    ]
+    if faults:
+        raise ValueError(
+            f"{str(file)!r} must be a Transformer that can be expressed, got:\n" + "\n".join(faults)
+        )
+    sizes = settings.get("dim-vocabs") or []
+    vocabularies = [read_vocabulary(one, file.parent) for one in dict.fromkeys(files)]
+    counts = [len(one) for one in (vocabularies * 2)[:2]]
+    if counts != list(sizes):
+        raise ValueError(
+            f"The vocabularies of {str(file)!r} must have {_both(sizes)} entries, as its "
+            f"`dim-vocabs` says, got {_both(counts)} in "
+            f"{' and '.join(one.name for one in files)}. Give those of its training."
+        )
+    pad = max(sizes)
+    sides = [vocabulary.tokenizer(pad) for vocabulary in vocabularies]
+    pair = TokenizerPair.joint(sides[0]) if len(sides) == 1 else TokenizerPair(*sides)
+    settings |= {
+        "rows": pad + 1,
+        "target_rows": None if settings["one_table"] or pair.is_joint else pad + 1,
+        "pad": pad,
+        "end": pair.target.eos_token_id,
+    }
+    unknown = [] if decoder.get("allow-unk") else [[pair.target.unk_token_id]]
+    generation = GenerationConfig(
+        num_beams=decoder.get("beam-size"),
+        length_penalty=decoder.get("normalize"),
+        bad_words_ids=[[pad], *unknown],
+        pad_token_id=pad,
+        decoder_start_token_id=pad,
+        bos_token_id=settings["end"],
+        eos_token_id=settings["end"],
+    )
+    return MarianModel(settings, _with_pad(arrays, sizes, pad + 1), pair, generation)
+
+
+def _read_arrays(file: Path) -> dict[str, np.ndarray[Any, Any]]:
+    check_zip(file)
+    try:
+        with np.load(file, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except MemoryError:
+        raise
+    # A damaged archive may fail in any step of the reader.
+    except Exception as error:
+        if "allow_pickle" in str(error):
+            raise ValueError(
+                f"The arrays of {str(file)!r} must be numbers, got objects whose loading may run "
+                "code. Save the model by Marian again."
+            ) from error
+        raise unreadable(str(file), error) from error
+
+
+def _model_settings(file: Path, arrays: dict[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
+    """The settings inside the file, which leave the arrays."""
+    content = arrays.pop(SETTINGS, None)
+    try:
+        text = b"" if content is None else content.tobytes().rstrip(b"\0")
+        settings = parse_yaml(text.decode())
+    except ValueError:
+        settings = None
+    if not isinstance(settings, dict):
+        raise ValueError(
+            f"{str(file)!r} must hold the settings of its model as {SETTINGS!r}, got "
+            f"{'none' if content is None else 'no YAML'}. Save the model by Marian again."
+        )
+    return settings
+
+
+def readable(settings: Mapping[str, Any], learned: bool) -> dict[str, Any]:
+    """What the declaration needs, made of Marian's options."""
+
+    def steps(option: str) -> str:
+        # Dropout (`d`) changes nothing here, wherever it is.
+        return str(settings.get(f"transformer-{option}") or "").replace("d", "")
+
+    is_one = bool(settings.get("tied-embeddings-all") or settings.get("tied-embeddings-src"))
+    is_tied = bool(settings.get("tied-embeddings-all") or settings.get("tied-embeddings"))
+    return {
+        "layer-operations": f"{steps('preprocess')}, {steps('postprocess')}",
+        "transformer-postprocess-top": steps("postprocess-top"),
+        "transformer-postprocess-emb": steps("postprocess-emb"),
+        "transformer-decoder-dim-ffn": settings.get("transformer-decoder-dim-ffn")
+        or settings.get("transformer-dim-ffn"),
+        "one_table": is_one,
+        "tied_output": is_tied,
+        "learned-positions": learned,
+    }
+
+
+def _with_pad(
+    arrays: Mapping[str, np.ndarray[Any, Any]], sizes: list[int], rows: int
+) -> dict[str, Tensor]:
+    """The tensors, with a row of zeros for `<pad>`, and for what one vocabulary has fewer of."""
+    tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+    if _OLD_PROJECTION in tensors:
+        tensors[_PROJECTION] = tensors.pop(_OLD_PROJECTION).T
+    for name, tensor in tensors.items():
+        if VECTOR.fullmatch(name):
+            tensors[name] = tensor.reshape(-1)
+        elif TABLES.fullmatch(name) and tensor.dim() == 2:
+            missing = tensor.new_zeros(max(0, rows - len(tensor)), tensor.shape[1])
+            tensors[name] = torch.cat([tensor, missing])
+    bias = tensors.get(OUTPUT_BIAS, torch.zeros(sizes[-1]))
+    tensors[OUTPUT_BIAS] = torch.cat([bias, bias.new_full((rows - len(bias),), NO_ENTRY)])
+    return tensors
+
+
+def _decoder_settings(folder: Path, file: Path | None = None) -> dict[str, Any]:
+    """What decoder.yml says; nothing if there is none."""
+    names = (
+        [folder / DECODER_FILE]
+        if file is None
+        else [
+            file.with_name(f"{file.name}.{DECODER_FILE}"),
+            folder / DECODER_FILE,
+        ]
+    )
+    found = next((name for name in names if name.is_file()), None)
+    if found is None:
+        return {}
+    content = parse_yaml(read_text(found))
+    if not isinstance(content, dict):
+        raise ValueError(f"{found} must hold Marian's options, got {content!r:.60}.")
+    return content
+
+
+def _vocabulary_files(file: Path, decoder: Mapping[str, Any]) -> list[Path]:
+    """The vocabularies of source and target."""
+    folder = file.parent
+    named = [str(name) for name in decoder.get("vocabs") or []]
+    if not named:
+        named = [name for name in ("vocab.spm", "vocab.yml") if (folder / name).is_file()][:1] * 2
+    files = [folder / Path(name).name for name in named]
+    missing = [one.name for one in files if not one.is_file()]
+    if missing or len(files) != 2:
+        raise ValueError(
+            f"{file.name!r} must have two vocabularies beside it, which its {DECODER_FILE} names "
+            f"under `vocabs`, or one vocab.spm or vocab.yml for both, got "
+            f"{'no ' + ', '.join(missing) if missing else ', '.join(named) or 'none'}. Copy them "
+            "there."
+        )
+    return files
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Entries of one side.
+
+    Attributes:
+        entries: Ids by token.
+        pieces: Splits text; None: text has its tokens between blanks.
+        is_own: Whether `pieces` give ids themselves.
+    """
+
+    entries: dict[str, int]
+    pieces: SentencePiece | None = None
+
+    def __len__(self) -> int:
+        return 1 + max(self.entries.values(), default=-1)
+
+    def tokenizer(self, pad: int) -> Any:
+        """A fast one with these ids, and `<pad>`."""
+        entries = {**self.entries, PAD: pad}
+        if self.pieces:
+            return ending_in_eos(sentencepiece_backend(self.pieces, entries))
+        names = {token_id: token for token, token_id in entries.items()}
+        # No text spells a name with a blank.
+        rows = {names.get(row, f"<unused {row}>"): row for row in range(pad + 1)}
+        backend = Tokenizer(models.WordLevel(rows, unk_token=UNKNOWN))
+        backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[ \t\r]+"), "removed")
+        return ending_in_eos(backend)
+
+
+def read_vocabulary(file: Path, folder: Path) -> Vocabulary:
+    """Reads one of Marian's vocabularies, and a SentencePiece model of the same side beside it."""
+    if file.suffix == ".spm":
+        pieces = SentencePiece.read(file)
+        return Vocabulary(pieces.ids(), pieces)
+    try:
+        entries = json.loads(read_text(file)) if file.suffix == ".json" else _read_yaml(file)
+    except ValueError as error:
+        raise ValueError(f"{file} must list tokens and their ids, got: {error}") from error
+    if faults := [token for token in (END, UNKNOWN) if token not in entries]:
+        raise ValueError(f"{file} must have {END} and {UNKNOWN}, got no {', '.join(faults)}.")
+    return Vocabulary(entries)
+
+
+def _read_yaml(file: Path) -> dict[str, int]:
+    """Ids by token of `token: id` lines; YAML's own readers take minutes for them."""
+    entries = {}
+    key = ""
+    for number, line in enumerate(read_lines(file), start=1):
+        if line.startswith("? "):
+            key = line[2:]
+            continue
+        before, _, value = line.rpartition(":")
+        token, key = _unquoted(key or before), ""
+        if not token or not value.strip().isdecimal() or token in entries:
+            raise ValueError(f"line {number} is no new token with an id: {line!r:.60}")
+        entries[token] = int(value)
+    return entries
+
+
+def _unquoted(key: str) -> str:
+    if key[:1] == '"' and "\\" in key:
+        return str(yaml.safe_load(key))
+    if key[:1] == key[-1:] and key[:1] in ("'", '"'):
+        return key[1:-1].replace("''", "'") if key[0] == "'" else key[1:-1]
+    return key
+
+
+def _both(counts: Any) -> str:
+    return " and ".join(f"{count:,}" for count in counts)

@@ -1,0 +1,245 @@
+"""One of our models as one of Marian's: `marian_files` the other way round.
+
+`sources/marian_npz.yaml` is read backwards. What Marian cannot express is refused.
+"""
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from transformers import PreTrainedTokenizerBase
+
+from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.modeling_vanilla_transformer import (
+    VanillaTransformerForConditionalGeneration,
+)
+from vanilla_transformer_tools.files import write_lines
+from vanilla_transformer_tools.interop.declarations import Declaration
+from vanilla_transformer_tools.interop.fast_tokenizers import END, UNKNOWN
+from vanilla_transformer_tools.interop.importing import untied_tensors
+from vanilla_transformer_tools.interop.marian_files import (
+    DECODER_FILE,
+    OUTPUT_BIAS,
+    SETTINGS,
+    TABLES,
+    VECTOR,
+    readable,
+)
+from vanilla_transformer_tools.interop.to_transformers import sines_first, spelled_out
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair, tokens_by_id
+
+WEIGHTS_FILE = "model.npz"
+_NAMES = {"silu": "swish"}
+_DECLARATION = "marian_npz"
+# Larger ones are not negligible beside the variance.
+_MOST_EPSILON = 1e-5
+
+
+def write_marian(
+    model: VanillaTransformerForConditionalGeneration, tokenizers: TokenizerPair, folder: Path
+) -> None:
+    """Writes weights with their settings, vocabularies and decoder.yml.
+
+    Args:
+        model: One of ours.
+        tokenizers: Of both sides.
+        folder: One that exists.
+
+    Raises:
+        ValueError: If Marian cannot express the model; names all reasons.
+    """
+    config = model.config
+    sides = {"source": tokenizers.source, "target": tokenizers.target}
+    entries = {side: _entries(one, side, config.pad_token_id) for side, one in sides.items()}
+    settings = _settings(model, [len(found) for found in entries.values()])
+    weights = untied_tensors(model)
+    if faults := _faults(model, settings, entries):
+        raise ValueError("Marian cannot hold this model:\n" + "\n".join(faults))
+    if config.position_embedding_type == "sinusoidal":
+        weights = {name: sines_first(name, tensor) for name, tensor in weights.items()}
+    rules = Declaration.of_program(_DECLARATION).weights
+    rows = dict(zip(("encoder", "decoder"), settings["dim-vocabs"], strict=True))
+    arrays = {}
+    for name, tensor in weights.items():
+        (pieces,) = rules.pieces_of(name, _Names())
+        for piece, part in zip(pieces, tensor.float().chunk(len(pieces)), strict=True):
+            array = (part.T if piece.transposed else part).numpy()
+            if TABLES.fullmatch(piece.name) or piece.name == OUTPUT_BIAS:
+                # Without `<pad>`.
+                array = array[: rows["encoder" if piece.name == "encoder_Wemb" else "decoder"]]
+            if VECTOR.fullmatch(piece.name):
+                array = array[None]
+            arrays[piece.name] = np.ascontiguousarray(array)
+    text = yaml.safe_dump(settings).encode() + b"\0"
+    np.savez(folder / WEIGHTS_FILE, **arrays, **{SETTINGS: np.frombuffer(text, np.int8)})
+    names = (
+        ["vocab.yml"] * 2
+        if entries["source"] == entries["target"]
+        else [
+            "source.yml",
+            "target.yml",
+        ]
+    )
+    for file, found in zip(names, entries.values(), strict=True):
+        lines = [
+            f"{json.dumps(token, ensure_ascii=False)}: {row}" for row, token in enumerate(found)
+        ]
+        write_lines(folder / file, lines)
+    search = model.generation_config
+    decoder = {
+        "relative-paths": True,
+        "models": [WEIGHTS_FILE],
+        "vocabs": names,
+        "beam-size": search.num_beams or 1,
+        "normalize": search.length_penalty if search.length_penalty is not None else 1.0,
+        "word-penalty": 0,
+        "allow-unk": [tokenizers.target.unk_token_id] not in (search.bad_words_ids or []),
+    }
+    write_lines(folder / DECODER_FILE, yaml.safe_dump(decoder).splitlines())
+
+
+class _Names:
+    """Names of norms in Marian's files: those of embeddings come before something."""
+
+    def __contains__(self, name: object) -> bool:
+        return "_emb_ln_" not in str(name) or str(name).endswith("_pre")
+
+
+def _settings(
+    model: VanillaTransformerForConditionalGeneration, sizes: list[int]
+) -> dict[str, Any]:
+    """Marian's options, as far as they can express a config."""
+    config = model.config
+    is_one = config.share_encoder_decoder_embeddings
+    return {
+        "type": "transformer",
+        "dim-emb": config.d_model,
+        "dim-vocabs": sizes,
+        "enc-depth": config.encoder_layers,
+        "dec-depth": config.decoder_layers,
+        "transformer-heads": config.encoder_attention_heads,
+        "transformer-dim-ffn": config.encoder_ffn_dim,
+        "transformer-decoder-dim-ffn": config.decoder_ffn_dim,
+        "transformer-ffn-activation": _NAMES.get(
+            config.activation_function, config.activation_function
+        ),
+        "transformer-preprocess": "",
+        "transformer-postprocess": "dan",
+        "transformer-postprocess-emb": "nd" if config.embedding_layer_norm else "d",
+        "transformer-postprocess-top": "n" if config.add_final_layer_norm else "",
+        "tied-embeddings": config.tie_word_embeddings and not is_one,
+        "tied-embeddings-all": config.tie_word_embeddings and is_one,
+        "tied-embeddings-src": is_one and not config.tie_word_embeddings,
+        "output-omit-bias": not config.lm_head_bias,
+    }
+
+
+def _entries(tokenizer: PreTrainedTokenizerBase, side: str, pad: int) -> list[str]:
+    """The tokens of Marian's vocabulary; `<pad>` and rows that only fill up are none of them."""
+    tokens = {
+        row: token.rstrip(" ")
+        for row, token in tokens_by_id(tokenizer, side).items()
+        if row != pad and token != f"<unused {row}>"
+    }
+    return [tokens.get(row, f"<unused {row}>") for row in range(1 + max(tokens))]
+
+
+def _faults(
+    model: VanillaTransformerForConditionalGeneration,
+    settings: dict[str, Any],
+    entries: dict[str, list[str]],
+) -> list[str]:
+    """What Marian has no option for."""
+    config = model.config
+    declaration = Declaration.of_program(_DECLARATION)
+    ours = {name: getattr(config, name) for name in VanillaTransformerConfig.__annotations__}
+    known = {one.name: one.default for one in fields(VanillaTransformerConfig)}
+    # Sizes and ids are compared with the entries instead.
+    given = {"rows": config.vocab_size, "target_rows": config.decoder_vocab_size}
+    given |= {"pad": config.pad_token_id, "end": config.eos_token_id}
+    options = {**settings, **readable(settings, False), **given}
+    needed = {name: known[name] for name in ours if name in known} | declaration.fields(options)
+    needed |= {name: ours[name] for name in ("dropout", "attention_dropout", "activation_dropout")}
+    needed |= {name: ours[name] for name in ("max_position_embeddings", "bos_token_id")}
+    values, expected = spelled_out(ours), spelled_out({**ours, **needed})
+    if config.position_embedding_type == "sinusoidal":
+        values["position_embedding_type"] = expected["position_embedding_type"]
+    if config.layer_norm_eps <= _MOST_EPSILON:
+        values["layer_norm_eps"] = expected["layer_norm_eps"]
+    values["lm_head_bias"] = True
+    faults = declaration.faults(options)
+    if config.pre_norm:
+        faults.append(
+            "`pre_norm` must be False, got True: while it decodes, Marian 1.12 leaves out the norm "
+            "of keys and values."
+        )
+    faults += [
+        f"`{name}` must be {needed[name]!r}, got {ours[name]!r}."
+        for name in values
+        if values[name] != expected[name] and name not in ("pre_norm", "add_final_layer_norm")
+    ]
+    start = model.model.decoder.embed_tokens.weight[config.decoder_start_token_id]
+    if start.abs().max():
+        faults.append(
+            "The row of `decoder_start_token_id` must be zeros, with which Marian's decoder "
+            f"begins, got numbers of up to {start.abs().max().item():.3g}. Fine-tuning of a model "
+            "of Marian with --label_smoothing_factor 0 leaves them alone."
+        )
+    last = max(config.vocab_size, config.target_vocab_size) - 1
+    if not config.pad_token_id == config.decoder_start_token_id == last:
+        faults.append(
+            f"`pad_token_id` and `decoder_start_token_id` must be {last}, the last row, which "
+            f"Marian has not, got {config.pad_token_id} and {config.decoder_start_token_id}."
+        )
+    faults += [
+        f"The vocabulary of the {side} must have {token}."
+        for side, found in entries.items()
+        for token in (END, UNKNOWN)
+        if token not in found
+    ]
+    return faults
+
+
+def has_engine() -> bool:
+    """Whether Marian is installed, as `pymarian`."""
+    return importlib.util.find_spec("pymarian") is not None
+
+
+def decode(folder: Path, lines: Sequence[str], limit_factor: int = 3) -> list[tuple[str, float]]:
+    """What Marian translates greedily, with the log-probability of each output.
+
+    Args:
+        folder: Made by `write_marian`.
+        lines: Tokens between blanks.
+        limit_factor: Longest output, in lengths of its source.
+
+    Raises:
+        ValueError: If it fails; ends with its last words.
+    """
+    command = [sys.executable, "-m", "pymarian", "decode", "-c", DECODER_FILE, "--cpu-threads", "1"]
+    command += ["-w", "200", "--quiet", "-b", "1", "--n-best", "--normalize", "0"]
+    command += ["--mini-batch", "1", "--max-length-factor", str(limit_factor)]
+    found = subprocess.run(
+        command,
+        cwd=folder,
+        input="".join(f"{line}\n" for line in lines),
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    results = re.findall(r"^\d+ \|\|\| (.*?) \|\|\| .*?= *\S+ \|\|\| (\S+)$", found.stdout, re.M)
+    if found.returncode or len(results) != len(lines):
+        raise ValueError(
+            f"Marian must decode what was exported, but it ended with {found.returncode}: "
+            f"{found.stderr.strip()[-300:]}"
+        )
+    return [(text, float(score)) for text, score in results]

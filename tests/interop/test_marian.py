@@ -1,0 +1,325 @@
+"""Marian's own models, in and out: the log-probabilities and outputs of the engine itself.
+
+`marian_scores.json` has what the engine computed for the models of `support/marian.py`; the slow
+tests install it and compare anew (`MARIAN_RECORD=1` writes the file).
+"""
+
+import json
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer_tools.commands import main
+from vanilla_transformer_tools.interop.export import export_to_ctranslate2, export_to_marian
+from vanilla_transformer_tools.interop.importing import import_model
+from vanilla_transformer_tools.saved_folder import load_model
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
+from vanilla_transformer_tools.translation import Translator
+
+from ..conftest import save_small_model
+from ..support.marian import (
+    ENTRIES,
+    PACKAGE,
+    POST_NORM,
+    SHAPES,
+    Engine,
+    random_arrays,
+    random_lines,
+    save_marian,
+    words,
+    write_npz,
+)
+from ..support.pretrained import ENGLISH, GERMAN, PIECES, save_pretrained_model, train_pieces
+
+SCORES = Path(__file__).with_name("marian_scores.json")
+LENGTHS = [4, 21, 101]
+# Of a sum over 300 tokens in float32, in another order.
+TOLERANCE = 2e-3
+DECODED = [name for name in SHAPES if "transformer-preprocess" not in SHAPES[name]]
+
+
+def sources_of(name):
+    return random_lines(words("s", (POST_NORM | SHAPES[name])["dim-vocabs"][0]), LENGTHS)
+
+
+def scores(folder, sources, targets):
+    """Log-probability of each target with its `</s>`, by one of our models."""
+    model = load_model(str(folder)).eval()
+    pair = TokenizerPair.from_pretrained(str(folder))
+    found = []
+    for source, target in zip(sources, targets, strict=True):
+        ids = pair.target(text_target=target)["input_ids"]
+        start = [[model.config.decoder_start_token_id, *ids[:-1]]]
+        with torch.no_grad():
+            logits = model(
+                input_ids=torch.tensor([pair.source(source)["input_ids"]]),
+                decoder_input_ids=torch.tensor(start),
+            ).logits
+        found.append(logits[0].log_softmax(-1)[range(len(ids)), ids].sum().item())
+    return found
+
+
+def translate(folder, source, beams):
+    """One output, at most as long as Marian's: three times the source with its `</s>`."""
+    settings = {"num_beams": beams, "length_penalty": 1.0}
+    limit = 2 * (len(source.split()) + 1)
+    translator = Translator.from_pretrained(
+        str(folder), engine="torch", max_extra_tokens=limit, **settings
+    )
+    (found,) = translator.translate([source])
+    return found.text
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_log_probabilities_are_those_of_marian(name, tmp_path):
+    recorded = json.loads(SCORES.read_text())[name]
+    folder = save_marian(tmp_path / "marian", SHAPES[name])
+
+    import_model(str(folder), tmp_path / "ours")
+
+    found = scores(tmp_path / "ours", sources_of(name), recorded["targets"])
+    assert found == pytest.approx(recorded["scores"], abs=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", DECODED)
+def test_greedy_outputs_are_those_of_marian(name, tmp_path):
+    recorded = json.loads(SCORES.read_text())[name]
+    folder = save_marian(tmp_path / "marian", SHAPES[name])
+    import_model(str(folder / "model.npz"), tmp_path / "ours")
+
+    assert translate(tmp_path / "ours", sources_of(name)[1], 1) == recorded["targets"][1]
+
+
+@pytest.mark.parametrize("name", DECODED)
+def test_export_gives_the_same_files_back(name, tmp_path, monkeypatch):
+    monkeypatch.setattr("vanilla_transformer_tools.interop.to_marian.has_engine", lambda: False)
+    folder = save_marian(tmp_path / "marian", SHAPES[name])
+    import_model(str(folder), tmp_path / "ours")
+
+    assert export_to_marian(str(tmp_path / "ours"), tmp_path / "back") is None
+
+    before, after = (np.load(one / "model.npz") for one in (folder, tmp_path / "back"))
+    for array in set(before.files) - {"special:model.yml"}:
+        np.testing.assert_array_equal(before[array], after[array])
+    import_model(str(tmp_path / "back"), tmp_path / "again")
+    one, other = (load_model(str(tmp_path / name)) for name in ("ours", "again"))
+    assert one.config.to_diff_dict() == other.config.to_diff_dict()
+    for key, value in one.state_dict().items():
+        torch.testing.assert_close(other.state_dict()[key], value, rtol=0, atol=0)
+    for vocabulary in {*folder.glob("*.yml")} - {folder / "decoder.yml"}:
+        lines = vocabulary.read_text().splitlines()
+        back = (tmp_path / "back" / vocabulary.name).read_text().replace('"', "").splitlines()
+        assert back == lines
+
+
+def test_command_says_that_an_export_is_not_verified(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("vanilla_transformer_tools.interop.to_marian.has_engine", lambda: False)
+    save_marian(tmp_path / "marian")
+    main(["import", str(tmp_path / "marian"), str(tmp_path / "ours")])
+    main(["export", "--format", "marian-npz", str(tmp_path / "ours"), str(tmp_path / "back")])
+
+    assert "not verified" in capsys.readouterr().out
+
+
+def test_ctranslate2_computes_what_marian_does(tmp_path):
+    folder = save_marian(tmp_path / "marian", SHAPES["post_norm"])
+    import_model(str(folder), tmp_path / "ours")
+
+    agreement = export_to_ctranslate2(str(tmp_path / "ours"), tmp_path / "exported")
+
+    assert agreement.gap < 1e-4
+
+
+def test_pre_norm_is_not_exported(tmp_path):
+    folder = save_marian(tmp_path / "marian", SHAPES["pre_norm"])
+    import_model(str(folder), tmp_path / "ours")
+
+    with pytest.raises(ValueError, match="`pre_norm` must be False, got True"):
+        export_to_marian(str(tmp_path / "ours"), tmp_path / "back")
+    assert not (tmp_path / "back").exists()
+
+
+def test_model_that_starts_with_a_token_is_not_exported(tmp_path):
+    tokenizer = VanillaTransformerTokenizer.train(GERMAN, vocab_size=300)
+    save_small_model(tmp_path, tokenizer, pre_norm=False)
+
+    with pytest.raises(ValueError, match=r"must be zeros.*got numbers of up to"):
+        export_to_marian(str(tmp_path), tmp_path / "back")
+
+
+def test_sentencepiece_vocabulary_splits_text(tmp_path):
+    folder = tmp_path / "marian"
+    pieces = train_pieces(GERMAN + ENGLISH, "unigram")
+    save_marian(folder, {"dim-vocabs": [PIECES, PIECES]})
+    (folder / "vocab.spm").write_bytes(pieces)
+    decoder = (folder / "decoder.yml").read_text().replace("vocab.yml", "vocab.spm")
+    (folder / "decoder.yml").write_text(decoder)
+
+    import_model(str(folder), tmp_path / "ours")
+
+    import sentencepiece
+
+    processor = sentencepiece.SentencePieceProcessor(model_proto=pieces)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "ours")
+    line = f"{GERMAN[5]}  {ENGLISH[7]} ж"
+    end = processor.eos_id()
+    assert tokenizer(line)["input_ids"] == [*processor.encode(line), end]
+    assert (
+        tokenizer.decode(tokenizer(GERMAN[5])["input_ids"], skip_special_tokens=True) == GERMAN[5]
+    )
+
+
+BAD = {
+    "no_settings": (lambda arrays, settings: (arrays, None), "must hold the settings"),
+    "type": ({"type": "s2s"}, "`type` must be 'transformer', got 's2s'"),
+    "size": ({"dim-vocabs": [ENTRIES + 1, ENTRIES + 1]}, "must have 91 and 91 entries"),
+}
+
+
+@pytest.mark.parametrize("fault", BAD)
+def test_bad_model_is_refused(fault, tmp_path, capsys):
+    folder = save_marian(tmp_path / "marian")
+    change, message = BAD[fault]
+    arrays, settings = random_arrays(POST_NORM), POST_NORM
+    if callable(change):
+        arrays, settings = change(arrays, settings)
+    else:
+        settings = settings | change
+    write_npz(folder / "model.npz", arrays, settings)
+
+    with pytest.raises(SystemExit, match="2"):
+        main(["import", str(folder), str(tmp_path / "ours")])
+
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "ours").exists()
+
+
+def test_all_reasons_are_named_at_once(tmp_path, capsys):
+    changes = {
+        "transformer-decoder-autoreg": "rnn",
+        "transformer-postprocess": "dhn",
+        "lemma-dim-emb": 8,
+        "learned-positions": True,
+    }
+    folder = save_marian(tmp_path / "marian")
+    arrays = random_arrays(POST_NORM) | {"Wpos": np.ones((9, 64), np.float32)}
+    write_npz(folder / "model.npz", arrays, POST_NORM | changes)
+
+    with pytest.raises(SystemExit, match="2"):
+        main(["import", str(folder), str(tmp_path / "ours")])
+
+    told = capsys.readouterr().err
+    for fault in (
+        "`transformer-decoder-autoreg` must be 'self-attention', got 'rnn'",
+        "`layer-operations` must be",
+        "`lemma-dim-emb` must be 0, got 8",
+        "`learned-positions` must be False, got True",
+    ):
+        assert fault in told
+
+
+def test_cut_file_is_refused(tmp_path, capsys):
+    folder = save_marian(tmp_path / "marian")
+    content = (folder / "model.npz").read_bytes()
+    (folder / "model.npz").write_bytes(content[: len(content) // 2])
+
+    with pytest.raises(SystemExit, match="2"):
+        main(["import", str(folder), str(tmp_path / "ours")])
+
+    assert "damaged" in capsys.readouterr().err
+
+
+def test_objects_are_not_unpickled(tmp_path, capsys):
+    folder = save_marian(tmp_path / "marian")
+    arrays = random_arrays(POST_NORM) | {"Wemb": np.array([{}, {}], dtype=object)}
+    write_npz(folder / "model.npz", arrays, POST_NORM)
+
+    with pytest.raises(SystemExit, match="2"):
+        main(["import", str(folder), str(tmp_path / "ours")])
+
+    assert "must be numbers, got objects" in capsys.readouterr().err
+
+
+def test_arrays_of_others_are_still_explained(tmp_path, capsys):
+    np.savez(tmp_path / "other.npz", weight=np.ones(3))
+
+    with pytest.raises(SystemExit, match="2"):
+        main(["import", str(tmp_path / "other.npz"), str(tmp_path / "ours")])
+
+    assert "an archive of 1 NumPy arrays" in capsys.readouterr().err
+
+
+def test_model_of_transformers_says_whose_positions_it_has(tmp_path, capsys):
+    folder = save_pretrained_model("marian", tmp_path / "opus")
+    main(["import", str(folder), str(tmp_path / "theirs")])
+    assert "positions as MarianMTModel computes them" in capsys.readouterr().out
+    main(["import", str(folder), str(tmp_path / "ours"), "--positions", "marian"])
+    assert "positions as Marian computes them" in capsys.readouterr().out
+
+    theirs, ours = (load_model(str(tmp_path / name)).config for name in ("theirs", "ours"))
+    half = theirs.d_model // 2
+    assert theirs.position_base == 10_000
+    assert ours.position_base == pytest.approx(10_000 ** (half / (half - 1)))
+
+
+def test_other_classes_have_no_positions_of_marian(tmp_path, capsys):
+    folder = save_pretrained_model("bart", tmp_path / "bart")
+    with pytest.raises(SystemExit, match="2"):
+        main(["import", str(folder), str(tmp_path / "ours"), "--positions", "marian"])
+    assert "needs a model of MarianMTModel" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="session")
+def engine(tmp_path_factory):
+    """Marian in an environment of its own; skips where it cannot be had."""
+    if found := os.environ.get("PYMARIAN"):
+        return Engine(Path(sys.executable), found)
+    folder = tmp_path_factory.mktemp("engine") / "environment"
+    venv.create(folder, symlinks=True, with_pip=True)
+    python = folder / "bin" / "python"
+    command = [python, "-m", "pip", "install", "--quiet", PACKAGE]
+    if subprocess.run(command, capture_output=True).returncode:
+        pytest.skip(f"{PACKAGE} cannot be installed here")
+    return Engine(python)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHAPES)
+def test_engine_computes_the_same(engine, name, tmp_path):
+    folder = save_marian(tmp_path / "marian", SHAPES[name])
+    import_model(str(folder), tmp_path / "ours")
+    sources = sources_of(name)
+    targets = [text for text, _ in engine.translate(folder, sources, 1)]
+    assert len(targets[-1].split()) > 250
+
+    expected = engine.score(folder, sources, targets)
+
+    assert scores(tmp_path / "ours", sources, targets) == pytest.approx(expected, abs=TOLERANCE)
+    if os.environ.get("MARIAN_RECORD"):
+        recorded = json.loads(SCORES.read_text()) if SCORES.exists() else {}
+        recorded[name] = {"targets": targets, "scores": expected}
+        SCORES.write_text(json.dumps(recorded, indent=0) + "\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("beams", [1, 4])
+@pytest.mark.parametrize("name", DECODED)
+def test_engine_finds_the_same(engine, name, beams, tmp_path, monkeypatch):
+    folder = save_marian(tmp_path / "marian", SHAPES[name])
+    import_model(str(folder), tmp_path / "ours")
+    monkeypatch.setattr("vanilla_transformer_tools.interop.to_marian.has_engine", lambda: False)
+    export_to_marian(str(tmp_path / "ours"), tmp_path / "back")
+    source = sources_of(name)[1]
+
+    theirs = [engine.translate(one, [source], beams)[0][0] for one in (folder, tmp_path / "back")]
+
+    found = translate(tmp_path / "ours", source, beams)
+    assert theirs == [found, found]
