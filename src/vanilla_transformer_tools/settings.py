@@ -340,6 +340,13 @@ class TrainSettings:
         "should agree in spite of dropout. An update takes twice as long.",
         0.0,
     )
+    alignments: str | None = option(
+        "File of word alignments of --train, such as those of eflomal or fast_align: one line a "
+        "pair, such as 0-0 1-2, source-target between blanks. One head learns them (guided "
+        "alignment, Garg et al. 2019), and what follows words, such as tags and unknown words, "
+        "follows it.",
+        metavar="FILE",
+    )
     early_stopping_patience: int | None = option(
         "Number of evaluations without a better --metric_for_best_model after which training ends. "
         "Default: never."

@@ -37,6 +37,7 @@ from vanilla_transformer_tools.training.averaging import (
     split_metric,
 )
 from vanilla_transformer_tools.training.checkpoints import resumable_checkpoint
+from vanilla_transformer_tools.training.guided_alignment import faults_of_alignments
 from vanilla_transformer_tools.training.legs import check_free
 
 # Least value of a setting, and what it must be below.
@@ -317,6 +318,7 @@ def check_settings(settings: TrainSettings, arguments: Seq2SeqTrainingArguments)
         *_faults_of_schedules(settings, arguments),
         *_faults_of_fine_tuning(settings),
         *_faults_of_scores(settings, arguments),
+        *faults_of_alignments(settings, arguments),
     ]
     if faults:
         raise ValueError("\n".join(faults))

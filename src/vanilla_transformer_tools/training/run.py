@@ -85,6 +85,7 @@ from vanilla_transformer_tools.training.checkpoints import (
 )
 from vanilla_transformer_tools.training.curves import plot_curves
 from vanilla_transformer_tools.training.fine_tuning import merge_adapter
+from vanilla_transformer_tools.training.guided_alignment import guided
 from vanilla_transformer_tools.training.legs import (
     check_free,
     claimed,
@@ -222,6 +223,8 @@ def _prepare(
     data = _build_data(settings, arguments, tokenizers, filtered.kept, read)
     if settings.r_drop:
         training_pass = partial(r_drop, alpha=settings.r_drop)
+    if settings.alignments:
+        data, training_pass = guided(settings, model, tokenizers, data, filtered, training_pass)
     scoring = {name: BleuTokenizer(**fields) for name, fields in run["bleu_tokenizers"].items()}
     trainer = _build_trainer(
         settings, arguments, model, tokenizers, data, sets, scoring, training_pass
