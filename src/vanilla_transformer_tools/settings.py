@@ -7,7 +7,7 @@ import re
 from argparse import BooleanOptionalAction
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 
 def option(help_text: str, default: Any = None, **metadata: Any) -> Any:
@@ -76,6 +76,8 @@ _BLEU_TOKENIZE = (
 
 EngineName = Literal["auto", "torch", "ctranslate2"]
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
+# What a translation can be made to have as its source has it; see `translation.protected`.
+ProtectedKind = Literal["placeholders", "urls", "emails", "emoji", "numbers"]
 
 # Section 6.1 of the paper: tokens that an output may have more than its source.
 MAX_EXTRA_TOKENS = 50
@@ -486,12 +488,27 @@ class SearchSettings:
         "<unk> otherwise; their number is reported. Engine torch only.",
         False,
     )
+    protect: list[str] | None = option(
+        "What translations have as their sources have it: placeholders such as %1$s and {name}, "
+        "urls, emails, emoji, numbers. The model gets symbols for them if it was trained with "
+        "--symbols <ph1> <ph2> and so on, or <ph>; else they are put in place of the words that "
+        "are aligned to them. What is missing is appended, with a warning. No kinds: none. "
+        "Default: all but numbers, if the model has such symbols; else none.",
+        action="store",
+        nargs="*",
+        choices=get_args(ProtectedKind),
+    )
     trust_remote_code: bool = option(_TRUST_REMOTE_CODE, False)
 
 
 @dataclass(frozen=True)
 class TranslateSettings(SearchSettings):
     """Settings of a translation."""
+
+    markup: Literal["html"] | None = option(
+        "The lines are fragments of HTML: their text is translated, inline tags follow their "
+        "words, and tags that are missing are added. Needs the engine torch."
+    )
 
     input: str | None = option(
         "File to translate line by line, plain, .gz, .bz2, .xz or .zip. Default: standard input."
