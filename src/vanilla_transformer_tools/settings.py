@@ -7,7 +7,7 @@ import re
 from argparse import BooleanOptionalAction
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 
 def option(help_text: str, default: Any = None, **metadata: Any) -> Any:
@@ -76,8 +76,6 @@ _BLEU_TOKENIZE = (
 
 EngineName = Literal["auto", "torch", "ctranslate2"]
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
-# What a translation can be made to have as its source has it; see `translation.protected`.
-ProtectedKind = Literal["placeholders", "urls", "emails", "emoji", "numbers"]
 
 # Section 6.1 of the paper: tokens that an output may have more than its source.
 MAX_EXTRA_TOKENS = 50
@@ -488,15 +486,13 @@ class SearchSettings:
         "<unk> otherwise; their number is reported. Engine torch only.",
         False,
     )
-    protect: list[str] | None = option(
-        "What translations have as their sources have it: placeholders such as %1$s and {name}, "
-        "urls, emails, emoji, numbers. The model gets symbols for them if it was trained with "
-        "--symbols <ph1> <ph2> and so on, or <ph>; else they are put in place of the words that "
-        "are aligned to them. What is missing is appended, with a warning. No kinds: none. "
-        "Default: all but numbers, if the model has such symbols; else none.",
-        action="store",
-        nargs="*",
-        choices=get_args(ProtectedKind),
+    protect: str | None = option(
+        "What translations have as their sources have it, separated by commas: placeholders (such "
+        "as %%1$s and {name}), urls, emails, emoji, numbers; none: nothing. The model gets symbols "
+        "for it if it was trained with --symbols <ph1> <ph2> and so on, or <ph>; else it replaces "
+        "the words that are aligned to it. What is missing is appended, with a warning. Default: "
+        "all but numbers, if the model has such symbols; else none.",
+        metavar="KINDS",
     )
     trust_remote_code: bool = option(_TRUST_REMOTE_CODE, False)
 

@@ -9,11 +9,12 @@ from pathlib import Path
 from number_words import english, german
 
 # Numbers of a line.
-FEWEST, MOST = 1, 7
+FEWEST, MOST = 1, 6
+NUMBERS = [*range(1, 31), 40, 52, 63, 74, 85, 96]
 
 
 def numbers_of_line(rng: random.Random) -> list[int]:
-    return [rng.randrange(1, 100) for _ in range(rng.randint(FEWEST, MOST))]
+    return [rng.choice(NUMBERS) for _ in range(rng.randint(FEWEST, MOST))]
 
 
 def source_of_numbers(numbers: list[int]) -> str:

@@ -8,10 +8,9 @@ from typing import cast
 import regex
 from transformers import PreTrainedTokenizerBase
 
-from vanilla_transformer_tools.settings import ProtectedKind
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 
-_PATTERNS: dict[ProtectedKind, str] = {
+_PATTERNS = {
     "urls": r"""(?:(?:https?|ftp)://|\bwww\.)[^\s<>"]*[^\s<>"'.,;:!?)\]}»”]""",
     "emails": r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+\b",
     # printf, Python, ICU, templates; and a symbol that the text spells itself.
@@ -22,10 +21,27 @@ _PATTERNS: dict[ProtectedKind, str] = {
     "numbers": r"(?<!\w)[-+−]?\d+(?:[.,:\u202f'’]\d+)*(?!\w)",
 }
 # Of a model that was trained with symbols.
-USUAL_KINDS: tuple[ProtectedKind, ...] = ("placeholders", "urls", "emails", "emoji")
+_USUAL = ("placeholders", "urls", "emails", "emoji")
 
 
-def find_items(text: str, kinds: Sequence[ProtectedKind]) -> Iterator[tuple[int, int]]:
+def kinds_of(protect: str | None, symbols: Sequence[str]) -> tuple[str, ...]:
+    """The kinds that `protect` names; None: the usual ones, if there are symbols for them.
+
+    Raises:
+        ValueError: If there is no such kind.
+    """
+    if protect is None:
+        return _USUAL if symbols else ()
+    kinds = tuple(protect.split(",")) if protect != "none" else ()
+    if unknown := [kind for kind in kinds if kind not in _PATTERNS]:
+        raise ValueError(
+            f"`protect` must be none, or some of {','.join(_PATTERNS)}, separated by commas, got "
+            f"{unknown[0]!r:.60}."
+        )
+    return kinds
+
+
+def find_items(text: str, kinds: Sequence[str]) -> Iterator[tuple[int, int]]:
     """Beginning and end of each item of these kinds in a text, in order."""
     if kinds:
         # An address comes before the placeholders and numbers in it.
@@ -58,7 +74,7 @@ def symbols_for(items: Sequence[str], symbols: Sequence[str]) -> dict[str, str]:
 
 
 def mask_pair(
-    source: str, target: str, kinds: Sequence[ProtectedKind], symbols: Sequence[str]
+    source: str, target: str, kinds: Sequence[str], symbols: Sequence[str]
 ) -> tuple[str, str]:
     """A training pair with symbols for the items that both of its sides have.
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, Self, cast
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from vanilla_transformer_tools.saved_folder import RUN_FILE, gpu_computes_bfloat16, read_run
-from vanilla_transformer_tools.settings import EngineName, ProtectedKind
+from vanilla_transformer_tools.settings import EngineName
 from vanilla_transformer_tools.text.blanks import blank_ends
 from vanilla_transformer_tools.text.languages import end_length
 from vanilla_transformer_tools.text.tokenizer_pair import (
@@ -24,7 +24,7 @@ from vanilla_transformer_tools.translation.engine_choice import load_engine
 from vanilla_transformer_tools.translation.engines import Engine, Hypothesis, TorchEngine
 from vanilla_transformer_tools.translation.marks import can_align, translate_marked
 from vanilla_transformer_tools.translation.markup import translate_html
-from vanilla_transformer_tools.translation.protected import USUAL_KINDS, symbols_of
+from vanilla_transformer_tools.translation.protected import kinds_of, symbols_of
 from vanilla_transformer_tools.translation.search import Search
 from vanilla_transformer_tools.translation.segments import Piece, cut_into_pieces, join_pieces
 from vanilla_transformer_tools.translation.unknown import (
@@ -108,8 +108,8 @@ class Translator:
         details: Whether tokens, their scores and alignments are wanted; engine `torch` only.
         replace_unknown: Writes the aligned word of the source for each `<unk>` of an output; engine
             `torch` and fast tokenizers only.
-        protect: Kinds of items that outputs have as their sources do, see `protected`; None: all
-            but numbers, if the model has symbols such as `<ph1>` for them, else none.
+        protect: Kinds of items that outputs have as their sources do, separated by commas, see
+            `kinds_of`; None: all but numbers, if the model has symbols for them, such as `<ph1>`.
         markup: What the lines are written in, if not plain text; `html`: each is a fragment, see
             `markup`; engine `torch` and fast tokenizers only.
         settings: Fields of `Search` that differ from the defaults, such as `num_beams=5`, instead
@@ -136,7 +136,7 @@ class Translator:
         split_sentences: bool | None = None,
         details: bool = False,
         replace_unknown: bool = False,
-        protect: Sequence[ProtectedKind] | None = None,
+        protect: str | None = None,
         markup: Literal["html"] | None = None,
         **settings: Any,
     ) -> None:
@@ -173,8 +173,7 @@ class Translator:
         self.details = details
         self.replace_unknown = replace_unknown
         self.symbols = symbols_of(self.tokenizers)
-        usual = USUAL_KINDS if self.symbols else ()
-        self.protect = usual if protect is None else tuple(protect)
+        self.protect = kinds_of(protect, self.symbols)
         self.markup = markup
         self.split_sentences = bool(split_sentences)
         if max_source_length is None:
