@@ -17,7 +17,8 @@ from html.parser import HTMLParser
 from typing import TYPE_CHECKING
 
 from vanilla_transformer_tools.text.blanks import without_blank_ends
-from vanilla_transformer_tools.translation.marks import MARK, MOST_MARKS, mark, translate_marked
+from vanilla_transformer_tools.translation.marks import translate_marked
+from vanilla_transformer_tools.translation.placing import MARK, MOST_MARKS, mark
 
 if TYPE_CHECKING:
     from vanilla_transformer_tools.translation.translator import Translation, Translator
