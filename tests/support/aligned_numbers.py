@@ -9,7 +9,7 @@ from pathlib import Path
 from number_words import english, german
 
 # Numbers of a line.
-FEWEST, MOST = 1, 6
+FEWEST, MOST = 1, 4
 NUMBERS = [*range(1, 31), 40, 52, 63, 74, 85, 96]
 
 

@@ -70,13 +70,13 @@ class AlignedCollator(DataCollatorForSeq2Seq):
 
     def __call__(self, features: list[dict[str, Any]], return_tensors: str | None = None) -> Any:
         """The batch of some pairs."""
-        rows = [feature.get(COLUMN) for feature in features]
+        rows = [feature[COLUMN] for feature in features if COLUMN in feature]
         others = [
             {name: value for name, value in feature.items() if name != COLUMN}
             for feature in features
         ]
         batch = super().__call__(others, return_tensors)
-        if None not in rows:
+        if rows:
             links = [
                 (number, *link)
                 for number, row in enumerate(rows)

@@ -61,18 +61,18 @@ def cut_marked(
     parts = cut(text)
     if not parts:
         return [MarkedPiece(text, spans)]
-    edges = list(accumulate(map(len, parts)))[:-1]
     kept = [span for span in spans if span.kept is not None]
-    edges = [edge for edge in edges if not any(one.start < edge < one.end for one in kept)]
+    ends = list(accumulate(map(len, parts)))[:-1]
+    borders = [edge for edge in ends if not any(one.start < edge < one.end for one in kept)]
     pieces = []
-    for start, end in zip([0, *edges], [*edges, len(text)], strict=True):
+    for start, end in zip([0, *borders], [*borders, len(text)], strict=True):
         inside = [_part_of(span, start, end, end == len(text)) for span in spans]
         pieces.append(MarkedPiece(text[start:end], [span for span in inside if span]))
     return pieces
 
 
 def _part_of(span: Span, start: int, end: int, is_last: bool) -> Span | None:
-    """The part of a span in a piece of the line."""
+    """The part of a span in a piece of the line: its marks are in each of them."""
     if span.start == span.end:
         is_inside = start <= span.start < end or (is_last and span.start == end)
     else:
@@ -83,8 +83,6 @@ def _part_of(span: Span, start: int, end: int, is_last: bool) -> Span | None:
         span,
         start=max(span.start, start) - start,
         end=min(span.end, end) - start,
-        opening=span.opening if span.start >= start else "",
-        closing=span.closing if span.end <= end else "",
     )
 
 
@@ -133,7 +131,7 @@ def cut_marked_lines(
 
 
 def translate_marked(
-    translator: Translator, window: Sequence[tuple[str, str]], first_line: int
+    translator: Translator, window: list[tuple[str, str]], first_line: int
 ) -> Iterator[Translation]:
     """Translates a window of lines whose marks and items must be in the translations too.
 
@@ -216,10 +214,9 @@ def _restored(
             text, lacking = restored(piece, one.text, links.get((piece.text, one.text), []))
             texts.append(text)
             missing.append(lacking)
-        first, *others = texts
-        alternatives = zip(best.alternatives, others, strict=True)
-        alternatives = tuple(replace(one, text=text) for one, text in alternatives)
-        yield replace(best, text=first, alternatives=alternatives), missing[0]
+        others = zip(best.alternatives, texts[1:], strict=True)
+        alternatives = tuple(replace(one, text=text) for one, text in others)
+        yield replace(best, text=texts[0], alternatives=alternatives), missing[0]
 
 
 def can_align(translator: Translator) -> bool:

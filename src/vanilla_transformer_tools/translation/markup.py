@@ -172,10 +172,21 @@ class _Parser(HTMLParser):
         """Adds text, whose entities are decoded."""
         self._add(Element(text=data))
 
-    def _add_kept(self, _: str) -> None:
+    def handle_comment(self, data: str) -> None:
+        """Adds what stays as it is."""
         self._add(Element(is_translated=False))
 
-    handle_comment = handle_decl = handle_pi = unknown_decl = _add_kept
+    def handle_decl(self, decl: str) -> None:
+        """Adds what stays as it is."""
+        self.handle_comment(decl)
+
+    def handle_pi(self, data: str) -> None:
+        """Adds what stays as it is."""
+        self.handle_comment(data)
+
+    def unknown_decl(self, data: str) -> None:
+        """Adds what stays as it is."""
+        self.handle_comment(data)
 
 
 # Parts of a fragment that stay as they are, and inline elements by mark for each line.
@@ -241,8 +252,13 @@ def _has_words(element: Element) -> bool:
 
 def _marked(element: Element, marks: list[Element]) -> str:
     """Text of an inline element, with marks for its tags; adds these elements to `marks`."""
-    if not element.name and element.is_translated and not MARK.search(element.text):
-        return element.text
+    if not element.name and element.is_translated:
+        # What text has of such characters is marked itself.
+        parts = re.split(f"({MARK.pattern})", element.text)
+        parts[1::2] = [
+            _marked(Element(start=sign, is_translated=False), marks) for sign in parts[1::2]
+        ]
+        return "".join(parts)
     number = len(marks)
     if number > MOST_MARKS:
         raise ValueError(

@@ -42,7 +42,7 @@ class Span:
         start: Where it begins.
         end: Where it ends; the same place if nothing is marked but the place.
         depth: Number of spans around it. Spans are listed as they begin, outer ones first.
-        opening: Its mark; empty for an item, or if it is in an earlier piece of the line.
+        opening: Its mark; empty for an item that was found.
         closing: Its mark; empty likewise.
         kept: Text of an item.
         window: Where it is in the translation.
@@ -62,13 +62,13 @@ def unmark(line: str) -> tuple[str, list[Span]]:
     parts: list[str] = []
     spans: list[Span] = []
     open_spans: list[tuple[Span, int]] = []
-    length = last = outermost = 0
+    length = last = 0
     for found in MARK.finditer(line):
         parts.append(line[last : found.start()])
         length += len(parts[-1])
         last = found.end()
         if ord(found[0]) % 2 == 0:
-            span = Span(length, -1, outermost + len(open_spans), found[0], chr(ord(found[0]) + 1))
+            span = Span(length, -1, len(open_spans), found[0], chr(ord(found[0]) + 1))
             open_spans.append((span, found.start()))
             spans.append(span)
         elif open_spans and open_spans[-1][0].closing == found[0]:
@@ -79,8 +79,8 @@ def unmark(line: str) -> tuple[str, list[Span]]:
                 del spans[spans.index(span) + 1 :]
                 span.opening = line[begin : found.start()]
         else:
-            outermost -= 1
-            spans.insert(0, Span(0, length, outermost, closing=found[0]))
+            # It is text of the line.
+            spans.append(Span(length, length, len(open_spans), found[0]))
     parts.append(line[last:])
     text = "".join(parts)
     for span, _ in open_spans:
@@ -250,15 +250,10 @@ class _Placing:
         text = self.source[outer.start : outer.end]
 
         def take(span: Span, window: range) -> None:
-            # Those that go on in another piece reach to the end of this one.
-            if window and not span.opening:
-                window = range(units.start, window.stop)
-            if window and not span.closing:
-                window = range(window.start, units.stop)
             chosen[id(span)] = window
             free.difference_update(window)
 
-        for span in sorted(spans, key=lambda span: bool(span.opening and span.closing)):
+        for span in spans:
             inside = replace(span, start=span.start - outer.start, end=span.end - outer.start)
             window = units if is_around(inside, text) else self._best_window(span, units, free)
             if window:
@@ -296,8 +291,7 @@ class _Placing:
     def _set_window(self, span: Span, window: range, outer: Span, units: range, last: int) -> int:
         """Sets the characters of a span; returns where the next one may begin."""
         if not window:
-            place = outer.window[1] if span.opening and not span.closing else last
-            span.window = place, place
+            span.window = last, last
             return last
         start, end = self.units[window[0]].start, self.units[window[-1]].end
         if window == units:
