@@ -130,6 +130,14 @@ class TrainSettings:
         [],
         group="data",
     )
+    alignments: str | None = option(
+        "File of word alignments of --train, such as those of eflomal or fast_align: one line a "
+        "pair, such as 0-0 1-2, source-target between blanks. One head learns them (guided "
+        "alignment, Garg et al. 2019), and what follows words, such as tags and unknown words, "
+        "follows it.",
+        metavar="FILE",
+        group="data",
+    )
     validation: list[str] = option(
         "Validation pairs, in the form of --train. They decide which checkpoint is best; without "
         "them, the last one is kept.",
@@ -566,12 +574,26 @@ class SearchSettings:
         False,
         group="search",
     )
+    protect: str | None = option(
+        "What translations have as their sources have it, separated by commas: placeholders (such "
+        "as %%1$s and {name}), urls, emails, emoji, numbers; none: nothing. The model gets symbols "
+        "for it if it was trained with --symbols <ph1> <ph2> and so on, or <ph>; else it replaces "
+        "the words that are aligned to it. What is missing is appended, with a warning. Default: "
+        "all but numbers, if the model has such symbols; else none.",
+        metavar="KINDS",
+        group="search",
+    )
     trust_remote_code: bool = option(_TRUST_REMOTE_CODE, False, group="model")
 
 
 @dataclass(frozen=True)
 class TranslateSettings(SearchSettings):
     """Settings of a translation."""
+
+    markup: Literal["html"] | None = option(
+        "The lines are fragments of HTML: their text is translated, inline tags follow their "
+        "words, and tags that are missing are added. Needs the engine torch."
+    )
 
     input: str | None = option(
         "File to translate line by line, plain, .gz, .bz2, .xz or .zip. Default: standard input."

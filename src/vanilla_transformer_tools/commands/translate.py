@@ -36,6 +36,7 @@ def translate(argv: list[str]) -> None:
         num_hypotheses=settings.n_best,
         scores=settings.scores or settings.details or settings.n_best > 1,
         details=settings.details,
+        markup=settings.markup,
     )
     report = job.run(translator)
     report_limited(report.limited)

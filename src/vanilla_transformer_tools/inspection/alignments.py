@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import Self
 
 from transformers import BatchEncoding
@@ -12,6 +12,7 @@ from transformers import BatchEncoding
 from vanilla_transformer_tools.files import read_lines
 from vanilla_transformer_tools.text.blanks import without_blank_ends
 from vanilla_transformer_tools.text.languages import end_length
+from vanilla_transformer_tools.text.units import units_of_tokens
 from vanilla_transformer_tools.translation import Translator
 from vanilla_transformer_tools.translation.engines import TorchEngine
 from vanilla_transformer_tools.translation.segments import without_surrogates
@@ -179,8 +180,8 @@ def align_words(
             end_length=end_length(translator.tokenizer),
         )
         for lines, (source, target), forced in zip(batch, encoded, passes, strict=True):
-            source_words = tag + _units_of_tokens(source, lines[0], lines[2])
-            target_words = _units_of_tokens(target, lines[1], lines[3])
+            source_words = tag + units_of_tokens(source["offset_mapping"], lines[0], lines[2])
+            target_words = units_of_tokens(target["offset_mapping"], lines[1], lines[3])
             links = {
                 (source_word, target_word)
                 for position, words in zip(forced.alignment, target_words, strict=True)
@@ -264,31 +265,7 @@ def _batches(rows: list[tuple[str, ...]]) -> Iterator[list[tuple[str, ...]]]:
         yield rows[first : first + PAIRS_PER_BATCH]
 
 
-def _units_of_tokens(encoding: BatchEncoding, text: str, units: str) -> list[set[int]]:
-    """Numbers of the units whose characters each token has; none for blanks and `</s>`."""
-    numbers = _units_of_characters(text, units)
-    return [
-        {number for number in numbers[start:end] if number is not None}
-        for start, end in encoding["offset_mapping"]
-    ]
-
-
 def _groups(tokens: list[set[int]], count: int) -> tuple[int, ...]:
     """Number of the group of each word; words that share a token are in one group."""
     joined = {word for words in tokens for word in words if word + 1 in words}
     return tuple(accumulate((word not in joined for word in range(count - 1)), initial=0))[:count]
-
-
-def _units_of_characters(text: str, units: str) -> list[int | None]:
-    """Number of the unit of each character of a text, None for its blanks.
-
-    Raises:
-        ValueError: If the units spell a different text.
-    """
-    words = units.split()
-    if "".join(words) != "".join(text.split()):
-        raise ValueError(
-            f"Units must spell their line, apart from blanks: expected {text!r}, got {units!r}."
-        )
-    numbers = chain.from_iterable([number] * len(word) for number, word in enumerate(words))
-    return [None if character.isspace() else next(numbers) for character in text]

@@ -31,6 +31,7 @@ from vanilla_transformer_tools.service.requests import (
     split_lines,
 )
 from vanilla_transformer_tools.service.translators import RequestKind, Translators
+from vanilla_transformer_tools.translation.markup import join_html, split_html
 from vanilla_transformer_tools.translation.segments import join_pieces
 from vanilla_transformer_tools.translation.translator import LEAST_TOKENS
 
@@ -108,9 +109,11 @@ class Service:
     async def _answer(self, request: Request, wanted: TranslationRequest) -> dict[str, Any]:
         try:
             kind = self.translators.kind(wanted.source, wanted.target, wanted.alternatives)
+            if wanted.is_html:
+                self.translators.check_html()
+            split = [*map(split_html if wanted.is_html else split_lines, wanted.texts)]
         except ValueError as error:
             raise RefusedError(400, str(error)) from error
-        split = [split_lines(text) for text in wanted.texts]
         try:
             future = self.batcher.submit(kind, [line for lines, _ in split for line in lines])
         except QueueFullError as error:
@@ -126,10 +129,11 @@ class Service:
             logger.error("A translation has failed: %s: %.200r", type(error).__name__, str(error))
             raise RefusedError(500, f"The translation failed: {type(error).__name__}.") from error
         # For each text the translations, best first; those of a line are those of its parts.
+        join: Callable[[list[str], Any], str] = join_html if wanted.is_html else join_lines
         rows: list[list[str]] = []
-        for lines, ends in split:
+        for lines, rest in split:
             ranked = zip(*(_ranks(line, next(parts), kind) for line in lines), strict=True)
-            rows.append([join_lines(list(translated), ends) for translated in ranked])
+            rows.append([join(list(translated), rest) for translated in ranked])
         texts = [best for best, *_ in rows]
         others = [rest for _, *rest in rows]
         answer: dict[str, Any] = {"translatedText": texts if wanted.is_list else texts[0]}

@@ -56,6 +56,7 @@ class TranslationRequest:
         source: Language of the texts.
         target: Language to translate into.
         alternatives: Wanted besides the best translation.
+        is_html: Whether the texts are HTML.
     """
 
     texts: tuple[str, ...]
@@ -63,6 +64,7 @@ class TranslationRequest:
     source: str
     target: str
     alternatives: int = 0
+    is_html: bool = False
 
     @classmethod
     def of(cls, body: bytes, content_type: str, limits: Limits) -> "TranslationRequest":
@@ -82,11 +84,8 @@ class TranslationRequest:
             if not isinstance(fields.get(name), str):
                 faults.append(f"`{name}` must be a language; /languages lists them")
         # Some clients send an empty one.
-        if (text_format := fields.get("format") or "text") != "text":
-            faults.append(
-                f"`format` must be text, got {text_format!r:.60}: tags would be translated "
-                "like words"
-            )
+        if (text_format := fields.get("format") or "text") not in ("text", "html"):
+            faults.append(f"`format` must be text or html, got {text_format!r:.60}")
         alternatives = str(fields.get("alternatives", 0))
         if not re.fullmatch(r"[0-9]{1,9}", alternatives):
             faults.append(f"`alternatives` must be a whole number, got {alternatives!r:.60}")
@@ -100,6 +99,7 @@ class TranslationRequest:
             fields["source"],
             fields["target"],
             int(alternatives),
+            text_format == "html",
         )
 
 

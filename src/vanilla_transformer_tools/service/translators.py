@@ -11,7 +11,7 @@ from vanilla_transformer_tools.saved_folder import read_generation_config
 from vanilla_transformer_tools.service.batcher import Part
 from vanilla_transformer_tools.service.languages import ServedLanguages
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
-from vanilla_transformer_tools.translation.segments import cut_lines
+from vanilla_transformer_tools.translation.marks import can_align, cut_marked_lines
 from vanilla_transformer_tools.translation.translator import Translator
 
 # Each has a copy of the tokenizer if that knows languages.
@@ -102,14 +102,23 @@ class Translators:
             )
         return RequestKind(*self.languages.chosen(source, target), alternatives)
 
+    def check_html(self) -> None:
+        """Refuses HTML if tags cannot follow their words.
+
+        Raises:
+            ValueError: If the engine does not show its attention, or a tokenizer is not fast.
+        """
+        if not can_align(self.first):
+            raise ValueError("`format` html needs a service with --engine torch or auto.")
+
     def cut(self, kind: RequestKind, lines: Sequence[str]) -> list[list[Part]]:
         """The parts of each line, cut as `Translator` cuts them, with the blanks around them."""
         translator = self._of(kind)
         prefix = len(translator.source_prefix)
         limit = translator.max_source_length - prefix
         return [
-            [Part(text, prefix + len(ids)) for text, ids in pieces]
-            for pieces in cut_lines(
+            [Part(text, prefix + tokens) for text, tokens in pieces]
+            for pieces in cut_marked_lines(
                 lines,
                 translator.tokenizer,
                 limit,
@@ -140,4 +149,5 @@ class Translators:
             split_sentences=first.split_sentences,
             max_tokens_per_batch=self.max_tokens_per_batch,
             replace_unknown=first.replace_unknown,
+            protect=",".join(first.protect) or "none",
         )

@@ -85,6 +85,7 @@ def check_settings(settings: TrainSettings, arguments: Seq2SeqTrainingArguments)
         *_faults_of_schedules(settings, arguments),
         *_faults_of_fine_tuning(settings),
         *_faults_of_scores(settings, arguments),
+        *faults_of_alignments(settings, arguments),
         *_faults_of_config(settings),
     ]
     if faults:

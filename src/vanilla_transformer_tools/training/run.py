@@ -72,6 +72,7 @@ from vanilla_transformer_tools.training.checks import check_settings
 from vanilla_transformer_tools.training.corpus import Corpus, read_corpus
 from vanilla_transformer_tools.training.fine_tuning import merge_adapter
 from vanilla_transformer_tools.training.forecast import forecast
+from vanilla_transformer_tools.training.guided_alignment import guided
 from vanilla_transformer_tools.training.plan import RunPlan, plan_run
 from vanilla_transformer_tools.training.processes import limit_waiting
 from vanilla_transformer_tools.training.progress import progress_shown
@@ -150,6 +151,10 @@ def build(
     data = _build_data(plan, tokenizers, corpus)
     if settings.r_drop:
         training_pass = partial(r_drop, alpha=settings.r_drop)
+    if settings.alignments:
+        data, training_pass = guided(
+            settings, model, tokenizers, data, corpus.filtered, training_pass
+        )
     trainer = _build_trainer(plan, corpus, model, tokenizers, data, training_pass)
     if plan.checkpoint:
         check_optimizer(plan.checkpoint, trainer.is_sharded)

@@ -19,7 +19,6 @@ from datasets import Dataset
 from torch import nn
 from torch.utils.data import DataLoader
 from transformers import (
-    DataCollatorForSeq2Seq,
     EvalPrediction,
     PreTrainedTokenizerBase,
     Seq2SeqTrainer,
@@ -59,6 +58,7 @@ from vanilla_transformer_tools.training.checkpoints import (
     update_of,
     with_intact_weights,
 )
+from vanilla_transformer_tools.training.guided_alignment import AlignedCollator
 from vanilla_transformer_tools.training.processes import is_sharded, put_weights, save_in_full
 
 TrainingPass = Callable[..., Seq2SeqLMOutput]
@@ -103,7 +103,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         super().__init__(
             args=args,
             # It pads labels with -100, so it needs the padding id of the sources only.
-            data_collator=DataCollatorForSeq2Seq(tokenizers.source),
+            data_collator=AlignedCollator(tokenizers.source),
             processing_class=tokenizers.source,
             train_dataset=data.dataset,
             **settings,

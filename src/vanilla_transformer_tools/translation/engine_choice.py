@@ -33,7 +33,7 @@ _SAMPLE_LINES, _SAMPLE_TOKENS = 32, 20
 # on one thread only (docs/speed.md, The automatic choice of an engine).
 _NARROW = 256
 # Fields of a translator with which CTranslate2 does not do the same as torch, or nothing.
-_ONLY_TORCH = ("details", "replace_unknown", "do_sample", "scores", "mbr_candidates")
+_ONLY_TORCH = ("details", "replace_unknown", "markup", "do_sample", "scores", "mbr_candidates")
 
 
 class LoadedEngine(NamedTuple):

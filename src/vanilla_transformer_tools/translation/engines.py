@@ -312,8 +312,9 @@ class TorchEngine:
     ) -> Iterator[ForcedPass]:
         """Reads given outputs with their sources, all positions at once (teacher forcing).
 
-        Alignments come from the mean of the heads of the decoder's last layer but one, or of its
-        only one. In trained models that layer follows the words best (Garg et al. 2019,
+        Alignments come from the heads that `alignment_heads` of the generation config names, as
+        guided training does; else from the mean of the heads of the decoder's last layer but one,
+        or of its only one. In trained models that layer follows the words best (Garg et al. 2019,
         arXiv 1909.02074); the last one rather predicts the next token. No token is aligned to the
         end of the source.
 
@@ -384,8 +385,11 @@ class TorchEngine:
         chosen = log_probs.gather(-1, labels[..., None])[..., 0].tolist()
         alignment: list[list[int]] = [[]] * len(targets)
         if align:
-            attentions = [output.cross_attentions for output in outputs]
-            alignment = _alignment(attentions, attention_mask, end_length)
+            weights = [
+                _aligned(model, output.cross_attentions)
+                for model, output in zip(self.models, outputs, strict=True)
+            ]
+            alignment = _alignment(weights, attention_mask, end_length)
         for target, row, positions in zip(targets, chosen, alignment, strict=True):
             yield ForcedPass(row[: len(target)], positions[: len(target)])
 
@@ -441,19 +445,26 @@ def aligned_layer(layers: int) -> int:
     return max(0, layers - 2)
 
 
+def _aligned(model: PreTrainedModel, cross_attentions: tuple[Tensor, ...]) -> Tensor:
+    """Weights that alignments are read from, `[rows, T, S]`, of those of all layers."""
+    layers = cross_attentions
+    named = getattr(model.generation_config, "alignment_heads", None)
+    if named is None:
+        return layers[aligned_layer(len(layers))].float().mean(1)
+    return torch.stack([layers[layer][:, head] for layer, head in named]).float().mean(0)
+
+
 def _alignment(
-    cross_attentions: list[tuple[Tensor, ...]], attention_mask: Tensor, end_length: int
+    attentions: list[Tensor], attention_mask: Tensor, end_length: int
 ) -> list[list[int]]:
     """For each target position the source position with most weight; see `TorchEngine.force`.
 
     Args:
-        cross_attentions: Weights of each layer of each model, `[rows, heads, T, S]`.
+        attentions: Weights of each model, `[rows, T, S]`.
         attention_mask: 1 = real source token, `[rows, S]`.
         end_length: Number of tokens at the end of each source that are no text.
     """
-    weights = torch.stack(
-        [layers[aligned_layer(len(layers))].float().mean(1) for layers in cross_attentions]
-    ).mean(0)
+    weights = torch.stack(attentions).mean(0)
     ends = attention_mask.sum(-1) - end_length
     is_word = torch.arange(weights.shape[-1], device=ends.device) < ends[:, None]
     positions: list[list[int]] = weights.masked_fill(~is_word[:, None], -1).argmax(-1).tolist()

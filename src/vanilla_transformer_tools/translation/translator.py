@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, repeat, zip_longest
-from typing import Any, Self, cast
+from typing import Any, Literal, Self, cast
 
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -23,6 +23,9 @@ from vanilla_transformer_tools.text.tokenizer_pair import (
 from vanilla_transformer_tools.translation.bayes_risk import rank_by_utility
 from vanilla_transformer_tools.translation.engine_choice import load_engine
 from vanilla_transformer_tools.translation.engines import Engine, Hypothesis, TorchEngine
+from vanilla_transformer_tools.translation.marks import can_align, translate_marked
+from vanilla_transformer_tools.translation.markup import translate_html
+from vanilla_transformer_tools.translation.protected import kinds_of, symbols_of
 from vanilla_transformer_tools.translation.search import Search
 from vanilla_transformer_tools.translation.segments import Piece, cut_into_pieces, join_pieces
 from vanilla_transformer_tools.translation.unknown import (
@@ -109,6 +112,10 @@ class Translator:
         details: Whether tokens, their scores and alignments are wanted; engine `torch` only.
         replace_unknown: Writes the aligned word of the source for each `<unk>` of an output; engine
             `torch` and fast tokenizers only.
+        protect: Kinds of items that outputs have as their sources do, separated by commas, see
+            `kinds_of`; None: all but numbers, if the model has symbols for them, such as `<ph1>`.
+        markup: What the lines are written in, if not plain text; `html`: each is a fragment, see
+            `markup`; engine `torch` and fast tokenizers only.
         settings: Fields of `Search` that differ from the defaults, such as `num_beams=5`, instead
             of `search`; None: the default.
 
@@ -133,6 +140,8 @@ class Translator:
         split_sentences: bool | None = None,
         details: bool = False,
         replace_unknown: bool = False,
+        protect: str | None = None,
+        markup: Literal["html"] | None = None,
         **settings: Any,
     ) -> None:
         if isinstance(model, PreTrainedModel):
@@ -165,6 +174,9 @@ class Translator:
         self.search = replace(self.search, first_token=first_token)
         self.details = details
         self.replace_unknown = replace_unknown
+        self.symbols = symbols_of(self.tokenizers)
+        self.protect = kinds_of(protect, self.symbols)
+        self.markup = markup
         self.split_sentences = bool(split_sentences)
         if max_source_length is None:
             max_source_length = self.engine.max_positions
@@ -215,6 +227,11 @@ class Translator:
                     f"`{name}` needs the engine 'torch', which can read an output again, got "
                     f"{type(self.engine).__name__}."
                 )
+        if self.markup and not can_align(self):
+            faults.append(
+                "`markup` needs the engine 'torch' and fast tokenizers, by which tags follow their "
+                f"words, got {type(self.engine).__name__} and {type(self.tokenizer).__name__}."
+            )
         if self.replace_unknown and not (self.tokenizer.is_fast and self.target_tokenizer.is_fast):
             faults.append(
                 "`replace_unknown` needs fast tokenizers, which know where a token is in its text, "
@@ -306,12 +323,15 @@ class Translator:
             ValueError: If there are more lines than prefixes, or fewer, a prefix is too long or has
                 words that the target vocabulary lacks, or `lines` is a single string.
         """
+        if self.markup:
+            yield from translate_html(self, lines, prefixes, first_line)
+            return
         if isinstance(lines, str):
             raise ValueError(
                 f"`lines` must hold several strings, got the single one {lines!r:.60}."
             )
         for window, fault in _windows(with_prefixes(iter(lines), prefixes)):
-            yield from self._translate_window(window, first_line)
+            yield from translate_marked(self, window, first_line)
             first_line += len(window)
             if fault:
                 raise fault

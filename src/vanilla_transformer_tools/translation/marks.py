@@ -1,0 +1,278 @@
+"""Lines with marks, which follow their words, and items that stay as they are."""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from transformers import PreTrainedTokenizerBase
+
+from vanilla_transformer_tools.text.blanks import blank_ends, without_blank_ends
+from vanilla_transformer_tools.text.languages import end_length
+from vanilla_transformer_tools.translation.engines import TorchEngine
+from vanilla_transformer_tools.translation.placing import (
+    MARK,
+    CharacterLink,
+    MarkedPiece,
+    Span,
+    is_around,
+    remark,
+    restored,
+    unmark,
+)
+from vanilla_transformer_tools.translation.protected import find_items, symbols_for
+from vanilla_transformer_tools.translation.segments import cut_lines, without_surrogates
+
+if TYPE_CHECKING:
+    from vanilla_transformer_tools.translation.translator import Translation, Translator
+
+logger = logging.getLogger(__name__)
+
+_PAIRS_PER_BATCH = 64
+
+
+def cut_marked(
+    line: str,
+    cut: Callable[[str], list[str]],
+    find: Callable[[str], list[Span]] | None = None,
+    symbols: Sequence[str] = (),
+) -> list[MarkedPiece]:
+    """The pieces of a line with marks; an item is never cut.
+
+    Args:
+        line: With marks.
+        cut: Cuts a text without marks; the pieces together are the text.
+        find: Items in a text without marks; None: only those that are marked.
+        symbols: See `symbols_for`.
+    """
+    text, spans = unmark(line)
+    for item in find(text) if find else ():
+        others = [span for span in spans if span.kept is not None]
+        is_free = all(span.end <= item.start or item.end <= span.start for span in others)
+        edges = {edge for span in spans for edge in (span.start, span.end)}
+        if is_free and not any(item.start < edge < item.end for edge in edges):
+            spans.append(item)
+    text, spans = _with_symbols(text, spans, symbols)
+    parts = cut(text)
+    if not parts:
+        return [MarkedPiece(text, spans)]
+    kept = [span for span in spans if span.kept is not None]
+    ends = list(accumulate(map(len, parts)))[:-1]
+    borders = [edge for edge in ends if not any(one.start < edge < one.end for one in kept)]
+    pieces = []
+    for start, end in zip([0, *borders], [*borders, len(text)], strict=True):
+        inside = [_part_of(span, start, end, end == len(text)) for span in spans]
+        pieces.append(MarkedPiece(text[start:end], [span for span in inside if span]))
+    return pieces
+
+
+def _part_of(span: Span, start: int, end: int, is_last: bool) -> Span | None:
+    """The part of a span in a piece of the line: its marks are in each of them."""
+    if span.start == span.end:
+        is_inside = start <= span.start < end or (is_last and span.start == end)
+    else:
+        is_inside = span.start < end and start < span.end
+    if not is_inside:
+        return None
+    return replace(
+        span,
+        start=max(span.start, start) - start,
+        end=min(span.end, end) - start,
+    )
+
+
+def _with_symbols(text: str, spans: list[Span], symbols: Sequence[str]) -> tuple[str, list[Span]]:
+    """The text with symbols in place of items, and the spans there."""
+    kept = sorted((span for span in spans if span.kept), key=lambda span: span.start)
+    chosen = symbols_for([span.kept or "" for span in kept], symbols)
+    parts, ends, moves = [], [], [0]
+    last = 0
+    for span in kept:
+        symbol = chosen.get(span.kept or "", span.kept or "")
+        parts += [text[last : span.start], symbol]
+        last = span.end
+        ends.append(last)
+        moves.append(moves[-1] + len(symbol) - (span.end - span.start))
+
+    def moved(place: int) -> int:
+        return place + moves[bisect_right(ends, place)]
+
+    return "".join([*parts, text[last:]]), [
+        replace(span, start=moved(span.start), end=moved(span.end)) for span in spans
+    ]
+
+
+def cut_marked_lines(
+    lines: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+    max_tokens: int,
+    *,
+    split_sentences: bool = False,
+) -> list[list[tuple[str, int]]]:
+    """As `cut_lines`, for lines that may have marks; each piece with its number of tokens."""
+    texts = [unmark(line)[0] if MARK.search(line) else line for line in lines]
+    cut = cut_lines(texts, tokenizer, max_tokens, split_sentences=split_sentences)
+    result = []
+    for line, pieces in zip(lines, cut, strict=True):
+        found = [text for text, _ in pieces]
+        if pieces and MARK.search(line):
+            marked = cut_marked(line, lambda _, parts=found: parts)  # type: ignore[misc]
+            found = [remark(piece.text, piece.spans) for piece in marked]
+        # Items may have joined some.
+        lengths = [len(ids) for _, ids in pieces]
+        lengths = lengths if len(found) == len(pieces) else [max_tokens] * len(found)
+        result.append(list(zip(found, lengths, strict=True)))
+    return result
+
+
+def translate_marked(
+    translator: Translator, window: list[tuple[str, str]], first_line: int
+) -> Iterator[Translation]:
+    """Translates a window of lines whose marks and items must be in the translations too.
+
+    Args:
+        translator: Of the lines; the items are of the kinds that it protects.
+        window: Lines with their prefixes.
+        first_line: Number of the first line, for warnings.
+    """
+    from vanilla_transformer_tools.translation.translator import _join
+
+    kinds, symbols = translator.protect, translator.symbols
+
+    def find(text: str) -> list[Span]:
+        return [Span(*place, kept=text[slice(*place)]) for place in find_items(text, kinds)]
+
+    def cut(text: str) -> list[str]:
+        room = translator.max_source_length - len(translator.source_prefix)
+        sentences = translator.split_sentences
+        (pieces,) = cut_lines([text], translator.tokenizer, room, split_sentences=sentences)
+        return [piece for piece, _ in pieces]
+
+    rows = [
+        cut_marked(without_surrogates(line), cut, find, symbols)
+        if MARK.search(line) or next(find_items(line, kinds), None)
+        else [MarkedPiece(line)]
+        for line, _ in window
+    ]
+    if not any(piece.spans for row in rows for piece in row):
+        yield from translator._translate_window(window, first_line)
+        return
+    pieces = [
+        (piece.text, prefix if number == 0 else "")
+        for row, (_, prefix) in zip(rows, window, strict=True)
+        for number, piece in enumerate(row)
+    ]
+    translations, fault = [], None
+    try:
+        # Not by `extend`, so that those before an error are kept.
+        for translation in translator._translate_window(pieces, first_line):
+            translations.append(translation)
+    except Exception as error:
+        fault = error
+    flat = [piece for row in rows for piece in row][: len(translations)]
+    finished = iter(_restored(translator, flat, translations))
+    left = len(translations)
+    for number, row in enumerate(rows):
+        left -= len(row)
+        if left < 0 and fault:
+            raise fault
+        parts = [next(finished) for _ in row]
+        if missing := sum(lacking for _, lacking in parts):
+            logger.warning(
+                "Line %d: %d protected items were missing in the translation and are appended.",
+                first_line + number,
+                missing,
+            )
+        ranked = zip(*([one, *one.alternatives] for one, _ in parts), strict=True)
+        best, *others = map(_join, ranked)
+        yield replace(best, alternatives=tuple(others))
+
+
+def _restored(
+    translator: Translator, pieces: Sequence[MarkedPiece], translations: Sequence[Translation]
+) -> Iterator[tuple[Translation, int]]:
+    """Translations with the marks and items of their pieces, and how many of the best one's lacked.
+
+    Args:
+        translator: What has translated.
+        pieces: In order.
+        translations: Of each.
+    """
+    wanted = []
+    for piece, best in zip(pieces, translations, strict=True):
+        if any(span.kept or not is_around(span, piece.text) for span in piece.spans):
+            wanted += [(piece.text, one.text) for one in (best, *best.alternatives)]
+    links = dict(zip(wanted, character_links(translator, wanted), strict=True))
+    for piece, best in zip(pieces, translations, strict=True):
+        texts, missing = [], []
+        for one in (best, *best.alternatives):
+            text, lacking = restored(piece, one.text, links.get((piece.text, one.text), []))
+            texts.append(text)
+            missing.append(lacking)
+        others = zip(best.alternatives, texts[1:], strict=True)
+        alternatives = tuple(replace(one, text=text) for one, text in others)
+        yield replace(best, text=texts[0], alternatives=alternatives), missing[0]
+
+
+def can_align(translator: Translator) -> bool:
+    """Whether marks can follow their words: the engine shows attention, tokenizers know places."""
+    return isinstance(translator.engine, TorchEngine) and all(
+        tokenizer.is_fast for tokenizer in (translator.tokenizer, translator.target_tokenizer)
+    )
+
+
+def character_links(
+    translator: Translator, pairs: Sequence[tuple[str, str]]
+) -> list[list[CharacterLink]]:
+    """Links between the characters of texts and of their translations, by the model's attention.
+
+    Returns:
+        The links of each pair, in order; none if nothing can be aligned.
+    """
+    links: list[list[CharacterLink]] = [[] for _ in pairs]
+    if not pairs or not can_align(translator):
+        return links
+    engine = translator.engine
+    assert isinstance(engine, TorchEngine)
+    prefix, ends = translator.source_prefix, end_length(translator.tokenizer)
+    order = sorted(range(len(pairs)), key=lambda number: len(pairs[number][1]))
+    for first in range(0, len(order), _PAIRS_PER_BATCH):
+        batch = []
+        for number in order[first : first + _PAIRS_PER_BATCH]:
+            source, target = (
+                without_surrogates(without_blank_ends(text)) for text in pairs[number]
+            )
+            read = translator.tokenizer(source, return_offsets_mapping=True, verbose=False)
+            written = translator.target_tokenizer(
+                text_target=target, return_offsets_mapping=True, verbose=False
+            )
+            lengths = len(prefix) + len(read["input_ids"]), len(written["input_ids"])
+            if source and target and max(lengths) <= engine.last_position:
+                batch.append((number, read, written))
+        if not batch:
+            continue
+        passes = engine.force(
+            [prefix + read["input_ids"] for _, read, _ in batch],
+            [written["input_ids"] for _, _, written in batch],
+            align=True,
+            end_length=ends,
+        )
+        for (number, read, written), forced in zip(batch, passes, strict=True):
+            source, target = pairs[number]
+            places = [_in_text(source, *offsets) for offsets in read["offset_mapping"]]
+            for position, offsets in zip(forced.alignment, written["offset_mapping"], strict=True):
+                token = _in_text(target, *offsets)
+                if position >= len(prefix) and token[0] < token[1]:
+                    links[number].append((*places[position - len(prefix)], *token))
+    return links
+
+
+def _in_text(text: str, start: int, end: int) -> tuple[int, int]:
+    """Place of a token, without blanks, in a text of which it knows that without blank ends."""
+    before = len(blank_ends(text)[0])
+    token = text[before + start : before + end]
+    return before + end - len(token.lstrip()), before + start + len(token.rstrip())

@@ -1,0 +1,392 @@
+# ruff: noqa: RUF001
+"""Marks in a line, and their places in its translation.
+
+A mark is a private-use character: an opening one and its closing one enclose what they mark, as
+tags do, and two without text between them mark a place. Marks of a second kind enclose text that
+stays as it is.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from vanilla_transformer_tools.text.blanks import blank_ends, without_blank_ends
+
+# Planes 15 and 16 of Unicode. Even ones open, odd ones close.
+_TAGS, _KEPT, _LAST = 0xF0000, 0x100000, 0x10FFFF
+MOST_MARKS = (_KEPT - _TAGS) // 2 - 1
+MARK = re.compile(f"[{chr(_TAGS)}-{chr(_LAST)}]")
+# Words, and letters of scripts without blanks.
+_UNBLANKED = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+    "\U00020000-\U0003134f"
+)
+_UNIT = re.compile(rf"[{_UNBLANKED}]|[^\W{_UNBLANKED}]+(?:[-'’][^\W{_UNBLANKED}]+)*")
+_PUNCTUATION = "!\"#%&'()*,-./:;?@[]_{}¡¿«»‘’‚“”„‹›…、。！？「」『』（），：；"
+
+# Beginning and end of a token in the source, and of one in the target that is aligned to it.
+CharacterLink = tuple[int, int, int, int]
+
+
+def mark(number: int, text: str, *, is_kept: bool = False) -> str:
+    """Text between marks of this number, from 0 to `MOST_MARKS`."""
+    opening = (_KEPT if is_kept else _TAGS) + 2 * number
+    return f"{chr(opening)}{text}{chr(opening + 1)}"
+
+
+@dataclass
+class Span:
+    """What is marked in a text, or an item that stays as it is.
+
+    Attributes:
+        start: Where it begins.
+        end: Where it ends; the same place if nothing is marked but the place.
+        depth: Number of spans around it. Spans are listed as they begin, outer ones first.
+        opening: Its mark; empty for an item that was found.
+        closing: Its mark; empty likewise.
+        kept: Text of an item.
+        window: Where it is in the translation.
+    """
+
+    start: int
+    end: int
+    depth: int = 0
+    opening: str = ""
+    closing: str = ""
+    kept: str | None = None
+    window: tuple[int, int] = (0, 0)
+
+
+def unmark(line: str) -> tuple[str, list[Span]]:
+    """The text of a line, and what is marked in it."""
+    parts: list[str] = []
+    spans: list[Span] = []
+    open_spans: list[tuple[Span, int]] = []
+    length = last = 0
+    for found in MARK.finditer(line):
+        parts.append(line[last : found.start()])
+        length += len(parts[-1])
+        last = found.end()
+        if ord(found[0]) % 2 == 0:
+            span = Span(length, -1, len(open_spans), found[0], chr(ord(found[0]) + 1))
+            open_spans.append((span, found.start()))
+            spans.append(span)
+        elif open_spans and open_spans[-1][0].closing == found[0]:
+            span, begin = open_spans.pop()
+            span.end = length
+            if span.start == length:
+                # The marks of a place stay together.
+                del spans[spans.index(span) + 1 :]
+                span.opening = line[begin : found.start()]
+        else:
+            # It is text of the line.
+            spans.append(Span(length, length, len(open_spans), found[0]))
+    parts.append(line[last:])
+    text = "".join(parts)
+    for span, _ in open_spans:
+        span.end, span.closing = len(text), ""
+    for span in spans:
+        if ord((span.opening or span.closing)[0]) >= _KEPT and span.start < span.end:
+            span.kept = text[span.start : span.end]
+    return text, spans
+
+
+def remark(text: str, spans: Sequence[Span]) -> str:
+    """The inverse of `unmark`."""
+    return _written(text, [replace(span, window=(span.start, span.end)) for span in spans])
+
+
+@dataclass
+class MarkedPiece:
+    """A line or a part of one, as the model gets it.
+
+    Attributes:
+        text: With symbols for the items that have one.
+        spans: In this text.
+    """
+
+    text: str
+    spans: list[Span] = field(default_factory=list)
+
+
+def is_around(span: Span, text: str) -> bool:
+    """Whether a span has all words of a text."""
+    return span.start < span.end and not without_blank_ends(text[: span.start] + text[span.end :])
+
+
+def restored(
+    piece: MarkedPiece, translation: str, links: Sequence[CharacterLink]
+) -> tuple[str, int]:
+    """A translation with the marks and items of its source.
+
+    Args:
+        piece: The source.
+        translation: Of its text.
+        links: Between the characters of the two.
+
+    Returns:
+        The translation, and the number of items that it lacked, which are appended.
+    """
+    if not piece.spans:
+        return translation, 0
+    placing = _Placing(piece, translation, links)
+    placing.place_items()
+    placing.place_spans()
+    return _written(translation, piece.spans), placing.missing
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """A word of the translation, or an item in it, and the places in the source it is linked to."""
+
+    start: int
+    end: int
+    # Middle of a source token, and the number of characters that are linked to it.
+    sources: tuple[tuple[float, int], ...]
+
+    def is_of(self, span: Span) -> bool:
+        """Whether most of it is linked to a span of the source."""
+        inside = sum(size for place, size in self.sources if span.start <= place < span.end)
+        return 2 * inside > sum(size for _, size in self.sources)
+
+
+class _Placing:
+    """Finds the windows of the spans of one piece."""
+
+    def __init__(
+        self, piece: MarkedPiece, translation: str, links: Sequence[CharacterLink]
+    ) -> None:
+        self.source, self.target, self.links = piece.text, translation, links
+        before, after = blank_ends(translation)
+        self.begin = len(before) if len(before) < len(translation) else 0
+        self.end = max(self.begin, len(translation) - len(after))
+        self.items = [span for span in piece.spans if span.kept is not None]
+        self.spans = [span for span in piece.spans if span.kept is None]
+        self.missing = 0
+
+    def place_items(self) -> None:
+        """An item is where it has been copied, or its symbol; else where its words are."""
+        taken: list[tuple[int, int]] = []
+
+        def is_free(window: tuple[int, int]) -> bool:
+            return all(window[1] <= start or end <= window[0] for start, end in taken)
+
+        lost = []
+        for item in self.items:
+            text = self.source[item.start : item.end]
+            copies = (found.span() for found in re.finditer(_alone(text), self.target))
+            window = next((window for window in copies if is_free(window)), None)
+            if window is None:
+                lost.append(item)
+            else:
+                item.window = window
+                taken.append(window)
+        for item in lost:
+            window = self._words_of(item)
+            if window is None or not is_free(window):
+                window = self.end, self.end
+                self.missing += 1
+            else:
+                taken.append(window)
+            item.window = window
+        self.units = self._find_units(taken)
+
+    def _words_of(self, item: Span) -> tuple[int, int] | None:
+        """The longest run of words that are linked to an item."""
+        linked = [
+            (start, end)
+            for first, last, start, end in self.links
+            if item.start <= (first + last) / 2 < item.end
+        ]
+        runs: list[list[int]] = []
+        for unit in _UNIT.finditer(self.target):
+            if any(start < unit.end() and unit.start() < end for start, end in linked):
+                if runs and not self.target[runs[-1][1] : unit.start()].strip():
+                    runs[-1][1] = unit.end()
+                else:
+                    runs.append([unit.start(), unit.end()])
+        if not runs:
+            return None
+        start, end = max(runs, key=lambda run: run[1] - run[0])
+        return start, end
+
+    def _find_units(self, taken: Sequence[tuple[int, int]]) -> list[_Unit]:
+        units = [
+            _Unit(*item.window, (((item.start + item.end) / 2, 1),))
+            for item in self.items
+            if item.window[0] < item.window[1]
+        ]
+        for found in _UNIT.finditer(self.target):
+            if all(found.end() <= start or end <= found.start() for start, end in taken):
+                sources = tuple(
+                    ((first + last) / 2, min(end, found.end()) - max(start, found.start()))
+                    for first, last, start, end in self.links
+                    if start < found.end() and found.start() < end
+                )
+                units.append(_Unit(*found.span(), sources))
+        return sorted(units, key=lambda unit: unit.start)
+
+    def place_spans(self) -> None:
+        """Places each span around its words, inner ones within outer ones."""
+        whole = Span(0, len(self.source), window=(self.begin, self.end))
+        below = _below(whole, self.spans)
+        waiting = [(whole, range(len(self.units)))]
+        while waiting:
+            outer, units = waiting.pop()
+            with_words = []
+            for span in below[id(outer)]:
+                if self.source[span.start : span.end].strip():
+                    with_words.append(span)
+                else:
+                    place = min(max(self._place_of(span.start), outer.window[0]), outer.window[1])
+                    span.window = place, place
+                    waiting.append((span, range(0)))
+            waiting += self._share(outer, units, with_words)
+
+    def _share(self, outer: Span, units: range, spans: Sequence[Span]) -> list[tuple[Span, range]]:
+        """Gives each of the spans in another one its units, and sets their windows."""
+        free = set(units)
+        chosen: dict[int, range] = {}
+        text = self.source[outer.start : outer.end]
+
+        def take(span: Span, window: range) -> None:
+            chosen[id(span)] = window
+            free.difference_update(window)
+
+        for span in spans:
+            inside = replace(span, start=span.start - outer.start, end=span.end - outer.start)
+            window = units if is_around(inside, text) else self._best_window(span, units, free)
+            if window:
+                take(span, window)
+        for span in spans:
+            if id(span) not in chosen:
+                place = (span.start + span.end) / 2 - outer.start
+                wanted = units.start + place / max(1, len(text)) * len(units) - 0.5
+                nearest = min(free, key=lambda unit: abs(unit - wanted), default=None)
+                take(span, range(0) if nearest is None else range(nearest, nearest + 1))
+        last = outer.window[0]
+        found = [(span, chosen[id(span)]) for span in spans]
+        for span, window in sorted(found, key=lambda one: one[1].start if one[1] else -1):
+            last = self._set_window(span, window, outer, units, last)
+        return found
+
+    def _best_window(self, span: Span, units: range, free: set[int]) -> range | None:
+        """Units in a row with the most of a span's and the fewest others."""
+        of_span = [unit in free and self.units[unit].is_of(span) for unit in units]
+        words = len(_UNIT.findall(self.source, span.start, span.end))
+        best: tuple[int, int, int, int] | None = None
+        for first, is_first in enumerate(of_span):
+            if not is_first:
+                continue
+            gain = 0
+            for last in range(first, len(of_span)):
+                if units[last] not in free:
+                    break
+                gain += 1 if of_span[last] else -1
+                if of_span[last]:
+                    score = gain, -abs(last + 1 - first - words), first, last
+                    best = max(best or score, score, key=lambda one: one[:2])
+        return range(units[best[2]], units[best[3]] + 1) if best else None
+
+    def _set_window(self, span: Span, window: range, outer: Span, units: range, last: int) -> int:
+        """Sets the characters of a span; returns where the next one may begin."""
+        if not window:
+            span.window = last, last
+            return last
+        start, end = self.units[window[0]].start, self.units[window[-1]].end
+        if window == units:
+            start, end = outer.window
+        else:
+            text = self.source[span.start : span.end].strip()
+            before = len(text) - len(text.lstrip(_PUNCTUATION))
+            after = len(text) - len(text.rstrip(_PUNCTUATION))
+            free = [*self.target]
+            for item in self.items:
+                free[slice(*item.window)] = " " * (item.window[1] - item.window[0])
+            while before and start > outer.window[0] and free[start - 1] in _PUNCTUATION:
+                before, start = before - 1, start - 1
+            while after and end < outer.window[1] and free[end] in _PUNCTUATION:
+                after, end = after - 1, end + 1
+        span.window = max(start, last), max(end, last)
+        return span.window[1]
+
+    def _place_of(self, place: int) -> int:
+        """Where a place of the source is in the translation: beside the word that it is beside."""
+        is_after = place > 0 and not self.source[place - 1].isspace()
+        following = len(self.source) - len(self.source[place:].lstrip())
+        if not is_after and following == len(self.source):
+            return self.end
+        if not is_after and not self.source[:place].strip():
+            return self.begin
+        word = place - 1 if is_after else following
+        # Its whole word, whose tokens may begin elsewhere.
+        words = (found.span() for found in _UNIT.finditer(self.source))
+        start, end = next((span for span in words if span[0] <= word < span[1]), (word, word + 1))
+        marked = Span(start, end)
+        units = [unit for unit in self.units if unit.is_of(marked)]
+        if units:
+            return units[-1].end if is_after else units[0].start
+        if not self.units:
+            return self.end
+        wanted = place / max(1, len(self.source)) * len(self.units)
+        nearest = self.units[min(len(self.units) - 1, int(wanted))]
+        return nearest.end if is_after else nearest.start
+
+
+def _alone(text: str) -> str:
+    """Pattern for a text that is no part of a longer word or number."""
+    before = r"(?<!\w)" if text[:1].isalnum() else ""
+    after = r"(?!\w)" if text[-1:].isalnum() else ""
+    return before + re.escape(text) + after
+
+
+def _below(whole: Span, spans: Sequence[Span]) -> dict[int, list[Span]]:
+    """The spans directly in each span, by `id`, and in `whole`, the text."""
+    below: dict[int, list[Span]] = {id(whole): []}
+    path: list[Span] = []
+    for span in spans:
+        while path and path[-1].depth >= span.depth:
+            path.pop()
+        below[id(path[-1] if path else whole)].append(span)
+        below[id(span)] = []
+        path.append(span)
+    return below
+
+
+def _written(text: str, spans: Sequence[Span]) -> str:
+    """A text with the marks of spans at their windows, and items in place of what is there."""
+    whole = Span(0, len(text), window=(0, len(text)))
+    below = _below(whole, [span for span in spans if span.kept is None])
+    items = sorted((span for span in spans if span.kept is not None), key=lambda one: one.window)
+    appended = [item for item in items if item.window[0] == item.window[1]]
+    items = [item for item in items if item.window[0] < item.window[1]]
+    parts: list[str] = []
+    last = 0
+
+    def write_up_to(end: int) -> None:
+        nonlocal last
+        while items and items[0].window[1] <= end:
+            item = items.pop(0)
+            parts.append(text[last : item.window[0]])
+            parts.append(f"{item.opening}{item.kept}{item.closing}")
+            last = item.window[1]
+        parts.append(text[last:end])
+        last = max(last, end)
+
+    def write(span: Span) -> None:
+        write_up_to(max(last, span.window[0]))
+        parts.append(span.opening)
+        for inner in sorted(below[id(span)], key=lambda one: one.window):
+            write(inner)
+        if span is whole and appended:
+            write_up_to(appended[0].window[0])
+            before = "".join(parts)
+            for item in appended:
+                blank = " " * bool(before and not before[-1].isspace())
+                parts.append(f"{blank}{item.opening}{item.kept}{item.closing}")
+                before = parts[-1]
+        write_up_to(max(last, span.window[1]))
+        parts.append(span.closing)
+
+    write(whole)
+    return "".join(parts)
