@@ -1,4 +1,4 @@
-"""Fragments of HTML about numbers, whose tags have a right place in a translation that runs back."""
+"""Fragments of HTML about numbers, and what belongs in their tags when a translation runs back."""
 
 import random
 import re

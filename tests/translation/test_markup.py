@@ -151,7 +151,7 @@ def test_too_deep_fragment_is_refused_after_those_before_it(perfect):
     translations = perfect().translate(["zwei", "<b>" * 200])
 
     assert next(translations).text == "two"
-    with pytest.raises(ValueError, match="Line 2: .* at most 100 deep"):
+    with pytest.raises(ValueError, match=r"Line 2: .* at most 100 deep"):
         next(translations)
 
 
@@ -172,5 +172,5 @@ def test_markup_needs_attention(tiny_model, tokenizer):
 
         def translate_batch(self): ...
 
-    with pytest.raises(ValueError, match="`markup` needs the engine 'torch'.*got Engine"):
+    with pytest.raises(ValueError, match=r"`markup` needs the engine 'torch'.*got Engine"):
         Translator(Engine(), tokenizer, markup="html")
