@@ -161,6 +161,42 @@ def test_alternatives_are_the_next_best(server, translator):
     assert server.translate(["", "ja"], alternatives=1).content["alternatives"][0] == [""]
 
 
+def test_html_is_translated_as_translator_does(server, translator):
+    page = "<ul>\n<li>ja <b>nein</b>. <!-- ja -->Ja! <i>Nein</i><li><img src=x></ul>\n<p>hund"
+    marked = Translator(
+        translator.engine,
+        translator.tokenizer,
+        search=translator.search,
+        split_sentences=translator.split_sentences,
+        markup="html",
+    )
+    found = [one.text for one in marked.translate([page, "<br>"])]
+
+    answer = server.translate([page, "<br>"], format="html", alternatives=1)
+    alone = server.translate(page, format="html")
+
+    assert answer.content["translatedText"] == found
+    assert alone.content["translatedText"] == found[0]
+    for text in (found[0], answer.content["alternatives"][0][0]):
+        assert [text.count(part) for part in ("<b>", "</b>", "</li>", "<!-- ja -->", "</p>")] == [
+            1,
+            1,
+            2,
+            1,
+            1,
+        ]
+
+
+def test_html_needs_an_engine_that_aligns(server, monkeypatch):
+    monkeypatch.setattr("vanilla_transformer_tools.service.translators.can_align", lambda _: False)
+
+    answer = server.translate("<b>ja</b>", format="html")
+
+    assert answer.status == 400
+    assert "--engine torch" in answer.content["error"]
+    assert server.translate("ja").status == 200
+
+
 def test_form_may_repeat_the_text(server, expected):
     fields = [
         ("q", LINES[0]),
@@ -231,7 +267,8 @@ def as_json(**fields):
             400,
             r"`target` must be one of the languages of this service, en, got '\ud800'",
         ),
-        (as_json(format="html"), JSON, 400, "`format` must be text, got 'html'"),
+        (as_json(format="xml"), JSON, 400, "`format` must be text or html, got 'xml'"),
+        (as_json(format="html", q="<b>" * 200), JSON, 400, "at most 100 deep"),
         (as_json(alternatives=3), JSON, 400, "`alternatives` must be from 0 to 2"),
         (as_json(alternatives=-1), JSON, 400, "`alternatives` must be a whole number, got '-1'"),
         (

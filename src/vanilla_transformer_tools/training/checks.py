@@ -17,6 +17,7 @@ from vanilla_transformer_tools.evaluation.bleu_tokenizers import resolve
 from vanilla_transformer_tools.evaluation.metrics import METRICS, build_metrics
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.training.averaging import metric_of, split_metric
+from vanilla_transformer_tools.training.guided_alignment import faults_of_alignments
 from vanilla_transformer_tools.training.recipe import BY_TIME, config_overrides
 
 # Least value of a setting, and what it must be below.
