@@ -112,8 +112,8 @@ class VanillaTransformerConfig(PreTrainedConfig):
             "sinusoidal_concatenated", all sines before all cosines, or "learned".
         position_base: Of the sinusoids' wavelengths, 10000 in the paper.
         position_offset: Position of the first token. Concatenated sinusoids with an offset of 2
-            and base 10000^(h / (h - 1)), h = d_model / 2, are those of M2M100; with the defaults
-            those of Marian.
+            and base 10000^(h / (h - 1)), h = d_model / 2, are those of M2M100; with the same base
+            and no offset those of Marian, with the defaults those of `MarianMTModel`.
         init_std: Standard deviation of all matrices and tables at the start; None: Xavier-uniform
             matrices and tables with D^-1/2.
         depth_scaled_init: Divides the initial matrices of the layer at depth l, counted from 1, by

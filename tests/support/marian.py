@@ -193,12 +193,9 @@ class Engine:
     path: str = ""
 
     def run(self, command: str, folder: Path, *options: object, lines: str = "") -> list[str]:
+        arguments = ["--cpu-threads", "1", "-w", "100", *map(str, options)]
         found = subprocess.run(
-            [
-                *(self.python, "-m", "pymarian", command),
-                *("--cpu-threads", "1", "-w", "100"),
-                *map(str, options),
-            ],
+            [self.python, "-m", "pymarian", command, *arguments],
             cwd=folder,
             input=lines,
             capture_output=True,

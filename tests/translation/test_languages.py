@@ -204,10 +204,10 @@ def test_given_search_keeps_the_first_token(folders):
 
 
 def test_code_of_a_language_is_no_text(folders):
-    _, imported = folders("m2m100")
-    tokenizer = AutoTokenizer.from_pretrained(imported)
+    original, imported = folders("m2m100")
+    tokenizer = AutoTokenizer.from_pretrained(original)
     # Saved by a release that did not count them among the special tokens.
-    tokenizer = type(tokenizer)(f"{imported}/vocab.json", f"{imported}/sentencepiece.bpe.model")
+    tokenizer = type(tokenizer)(f"{original}/vocab.json", f"{original}/sentencepiece.bpe.model")
     model = AutoModelForSeq2SeqLM.from_pretrained(imported)
 
     (found,) = Translator(

@@ -37,7 +37,7 @@ Fields = Mapping[str, Any]
 
 
 def _fairseq_base(fields: Fields) -> float:
-    """Fairseq spreads the wavelengths over h - 1 steps, h = d_model / 2, not over h."""
+    """Fairseq and Marian spread wavelengths over h - 1 steps, h = d_model / 2, not over h."""
     if fields["position_embedding_type"] == "learned":
         return 10_000.0
     half = fields["d_model"] // 2

@@ -1,0 +1,82 @@
+#!/usr/bin/env python
+"""Compares what Marian computes with ours and MarianMTModel; needs `pip install pymarian`.
+
+The weights are random. Marian decodes greedily, and both models score its outputs. Example:
+python scripts/compare_marian.py --lengths 4 21 41 81 101
+"""
+
+import argparse
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from transformers import PreTrainedModel
+
+from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from vanilla_transformer_tools.interop.marian_files import NO_ENTRY, Vocabulary
+from vanilla_transformer_tools.interop.to_marian import decode, has_engine, write_marian
+from vanilla_transformer_tools.interop.to_transformers import to_transformers
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
+
+ENTRIES = 90
+
+
+@torch.no_grad()
+def random_model() -> VanillaTransformerForConditionalGeneration:
+    """A post-norm model as Marian has them."""
+    ids = dict.fromkeys(("pad_token_id", "decoder_start_token_id"), ENTRIES)
+    config = VanillaTransformerConfig(
+        **ids | {"eos_token_id": 0, "bos_token_id": 0, "vocab_size": ENTRIES + 1},
+        **dict.fromkeys(("encoder_layers", "decoder_layers"), 2),
+        d_model=64,
+        pre_norm=False,
+        lm_head_bias=True,
+        position_embedding_type="sinusoidal_concatenated",
+        position_base=10_000 ** (32 / 31),
+    )
+    torch.manual_seed(0)
+    model = VanillaTransformerForConditionalGeneration(config).eval()
+    for name, weight in model.named_parameters():
+        weight.copy_(torch.randn_like(weight) * (0.2 if weight.dim() == 1 else 0.125))
+        if name.endswith("norm.weight"):
+            weight.add_(1)
+    model.model.shared.weight[ENTRIES] = 0
+    model.lm_head.bias[0], model.lm_head.bias[ENTRIES] = -9, NO_ENTRY
+    return model
+
+
+@torch.no_grad()
+def log_probability(model: PreTrainedModel, source: list[int], target: list[int]) -> float:
+    """Sum over a target without its end."""
+    ids, start = torch.tensor([source]), torch.tensor([[ENTRIES, *target[:-1]]])
+    logits = model(input_ids=ids, decoder_input_ids=start, use_cache=False).logits[0]
+    logits[:, ENTRIES] = -torch.inf
+    return logits.log_softmax(-1)[range(len(target)), target].sum().item()
+
+
+def main() -> None:
+    """Prints a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[4, 41, 101], help="In tokens.")
+    lengths = parser.parse_args().lengths
+    if not has_engine():
+        sys.exit("This comparison needs Marian: pip install pymarian")
+    ours = random_model()
+    words = {"</s>": 0, "<unk>": 1} | {str(row): row for row in range(2, ENTRIES)}
+    sources = [torch.randint(2, ENTRIES, (length,)).tolist() for length in lengths]
+    with TemporaryDirectory() as folder:
+        write_marian(ours, TokenizerPair.joint(Vocabulary(words).tokenizer(ENTRIES)), Path(folder))
+        decoded = decode(Path(folder), [" ".join(map(str, source)) for source in sources])
+    # What the class computes with these weights.
+    ours.config.position_base = 10_000
+    theirs = to_transformers(ours, "marian").eval()
+    print("| source, output (tokens) | Marian | ours | MarianMTModel |\n| --- | --- | --- | --- |")
+    for source, (text, score) in zip(sources, decoded, strict=True):
+        target = [words[token] for token in text.split()]
+        rest = (f"{log_probability(one, [*source, 0], target):.3f}" for one in (ours, theirs))
+        print(f"| {len(source)}, {len(target)} | {score:.3f} | {' | '.join(rest)} |")
+
+
+if __name__ == "__main__":
+    main()
