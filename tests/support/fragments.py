@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""Fragments of HTML about numbers, whose tags have a right place in a backward translation."""
-=======
 """Fragments of HTML about numbers, and what belongs in their tags when a translation runs back."""
->>>>>>> markup
 
 import random
 import re
