@@ -64,10 +64,10 @@ def _navigation(index: str) -> str:
     """Toctrees made of the lists of the first page: one for each section, with the links in it."""
     trees = []
     for section in index.split("\n## ")[1:]:
-        entries = [
-            f"{title.replace('`', '')} </{(ROOT / 'docs' / target).resolve().relative_to(ROOT).as_posix()}>"
-            for title, target in _ENTRY.findall(section)
-        ]
+        entries = []
+        for title, target in _ENTRY.findall(section):
+            page = (ROOT / "docs" / target).resolve().relative_to(ROOT).as_posix()
+            entries.append(f"{title.replace('`', '')} </{page}>")
         caption = section.partition("\n")[0]
         trees.append("\n".join(["```{toctree}", ":hidden:", f":caption: {caption}", *entries]))
     return "\n".join(f"\n{tree}\n```\n" for tree in trees)
