@@ -66,8 +66,8 @@ def _navigation(index: str) -> str:
     for section in index.split("\n## ")[1:]:
         entries = []
         for title, target in _ENTRY.findall(section):
-            page = (ROOT / "docs" / target).resolve().relative_to(ROOT)
-            entries.append(f"{title.replace('`', '')} </{page.as_posix()}>")
+            page = (ROOT / "docs" / target).resolve().relative_to(ROOT).as_posix()
+            entries.append(f"{title.replace('`', '')} </{page}>")
         caption = section.partition("\n")[0]
         trees.append("\n".join(["```{toctree}", ":hidden:", f":caption: {caption}", *entries]))
     return "\n".join(f"\n{tree}\n```\n" for tree in trees)

@@ -78,7 +78,7 @@ def _summary(path: Path) -> str:
     return docstring.partition("\n")[0].rstrip(".")
 
 
-class _AskedError(Exception):
+class _HelpAsked(Exception):  # noqa: N818  (it is no error)
     """Carries the parser of a command that was asked for its help."""
 
 
@@ -88,14 +88,14 @@ def parsers() -> dict[str, argparse.ArgumentParser]:
     from vanilla_transformer_tools.commands.command import Parser
 
     def interrupt(parser: argparse.ArgumentParser, file: object = None) -> None:
-        raise _AskedError(parser)
+        raise _HelpAsked(parser)
 
     found = {}
     with mock.patch.object(Parser, "print_help", interrupt):
         for name, command in COMMANDS.items():
             try:
                 command(["--help"])
-            except _AskedError as asked:
+            except _HelpAsked as asked:
                 found[name] = asked.args[0]
     return found
 

@@ -74,7 +74,7 @@ def test_options_in_documents_exist(document):
     scripts = {path.name: path for folder in FOLDERS for path in (ROOT / folder).glob("*.py")}
     named = set(re.findall(r"\w+\.py", read(document))) & scripts.keys()
     commands = ["train", "translate", "evaluate", "push", "export", "attention", "distil"]
-    commands += ["demo", "serve"]
+    commands += ["demo", "serve", "import"]
     help_text = "".join(
         [*map(help_of, commands), *(help_of_script(scripts[name]) for name in named)]
     )
@@ -97,6 +97,6 @@ def test_architecture_names_files_that_exist():
     }
 
 
-@pytest.mark.parametrize("page", generate.PARTS)
+@pytest.mark.parametrize("page", [*generate.PARTS, *generate.ADDRESSED])
 def test_generated_part_of_a_page_is_what_the_source_says(page):
     assert generate.rewritten(page) == read(page)

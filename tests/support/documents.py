@@ -8,7 +8,7 @@ ROOT = Path(__file__).parents[2]
 # All pages but the template of the model card, whose links are filled in later.
 PAGES = sorted(
     str(path.relative_to(ROOT))
-    for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*.md")]
+    for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.md")]
     if path.name != "model_card.md"
 )
 
