@@ -397,7 +397,8 @@ def test_each_option_of_translate_has_its_test():
     own = {field.name for field in fields(TranslateSettings)}
 
     assert own - OF_THE_SEARCH == {
-        *("input", "output", "resume", "prefix", "prefix_file", "n_best", "scores", "details")
+        *("input", "output", "resume", "prefix", "prefix_file", "n_best", "scores", "details"),
+        "markup",
     }
 
 

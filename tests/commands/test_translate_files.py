@@ -469,3 +469,15 @@ def random_lines(count):
     lines[count // 2] = "\\ud800 \\udfff"
     lines[count // 3] = text(400_000)
     return [line.encode() for line in lines]
+
+
+def test_markup_of_lines_stays(translate, folder):
+    status, out, _ = translate(
+        *("--model", folder, "--engine", "torch", "--markup", "html"),
+        stdin=b"<p>ja <b>nein</b></p>\n<br>\n",
+    )
+
+    first, second = out.decode().splitlines()
+    assert status == 0
+    assert [first.count(tag) for tag in ("<p>", "<b>", "</b>", "</p>")] == [1, 1, 1, 1]
+    assert second == "<br>"

@@ -7,13 +7,13 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from transformers import PreTrainedTokenizerBase
 
 from vanilla_transformer_tools.text.blanks import blank_ends, without_blank_ends
 from vanilla_transformer_tools.text.languages import end_length
-from vanilla_transformer_tools.translation.engines import TorchEngine
+from vanilla_transformer_tools.translation.engines import Engine, TorchEngine
 from vanilla_transformer_tools.translation.placing import (
     MARK,
     CharacterLink,
@@ -25,14 +25,37 @@ from vanilla_transformer_tools.translation.placing import (
     unmark,
 )
 from vanilla_transformer_tools.translation.protected import find_items, symbols_for
+from vanilla_transformer_tools.translation.results import Translation, join_parts
+from vanilla_transformer_tools.translation.search import Search
 from vanilla_transformer_tools.translation.segments import cut_lines, without_surrogates
-
-if TYPE_CHECKING:
-    from vanilla_transformer_tools.translation.translator import Translation, Translator
 
 logger = logging.getLogger(__name__)
 
 _PAIRS_PER_BATCH = 64
+
+
+class LineTranslator(Protocol):
+    """What `Translator` has for lines with marks."""
+
+    engine: Engine
+    search: Search
+    source_prefix: list[int]
+    max_source_length: int
+    split_sentences: bool
+    protect: tuple[str, ...]
+    symbols: list[str]
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """Tokenizer of the source."""
+
+    @property
+    def target_tokenizer(self) -> PreTrainedTokenizerBase:
+        """Tokenizer of the target."""
+
+    def _translate_window(
+        self, window: list[tuple[str, str]], first_line: int
+    ) -> Iterator[Translation]: ...
 
 
 def cut_marked(
@@ -130,7 +153,7 @@ def cut_marked_lines(
 
 
 def translate_marked(
-    translator: Translator, window: list[tuple[str, str]], first_line: int
+    translator: LineTranslator, window: list[tuple[str, str]], first_line: int
 ) -> Iterator[Translation]:
     """Translates a window of lines whose marks and items must be in the translations too.
 
@@ -139,8 +162,6 @@ def translate_marked(
         window: Lines with their prefixes.
         first_line: Number of the first line, for warnings.
     """
-    from vanilla_transformer_tools.translation.translator import _join
-
     kinds, symbols = translator.protect, translator.symbols
 
     def find(text: str) -> list[Span]:
@@ -188,12 +209,12 @@ def translate_marked(
                 missing,
             )
         ranked = zip(*([one, *one.alternatives] for one, _ in parts), strict=True)
-        best, *others = map(_join, ranked)
+        best, *others = map(join_parts, ranked)
         yield replace(best, alternatives=tuple(others))
 
 
 def _restored(
-    translator: Translator, pieces: Sequence[MarkedPiece], translations: Sequence[Translation]
+    translator: LineTranslator, pieces: Sequence[MarkedPiece], translations: Sequence[Translation]
 ) -> Iterator[tuple[Translation, int]]:
     """Translations with the marks and items of their pieces, and how many of the best one's lacked.
 
@@ -218,7 +239,7 @@ def _restored(
         yield replace(best, text=texts[0], alternatives=alternatives), missing[0]
 
 
-def can_align(translator: Translator) -> bool:
+def can_align(translator: LineTranslator) -> bool:
     """Whether marks can follow their words: the engine shows attention, tokenizers know places."""
     return isinstance(translator.engine, TorchEngine) and all(
         tokenizer.is_fast for tokenizer in (translator.tokenizer, translator.target_tokenizer)
@@ -226,7 +247,7 @@ def can_align(translator: Translator) -> bool:
 
 
 def character_links(
-    translator: Translator, pairs: Sequence[tuple[str, str]]
+    translator: LineTranslator, pairs: Sequence[tuple[str, str]]
 ) -> list[list[CharacterLink]]:
     """Links between the characters of texts and of their translations, by the model's attention.
 

@@ -14,14 +14,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from html import escape, unescape
 from html.parser import HTMLParser
-from typing import TYPE_CHECKING
 
 from vanilla_transformer_tools.text.blanks import without_blank_ends
-from vanilla_transformer_tools.translation.marks import translate_marked
+from vanilla_transformer_tools.translation.marks import LineTranslator, translate_marked
 from vanilla_transformer_tools.translation.placing import MARK, MOST_MARKS, mark
-
-if TYPE_CHECKING:
-    from vanilla_transformer_tools.translation.translator import Translation, Translator
+from vanilla_transformer_tools.translation.results import Translation, join_parts
 
 # What is between two of their tags is a line.
 _BLOCKS = frozenset(
@@ -300,27 +297,19 @@ def _escaped(text: str) -> str:
 
 
 def translate_html(
-    translator: Translator,
-    fragments: Iterable[str],
-    prefixes: str | Iterable[str],
+    translator: LineTranslator,
+    windows: Iterable[tuple[list[tuple[str, str]], Exception | None]],
     first_line: int,
 ) -> Iterator[Translation]:
     """Translates fragments, one result for each; see `Translator.translate`.
 
     Args:
         translator: Which can align.
-        fragments: Of HTML.
-        prefixes: Text that the first line of each begins with.
+        windows: Fragments with the text that the first line of each begins with; and an error
+            that comes after them.
         first_line: Number of the first fragment, for errors.
     """
-    from vanilla_transformer_tools.translation.translator import (
-        Translation,
-        _join,
-        _windows,
-        with_prefixes,
-    )
-
-    for window, fault in _windows(with_prefixes(iter(fragments), prefixes)):
+    for window, fault in windows:
         split = []
         for number, (fragment, _) in enumerate(window, start=first_line):
             try:
@@ -342,7 +331,7 @@ def translate_html(
             ranks = zip(*([one, *one.alternatives] for one in parts), strict=True)
             best, *others = (
                 replace(
-                    _join(ranked),
+                    join_parts(ranked),
                     text=join_html([one.text for one in ranked] if parts else [], frame),
                 )
                 for ranked in (ranks if parts else [(blank,) for blank in blanks])

@@ -4,8 +4,8 @@ import logging
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import chain, repeat, zip_longest
+from dataclasses import replace
+from itertools import repeat, zip_longest
 from typing import Any, Literal, Self, cast
 
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -26,8 +26,9 @@ from vanilla_transformer_tools.translation.engines import Engine, Hypothesis, To
 from vanilla_transformer_tools.translation.marks import can_align, translate_marked
 from vanilla_transformer_tools.translation.markup import translate_html
 from vanilla_transformer_tools.translation.protected import kinds_of, symbols_of
+from vanilla_transformer_tools.translation.results import Translation, join_parts
 from vanilla_transformer_tools.translation.search import Search
-from vanilla_transformer_tools.translation.segments import Piece, cut_into_pieces, join_pieces
+from vanilla_transformer_tools.translation.segments import Piece, cut_into_pieces
 from vanilla_transformer_tools.translation.unknown import (
     text_with_unknown,
     unknown_id,
@@ -54,38 +55,6 @@ MOST_INNER_ENDS = 0.02
 
 # What `str.splitlines` and many editors take for the end of a line.
 _LINE_SEPARATORS = re.compile("[\n\v\f\r\x1c-\x1e\x85\u2028\u2029]")
-
-
-@dataclass(frozen=True)
-class Translation:
-    """Translation of one line.
-
-    Attributes:
-        text: Its line separators are blanks, so that a line stays a line; those around a source
-            are as they were, but for line feeds.
-        reached_limit: Whether the search was cut off at the longest output allowed.
-        replaced_separators: Line separators of the output that became blanks.
-        unknown: Unknown tokens of the output, which are `<unk>` in `text`, or replaced.
-        score: Log-probability / length^length_penalty, `</s>` counted, a forced prefix not; of MBR,
-            the expected chrF. Mean of the pieces of a long line. None if scores were not wanted.
-        alternatives: The next best translations, if several were wanted.
-        source_tokens: Tokens of the source, with a tag; only with details, like all that follow.
-        tokens: Tokens of the output, with `</s>` if it ended.
-        token_scores: Log-probability of each of `tokens`.
-        alignment: Pairs of positions in `source_tokens` and in `tokens`, one for each token except
-            `</s>`.
-    """
-
-    text: str
-    reached_limit: bool = False
-    replaced_separators: int = 0
-    unknown: int = 0
-    score: float | None = None
-    alternatives: tuple["Translation", ...] = ()
-    source_tokens: tuple[str, ...] = ()
-    tokens: tuple[str, ...] = ()
-    token_scores: tuple[float, ...] = ()
-    alignment: tuple[tuple[int, int], ...] = ()
 
 
 class Translator:
@@ -324,7 +293,8 @@ class Translator:
                 words that the target vocabulary lacks, or `lines` is a single string.
         """
         if self.markup:
-            yield from translate_html(self, lines, prefixes, first_line)
+            fragments = _with_prefixes(iter(lines), prefixes)
+            yield from translate_html(self, _windows(fragments), first_line)
             return
         if isinstance(lines, str):
             raise ValueError(
@@ -371,7 +341,7 @@ class Translator:
                 raise fault
             if number in counts:
                 parts = [hypotheses for _, hypotheses in sorted(found.pop(number).items())]
-                best, *others = map(_join, zip(*parts, strict=True))
+                best, *others = map(join_parts, zip(*parts, strict=True))
             else:
                 blank = _within(line, Translation("", score=0.0 if self.search.scores else None))
                 best, *others = [blank] * self.search.num_hypotheses
@@ -586,27 +556,3 @@ def _within(source: str, translation: Translation) -> Translation:
     """A translation in the white space of its source; an argument may hold a line feed."""
     before, after = blank_ends(source.replace("\n", " "))
     return replace(translation, text=before + translation.text + after)
-
-
-def _join(parts: Sequence[Translation]) -> Translation:
-    """The translation of a line from those of its pieces."""
-    if len(parts) == 1:
-        return parts[0]
-    alignment: list[tuple[int, int]] = []
-    sources = targets = 0
-    for part in parts:
-        alignment += [(source + sources, target + targets) for source, target in part.alignment]
-        sources += len(part.source_tokens)
-        targets += len(part.tokens)
-    scores = [part.score for part in parts if part.score is not None]
-    return Translation(
-        join_pieces([part.text for part in parts]),
-        reached_limit=any(part.reached_limit for part in parts),
-        replaced_separators=sum(part.replaced_separators for part in parts),
-        unknown=sum(part.unknown for part in parts),
-        score=sum(scores) / len(scores) if scores else None,
-        source_tokens=tuple(chain.from_iterable(part.source_tokens for part in parts)),
-        tokens=tuple(chain.from_iterable(part.tokens for part in parts)),
-        token_scores=tuple(chain.from_iterable(part.token_scores for part in parts)),
-        alignment=tuple(alignment),
-    )

@@ -1,0 +1,63 @@
+"""The translation of a line, alone or joined from those of its pieces."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from vanilla_transformer_tools.translation.segments import join_pieces
+
+
+@dataclass(frozen=True)
+class Translation:
+    """Translation of one line.
+
+    Attributes:
+        text: Its line separators are blanks, so that a line stays a line; those around a source
+            are as they were, but for line feeds.
+        reached_limit: Whether the search was cut off at the longest output allowed.
+        replaced_separators: Line separators of the output that became blanks.
+        unknown: Unknown tokens of the output, which are `<unk>` in `text`, or replaced.
+        score: Log-probability / length^length_penalty, `</s>` counted, a forced prefix not; of MBR,
+            the expected chrF. Mean of the pieces of a long line. None if scores were not wanted.
+        alternatives: The next best translations, if several were wanted.
+        source_tokens: Tokens of the source, with a tag; only with details, like all that follow.
+        tokens: Tokens of the output, with `</s>` if it ended.
+        token_scores: Log-probability of each of `tokens`.
+        alignment: Pairs of positions in `source_tokens` and in `tokens`, one for each token except
+            `</s>`.
+    """
+
+    text: str
+    reached_limit: bool = False
+    replaced_separators: int = 0
+    unknown: int = 0
+    score: float | None = None
+    alternatives: tuple["Translation", ...] = ()
+    source_tokens: tuple[str, ...] = ()
+    tokens: tuple[str, ...] = ()
+    token_scores: tuple[float, ...] = ()
+    alignment: tuple[tuple[int, int], ...] = ()
+
+
+def join_parts(parts: Sequence[Translation]) -> Translation:
+    """The translation of a line from those of its pieces."""
+    if len(parts) == 1:
+        return parts[0]
+    alignment: list[tuple[int, int]] = []
+    sources = targets = 0
+    for part in parts:
+        alignment += [(source + sources, target + targets) for source, target in part.alignment]
+        sources += len(part.source_tokens)
+        targets += len(part.tokens)
+    scores = [part.score for part in parts if part.score is not None]
+    return Translation(
+        join_pieces([part.text for part in parts]),
+        reached_limit=any(part.reached_limit for part in parts),
+        replaced_separators=sum(part.replaced_separators for part in parts),
+        unknown=sum(part.unknown for part in parts),
+        score=sum(scores) / len(scores) if scores else None,
+        source_tokens=tuple(chain.from_iterable(part.source_tokens for part in parts)),
+        tokens=tuple(chain.from_iterable(part.tokens for part in parts)),
+        token_scores=tuple(chain.from_iterable(part.token_scores for part in parts)),
+        alignment=tuple(alignment),
+    )
