@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Compares what Marian computes with ours and MarianMTModel; needs `pip install pymarian`.
 
-The weights are random. Marian decodes greedily, and both models score its outputs. Example:
+Marian decodes greedily with random weights, and both models score its outputs. Example:
 python scripts/compare_marian.py --lengths 4 21 41 81 101
 """
 
@@ -38,11 +38,10 @@ def random_model() -> VanillaTransformerForConditionalGeneration:
     torch.manual_seed(0)
     model = VanillaTransformerForConditionalGeneration(config).eval()
     for name, weight in model.named_parameters():
-        weight.copy_(torch.randn_like(weight) * (0.2 if weight.dim() == 1 else 0.125))
-        if name.endswith("norm.weight"):
-            weight.add_(1)
-    model.model.shared.weight[ENTRIES] = 0
-    model.lm_head.bias[0], model.lm_head.bias[ENTRIES] = -9, NO_ENTRY
+        scale = 0.2 if weight.dim() == 1 else 0.125
+        weight.copy_(scale * torch.randn_like(weight) + name.endswith("norm.weight"))
+    model.model.shared.weight[ENTRIES], model.lm_head.bias[ENTRIES] = 0, NO_ENTRY
+    model.lm_head.bias[0] = -9
     return model
 
 
@@ -68,7 +67,6 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         write_marian(ours, TokenizerPair.joint(Vocabulary(words).tokenizer(ENTRIES)), Path(folder))
         decoded = decode(Path(folder), [" ".join(map(str, source)) for source in sources])
-    # What the class computes with these weights.
     ours.config.position_base = 10_000
     theirs = to_transformers(ours, "marian").eval()
     print("| source, output (tokens) | Marian | ours | MarianMTModel |\n| --- | --- | --- | --- |")

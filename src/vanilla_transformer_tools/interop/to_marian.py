@@ -68,7 +68,7 @@ def write_marian(
         weights = {name: sines_first(name, tensor) for name, tensor in weights.items()}
     rules = Declaration.of_program(_DECLARATION).weights
     rows = dict(zip(("encoder", "decoder"), settings["dim-vocabs"], strict=True))
-    arrays = {}
+    arrays: dict[str, Any] = {}
     for name, tensor in weights.items():
         (pieces,) = rules.pieces_of(name, _Names())
         for piece, part in zip(pieces, tensor.float().chunk(len(pieces)), strict=True):
@@ -165,10 +165,7 @@ def _faults(
     ours = {name: getattr(config, name) for name in VanillaTransformerConfig.__annotations__}
     known = {one.name: one.default for one in fields(VanillaTransformerConfig)}
     # Sizes and ids are compared with the entries instead.
-    given: dict[str, Any] = {
-        "rows": config.vocab_size,
-        "target_rows": config.decoder_vocab_size,
-    }
+    given: dict[str, Any] = {"rows": config.vocab_size, "target_rows": config.decoder_vocab_size}
     given |= {"pad": config.pad_token_id, "end": config.eos_token_id}
     options = {**settings, **readable(settings, False), **given}
     needed = {name: known[name] for name in ours if name in known} | declaration.fields(options)

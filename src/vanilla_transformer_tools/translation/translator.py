@@ -293,7 +293,7 @@ class Translator:
                 words that the target vocabulary lacks, or `lines` is a single string.
         """
         if self.markup:
-            fragments = _with_prefixes(iter(lines), prefixes)
+            fragments = with_prefixes(iter(lines), prefixes)
             yield from translate_html(self, _windows(fragments), first_line)
             return
         if isinstance(lines, str):
