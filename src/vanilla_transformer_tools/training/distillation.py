@@ -106,7 +106,7 @@ class Targets:
 
     Attributes:
         references: Whether it learns from the references too.
-        nearest: Of several outputs, keep only the one nearest to the reference: by chrF of the
+        nearest: How the only output that is kept is like the reference: by chrF of the
             sentence, or by BLEU with effective order; None: keep all.
         tokenize: SacreBLEU's tokenizer for BLEU.
     """
@@ -152,8 +152,8 @@ def choose_targets(
     """Targets of one source, each once; blank outputs are left out.
 
     Args:
-        reference: Of the source.
-        outputs: Of the teacher, best first.
+        reference: Reference of the source.
+        outputs: Outputs of the teacher, best first.
         with_reference: Whether the reference is a target too; it comes first.
         metric: Keeps only the output with the largest score, of equal ones the first; None: all.
     """
@@ -188,10 +188,10 @@ def write_pairs(
     """Writes the pairs of a student as two files with a text a line, which `ParallelText` reads.
 
     Args:
-        paths: Of the sources and of the targets.
+        paths: Files of the sources and of the targets.
         sources: File of the sources, one a line.
         references: File of their references.
-        outputs: Of the teacher, for each source.
+        outputs: Outputs of the teacher, for each source.
         targets: Which of them are used.
 
     Raises:
