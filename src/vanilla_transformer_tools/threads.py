@@ -72,9 +72,9 @@ class _Look:
     """Seconds at one moment.
 
     Attributes:
-        clock: Of a clock.
-        busy: Of work on our cores; None: the system does not say.
-        own: Of work by this process and its children.
+        clock: Time of a monotonic clock.
+        busy: Work on our cores; None: the system does not say.
+        own: Work by this process and its children.
     """
 
     clock: float

@@ -44,7 +44,7 @@ class Options(Generic[Settings]):
 
     Attributes:
         settings: Our settings.
-        arguments: Trainer's.
+        arguments: Trainer's arguments.
         given: Names of the options that recipe and command line give.
     """
 
@@ -67,7 +67,7 @@ def read_options(
     """Options of a command that trains; None after `--help-all`.
 
     Args:
-        command: Its docstring is the description.
+        command: Function of the command, whose docstring is the description.
         kind: Class of our settings.
         epilog: Text at the end of the help.
         argv: Arguments after the name of the command; the first may be a recipe.

@@ -221,7 +221,7 @@ def auto_settings(
 
     Args:
         settings: What the user gave, and defaults.
-        arguments: Trainer's, likewise.
+        arguments: Trainer's arguments, with what the user gave, and defaults.
         pairs: Training pairs.
         previous: Record of the run that is resumed; empty for a new one.
         given: Names of the options that the user gave.

@@ -81,7 +81,7 @@ def evaluations_since_best(state: TrainerState, arguments: TrainingArguments) ->
 
     Args:
         state: State of the run, with at least one evaluation.
-        arguments: Its metric, and whether a greater one is better.
+        arguments: Trainer's arguments, with the metric and whether a greater one is better.
     """
     metric = metric_of(arguments)
     prefix, score = split_metric(metric)
@@ -107,7 +107,7 @@ def average_weights(trainer: Trainer, count: int | None, outcome: Outcome) -> Ou
         trainer: After training; its model holds the weights of `outcome`.
         count: Number of checkpoints to average, or all if there are fewer; damaged ones are left
             out. None: `AVERAGED`, if there are scores.
-        outcome: Of the run so far.
+        outcome: Outcome of the run so far.
 
     Returns:
         The outcome whose weights the model now holds.
@@ -142,7 +142,7 @@ def try_weights(
         trainer: After training; its model holds the weights of `outcome`.
         weights: By name; tied tensors once.
         name: Human-readable description of the weights.
-        outcome: Of the run so far; returned as it is if it has no scores.
+        outcome: Outcome of the run so far; returned as it is if it has no scores.
 
     Returns:
         The outcome whose weights the model now holds.

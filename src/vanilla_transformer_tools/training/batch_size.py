@@ -156,7 +156,7 @@ def estimated_memory(
     activations, and a model that is divided among processes, less.
 
     Args:
-        model: Ours.
+        model: A model of this package.
         device: Decides on the rows of a chunk of logits.
         is_half: Whether matrix products run in half precision.
         passes: Two with R-Drop.

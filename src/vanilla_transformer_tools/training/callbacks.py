@@ -150,7 +150,7 @@ class MovingAverage(TrainerCallback):
         """Puts the average into a new checkpoint.
 
         Args:
-            checkpoint: Its folder.
+            checkpoint: Folder of the checkpoint.
             writes: Whether this process does; all call it, because each may have a part.
         """
         whole = {}

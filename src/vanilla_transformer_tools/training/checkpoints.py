@@ -37,7 +37,7 @@ def close_checkpoint(folder: Path) -> None:
     """Lists the files of a checkpoint with sizes and checksums, which declares it whole.
 
     Args:
-        folder: Of the checkpoint, with all its other files.
+        folder: Folder of the checkpoint, with all its other files.
     """
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     share_weights(folder)
@@ -88,7 +88,7 @@ def resumable_checkpoint(folder: Path) -> tuple[Path | None, dict[Path, str]]:
     """The newest whole checkpoint of a run.
 
     Args:
-        folder: Of the run.
+        folder: Folder of the run.
 
     Returns:
         The checkpoint, or None; and why each newer one is skipped.

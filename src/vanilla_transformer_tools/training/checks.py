@@ -72,7 +72,7 @@ def check_settings(settings: TrainSettings, arguments: Seq2SeqTrainingArguments)
 
     Args:
         settings: Our settings.
-        arguments: Trainer's.
+        arguments: Trainer's arguments.
 
     Raises:
         ValueError: If there are any; the message names all.

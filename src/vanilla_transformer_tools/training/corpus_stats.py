@@ -97,7 +97,7 @@ class CorpusStats:
         alphabet: Number of different characters of both sides.
         alphabet_apart: The same of text in NFD.
         growth_apart: Characters of text in NFD for each one as it is.
-        seconds_per_batch: See `Speed`.
+        seconds_per_batch: Fixed time of a batch, see `Speed`.
         batches_per_update: Those whose gradients are accumulated.
     """
 

@@ -39,7 +39,7 @@ def choose_parameters(model: PreTrainedModel, settings: TrainSettings) -> None:
 
     Args:
         model: Changed in place: parameters are frozen, or linear layers get adapters.
-        settings: Of the run.
+        settings: Settings of the run.
 
     Raises:
         ValueError: If a pattern or a name of a module matches nothing, or all is frozen.
@@ -123,7 +123,7 @@ def merge_adapter(model: PreTrainedModel, folder: Path, base: str | None) -> Non
 
     Args:
         model: Afterwards it is one without adapters, and computes the same.
-        folder: Of the model; the adapter gets a folder in it.
+        folder: Folder of the model; the adapter gets a folder in it.
         base: Folder or Hub name of the model that was adapted.
     """
     if not hasattr(model, "peft_config"):

@@ -38,7 +38,7 @@ class RunPlan:
 
     Attributes:
         settings: Our settings, with what `--minutes` chose and the size of the batches.
-        arguments: Trainer's, likewise.
+        arguments: Trainer's arguments, as they are executed.
         checkpoint: Folder to resume from; None for a new run.
         decisions: What `--minutes` chose, and why.
         batch_size: Size of the batches, and why.
@@ -88,7 +88,7 @@ def plan_run(
 
     Args:
         settings: What the user gave, and defaults; checked.
-        arguments: Trainer's, likewise; they stay as they are.
+        arguments: Trainer's arguments, which stay as they are.
         corpus: The text of the run.
         checkpoint: Folder to resume from; None for a new run.
         given: Names of the options that the user gave, which `--minutes` leaves alone.

@@ -80,7 +80,7 @@ def divided_like(tensor: Tensor, other: Tensor) -> Tensor:
 
     Args:
         tensor: Whole, and the same in all processes; or already divided.
-        other: Of the same shape.
+        other: Tensor of the same shape.
     """
     tensor = tensor.to(other.device)
     if _is_divided(tensor) or not _is_divided(other):

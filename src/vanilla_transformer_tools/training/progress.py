@@ -43,7 +43,7 @@ class Progress(TrainerCallback):
 
     Args:
         data: What is trained on.
-        stop: Its deadline may come before the last update.
+        stop: Callback whose deadline may come before the last update.
         stack: Closes the bar.
         sets: Names of further validation sets.
     """

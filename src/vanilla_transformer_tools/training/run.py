@@ -95,7 +95,7 @@ def train(
     Args:
         settings: Data, sizes, vocabulary, batches.
         arguments: Trainer's arguments; `recipe` has our defaults. They stay as they are.
-        training_pass: See `TokenBatchTrainer`; None: that of the settings.
+        training_pass: What calls the model, see `TokenBatchTrainer`; None: what the settings say.
         given: Names of the options that the user gave, which `--minutes` leaves alone.
 
     Returns:
@@ -137,9 +137,9 @@ def build(
     """Makes or loads tokenizers, model and batches of a run.
 
     Args:
-        plan: The run.
-        corpus: Its text.
-        training_pass: See `TokenBatchTrainer`; None: that of the settings.
+        plan: Plan of the run.
+        corpus: Text of the run.
+        training_pass: What calls the model, see `TokenBatchTrainer`; None: what the settings say.
 
     Raises:
         ValueError: If model, tokenizers and checkpoint do not fit together.
@@ -236,7 +236,7 @@ def _add_time_schedule(
     """Adds a schedule of time if one may be needed.
 
     Args:
-        plan: The run.
+        plan: Plan of the run.
         trainer: Gets the schedule.
         started: When the run began, by `time.monotonic`.
         stop: Ends the run.
@@ -366,8 +366,8 @@ def _save(
     Args:
         trainer: After training.
         base: Folder or Hub name of the model that an adapter was trained for.
-        run: Its record.
-        outcome: Its scores.
+        run: Record of the run.
+        outcome: Scores of the weights.
     """
     weights: dict[str, Tensor] | None = None
     if trainer.is_sharded:

@@ -60,7 +60,7 @@ def describe_run(
 
     Args:
         settings: Our settings.
-        arguments: Trainer's.
+        arguments: Trainer's arguments.
         first_update: Number of updates before it, in a run that is resumed.
     """
     return clean_record(
@@ -159,7 +159,7 @@ class JsonLinesLog(TrainerCallback):
     for batches. Evaluation has a report of its own, so its time is not included.
 
     Args:
-        path: Of the file.
+        path: File of the log.
         first_update: Update of the checkpoint that a run is resumed from. Later reports are
             removed, because they will be written again, but their minutes count. 0: an existing
             file is replaced; its run ended before its first checkpoint.
@@ -224,7 +224,7 @@ def plot_curves(folder: Path, metric: str) -> Path:
     """Draws the reports in a run's `log.jsonl` over minutes of training.
 
     Args:
-        folder: Of the run.
+        folder: Folder of the run.
         metric: Validation score to draw, such as "bleu".
 
     Returns:

@@ -102,9 +102,9 @@ def saved_tokenizers(
     """The tokenizers of a saved model, for the languages of this run.
 
     Args:
-        settings: Of the run.
+        settings: Settings of the run.
         name: Folder or Hub name of the model.
-        defaults: Of its searches; None: as they are saved.
+        defaults: Search settings of the model; None: those that are saved.
 
     Raises:
         ValueError: If the model is of another class, if they are not its own, cannot do what the
@@ -181,9 +181,9 @@ def _check_vocabularies(settings: TrainSettings, start: str, tokenizers: Tokeniz
     """Refuses what the tokenizers of a saved model cannot do.
 
     Args:
-        settings: Of the run.
+        settings: Settings of the run.
         start: Folder or Hub name of the model.
-        tokenizers: Of the model.
+        tokenizers: Tokenizers of the model.
 
     Raises:
         ValueError: If the run needs two vocabularies and the model has one, pairs of several
@@ -291,8 +291,8 @@ def compile_layers(model: nn.Module, backend: str = "inductor") -> None:
     Names of parameters stay as they are.
 
     Args:
-        model: Ours, or another one of Transformers.
-        backend: Of `torch.compile`.
+        model: A model of this package, or another one of Transformers.
+        backend: Backend of `torch.compile`.
     """
     for module in model.modules():
         if isinstance(module, GradientCheckpointingLayer):

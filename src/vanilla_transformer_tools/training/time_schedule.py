@@ -56,8 +56,8 @@ class LinearToDeadline:
     """The learning rate falls from the beginning of a run to its end.
 
     Attributes:
-        began: When the run began, by `time.monotonic`.
-        seconds: Its length.
+        began: When the fall began, by `time.monotonic`.
+        seconds: Length of the fall.
     """
 
     began: float

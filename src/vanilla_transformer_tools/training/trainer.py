@@ -327,7 +327,7 @@ def scorer(
     """Scores the translations that Trainer generates against references in their original text.
 
     Args:
-        tokenizer: Of the target; converts generated ids to text.
+        tokenizer: Tokenizer of the target; converts generated ids to text.
         references: One for each pair, in the order of the evaluation set.
         bleu_tokenize: sacreBLEU's tokenizer.
         metrics: Names of the scores.
