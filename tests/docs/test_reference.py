@@ -54,4 +54,6 @@ def test_site_builds_without_a_warning(tmp_path):
     assert 'class="mermaid"' in page
     assert "math" in (tmp_path / "site/docs/common_mistakes.html").read_text(encoding="utf-8")
     assert (tmp_path / "site/examples/from_text_to_model.html").is_file()
-    assert "/blob/main/src/" in (tmp_path / "site/docs/guarantees.html").read_text(encoding="utf-8")
+    assert "/blob/main/tests/" in (tmp_path / "site/docs/guarantees.html").read_text(
+        encoding="utf-8"
+    )

@@ -29,7 +29,7 @@ _PACKAGES = (
 _EXAMPLE = """Paste it into a report; the home folder is written as ~.
 
 example:
-  vanilla-transformer env
+  vanilla-transformer env > machine.txt
 """
 
 
