@@ -1,5 +1,6 @@
 """The `train` command: trains a model on parallel text."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -72,6 +73,8 @@ def read_options(
         epilog: Text at the end of the help.
         argv: Arguments after the name of the command; the first may be a recipe.
     """
+    # oneDNN keeps a program of megabytes for each number of rows that it has multiplied in bfloat16.
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
     parser = build_parser(command, kind, epilog)
     parser.usage = f"{parser.prog} [RECIPE.yaml] [options]"
     parser.add_argument("--help-all", action="store_true", help="Also list Trainer's options.")
