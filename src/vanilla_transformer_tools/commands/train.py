@@ -73,7 +73,7 @@ def read_options(
         epilog: Text at the end of the help.
         argv: Arguments after the name of the command; the first may be a recipe.
     """
-    # oneDNN keeps a program of megabytes for each number of rows that it has multiplied in bfloat16.
+    # In bfloat16, oneDNN keeps a program of megabytes for each number of rows that it multiplied.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
     parser = build_parser(command, kind, epilog)
     parser.usage = f"{parser.prog} [RECIPE.yaml] [options]"
