@@ -44,16 +44,6 @@ def test_plan_cannot_be_changed(tmp_path):
         plan(tmp_path).settings = TrainSettings()
 
 
-def test_arguments_of_the_caller_stay_as_they_are(tmp_path):
-    settings = TrainSettings(validation=["v"], metrics=["wer"])
-    arguments = build_arguments(settings, tmp_path)
-    before = arguments.to_dict()
-
-    decided = plan_run(settings, arguments, corpus_of()).arguments
-
-    assert arguments.to_dict() == before != decided.to_dict()
-
-
 def test_record_is_that_of_the_plan(tmp_path):
     made = plan(tmp_path, arguments={"label_smoothing_factor": 0.2})
 
@@ -92,6 +82,18 @@ RULES = {
 def rules(monkeypatch):
     monkeypatch.setattr(auto_settings, "measure", lambda *_: None)
     monkeypatch.setattr(auto_settings, "RULES", RULES)
+
+
+@pytest.mark.usefixtures("rules")
+@pytest.mark.parametrize("minutes", [None, 1.0])
+def test_arguments_of_the_caller_stay_as_they_are(tmp_path, minutes):
+    settings = TrainSettings(validation=["v"], metrics=["wer"], minutes=minutes)
+    arguments = build_arguments(settings, tmp_path)
+    before = arguments.to_dict()
+
+    decided = plan_run(settings, arguments, corpus_of()).arguments
+
+    assert arguments.to_dict() == before != decided.to_dict()
 
 
 @pytest.mark.usefixtures("rules")
