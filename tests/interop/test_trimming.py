@@ -241,8 +241,19 @@ def test_id_of_a_config_without_an_entry_is_refused(sources, text):
 
 
 def test_tokenizer_without_a_tokenizer_json_is_refused(sources, text):
+    model, _, folder = sources("m2m100")
+    slow = AutoTokenizer.from_pretrained(folder.with_name("source"))
+
     with pytest.raises(ValueError, match=r"needs a tokenizer with .* got M2M100Tokenizer, whose"):
-        trim(*sources("m2m100")[:2], Trimming((text,)))
+        trim(model, slow, Trimming((text,)))
+
+
+def test_imported_tokenizer_of_m2m100_is_trimmed(sources, text):
+    model, tokenizer, _ = sources("m2m100")
+
+    trimmed = trim(model, tokenizer, Trimming((text,)))
+
+    assert len(trimmed.kept) < model.config.vocab_size
 
 
 def test_vocabulary_of_words_is_refused(text):

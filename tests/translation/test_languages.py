@@ -243,7 +243,9 @@ def test_commands_take_the_languages_of_both_sides(folders, tmp_path, capsys):
 
 
 def test_alignments_need_a_fast_tokenizer(folders):
-    translator = Translator.from_pretrained(folders("marian")[1])
+    original, imported = folders("marian")
+    model = AutoModelForSeq2SeqLM.from_pretrained(imported)
+    translator = Translator(model, AutoTokenizer.from_pretrained(original))
 
     with pytest.raises(ValueError, match=r"need a fast tokenizer, .* got MarianTokenizer"):
         next(align_words(translator, ["eins"], ["one"]))
@@ -273,7 +275,9 @@ def test_no_word_is_aligned_to_the_language_at_the_end_of_a_source(folders, monk
 def test_upload_has_every_file_that_the_tokenizer_needs(folders, tmp_path, name):
     _, imported = folders(name)
     for file in _shared_files(Path(imported)):
-        shutil.copy(file, tmp_path)
+        copy = tmp_path / file.relative_to(imported)
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copy(file, copy)
 
     assert TokenizerPair.from_pretrained(str(tmp_path)).contents == (
         TokenizerPair.from_pretrained(imported).contents
@@ -282,7 +286,8 @@ def test_upload_has_every_file_that_the_tokenizer_needs(folders, tmp_path, name)
 
 def test_changed_pieces_are_noticed(folders, tmp_path):
     shutil.copytree(folders("marian")[1], tmp_path / "copy")
-    shutil.copy(tmp_path / "copy" / "source.spm", tmp_path / "copy" / "target.spm")
+    file = "tokenizer.json"
+    shutil.copy(tmp_path / "copy" / file, tmp_path / "copy" / "target_tokenizer" / file)
 
-    with pytest.raises(ValueError, match=r"target\.spm of .* is not the file that was saved"):
+    with pytest.raises(ValueError, match=r"tokenizer\.json of .* is not the file that was saved"):
         Translator.from_pretrained(str(tmp_path / "copy"))
