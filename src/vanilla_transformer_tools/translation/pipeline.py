@@ -7,8 +7,8 @@ from transformers import AutoModelForSeq2SeqLM, Pipeline
 from transformers.pipelines import PIPELINE_REGISTRY
 
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
+from vanilla_transformer_tools.translation.results import Translation
 from vanilla_transformer_tools.translation.translator import (
-    Translation,
     Translator,
     trained_on_sentences,
     training_length,
