@@ -471,10 +471,9 @@ def random_lines(count):
     return [line.encode() for line in lines]
 
 
-def test_markup_of_lines_stays(translate, folder):
-    status, out, _ = translate(
-        *("--model", folder, "--engine", "torch", "--markup", "html"),
-        stdin=b"<p>ja <b>nein</b></p>\n<br>\n",
+def test_markup_of_lines_stays(run):
+    status, out, _ = run(
+        "--engine", "torch", "--markup", "html", stdin=b"<p>ja <b>nein</b></p>\n<br>\n"
     )
 
     first, second = out.decode().splitlines()
