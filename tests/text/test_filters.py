@@ -330,23 +330,14 @@ def test_filters_that_leave_nothing_are_refused_with_their_counts(dataset):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"filter_script": ["Latn"]}, "and that of the target, got ['Latn']."),
         ({"filter_script": ["Latn", "Cyrrl"]}, "got 'Cyrrl' in 'Cyrrl'."),
         ({"filter_script": ["Latn+", "Cyrl"]}, "got '' in 'Latn+'."),
         ({"filter_script": ["Latn}", "Cyrl"]}, "got 'Latn}' in 'Latn}'."),
-        ({"filter_overlap": []}, "--filter_overlap needs evaluation pairs to compare with"),
     ],
 )
 def test_setting_that_no_filter_can_follow_is_refused(settings, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         drop_rules(TrainSettings(**settings), None)
-
-
-def test_mistakes_are_told_all_at_once():
-    settings = TrainSettings(filter_script=["Latn"], filter_overlap=[])
-
-    with pytest.raises(ValueError, match=r"--filter_script [^\n]*\n--filter_overlap [^\n]*$"):
-        drop_rules(settings, None)
 
 
 def test_missing_file_of_overlap_is_refused(tmp_path):

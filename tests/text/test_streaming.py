@@ -21,7 +21,7 @@ from vanilla_transformer.tokenization_vanilla_transformer import (
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.text import streaming, training_data
 from vanilla_transformer_tools.text.parallel_text import ParallelText, read_pairs
-from vanilla_transformer_tools.text.streaming import TokenBatchStream, check_streaming
+from vanilla_transformer_tools.text.streaming import TokenBatchStream
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.training.recipe import recipe
 from vanilla_transformer_tools.training.run import train
@@ -301,25 +301,6 @@ def test_buffer_smaller_than_the_processes_is_refused(build):
         build(buffer_size=0)
 
 
-def build_settings(**changes: Any) -> TrainSettings:
-    return TrainSettings(streaming=True, **changes)
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ({"bpe_dropout": 0.1}, "--bpe_dropout .* got 0.1 with --streaming"),
-        ({"filter_duplicates": True}, "--filter_duplicates .* --streaming stores none"),
-    ],
-)
-def test_setting_that_a_stream_cannot_follow_is_refused(setting, message):
-    arguments = Seq2SeqTrainingArguments(max_steps=5, use_cpu=True)
-    check_streaming(build_settings(), arguments)
-
-    with pytest.raises(ValueError, match=message):
-        check_streaming(build_settings(**setting), arguments)
-
-
 def test_run_on_a_stream_is_refused_when_nobody_tells_its_length(corpus, tmp_path):
     with pytest.raises(ValueError, match=r"--streaming needs --max_steps, .* got -1"):
         run(corpus, tmp_path / "run", max_steps=-1)
@@ -396,8 +377,8 @@ def run(corpus: Path, folder: Path, *, validated: bool = False, **changes: Any) 
         "max_tokens_per_batch": 500,
     }
     fields = TrainSettings.__dataclass_fields__
-    settings = build_settings(
-        **given | {name: value for name, value in changes.items() if name in fields}
+    settings = TrainSettings(
+        streaming=True, **given | {name: value for name, value in changes.items() if name in fields}
     )
     arguments = {
         "output_dir": str(folder),
