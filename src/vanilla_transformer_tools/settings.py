@@ -776,12 +776,12 @@ class ExportSettings:
     format: Literal[
         "ctranslate2",
         "onnx",
+        "marian-npz",
         "bart",
         "blenderbot",
         "fsmt",
         "m2m100",
         "marian",
-        "marian-npz",
         "mbart",
         "pegasus",
         "plbart",

@@ -395,7 +395,7 @@ def test_command_refuses(ours, tmp_path, capsys, argv, message):
 def test_command_knows_every_class():
     choices = get_args(get_type_hints(ExportSettings)["format"])
 
-    assert choices == ("ctranslate2", "onnx", *FORMATS)
+    assert choices == ("ctranslate2", "onnx", "marian-npz", *FORMATS)
 
 
 def test_config_forces_an_end_only_where_generation_does():

@@ -186,7 +186,9 @@ def _faults(
     faults += [
         f"`{name}` must be {needed[name]!r}, got {ours[name]!r}."
         for name in values
-        if values[name] != expected[name] and name not in ("pre_norm", "add_final_layer_norm")
+        if values[name] != expected[name]
+        and needed[name] != ours[name]
+        and name not in ("pre_norm", "add_final_layer_norm")
     ]
     start = model.model.decoder.embed_tokens.weight[config.decoder_start_token_id]
     if start.abs().max():
