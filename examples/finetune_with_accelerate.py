@@ -12,7 +12,8 @@ from datasets import Dataset, concatenate_datasets, load_dataset
 from torch.utils.data import DataLoader
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, DataCollatorForSeq2Seq, get_scheduler
 
-from vanilla_transformer_tools.evaluation.metrics import score  # registers the model, too
+import vanilla_transformer  # noqa: F401  (registers the model with the Auto classes)
+from vanilla_transformer_tools.evaluation.metrics import score
 
 LIMITS = {"max_length": 128, "truncation": True}
 NUMBERS = {"epochs": 5, "batch_size": 32, "gradient_accumulation_steps": 1}

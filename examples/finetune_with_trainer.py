@@ -23,6 +23,7 @@ from transformers import (
 )
 
 import vanilla_transformer  # noqa: F401  (registers the model with the Auto classes)
+from vanilla_transformer_tools.evaluation.metrics import score
 
 LIMITS = {"max_length": 128, "truncation": True}
 
@@ -64,7 +65,7 @@ def main() -> None:
         train = load_pairs(given.train, tokenizer)
         validation = load_pairs(given.validation, tokenizer)
 
-    def score(output: EvalPrediction) -> dict[str, Any]:
+    def compute_scores(output: EvalPrediction) -> dict[str, Any]:
         # Rows come in the order of the batches. Trainer pads those of unequal length with -100.
         predictions, references = (
             tokenizer.batch_decode(
@@ -82,7 +83,7 @@ def main() -> None:
         eval_dataset=validation,
         data_collator=DataCollatorForSeq2Seq(tokenizer),
         processing_class=tokenizer,
-        compute_metrics=score,
+        compute_metrics=compute_scores,
     )
     trainer.train(resume_from_checkpoint=training.resume_from_checkpoint)
     trainer.save_model()

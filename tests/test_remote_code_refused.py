@@ -9,7 +9,7 @@ import pytest
 
 from vanilla_transformer_tools.text.tokenizer_pair import load_tokenizer
 
-from .cli.conftest import folder, run, signals, tokenizer  # noqa: F401
+from .commands.conftest import folder, run, signals, tokenizer  # noqa: F401
 
 SOURCE = Path(__file__).parents[1] / "src"
 # Functions of Transformers, PEFT, `datasets` and `evaluate` that load what may bring its own code.

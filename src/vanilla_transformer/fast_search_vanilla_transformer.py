@@ -798,11 +798,13 @@ def _is_ours(kind: type) -> bool:
 
 def _is_changed(stage: nn.Module) -> bool:
     """Whether a call of a stage runs more than its `forward`; a search does not call it."""
-    method = vars(stage).get("forward")
-    # Accelerate's autocast, and its outputs in float32: a search keeps the precision of weights.
-    is_wrapped = getattr(method, "__module__", None) == "accelerate.utils.operations"
+    method: Any = vars(stage).get("forward", type(stage).forward)
+    if getattr(method, "__module__", None) == "accelerate.utils.operations":
+        # Accelerate's autocast, with outputs in float32: a search keeps the precision of weights.
+        while hasattr(method, "__wrapped__") and method is not type(stage).forward:
+            method = method.__wrapped__
     hooks = stage._forward_hooks or stage._forward_pre_hooks
-    return bool(hooks) or not (method is None or is_wrapped)
+    return bool(hooks) or method is not type(stage).forward
 
 
 def _end_tokens(stopping_criteria: StoppingCriteriaList) -> set[int]:

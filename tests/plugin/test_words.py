@@ -6,11 +6,11 @@ from collections import Counter
 import pytest
 
 from vanilla_transformer import tokenization_vanilla_transformer as module
+from vanilla_transformer import words_vanilla_transformer as words
 from vanilla_transformer.tokenization_vanilla_transformer import (
     VanillaTransformerTokenizer,
 )
 from vanilla_transformer.words_vanilla_transformer import count_characters, unused_character
-from vanilla_transformer_tools.text import words
 
 from ..support.odd_text import odd_lines
 

@@ -33,7 +33,7 @@ def score(translator, source, target):
 
 
 def test_weight_of_the_reverse_model_is_chosen_on_validation(tmp_path):
-    words = ["c d e f g h i j k", *SOURCES] * 3
+    words = ["c d e f g h i j k l m n o p q r s t u v w x y z", *SOURCES] * 3
     tokenizer = VanillaTransformerTokenizer.train(words, kind="word")
     model, reverse = (
         save_small_model(tmp_path / str(size), tokenizer, d_model=size) for size in (16, 32)

@@ -132,8 +132,9 @@ class Service:
         join: Callable[[list[str], Any], str] = join_html if wanted.is_html else join_lines
         rows: list[list[str]] = []
         for lines, rest in split:
-            ranked = zip(*(_ranks(line, next(parts), kind) for line in lines), strict=True)
-            rows.append([join(list(translated), rest) for translated in ranked])
+            of_lines = [_ranks(line, next(parts), kind) for line in lines]
+            ranks = range(1 + kind.alternatives)
+            rows.append([join([line[rank] for line in of_lines], rest) for rank in ranks])
         texts = [best for best, *_ in rows]
         others = [rest for _, *rest in rows]
         answer: dict[str, Any] = {"translatedText": texts if wanted.is_list else texts[0]}

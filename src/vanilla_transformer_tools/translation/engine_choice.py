@@ -12,7 +12,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer_tools.files import CACHE_VARIABLE, mark_used
+from vanilla_transformer_tools.files import mark_used
 from vanilla_transformer_tools.saved_folder import check_files, find_file, load_model, read_object
 from vanilla_transformer_tools.settings import MAX_EXTRA_TOKENS, EngineName
 from vanilla_transformer_tools.text.languages import language_codes
@@ -77,7 +77,8 @@ def load_engine(
         return TorchEngine(*(load_model(name, **loading).to(device) for name in names))
 
     reason = ""
-    if kind == "auto":
+    # Without a place for conversions torch is what the user has chosen.
+    if kind == "auto" and cache_folder() is not None:
         reason = next(reasons_for_torch(names, dtype, settings or {}), "")
         try:
             if not reason and (converted := _load_converted(names[0], tokenizer, load_torch)):
@@ -111,8 +112,6 @@ def reasons_for_torch(names: list[str], dtype: str, settings: Mapping[str, Any])
         yield "several models are an ensemble"
     if torch.accelerator.current_accelerator(check_available=True):
         yield "there is a GPU"
-    if cache_folder() is None:
-        yield f"{CACHE_VARIABLE} is empty, so that no conversion is kept"
     try:
         import ctranslate2  # noqa: F401
     except ImportError:
