@@ -75,8 +75,7 @@ def main() -> None:
         DataLoader(validation.remove_columns("labels"), given.batch_size, collate_fn=collate),
     )
     updates = given.epochs * -(-len(train_loader) // given.gradient_accumulation_steps)
-    # Not prepared: accelerate would advance it once for each process.
-    schedule = get_scheduler("linear", optimizer, given.warmup_steps, updates)
+    schedule = get_scheduler("linear", optimizer, given.warmup_steps, updates)  # not prepared
     for epoch in range(1, given.epochs + 1):
         batches = iter(train_loader)
         while update := list(islice(batches, given.gradient_accumulation_steps)):
@@ -85,8 +84,8 @@ def main() -> None:
             optimizer.step()
             schedule.step()
             optimizer.zero_grad()
-        texts = list(translate(model.eval(), validation_loader, tokenizer, accelerator))
-        scores = score(texts, pairs[1]["target"][:])
+        texts = translate(model.eval(), validation_loader, tokenizer, accelerator)
+        scores = score(list(texts), pairs[1]["target"][:])
         accelerator.print(f"epoch {epoch}  last loss {loss:.3f}  chrF {scores['chrf']:.2f}")
     weights = accelerator.get_state_dict(model)  # all processes take part: FSDP divides them
     if accelerator.is_main_process:

@@ -33,13 +33,13 @@ def score(translator, source, target):
 
 
 def test_weight_of_the_reverse_model_is_chosen_on_validation(tmp_path):
-    words = ["c d e f g h i j k l m n o p q r s t u v w x y z", *SOURCES] * 3
+    words = ["c d e f g h i j k", *SOURCES] * 3
     tokenizer = VanillaTransformerTokenizer.train(words, kind="word")
     model, reverse = (
-        save_small_model(tmp_path / str(size), tokenizer, d_model=size) for size in (16, 32)
+        save_small_model(tmp_path / str(size), tokenizer, d_model=size) for size in (24, 32)
     )
     forward = Translator.from_pretrained(
-        str(model), engine="torch", num_beams=8, num_hypotheses=8, scores=True
+        str(model), engine="torch", num_beams=6, num_hypotheses=6, scores=True
     )
     backward = Translator.from_pretrained(str(reverse), engine="torch")
     usual, reranked, misread = [], [], []
@@ -59,7 +59,7 @@ def test_weight_of_the_reverse_model_is_chosen_on_validation(tmp_path):
         write_pairs(tmp_path / f"{name}.jsonl", zip(SOURCES, targets, strict=True))
 
     done = rerank(
-        *("--model", model, "--reverse", reverse, "--n_best", 8, "--weights", 1e-9, 1e9),
+        *("--model", model, "--reverse", reverse, "--n_best", 6, "--weights", 1e-9, 1e9),
         *("--metric", "wer", "--test", tmp_path / "test.jsonl"),
         *("--validation", tmp_path / "validation.jsonl"),
     )
