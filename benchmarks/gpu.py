@@ -36,7 +36,6 @@ ROOT = Path(__file__).parents[1]
 TRAINED: dict[str, tuple[str, dict[str, Any], bool]] = {
     "this package": ("vanilla", {}, False),
     "M2M100": ("m2m100", {}, False),
-    "no padding": ("vanilla", {"attn_implementation": "varlen"}, False),
     "compiled layers": ("vanilla", {}, True),
 }
 SEARCHES = {

@@ -30,7 +30,6 @@ FAMILIES = {name: (name, {}) for name in ("vanilla", "m2m100", "marian")}
 VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},
     "eager attention": {"attn_implementation": "eager"},
-    "no padding": {"attn_implementation": "varlen"},
     "post-norm": {"pre_norm": False},
     "norm of embeddings": {"embedding_layer_norm": True},
     "learned positions": {"position_embedding_type": "learned"},
