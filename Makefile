@@ -44,11 +44,11 @@ test-slow: $(READY)
 test-storm: $(READY)
 	STORM_ROUNDS=100 $(RUN)python -m pytest -m slow -n 2 tests/storm
 
-# With the oldest Transformers that is allowed: the quick tests, the slow ones of the plugin, then
-# folders that the two releases exchange.
+# With the oldest Transformers that is allowed: the quick tests, its own common tests on our classes,
+# then folders that the two releases exchange.
 test-oldest: $(READY)
 	$(MAKE) test VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt
-	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest -m slow -n 2 tests/plugin
+	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest -m slow tests/plugin/test_hf_suite.py
 	OMP_NUM_THREADS=1 OTHER_PYTHON=.venv-oldest/bin/python \
 		$(RUN)python -m pytest -m slow tests/plugin/test_releases.py
 
@@ -57,6 +57,7 @@ test-oldest: $(READY)
 test-mutants: $(READY)
 	$(RUN)python checks/check_mutants.py --jobs 2 $(if $(SHARE),--share $(SHARE) --skip-unbroken)
 
+test-all: export WITH_MARIAN = 1
 test-all: test test-slow test-oldest test-mutants
 
 lint: $(READY)

@@ -280,6 +280,8 @@ def test_other_classes_have_no_positions_of_marian(tmp_path, capsys):
 @pytest.fixture(scope="session")
 def engine(tmp_path_factory):
     """Marian in an environment of its own; skips where it cannot be had."""
+    if not (os.environ.get("WITH_MARIAN") or os.environ.get("PYMARIAN")):
+        pytest.skip("Marian's own engine, 600 MB, is asked by `make test-all` (WITH_MARIAN=1)")
     if found := os.environ.get("PYMARIAN"):
         return Engine(Path(sys.executable), found)
     folder = tmp_path_factory.mktemp("engine") / "environment"
