@@ -296,7 +296,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
         faults += [
             f"`{name}` must be above 0 and {'finite' if limit == inf else f'below {limit}'}, got "
             f"{getattr(self, name)}."
-            for name, limit in (("layer_norm_eps", 1), ("position_base", inf), ("init_std", inf))
+            for name, limit in (("layer_norm_eps", 2), ("position_base", inf), ("init_std", inf))
             if getattr(self, name) is not None and not 0 < getattr(self, name) < limit
         ]
         if self.position_offset < 0:

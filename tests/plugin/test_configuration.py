@@ -148,7 +148,7 @@ def test_rate_outside_its_range_is_refused(name, value):
 @pytest.mark.parametrize("value", [0.0, -0.02, math.inf, math.nan])
 @pytest.mark.parametrize("name", POSITIVE)
 def test_number_that_is_not_positive_or_not_finite_is_refused(name, value):
-    limit = "below 1" if name == "layer_norm_eps" else "finite"
+    limit = "below 2" if name == "layer_norm_eps" else "finite"
 
     message = refusal(**{name: value})
 
@@ -156,7 +156,7 @@ def test_number_that_is_not_positive_or_not_finite_is_refused(name, value):
 
 
 def test_norm_that_divides_by_more_than_its_input_is_refused():
-    assert "`layer_norm_eps` must be above 0 and below 1, got 1e+30" in refusal(layer_norm_eps=1e30)
+    assert "`layer_norm_eps` must be above 0 and below 2, got 1e+30" in refusal(layer_norm_eps=1e30)
 
 
 @pytest.mark.parametrize(
