@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from vanilla_transformer_tools.text.tokenizer_pair import load_tokenizer
 
 from .commands.conftest import folder, run, signals, tokenizer  # noqa: F401
 
-SOURCE = Path(__file__).parents[1] / "src"
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src"
 # Functions of Transformers, PEFT, `datasets` and `evaluate` that load what may bring its own code.
 LOADING = {"from_pretrained", "load_adapter", "pipeline", "get_class_from_dynamic_module"}
 # Classes that read values only, and ours, whose own calls are in the list.
@@ -55,6 +57,14 @@ def test_every_call_that_loads_decides_on_code_itself():
         encoding="utf-8"
     )
     assert '"trust_remote_code": False, **loading}' in model_folder
+
+
+def test_no_action_of_a_workflow_changes_under_its_name():
+    workflows = [file.read_text(encoding="utf-8") for file in (ROOT / ".github").glob("*/*.yml")]
+    actions = re.findall(r"uses: (\S+)", "".join(workflows))
+
+    assert actions
+    assert [name for name in actions if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", name)] == []
 
 
 MARK = "ran.txt"
