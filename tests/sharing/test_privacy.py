@@ -217,6 +217,7 @@ TOKENS = {
     "Google": "AIza" + WORD[:35],
     "Stripe": "sk_live_" + WORD[:24],
     "npm": "npm_" + WORD[:36],
+    "npm, an older one": "//host/:_authToken=" + "0123abcd" * 4 + "4567",
     "PyPI": "pypi-AgEIcHlwaS5vcmc" + WORD[:80],
     "SendGrid": f"SG.{WORD[:22]}.{WORD[:43]}",
     "Telegram": "123456789:" + WORD[:35],
@@ -257,7 +258,7 @@ def test_large_vocabulary_of_odd_words_is_searched_quickly_and_discloses_nothing
     random = Random(1)
     letters = string.ascii_letters + string.digits + "_-./:@=+?&ß▁Ġ"
     words = ["".join(random.choices(letters, k=random.randrange(1, 25))) for _ in range(32000)]
-    words += ["APARTMENTHAUS", "/home/jo", "https://jo:pass@host.org"]
+    words += ["APARTMENTHAUS", "/home/jo", "https://jo:pass@host.org", "//x" * 20000]
     text = json.dumps({word: number for number, word in enumerate(words)}, indent=0)
 
     started = process_time()

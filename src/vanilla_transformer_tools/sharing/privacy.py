@@ -16,13 +16,14 @@ from detect_secrets.plugins.keyword import DENYLIST, KeywordDetector
 MASK = "<secret>"
 
 # Detectors of detect-secrets that ordinary text sets off, such as addresses and the word
-# APARTMENTHAUS, and slow ones of values with names, which `_ASSIGNED` finds as well.
+# APARTMENTHAUS, and slow ones, whose values `_SECRETS` and `_ASSIGNED` find as well.
 _UNUSED_DETECTORS = {
     "Artifactory Credentials",
     "Basic Auth Credentials",
     "Cloudant Credentials",
     "IBM COS HMAC Credentials",
     "IBM Cloud IAM Key",
+    "NPM tokens",
     "Public IP (ipv4)",
     "SoftLayer Credentials",
 }
@@ -37,6 +38,7 @@ _SECRETS = {
     r"ya29\.[\w-]{20,}": "a token of Google",
     r"xapp-\d-[A-Za-z0-9-]{20,}": "a token of Slack",
     r"npm_[A-Za-z0-9]{36}": "a token of npm",
+    r":_authToken=\s*([A-Fa-f0-9-]{36})": "a token of npm",
     r"[rs]k_test_[A-Za-z0-9]{24,}": "a key of Stripe",
     r"whsec_[A-Za-z0-9]{24,}": "a key of Stripe",
     r"SharedAccessKey=[A-Za-z0-9+/]{40,}=*": "a key of Azure",
