@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ..support.documents import PAGES, ROOT, blocks_and_output, read, without_code
+from ..support.documents import LAB, PAGES, ROOT, blocks_and_output, read, without_code
 
 
 def links(page: str) -> list[tuple[str, str]]:
@@ -76,7 +76,7 @@ def is_broken(page: str, target: str) -> bool:
 def test_links_lead_to_files_and_headings_that_exist():
     targets = [
         (page, target)
-        for page in PAGES
+        for page in (*PAGES, *LAB)
         for _, target in links(page)
         if not target.startswith("https://")
     ]
