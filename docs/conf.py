@@ -43,7 +43,8 @@ _ENTRY = re.compile(r"^- \[([^]]+)\]\(([^)]+)\)", re.MULTILINE)
 
 
 def _is_page(path: Path) -> bool:
-    return path.suffix in (".md", ".ipynb", ".svg", ".png")
+    in_lab = path.is_relative_to(ROOT / "lab")
+    return not in_lab and path.suffix in (".md", ".ipynb", ".svg", ".png")
 
 
 def _to_source(text: str, folder: Path) -> str:

@@ -11,6 +11,7 @@ Example:
 import argparse
 import ast
 import re
+import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -49,6 +50,25 @@ PUBLIC = {
 # The page of the config describes its arguments.
 _CONFIG = next(iter(PUBLIC))
 _SECTIONS = ("Args", "Attributes", "Returns", "Yields", "Raises", "Example", "Examples")
+
+
+def layers() -> str:
+    """A table of the layers: a folder or file imports only from lower ones."""
+    path = ROOT / "checks/floors.py"
+    sys.path.insert(0, str(path.parent))
+    from floors import PLAN, TOOLS
+
+    rows = [
+        f"| {number} | {', '.join(f'`{_place(room, TOOLS)}`' for room in rooms)} |"
+        for number, rooms in reversed(list(enumerate(PLAN)))
+    ]
+    return "\n".join(["| layer | folders and files |", "| --- | --- |", *rows]) + "\n\n"
+
+
+def _place(room: str, tools: str) -> str:
+    """The folder or file of the tools, or the package, that a dotted name stands for."""
+    name = room.removeprefix(f"{tools}.")
+    return f"{name}.py" if (ROOT / "src" / tools / f"{name}.py").exists() else f"{name}/"
 
 
 def file_map() -> str:
@@ -279,7 +299,7 @@ def _described(docstring: str, with_args: bool) -> list[str]:
 
 
 PARTS: dict[str, Callable[[], str]] = {
-    "docs/architecture.md": file_map,
+    "docs/architecture.md": lambda: layers() + file_map(),
     "docs/reference/command_line.md": command_line,
     "docs/reference/config.md": config_fields,
     "docs/reference/api.md": api,

@@ -132,12 +132,6 @@ def test_scripts_of_a_page_exist_and_know_the_options(page):
             assert not {word for word in options if word not in help_of(script)}, words
 
 
-def sections(page: str) -> list[tuple[str, str]]:
-    """Headings of the second level, and the text under each."""
-    parts = re.split(r"^## (.*)$", read(page), flags=re.MULTILINE)
-    return list(zip(["", *parts[1::2]], parts[::2], strict=True))
-
-
 def names_a_command(text: str) -> bool:
     """Whether a command in a text exists: of the package, a script, or a target of make."""
     for words in re.findall(r"(?:[\w.-]+/)?(?:[\w.-]+\.py)|vanilla-transformer \w+|make \w+", text):
@@ -151,22 +145,27 @@ def names_a_command(text: str) -> bool:
     return False
 
 
+def tables(page: str) -> list[tuple[str, str]]:
+    """Headings of the parts of a page that hold tables, and the text of each part."""
+    parts = re.split(r"^#{2,3} (.*)$", read(page), flags=re.MULTILINE)
+    found = zip(parts[1::2], parts[2::2], strict=True)
+    return [(heading, text) for heading, text in found if "\n| --- |" in text]
+
+
 @pytest.mark.parametrize("page", ["docs/results.md", "docs/speed.md"])
 def test_tables_name_a_command_that_exists(page):
-    tables = 0
-    for heading, text in sections(page):
-        for part in re.split(r"^### ", text, flags=re.MULTILINE):
-            if "\n| --- |" not in part:
-                continue
-            tables += 1
-            # Rows of a summary link to the sections with their commands.
-            rows = re.findall(r"^\|(?! what| ---).*", part, re.MULTILINE)
-            links = all("](#" in row for row in rows)
-            assert links or names_a_command(part) or names_a_command(text), (
-                f"{heading}: {part[:60]}"
-            )
-            # A command that a reader could take for one must be one.
-            for path in re.findall(r"\b(?:benchmarks|scripts)/\w+\.py", part):
-                assert (ROOT / path).is_file(), path
+    found = tables(page)
 
-    assert tables > 5
+    assert len(found) > 5
+    assert [heading for heading, text in found if not names_a_command(text)] == []
+    # A command that a reader could take for one must be one.
+    for path in re.findall(r"\b(?:benchmarks|scripts)/\w+\.py", read(page)):
+        assert (ROOT / path).is_file(), path
+
+
+@pytest.mark.parametrize("page", ["docs/results.md", "docs/speed.md"])
+def test_tables_follow_a_sentence_that_says_what_they_show(page):
+    for heading, text in tables(page):
+        before = re.split(r"(?m)^\|.*\n\| --- \|", text)[:-1]
+
+        assert all(re.search(r"^\*\*\S.*?\.\*\*", each, re.S | re.M) for each in before), heading

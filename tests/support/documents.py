@@ -11,6 +11,8 @@ PAGES = sorted(
     for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.md")]
     if path.name != "model_card.md"
 )
+# Experiments of a certain day: only their links are kept true.
+LAB = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("lab/*.md"))
 
 
 def read(document: str) -> str:
