@@ -175,8 +175,8 @@ def test_command_of_the_card_names_a_language_of_the_model(make_card, tmp_path):
 @pytest.mark.parametrize(
     ("positions", "words"),
     [
-        ("sinusoidal", "longer ones are accepted, but nothing in training was like them. Check"),
-        ("learned", "the model has learned positions and refuses more than 77. Check"),
+        ("sinusoidal", "longer texts are accepted, but the model was not trained on any. Check"),
+        ("learned", "the model has learned positions and accepts at most 77. Check"),
     ],
 )
 def test_card_says_whether_longer_texts_are_accepted(make_card, tiny_config, positions, words):
@@ -185,7 +185,8 @@ def test_card_says_whether_longer_texts_are_accepted(make_card, tiny_config, pos
 
     card = make_card().content
 
-    assert f"had up to 9 tokens;\n{words} the output before" in card
+    assert f"had up to 9 tokens;\n{words} its output before" in card
+    assert card.startswith("---\nlibrary_name")
 
 
 @pytest.fixture
