@@ -499,7 +499,7 @@ def test_card_of_an_imported_model_tells_its_source_and_no_training(tiny_config,
     ("positions", "words"),
     [
         ("sinusoidal", ""),
-        ("learned", "It has learned positions and refuses texts of more than 77 tokens. "),
+        ("learned", "It has learned positions and accepts at most 77 tokens. "),
     ],
 )
 def test_card_without_a_record_of_training_claims_none(tiny_config, tmp_path, positions, words):
@@ -511,7 +511,7 @@ def test_card_without_a_record_of_training_claims_none(tiny_config, tmp_path, po
 
     card = ModelCard.load(tmp_path / "README.md")
     assert "(https://arxiv.org/abs/1706.03762)\nwith `vanilla" in card.text
-    assert f"what its training pairs show. {words}Check the output" in card.text
+    assert f"learned from its training pairs only. {words}Check its output" in card.text
     assert "trained-from-scratch" not in card.data.tags
 
 
