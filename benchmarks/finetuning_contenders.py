@@ -34,7 +34,7 @@ SIZES: dict[str, dict[str, Any]] = {
     | {"pad_token_id": 58_100, "decoder_start_token_id": 58_100, "eos_token_id": 0}
     | stacks(6, 8, 2048),
     "nllb": {"vocab_size": 256_206, "d_model": 1024} | stacks(2, 16, 4096),
-    # The same with the entries that trimming keeps for Tatoeba (docs/pretrained.md).
+    # The same with the entries that trimming keeps for Tatoeba (docs/import_export.md).
     "nllb-kept": {"vocab_size": 31_726, "d_model": 1024} | stacks(2, 16, 4096),
     "minute": {"vocab_size": 500, "d_model": 32} | stacks(2, 2, 64),
 }

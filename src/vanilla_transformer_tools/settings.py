@@ -729,7 +729,7 @@ class EvaluateSettings(SearchSettings):
         "Scores to compute. For spelling to phonemes: wer, the percentage of lines with a wrong "
         "token, and per, edits per 100 reference tokens. For code: codexglue_bleu, the smoothed "
         "BLEU of CodeXGLUE. These three separate tokens at blanks. COMET needs an environment of "
-        "its own, see docs/evaluation.md.",
+        "its own, see docs/evaluate.md.",
         DEFAULT_METRICS,
         choices=tuple(METRIC_TITLES),
     )

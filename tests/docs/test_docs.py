@@ -54,11 +54,14 @@ def test_documents_run_and_print_what_they_show(capsys, page):
 
 
 def test_estimates_are_those_of_their_formula(capsys):
-    ((code, shown),) = blocks_and_output("docs/scale.md")
+    ((code, shown),) = blocks_and_output("lab/2026-11-23_many_gpus.md")
 
     exec(code, {})
 
     assert capsys.readouterr().out == shown
+    base, big = re.findall(r"efficiency (\d+%) to (\d+%)", shown)[::3]
+    first_row = f"| {base[0]} to {base[1]} | {big[0]} to {big[1]} |"
+    assert first_row in read("docs/scale.md")
 
 
 def anchors(page: Path) -> set[str]:

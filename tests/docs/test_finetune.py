@@ -10,6 +10,7 @@ from vanilla_transformer_tools.commands import main
 from vanilla_transformer_tools.translation import Translator
 
 from ..support.documents import code_blocks
+from ..support.pretrained import save_pretrained_model
 
 PAGE = "docs/finetune.md"
 PAIRS = [("ein hund rennt .", "a dog runs ."), ("die katze schläft .", "the cat sleeps .")] * 4
@@ -24,7 +25,7 @@ pytestmark = [
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """A folder with the pairs and, at the name that the page gives, a minute model."""
+    """A folder with the pairs and, at the names that the page gives, minute models."""
     monkeypatch.chdir(tmp_path)
     for split in ("train", "valid", "test"):
         for side, language in enumerate(("de", "en")):
@@ -49,6 +50,9 @@ def place(tmp_path, monkeypatch):
     folder = tmp_path / "Helsinki-NLP" / "opus-mt-de-en"
     M2M100ForConditionalGeneration(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    nllb = save_pretrained_model("nllb", tmp_path / "pretrained")
+    (tmp_path / "facebook").mkdir()
+    nllb.rename(tmp_path / "facebook" / "nllb-200-distilled-600M")
     return tmp_path
 
 

@@ -21,7 +21,7 @@ from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from ..support.documents import code_blocks
 
 WIDTH, HEADS, INNER, SOURCE_WORDS, TARGET_WORDS = 24, 4, 28, 33, 37
-_EXTENDING, _ = code_blocks("docs/pretrained.md", "yaml")
+_EXTENDING, _ = code_blocks("docs/import_export.md", "yaml")
 # The page's, but for sizes and rates, and with another activation than the default.
 MAPPING = yaml.safe_load(_EXTENDING)
 MAPPING["constants"] |= {

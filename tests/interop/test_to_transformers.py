@@ -217,8 +217,8 @@ def test_folder_needs_nothing_of_this_package(ours, tmp_path):
 
 
 def translate(folder, without=""):
-    """What docs/pretrained.md runs."""
-    (block,) = (one for one in code_blocks("docs/pretrained.md", "python") if "-pegasus" in one)
+    """What docs/import_export.md runs."""
+    (block,) = (one for one in code_blocks("docs/import_export.md", "python") if "-pegasus" in one)
     return without + block.replace("runs/de-en-pegasus", str(folder))
 
 

@@ -175,8 +175,8 @@ def test_command_of_the_card_names_a_language_of_the_model(make_card, tmp_path):
 @pytest.mark.parametrize(
     ("positions", "words"),
     [
-        ("sinusoidal", "longer ones are accepted, but nothing in training was like them. Check"),
-        ("learned", "the model has learned positions and refuses more than 77. Check"),
+        ("sinusoidal", "longer texts are accepted, but the model was not trained on any. Check"),
+        ("learned", "the model has learned positions and accepts at most 77. Check"),
     ],
 )
 def test_card_says_whether_longer_texts_are_accepted(make_card, tiny_config, positions, words):
@@ -185,7 +185,8 @@ def test_card_says_whether_longer_texts_are_accepted(make_card, tiny_config, pos
 
     card = make_card().content
 
-    assert f"had up to 9 tokens;\n{words} the output before" in card
+    assert f"had up to 9 tokens;\n{words} its output before" in card
+    assert card.startswith("---\nlibrary_name")
 
 
 @pytest.fixture
@@ -498,7 +499,7 @@ def test_card_of_an_imported_model_tells_its_source_and_no_training(tiny_config,
     ("positions", "words"),
     [
         ("sinusoidal", ""),
-        ("learned", "It has learned positions and refuses texts of more than 77 tokens. "),
+        ("learned", "It has learned positions and accepts at most 77 tokens. "),
     ],
 )
 def test_card_without_a_record_of_training_claims_none(tiny_config, tmp_path, positions, words):
@@ -510,7 +511,7 @@ def test_card_without_a_record_of_training_claims_none(tiny_config, tmp_path, po
 
     card = ModelCard.load(tmp_path / "README.md")
     assert "(https://arxiv.org/abs/1706.03762)\nwith `vanilla" in card.text
-    assert f"what its training pairs show. {words}Check the output" in card.text
+    assert f"learned from its training pairs only. {words}Check its output" in card.text
     assert "trained-from-scratch" not in card.data.tags
 
 
@@ -527,7 +528,7 @@ def test_model_of_another_kind_gets_no_card(tmp_path):
     ("settings", "how"),
     [
         ({"peft": "lora"}, "3 parameters were trained: adapters (LoRA), which have been merged."),
-        ({"freeze": ["encoder", "*.bias"]}, "3 parameters were trained: encoder, *.bias stayed"),
+        ({"freeze": ["encoder", "*.bias"]}, "3 parameters were trained: encoder, *.bias were"),
     ],
 )
 def test_card_tells_what_was_trained(make_card, settings, how):

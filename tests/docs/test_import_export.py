@@ -1,4 +1,4 @@
-"""`docs/pretrained.md`: commands and code run as they are written, on small models."""
+"""`docs/import_export.md`: commands and code run as they are written, on small models."""
 
 import shlex
 
@@ -16,7 +16,7 @@ from ..interop.test_fairseq import checkpoint
 from ..interop.test_importing import SIZES
 from ..support.documents import code_blocks
 
-PAGE = "docs/pretrained.md"
+PAGE = "docs/import_export.md"
 PICKLED = "checkpoints/checkpoint_best.pt"
 
 
