@@ -62,16 +62,16 @@ ids = torch.randint(3, 37, (2, 5))
 model.train()(ids, labels=ids).loss.backward()
 model.eval().generate(ids, num_beams=2, max_length=9)
 """
-# What the neighbours keep too; the others are about memory, or rest on fast files.
+# But for memory, which is what fast files are for, and what Transformers itself breaks.
 CONTRACTS = """
 import sys, tempfile
 from itertools import chain
 from pathlib import Path
 sys.path[:0] = ["checks", "benchmarks"]
-from contracts import CHECKS, Candidate, training
+from contracts import CHECKS, Candidate, decoding, training
 broken = []
 for check in chain(*CHECKS.values()):
-    if check in (training.never_holds_all_logits,):
+    if check in (training.never_holds_all_logits, decoding.asking_leaves_a_model_that_pickles):
         continue
     try:
         with tempfile.TemporaryDirectory() as folder:
