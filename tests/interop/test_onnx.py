@@ -135,17 +135,18 @@ def test_graphs_have_the_names_of_optimum_and_the_documented_opset(folder):
     decoder = onnxruntime.InferenceSession(str(folder / "onnx" / "decoder_model_merged.onnx"))
     shapes = {node.name: node.shape for node in decoder.get_inputs()}
 
-    assert shapes["input_ids"] == ["batch", "target"]
-    assert shapes["encoder_attention_mask"] == ["batch", "source"]
-    assert shapes["encoder_hidden_states"] == ["batch", "source", 24]
+    assert shapes["input_ids"] == ["batch_size", "decoder_sequence_length"]
+    assert shapes["encoder_attention_mask"] == ["batch_size", "encoder_sequence_length"]
+    assert shapes["encoder_hidden_states"] == ["batch_size", "encoder_sequence_length", 24]
     # Optimum takes them in this order.
     assert list(shapes)[3:7] == [
         f"past_key_values.0.{side}.{part}"
         for side in ("decoder", "encoder")
         for part in ("key", "value")
     ]
-    assert shapes["past_key_values.2.encoder.value"] == ["batch", 4, "past_source", 6]
-    assert shapes["past_key_values.0.decoder.key"] == ["batch", 4, "past", 6]
+    for side in ("encoder", "decoder"):
+        length = f"past_{side}_sequence_length"
+        assert shapes[f"past_key_values.2.{side}.value"] == ["batch_size", 4, length, 6]
     assert decoder.get_outputs()[1].name == "present.0.decoder.key"
     graph = onnx.load(folder / "onnx" / "encoder_model.onnx")
     assert [entry.version for entry in graph.opset_import if not entry.domain] == [OPSET]

@@ -112,7 +112,12 @@ def export_onnx(model: PreTrainedModel, folder: Path) -> None:
         ) from error
     batch, source, target, past, past_source = (
         torch.export.Dim(name, min=1)
-        for name in ("batch", "source", "target", "past", "past_source")
+        for name in (
+            # transformers.js looks for this name to make the empty cache.
+            "batch_size",
+            *("encoder_sequence_length", "decoder_sequence_length"),
+            *("past_decoder_sequence_length", "past_encoder_sequence_length"),
+        )
     )
     # A length of 1, or two that differ by 1, would become part of the graph.
     input_ids = torch.ones((2, 9), dtype=torch.long)
