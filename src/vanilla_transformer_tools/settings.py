@@ -795,21 +795,24 @@ class ExportSettings:
     ] = option(
         "Runtime to export for: CTranslate2, which `translate --engine ctranslate2` uses, or ONNX "
         "Runtime, with the names of Optimum and transformers.js; web: a page that translates in "
-        "the browser, for any static web server; or, for folders that load without this package, a class of Transformers. Models "
-        "with the default switches fit pegasus, with --config pre_norm=false marian. marian-npz: "
+        "the browser, for any static web server; or, for folders that load without this package, a "
+        "class of Transformers. Models with the default switches fit pegasus, with --config pre_norm=false marian. marian-npz: "
         "files of Marian itself, for what came from there.",
         "ctranslate2",
     )
-    quantization: Literal[
-        "float32",
-        "float16",
-        "bfloat16",
-        "int8",
-        "int8_float32",
-        "int8_float16",
-        "int8_bfloat16",
-        "int16",
-    ] | None = option(
+    quantization: (
+        Literal[
+            "float32",
+            "float16",
+            "bfloat16",
+            "int8",
+            "int8_float32",
+            "int8_float16",
+            "int8_bfloat16",
+            "int16",
+        ]
+        | None
+    ) = option(
         "Type of the weights with --format ctranslate2; int8_X: 8-bit integers, and type X for "
         "what is not quantised. CTranslate2 replaces a type that the device does not support. "
         "onnx and web have float32 and int8. Default: int8 with web, otherwise float32.",

@@ -456,7 +456,10 @@ def test_command_exports_and_reports_the_agreement(source, tmp_path, write, caps
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--format", "onnx", "--quantization", "int16"], "must be float32 or int8 with --format onnx"),
+        (
+            ["--format", "onnx", "--quantization", "int16"],
+            "must be float32 or int8 with --format onnx",
+        ),
         (["--format", "marian", "--quantization", "int8"], "must be float32 with --format marian"),
         (["--quantisation", "int8"], "did you mean --quantization?"),
         (["--sample", "missing.txt"], "missing.txt"),

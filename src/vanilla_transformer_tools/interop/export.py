@@ -233,6 +233,7 @@ def export_to_onnx(
     with _new_folder(output, force) as folder:
         model, tokenizers = _load(model_name_or_path, trust_remote_code)
         refuse_other_models(model, "onnx")
+        refuse_torch_only(model.generation_config)
         return _write_onnx(model, tokenizers, folder, quantization, sample)
 
 
@@ -270,6 +271,7 @@ def export_to_web(
     with _new_folder(output, force) as folder:
         model, tokenizers = _load(model_name_or_path, trust_remote_code)
         refuse_other_models(model, "web")
+        refuse_torch_only(model.generation_config)
         with TemporaryDirectory() as trial:
             tokenizers.save_pretrained(Path(trial))
             # Fails now rather than after minutes of conversion.
@@ -277,6 +279,8 @@ def export_to_web(
         folder.mkdir()
         runtime(folder)
         agreement = _write_onnx(model, tokenizers, folder / MODEL_FOLDER, quantization, sample)
+        # The page does without the record, which names files.
+        (folder / MODEL_FOLDER / RUN_FILE).unlink()
         write_page(folder, Path(model_name_or_path).resolve().name, model, tokenizers)
     return agreement
 
@@ -291,7 +295,6 @@ def _write_onnx(
     """Writes the graphs, compares them, and quantises them if that is asked for."""
     from vanilla_transformer_tools.interop import onnx
 
-    refuse_torch_only(model.generation_config)
     folder.mkdir()
     engine = TorchEngine(model)
     sources = _sample_sources(engine, tokenizers.source, sample)

@@ -132,7 +132,9 @@ def config_faults(model: VanillaTransformerForConditionalGeneration, name: str) 
     ]
 
 
-def config_of_class(model: VanillaTransformerForConditionalGeneration, name: str) -> PreTrainedConfig:
+def config_of_class(
+    model: VanillaTransformerForConditionalGeneration, name: str
+) -> PreTrainedConfig:
     """The config of the class, as far as it can express ours."""
     model_type = FORMATS[name]
     ours = model.config.to_dict() | {"decoder_vocab_size": model.config.target_vocab_size}

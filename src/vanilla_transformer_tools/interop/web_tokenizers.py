@@ -1,6 +1,7 @@
 """Tokenizers in a form to which transformers.js gives the ids of Python."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,12 @@ _STEPS = {
     "post_processor": {"TemplateProcessing"},
     "decoder": {"ByteFallback", "Fuse", "Strip"},
 }
-_PARTS_OF_SEQUENCE = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers"}
+_PARTS_OF_SEQUENCE = {
+    "normalizer": "normalizers",
+    "pre_tokenizer": "pretokenizers",
+    "post_processor": "processors",
+    "decoder": "decoders",
+}
 _MODELS = ("BPE", "WordLevel")
 
 
@@ -32,6 +38,10 @@ def fit_transformers_js(folder: Path) -> None:
     Raises:
         ValueError: If transformers.js gives other ids; the files then stay as they are.
     """
+    if not (folder / FULL_TOKENIZER_FILE).is_file():
+        raise ValueError(
+            f"transformers.js needs a fast tokenizer, got none: {FULL_TOKENIZER_FILE}."
+        )
     rewritten: dict[Path, dict[str, Any]] = {}
     for file in sorted(folder.rglob(FULL_TOKENIZER_FILE)):
         pipeline = read_object(file)
@@ -43,6 +53,10 @@ def fit_transformers_js(folder: Path) -> None:
                 f"transformers.js would give other ids than the tokenizer {file.name}:\n"
                 + "\n".join(faults)
             )
+        for step in _steps(pipeline, "pre_tokenizer"):
+            # There, splitting at a string would keep the string.
+            if "String" in step.get("pattern", {}):
+                step["pattern"] = {"Regex": re.escape(step["pattern"]["String"])}
         special = {token["content"]: token["id"] for token in pipeline["added_tokens"]}
         pipeline["model"]["vocab"] |= special
         pipeline["added_tokens"] = []
@@ -54,19 +68,25 @@ def fit_transformers_js(folder: Path) -> None:
     name_general_tokenizers(folder)
 
 
+def _steps(pipeline: dict[str, Any], part: str) -> list[dict[str, Any]]:
+    step = pipeline.get(part)
+    if step is None:
+        return []
+    if step["type"] != "Sequence":
+        return [step]
+    steps: list[dict[str, Any]] = step[_PARTS_OF_SEQUENCE[part]]
+    return steps
+
+
 def _faults(pipeline: dict[str, Any], config: dict[str, Any]) -> Iterator[str]:
     model = pipeline["model"]
     if model["type"] not in _MODELS:
         yield (
-            f"The model must be one of {', '.join(_MODELS)}, got {model['type']}, which has no byte "
-            "fallback there. Train with --tokenizer_kind bpe, word or char."
+            f"The model must be one of {', '.join(_MODELS)}, got {model['type']}, which has no "
+            "byte fallback there. Train with --tokenizer_kind bpe, word or char."
         )
     for part, known in _STEPS.items():
-        step = pipeline.get(part) or {"type": "Sequence"}
-        steps = [step]
-        if step["type"] == "Sequence":
-            steps = step.get(_PARTS_OF_SEQUENCE.get(part, f"{part}s"), [])
-        if others := sorted({one["type"] for one in steps} - known):
+        if others := sorted({step["type"] for step in _steps(pipeline, part)} - known):
             yield f"The {part} must consist of {', '.join(sorted(known))}, got {', '.join(others)}."
     if not config.get("split_special_tokens"):
         yield "It must be one that this package trained, with `split_special_tokens`."

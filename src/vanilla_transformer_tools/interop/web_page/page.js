@@ -10,7 +10,7 @@ const say = text => { byId("status").textContent = text; };
 
 env.allowRemoteModels = false;
 env.allowLocalModels = true;
-env.localModelPath = new URL("./", location.href).href;
+env.localModelPath = new URL("./", location.href).pathname;
 // A later export at this address is not the same model.
 env.useBrowserCache = env.useWasmCache = false;
 // ONNX Runtime computes in a worker, and the page stays responsive.
@@ -42,10 +42,11 @@ async function load() {
     progress_callback: ({ status, progress }) =>
       status === "progress_total" && say(`Loading the model: ${Math.round(progress)} %`),
   });
-  say(`Ready after ${seconds(begin)}.`);
+  say(`Ready after ${seconds(begin)}. Type some text.`);
   source.addEventListener("input", debounced(schedule));
   language.addEventListener("input", schedule);
-  schedule();
+  // A browser may have kept the text of an earlier visit.
+  if (source.value) schedule();
 }
 
 // Only the latest text is translated: what runs for an earlier one stops at its next token.
@@ -65,6 +66,8 @@ async function translate(mine) {
       + "Shorten it.");
     return;
   }
+  if (!text.trim()) return say("Type some text.");
+  say("Translating …");
   const begin = performance.now();
   let tokens = 0;
   const lines = text.split(/\r?\n/);
@@ -78,7 +81,6 @@ async function translate(mine) {
     items[place].className = found.fault ? "fault" : "";
     tokens += found.tokens;
   }
-  if (!text.trim()) return say("Type some text.");
   const rate = Math.round(1000 * tokens / (performance.now() - begin));
   say(`Done in ${seconds(begin)}` + (tokens ? `, ${count(rate)} tokens a second.` : "."));
   const download = byId("download");
