@@ -571,8 +571,8 @@ def test_evaluate_compares_with_the_same_options(evaluate, tmp_path):
 # Sharing and exporting
 
 
-# The other two are tested in `test_space.py`.
-@each(PushSettings, "space", "save_space")
+# The others are tested in `test_space.py`.
+@each(PushSettings, "space", "save_space", "web")
 def test_push_passes_each_option_on(field, watch):
     calls = watch(pushing, "push")
     option, value = another(field)
