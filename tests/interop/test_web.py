@@ -24,10 +24,11 @@ from vanilla_transformer_tools.saved_folder import load_model
 
 from ..conftest import build_variant
 from ..support.browser import open_browser
-from ..support.node import install, run_in_node
+from ..support.node import run_in_node
 
 LINES = [german(number) for number in range(90, 290)]
-EXTRA = 50
+# The random model seldom ends by itself.
+EXTRA = 4
 
 
 def save_model(folder, kind="bpe", **changes):
@@ -61,6 +62,10 @@ def pages(cache, tmp_path_factory):
     # Heads that no class of Transformers has: what counts is in the graphs.
     source = save_model(folder / "model", talking_heads="both", encoder_layers=1, decoder_layers=1)
     export_to_web(str(source), folder / "float32", quantization="float32", sample=LINES[:9])
+    facts = folder / "float32" / "page.json"
+    content = json.loads(facts.read_text("utf-8"))
+    assert content["extraTokens"] == 50
+    facts.write_text(json.dumps(content | {"extraTokens": EXTRA}), "utf-8")
     shutil.copytree(folder / "float32", folder / "int8")
     quantize_onnx(folder / "int8" / "model")
     save_interface(load_model(str(source)), folder / "int8" / "model", "int8")
@@ -114,8 +119,7 @@ console.log(JSON.stringify(found));
 
 @pytest.mark.slow
 @pytest.mark.network
-def test_node_translates_as_onnxruntime_does(pages, tmp_path):
-    node = install(tmp_path, web._TRANSFORMERS)
+def test_node_translates_as_onnxruntime_does(pages, node):
     for kind in ("float32", "int8"):
         model = pages / kind / "model"
 
@@ -209,7 +213,7 @@ def test_page_has_the_facts_and_no_record_of_the_run(pages):
 
     assert facts["facts"]["Languages"] == "de → en"
     assert facts["facts"]["Licence"] == "mit"
-    assert (facts["longestSource"], facts["extraTokens"]) == (40, EXTRA)
+    assert facts["longestSource"] == 40
     assert not (pages / "float32" / "model" / "run.json").exists()
     names = {
         file.relative_to(pages / "float32").as_posix() for file in (pages / "float32").iterdir()

@@ -8,10 +8,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer_tools.interop.web import _TRANSFORMERS
 from vanilla_transformer_tools.interop.web_tokenizers import fit_transformers_js
 
-from ..support.node import install, run_in_node
+from ..support.node import run_in_node
 from ..support.odd_text import odd_lines
 
 TEXT = ["Der Hund läuft schnell.", "Ein Haus am See, 12 Äpfel!", "Der alte Mann läuft heim."] * 5
@@ -100,11 +99,6 @@ def test_tokenizer_of_another_package_is_refused(tmp_path):
 def test_folder_without_a_fast_tokenizer_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"needs a fast tokenizer, got none: tokenizer\.json"):
         fit_transformers_js(tmp_path)
-
-
-@pytest.fixture(scope="module")
-def node(tmp_path_factory):
-    return install(tmp_path_factory.mktemp("node"), _TRANSFORMERS)
 
 
 @pytest.mark.slow
