@@ -31,7 +31,7 @@ LINES = [german(number) for number in range(90, 290)]
 EXTRA = 4
 
 
-def save_model(folder, kind="bpe", **changes):
+def save_model(folder, kind="char", **changes):
     tokenizer = VanillaTransformerTokenizer.train(LINES, vocab_size=310, kind=kind)
     model = build_variant(vocab_size=len(tokenizer), **changes)
     model.save_pretrained(folder)
