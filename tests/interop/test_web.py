@@ -162,7 +162,8 @@ class Reader:
     def type(self, text, expected="Done", seconds=60):
         self.browser.execute_script(
             "document.getElementById('status').textContent = '';"
-            "const source = document.getElementById('source'); source.value = JSON.parse(arguments[0]);"
+            "const source = document.getElementById('source');"
+            "source.value = JSON.parse(arguments[0]);"
             "source.dispatchEvent(new Event('input'));",
             # The driver takes no lone surrogate.
             json.dumps(text),
