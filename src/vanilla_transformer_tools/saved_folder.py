@@ -78,7 +78,7 @@ _RECORDED_FILES = (
     "model*.safetensors",
     "model.bin",
     "*_vocabulary.json",
-    "*.onnx*",
+    "onnx/*.onnx*",
     "model.safetensors.index.json",
     "tokenizer.json",
     *VOCABULARY_FILES,

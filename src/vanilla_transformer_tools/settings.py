@@ -762,6 +762,12 @@ class PushSettings:
         "Without --model, the Space of a model that is on the Hub already.",
         group="Space",
     )
+    web: str | None = option(
+        "Folder of `export --format web`, uploaded as a static Space to --space instead of a page "
+        "that needs a Python server.",
+        metavar="FOLDER",
+        group="Space",
+    )
     save_space: str | None = option(
         "Writes the files of such a Space to a new folder, and uploads nothing.",
         metavar="FOLDER",
@@ -776,6 +782,7 @@ class ExportSettings:
     format: Literal[
         "ctranslate2",
         "onnx",
+        "web",
         "marian-npz",
         "bart",
         "blenderbot",
@@ -787,24 +794,29 @@ class ExportSettings:
         "plbart",
     ] = option(
         "Runtime to export for: CTranslate2, which `translate --engine ctranslate2` uses, or ONNX "
-        "Runtime; or, for folders that load without this package, a class of Transformers. Models "
-        "with the default switches fit pegasus, with --config pre_norm=false marian. marian-npz: "
+        "Runtime, with the names of Optimum and transformers.js; web: a page that translates in "
+        "the browser, for any static web server; or, for folders that load without this package, a "
+        "class of Transformers. Models with the default switches fit pegasus, with "
+        "--config pre_norm=false marian. marian-npz: "
         "files of Marian itself, for what came from there.",
         "ctranslate2",
     )
-    quantization: Literal[
-        "float32",
-        "float16",
-        "bfloat16",
-        "int8",
-        "int8_float32",
-        "int8_float16",
-        "int8_bfloat16",
-        "int16",
-    ] = option(
+    quantization: (
+        Literal[
+            "float32",
+            "float16",
+            "bfloat16",
+            "int8",
+            "int8_float32",
+            "int8_float16",
+            "int8_bfloat16",
+            "int16",
+        ]
+        | None
+    ) = option(
         "Type of the weights with --format ctranslate2; int8_X: 8-bit integers, and type X for "
-        "what is not quantised. CTranslate2 replaces a type that the device does not support.",
-        "float32",
+        "what is not quantised. CTranslate2 replaces a type that the device does not support. "
+        "onnx and web have float32 and int8. Default: int8 with web, otherwise float32.",
         group="export to a runtime",
     )
     sample: str | None = option(

@@ -571,8 +571,8 @@ def test_evaluate_compares_with_the_same_options(evaluate, tmp_path):
 # Sharing and exporting
 
 
-# The other two are tested in `test_space.py`.
-@each(PushSettings, "space", "save_space")
+# The others are tested in `test_space.py`.
+@each(PushSettings, "space", "save_space", "web")
 def test_push_passes_each_option_on(field, watch):
     calls = watch(pushing, "push")
     option, value = another(field)
@@ -586,7 +586,7 @@ def test_push_passes_each_option_on(field, watch):
     assert ({"model": str(folder)} | named)[field.name] == value
 
 
-@pytest.mark.parametrize("runtime", ["ctranslate2", "onnx"])
+@pytest.mark.parametrize("runtime", ["ctranslate2", "onnx", "web"])
 @each(ExportSettings)
 def test_export_passes_each_option_on(field, runtime, watch, tmp_path):
     calls = watch(exporting, f"export_to_{runtime}")
@@ -595,8 +595,10 @@ def test_export_passes_each_option_on(field, runtime, watch, tmp_path):
         lines = tmp_path / "sample"
         lines.write_text("one\ntwo\n", encoding="utf-8")
         option, value = ["--sample", str(lines)], ["one", "two"]
-    if field.name == "format" or (field.name, runtime) == ("quantization", "onnx"):
+    if field.name == "format":
         option = []
+    if field.name == "quantization":
+        option, value = ["--quantization", "int8"], "int8"
 
     main(["export", "--format", runtime, *option, "model", "out"])
 

@@ -165,10 +165,8 @@ def test_onnx_folder_is_complete(tmp_path):
     agreement = export_to_onnx(source, tmp_path / "out")
 
     assert files(tmp_path / "out") == {
-        "encoder_model.onnx",
-        "encoder_model.onnx.data",
-        "decoder_model.onnx",
-        "decoder_model.onnx.data",
+        "onnx",
+        "config.json",
         "tokenizer.json",
         "tokenizer_config.json",
         "target_tokenizer",
@@ -179,6 +177,8 @@ def test_onnx_folder_is_complete(tmp_path):
         "tokenizer.json",
         "tokenizer_config.json",
     }
+    assert files(tmp_path / "out" / "onnx") == {"encoder_model.onnx", "decoder_model_merged.onnx"}
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "marian"
     assert agreement.lines == agreement.identical == 100
     assert 0 < agreement.gap < 1e-4
 
@@ -315,7 +315,7 @@ EXPORTED = ("model.bin", "config.json", "run.json")
     [
         (["mine.txt"], False, "out' must not exist yet.*--force to replace"),
         (["mine.txt"], True, "out' must not exist yet.*and nothing else"),
-        (["config.json"], True, r"holds neither decoder_model\.onnx nor model\.bin"),
+        (["config.json"], True, r"holds neither model\.bin nor .*onnx/decoder"),
         *[
             ([*EXPORTED, name], True, rf"and nothing else; this holds {name}, too\.")
             for name in ("notes.txt", "model.safetensors", "target_tokenizer/run.json")
@@ -456,7 +456,11 @@ def test_command_exports_and_reports_the_agreement(source, tmp_path, write, caps
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--format", "onnx", "--quantization", "int8"], "must be float32 with --format onnx"),
+        (
+            ["--format", "onnx", "--quantization", "int16"],
+            "must be float32 or int8 with --format onnx",
+        ),
+        (["--format", "marian", "--quantization", "int8"], "must be float32 with --format marian"),
         (["--quantisation", "int8"], "did you mean --quantization?"),
         (["--sample", "missing.txt"], "missing.txt"),
     ],

@@ -9,12 +9,14 @@ import pytest
 import torch
 from torch import nn
 
+from vanilla_transformer_tools.interop import onnx as onnx_export
 from vanilla_transformer_tools.interop.onnx import (
     OPSET,
     OnnxModel,
     _DecoderGraph,
     _EncoderGraph,
     export_onnx,
+    quantize_onnx,
 )
 
 from ..conftest import VARIANTS, Model, build_variant, each_variant
@@ -27,28 +29,24 @@ class TorchSession:
 
     def __init__(self, graph: nn.Module) -> None:
         self.graph = graph
-        one = torch.ones(1, 1, dtype=torch.long)
-        self.caches = {
-            f"{index // 2}.{('key', 'value')[index % 2]}": cache.shape
-            for index, cache in enumerate(_EncoderGraph(graph.model)(one, one))
-        }
+        self.layers = graph.model.model.decoder.layers
 
     def get_inputs(self):
+        width = self.graph.model.config.d_model
+        parts = self.layers[0].encoder_attn.source_keys_and_values(torch.ones(1, 1, width), None)
         return [
-            SimpleNamespace(name=f"past.{name}", shape=self.caches[name]) for name in self.caches
+            SimpleNamespace(name=f"past_key_values.{layer}.{side}.{name}", shape=part.shape)
+            for layer in range(len(self.layers))
+            for side in ("decoder", "encoder")
+            for name, part in zip(("key", "value"), parts, strict=True)
         ]
-
-    def get_outputs(self):
-        return [SimpleNamespace(name=f"source.{name}") for name in self.caches]
 
     @torch.no_grad()
     def run(self, _, inputs):
-        ids, mask, *_ = tensors = [torch.from_numpy(array) for array in inputs.values()]
-        caches = [
-            [tensor for name, tensor in zip(inputs, tensors, strict=True) if name.startswith(kind)]
-            for kind in ("source.", "past.")
-        ]
-        return [tensor.numpy() for tensor in self.graph(ids, mask, *filter(None, caches))]
+        tensors = {name: torch.from_numpy(array) for name, array in inputs.items()}
+        cache = [tensors.pop(name) for name in inputs if name.startswith("past_key_values.")]
+        outputs = self.graph(**tensors, **({"past_key_values": cache} if cache else {}))
+        return [one.numpy() for one in (outputs if cache else [outputs])]
 
 
 def read_in_torch(model: Model) -> OnnxModel:
@@ -98,17 +96,16 @@ def exported(request, model):
     ("name", "content"),
     [
         ("encoder_model.onnx", b"no graph"),
-        ("decoder_model.onnx", b""),
-        ("decoder_model.onnx.data", b"short"),
+        ("decoder_model_merged.onnx", b""),
         ("encoder_model.onnx", None),
     ],
 )
 def test_damaged_folder_is_told_in_one_line(folder, tmp_path, name, content):
     damaged = shutil.copytree(folder, tmp_path / "damaged")
     if content is None:
-        (damaged / name).unlink()
+        (damaged / "onnx" / name).unlink()
     else:
-        (damaged / name).write_bytes(content)
+        (damaged / "onnx" / name).write_bytes(content)
 
     with pytest.raises(ValueError, match=r"^onnxruntime .* cannot load '.*damaged': .* again\.$"):
         OnnxModel(damaged)
@@ -133,28 +130,50 @@ def test_logits_equal_torchs_for_any_lengths(model, exported, batch, source, tar
 
 
 @pytest.mark.slow
-def test_graphs_name_their_axes_and_have_the_documented_opset(folder):
+def test_graphs_have_the_names_of_optimum_and_the_documented_opset(folder):
     onnx = pytest.importorskip("onnx")
-    decoder = onnxruntime.InferenceSession(str(folder / "decoder_model.onnx"))
+    decoder = onnxruntime.InferenceSession(str(folder / "onnx" / "decoder_model_merged.onnx"))
     shapes = {node.name: node.shape for node in decoder.get_inputs()}
 
-    assert shapes["decoder_input_ids"] == ["batch", "target"]
-    assert shapes["attention_mask"] == ["batch", "source"]
-    assert shapes["source.2.value"] == ["batch", 4, "source", 6]
-    assert shapes["past.0.key"] == ["batch", 4, "past", 6]
-    graph = onnx.load(folder / "encoder_model.onnx", load_external_data=False)
+    assert shapes["input_ids"] == ["batch_size", "decoder_sequence_length"]
+    assert shapes["encoder_attention_mask"] == ["batch_size", "encoder_sequence_length"]
+    assert shapes["encoder_hidden_states"] == ["batch_size", "encoder_sequence_length", 24]
+    # Optimum takes them in this order.
+    assert list(shapes)[3:7] == [
+        f"past_key_values.0.{side}.{part}"
+        for side in ("decoder", "encoder")
+        for part in ("key", "value")
+    ]
+    for side in ("encoder", "decoder"):
+        length = f"past_{side}_sequence_length"
+        assert shapes[f"past_key_values.2.{side}.value"] == ["batch_size", 4, length, 6]
+    assert decoder.get_outputs()[1].name == "present.0.decoder.key"
+    graph = onnx.load(folder / "onnx" / "encoder_model.onnx")
     assert [entry.version for entry in graph.opset_import if not entry.domain] == [OPSET]
 
 
 @pytest.mark.slow
-def test_weights_lie_in_files_that_move_with_the_graphs(folder, tmp_path, model):
-    assert (folder / "decoder_model.onnx.data").is_file()
+def test_large_weights_lie_in_files_that_move_with_the_graphs(tmp_path, model, monkeypatch):
+    monkeypatch.setattr(onnx_export, "_LARGEST_GRAPH", 0)
+    export_onnx(model, tmp_path)
+    model.generation_config.save_pretrained(tmp_path)
+    assert (tmp_path / "onnx" / "decoder_model_merged.onnx.data").is_file()
 
-    moved = folder.rename(tmp_path / "moved")
-    try:
-        assert_computes_alike(OnnxModel(moved), model)
-    finally:
-        moved.rename(folder)
+    assert_computes_alike(OnnxModel(tmp_path.rename(tmp_path.with_name("moved"))), model)
+
+
+@pytest.mark.slow
+def test_quantized_graphs_are_smaller_and_compute_nearly_the_same(folder, tmp_path, model):
+    quantized = shutil.copytree(folder, tmp_path / "int8")
+    quantize_onnx(quantized)
+
+    (logits,) = OnnxModel(quantized).force([[5, 9, EOS]], [[7, 8, EOS]])
+
+    names = {"encoder_model_quantized.onnx", "decoder_model_merged_quantized.onnx"}
+    assert {file.name for file in (quantized / "onnx").iterdir()} == names
+    expected = torch_logits(model, [5, 9, EOS], [7, 8, EOS])
+    gap = (torch.from_numpy(logits) - expected).abs().mean().item()
+    assert 0 < gap < 0.1 * expected.abs().mean().item()
 
 
 def assert_computes_alike(reader, model):

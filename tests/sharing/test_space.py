@@ -190,6 +190,40 @@ def test_upload_of_a_space_needs_a_token(hub, monkeypatch, tmp_path):  # noqa: F
     assert "An upload needs a token of the Hub, got none" in command("me/x", "--space", "me/y")
 
 
+@pytest.fixture
+def page(tmp_path):
+    """A folder as `export --format web` leaves it, as far as an upload looks at it."""
+    (tmp_path / "page" / "model" / "onnx").mkdir(parents=True)
+    for name in ("index.html", "page.json", "model/onnx/encoder_model.onnx"):
+        (tmp_path / "page" / name).write_text("{}")
+    return tmp_path / "page"
+
+
+def test_command_uploads_a_page_of_the_browser_as_a_static_space(hub, page):  # noqa: F811
+    said = command("me/de-en", "--space", "me/static", "--web", page)
+
+    assert said == f"The page is at {hub.url}/spaces/me/static\n"
+    uploaded = hub.repositories["me/static"].files()
+    assert {"index.html", "page.json", "model/onnx/encoder_model.onnx"} <= uploaded.keys()
+    assert front_matter(uploaded["README.md"])["sdk"] == "static"
+    assert "app.py" not in uploaded
+
+
+def test_page_with_a_secret_a_link_or_nothing_is_not_uploaded(hub, page, tmp_path):  # noqa: F811
+    assert "--web needs --space" in command("me/x", "--web", page)
+    (tmp_path / "empty").mkdir()
+    said = command("me/x", "--space", "me/refused", "--web", tmp_path / "empty")
+    assert "--web must be a folder made by `export --format web`, got" in said
+
+    (page / "page.json").write_text('{"token": "hf_' + "aB3" * 11 + '"}')
+    assert "page.json, line 1: a token" in command("me/x", "--space", "me/refused", "--web", page)
+    (page / "page.json").unlink()
+    (page / "page.json").symlink_to("/etc/hostname")
+    said = command("me/x", "--space", "me/refused", "--web", page)
+    assert "A Space has no links, got 'page.json'" in said
+    assert "me/refused" not in hub.repositories
+
+
 def test_saving_and_uploading_exclude_each_other(tmp_path):
     said = command("me/x", "--space", "me/y", "--save_space", tmp_path)
 

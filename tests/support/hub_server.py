@@ -101,7 +101,7 @@ class HubRequest(BaseHTTPRequestHandler):
         name = f"{wanted.get('organization') or USER}/{wanted['name']}"
         kind = wanted.get("type", "model")
         # The real Hub asks for the kit of a Space.
-        if kind == "space" and wanted.get("sdk") != "gradio":
+        if kind == "space" and wanted.get("sdk") not in ("gradio", "static"):
             raise HubError(400, error="sdk is required")
         place = f"spaces/{name}" if kind == "space" else name
         address = {"url": f"{self.hub.url}/{place}", "name": name}

@@ -7,7 +7,7 @@ from pathlib import Path
 from vanilla_transformer_tools.commands.command import Parser, build_parser, check_folder, refuse
 from vanilla_transformer_tools.settings import ExportSettings
 
-_RUNTIMES = ("ctranslate2", "onnx")
+_RUNTIMES = ("ctranslate2", "onnx", "web")
 
 _EXAMPLE = """An export to a runtime is kept only if it translates a sample greedily as the model
 does. In float32, whatever the --quantization, at least 99 % of the lines must be equal, and
@@ -17,12 +17,13 @@ for integers. An export to a class is kept only if the logits of both agree.
 
 examples:
   vanilla-transformer export --format ctranslate2 --quantization int8 runs/de-en runs/de-en-int8
+  vanilla-transformer export --format web runs/de-en page && python -m http.server --directory page
   vanilla-transformer export --format pegasus runs/de-en runs/de-en-pegasus
 """
 
 
 def export(argv: list[str]) -> None:
-    """Convert a model for CTranslate2, ONNX Runtime, Marian or Transformers."""
+    """Convert a model for CTranslate2, ONNX Runtime, browsers, Marian or Transformers."""
     parser = build_parser(export, ExportSettings, _EXAMPLE)
     parser.add_argument("model", metavar="MODEL", help="Folder or Hub name of a model.")
     parser.add_argument("output", metavar="OUT", help="Folder to create.")
@@ -31,9 +32,10 @@ def export(argv: list[str]) -> None:
     values = vars(namespace)
     model, output = values.pop("model"), Path(values.pop("output"))
     settings = ExportSettings(**values)
-    if settings.format != "ctranslate2" and settings.quantization != "float32":
+    types = ("float32", "int8") if settings.format in ("onnx", "web") else ("float32",)
+    if settings.format != "ctranslate2" and settings.quantization not in (None, *types):
         parser.error(
-            f"--quantization must be float32 with --format {settings.format}, "
+            f"--quantization must be {' or '.join(types)} with --format {settings.format}, "
             f"got {settings.quantization}"
         )
     for name in ("sample", "force"):
@@ -67,29 +69,26 @@ def _export(model: str, output: Path, settings: ExportSettings) -> None:
 
 def _export_to_runtime(model: str, output: Path, settings: ExportSettings) -> None:
     from vanilla_transformer_tools.files import read_lines
-    from vanilla_transformer_tools.interop.export import export_to_ctranslate2, export_to_onnx
+    from vanilla_transformer_tools.interop.export import (
+        export_to_ctranslate2,
+        export_to_onnx,
+        export_to_web,
+    )
 
     # torch's exporter warns about missing torchvision, which we do not need.
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     sample = list(read_lines(settings.sample)) if settings.sample else None
     print(f"exporting {model} and comparing translations ...", file=sys.stderr)
-    if settings.format == "onnx":
-        agreement = export_to_onnx(
-            model,
-            output,
-            sample=sample,
-            force=settings.force,
-            trust_remote_code=settings.trust_remote_code,
-        )
-    else:
-        agreement = export_to_ctranslate2(
-            model,
-            output,
-            quantization=settings.quantization,
-            sample=sample,
-            force=settings.force,
-            trust_remote_code=settings.trust_remote_code,
-        )
+    makers = {"ctranslate2": export_to_ctranslate2, "onnx": export_to_onnx, "web": export_to_web}
+    default = "int8" if settings.format == "web" else "float32"
+    agreement = makers[settings.format](
+        model,
+        output,
+        quantization=settings.quantization or default,
+        sample=sample,
+        force=settings.force,
+        trust_remote_code=settings.trust_remote_code,
+    )
     lines = f"the lines of {settings.sample}" if settings.sample else "random tokens"
     print(f"{output}: {agreement} (on {lines})")
 

@@ -12,6 +12,7 @@ out of the folder.
 example:
   vanilla-transformer push --model runs/de-en user/de-en
   vanilla-transformer push --model runs/de-en user/de-en --space user/de-en-page
+  vanilla-transformer push user/de-en --space user/de-en-web --web page
 """
 
 
@@ -26,6 +27,8 @@ def push(argv: list[str]) -> None:
     settings = PushSettings(**values)
     if settings.space and settings.save_space:
         parser.error("--space and --save_space exclude each other: leave one out")
+    if settings.web and not settings.space:
+        parser.error("--web needs --space, the repository to upload it to")
     if settings.save_space:
         _save_space(Path(settings.save_space), repo_id)
         return
@@ -34,9 +37,15 @@ def push(argv: list[str]) -> None:
     if settings.model:
         _push_model(settings, repo_id)
     if settings.space:
-        from vanilla_transformer_tools.sharing.space import push_space
+        from vanilla_transformer_tools.sharing.space import push_space, push_static_space
 
-        address = push_space(settings.space, repo_id, private=settings.private or None)
+        private = settings.private or None
+        if settings.web:
+            address = push_static_space(
+                settings.space, Path(settings.web), repo_id, private=private
+            )
+        else:
+            address = push_space(settings.space, repo_id, private=private)
         print(f"The page is at {address}")
 
 

@@ -1,9 +1,11 @@
 """A saved model to another runtime or class: converted, compared, and only then in place."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,6 +28,8 @@ from vanilla_transformer_tools.interop.to_transformers import (
     refuse_other_models,
     to_transformers,
 )
+from vanilla_transformer_tools.interop.web import MODEL_FOLDER, WEB_FILES, runtime, write_page
+from vanilla_transformer_tools.interop.web_tokenizers import fit_transformers_js
 from vanilla_transformer_tools.saved_folder import (
     RESULTS_FILE,
     RUN_FILE,
@@ -50,9 +54,12 @@ from vanilla_transformer_tools.translation.search import (
 if TYPE_CHECKING:
     from vanilla_transformer_tools.interop.onnx import OnnxModel
 
+logger = logging.getLogger(__name__)
+
 # An export is recognised by one of these. `force` replaces a folder only if it holds nothing but
 # files of an export.
-_WEIGHTS = {"model.bin", "decoder_model.onnx"}
+_DECODERS = {"onnx/decoder_model_merged.onnx", "onnx/decoder_model_merged_quantized.onnx"}
+_WEIGHTS = {"model.bin", *_DECODERS, *(f"model/{name}" for name in _DECODERS)}
 _TOKENIZER_FILES = {
     "tokenizer.json",
     "tokenizer_config.json",
@@ -74,9 +81,8 @@ _EXPORTED_FILES = {
     *_WEIGHTS,
     *_TOKENIZER_FILES,
     *(f"{TARGET_FOLDER}/{name}" for name in _TOKENIZER_FILES),
-    "decoder_model.onnx.data",
-    "encoder_model.onnx",
-    "encoder_model.onnx.data",
+    "onnx/encoder_model.onnx",
+    "onnx/encoder_model_quantized.onnx",
     "config.json",
     "shared_vocabulary.json",
     "source_vocabulary.json",
@@ -86,6 +92,8 @@ _EXPORTED_FILES = {
     RESULTS_FILE,
     RUN_FILE,
 }
+_EXPORTED_FILES |= {f"{name}.data" for name in _EXPORTED_FILES if name.endswith(".onnx")}
+_EXPORTED_FILES |= {*WEB_FILES, *(f"{MODEL_FOLDER}/{name}" for name in _EXPORTED_FILES)}
 
 _SAMPLE_LINES, _LONGEST_LINE = 100, 30
 # One in so many of these lines is decoded by Marian, up to three times its length.
@@ -195,43 +203,111 @@ def export_to_onnx(
     model_name_or_path: str,
     output: Path,
     *,
+    quantization: str = "float32",
     sample: list[str] | None = None,
     force: bool = False,
     trust_remote_code: bool = False,
 ) -> Agreement:
-    """Writes a folder of ONNX graphs, for `interop.onnx.OnnxModel` and others.
+    """Writes a folder of ONNX graphs that Optimum and transformers.js load.
 
-    It holds the graphs with their weights, the tokenizer's files, with those of the target in
-    target_tokenizer/ if it has one of its own, generation_config.json and the record of the
-    training run.
+    It holds the graphs with their weights in onnx/, a config.json that says how to run them, the
+    tokenizer's files, with those of the target in target_tokenizer/ if it has one of its own,
+    generation_config.json and the record of the training run.
 
     Args:
         model_name_or_path: Folder or Hub name of the model.
         output: Folder to make; it appears once its translations have been compared.
+        quantization: Type of the weights, `float32` or `int8`.
         sample: Lines to compare on; None: random tokens of the vocabulary.
         force: Replaces an earlier export at `output`.
         trust_remote_code: Runs the code in the folder of a model of another kind than ours.
 
     Returns:
-        How the greedy translations of the sample compare.
+        How the greedy translations of the sample compare; int8 is compared after float32, which
+        must translate like the model.
 
     Raises:
         FileExistsError: If there is something at `output` that may not be replaced.
         ValueError: If the graphs translate unlike the model.
     """
-    from vanilla_transformer_tools.interop.onnx import OnnxModel, export_onnx
-
     with _new_folder(output, force) as folder:
-        folder.mkdir()
         model, tokenizers = _load(model_name_or_path, trust_remote_code)
         refuse_other_models(model, "onnx")
         refuse_torch_only(model.generation_config)
-        export_onnx(model, folder)
-        _save_settings(model, tokenizers, folder)
-        engine = TorchEngine(model)
-        sources = _sample_sources(engine, tokenizers.source, sample)
-        agreement = _compare_logits(engine, OnnxModel(folder), sources)
-        agreement.check(*_ONNX_TOLERANCE)
+        return _write_onnx(model, tokenizers, folder, quantization, sample)
+
+
+def export_to_web(
+    model_name_or_path: str,
+    output: Path,
+    *,
+    quantization: str = "int8",
+    sample: list[str] | None = None,
+    force: bool = False,
+    trust_remote_code: bool = False,
+) -> Agreement:
+    """Writes a folder that any static web server shows as a page that translates in the browser.
+
+    It holds the page, transformers.js and ONNX Runtime in runtime/, and in model/ what
+    `export_to_onnx` writes.
+
+    Args:
+        model_name_or_path: Folder or Hub name of the model.
+        output: Folder to make; it appears once the translations have been compared.
+        quantization: Type of the weights, `float32` or `int8`.
+        sample: Lines to compare on; None: random tokens of the vocabulary.
+        force: Replaces an earlier export at `output`.
+        trust_remote_code: Runs the code in the folder of a model of another kind than ours.
+
+    Returns:
+        As `export_to_onnx`.
+
+    Raises:
+        FileExistsError: If there is something at `output` that may not be replaced.
+        OSError: If npm is missing, or cannot download the runtime.
+        ValueError: If the graphs translate unlike the model, or transformers.js would give other
+            ids than the tokenizer.
+    """
+    with _new_folder(output, force) as folder:
+        model, tokenizers = _load(model_name_or_path, trust_remote_code)
+        refuse_other_models(model, "web")
+        refuse_torch_only(model.generation_config)
+        with TemporaryDirectory() as trial:
+            tokenizers.save_pretrained(Path(trial))
+            # Fails now rather than after minutes of conversion.
+            fit_transformers_js(Path(trial))
+        folder.mkdir()
+        runtime(folder)
+        agreement = _write_onnx(model, tokenizers, folder / MODEL_FOLDER, quantization, sample)
+        # The page does without the record, which names files.
+        (folder / MODEL_FOLDER / RUN_FILE).unlink()
+        write_page(folder, Path(model_name_or_path).resolve().name, model, tokenizers)
+    return agreement
+
+
+def _write_onnx(
+    model: PreTrainedModel,
+    tokenizers: TokenizerPair,
+    folder: Path,
+    quantization: str,
+    sample: list[str] | None,
+) -> Agreement:
+    """Writes the graphs, compares them, and quantises them if that is asked for."""
+    from vanilla_transformer_tools.interop import onnx
+
+    folder.mkdir()
+    engine = TorchEngine(model)
+    sources = _sample_sources(engine, tokenizers.source, sample)
+    model.generation_config.save_pretrained(folder)
+    onnx.export_onnx(model, folder)
+    agreement = _compare_logits(engine, onnx.OnnxModel(folder), sources)
+    agreement.check(*_ONNX_TOLERANCE)
+    if quantization == "int8":
+        onnx.quantize_onnx(folder)
+        agreement = _compare_logits(engine, onnx.OnnxModel(folder), sources, is_quantized=True)
+        agreement.check(*_INTEGER_TOLERANCE)
+    onnx.save_interface(model, folder, quantization)
+    _save_settings(model, tokenizers, folder, for_javascript=True)
     return agreement
 
 
@@ -402,9 +478,16 @@ def _load(
     return model.eval(), tokenizers
 
 
-def _save_settings(model: PreTrainedModel, tokenizers: TokenizerPair, folder: Path) -> None:
+def _save_settings(
+    model: PreTrainedModel, tokenizers: TokenizerPair, folder: Path, *, for_javascript: bool = False
+) -> None:
     """What a Translator needs besides the weights; the record has the longest line of training."""
     tokenizers.save_pretrained(folder)
+    if for_javascript:
+        try:
+            fit_transformers_js(folder)
+        except ValueError as error:
+            logger.warning("The tokenizer is for Python only. %s", error)
     model.generation_config.save_pretrained(folder)
     run = read_run(model.name_or_path) | {"files": describe_model_files(folder)}
     write_run(folder, run)
@@ -479,17 +562,22 @@ def _compare_decoded(
 
 
 def _compare_logits(
-    engine: TorchEngine, exported: "OnnxModel", sources: list[list[int]]
+    engine: TorchEngine,
+    exported: "OnnxModel",
+    sources: list[list[int]],
+    *,
+    is_quantized: bool = False,
 ) -> Agreement:
     """Compares the logits along the model's greedy and beam translations.
 
     A greedy translation is the same if each of its tokens has the largest logit of the export, too.
+    Of quantised weights, log-probabilities of the translations are compared instead of all logits.
     """
     model = engine.model
     first_token = model.generation_config.forced_bos_token_id
     chosen = slice(int(first_token is not None), None)
     forbidden = never_generated(model.generation_config)
-    identical, gap = 0, 0.0
+    identical, gaps = 0, [0.0]
     for batch in _batches(sources):
         limits, prefixes = _limits(engine, batch), _no_prefixes(batch)
         for num_beams in (1, _BEAMS):
@@ -499,7 +587,12 @@ def _compare_logits(
             expected = _logits(model, batch, targets)
             actual = torch.from_numpy(exported.force(batch, targets))
             for row, other, target in zip(expected, actual, targets, strict=True):
-                gap = max(gap, (row - other)[: len(target)].abs().max().item())
+                if is_quantized:
+                    both = torch.stack([row, other])[:, range(len(target))].log_softmax(-1)
+                    row, other = both[:, range(len(target)), target].mean(-1)
+                    gaps.append((row - other).abs().item())
+                else:
+                    gaps.append((row - other)[: len(target)].abs().max().item())
             if num_beams == 1:
                 actual[:, :, forbidden] = -torch.inf
                 likeliest = actual.argmax(-1).tolist()
@@ -507,7 +600,11 @@ def _compare_logits(
                     row[: len(target)][chosen] == target[chosen]
                     for row, target in zip(likeliest, targets, strict=True)
                 )
-    return Agreement(len(sources), identical, gap, "logits")
+    if is_quantized:
+        mean = sum(gaps) / max(1, len(gaps) - 1)
+        return Agreement(len(sources), identical, mean, "log-probabilities per token")
+    # `max` would leave out NaN.
+    return Agreement(len(sources), identical, torch.tensor(gaps).max().item(), "logits")
 
 
 def _batches(sources: list[list[int]]) -> list[list[list[int]]]:

@@ -1,5 +1,7 @@
-"""Weights as ONNX graphs, and a small reader that runs them step by step in onnxruntime."""
+"""Weights as ONNX graphs in the form of Optimum and transformers.js, and what runs them."""
 
+import json
+import logging
 import warnings
 from pathlib import Path
 from typing import Any
@@ -10,34 +12,43 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+from transformers.utils import CONFIG_NAME
 
 from vanilla_transformer.generation_vanilla_transformer import padded
+from vanilla_transformer_tools.files import write_lines
+from vanilla_transformer_tools.interop.to_transformers import config_of_class
 from vanilla_transformer_tools.translation.search import refuse_torch_only
 
 Array = NDArray[Any]
 
 # The newest that torch's exporter writes without converting, and onnxruntime reads since 1.14.
 OPSET = 18
-ENCODER_FILE, DECODER_FILE = "encoder_model.onnx", "decoder_model.onnx"
+GRAPHS_FOLDER = "onnx"
+ENCODER, DECODER = "encoder_model", "decoder_model_merged"
+# Ends of the files' names, and the names of the types in transformers.js.
+TYPES = {"float32": ("", "fp32"), "int8": ("_quantized", "q8")}
+# A graph file holds at most 2 GiB; larger weights are in a file beside it.
+_LARGEST_GRAPH = 2**31 - 2**20
 
 
 class _EncoderGraph(nn.Module):
-    """Sources to the keys and values that the decoder's cross-attention reads."""
+    """Sources to the encoder's output."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> list[Tensor]:
-        hidden_states = self.model.model.encoder(input_ids, attention_mask).last_hidden_state
-        cache: list[Tensor] = []
-        for layer in self.model.model.decoder.layers:
-            cache += layer.encoder_attn.source_keys_and_values(hidden_states, None)
-        return cache
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        output: Tensor = self.model.model.encoder(input_ids, attention_mask).last_hidden_state
+        return output
 
 
 class _DecoderGraph(nn.Module):
-    """Target tokens that follow a cache to logits and the longer cache."""
+    """Target tokens that follow a cache to logits and the longer cache.
+
+    The first step brings an empty cache, and later ones the keys and values of the whole source:
+    only source positions that the cache lacks are projected. One graph so serves all steps.
+    """
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
@@ -45,40 +56,42 @@ class _DecoderGraph(nn.Module):
 
     def forward(
         self,
-        decoder_input_ids: Tensor,
-        attention_mask: Tensor,
-        source_cache: list[Tensor],
-        target_cache: list[Tensor],
+        encoder_attention_mask: Tensor,
+        input_ids: Tensor,
+        encoder_hidden_states: Tensor,
+        past_key_values: list[Tensor],
     ) -> list[Tensor]:
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-        for index in range(len(self.model.model.decoder.layers)):
-            cache.self_attention_cache.update(*target_cache[2 * index : 2 * index + 2], index)
-            cache.cross_attention_cache.update(*source_cache[2 * index : 2 * index + 2], index)
+        new_source = encoder_hidden_states[:, past_key_values[2].shape[2] :]
+        for index, layer in enumerate(self.model.model.decoder.layers):
+            key, value, *source = past_key_values[4 * index : 4 * index + 4]
+            cache.self_attention_cache.update(key, value, index)
+            new = layer.encoder_attn.source_keys_and_values(new_source, None)
+            whole = [torch.cat(parts, dim=2) for parts in zip(source, new, strict=True)]
+            cache.cross_attention_cache.update(*whole, index)
             cache.is_updated[index] = True
         hidden_states = self.model.model.decoder(
-            decoder_input_ids,
-            # Of the encoder's output the decoder uses only the length.
-            encoder_hidden_states=source_cache[0][:, 0],
-            encoder_attention_mask=attention_mask,
+            input_ids,
+            encoder_hidden_states=encoder_hidden_states,
+            encoder_attention_mask=encoder_attention_mask,
             past_key_values=cache,
         ).last_hidden_state
-        longer = [
+        halves = cache.self_attention_cache.layers, cache.cross_attention_cache.layers
+        present = [
             tensor
-            for layer in cache.self_attention_cache.layers
+            for layers in zip(*halves, strict=True)
+            for layer in layers
             for tensor in (layer.keys, layer.values)
         ]
-        return [self.model.lm_head(hidden_states), *longer]
+        return [self.model.lm_head(hidden_states), *present]
 
 
 def export_onnx(model: PreTrainedModel, folder: Path) -> None:
-    """Writes `encoder_model.onnx` and `decoder_model.onnx`, in opset 18, and their `*.onnx.data`.
-
-    The weights are in the `.data` files, because a graph file holds at most 2 GiB; keep the files
-    together. `OnnxModel` describes inputs and outputs.
+    """Writes the graphs, in opset 18 and float32, below `folder`; `OnnxModel` describes them.
 
     Args:
         model: In float32, in eval mode; its attention must be `eager`.
-        folder: Where the files go.
+        folder: Folder of the export.
 
     Raises:
         ImportError: If `onnx` or `onnxscript` are not installed.
@@ -97,39 +110,50 @@ def export_onnx(model: PreTrainedModel, folder: Path) -> None:
             "The export to ONNX needs the packages `onnx` and `onnxscript`. "
             "Install them: pip install -e '.[export]'"
         ) from error
-    batch, source, target, past = (
-        torch.export.Dim(name, min=1) for name in ("batch", "source", "target", "past")
+    batch, source, target, past, past_source = (
+        torch.export.Dim(name, min=1)
+        for name in (
+            # transformers.js looks for this name to make the empty cache.
+            "batch_size",
+            *("encoder_sequence_length", "decoder_sequence_length"),
+            *("past_decoder_sequence_length", "past_encoder_sequence_length"),
+        )
     )
-    # None of the lengths may be 1, which would become part of the graph.
-    input_ids = torch.ones((2, 3), dtype=torch.long)
+    # A length of 1, or two that differ by 1, would become part of the graph.
+    input_ids = torch.ones((2, 9), dtype=torch.long)
     attention_mask = torch.ones_like(input_ids)
-    layers = range(model.config.decoder_layers)
-    source_names = [f"source.{layer}.{part}" for layer in layers for part in ("key", "value")]
-    past_names = [name.replace("source", "past") for name in source_names]
-    present_names = [name.replace("source", "present") for name in source_names]
+    layers = model.model.decoder.layers
     with torch.no_grad():
-        source_cache = _EncoderGraph(model)(input_ids, attention_mask)
-    target_cache = [torch.zeros(2, cached.shape[1], 4, cached.shape[3]) for cached in source_cache]
+        hidden_states = _EncoderGraph(model)(input_ids, attention_mask)
+        shapes = layers[0].encoder_attn.source_keys_and_values(hidden_states, None)
+    lengths = {"decoder": (4, past), "encoder": (3, past_source)}
+    names, cache, cache_shapes = [], [], []
+    for index in range(len(layers)):
+        for side, (length, dimension) in lengths.items():
+            for part, like in zip(("key", "value"), shapes, strict=True):
+                names.append(f".{index}.{side}.{part}")
+                cache.append(torch.zeros(2, like.shape[1], length, like.shape[3]))
+                cache_shapes.append({0: batch, 2: dimension})
+    graphs = folder / GRAPHS_FOLDER
+    graphs.mkdir(exist_ok=True)
     _export(
         _EncoderGraph(model),
-        folder / ENCODER_FILE,
+        graphs / f"{ENCODER}.onnx",
         (input_ids, attention_mask),
         ({0: batch, 1: source}, {0: batch, 1: source}),
         ["input_ids", "attention_mask"],
-        source_names,
+        ["last_hidden_state"],
     )
     _export(
         _DecoderGraph(model),
-        folder / DECODER_FILE,
-        (torch.full((2, 5), 1), attention_mask, source_cache, target_cache),
-        (
-            {0: batch, 1: target},
-            {0: batch, 1: source},
-            [{0: batch, 2: source} for _ in source_cache],
-            [{0: batch, 2: past} for _ in target_cache],
-        ),
-        ["decoder_input_ids", "attention_mask", *source_names, *past_names],
-        ["logits", *present_names],
+        graphs / f"{DECODER}.onnx",
+        (attention_mask, torch.ones((2, 5), dtype=torch.long), hidden_states, cache),
+        ({0: batch, 1: source}, {0: batch, 1: target}, {0: batch, 1: source}, cache_shapes),
+        [
+            *("encoder_attention_mask", "input_ids", "encoder_hidden_states"),
+            *(f"past_key_values{name}" for name in names),
+        ],
+        ["logits", *(f"present{name}" for name in names)],
     )
 
 
@@ -141,6 +165,8 @@ def _export(
     input_names: list[str],
     output_names: list[str],
 ) -> None:
+    # The table of tied embeddings is in the decoder twice.
+    numbers = sum(one.numel() for one in graph.state_dict().values())
     with torch.no_grad(), warnings.catch_warnings():
         # Warnings of torch's exporter about its own code.
         warnings.simplefilter("ignore")
@@ -153,25 +179,72 @@ def _export(
             dynamic_shapes=dynamic_shapes,
             opset_version=OPSET,
             dynamo=True,
-            external_data=True,
+            external_data=4 * numbers > _LARGEST_GRAPH,
             verbose=False,
         )
 
 
-class OnnxModel:
-    """Reads an exported folder with onnxruntime, as the check of an export needs it.
+def quantize_onnx(folder: Path) -> None:
+    """Replaces the graphs of `export_onnx` by ones whose matrices and tables are 8-bit integers.
 
-    The graphs, for readers in other languages (B batch, S source, T new target tokens, P target
-    tokens in the cache, H heads, E head size, V vocabulary; i counts the decoder's layers):
+    Activations are quantised while they are computed, by ONNX Runtime's dynamic quantisation.
+    """
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    ending, _ = TYPES["int8"]
+    for name in (ENCODER, DECODER):
+        graph = folder / GRAPHS_FOLDER / f"{name}.onnx"
+        # It recommends a preparation that only fuses nodes.
+        logging.disable(logging.WARNING)
+        try:
+            quantize_dynamic(
+                graph,
+                graph.with_stem(name + ending),
+                op_types_to_quantize=["MatMul", "Gather"],
+                per_channel=True,
+                # Products of two unsigned bytes are exact on every processor.
+                weight_type=QuantType.QUInt8,
+                use_external_data_format=Path(f"{graph}.data").exists(),
+            )
+        finally:
+            logging.disable(logging.NOTSET)
+        graph.unlink()
+        Path(f"{graph}.data").unlink(missing_ok=True)
+
+
+def save_interface(model: PreTrainedModel, folder: Path, weights: str) -> None:
+    """Writes the `config.json` by which other software knows how to run the graphs.
+
+    It names the class `marian`, the encoder-decoder whose files and tensors have these names. What
+    is computed is in the graphs alone.
+
+    Args:
+        model: What the graphs compute.
+        folder: Folder of the export.
+        weights: One of `TYPES`.
+    """
+    config = config_of_class(model, "marian").to_diff_dict()
+    config["architectures"] = ["MarianMTModel"]
+    config["transformers.js_config"] = {"dtype": TYPES[weights][1]}
+    write_lines(folder / CONFIG_NAME, [json.dumps(config, indent=2)])
+
+
+class OnnxModel:
+    """Runs the graphs of an exported folder with onnxruntime, as the check of an export needs it.
+
+    The graphs are in `onnx/`, with the names of Optimum and transformers.js; those of int8 end in
+    `_quantized` (B batch, S source, T new target tokens, P and Q target and source tokens in the
+    cache, H heads, E head size, D model width, V vocabulary; i counts the decoder's layers):
 
     - `encoder_model.onnx`: `input_ids` and `attention_mask` (1 = real token), int64 `[B, S]`, give
-      `source.i.key` and `source.i.value` `[B, H, S, E]`.
-    - `decoder_model.onnx`: `decoder_input_ids` int64 `[B, T]`, the same `attention_mask`, the
-      `source.*` of the encoder, and `past.i.key` and `past.i.value` `[B, H, P, E]`, give `logits`
-      `[B, T, V]` and `present.i.key` and `present.i.value` `[B, H, P + T, E]`, which are the next
-      step's `past.*`. The first step has P = 0 and begins with the start token.
+      `last_hidden_state` `[B, S, D]`.
+    - `decoder_model_merged.onnx`: `encoder_attention_mask` `[B, S]`, `input_ids` int64 `[B, T]`,
+      `encoder_hidden_states` `[B, S, D]`, `past_key_values.i.decoder.key` and `.value`
+      `[B, H, P, E]`, and `past_key_values.i.encoder.key` and `.value` `[B, H, Q, E]`, give `logits`
+      `[B, T, V]` and `present.i.*`, which are the next step's `past_key_values.i.*`. The first step
+      has P = Q = 0 and begins with the start token; later ones have Q = S.
 
-    B, S, T and P may change from call to call. The ids of the special tokens, those that are never
+    All lengths may change from call to call. The ids of the special tokens, those that are never
     generated (`bad_words_ids`, `suppress_tokens`), and the one that each output begins with, if
     there is one (`forced_bos_token_id`), are in `generation_config.json`.
 
@@ -194,12 +267,14 @@ class OnnxModel:
             ) from error
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
+        graphs = Path(folder) / GRAPHS_FOLDER
+        ending = TYPES["int8"][0] if any(graphs.glob("*_quantized.onnx")) else ""
         try:
             self.encoder, self.decoder = (
                 onnxruntime.InferenceSession(
-                    str(Path(folder) / name), options, ["CPUExecutionProvider"]
+                    str(graphs / f"{name}{ending}.onnx"), options, ["CPUExecutionProvider"]
                 )
-                for name in (ENCODER_FILE, DECODER_FILE)
+                for name in (ENCODER, DECODER)
             )
         # onnxruntime's errors have no base class of their own.
         except Exception as error:
@@ -220,20 +295,18 @@ class OnnxModel:
             targets: Ids after the start token; the last one is not read.
         """
         config = self.generation_config
-        input_ids, mask = padded(sources, config.pad_token_id)
-        encoded = {"attention_mask": mask.numpy()}
-        names = [output.name for output in self.encoder.get_outputs()]
-        outputs = self.encoder.run(names, {"input_ids": input_ids.numpy(), **encoded})
-        encoded |= dict(zip(names, outputs, strict=True))
+        input_ids, mask = (one.numpy() for one in padded(sources, config.pad_token_id))
+        (encoded,) = self.encoder.run(None, {"input_ids": input_ids, "attention_mask": mask})
+        source = {"encoder_attention_mask": mask, "encoder_hidden_states": encoded}
         past = {
             node.name: np.zeros((len(sources), node.shape[1], 0, node.shape[3]), np.float32)
             for node in self.decoder.get_inputs()
-            if node.name.startswith("past.")
+            if node.name.startswith("past_key_values.")
         }
         shifted = [[config.decoder_start_token_id, *target[:-1]] for target in targets]
         steps = []
         for tokens in padded(shifted, config.pad_token_id)[0].numpy().T:
-            inputs = {"decoder_input_ids": tokens[:, None], **encoded, **past}
+            inputs = {"input_ids": tokens[:, None], **source, **past}
             logits, *present = self.decoder.run(None, inputs)
             past = dict(zip(past, present, strict=True))
             steps.append(logits)

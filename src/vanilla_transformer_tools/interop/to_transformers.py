@@ -72,7 +72,7 @@ def to_transformers(
             + "\n".join(faults)
             + f"\nOther formats of Transformers that can: {', '.join(fitting) or 'none'}."
         )
-    target = AutoModelForSeq2SeqLM.from_config(_config(model, name), dtype=model.dtype)
+    target = AutoModelForSeq2SeqLM.from_config(config_of_class(model, name), dtype=model.dtype)
     imported, plan = plan_conversion(target)
     plan.check()
     weights = untied_tensors(model)
@@ -117,7 +117,7 @@ def config_faults(model: VanillaTransformerForConditionalGeneration, name: str) 
     """
     declared = [one for one in fields(VanillaTransformerConfig) if one.name in _OURS]
     ours = {one.name: getattr(model.config, one.name) for one in declared}
-    imported = Declaration.of(FORMATS[name]).fields(_config(model, name).to_dict())
+    imported = Declaration.of(FORMATS[name]).fields(config_of_class(model, name).to_dict())
     needed = {one.name: one.default for one in declared} | imported
     values, expected = spelled_out(ours), spelled_out(needed)
     if ours["position_embedding_type"] == "sinusoidal":
@@ -132,7 +132,9 @@ def config_faults(model: VanillaTransformerForConditionalGeneration, name: str) 
     ]
 
 
-def _config(model: VanillaTransformerForConditionalGeneration, name: str) -> PreTrainedConfig:
+def config_of_class(
+    model: VanillaTransformerForConditionalGeneration, name: str
+) -> PreTrainedConfig:
     """The config of the class, as far as it can express ours."""
     model_type = FORMATS[name]
     ours = model.config.to_dict() | {"decoder_vocab_size": model.config.target_vocab_size}

@@ -5,6 +5,7 @@ from importlib import metadata
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
+from typing import Any
 
 import yaml
 from huggingface_hub import CommitOperationAdd, HfApi
@@ -94,6 +95,49 @@ def save_space(folder: Path, model: str) -> list[Path]:
     return [folder / name for name in contents]
 
 
+def push_static_space(space: str, folder: Path, model: str, *, private: bool | None = None) -> str:
+    """Uploads a page of `export --format web` in one commit; it needs no server of its own.
+
+    Args:
+        space: Repository of the Space, `user/name`; made where there is none.
+        folder: Of the page.
+        model: Repository of the model.
+        private: Whether a new Space is private; None: the default of the owner's account.
+
+    Returns:
+        The address of the Space.
+
+    Raises:
+        ValueError: If the folder holds no page, a link, a secret or a home directory.
+        LocalTokenNotFoundError: If nobody is logged in.
+        HfHubHTTPError: If the Hub refuses the repository or the commit.
+    """
+    if not (folder / "index.html").is_file() or not (folder / "model").is_dir():
+        raise ValueError(
+            f"--web must be a folder made by `export --format web`, got {str(folder)!r}."
+        )
+    found = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*"))}
+    if links := [name for name, path in found.items() if path.is_symlink()]:
+        raise ValueError(f"A Space has no links, got {links[0]!r}. Replace it by a copy.")
+    pages = {name: path for name, path in found.items() if path.is_file() and name != CARD_FILE}
+    refuse_disclosures(
+        str(folder),
+        {name: path.read_text("utf-8") for name, path in pages.items() if name.endswith(".json")},
+    )
+    check_token()
+    api = HfApi()
+    repository = api.create_repo(
+        space, repo_type="space", space_sdk="static", private=private, exist_ok=True
+    )
+    card = _front_matter(_described(model, sdk="static", short_description="Runs in your browser"))
+    operations = [CommitOperationAdd(name, path) for name, path in pages.items()]
+    operations.append(CommitOperationAdd(CARD_FILE, card.encode()))
+    api.create_commit(
+        repository.repo_id, operations, commit_message=f"Page of {model}", repo_type="space"
+    )
+    return str(repository)
+
+
 def push_space(space: str, model: str, *, private: bool | None = None) -> str:
     """Uploads the files of `space_files` in one commit.
 
@@ -142,23 +186,33 @@ def _version(name: str) -> str:
 
 
 def _card(model: str) -> str:
-    title = f"Translate with {model.partition('/')[2]}"
-    described = {
-        "title": title[:_LONGEST_TITLE],
+    described = _described(
+        model,
+        sdk="gradio",
+        sdk_version=_version("gradio"),
+        python_version="3.11",
+        app_file=APP_FILE,
+        short_description="Translations, probabilities, word links, attention",
+    )
+    return f"{_front_matter(described)}\n# {described['title']}\n\n{_CARD.format(model=model)}"
+
+
+def _described(model: str, **fields: str) -> dict[str, Any]:
+    """What the Hub wants to know of a Space."""
+    return {
+        "title": f"Translate with {model.partition('/')[2]}"[:_LONGEST_TITLE],
         "emoji": "🔁",
         "colorFrom": "blue",
         "colorTo": "indigo",
-        "sdk": "gradio",
-        "sdk_version": _version("gradio"),
-        "python_version": "3.11",
-        "app_file": APP_FILE,
+        **fields,
         "license": "apache-2.0",
-        "short_description": "Translations, probabilities, word links, attention",
         "models": [model],
         "tags": ["translation", "vanilla_transformer"],
     }
-    block = yaml.safe_dump(described, sort_keys=False, allow_unicode=True)
-    return f"---\n{block}---\n\n# {title}\n\n{_CARD.format(model=model)}"
+
+
+def _front_matter(described: dict[str, Any]) -> str:
+    return f"---\n{yaml.safe_dump(described, sort_keys=False, allow_unicode=True)}---\n"
 
 
 def _package_files(folder: Traversable, name: str) -> dict[str, bytes]:

@@ -1,0 +1,164 @@
+"""A page that translates in the reader's browser: its own files, and those of transformers.js."""
+
+import json
+import shutil
+import subprocess
+import tarfile
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from vanilla_transformer_tools.files import checksum, scratch_folder, write_lines, written_whole
+from vanilla_transformer_tools.saved_folder import RESULTS_FILE, read_object, read_run
+from vanilla_transformer_tools.settings import MAX_EXTRA_TOKENS
+from vanilla_transformer_tools.text.languages import target_tags
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
+from vanilla_transformer_tools.translation.conversion_cache import cache_folder
+
+MODEL_FOLDER, RUNTIME_FOLDER, FACTS_FILE = "model", "runtime", "page.json"
+_PAGE_FILES = ("index.html", "page.css", "page.js")
+_TRANSFORMERS = "@huggingface/transformers@4.3.2"
+# The release that this transformers.js is built with. Its smallest build computes on CPUs only.
+_ONNXRUNTIME = "onnxruntime-web@1.31.0-dev.20260914-8d85527a0"
+# Package, file in it, and SHA-256.
+_RUNTIME = {
+    "transformers.web.min.js": (
+        _TRANSFORMERS,
+        "dist/transformers.web.min.js",
+        "ecaf2c7dce4bcbe882d1ec6e67c2f537720e0e47169e5f7e60f2c019fba91682",
+    ),
+    "LICENSE": (
+        _TRANSFORMERS,
+        "LICENSE",
+        "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30",
+    ),
+    "ort.wasm.bundle.min.mjs": (
+        _ONNXRUNTIME,
+        "dist/ort.wasm.bundle.min.mjs",
+        "17b52c1ac62b421dc508b4c28b9a9675251c6e25dd512ef54b83a5e2c4242869",
+    ),
+    "ort-wasm-simd-threaded.wasm": (
+        _ONNXRUNTIME,
+        "dist/ort-wasm-simd-threaded.wasm",
+        "06ba057753da3847e4c24f02d91ab133455b0817c69a44993a9a53a2146df9e3",
+    ),
+}
+WEB_FILES = {*_PAGE_FILES, FACTS_FILE, *(f"{RUNTIME_FOLDER}/{name}" for name in _RUNTIME)}
+_NPM_SECONDS = 600
+
+
+def runtime(folder: Path) -> None:
+    """Puts transformers.js and ONNX Runtime into `runtime/`, downloaded by npm or from the cache.
+
+    Raises:
+        OSError: If npm is missing or fails.
+        ValueError: If a package holds another file than the pinned release.
+    """
+    target = folder / RUNTIME_FOLDER
+    target.mkdir()
+    cache = cache_folder()
+    kept = cache / "web" if cache else target
+    kept.mkdir(parents=True, exist_ok=True)
+    missing = {
+        package
+        for name, (package, _, digest) in _RUNTIME.items()
+        if not (kept / name).is_file() or checksum(kept / name) != digest
+    }
+    for package in sorted(missing):
+        with scratch_folder(kept, ".npm-") as scratch:
+            _unpack(_npm_pack(package, scratch), package, kept)
+    if kept != target:
+        for name in _RUNTIME:
+            shutil.copyfile(kept / name, target / name)
+
+
+def _npm_pack(package: str, folder: Path) -> Path:
+    """The archive of a package, which npm has compared with the registry's checksum."""
+    needs = f"The page needs the npm package {package}"
+    npm = shutil.which("npm")
+    if npm is None:
+        raise OSError(f"{needs}, and npm is not installed. Install Node.js, which brings it.")
+    command = [npm, "pack", "--silent", "--ignore-scripts", "--pack-destination", ".", package]
+    try:
+        done = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, timeout=_NPM_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise OSError(f"{needs}, and npm took more than {_NPM_SECONDS} seconds.") from error
+    archives = list(folder.glob("*.tgz"))
+    if done.returncode or not archives:
+        said = " ".join(done.stderr.split()) or f"npm ended with status {done.returncode}"
+        raise OSError(
+            f"{needs}, and npm cannot download it: {said:.300}. Once it has been downloaded, it is "
+            "kept in the cache."
+        )
+    return archives[0]
+
+
+def _unpack(archive: Path, package: str, folder: Path) -> None:
+    with tarfile.open(archive) as content:
+        for name, (owner, path, digest) in _RUNTIME.items():
+            if owner != package:
+                continue
+            with (
+                content.extractfile(f"package/{path}") as stream,  # type: ignore[union-attr]
+                written_whole(folder / name) as temporary,
+            ):
+                temporary.write_bytes(stream.read())
+                found = checksum(temporary)
+                if found != digest:
+                    raise ValueError(
+                        f"{path} of {package} must have the SHA-256 {digest}, got {found}. Check "
+                        "the registry that npm uses."
+                    )
+
+
+def write_page(folder: Path, name: str, model: PreTrainedModel, tokenizers: TokenizerPair) -> None:
+    """Writes the page, and `page.json` with what it shows and needs to know.
+
+    Args:
+        folder: Of the page, with the exported model.
+        name: Name of the model.
+        model: The exported one, as Python has it.
+        tokenizers: Of the model.
+    """
+    for file in _PAGE_FILES:
+        source = files("vanilla_transformer_tools.interop").joinpath("web_page", file)
+        (folder / file).write_bytes(source.read_bytes())
+    run = read_run(model.name_or_path)
+    settings = run.get("settings", {})
+    weights = sum(file.stat().st_size for file in (folder / MODEL_FOLDER).rglob("*.onnx*"))
+    numbers = sum(one.numel() for one in model.parameters())
+    positions = model.config.max_position_embeddings
+    form = tokenizers.target.init_kwargs.get("unicode_form")
+    content: dict[str, Any] = {
+        "title": name,
+        "languages": target_tags(tokenizers.source),
+        "targetTokenizer": not tokenizers.is_joint,
+        "composes": form in ("NFD", "NFKD"),
+        "extraTokens": MAX_EXTRA_TOKENS,
+        # The end and the start token take a place, too.
+        "longestSource": min(settings.get("max_length") or positions, positions),
+        "longestOutput": positions - 1,
+        "facts": {
+            "Languages": " → ".join(settings.get("language") or []),
+            "Model": f"{numbers / 1e6:.1f} million parameters, {weights / 1e6:.1f} MB",
+            **_scores(model.name_or_path),
+            "Licence": settings.get("license"),
+        },
+    }
+    content["facts"] = {label: text for label, text in content["facts"].items() if text}
+    write_lines(folder / FACTS_FILE, [json.dumps(content, indent=2, ensure_ascii=False)])
+
+
+def _scores(model_name_or_path: str) -> dict[str, str]:
+    """BLEU of each test set that the folder of a model has results of."""
+    file = Path(model_name_or_path) / RESULTS_FILE
+    results = read_object(file) if file.is_file() else {}
+    return {
+        f"BLEU, {name}": f"{scores['bleu']:.1f} ({scores.get('search', '')}, before the export)"
+        for name, scores in results.items()
+        if "bleu" in scores
+    }

@@ -1,0 +1,282 @@
+"""The page: it computes in the browser, and in node, what ONNX Runtime computes in Python."""
+
+import functools
+import json
+import os
+import shutil
+import stat
+import threading
+import time
+from contextlib import contextmanager
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+from number_words import german
+from vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer_tools.commands import main
+from vanilla_transformer_tools.interop import web
+from vanilla_transformer_tools.interop.export import export_to_web
+from vanilla_transformer_tools.interop.onnx import OnnxModel, quantize_onnx, save_interface
+from vanilla_transformer_tools.saved_folder import load_model
+
+from ..conftest import build_variant
+from ..support.browser import open_browser
+from ..support.node import run_in_node
+
+LINES = [german(number) for number in range(90, 290)]
+# The random model seldom ends by itself.
+EXTRA = 4
+
+
+def save_model(folder, kind="char", **changes):
+    tokenizer = VanillaTransformerTokenizer.train(LINES, vocab_size=310, kind=kind)
+    model = build_variant(vocab_size=len(tokenizer), **changes)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    (folder / "run.json").write_text(
+        json.dumps({"settings": {"max_length": 40, "language": ["de", "en"], "license": "mit"}})
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """A cache with the runtime; skips the tests where npm cannot download it."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("VANILLA_TRANSFORMER_CACHE", str(folder))
+        try:
+            web.runtime(tmp_path_factory.mktemp("unused"))
+        except OSError as error:
+            pytest.skip(str(error))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def pages(cache, tmp_path_factory):
+    """The page of one model in float32, and in int8."""
+    folder = tmp_path_factory.mktemp("pages")
+    # Heads that no class of Transformers has: what counts is in the graphs.
+    source = save_model(folder / "model", talking_heads="both", encoder_layers=1, decoder_layers=1)
+    export_to_web(str(source), folder / "float32", quantization="float32", sample=LINES[:9])
+    facts = folder / "float32" / "page.json"
+    content = json.loads(facts.read_text("utf-8"))
+    assert content["extraTokens"] == 50
+    facts.write_text(json.dumps(content | {"extraTokens": EXTRA}), "utf-8")
+    shutil.copytree(folder / "float32", folder / "int8")
+    quantize_onnx(folder / "int8" / "model")
+    save_interface(load_model(str(source)), folder / "int8" / "model", "int8")
+    return folder
+
+
+def greedy(folder):
+    """Ids of greedy translations by ONNX Runtime, without the start token."""
+    model, tokenizer = OnnxModel(folder), AutoTokenizer.from_pretrained(folder)
+    config = model.generation_config
+    found = []
+    for ids in tokenizer(LINES)["input_ids"]:
+        source = {"attention_mask": np.ones((1, len(ids)), np.int64)}
+        (encoded,) = model.encoder.run(None, {"input_ids": np.array([ids]), **source})
+        source = {"encoder_attention_mask": source["attention_mask"]}
+        past = {
+            node.name: np.zeros((1, node.shape[1], 0, node.shape[3]), np.float32)
+            for node in model.decoder.get_inputs()
+            if node.name.startswith("past")
+        }
+        row = [config.decoder_start_token_id]
+        while len(row) <= len(ids) + EXTRA and row[-1] != config.eos_token_id:
+            inputs = {"input_ids": np.array([row[-1:]]), "encoder_hidden_states": encoded}
+            logits, *present = model.decoder.run(None, {**inputs, **source, **past})
+            past = dict(zip(past, present, strict=True))
+            logits[..., [word for (word,) in config.bad_words_ids]] = -np.inf
+            row.append(int(logits[0, -1].argmax()))
+        found.append(row[1:])
+    return found
+
+
+def assert_alike(found, expected, kind):
+    equal = sum(one == other for one, other in zip(found, expected, strict=True))
+    assert equal >= (len(expected) if kind == "float32" else 0.98 * len(expected))
+    assert all(found)
+
+
+TRANSLATE = """
+const tokenizer = await library.AutoTokenizer.from_pretrained(input[0]);
+const model = await library.AutoModelForSeq2SeqLM.from_pretrained(input[0]);
+const found = [];
+for (const line of input[1]) {
+  const inputs = tokenizer(line);
+  const max_new_tokens = inputs.input_ids.dims[1] + input[2];
+  const output = await model.generate({ ...inputs, max_new_tokens, num_beams: 1 });
+  found.push(output[0].tolist().slice(1).map(Number));
+}
+console.log(JSON.stringify(found));
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_node_translates_as_onnxruntime_does(pages, node):
+    for kind in ("float32", "int8"):
+        model = pages / kind / "model"
+
+        found = run_in_node(node, TRANSLATE, str(model), LINES, EXTRA)
+
+        assert_alike(found, greedy(model), kind)
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        """The standard one writes to stderr."""
+
+
+@contextmanager
+def served(folder):
+    handler = functools.partial(_Quiet, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+
+
+class Reader:
+    """Types into the page, and reads what it says."""
+
+    def __init__(self, browser, address):
+        self.browser = browser
+        browser.get(address)
+        self.wait("Ready", 30)
+
+    def status(self):
+        return self.browser.find_element("id", "status").text
+
+    def wait(self, beginning, seconds):
+        end = time.monotonic() + seconds
+        while not self.status().startswith(beginning):
+            assert time.monotonic() < end, self.status()
+            time.sleep(0.05)
+
+    def type(self, text, expected="Done", seconds=60):
+        self.browser.execute_script(
+            "document.getElementById('status').textContent = '';"
+            "const source = document.getElementById('source');"
+            "source.value = JSON.parse(arguments[0]);"
+            "source.dispatchEvent(new Event('input'));",
+            # The driver takes no lone surrogate.
+            json.dumps(text),
+        )
+        self.wait(expected, seconds)
+        return self.browser.execute_script(
+            "return [...document.querySelectorAll('#translations li')].map(one => one.textContent)"
+        )
+
+    def hosts(self):
+        messages = [
+            json.loads(one["message"])["message"] for one in self.browser.get_log("performance")
+        ]
+        urls = [
+            one["params"]["request"]["url"]
+            for one in messages
+            if one["method"] == "Network.requestWillBeSent"
+        ]
+        return {url.split("/")[2].split(":")[0] for url in urls if url.startswith("http")}
+
+
+@pytest.mark.slow
+@pytest.mark.network
+@pytest.mark.parametrize("kind", ["float32", "int8"])
+def test_browser_translates_as_onnxruntime_does_and_asks_no_other_host(pages, kind):
+    model = pages / kind / "model"
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    expected = tokenizer.batch_decode(greedy(model), skip_special_tokens=True)
+
+    with served(pages / kind) as address, open_browser() as browser:
+        reader = Reader(browser, address)
+        halves = [reader.type("\n".join(part)) for part in (LINES[:100], LINES[100:])]
+        assert_alike([*halves[0], *halves[1]], expected, kind)
+
+        assert reader.type("", "Type some text") == []
+        assert reader.type("x" * 20_000, "A text has at most 5,000 characters") == []
+        odd = reader.type("😀👍🏽\n\n\u0000\u0007\u200b\ud800\n你好")
+        assert [bool(one) for one in odd] == [True, False, True, True]
+        assert reader.type("zwei " * 60)[0].startswith("A line has at most 40 tokens, got ")
+        assert reader.hosts() == {"127.0.0.1"}
+        console = [one["message"] for one in browser.get_log("browser") if one["level"] == "SEVERE"]
+        assert console == []
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_page_has_the_facts_and_no_record_of_the_run(pages):
+    facts = json.loads((pages / "float32" / "page.json").read_text("utf-8"))
+
+    assert facts["facts"]["Languages"] == "de → en"
+    assert facts["facts"]["Licence"] == "mit"
+    assert facts["longestSource"] == 40
+    assert not (pages / "float32" / "model" / "run.json").exists()
+    names = {
+        file.relative_to(pages / "float32").as_posix() for file in (pages / "float32").iterdir()
+    }
+    assert names == {"index.html", "page.css", "page.js", "page.json", "model", "runtime"}
+
+
+def test_tokenizer_that_the_browser_would_read_otherwise_is_refused(tmp_path, capsys):
+    source = save_model(tmp_path / "model", kind="unigram")
+
+    with pytest.raises(SystemExit) as error:
+        main(["export", "--format", "web", str(source), str(tmp_path / "out")])
+
+    assert error.value.code == 2
+    assert "got Unigram, which has no byte fallback there" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def fake_npm(folder, script):
+    folder.mkdir()
+    file = folder / "npm"
+    file.write_text(f"#!/bin/sh\n{script}\n")
+    file.chmod(file.stat().st_mode | stat.S_IXUSR)
+    return f"{folder}{os.pathsep}{os.environ['PATH']}"
+
+
+def test_npm_that_fails_is_told(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", fake_npm(tmp_path / "bin", "echo 'no network' >&2; exit 1"))
+
+    with pytest.raises(OSError, match=r"needs the npm package .* cannot download it: no network"):
+        web.runtime(tmp_path)
+
+
+def test_npm_that_is_missing_is_told(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    with pytest.raises(OSError, match=r"and npm is not installed\. Install Node\.js"):
+        web.runtime(tmp_path)
+
+
+def test_other_files_than_the_pinned_ones_are_refused(tmp_path, monkeypatch):
+    script = "mkdir -p package/dist && cd package && touch LICENSE dist/transformers.web.min.js"
+    script += " dist/ort.wasm.bundle.min.mjs dist/ort-wasm-simd-threaded.wasm"
+    script += " && cd .. && tar czf x.tgz package"
+    monkeypatch.setenv("PATH", fake_npm(tmp_path / "bin", script))
+
+    with pytest.raises(ValueError, match=r"must have the SHA-256 [0-9a-f]{64}, got e3b0c442"):
+        web.runtime(tmp_path)
+
+    assert [path for path in (tmp_path / "runtime").iterdir() if path.is_file()] == []
+
+
+def test_runtime_in_the_cache_is_not_downloaded_again(tmp_path, monkeypatch):
+    cache = tmp_path / "cache"
+    (cache / "web").mkdir(parents=True)
+    (cache / "web" / "LICENSE").write_text("kept")
+    digest = web.checksum(cache / "web" / "LICENSE")
+    monkeypatch.setattr(web, "_RUNTIME", {"LICENSE": ("package@1", "LICENSE", digest)})
+    monkeypatch.setenv("VANILLA_TRANSFORMER_CACHE", str(cache))
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    web.runtime(tmp_path)
+
+    assert (tmp_path / "runtime" / "LICENSE").read_text() == "kept"

@@ -1,0 +1,129 @@
+"""Tokenizers for transformers.js: the ids of Python, or a reason why not."""
+
+import json
+import random
+import unicodedata
+
+import pytest
+from transformers import AutoTokenizer
+
+from vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer_tools.interop.web_tokenizers import fit_transformers_js
+
+from ..support.node import run_in_node
+from ..support.odd_text import odd_lines
+
+TEXT = ["Der Hund läuft schnell.", "Ein Haus am See, 12 Äpfel!", "Der alte Mann läuft heim."] * 5
+
+IDS = """
+const tokenizer = await library.AutoTokenizer.from_pretrained(input[0]);
+const ids = input[1].map(line => tokenizer(line, { return_tensor: false }).input_ids);
+const texts = ids.map(row => tokenizer.decode(row, { skip_special_tokens: true }));
+console.log(JSON.stringify([ids, texts]));
+"""
+
+
+def lines_of_all_scripts(size):
+    """Words of neighbouring characters, from all of Unicode's letters, marks, digits and signs."""
+    draw = random.Random(3)
+    characters = [
+        chr(code) for code in range(0x20, 0x2FA20) if unicodedata.category(chr(code))[0] in "LMNPSZ"
+    ]
+    lines = []
+    for _ in range(size):
+        first = draw.randrange(len(characters) - 60)
+        near = characters[first : first + 60]
+        words = ["".join(draw.choices(near, k=draw.randint(1, 7))) for _ in range(4)]
+        lines.append(" ".join(words))
+    return lines
+
+
+def train(folder, symbols=("<ph>",), **options):
+    tokenizer = VanillaTransformerTokenizer.train(
+        TEXT, vocab_size=400, target_languages=["de"], **options
+    )
+    tokenizer.add_special_tokens({"additional_special_tokens": list(symbols)})
+    tokenizer.save_pretrained(folder)
+    return tokenizer
+
+
+@pytest.mark.parametrize("kind", ["bpe", "char", "word"])
+def test_python_reads_the_rewritten_files_as_before(tmp_path, kind):
+    tokenizer = train(tmp_path, kind=kind)
+    lines = odd_lines(300)
+
+    fit_transformers_js(tmp_path)
+
+    fitted = AutoTokenizer.from_pretrained(tmp_path)
+    ids = tokenizer(lines)["input_ids"]
+    assert fitted(lines)["input_ids"] == ids
+    texts = [one.batch_decode(ids, skip_special_tokens=True) for one in (tokenizer, fitted)]
+    assert texts[0] == texts[1]
+    assert len(fitted) == len(tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kind": "unigram"}, "got Unigram, which has no byte fallback there"),
+        ({"symbols": ["<a>"]}, "no added tokens that are not special, got <a>:"),
+    ],
+)
+def test_tokenizer_with_other_ids_there_is_refused_and_stays(tmp_path, options, message):
+    if "symbols" in options:
+        tokenizer = train(tmp_path)
+        tokenizer.add_tokens(options["symbols"])
+        tokenizer.save_pretrained(tmp_path)
+    else:
+        train(tmp_path, **options)
+    before = (tmp_path / "tokenizer.json").read_bytes()
+
+    with pytest.raises(ValueError, match=message):
+        fit_transformers_js(tmp_path)
+
+    assert (tmp_path / "tokenizer.json").read_bytes() == before
+
+
+def test_tokenizer_of_another_package_is_refused(tmp_path):
+    train(tmp_path)
+    file = tmp_path / "tokenizer.json"
+    pipeline = json.loads(file.read_text("utf-8"))
+    pipeline["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": ""}
+    file.write_text(json.dumps(pipeline), "utf-8")
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+
+    with pytest.raises(ValueError, match=r"(?s)normalizer .* got Precompiled\..*this package"):
+        fit_transformers_js(tmp_path)
+
+
+def test_folder_without_a_fast_tokenizer_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"needs a fast tokenizer, got none: tokenizer\.json"):
+        fit_transformers_js(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.network
+@pytest.mark.parametrize("options", [{"kind": "bpe"}, {"kind": "char"}, {"kind": "word"}])
+def test_ids_and_texts_equal_those_of_python(node, tmp_path, options):
+    tokenizer = train(tmp_path, **options)
+    fit_transformers_js(tmp_path)
+    lines = [*odd_lines(4_000), *lines_of_all_scripts(6_000)]
+
+    ids, texts = run_in_node(node, IDS, str(tmp_path), lines)
+
+    assert ids == tokenizer(lines)["input_ids"]
+    assert texts == tokenizer.batch_decode(ids, skip_special_tokens=True)
+
+
+@pytest.mark.slow
+@pytest.mark.network
+@pytest.mark.parametrize("form", ["NFC", "NFD", "NFKC", "NFKD"])
+def test_unicode_forms_equal_those_of_python(node, tmp_path, form):
+    tokenizer = train(tmp_path, kind="char", unicode_form=form)
+    fit_transformers_js(tmp_path)
+    # The two sides know different versions of Unicode, which add signs beyond this plane.
+    lines = [*odd_lines(1_000), *(f"ﬁ {letter}\u0301\u0323 각 Ⅻ" for letter in "aeiouAEIOU")]
+
+    ids, _ = run_in_node(node, IDS, str(tmp_path), lines)
+
+    assert ids == tokenizer(lines)["input_ids"]
