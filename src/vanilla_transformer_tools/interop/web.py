@@ -80,7 +80,15 @@ def _npm_pack(package: str, folder: Path) -> Path:
     npm = shutil.which("npm")
     if npm is None:
         raise OSError(f"{needs}, and npm is not installed. Install Node.js, which brings it.")
-    command = [npm, "pack", "--silent", "--ignore-scripts", "--pack-destination", ".", package]
+    command = [
+        npm,
+        "pack",
+        "--loglevel=error",
+        "--ignore-scripts",
+        "--pack-destination",
+        ".",
+        package,
+    ]
     try:
         done = subprocess.run(
             command, cwd=folder, capture_output=True, text=True, timeout=_NPM_SECONDS, check=False
