@@ -68,14 +68,6 @@ def test_attention_is_that_of_the_line_asked_for(page):
     assert '"source":"nein"' in page.attention("ja\nnein", "one", 2, GREEDY)
 
 
-def test_languages_of_another_model_are_left_out_if_foreign(page):
-    foreign = {**GREEDY, "target_language": "fr"}
-
-    answer = page.translate("ja", "one", foreign, is_foreign=True)
-
-    assert answer == page.translate("ja", "one", GREEDY)
-
-
 def test_file_has_one_line_for_each(page, tmp_path):
     path = tmp_path / "in.txt"
     lines = ["ja", "", "nein"] * 30

@@ -1,11 +1,13 @@
 """Unknown words of translations: shown, counted, or replaced by those of the source."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.commands.command import report_unknown
-from vanilla_transformer_tools.service.metrics import MeasuredTranslators, Metrics
-from vanilla_transformer_tools.translation import Translator
+from vanilla_transformer_tools.service.translators import RequestKind, Translators
+from vanilla_transformer_tools.translation import Search, Translation, Translator
 from vanilla_transformer_tools.translation.engines import ForcedPass, Hypothesis
 
 from ..conftest import build_variant
@@ -104,18 +106,14 @@ def test_other_engines_cannot_replace(monkeypatch):
 
 
 def test_service_counts_unknown_tokens():
-    class Counting:
-        unknown = 5
-        cut = None
+    found = Translation("x", unknown=2, alternatives=(Translation("y", unknown=1),))
+    made = SimpleNamespace(translate=lambda texts: [found for _ in texts])
+    translators = Translators(
+        SimpleNamespace(changed=lambda **_: made, search=Search(num_beams=2)), None
+    )
 
-        def translate(self, kind, texts):
-            self.unknown += 2
-            return [("x",)]
-
-    metrics = Metrics()
-    MeasuredTranslators(Counting(), metrics).translate(None, ["a"])
-
-    assert b"vanilla_transformer_unknown_tokens_total 2.0" in metrics.text()
+    assert translators.translate(RequestKind("de", "en", 1), ["a"]) == [("x", "y")]
+    assert b"vanilla_transformer_unknown_tokens_total 3.0" in translators.metrics.text()
 
 
 @pytest.mark.parametrize(
