@@ -11,7 +11,6 @@ from vanilla_transformer import (
     VanillaTransformerTokenizer,
 )
 from vanilla_transformer_tools.inspection.alignments import (
-    PAIRS_PER_BATCH,
     AlignmentScore,
     GoldAlignment,
     WordAlignment,
@@ -21,6 +20,7 @@ from vanilla_transformer_tools.inspection.alignments import (
 )
 from vanilla_transformer_tools.translation import Translator
 from vanilla_transformer_tools.translation.engines import ForcedPass, TorchEngine
+from vanilla_transformer_tools.translation.read_pairs import PAIRS_PER_BATCH
 
 # Words that have no piece of their own are spelled in characters.
 LINES = ["ein hund rennt", "a dog runs", "der mann", "the man"]

@@ -178,7 +178,9 @@ def test_neither_a_full_batch_nor_one_that_is_hastened_waits(start, work):
         ("uncuttable", ValueError, "cannot cut"),
     ],
 )
-def test_failing_batch_fails_only_the_request_at_fault(occupied, work, caplog, fault, error, message):
+def test_failing_batch_fails_only_the_request_at_fault(
+    occupied, work, caplog, fault, error, message
+):
     batcher = occupied()
     setattr(work, fault, {"bad"})
 

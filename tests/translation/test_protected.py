@@ -4,7 +4,7 @@ import pytest
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.translation import Translation, Translator, marks
-from vanilla_transformer_tools.translation.protected import find_items, kinds_of, mask_pair
+from vanilla_transformer_tools.translation.protected import find_items, kinds_of
 
 ALL = ("placeholders", "urls", "emails", "emoji", "numbers")
 
@@ -37,16 +37,6 @@ def test_kinds_are_those_named_or_the_usual_ones_of_a_model_with_symbols():
     assert kinds_of("urls,numbers", []) == ("urls", "numbers")
     with pytest.raises(ValueError, match=r"some of urls.* got 'tags'"):
         kinds_of("urls,tags", [])
-
-
-def test_pair_has_the_same_symbols_on_both_sides():
-    pair = "{a} und {b}, {a} {c}", "{b} and {a}, {a}"
-
-    assert mask_pair(*pair, ["placeholders"], ["<ph1>", "<ph2>"]) == (
-        "<ph1> und <ph2>, <ph1> {c}",
-        "<ph2> and <ph1>, <ph1>",
-    )
-    assert mask_pair(*pair, ["placeholders"], ["<ph>"])[0] == "<ph> und <ph>, <ph> {c}"
 
 
 @pytest.fixture

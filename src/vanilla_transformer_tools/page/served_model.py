@@ -8,7 +8,6 @@ from functools import lru_cache
 from math import isqrt
 from typing import Any, Self, get_args
 
-from vanilla_transformer_tools.inspection.alignments import encode_source, encode_target
 from vanilla_transformer_tools.inspection.attention_maps import labels_of_tokens, read_attention
 from vanilla_transformer_tools.inspection.attention_page import attention_page
 from vanilla_transformer_tools.page.word_links import LinkedPair, link_parts
@@ -16,6 +15,7 @@ from vanilla_transformer_tools.saved_folder import read_generation_config
 from vanilla_transformer_tools.text.languages import offered_languages
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.translation import Translation, Translator
+from vanilla_transformer_tools.translation.read_pairs import encode_source, encode_target
 from vanilla_transformer_tools.translation.search import Search
 
 # Translations take memory for each of their readers.

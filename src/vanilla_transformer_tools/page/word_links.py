@@ -7,14 +7,10 @@ from dataclasses import dataclass
 
 from transformers import BatchEncoding
 
-from vanilla_transformer_tools.inspection.alignments import (
-    Link,
-    align_words,
-    encode_source,
-    encode_target,
-)
+from vanilla_transformer_tools.inspection.alignments import Link, align_words
 from vanilla_transformer_tools.text.blanks import UNBLANKED, without_blank_ends
 from vanilla_transformer_tools.translation import Translator
+from vanilla_transformer_tools.translation.read_pairs import encode_source, encode_target
 
 _UNBLANKED = re.compile(f"[{UNBLANKED}]")
 

@@ -26,7 +26,7 @@ from vanilla_transformer_tools.translation.engines import Engine, Hypothesis, To
 from vanilla_transformer_tools.translation.marks import can_align, translate_marked
 from vanilla_transformer_tools.translation.markup import translate_html
 from vanilla_transformer_tools.translation.protected import kinds_of, symbols_of
-from vanilla_transformer_tools.translation.results import Translation, join_parts
+from vanilla_transformer_tools.translation.results import Translation, join_ranks
 from vanilla_transformer_tools.translation.search import Search
 from vanilla_transformer_tools.translation.segments import Piece, cut_into_pieces
 from vanilla_transformer_tools.translation.unknown import (
@@ -359,11 +359,10 @@ class Translator:
                 raise fault
             if number in counts:
                 parts = [hypotheses for _, hypotheses in sorted(found.pop(number).items())]
-                best, *others = map(join_parts, zip(*parts, strict=True))
             else:
                 blank = _within(line, Translation("", score=0.0 if self.search.scores else None))
-                best, *others = [blank] * self.search.num_hypotheses
-            yield replace(best, alternatives=tuple(others))
+                parts = [[blank] * self.search.num_hypotheses]
+            yield join_ranks(parts)
 
     def _batches(self, pieces: list[Piece]) -> Iterator[list[int]]:
         """Indices of pieces of similar length, longest first, within the token budget."""
