@@ -112,17 +112,9 @@ def test_program_translates_a_file(client, page, tmp_path):
     assert Path(made).read_text() == expected + "\n"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "match"),
-    [
-        (("x" * 100_000,), "got 100,000"),
-        (("ja", "three"), "one of one, two, got 'three'"),
-        (("ja", "one", {"beam": 3}), "no setting 'beam'"),
-    ],
-)
-def test_program_learns_of_its_mistake(client, arguments, match):
-    with pytest.raises(Exception, match=match):
-        client.predict(*arguments, api_name="/translate")
+def test_program_learns_of_its_mistake(client):
+    with pytest.raises(Exception, match="no setting 'beam'"):
+        client.predict("ja", "one", {"beam": 3}, api_name="/translate")
 
 
 def test_file_that_is_not_text_is_named_without_its_folder(client, tmp_path):

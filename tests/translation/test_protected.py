@@ -58,22 +58,21 @@ def answering(build, monkeypatch):
     return build_answering
 
 
-def test_item_that_was_copied_stays(answering):
-    translator = answering({"ab {x} {y}": "{y} cd {x}"}, protect="placeholders")
+@pytest.mark.parametrize(
+    ("line", "answer", "links", "expected"),
+    [
+        # Items that were copied stay.
+        ("ab {x} {y}", "{y} cd {x}", [], "{y} cd {x}"),
+        # `{name}` was translated as "de nom", which it replaces.
+        ("ab {name}", "de nom xy", [(0, 2, 7, 9), (3, 9, 0, 2), (3, 9, 3, 6)], "{name} xy"),
+    ],
+)
+def test_item_is_where_it_was_copied_or_its_words_are(answering, line, answer, links, expected):
+    translator = answering({line: answer}, links, protect="placeholders")
 
-    (found,) = translator.translate(["ab {x} {y}"])
+    (found,) = translator.translate([line])
 
-    assert found.text == "{y} cd {x}"
-
-
-def test_item_replaces_the_words_that_are_aligned_to_it(answering):
-    # `{name}` was translated as "de nom".
-    links = [(0, 2, 7, 9), (3, 9, 0, 2), (3, 9, 3, 6)]
-    translator = answering({"ab {name}": "de nom xy"}, links, protect="placeholders")
-
-    (found,) = translator.translate(["ab {name}"])
-
-    assert found.text == "{name} xy"
+    assert found.text == expected
 
 
 def test_item_without_a_place_is_appended_with_a_warning(answering, caplog):

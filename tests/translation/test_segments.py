@@ -145,32 +145,18 @@ def test_lines_that_fit_are_left_alone_and_blank_ones_left_out(letters, caplog):
     assert caplog.messages == []
 
 
-def test_warning_names_the_line_that_is_cut(letters, caplog):
-    lines = ["abc", "abc abc abc", "", "abcd"]
-
-    pieces = cut_into_pieces(
-        [(line, "") for line in lines], TokenizerPair.joint(letters), 5, first_line=101
-    )
-
-    assert [piece.line for piece in pieces] == [0, 1, 1, 1, 3]
-    assert caplog.messages == ["Line 102 is longer than 5 tokens and is translated in 3 pieces."]
-
-
 def test_each_sentence_is_a_piece_and_only_long_lines_are_reported(letters, caplog):
     lines = ["Ab. Cd ab.  Ef", "Ab ab ab. Cd"]
+    settings = {"first_line": 101, "split_sentences": True}
 
     pieces = cut_into_pieces(
-        [(line, "") for line in lines],
-        TokenizerPair.joint(letters),
-        8,
-        first_line=1,
-        split_sentences=True,
+        [(line, "") for line in lines], TokenizerPair.joint(letters), 8, **settings
     )
 
     cut = ["Ab.", " Cd ab.", "  Ef", "Ab ab", " ab.", " Cd"]
     assert [piece.text for piece in pieces] == cut
     assert [piece.source for piece in pieces] == letters(list(map(str.strip, cut)))["input_ids"]
-    assert caplog.messages == ["Line 2 is longer than 8 tokens and is translated in 3 pieces."]
+    assert caplog.messages == ["Line 102 is longer than 8 tokens and is translated in 3 pieces."]
 
 
 @pytest.mark.parametrize(
