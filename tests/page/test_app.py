@@ -13,13 +13,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from vanilla_transformer_tools.interop.importing import import_model
+from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.page.page import Page
 from vanilla_transformer_tools.page.served_model import Choices
 
-from ..conftest import build_variant
+from ..conftest import build_variant, save_small_model
 from ..support.browser import open_browser
-from ..support.pretrained import GERMAN, save_pretrained_model
 
 pytestmark = [
     pytest.mark.slow,
@@ -168,15 +167,26 @@ def test_claimed_address_is_not_used(address):
     assert "evil" not in answer.text
 
 
-def test_idle_connections_do_not_stop_the_page(folders):
-    with serve("--model", folders[0], files=256) as address:
-        url = httpx.URL(address)
-        with ExitStack() as stack:
-            for _ in range(400):
-                client = stack.enter_context(socket.create_connection((url.host, url.port)))
-                client.sendall(b"GET / HTTP/1.1\r\nHost: loc")
+@pytest.fixture(scope="module")
+def tagged(tmp_path_factory):
+    """A model of two target languages, and the page of it, which may open few files."""
+    tokenizer = VanillaTransformerTokenizer.train(
+        ["abcdefghijklmnopqrstuvwxyz"], vocab_size=40, kind="char", target_languages=["de", "fr"]
+    )
+    folder = save_small_model(tmp_path_factory.mktemp("tagged"), tokenizer)
+    with serve("--model", folder, "--target_language", "fr", files=256) as address:
+        yield folder, address
 
-            assert httpx.get(f"{address}config", timeout=30).status_code == 200
+
+def test_idle_connections_do_not_stop_the_page(tagged):
+    _, address = tagged
+    url = httpx.URL(address)
+    with ExitStack() as stack:
+        for _ in range(400):
+            client = stack.enter_context(socket.create_connection((url.host, url.port)))
+            client.sendall(b"GET / HTTP/1.1\r\nHost: loc")
+
+        assert httpx.get(f"{address}config", timeout=30).status_code == 200
 
 
 # Readers
@@ -373,27 +383,19 @@ def test_other_model_is_chosen(reader, page):
     assert [one.text for one in reader.all("button") if one.text == "nein"] == ["nein"]
 
 
-def test_languages_are_chosen(browser, tmp_path):
-    import_model(str(save_pretrained_model("nllb", tmp_path / "source")), tmp_path / "model")
-    page = Page.load([str(tmp_path / "model")])
+def test_language_is_chosen(browser, tagged):
+    folder, address = tagged
+    page = Page.load([str(folder)])
+    reader = Reader(browser, address)
+    reader.type("einhund")
+    seen = [reader.until(lambda: (text := reader.written()) and text)]
 
-    def translated(source, target):
-        chosen = {"source_language": source, "target_language": target}
-        return page.translate(GERMAN[35], "", chosen)["text"]
+    reader.choose("Target language", "de")
 
-    with serve("--model", tmp_path / "model", "--target_language", "fra_Latn") as address:
-        reader = Reader(browser, address)
-        reader.type(GERMAN[35])
-        seen = [reader.until(lambda: (text := reader.written()) and text)]
-        for label, language in (("Source", "eng_Latn"), ("Target", "deu_Latn")):
-            reader.choose(f"{label} language", language)
-            seen.append(reader.until(lambda: (text := reader.written()) != seen[-1] and text))
-
-    assert seen == [
-        translated("deu_Latn", "fra_Latn"),
-        translated("eng_Latn", "fra_Latn"),
-        translated("eng_Latn", "deu_Latn"),
-    ]
+    seen.append(reader.until(lambda: (text := reader.written()) != seen[0] and text))
+    answers = [page.translate("einhund", "", {"target_language": name}) for name in ("fr", "de")]
+    assert seen == [answer["text"] for answer in answers]
+    assert not reader.all("input[aria-label='Source language']")
 
 
 def test_search_is_chosen(reader):

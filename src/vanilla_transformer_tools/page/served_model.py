@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from math import isqrt
-from typing import Any, Self, get_args
+from typing import Any, Self, cast, get_args
 
 from vanilla_transformer_tools.inspection.attention_maps import labels_of_tokens, read_attention
 from vanilla_transformer_tools.inspection.attention_page import attention_page
@@ -15,6 +15,7 @@ from vanilla_transformer_tools.saved_folder import read_generation_config
 from vanilla_transformer_tools.text.languages import offered_languages
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.translation import Translation, Translator
+from vanilla_transformer_tools.translation.engines import TorchEngine
 from vanilla_transformer_tools.translation.read_pairs import encode_source, encode_target
 from vanilla_transformer_tools.translation.search import Search
 
@@ -110,6 +111,7 @@ class ServedModel:
         search = translator.search
         self.search = replace(search, num_beams=min(search.num_beams, WIDEST_BEAM))
         self.translator = translator
+        self.engine = cast(TorchEngine, translator.engine)
         self.tokenizers = translator.tokenizers
         offered = offered_languages(self.tokenizers.source, translator.generation_config)
         self.languages = dict(zip(("source_language", "target_language"), offered, strict=True))
@@ -144,7 +146,10 @@ class ServedModel:
         sources, targets = offered_languages(tokenizers.source, read_generation_config(name))
         if targets and not sources:
             target_language = target_language or targets[0]
-        languages = {"source_language": source_language, "target_language": target_language}
+        languages: dict[str, Any] = {
+            "source_language": source_language,
+            "target_language": target_language,
+        }
         try:
             translator = Translator.from_pretrained(name, engine="torch", **languages, **loading)
         except ValueError:
@@ -201,7 +206,7 @@ class ServedModel:
         if not line.strip():
             raise ValueError("There is nothing to attend to: the line is blank.")
         translator = self._translator(choices, False)
-        config = self.translator.engine.model.config
+        config = self.engine.model.config
         # Weights of a pair of lines of equal length, by the square of that length.
         maps = 3 * config.num_hidden_layers * config.num_attention_heads
         longest = min(translator.max_source_length, isqrt(MOST_WEIGHTS // maps))

@@ -175,7 +175,8 @@ class _Parser(HTMLParser):
         """Adds what stays as it is."""
         self._add(Element(is_translated=False))
 
-    handle_decl = handle_pi = unknown_decl = handle_comment
+    # Their arguments have other names.
+    handle_decl = handle_pi = unknown_decl = handle_comment  # type: ignore[assignment]
 
 
 # Parts of a fragment that stay as they are, and inline elements by mark for each line.

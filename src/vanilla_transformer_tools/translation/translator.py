@@ -267,8 +267,8 @@ class Translator:
         Raises:
             ValueError: As the class does.
         """
-        kept = ("search", "target_tokenizer", "source_language", "target_language")
-        kept += ("generation_config", "max_source_length", "split_sentences", "details")
+        kept = ["search", "target_tokenizer", "source_language", "target_language"]
+        kept += ["generation_config", "max_source_length", "split_sentences", "details"]
         arguments = {name: getattr(self, name) for name in (*kept, "replace_unknown", "markup")}
         arguments["max_tokens_per_batch"] = self._budget
         arguments["protect"] = ",".join(self.protect) or "none"
