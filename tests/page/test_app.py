@@ -387,13 +387,13 @@ def test_language_is_chosen(browser, tagged):
     folder, address = tagged
     page = Page.load([str(folder)])
     reader = Reader(browser, address)
-    reader.type("einhund")
+    reader.type("ja")
     seen = [reader.until(lambda: (text := reader.written()) and text)]
 
     reader.choose("Target language", "de")
 
     seen.append(reader.until(lambda: (text := reader.written()) != seen[0] and text))
-    answers = [page.translate("einhund", "", {"target_language": name}) for name in ("fr", "de")]
+    answers = [page.translate("ja", "", {"target_language": name}) for name in ("fr", "de")]
     assert seen == [answer["text"] for answer in answers]
     assert not reader.all("input[aria-label='Source language']")
 
