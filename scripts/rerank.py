@@ -53,8 +53,8 @@ def find_candidates(
     forward: "Translator", backward: "Translator", sources: list[str]
 ) -> Candidates:
     """The outputs of each source with their scores, log-probability / length^length_penalty."""
-    from vanilla_transformer_tools.inspection.alignments import encode_source, encode_target
     from vanilla_transformer_tools.translation.engines import TorchEngine
+    from vanilla_transformer_tools.translation.read_pairs import encode_source, encode_target
 
     engine = backward.engine
     assert isinstance(engine, TorchEngine)

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from urllib.parse import parse_qs
 
 import pytest
-from transformers import GenerationConfig
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.service.app import Service as AppService
@@ -75,7 +74,7 @@ def expected_and_service(tmp_path_factory):
     folder = save_small_model(tmp_path_factory.mktemp("model"), tokenizer)
     translator = Translator.from_pretrained(str(folder), num_beams=1, max_extra_tokens=2)
     languages = ServedLanguages(("xx",), ("yy",))
-    translators = Translators(translator, languages, GenerationConfig(), 4096)
+    translators = Translators(translator, languages)
     limits = Limits(max_characters=10_000, max_texts=100, max_requests=32)
     app = AppService(translators, limits, max_delay=0.001, max_waiting_characters=100_000)
     found = [one.text for one in translator.translate(LINES)]

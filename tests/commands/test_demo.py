@@ -92,7 +92,7 @@ def test_options_reach_the_page(run, folder, served, write):
     assert where == {"host": "0.0.0.0", "port": port, "share": True, "hosts": ["a.de"]}
     ((name, model),) = page.models.items()
     assert page.examples[name] == ["oh nein!"]
-    assert str(model.engine.model.dtype) == "torch.bfloat16"
+    assert str(model.translator.engine.model.dtype) == "torch.bfloat16"
 
 
 def test_languages_that_the_model_does_not_have_are_refused(run, folder, served):

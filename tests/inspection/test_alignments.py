@@ -11,7 +11,6 @@ from vanilla_transformer import (
     VanillaTransformerTokenizer,
 )
 from vanilla_transformer_tools.inspection.alignments import (
-    PAIRS_PER_BATCH,
     AlignmentScore,
     GoldAlignment,
     WordAlignment,
@@ -21,6 +20,7 @@ from vanilla_transformer_tools.inspection.alignments import (
 )
 from vanilla_transformer_tools.translation import Translator
 from vanilla_transformer_tools.translation.engines import ForcedPass, TorchEngine
+from vanilla_transformer_tools.translation.read_pairs import PAIRS_PER_BATCH
 
 # Words that have no piece of their own are spelled in characters.
 LINES = ["ein hund rennt", "a dog runs", "der mann", "the man"]
@@ -127,19 +127,14 @@ def test_units_that_a_token_straddles_are_a_group(tiny_model):
     assert alignment.target_groups == (0,)
 
 
-def test_units_must_spell_their_line(translator):
-    with pytest.raises(ValueError, match="expected 'ein hund', got 'ein und'"):
-        list(align_words(translator, ["ein hund"], ["a"], (["ein und"], ["a"])))
-
-
-def test_lines_must_be_as_many(translator):
-    with pytest.raises(ValueError, match="same number of lines, got 2, 1, 2, 1"):
-        list(align_words(translator, ["ein", "hund"], ["a"]))
-
-
-def test_alignment_needs_the_engine_of_torch(translator):
+def test_what_cannot_be_aligned_is_refused(translator):
+    for targets, units, message in (
+        (["a"], (["ein und"], ["a"]), "expected 'ein hund', got 'ein und'"),
+        (["a", "b"], None, "same number of lines, got 1, 2, 1, 2"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            list(align_words(translator, ["ein hund"], targets, units))
     translator.engine = object()
-
     with pytest.raises(ValueError, match=r"engine 'torch'.* got object"):
         list(align_words(translator, ["ein"], ["a"]))
 
@@ -166,11 +161,8 @@ def test_groups_forgive_what_tokens_cannot_tell_apart():
     assert score_alignments([alignment], gold, in_groups=True).error_rate == 0
 
 
-def test_error_rate_of_nothing_is_zero():
-    assert score_alignments([aligned()], [GoldAlignment.parse("")]).error_rate == 0
-
-
 def test_gold_must_be_as_long_as_the_alignments():
+    assert score_alignments([aligned()], [GoldAlignment.parse("")]).error_rate == 0
     with pytest.raises(ValueError, match="each of the 2 pairs, got 1"):
         score_alignments([aligned(), aligned()], [GoldAlignment.parse("")])
 

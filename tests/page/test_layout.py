@@ -16,10 +16,10 @@ def only_here(pieces):
 def test_what_only_one_text_has_is_marked():
     first, second = apps.mark_differences("the old man\nyes", "the man\nno\nso")
 
-    assert only_here(first) == ["old ", "yes"]
-    assert only_here(second) == ["no", "so"]
-    assert "".join(piece for piece, _ in second) == "the man\nno\nso\n"
-    assert apps.mark_differences("a", "a")[0] == [("a", None), ("\n", None)]
+    assert only_here(first) == [" old", "yes"]
+    assert only_here(second) == ["no\nso"]
+    assert "".join(piece for piece, _ in second) == "the man\nno\nso"
+    assert apps.mark_differences("a", "a")[0] == [("a", None)]
 
 
 @pytest.mark.parametrize("before", ["", "GPU"])
@@ -29,20 +29,19 @@ def test_scripts_without_blanks_are_compared_by_characters(before):
     assert (only_here(first), only_here(second)) == (["狗"], ["猫"])
 
 
-def test_table_has_all_translations_in_order():
-    best = {"text": "A\x1b", "score": -0.5, "reached_limit": False}
+def test_table_and_tokens_have_all_numbers_line_by_line():
+    best = {"text": "A", "score": -0.5, "reached_limit": False}
     second = {"text": "B", "score": -1.25, "reached_limit": True}
+    line = {"source": "a", "translations": [best, second]}
+    line |= {"tokens": ["a", "b"], "probabilities": [0.496, 0.04]}
 
-    assert apps._rows([(3, {"translations": [best, second]})]) == [
-        ["3", "1", "-0.500", r"A\x1b"],
-        ["3", "2", "-1.250", "B (cut off)"],
+    numbered = apps._with_words({"lines": [{"source": " "}, line]})
+
+    assert apps._rows(numbered) == [
+        ["2", "1", "-0.500", "A"],
+        ["2", "2", "-1.250", "B (cut off)"],
     ]
-
-
-def test_tokens_have_their_probabilities_line_by_line():
-    lines = [{"tokens": ["a", "b"], "probabilities": [0.496, 0.04]}]
-
-    assert apps._tokens(lines) == [("a", "50%"), ("b", "4%"), ("\n", None)]
+    assert apps._tokens([line]) == [("a", "50%"), ("b", "4%"), ("\n", None)]
 
 
 def test_guard_adds_the_policy_and_hides_headers():
@@ -56,7 +55,7 @@ def test_guard_adds_the_policy_and_hides_headers():
     async def send(message):
         sent.append(message)
 
-    guard = apps.Guard(answer, "default-src 'self'", hidden=[b"x-claimed"])
+    guard = apps.guarded(answer, "default-src 'self'", hidden=[b"x-claimed"])
     request = {"type": "http", "headers": [(b"x-claimed", b"evil.com"), (b"host", b"a")]}
     asyncio.run(guard(request, None, send))
 

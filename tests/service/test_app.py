@@ -12,7 +12,6 @@ from urllib.parse import urlencode
 import pytest
 from libretranslatepy import LibreTranslateAPI
 from prometheus_client.parser import text_string_to_metric_families
-from transformers import GenerationConfig
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.service.app import Service
@@ -42,7 +41,7 @@ def translator(tmp_path_factory):
 
 def serve(translator, **callers):
     languages = ServedLanguages(("de",), ("en",))
-    translators = Translators(translator, languages, GenerationConfig(), 4096)
+    translators = Translators(translator, languages)
     service = Service(translators, LIMITS, max_delay=0.002, max_waiting_characters=5000)
     return running(service, **callers)
 
@@ -163,14 +162,7 @@ def test_alternatives_are_the_next_best(server, translator):
 
 def test_html_is_translated_as_translator_does(server, translator):
     page = "<ul>\n<li>ja <b>nein</b>. <!-- ja -->Ja! <i>Nein</i><li><img src=x></ul>\n<p>hund"
-    marked = Translator(
-        translator.engine,
-        translator.tokenizer,
-        search=translator.search,
-        split_sentences=translator.split_sentences,
-        markup="html",
-    )
-    found = [one.text for one in marked.translate([page, "<br>"])]
+    found = [one.text for one in translator.changed(markup="html").translate([page, "<br>"])]
 
     answer = server.translate([page, "<br>"], format="html", alternatives=1)
     alone = server.translate(page, format="html")
@@ -178,13 +170,8 @@ def test_html_is_translated_as_translator_does(server, translator):
     assert answer.content["translatedText"] == found
     assert alone.content["translatedText"] == found[0]
     for text in (found[0], answer.content["alternatives"][0][0]):
-        assert [text.count(part) for part in ("<b>", "</b>", "</li>", "<!-- ja -->", "</p>")] == [
-            1,
-            1,
-            2,
-            1,
-            1,
-        ]
+        counts = [text.count(part) for part in ("<b>", "</b>", "<!-- ja -->", "</p>", "</li>")]
+        assert counts == [1, 1, 1, 1, 2]
 
 
 def test_html_needs_an_engine_that_aligns(server, monkeypatch):
@@ -197,34 +184,33 @@ def test_html_needs_an_engine_that_aligns(server, monkeypatch):
     assert server.translate("ja").status == 200
 
 
-def test_form_may_repeat_the_text(server, expected):
-    fields = [
-        ("q", LINES[0]),
-        ("source", "de"),
-        ("q", LINES[2]),
-        ("target", "en"),
-        ("format", "text"),
-    ]
+@pytest.mark.parametrize(
+    ("query", "body", "kind", "texts"),
+    [
+        ("?q=ja&source=de&target=en", None, "", "ja"),
+        ("", "q=&source=de&target=en", FORM, ""),
+        (
+            "",
+            "q=ja&source=de&q=x&target=en&format=text",
+            f"{FORM}; charset=UTF-8",
+            ["ja", "x"],
+        ),
+        # Halves of surrogate pairs.
+        (
+            "",
+            rb'{"q": "ja \ud800 \ud83d\ude00", "source": "de", "target": "en", "format": ""}',
+            JSON,
+            "ja \ufffd \U0001f600",
+        ),
+        ("", b'{"q": "ja", "source": "de", "target": "en", "format": null}', JSON, "ja"),
+    ],
+    ids=["in the address", "empty", "repeated", "surrogates", "no format"],
+)
+def test_text_may_come_in_every_form(server, expected, query, body, kind, texts):
+    answer = server.send("POST", f"/translate{query}", body, content_type=kind)
 
-    answer = server.send(
-        "POST", "/translate", urlencode(fields), content_type=f"{FORM}; charset=UTF-8"
-    )
-
-    assert answer.content == {"translatedText": expected(LINES[0], LINES[2])}
-
-
-def test_empty_text_in_a_form_is_a_text(server):
-    answer = server.send("POST", "/translate", "q=&source=de&target=en", content_type=FORM)
-
-    assert answer.content == {"translatedText": ""}
-
-
-def test_halves_of_surrogate_pairs_are_replaced(server, expected):
-    body = rb'{"q": "ja \ud800 \ud83d\ude00", "source": "de", "target": "en"}'
-
-    answer = server.send("POST", "/translate", body, content_type=JSON)
-
-    assert answer.content == {"translatedText": expected("ja \ufffd \U0001f600")[0]}
+    found = expected(*texts) if isinstance(texts, list) else expected(texts)[0]
+    assert (answer.status, answer.content) == (200, {"translatedText": found})
 
 
 def test_requests_of_many_clients_are_not_mixed_up(server, expected):
@@ -255,28 +241,13 @@ def as_json(**fields):
         (as_json(q=5), JSON, 400, "`q` must be the text"),
         (as_json(q=["ja", None]), JSON, 400, "`q` must be the text"),
         (b"q=ja", FORM, 400, "`source` must be a language; /languages lists them; `target` must"),
-        (
-            as_json(source="fr"),
-            JSON,
-            400,
-            "`source` must be one of the languages of this service, de, got 'fr'. See",
-        ),
-        (
-            as_json(target="\ud800"),
-            JSON,
-            400,
-            r"`target` must be one of the languages of this service, en, got '\ud800'",
-        ),
+        (as_json(source="fr"), JSON, 400, "languages of this service, de, got 'fr'. See"),
+        (as_json(target="\ud800"), JSON, 400, r"languages of this service, en, got '\ud800'"),
         (as_json(format="xml"), JSON, 400, "`format` must be text or html, got 'xml'"),
         (as_json(format="html", q="<b>" * 200), JSON, 400, "at most 100 deep"),
         (as_json(alternatives=3), JSON, 400, "`alternatives` must be from 0 to 2"),
         (as_json(alternatives=-1), JSON, 400, "`alternatives` must be a whole number, got '-1'"),
-        (
-            b'{"q": "ja", "source": "de", "target": "en", "q": "nein"}',
-            JSON,
-            400,
-            "a name occurs twice",
-        ),
+        (b'{"q": "ja", "q": "nein"}', JSON, 400, "a name occurs twice"),
         (b"q=ja&source=de&target=en&target=fr", FORM, 400, "`target` must be a language"),
         (as_json(), f"{JSON}; charset=utf-16", 415, "must be UTF-8, got 'utf-16'"),
         (as_json(), "text/plain", 415, "Content-Type must be application/json or application/x-"),
@@ -323,11 +294,6 @@ def test_host_that_leads_here_from_elsewhere_is_refused(server, host):
         assert (answer.status, answer.content) == (400, "Invalid host header")
 
 
-@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:80", "127.0.0.1:5000", "[::1]:5000"])
-def test_names_of_this_machine_are_hosts(server, host):
-    assert server.send("GET", "/health", host=host).status == 200
-
-
 @pytest.mark.parametrize("origin", ["http://evil.com", "null", "http://localhost:1", "evil"])
 def test_page_of_a_foreign_origin_is_refused(server, origin):
     body = "q=ja&source=de&target=en"
@@ -338,8 +304,12 @@ def test_page_of_a_foreign_origin_is_refused(server, origin):
     assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
-def test_page_of_the_server_itself_is_answered(server):
-    assert server.send("GET", "/health", origin=server.url).status == 200
+def test_names_of_this_machine_and_the_page_of_the_server_are_answered(server):
+    for host in ("localhost", "LOCALHOST:80", "127.0.0.1:5000", "[::1]:5000"):
+        assert server.send("GET", "/health", host=host).status == 200
+    answer = server.send("GET", "/health", origin=server.url)
+    assert (answer.status, answer.content) == (200, {"status": "ok"})
+    assert server.send("HEAD", "/health").status == 200
 
 
 def test_origins_and_hosts_that_are_named_are_answered(translator):
@@ -358,10 +328,8 @@ def test_origins_and_hosts_that_are_named_are_answered(translator):
         elsewhere = server.send("GET", "/languages", host="localhost")
 
     for allowed in (preflight, answer):
-        assert (allowed.status, allowed.headers["access-control-allow-origin"]) == (
-            200,
-            "https://b.example",
-        )
+        assert allowed.status == 200
+        assert allowed.headers["access-control-allow-origin"] == "https://b.example"
         assert "access-control-allow-credentials" not in allowed.headers
     assert (refused.status, elsewhere.status) == (403, 400)
 
@@ -389,30 +357,14 @@ def test_only_source_language_need_not_be_named(server, expected):
     assert "detectedLanguage" not in server.translate("ja").content
 
 
-@pytest.mark.parametrize("given", [None, "", "text"])
-def test_format_may_be_left_empty(server, expected, given):
-    assert server.translate("ja", format=given).content["translatedText"] == expected("ja")[0]
-
-
-def test_form_may_be_part_of_the_address(server, expected):
-    answer = server.send("POST", "/translate?q=ja&source=de&target=en")
-
-    assert (answer.status, answer.content) == (200, {"translatedText": expected("ja")[0]})
-
-
-def test_source_is_not_detected_among_several():
-    languages = ServedLanguages(("de", "fr"), ("en",))
-
-    with pytest.raises(ValueError, match="It does not detect languages"):
-        languages.chosen("auto", "en")
-
-
-def test_largest_request_is_taken_however_it_is_written(server):
+def test_largest_request_is_taken_however_it_is_written(own_server):
+    # Nothing needs to be translated.
+    own_server.service.translators.cut = lambda kind, lines: [[] for _ in lines]
     fields = {"q": ["\U0001f600" * 100] * 20, "source": "de", "target": "en"}
     as_form = urlencode(fields, doseq=True)
 
     for body, kind in ((json.dumps(fields), JSON), (as_form, FORM)):
-        answer = server.send("POST", "/translate", body, content_type=kind)
+        answer = own_server.send("POST", "/translate", body, content_type=kind)
         assert (answer.status, len(answer.content["translatedText"])) == (200, 20)
 
 
@@ -579,11 +531,6 @@ def test_metrics_count_requests_batches_and_what_waits(blocked):
     assert "process_resident_memory_bytes" in during.content
 
 
-def test_health_is_told(server):
-    assert server.send("GET", "/health").content == {"status": "ok"}
-    assert server.send("HEAD", "/health").status == 200
-
-
 def test_panic_fails_one_request_and_is_reported_in_a_line(own_server, expected, caplog):
     translators = own_server.service.translators
     cut = translators.cut
@@ -600,10 +547,8 @@ def test_panic_fails_one_request_and_is_reported_in_a_line(own_server, expected,
 
     failed = own_server.translate("aaaa")
 
-    assert (failed.status, failed.content["error"]) == (
-        500,
-        "The translation failed: RuntimeError.",
-    )
+    assert failed.status == 500
+    assert failed.content["error"] == "The translation failed: RuntimeError."
     assert own_server.translate("ja").content["translatedText"] == expected("ja")[0]
     assert own_server.send("GET", "/health").status == 200
     (line,) = caplog.messages

@@ -74,83 +74,62 @@ def start(work: Recorder) -> Iterator[object]:
         batcher.close()
 
 
-def occupy(batcher: Batcher[str, str], work: Recorder) -> object:
-    """Sends a request, whose batch lasts until the gate opens: what comes meanwhile waits."""
-    work.block()
-    future = batcher.submit("busy", ["busy"])
-    work.wait_for_batch()
-    work.batches.clear()
-    return future
+@pytest.fixture
+def occupied(start, work):
+    """A batcher with a request whose batch lasts until the gate opens: what comes waits."""
+
+    def make(**settings: float) -> Batcher[str, str]:
+        work.block()
+        batcher = start(**settings)
+        batcher.submit("busy", ["busy"])
+        work.wait_for_batch()
+        work.batches.clear()
+        return batcher
+
+    return make
 
 
-def test_result_has_the_parts_of_each_line_in_order(start):
-    future = start().submit("k", ["b|a", "", "c", "|"])
+def test_result_has_the_parts_of_each_line_in_order(start, work):
+    batcher = start()
 
-    assert future.result(SECONDS) == [["k:B", "k:A"], [], ["k:C"], []]
-
-
-def test_blank_lines_alone_are_answered_without_a_batch(start, work):
-    assert start().submit("k", ["", ""]).result(SECONDS) == [[], []]
+    # Blank lines alone need no batch.
+    assert batcher.submit("k", ["", ""]).result(SECONDS) == [[], []]
     assert work.batches == []
+    found = batcher.submit("k", ["b|a", "", "c", "|"]).result(SECONDS)
+    assert found == [["k:B", "k:A"], [], ["k:C"], []]
 
 
-def test_waiting_requests_share_a_batch(start, work):
-    batcher = start()
-    occupy(batcher, work)
-
-    futures = [batcher.submit("k", [text]) for text in ("one", "two", "three")]
-    work.gate.set()
-
-    assert [future.result(SECONDS) for future in futures] == [
-        [["k:ONE"]],
-        [["k:TWO"]],
-        [["k:THREE"]],
-    ]
-    assert work.batches == [("k", ["one", "two", "three"])]
-
-
-def test_requests_of_two_kinds_share_no_batch_and_the_oldest_comes_first(start, work):
-    batcher = start()
-    occupy(batcher, work)
+def test_requests_of_one_kind_share_a_batch_and_the_oldest_comes_first(occupied, work):
+    batcher = occupied()
 
     futures = [batcher.submit(kind, [kind + text]) for text in "xy" for kind in ("b", "a")]
     work.gate.set()
 
-    assert [future.result(SECONDS) for future in futures] == [
-        [["b:BX"]],
-        [["a:AX"]],
-        [["b:BY"]],
-        [["a:AY"]],
-    ]
+    found = [future.result(SECONDS) for future in futures]
+    assert found == [[["b:BX"]], [["a:AX"]], [["b:BY"]], [["a:AY"]]]
     assert work.batches == [("b", ["bx", "by"]), ("a", ["ax", "ay"])]
 
 
-def test_batch_has_at_most_its_budget_of_tokens(start, work):
-    batcher = start(max_tokens=6)
-    occupy(batcher, work)
+@pytest.mark.parametrize(
+    ("least_tokens", "texts", "batches"),
+    [
+        (1, ["abc", "def", "g", "longest", "h"], [["abc", "def"], ["g"], ["longest"], ["h"]]),
+        (3, ["a", "b", "c"], [["a", "b"], ["c"]]),
+    ],
+)
+def test_batch_has_at_most_its_budget_of_tokens(occupied, work, least_tokens, texts, batches):
+    batcher = occupied(max_tokens=6, least_tokens=least_tokens)
 
-    futures = [batcher.submit("k", [text]) for text in ("abc", "def", "g", "much-too-long", "h")]
+    futures = [batcher.submit("k", [text]) for text in texts]
     work.gate.set()
 
     for future in futures:
         future.result(SECONDS)
-    assert [texts for _, texts in work.batches] == [["abc", "def"], ["g"], ["much-too-long"], ["h"]]
+    assert [texts for _, texts in work.batches] == batches
 
 
-def test_short_parts_count_as_the_least_tokens(start, work):
-    batcher = start(max_tokens=6, least_tokens=3)
-    occupy(batcher, work)
-
-    future = batcher.submit("k", ["a", "b", "c"])
-    work.gate.set()
-
-    future.result(SECONDS)
-    assert [texts for _, texts in work.batches] == [["a", "b"], ["c"]]
-
-
-def test_long_request_takes_turns_with_short_ones(start, work):
-    batcher = start(max_tokens=3)
-    occupy(batcher, work)
+def test_long_request_takes_turns_with_short_ones(occupied, work):
+    batcher = occupied(max_tokens=3)
 
     long = batcher.submit("k", ["a|b|c", "d|e|f"])
     short = batcher.submit("k", ["x"])
@@ -158,8 +137,7 @@ def test_long_request_takes_turns_with_short_ones(start, work):
     work.gate.set()
 
     assert long.result(SECONDS) == [["k:A", "k:B", "k:C"], ["k:D", "k:E", "k:F"]]
-    assert short.result(SECONDS) == [["k:X"]]
-    assert other.result(SECONDS) == [["other:Y"]]
+    assert (short.result(SECONDS), other.result(SECONDS)) == ([["k:X"]], [["other:Y"]])
     # The rest of the long one comes after what arrived meanwhile, of another kind too.
     assert work.batches == [
         ("k", ["a", "b", "x"]),
@@ -172,49 +150,51 @@ def test_long_request_takes_turns_with_short_ones(start, work):
 def test_lone_request_waits_for_others_until_its_deadline(start, work):
     batcher = start(max_delay=0.2)
     started = time.monotonic()
-    first = batcher.submit("k", ["a"])
-    second = batcher.submit("k", ["b"])
+    futures = [batcher.submit("k", [text]) for text in "ab"]
 
-    assert (first.result(SECONDS), second.result(SECONDS)) == ([["k:A"]], [["k:B"]])
+    assert [future.result(SECONDS) for future in futures] == [[["k:A"]], [["k:B"]]]
 
     assert 0.2 <= time.monotonic() - started < 5
     assert work.batches == [("k", ["a", "b"])]
 
 
-def test_full_batch_does_not_wait(start, work):
+def test_neither_a_full_batch_nor_one_that_is_hastened_waits(start, work):
     batcher = start(max_delay=60, max_tokens=4)
 
     futures = [batcher.submit("k", [text]) for text in ("ab", "cd")]
 
     assert [future.result(5) for future in futures] == [[["k:AB"]], [["k:CD"]]]
     assert work.batches == [("k", ["ab", "cd"])]
-
-
-def test_waiting_ends_when_it_is_hastened(start, work):
-    batcher = start(max_delay=60)
-    futures = [batcher.submit("k", [text]) for text in ("a", "b")]
-
+    alone = batcher.submit("k", ["a"])
     batcher.hasten()
-
-    assert [future.result(SECONDS) for future in futures] == [[["k:A"]], [["k:B"]]]
+    assert alone.result(SECONDS) == [["k:A"]]
     assert batcher.submit("k", ["c"]).result(SECONDS) == [["k:C"]]
 
 
-def test_failing_batch_fails_only_the_request_at_fault(start, work, caplog):
-    batcher = start()
-    occupy(batcher, work)
-    work.faulty = {"bad"}
+@pytest.mark.parametrize(
+    ("fault", "error", "message"),
+    [
+        ("faulty", RuntimeError, "cannot translate"),
+        ("uncuttable", ValueError, "cannot cut"),
+    ],
+)
+def test_failing_batch_fails_only_the_request_at_fault(
+    occupied, work, caplog, fault, error, message
+):
+    batcher = occupied()
+    setattr(work, fault, {"bad"})
 
     futures = [batcher.submit("k", lines) for lines in (["one"], ["bad", "x"], ["two"])]
     work.gate.set()
 
     assert futures[0].result(SECONDS) == [["k:ONE"]]
     assert futures[2].result(SECONDS) == [["k:TWO"]]
-    with pytest.raises(RuntimeError, match=r"cannot translate .'bad'"):
+    with pytest.raises(error, match=f"{message} .'bad'"):
         futures[1].result(SECONDS)
     assert batcher.submit("k", ["next"]).result(SECONDS) == [["k:NEXT"]]
     (warning,) = caplog.messages
-    assert warning.startswith("A batch of 3 requests has failed and is repeated one by one: cannot")
+    start = "A batch of 3 requests has failed and is repeated one by one: "
+    assert warning.startswith(start + message)
 
 
 def test_batcher_survives_its_own_failure(start, work, monkeypatch, caplog):
@@ -230,9 +210,8 @@ def test_batcher_survives_its_own_failure(start, work, monkeypatch, caplog):
     assert caplog.messages == ["The batcher has failed; it goes on without what waited."]
 
 
-def test_request_that_has_failed_is_not_translated_further(start, work):
-    batcher = start(max_tokens=3)
-    occupy(batcher, work)
+def test_request_that_has_failed_is_not_translated_further(occupied, work):
+    batcher = occupied(max_tokens=3)
     work.faulty = {"bad"}
 
     future = batcher.submit("k", ["bad", "never"])
@@ -246,23 +225,8 @@ def test_request_that_has_failed_is_not_translated_further(start, work):
     assert batcher.waiting_characters == 0
 
 
-def test_request_that_cannot_be_cut_fails_alone(start, work):
-    batcher = start()
-    occupy(batcher, work)
-    work.uncuttable = {"odd"}
-
-    futures = [batcher.submit("k", [text]) for text in ("one", "odd", "two")]
-    work.gate.set()
-
-    assert futures[0].result(SECONDS) == [["k:ONE"]]
-    assert futures[2].result(SECONDS) == [["k:TWO"]]
-    with pytest.raises(ValueError, match="cannot cut"):
-        futures[1].result(SECONDS)
-
-
-def test_cancelled_request_leaves_the_queue(start, work):
-    batcher = start()
-    occupy(batcher, work)
+def test_cancelled_request_leaves_the_queue(occupied, work):
+    batcher = occupied()
     kept, cancelled = batcher.submit("k", ["kept"]), batcher.submit("k", ["gone"])
 
     assert cancelled.cancel()
@@ -277,11 +241,8 @@ def test_cancelled_request_leaves_the_queue(start, work):
         cancelled.result(SECONDS)
 
 
-def test_cancelled_request_that_is_still_in_the_queue_stops_nobody(start, work, monkeypatch):
-    batcher = start()
-    work.block()
-    batcher.submit("k", ["first"])
-    work.wait_for_batch()
+def test_cancelled_request_that_is_still_in_the_queue_stops_nobody(occupied, work, monkeypatch):
+    batcher = occupied()
     monkeypatch.setattr(batcher, "_forget", lambda request: None)
     assert batcher.submit("k", [""]).cancel()
     work.gate.set()
@@ -304,10 +265,9 @@ def test_request_cancelled_during_its_batch_is_not_translated_further(start, wor
     assert batcher.waiting_characters == 0
 
 
-def test_too_many_waiting_characters_are_refused_and_room_comes_back(start, work):
+def test_too_many_waiting_characters_are_refused_and_room_comes_back(occupied, work):
     # Line ends count.
-    batcher = start(max_waiting_characters=13)
-    future = occupy(batcher, work)
+    batcher = occupied(max_waiting_characters=13)
     waiting = batcher.submit("k", ["abc", "def"])
 
     with pytest.raises(
@@ -316,46 +276,20 @@ def test_too_many_waiting_characters_are_refused_and_room_comes_back(start, work
         batcher.submit("k", ["x"])
     work.gate.set()
 
-    assert future.result(SECONDS) == [["busy:BUSY"]]
     assert waiting.result(SECONDS) == [["k:ABC"], ["k:DEF"]]
     batcher.submit("k", ["0123456789ab"]).result(SECONDS)
 
 
 def test_closing_finishes_what_was_taken_and_takes_nothing_more(start, work):
     batcher = start(max_delay=60)
-    occupied = threading.Thread(target=batcher.close)
+    closing = threading.Thread(target=batcher.close)
     futures = [batcher.submit("k", [text]) for text in ("one", "two")]
 
-    occupied.start()
-    occupied.join(SECONDS)
+    closing.start()
+    closing.join(SECONDS)
 
-    assert not occupied.is_alive()
+    assert not closing.is_alive()
     assert [future.result(0) for future in futures] == [[["k:ONE"]], [["k:TWO"]]]
     with pytest.raises(ClosedError, match="stopping"):
         batcher.submit("k", ["late"])
     batcher.close()
-
-
-def test_many_threads_get_their_own_answers(start, work):
-    batcher = start(max_tokens=50, max_waiting_characters=10**6)
-    answers: dict[int, object] = {}
-
-    def ask(first: int) -> None:
-        for number in range(first, first + 50):
-            lines = [f"n{number}|{number}", f"{number * 7}"]
-            future = batcher.submit(f"k{number % 2}", lines)
-            if number % 5:
-                answers[number] = future.result(SECONDS)
-            else:
-                future.cancel()
-
-    threads = [threading.Thread(target=ask, args=(1000 * index,)) for index in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert len(answers) == 8 * 40
-    for number, found in answers.items():
-        kind = f"k{number % 2}"
-        assert found == [[f"{kind}:N{number}", f"{kind}:{number}"], [f"{kind}:{number * 7}"]]

@@ -1,20 +1,18 @@
 """Translators of a service: the languages that models have, and what a request is done with."""
 
 import pytest
-from transformers import GenerationConfig
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.interop.importing import import_model
 from vanilla_transformer_tools.service.languages import ServedLanguages
-from vanilla_transformer_tools.service.translators import RequestKind, Translators, load_languages
+from vanilla_transformer_tools.service.translators import RequestKind, Translators
 from vanilla_transformer_tools.text.languages import target_tags
 from vanilla_transformer_tools.translation import Translator
 
 from ..conftest import save_small_model
-from ..support.pretrained import BUILD, GERMAN, save_pretrained_model
+from ..support.pretrained import GERMAN, save_pretrained_model
 
 LINES = ["ein hund", "ja", "der alte mann schläft. oh nein! der alte hund rennt. ja!"]
-NOTHING = GenerationConfig()
 CARD = "---\nlanguage:\n{}---\n\n# Model\n"
 
 
@@ -34,12 +32,12 @@ def write_card(folder, *languages):
 
 
 def translators_of(name, source=None, target=None, **settings):
-    languages, defaults = load_languages(str(name), source, target)
+    languages = ServedLanguages.load(str(name), source, target)
     chosen = languages.chosen(languages.sources[0], languages.targets[0])
     first = Translator.from_pretrained(
         str(name), source_language=chosen[0], target_language=chosen[1], **settings
     )
-    return Translators(first, languages, defaults, 4096)
+    return Translators(first, languages)
 
 
 def sources_of(translators, monkeypatch):
@@ -59,50 +57,44 @@ def sources_of(translators, monkeypatch):
 # Languages
 
 
-def test_model_of_one_direction_has_the_two_languages_of_its_card(folder):
-    write_card(folder, "de", "en")
+@pytest.mark.parametrize(
+    ("card", "target", "found"),
+    [
+        (["de", "en"], None, ("de", "en")),
+        (["de", "en"], "fr", ("de", "fr")),
+        # It is no truth value.
+        (["no", "en"], None, ("no", "en")),
+    ],
+)
+def test_model_of_one_direction_has_the_two_languages_of_its_card(folder, card, target, found):
+    write_card(folder, *card)
 
-    languages, _ = load_languages(str(folder), None, None)
+    languages = ServedLanguages.load(str(folder), None, target)
 
-    assert (languages.sources, languages.targets) == (("de",), ("en",))
-    assert languages.chosen("de", "en") == (None, None)
-    assert str(languages) == "de -> en"
-
-
-def test_languages_that_are_given_come_before_those_of_the_card(folder):
-    write_card(folder, "de", "en")
-
-    languages, _ = load_languages(str(folder), None, "fr")
-
-    assert (languages.sources, languages.targets) == (("de",), ("fr",))
+    assert str(languages) == "{} -> {}".format(*found)
+    assert languages.chosen(*found) == (None, None)
 
 
-@pytest.mark.parametrize("named", [(), ("de",), ("de", "en", "fr")])
-def test_languages_that_nothing_names_must_be_given(folder, named):
+@pytest.mark.parametrize(
+    ("named", "got"),
+    [
+        ((), "no languages"),
+        (("de",), r"\['de'\]"),
+        (("de", "en", "fr"), r"\['de', 'en', 'fr'\]"),
+        # It is no YAML.
+        (("de", "[" * 3000), "no languages"),
+    ],
+)
+def test_languages_that_nothing_names_must_be_given(folder, named, got):
     if named:
         write_card(folder, *named)
-    got = str(list(named)).replace("[", "\\[") if named else "no languages"
 
-    with pytest.raises(ValueError, match=f"(?s)source .* got {got} .*--source_language.*--target"):
-        load_languages(str(folder), None, None)
-    languages, _ = load_languages(str(folder), "x", "y")
+    with pytest.raises(
+        ValueError, match=f"(?s)source .* got {got} in.*--source_language.*--target"
+    ):
+        ServedLanguages.load(str(folder))
+    languages = ServedLanguages.load(str(folder), "x", "y")
     assert (languages.sources, languages.targets) == (("x",), ("y",))
-
-
-def test_norwegian_is_no_truth_value(folder):
-    write_card(folder, "no", "en")
-
-    languages, _ = load_languages(str(folder), None, None)
-
-    assert (languages.sources, languages.targets) == (("no",), ("en",))
-
-
-@pytest.mark.parametrize("brackets", [1, 3000])
-def test_card_that_is_not_yaml_names_no_languages(folder, brackets):
-    write_card(folder, "de", brackets * "[")
-
-    with pytest.raises(ValueError, match="got no languages in its card"):
-        load_languages(str(folder), None, None)
 
 
 def test_model_with_tags_translates_from_its_card_into_its_tags(tmp_path, monkeypatch):
@@ -141,18 +133,6 @@ def test_model_with_codes_translates_between_all_of_them(tmp_path):
         assert [best for (best,) in found] == [one.text for one in expected.translate(GERMAN[:3])]
 
 
-def test_language_that_the_decoder_begins_with_is_the_only_target(tmp_path):
-    _, tokenizer = BUILD["mbart"](tmp_path)
-    start = tokenizer.convert_tokens_to_ids("de_DE")
-
-    languages = ServedLanguages.of(
-        str(tmp_path), tokenizer, GenerationConfig(decoder_start_token_id=start)
-    )
-
-    assert languages.targets == ("de_DE",)
-    assert len(languages.sources) == 25
-
-
 def test_language_that_is_not_offered_is_refused_with_some_that_are():
     codes = tuple(f"l{number}" for number in range(20))
     languages = ServedLanguages(codes, ("en",))
@@ -161,6 +141,8 @@ def test_language_that_is_not_offered_is_refused_with_some_that_are():
         languages.chosen("xx", "en")
     with pytest.raises(ValueError, match=r"`target` must be one .* en, got 'de'"):
         languages.chosen("l1", "de")
+    with pytest.raises(ValueError, match="It does not detect languages"):
+        languages.chosen("auto", "en")
 
 
 # Work
@@ -221,6 +203,6 @@ def test_search_and_limits_are_those_of_the_options(folder):
     made = translators._of(RequestKind(None, None, 1))
 
     assert (made.search.num_beams, made.search.num_hypotheses) == (3, 2)
-    assert (made.max_source_length, made.max_tokens_per_batch) == (9, 4096 // 3)
+    assert (made.max_source_length, made.max_tokens_per_batch) == (9, 600 // 3)
     assert made.engine is translators.first.engine
     assert translators._of(RequestKind(None, None, 1)) is made

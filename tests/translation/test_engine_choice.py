@@ -47,8 +47,9 @@ def cache(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def load(folder, cache):
+def load(folder, cache, caplog):
     """Loads a translator of one or more copies of the model, with short outputs."""
+    caplog.set_level(logging.INFO)
 
     def load_translator(*models, **settings):
         if "search" not in settings:
@@ -86,7 +87,6 @@ def edit(file, **changes):
 def test_ctranslate2_translates_as_torch_does_from_the_first_line(
     load, tokenizer, tmp_path, caplog, no_torch, num_beams
 ):
-    caplog.set_level(logging.INFO)
     model = save_small_model(tmp_path / "model", tokenizer)
     # Random weights like `<pad>`, which CTranslate2 leaves out before it normalises.
     edit(model / "generation_config.json", renormalize_logits=True)
@@ -108,7 +108,6 @@ def test_ctranslate2_translates_as_torch_does_from_the_first_line(
 def test_conversion_that_translates_one_line_of_the_sample_differently_is_not_used(
     load, monkeypatch, caplog, change
 ):
-    caplog.set_level(logging.INFO)
     expected = texts(load(engine="torch"))
     search = CTranslate2Engine.translate_batch
 
@@ -135,12 +134,13 @@ def test_conversion_that_translates_one_line_of_the_sample_differently_is_not_us
 
 
 @pytest.mark.parametrize(
-    ("width", "threads", "is_fast"), [(16, 8, True), (264, 1, True), (264, 2, False)]
+    ("width", "threads", "is_fast"), [(16, 8, True), (24, 1, True), (24, 2, False)]
 )
 def test_width_and_threads_decide_on_the_engine(
     load, tokenizer, tmp_path, monkeypatch, width, threads, is_fast
 ):
     model = save_small_model(tmp_path / "model", tokenizer, d_model=width)
+    monkeypatch.setattr(engine_choice, "_NARROW", 16)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     # These would stay for all tests that follow.
     monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
@@ -170,14 +170,11 @@ def test_torch_translates_what_ctranslate2_cannot_do_the_same(load, cache, setti
     assert not cache.exists()
 
 
-def test_search_object_decides_on_the_engine(load):
-    assert load(search=Search()).engine.name.startswith("CTranslate2")
-    assert load(search=Search(do_sample=True)).engine.name == "torch"
-
-
-def test_torch_translates_an_ensemble(load, folder, cache):
+def test_ensembles_and_searches_decide_on_the_engine(load, folder, cache):
     assert load(folder, folder).engine.name == "torch"
+    assert load(search=Search(do_sample=True)).engine.name == "torch"
     assert not cache.exists()
+    assert load(search=Search()).engine.name.startswith("CTranslate2")
 
 
 def test_torch_translates_on_a_gpu(load, monkeypatch):
@@ -242,28 +239,27 @@ def test_torch_translates_what_may_be_longer_than_the_position_table(load, lengt
 # The cache
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        ("model.bin", lambda content: content[:-1]),
-        ("model.bin", lambda content: content[:-1] + bytes([content[-1] ^ 1])),
+def test_damaged_conversion_is_made_again(load, cache, folder):
+    expected = texts(load())
+    conversion = Conversion(cache, folder)
+    made = converted(cache)
+    before = (made / "model.bin").read_bytes()
+    for name, damage in (
         ("config.json", lambda content: content[:10]),
         ("files.json", lambda content: content[:10]),
         ("files.json", lambda content: b"{}"),
         ("shared_vocabulary.json", None),
         ("files.json", None),
-    ],
-    ids=lambda damage: damage[0],
-)
-def test_damaged_conversion_is_made_again(load, cache, damage):
-    expected = texts(load())
-    name, change = damage
-    file = converted(cache) / name
-    before = (converted(cache) / "model.bin").read_bytes()
-    if change:
-        file.write_bytes(change(file.read_bytes()))
-    else:
-        file.unlink()
+        ("model.bin", lambda content: content[:-1]),
+        ("model.bin", lambda content: content[:-1] + bytes([content[-1] ^ 1])),
+    ):
+        whole = (made / name).read_bytes()
+        (made / name).unlink()
+        if damage:
+            (made / name).write_bytes(damage(whole))
+        assert conversion.agrees() is None
+        if name != "model.bin":
+            (made / name).write_bytes(whole)
 
     translator = load()
 
@@ -277,29 +273,24 @@ def key_of(model: Path) -> str:
     return Conversion(Path("cache"), model).folder.name
 
 
-@pytest.mark.parametrize(
-    "file", ["model.safetensors", "config.json", "generation_config.json", "tokenizer.json"]
-)
-def test_each_file_of_the_model_changes_its_place(tokenizer, tmp_path, file):
-    model = save_small_model(tmp_path, tokenizer)
-    before = key_of(model)
+def test_each_file_of_the_model_and_both_converters_change_its_place(
+    tokenizer, tmp_path, monkeypatch
+):
+    model = save_small_model(tmp_path / "model", tokenizer)
+    keys = {key_of(model)}
     (model / "README.md").write_text("a card")
-    assert key_of(model) == before
+    assert {key_of(model)} == keys
 
-    (model / file).write_bytes((model / file).read_bytes() + b" ")
-
-    assert key_of(model) != before
-
-
-def test_versions_of_both_converters_change_the_place(folder, monkeypatch, tmp_path):
-    keys = {key_of(folder)}
+    for file in ("model.safetensors", "config.json", "generation_config.json", "tokenizer.json"):
+        (model / file).write_bytes((model / file).read_bytes() + b" ")
+        keys.add(key_of(model))
     (tmp_path / "converter.py").write_text("another")
     monkeypatch.setattr(conversion_cache, "_CONVERTER", tmp_path / "converter.py")
-    keys.add(key_of(folder))
+    keys.add(key_of(model))
     monkeypatch.setattr(conversion_cache, "version", lambda name: f"99 {name}")
-    keys.add(key_of(folder))
+    keys.add(key_of(model))
 
-    assert len(keys) == 3
+    assert len(keys) == 7
 
 
 def test_cache_that_cannot_be_written_leaves_torch_and_one_line(
@@ -444,8 +435,6 @@ def test_place_of_the_cache(monkeypatch, given, home, expected):
 
     assert found == (expected and Path(expected).expanduser())
 
-
-def test_user_without_a_home_has_no_cache(monkeypatch):
     for name in (CACHE_VARIABLE, "XDG_CACHE_HOME", "HOME"):
         monkeypatch.delenv(name, raising=False)
     # As for a container's user whom its system does not know.

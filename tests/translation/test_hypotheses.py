@@ -31,9 +31,9 @@ def test_alternatives_are_the_next_best(tiny_model, tokenizer, build):
         scores = [one.score for one in group]
         assert scores == sorted(scores, reverse=True)
         assert len(set(scores)) == (3 if line.strip() else 1)
-    assert [result.text for result in results] == [
-        result.text for result in build(num_beams=3).translate(LINES)
-    ]
+    plain = list(build(num_beams=3).translate(LINES))
+    assert [result.text for result in results] == [result.text for result in plain]
+    assert {result.score for result in plain} == {None}
 
 
 def test_details_belong_to_their_line_and_rank(build, tokenizer):
@@ -49,11 +49,6 @@ def test_details_belong_to_their_line_and_rank(build, tokenizer):
             assert result.tokens != result.alternatives[0].tokens
             ids = tokenizer(line.strip())["input_ids"]
             assert list(result.source_tokens) == tokenizer.convert_ids_to_tokens(ids)
-
-
-def test_scores_are_there_when_asked_for_only(build):
-    assert {result.score for result in build().translate(LINES)} == {None}
-    assert all(result.score < 0 for result in build(scores=True).translate(["ja", "x"]))
 
 
 def test_samples_count_in_the_batch(build, monkeypatch):
@@ -113,8 +108,10 @@ def test_any_engine_will_do_but_for_details(tokenizer):
 
     assert [result.text for result in results] == ["ja", "", "nein"]
     assert translator.max_source_length == 50
-    with pytest.raises(ValueError, match=r"needs the engine 'torch', .* got Foreign"):
-        Translator(Foreign(), tokenizer, details=True)
+    for setting in ({"details": True}, {"replace_unknown": True}, {"markup": "html"}):
+        (name,) = setting
+        with pytest.raises(ValueError, match=rf"`{name}` needs the engine 'torch'.* got Foreign"):
+            Translator(Foreign(), tokenizer, **setting)
 
 
 @pytest.mark.parametrize(

@@ -164,13 +164,3 @@ def test_alternatives_have_the_tags_too(build):
         for one in (best, other):
             assert Outline(one.text).is_balanced
             assert one.text.count("<") == fragment.count("<")
-
-
-def test_markup_needs_attention(tiny_model, tokenizer):
-    class Engine:
-        name, max_positions, last_position = "other", 9, 9.0
-
-        def translate_batch(self): ...
-
-    with pytest.raises(ValueError, match=r"`markup` needs the engine 'torch'.*got Engine"):
-        Translator(Engine(), tokenizer, markup="html")

@@ -37,7 +37,10 @@ def test_pipeline_takes_settings_when_made_and_when_called(folder):
 
     assert translate(LINES) == texts(folder, LINES, num_beams=3, max_extra_tokens=2)
     assert translate(LINES, num_beams=1) == texts(folder, LINES, num_beams=1, max_extra_tokens=2)
-    assert texts(folder, LINES) != texts(folder, LINES, num_beams=3, max_extra_tokens=2)
+    wide = texts(folder, LINES, num_beams=3, max_extra_tokens=2)
+    assert texts(folder, LINES) != wide
+    search = Search(num_beams=3, max_extra_tokens=2)
+    assert pipeline("vanilla-translation", model=folder, search=search)(LINES) == wide
 
 
 def test_pipeline_cuts_lines_at_the_length_of_the_training(folder, tmp_path):
@@ -48,14 +51,6 @@ def test_pipeline_cuts_lines_at_the_length_of_the_training(folder, tmp_path):
     translate = pipeline("vanilla-translation", model=folder)
 
     assert translate(line, batch_size=8, num_workers=0) == texts(folder, [line]) != whole
-
-
-def test_pipeline_takes_a_search(folder):
-    search = Search(num_beams=3, max_extra_tokens=2)
-
-    translated = pipeline("vanilla-translation", model=folder, search=search)(LINES)
-
-    assert translated == texts(folder, LINES, num_beams=3, max_extra_tokens=2)
 
 
 def test_pipeline_writes_in_the_vocabulary_of_the_target(tmp_path):

@@ -4,7 +4,7 @@ import pytest
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.translation import Translation, Translator, marks
-from vanilla_transformer_tools.translation.protected import find_items, kinds_of, mask_pair
+from vanilla_transformer_tools.translation.protected import find_items, kinds_of
 
 ALL = ("placeholders", "urls", "emails", "emoji", "numbers")
 
@@ -39,16 +39,6 @@ def test_kinds_are_those_named_or_the_usual_ones_of_a_model_with_symbols():
         kinds_of("urls,tags", [])
 
 
-def test_pair_has_the_same_symbols_on_both_sides():
-    pair = "{a} und {b}, {a} {c}", "{b} and {a}, {a}"
-
-    assert mask_pair(*pair, ["placeholders"], ["<ph1>", "<ph2>"]) == (
-        "<ph1> und <ph2>, <ph1> {c}",
-        "<ph2> and <ph1>, <ph1>",
-    )
-    assert mask_pair(*pair, ["placeholders"], ["<ph>"])[0] == "<ph> und <ph>, <ph> {c}"
-
-
 @pytest.fixture
 def answering(build, monkeypatch):
     """A Translator that answers with given texts, and keeps what it was given."""
@@ -68,22 +58,21 @@ def answering(build, monkeypatch):
     return build_answering
 
 
-def test_item_that_was_copied_stays(answering):
-    translator = answering({"ab {x} {y}": "{y} cd {x}"}, protect="placeholders")
+@pytest.mark.parametrize(
+    ("line", "answer", "links", "expected"),
+    [
+        # Items that were copied stay.
+        ("ab {x} {y}", "{y} cd {x}", [], "{y} cd {x}"),
+        # `{name}` was translated as "de nom", which it replaces.
+        ("ab {name}", "de nom xy", [(0, 2, 7, 9), (3, 9, 0, 2), (3, 9, 3, 6)], "{name} xy"),
+    ],
+)
+def test_item_is_where_it_was_copied_or_its_words_are(answering, line, answer, links, expected):
+    translator = answering({line: answer}, links, protect="placeholders")
 
-    (found,) = translator.translate(["ab {x} {y}"])
+    (found,) = translator.translate([line])
 
-    assert found.text == "{y} cd {x}"
-
-
-def test_item_replaces_the_words_that_are_aligned_to_it(answering):
-    # `{name}` was translated as "de nom".
-    links = [(0, 2, 7, 9), (3, 9, 0, 2), (3, 9, 3, 6)]
-    translator = answering({"ab {name}": "de nom xy"}, links, protect="placeholders")
-
-    (found,) = translator.translate(["ab {name}"])
-
-    assert found.text == "{name} xy"
+    assert found.text == expected
 
 
 def test_item_without_a_place_is_appended_with_a_warning(answering, caplog):

@@ -15,21 +15,14 @@ from vanilla_transformer_tools.translation import Search
     [
         ({"num_beams": 0}, "`num_beams` must be at least 1, got 0"),
         ({"num_hypotheses": 0}, "`num_hypotheses` must be at least 1, got 0"),
-        (
-            {"num_beams": 2, "num_hypotheses": 3},
-            "`num_hypotheses` must be at most `num_beams`, got 3 and 2",
-        ),
+        ({"num_beams": 2, "num_hypotheses": 3}, "must be at most `num_beams`, got 3 and 2"),
         ({"do_sample": True, "num_beams": 2}, "`num_beams` must be 1, got 2"),
-        (
-            {"do_sample": True, "temperature": 0.0},
-            "`temperature` must be finite and at least 1e-06, got 0.0",
-        ),
+        ({"repetition_penalty": 0}, "`repetition_penalty` must be .* above 0, got 0"),
+        ({"no_repeat_ngram_size": -1}, "`no_repeat_ngram_size` must be at least 0, got -1"),
+        ({"min_length": -1}, "`min_length` must be at least 0, got -1"),
         *[
-            (
-                {"do_sample": True, "temperature": value},
-                f"`temperature` must be finite and at least 1e-06, got {value}",
-            )
-            for value in (-1.0, 1e-300, math.inf, math.nan)
+            ({"do_sample": True, "temperature": value}, f"finite and at least 1e-06, got {value}")
+            for value in (0.0, -1.0, 1e-300, math.inf, math.nan)
         ],
         *[
             ({"length_penalty": value}, f"`length_penalty` must be between .* got {value}")
@@ -47,10 +40,7 @@ from vanilla_transformer_tools.translation import Search
             {"mbr_candidates": 2, "num_hypotheses": 3, "do_sample": True},
             "`mbr_candidates` must be 0 or at least .*, got 2 and 3",
         ),
-        (
-            {"num_beams": 4, "mbr_candidates": 5},
-            "`mbr_candidates` must be at most `num_beams`, got 5 and 4",
-        ),
+        ({"num_beams": 4, "mbr_candidates": 5}, "must be at most `num_beams`, got 5 and 4"),
     ],
 )
 def test_search_refuses_what_is_out_of_range_or_contradictory(settings, message):
@@ -148,16 +138,3 @@ def test_restrictions_of_a_generation_config_are_defaults():
     assert search == Search(repetition_penalty=1.3, no_repeat_ngram_size=2, min_length=5)
     assert str(search) == ("greedy, repetition penalty 1.3, no repeated 2-grams, at least 5 tokens")
     assert Search.of(GenerationConfig()) == Search()
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"repetition_penalty": 0}, "`repetition_penalty` must be .* above 0, got 0"),
-        ({"no_repeat_ngram_size": -1}, "`no_repeat_ngram_size` must be at least 0, got -1"),
-        ({"min_length": -1}, "`min_length` must be at least 0, got -1"),
-    ],
-)
-def test_restrictions_out_of_range_are_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        Search(**settings)

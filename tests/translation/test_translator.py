@@ -8,7 +8,6 @@ from transformers import (
     FSMTForConditionalGeneration,
     GenerationConfig,
 )
-from transformers.utils import logging as transformers_logging
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.inspection.attention_maps import read_attention
@@ -177,19 +176,6 @@ def test_generation_config_of_the_model_stays_as_it_is(tiny_model, build):
     assert tiny_model.generation_config.to_dict() == before
 
 
-@SEARCHES
-def test_generate_has_nothing_to_warn_about(tiny_model, build, caplog, num_beams):
-    # As in a trained folder.
-    tiny_model.generation_config.update(num_beams=4, length_penalty=0.6, max_length=300)
-    transformers_logging.enable_propagation()
-    try:
-        list(build(num_beams=num_beams).translate(["ja"]))
-    finally:
-        transformers_logging.disable_propagation()
-
-    assert caplog.messages == []
-
-
 def test_line_feed_in_a_translation_becomes_a_blank(tiny_model, monkeypatch):
     tokenizer = VanillaTransformerTokenizer.train(["a\nb"], vocab_size=7, kind="char")
     output = tokenizer("a\nb\n")["input_ids"]
@@ -215,12 +201,9 @@ def test_batches_keep_within_their_tokens(build, monkeypatch, num_beams):
         (rows + 1) * each > 120 for (rows, _), each in zip(shapes[:-1], tokens, strict=False)
     )
 
-
-def test_sentence_beyond_the_budget_goes_alone(build, monkeypatch):
-    shapes = spy_on_batches(monkeypatch)
-
+    del shapes[:]
     list(build(max_tokens_per_batch=32).translate(["der alte mann " * 3, "ja", "oh"]))
-
+    # A sentence beyond the budget goes alone.
     assert shapes == [(1, 42), (2, 3)]
 
 
@@ -320,17 +303,6 @@ def test_prefix_may_leave_room_for_one_token(tokenizer, first_token):
 # Lines that are too long
 
 
-def test_long_line_is_the_translations_of_its_pieces(build):
-    pieces = ["ein hund.", "der alte mann", "schläft"]
-    translator = build(max_source_length=14)
-
-    joined, short = translator.translate(["ein hund. der alte mann schläft", "ja"])
-
-    parts = [result.text for result in translator.translate(pieces)]
-    assert joined.text == " ".join(parts)
-    assert short == next(translator.translate(["ja"]))
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -370,10 +342,15 @@ def test_warnings_count_lines_over_all_windows(build, monkeypatch, caplog):
 
 
 def test_long_line_has_what_its_pieces_have(build):
-    translator = build(max_source_length=14, details=True, scores=True, num_beams=2)
-    joined = next(translator.translate(["ein hund. der alte mann"]))
-    first, second = translator.translate(["ein hund.", "der alte mann"])
+    settings = {"details": True, "scores": True, "num_beams": 3, "num_hypotheses": 3}
+    translator = build(max_source_length=14, **settings)
+    joined, short = translator.translate(["ein hund. der alte mann", "ja"])
+    first, second, alone = translator.translate(["ein hund.", "der alte mann", "ja"])
 
+    assert short == alone
+    ranks = [(one, *one.alternatives) for one in (joined, first, second)]
+    for whole, *parts in zip(*ranks, strict=True):
+        assert whole.text == " ".join(part.text for part in parts)
     assert joined.source_tokens == first.source_tokens + second.source_tokens
     assert joined.tokens == first.tokens + second.tokens
     assert joined.token_scores == pytest.approx(first.token_scores + second.token_scores)
@@ -384,17 +361,6 @@ def test_long_line_has_what_its_pieces_have(build):
     ]
     assert joined.alignment == (*first.alignment, *moved)
     assert joined.reached_limit == (first.reached_limit or second.reached_limit)
-
-
-def test_alternatives_of_a_long_line_join_those_of_one_rank(build):
-    translator = build(max_source_length=14, num_beams=3, num_hypotheses=3)
-    joined = next(translator.translate(["ein hund. der alte mann"]))
-    parts = list(translator.translate(["ein hund.", "der alte mann"]))
-
-    for rank in range(2):
-        assert joined.alternatives[rank].text == " ".join(
-            part.alternatives[rank].text for part in parts
-        )
 
 
 @pytest.mark.parametrize(("field", "length"), [("max_position_embeddings", 9), (None, 1024)])

@@ -1,11 +1,13 @@
 """Unknown words of translations: shown, counted, or replaced by those of the source."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.commands.command import report_unknown
-from vanilla_transformer_tools.service.metrics import MeasuredTranslators, Metrics
-from vanilla_transformer_tools.translation import Translator
+from vanilla_transformer_tools.service.translators import RequestKind, Translators
+from vanilla_transformer_tools.translation import Search, Translation, Translator
 from vanilla_transformer_tools.translation.engines import ForcedPass, Hypothesis
 
 from ..conftest import build_variant
@@ -39,19 +41,12 @@ def build(monkeypatch, kind="word", text="w1 w2", outputs=("w1 Bach w2 Rhein",),
         ("char", "w12 Bach", "w1 Bach w2 <unk>h<unk><unk><unk>"),
     ],
 )
-def test_unknown_words_are_shown_and_counted(monkeypatch, kind, text, shown):
+def test_unknown_words_are_shown_and_counted_or_replaced(monkeypatch, kind, text, shown):
     (found,) = build(monkeypatch, kind, text).translate([LINE])
+    (replaced,) = build(monkeypatch, kind, text, replace_unknown=True).translate([LINE])
 
-    assert found.text == shown
-    assert found.unknown == shown.count("<unk>")
-
-
-@pytest.mark.parametrize(("kind", "text"), [("word", "w1 w2"), ("char", "w12 Bach")])
-def test_unknown_words_are_replaced_by_their_sources(monkeypatch, kind, text):
-    (found,) = build(monkeypatch, kind, text, replace_unknown=True).translate([LINE])
-
-    assert found.text == LINE
-    assert found.unknown > 0
+    assert (found.text, replaced.text) == (shown, LINE)
+    assert found.unknown == replaced.unknown == shown.count("<unk>")
 
 
 def test_alternatives_have_their_own_words(monkeypatch):
@@ -91,31 +86,15 @@ def test_alignment_of_the_model_is_used():
     assert set(found.text.split()) <= set("ABC")
 
 
-def test_other_engines_cannot_replace(monkeypatch):
-    class Other:
-        max_positions = last_position = 99
-
-        def translate_batch(self, *_): ...
-
-    tokenizer = VanillaTransformerTokenizer.train(["w1 w2"], kind="word", vocab_size=300)
-
-    with pytest.raises(ValueError, match=r"`replace_unknown` needs the engine 'torch'.* got Other"):
-        Translator(Other(), tokenizer, replace_unknown=True)
-
-
 def test_service_counts_unknown_tokens():
-    class Counting:
-        unknown = 5
-        cut = None
+    found = Translation("x", unknown=2, alternatives=(Translation("y", unknown=1),))
+    made = SimpleNamespace(translate=lambda texts: [found for _ in texts])
+    translators = Translators(
+        SimpleNamespace(changed=lambda **_: made, search=Search(num_beams=2)), None
+    )
 
-        def translate(self, kind, texts):
-            self.unknown += 2
-            return [("x",)]
-
-    metrics = Metrics()
-    MeasuredTranslators(Counting(), metrics).translate(None, ["a"])
-
-    assert b"vanilla_transformer_unknown_tokens_total 2.0" in metrics.text()
+    assert translators.translate(RequestKind("de", "en", 1), ["a"]) == [("x", "y")]
+    assert b"vanilla_transformer_unknown_tokens_total 3.0" in translators.metrics.text()
 
 
 @pytest.mark.parametrize(

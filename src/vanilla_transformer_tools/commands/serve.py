@@ -85,11 +85,12 @@ def _check(parser: Parser, settings: ServeSettings) -> None:
 
 def _load(settings: ServeSettings) -> "Service":
     from vanilla_transformer_tools.service.app import Service
+    from vanilla_transformer_tools.service.languages import ServedLanguages
     from vanilla_transformer_tools.service.requests import Limits
-    from vanilla_transformer_tools.service.translators import Translators, load_languages
+    from vanilla_transformer_tools.service.translators import Translators
 
     name = (settings.model or [""])[0]
-    languages, defaults = load_languages(
+    languages = ServedLanguages.load(
         name,
         settings.source_language,
         settings.target_language,
@@ -99,7 +100,7 @@ def _load(settings: ServeSettings) -> "Service":
     first = load_translator(replace(settings, source_language=source, target_language=target))
     limits = Limits(settings.max_characters, settings.max_texts, settings.max_requests)
     return Service(
-        Translators(first, languages, defaults, settings.max_tokens_per_batch),
+        Translators(first, languages),
         limits,
         max_delay=settings.max_delay / 1000,
         max_waiting_characters=settings.max_waiting_characters,

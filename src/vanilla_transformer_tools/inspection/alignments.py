@@ -7,20 +7,19 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Self
 
-from transformers import BatchEncoding
-
 from vanilla_transformer_tools.files import read_lines
 from vanilla_transformer_tools.text.blanks import without_blank_ends
-from vanilla_transformer_tools.text.languages import end_length
 from vanilla_transformer_tools.text.units import units_of_tokens
 from vanilla_transformer_tools.translation import Translator
 from vanilla_transformer_tools.translation.engines import TorchEngine
-from vanilla_transformer_tools.translation.segments import without_surrogates
+from vanilla_transformer_tools.translation.read_pairs import (
+    encode_source,
+    encode_target,
+    read_pairs,
+)
 
 # Position of a unit in the source and of one in the target, both counted from 0.
 Link = tuple[int, int]
-
-PAIRS_PER_BATCH = 64
 
 _GOLD_LINK = re.compile(r"(\d+)([-?])(\d+)")
 
@@ -166,47 +165,27 @@ def align_words(
             "Sources, targets and their units must have the same number of lines, got "
             f"{', '.join(str(len(column)) for column in columns)}. Check that they belong together."
         )
-    prefix = translator.source_prefix
-    tag: list[set[int]] = [set() for _ in prefix]
-    for batch in _batches(list(zip(*columns, strict=True))):
-        encoded = [
-            (encode_source(translator, source), encode_target(translator, target))
-            for source, target, _, _ in batch
-        ]
-        passes = engine.force(
-            [prefix + source["input_ids"] for source, _ in encoded],
-            [target["input_ids"] for _, target in encoded],
-            align=True,
-            end_length=end_length(translator.tokenizer),
+    tag: list[set[int]] = [set() for _ in translator.source_prefix]
+    rows = list(zip(*columns, strict=True))
+    encoded = (
+        (encode_source(translator, source), encode_target(translator, target))
+        for source, target, _, _ in rows
+    )
+    read = read_pairs(translator, engine, encoded)
+    for lines, (source, target, positions) in zip(rows, read, strict=True):
+        source_words = tag + units_of_tokens(source["offset_mapping"], lines[0], lines[2])
+        target_words = units_of_tokens(target["offset_mapping"], lines[1], lines[3])
+        links = {
+            (source_word, target_word)
+            for position, words in zip(positions, target_words, strict=True)
+            for target_word in words
+            for source_word in source_words[position]
+        }
+        yield WordAlignment(
+            tuple(sorted(links)),
+            _groups(source_words, len(lines[2].split())),
+            _groups(target_words, len(lines[3].split())),
         )
-        for lines, (source, target), forced in zip(batch, encoded, passes, strict=True):
-            source_words = tag + units_of_tokens(source["offset_mapping"], lines[0], lines[2])
-            target_words = units_of_tokens(target["offset_mapping"], lines[1], lines[3])
-            links = {
-                (source_word, target_word)
-                for position, words in zip(forced.alignment, target_words, strict=True)
-                for target_word in words
-                for source_word in source_words[position]
-            }
-            yield WordAlignment(
-                tuple(sorted(links)),
-                _groups(source_words, len(lines[2].split())),
-                _groups(target_words, len(lines[3].split())),
-            )
-
-
-def encode_source(translator: Translator, text: str) -> BatchEncoding:
-    """Ids of a source, without a language tag, and their places in the text if it is known."""
-    tokenizer = translator.tokenizer
-    text = without_surrogates(text)
-    return tokenizer(text, return_offsets_mapping=tokenizer.is_fast, verbose=False)
-
-
-def encode_target(translator: Translator, text: str) -> BatchEncoding:
-    """Ids of a target, and their places in the text if it is known."""
-    tokenizer = translator.target_tokenizer
-    text = without_surrogates(text)
-    return tokenizer(text_target=text, return_offsets_mapping=tokenizer.is_fast, verbose=False)
 
 
 def score_alignments(
@@ -258,11 +237,6 @@ def _check_range(number: int, alignment: WordAlignment, truth: GoldAlignment) ->
                 f"target words, counted from 0, got {source}-{target}. Check that the file counts "
                 "from 0, and that it splits the lines into the same words."
             )
-
-
-def _batches(rows: list[tuple[str, ...]]) -> Iterator[list[tuple[str, ...]]]:
-    for first in range(0, len(rows), PAIRS_PER_BATCH):
-        yield rows[first : first + PAIRS_PER_BATCH]
 
 
 def _groups(tokens: list[set[int]], count: int) -> tuple[int, ...]:

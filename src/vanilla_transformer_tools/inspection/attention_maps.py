@@ -15,7 +15,6 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from vanilla_transformer_tools.inspection.alignments import encode_source, encode_target
 from vanilla_transformer_tools.text.blanks import without_blank_ends
 from vanilla_transformer_tools.text.tokenizer_pair import speller
 from vanilla_transformer_tools.translation import Translator
@@ -24,6 +23,7 @@ from vanilla_transformer_tools.translation.engines import (
     aligned_layer,
     attention_weights,
 )
+from vanilla_transformer_tools.translation.read_pairs import encode_source, encode_target
 from vanilla_transformer_tools.translation.segments import without_surrogates
 
 AttentionKind = Literal["encoder", "decoder", "cross"]

@@ -327,17 +327,21 @@ def _compiled_rules(charsmap: bytes) -> Iterator[tuple[str, str]]:
         unit = units[place]
         return place ^ ((unit >> 10) << ((unit & 0x200) >> 6))
 
+    # A unit names the byte by which its place differs from the place of its siblings.
+    siblings: dict[int, list[int]] = defaultdict(list)
+    for place, unit in enumerate(units):
+        if 0 < unit & 0x800000FF < 256:
+            siblings[place ^ (unit & 0xFF)].append(unit & 0xFF)
     waiting = [(children(0), b"")]
     while waiting:
         first, prefix = waiting.pop()
-        for byte in range(1, 256):
+        for byte in sorted(siblings[first]):
             place = first ^ byte
-            if place < len(units) and units[place] & 0x800000FF == byte:
-                text, inner = prefix + bytes([byte]), children(place)
-                if units[place] & 0x100:
-                    start = units[inner] & 0x7FFFFFFF
-                    yield text.decode(), texts[start : texts.index(b"\0", start)].decode()
-                waiting.append((inner, text))
+            text, inner = prefix + bytes([byte]), children(place)
+            if units[place] & 0x100:
+                start = units[inner] & 0x7FFFFFFF
+                yield text.decode(), texts[start : texts.index(b"\0", start)].decode()
+            waiting.append((inner, text))
 
 
 def _pattern(rules: Iterable[str]) -> str:

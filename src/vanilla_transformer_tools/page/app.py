@@ -4,12 +4,11 @@ import asyncio
 import logging
 import os
 import re
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from difflib import SequenceMatcher
 from html import escape
 from importlib.resources import files
-from itertools import zip_longest
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -28,9 +27,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vanilla_transformer_tools.page.page import LARGEST_FILE, Page
 from vanilla_transformer_tools.page.served_model import WIDEST_BEAM, Choices
-from vanilla_transformer_tools.page.word_links import WITHOUT_BLANKS, links_html, runs_from_right
+from vanilla_transformer_tools.page.word_links import runs_from_right
 from vanilla_transformer_tools.service.callers import OwnOrigin, allowed_hosts
 from vanilla_transformer_tools.service.connections import Connection, report_failed_accepts_once
+from vanilla_transformer_tools.text.blanks import UNBLANKED
 
 # Seconds between two deletions of readers' files, and the age of those that are deleted.
 _FILE_TIMES = (600, 3600)
@@ -44,6 +44,11 @@ _CONTENT_POLICY = (
 _FRAMES_OF_SPACES = " https://huggingface.co"
 # Gradio takes its own address from them; in a Space and with --share its proxies set them.
 _CLAIMED_ADDRESSES = (b"x-forwarded-host", b"x-gradio-server")
+# Gradio leaves a field that shows a result without a name, and screen readers without its news.
+_NAMES = """<script>new MutationObserver(() => {
+  document.querySelector("#vt-output textarea")?.setAttribute("aria-label", "Translation");
+  document.querySelector("#vt-status")?.setAttribute("role", "status");
+}).observe(document, { childList: true, subtree: true });</script>"""
 # One text at a time; a file has its own place, and gives way to texts between its parts.
 _ONE_TEXT: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "text"}
 _ONE_FILE: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "file"}
@@ -60,43 +65,12 @@ _MOST_LINES = 20
 _LABEL_LENGTH = 60
 _SIDES = ("First model", "Second model")
 _MARK, _PLAIN = "#c2410c", "#475569"
-# Control characters as in Python, so that they are seen.
-_VISIBLE = {code: f"\\x{code:02x}" for code in range(32) if chr(code) not in "\t\n"}
 # Parts that a comparison marks: a character of a script without blanks, a word, or a mark.
-_PART = re.compile(rf"{WITHOUT_BLANKS.pattern}|(?:(?!{WITHOUT_BLANKS.pattern})\w)+|\s+|.")
+_PART = re.compile(rf"[{UNBLANKED}]|[^\W{UNBLANKED}]+|\s+|.")
 
 # Values of components, and pieces of text with the category in which they are marked.
 Values = dict[Any, Any]
 Marked = list[tuple[str, str | None]]
-
-
-class Guard:
-    """Tells browsers to ask no other host, and hides the addresses that clients claim for the page.
-
-    Args:
-        app: ASGI app that answers.
-        policy: Content-Security-Policy of each answer.
-        hidden: Names of the headers of requests that the app does not get.
-    """
-
-    def __init__(self, app: ASGIApp, policy: str, hidden: Sequence[bytes] = ()) -> None:
-        self.app = app
-        self.policy = (b"content-security-policy", policy.encode())
-        self.hidden = hidden
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers one request."""
-
-        async def send_with_policy(answer: Message) -> None:
-            if answer["type"] == "http.response.start":
-                answer["headers"] = [*answer["headers"], self.policy]
-            await send(answer)
-
-        if scope["type"] == "http":
-            kept = [field for field in scope["headers"] if field[0] not in self.hidden]
-            await self.app({**scope, "headers": kept}, receive, send_with_policy)
-        else:
-            await self.app(scope, receive, send)
 
 
 class _Layout:
@@ -127,9 +101,9 @@ class _Layout:
                 **{"buttons": [], "elem_id": "vt-tokens"},
             )
         with gr.Tab("Word links"):
-            self.links = gr.HTML(
-                label="Words that the model attended to; point at one, or use Tab, to follow it",
-                **{"show_label": True, "container": True, "elem_id": "vt-links"},
+            self.links = gr.HighlightedText(
+                label="Words of each translation, with those of the text that it attended to",
+                **{"buttons": [], "elem_id": "vt-links"},
             )
         with gr.Tab("Attention") as self.attention_tab:
             self.line = gr.Dropdown([("1", 1)], value=1, label="Line")
@@ -147,66 +121,62 @@ class _Layout:
                 label="Translation", interactive=False, elem_id="vt-output", **shape
             )
         self.status = gr.HTML(elem_id="vt-status")
+        *languages, examples = self._offers(self.models[0])
         with gr.Row(elem_id="vt-bar"):
             self.model = gr.Dropdown(self.models, label="Model", visible=len(self.models) > 1)
-            for side, offer in self._languages(self.models[0]).items():
-                label = side.replace("_", " ").capitalize()
-                self.choices[side] = gr.Dropdown(label=label, **offer)
+            for side, offer in zip(("source", "target"), languages, strict=True):
+                label = f"{side.capitalize()} language"
+                self.choices[f"{side}_language"] = gr.Dropdown(label=label, **offer)
             self.live = gr.Checkbox(True, label="Translate as I type", min_width=120)
             self.button = gr.Button("Translate", variant="primary", min_width=120)
         self.examples = gr.Dataset(
-            label="Examples",
-            components=[self.text],
-            type="values",
-            **self._examples(self.models[0]),
+            label="Examples", components=[self.text], type="values", **examples
         )
 
-    def _languages(self, name: str) -> dict[str, dict[str, Any]]:
-        """What the choice of a language offers for a model, by side."""
-        model = self.page.model(name)
-        sides = {
-            "source_language": (model.source_languages, model.source_language),
-            "target_language": (model.target_languages, model.target_language),
-        }
-        return {
-            side: {"choices": sorted(known), "value": default, "visible": bool(known)}
-            for side, (known, default) in sides.items()
-        }
-
-    def _examples(self, name: str) -> dict[str, Any]:
-        lines = self.page.examples[name]
-        return {"samples": [[line] for line in lines], "visible": bool(lines)}
+    def _offers(self, name: str) -> list[dict[str, Any]]:
+        """Languages of both sides and examples of a model, as properties of their components."""
+        model, lines = self.page.model(name), self.page.examples[name]
+        languages = [
+            {"choices": sorted(known), "value": model.begins_with[side], "visible": bool(known)}
+            for side, known in model.languages.items()
+        ]
+        return [*languages, {"samples": [[line] for line in lines], "visible": bool(lines)}]
 
     def _add_search(self) -> None:
-        search = self.page.model(None).search
-
-        def slide(
-            name: str, label: str, low: float, high: float, value: float, info: str | None = None
-        ) -> None:
-            is_whole = isinstance(value, int)
-            self.choices[name] = gr.Slider(
-                *(low, high, value),
-                step=1 if is_whole else 0.05,
-                precision=0 if is_whole else None,
-                label=label,
-                info=info,
-            )
-
+        search = self.page.model("").search
         with gr.Accordion("Search", open=False):
             with gr.Row():
-                slide("num_beams", "Beam", 1, WIDEST_BEAM, search.num_beams)
-                rank = "Exponent a in log-probability / length^a"
-                slide("length_penalty", "Length penalty", -2, 3, float(search.length_penalty), rank)
-                width = "The beam is at least as wide"
-                slide("num_hypotheses", "Number of translations", 1, WIDEST_BEAM, 1, width)
+                self.choices |= {
+                    "num_beams": gr.Slider(1, WIDEST_BEAM, search.num_beams, step=1, label="Beam"),
+                    "length_penalty": gr.Slider(
+                        *(-2, 3, search.length_penalty),
+                        step=0.05,
+                        label="Length penalty",
+                        info="Exponent a in log-probability / length^a",
+                    ),
+                    "num_hypotheses": gr.Slider(
+                        *(1, WIDEST_BEAM, 1),
+                        step=1,
+                        label="Number of translations",
+                        info="The beam is at least as wide",
+                    ),
+                }
             sentences = gr.Checkbox(True, label="Translate each sentence alone")
             sampled = gr.Checkbox(False, label="Sample at random instead of searching")
-            self.choices |= {"split_sentences": sentences, "do_sample": sampled}
             with gr.Row(visible=False) as sampling:
-                slide("temperature", "Temperature", 0.1, 2, 1.0, "Below 1, likely tokens gain")
-                slide("top_k", "Top k", 0, 100, 0, "0: all tokens")
-                slide("top_p", "Top p", 0.05, 1, 1.0, "1: all tokens")
-                self.choices["seed"] = gr.Number(0, label="Seed", precision=0)
+                self.choices |= {
+                    "split_sentences": sentences,
+                    "do_sample": sampled,
+                    "temperature": gr.Slider(
+                        *(0.1, 2, 1),
+                        step=0.05,
+                        label="Temperature",
+                        info="Below 1, likely tokens gain",
+                    ),
+                    "top_k": gr.Slider(0, 100, 0, step=1, label="Top k", info="0: all tokens"),
+                    "top_p": gr.Slider(0.05, 1, 1, step=0.05, label="Top p", info="1: all tokens"),
+                    "seed": gr.Number(0, label="Seed", precision=0),
+                }
         sampled.change(lambda on: gr.update(visible=on), sampled, sampling, **_QUIET)
 
     def _add_comparison(self) -> None:
@@ -233,7 +203,7 @@ class _Layout:
     def _add_files(self) -> None:
         with gr.Tab("File"):
             with gr.Row():
-                source = gr.File(
+                self.file = gr.File(
                     label="UTF-8 text, plain or .gz, one sentence a line",
                     height=190,
                     elem_id="vt-file",
@@ -242,19 +212,13 @@ class _Layout:
             with gr.Row():
                 start = gr.Button("Translate file", variant="primary")
                 stop = gr.Button("Stop")
-        self.file = source
-        running = start.click(
-            self._translate_file,
-            {source, self.model, *self.choices.values()},
-            made,
-            **_ONE_FILE,
-            **_PRIVATE,
-        )
+        asked = {self.file, self.model, *self.choices.values()}
+        running = start.click(self._translate_file, asked, made, **_ONE_FILE, **_PRIVATE)
         stop.click(lambda: gr.Info("Stopped."), cancels=[running], **_PRIVATE)
         # For programs: the settings as one object, as in the other endpoints.
         gr.Button(visible=False).click(
             self._translate_file_for_program,
-            [source, gr.Textbox(visible=False), gr.JSON(visible=False)],
+            [self.file, gr.Textbox(visible=False), gr.JSON(visible=False)],
             made,
             api_name="translate_file",
             **_ONE_FILE,
@@ -263,19 +227,20 @@ class _Layout:
     def _connect(self) -> None:
         asked = {self.text, self.model, self.live, *self.choices.values()}
         shown = [self.output, self.status, self.hypotheses, self.tokens, self.links]
+        # Of several changes during a search, only the last is searched for.
         translation: dict[str, Any] = {
             "inputs": asked,
             "outputs": [*shown, self.attention, self.line],
+            "trigger_mode": "always_last",
             **_QUIET,
         }
-        # Of several changes during a search, only the last is searched for.
-        latest = {**translation, "trigger_mode": "always_last"}
-        self.button.click(self._translate, **translation)
+        chosen = [choice.input for choice in self.choices.values()]
+        gr.on([self.button.click, *chosen], self._translate, **translation)
         # Its event `input` misses what is pasted and what is deleted.
         self.text.change(
-            lambda values: self._translate(values) if values[self.live] else {}, **latest
+            lambda values: self._translate(values) if values[self.live] else {}, **translation
         )
-        gr.on([choice.input for choice in self.choices.values()], self._translate, **latest)
+        self.examples.click(lambda line: line[0], self.examples, self.text, **_PRIVATE)
         gr.on(
             [self.attention_tab.select, self.line.input],
             self._attention,
@@ -283,18 +248,13 @@ class _Layout:
             self.attention,
             **_QUIET,
         )
-        self.examples.click(lambda line: line[0], self.examples, self.text, **_PRIVATE).then(
-            self._translate, **translation
-        )
         languages = [self.choices["source_language"], self.choices["target_language"]]
         self.model.change(
-            self._change_model, self.model, [*languages, self.examples], **_PRIVATE
+            lambda name: [gr.update(**offer) for offer in self._offers(name)],
+            self.model,
+            [*languages, self.examples],
+            **_PRIVATE,
         ).then(self._translate, **translation)
-
-    def _change_model(self, name: str) -> list[Any]:
-        return [
-            gr.update(**offer) for offer in (*self._languages(name).values(), self._examples(name))
-        ]
 
     def _settings(self, values: Values) -> dict[str, Any]:
         return {name: values[choice] for name, choice in self.choices.items()}
@@ -303,9 +263,8 @@ class _Layout:
         """What the page shows of a text; a mistake of the reader becomes a message."""
         text, settings = values[self.text] or "", self._settings(values)
         shown: Values = {
-            **dict.fromkeys((self.output, self.links, self.attention), ""),
-            self.hypotheses: [],
-            self.tokens: [],
+            **dict.fromkeys((self.output, self.attention), ""),
+            **{place: [] for place in (self.hypotheses, self.tokens, self.links)},
             self.line: gr.update(choices=[("1", 1)], value=1),
         }
         try:
@@ -314,43 +273,40 @@ class _Layout:
             answer = self.page.translate(text, values[self.model], settings)
         except ValueError as error:
             return shown | {self.status: _message(str(error))}
-        numbered = [
-            (number, line)
-            for number, line in enumerate(answer["lines"], start=1)
-            if line["source"].strip()
-        ]
+        numbered = _with_words(answer)
         status = f"<p>{escape(answer['search'])}</p>"
-        if any(line["translations"][0]["reached_limit"] for _, line in numbered):
+        if any(line["translations"][0]["reached_limit"] for line in numbered.values()):
             status += _message("A translation was cut off at the length limit.")
-        lines = [line for _, line in numbered[:_MOST_LINES]]
-        if len(lines) < len(numbered):
+        if len(numbered) > _MOST_LINES:
             status += _message(f"Tokens and links are those of the first {_MOST_LINES} lines.")
+        lines = list(numbered.values())[:_MOST_LINES]
         pairs = [(line["source"], line["translations"][0]["text"]) for line in lines]
+        links: Marked = []
         try:
             linked = self.page.model(values[self.model]).link(pairs, Choices.of(settings))
-            links = links_html(linked)
+            for pair in linked:
+                links += [(" ".join(pair.source) + "\n", None), *pair.linked(), ("\n", None)]
         except ValueError as error:
             # Only fast tokenizers know the places of their tokens.
-            links = _message(str(error))
-        names = [(f"{place}: {line['source'][:_LABEL_LENGTH]}", place) for place, line in numbered]
+            status += _message(str(error))
+        names = [
+            (f"{number}: {line['source'][:_LABEL_LENGTH]}", number)
+            for number, line in numbered.items()
+        ]
         is_from_right = runs_from_right(answer["text"])
         return shown | {
             self.output: answer["text"],
             self.status: status,
             self.hypotheses: _rows(numbered),
             self.tokens: gr.update(value=_tokens(lines), rtl=is_from_right),
-            self.links: links,
+            self.links: gr.update(value=links, rtl=is_from_right),
             self.line: gr.update(choices=names, value=names[0][1]),
         }
 
     def _attention(self, values: Values) -> str:
+        asked = values[self.text] or "", values[self.model], values[self.line] or 1
         try:
-            page = self.page.attention(
-                values[self.text] or "",
-                values[self.model],
-                values[self.line] or 1,
-                self._settings(values),
-            )
+            page = self.page.attention(*asked, self._settings(values))
         except ValueError as error:
             return _message(str(error))
         # In a frame that may run its own script and reach nothing else.
@@ -365,19 +321,23 @@ class _Layout:
         with _as_gradio_errors():
             if not text.strip():
                 raise ValueError(_NOTHING)
-            answers = [self.page.translate(text, name, settings, is_foreign=True) for name in names]
+            # A model without languages takes none of those that are chosen for the other one.
+            foreign = [
+                {side: None for side, known in self.page.model(name).languages.items() if not known}
+                for name in names
+            ]
+            answers = [
+                self.page.translate(text, name, settings | without)
+                for name, without in zip(names, foreign, strict=True)
+            ]
         columns = mark_differences(*(answer["text"] for answer in answers))
         updates = []
         for name, answer, column in zip(names, answers, columns, strict=True):
-            scores = [
-                line["translations"][0]["score"] or 0
-                for line in answer["lines"]
-                if line["source"].strip()
-            ]
-            label = f"{name}: score {fmean(scores):.3f}, {answer['search']}"
-            updates.append(
-                gr.update(value=column, label=label, rtl=runs_from_right(answer["text"]))
-            )
+            best = [line["translations"][0] for line in _with_words(answer).values()]
+            score = fmean(each["score"] or 0 for each in best)
+            label = f"{name}: score {score:.3f}, {answer['search']}"
+            is_from_right = runs_from_right(answer["text"])
+            updates.append(gr.update(value=column, label=label, rtl=is_from_right))
         return updates
 
     def _translate_file(self, values: Values, progress: gr.Progress = _PROGRESS) -> Iterator[Any]:
@@ -404,14 +364,20 @@ def _message(words: str) -> str:
     return f'<p class="vt-message">{escape(words)}</p>'
 
 
-def _rows(numbered: Sequence[tuple[int, dict[str, Any]]]) -> list[list[str]]:
+def _with_words(answer: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    """The lines of an answer that are not blank, by number."""
+    numbered = enumerate(answer["lines"], start=1)
+    return {number: line for number, line in numbered if line["source"].strip()}
+
+
+def _rows(numbered: dict[int, dict[str, Any]]) -> list[list[str]]:
     """All translations of all lines with their scores, best first."""
     return [
         [
             *(str(number), str(rank), f"{each['score'] or 0:.3f}"),
-            each["text"].translate(_VISIBLE) + " (cut off)" * each["reached_limit"],
+            each["text"] + " (cut off)" * each["reached_limit"],
         ]
-        for number, line in numbered
+        for number, line in numbered.items()
         for rank, each in enumerate(line["translations"], start=1)
     ]
 
@@ -426,18 +392,14 @@ def _tokens(lines: Sequence[dict[str, Any]]) -> Marked:
 
 
 def mark_differences(first: str, second: str) -> tuple[Marked, Marked]:
-    """Two texts in pieces, of which those that the other text lacks are marked, line by line."""
+    """Two texts in pieces, of which those that the other text lacks are marked."""
     columns: tuple[Marked, Marked] = [], []
-    for lines in zip_longest(first.split("\n"), second.split("\n"), fillvalue=""):
-        parts = [_PART.findall(line) for line in lines]
-        matcher = SequenceMatcher(None, parts[0], parts[1], autojunk=False)
-        for tag, *ends in matcher.get_opcodes():
-            for side, column in enumerate(columns):
-                piece = "".join(parts[side][ends[2 * side] : ends[2 * side + 1]])
-                if piece:
-                    column.append((piece, None if tag == "equal" else "only here"))
-        for column in columns:
-            column.append(("\n", None))
+    parts = [_PART.findall(text) for text in (first, second)]
+    matcher = SequenceMatcher(None, parts[0], parts[1], autojunk=False)
+    for tag, *ends in matcher.get_opcodes():
+        for side, column in enumerate(columns):
+            if piece := "".join(parts[side][ends[2 * side] : ends[2 * side + 1]]):
+                column.append((piece, None if tag == "equal" else "only here"))
     return columns
 
 
@@ -450,29 +412,6 @@ def _as_gradio_errors() -> Iterator[None]:
         raise gr.Error(str(error), print_exception=False) from error
 
 
-def _add_api(page: Page) -> None:
-    """Endpoints for `gradio_client`, and for programs that speak HTTP."""
-
-    def translate(text: str, model: str = "", settings: dict[str, Any] | None = None) -> dict:  # type: ignore[type-arg]
-        """Translate lines: all translations with scores, and the probability of each token."""
-        with _as_gradio_errors():
-            return page.translate(text, model, settings or {})
-
-    def attention(
-        text: str, model: str = "", line: int = 1, settings: dict[str, Any] | None = None
-    ) -> str:
-        """The attention of a model while it translates a line, as an HTML page."""
-        with _as_gradio_errors():
-            return page.attention(text, model, line, settings or {})
-
-    def models() -> list[str]:
-        """Names of the models."""
-        return list(page.models)
-
-    for function in (translate, attention, models):
-        gr.api(function, api_name=function.__name__, **_ONE_TEXT)
-
-
 def build_app(page: Page) -> gr.Blocks:
     """The Gradio app of a page; `launch` starts it."""
     title = " · ".join(page.models)
@@ -483,8 +422,37 @@ def build_app(page: Page) -> gr.Blocks:
             elem_id="vt-title",
         )
         _Layout(page)
-        _add_api(page)
+        # For `gradio_client`, and for programs that speak HTTP.
+        for name, function in (
+            ("translate", page.translate),
+            ("attention", page.attention),
+            ("models", page.names),
+        ):
+            gr.api(_as_gradio_errors()(function), api_name=name, **_ONE_TEXT)
     return app
+
+
+def guarded(app: ASGIApp, policy: str, hidden: Collection[bytes] = ()) -> ASGIApp:
+    """An app that tells browsers to ask no other host.
+
+    Args:
+        app: ASGI app that answers.
+        policy: Content-Security-Policy of each answer.
+        hidden: Names of the headers of requests that the app does not get, such as those by which
+            clients claim an address for the page.
+    """
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_policy(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                field = (b"content-security-policy", policy.encode())
+                message["headers"] = [*message["headers"], field]
+            await send(message)
+
+        kept = [field for field in scope.get("headers", ()) if field[0] not in hidden]
+        await app({**scope, "headers": kept}, receive, send_with_policy)
+
+    return answer
 
 
 def launch(
@@ -519,32 +487,29 @@ def launch(
     async def lifespan(server: Any) -> AsyncIterator[None]:
         report_failed_accepts_once(asyncio.get_running_loop())
         # Around Gradio's own middleware, which answers some requests itself.
-        guarded = server.middleware_stack
-        hidden = () if is_behind_a_proxy else _CLAIMED_ADDRESSES
+        stack = server.middleware_stack
         if not is_behind_a_proxy:
-            guarded = TrustedHostMiddleware(OwnOrigin(guarded), allowed, False)
+            stack = TrustedHostMiddleware(OwnOrigin(stack), allowed, False)
         policy = _CONTENT_POLICY + _FRAMES_OF_SPACES * is_space
-        server.middleware_stack = Guard(guarded, policy, hidden)
+        hidden = () if is_behind_a_proxy else _CLAIMED_ADDRESSES
+        server.middleware_stack = guarded(stack, policy, hidden)
         yield
 
-    folder = files("vanilla_transformer_tools.page")
     app = build_app(page)
     _, local, public = app.launch(
         server_name=host,
         server_port=port,
         share=share,
         quiet=True,
-        inbrowser=False,
         prevent_thread_lock=True,
-        show_error=False,
         ssr_mode=False,
         run_history=False,
         enable_monitoring=False,
         footer_links=["api", "settings"],
         max_file_size=LARGEST_FILE,
         theme=gr.themes.Default(primary_hue="blue", font=["sans-serif"], font_mono=["monospace"]),
-        css=folder.joinpath("page.css").read_text(encoding="utf-8"),
-        head=f"<script>{folder.joinpath('page.js').read_text(encoding='utf-8')}</script>",
+        css=files(__package__).joinpath("page.css").read_text(encoding="utf-8"),
+        head=_NAMES,
         app_kwargs={"lifespan": lifespan},
     )
     # Connections are made with it from now on.

@@ -1,7 +1,7 @@
 """What a page does for its readers and for programs, apart from how it looks."""
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from math import exp
 from pathlib import Path
 from typing import Any, Self
@@ -16,8 +16,6 @@ from vanilla_transformer_tools.translation.segments import without_surrogates
 MOST_CHARACTERS = 5_000
 # Bytes of a file, and of its text where it is packed: its lines are read into memory.
 LARGEST_FILE = 20 * 2**20
-
-Settings = Mapping[str, Any]
 
 
 class Page:
@@ -63,52 +61,56 @@ class Page:
             raise ValueError(f"The model must be one of {', '.join(self.models)}, got {name!r}.")
         return self.models[name]
 
+    def names(self) -> list[str]:
+        """Names of the models."""
+        return list(self.models)
+
     def translate(
-        self, text: str, name: str | None, settings: Settings, *, is_foreign: bool = False
+        self, text: str, model: str | None = "", settings: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Translations of a text line by line, with scores and the probability of each token.
+        """Translate lines: all translations with scores, and the probability of each token.
 
         Args:
             text: One line or several.
-            name: Name of the model.
+            model: Name of the model; none: the first.
             settings: Fields of `Choices`.
-            is_foreign: Whether languages that were chosen for another model may be among them.
 
         Raises:
             ValueError: If the text is too long, or a choice is out of range.
         """
-        model, choices = self.model(name), Choices.of(settings)
-        if is_foreign:
-            choices = model.without_foreign_languages(choices)
+        served, choices = self.model(model), Choices.of(settings or {})
         lines = lines_of(text)
-        translations = list(model.translate(lines, choices))
+        translations = list(served.translate(lines, choices))
+        shown = ("text", "score", "reached_limit")
         return {
             "text": "\n".join(best.text for best in translations),
-            "search": str(model.chosen_search(choices)),
+            "search": str(served.chosen_search(choices)),
             "lines": [
                 {
                     "source": line,
                     "translations": [
-                        {
-                            "text": each.text,
-                            "score": each.score,
-                            "reached_limit": each.reached_limit,
-                        }
+                        {name: getattr(each, name) for name in shown}
                         for each in (best, *best.alternatives)
                     ],
-                    "tokens": list(model.labels(best)),
+                    "tokens": list(served.labels(best)),
                     "probabilities": list(map(exp, best.token_scores)),
                 }
                 for line, best in zip(lines, translations, strict=True)
             ],
         }
 
-    def attention(self, text: str, name: str | None, line: int, settings: Settings) -> str:
-        """The HTML page of the attention while the model translates one line.
+    def attention(
+        self,
+        text: str,
+        model: str | None = "",
+        line: int = 1,
+        settings: dict[str, Any] | None = None,
+    ) -> str:
+        """The attention of a model while it translates a line, as an HTML page.
 
         Args:
             text: One line or several.
-            name: Name of the model.
+            model: Name of the model; none: the first.
             line: Number of the line, counted from 1.
             settings: Fields of `Choices`.
 
@@ -119,10 +121,10 @@ class Page:
         lines = lines_of(text)
         if not isinstance(line, int) or not 1 <= line <= len(lines):
             raise ValueError(f"The line must be between 1 and {len(lines)}, got {line!r:.60}.")
-        return self.model(name).attention(lines[line - 1], Choices.of(settings))
+        return self.model(model).attention(lines[line - 1], Choices.of(settings or {}))
 
     def translate_file(
-        self, path: Path, name: str | None, settings: Settings
+        self, path: Path, name: str | None, settings: dict[str, Any]
     ) -> Iterator[tuple[int, int, Path | None]]:
         """Translates a file into one beside it; yields lines done, all lines, and the file at last.
 

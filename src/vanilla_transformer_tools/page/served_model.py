@@ -1,13 +1,13 @@
 """A model that a page translates with, whatever its readers choose."""
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
+from math import isqrt
 from typing import Any, Self, cast, get_args
 
-from vanilla_transformer_tools.inspection.alignments import encode_source
 from vanilla_transformer_tools.inspection.attention_maps import labels_of_tokens, read_attention
 from vanilla_transformer_tools.inspection.attention_page import attention_page
 from vanilla_transformer_tools.page.word_links import LinkedPair, link_parts
@@ -16,14 +16,14 @@ from vanilla_transformer_tools.text.languages import offered_languages
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.translation import Translation, Translator
 from vanilla_transformer_tools.translation.engines import TorchEngine
+from vanilla_transformer_tools.translation.read_pairs import encode_source, encode_target
 from vanilla_transformer_tools.translation.search import Search
 
 # Translations take memory for each of their readers.
 WIDEST_BEAM = 10
-# Lines and characters of a file that are translated while other readers wait.
+# Lines of a file that are translated while other readers wait.
 LINES_AT_A_TIME = 64
-CHARACTERS_AT_A_TIME = 20_000
-# Weights of an attention page of about 10 MB.
+# Weights of an attention page of about 10 MB, for a translation as long as its line.
 MOST_WEIGHTS = 1_500_000
 # Directions and searches that a model is kept ready for.
 _TRANSLATORS = 16
@@ -76,19 +76,17 @@ class Choices:
             )
         types = {field.name: (get_args(field.type) or (field.type,))[0] for field in fields(cls)}
         values = {name: value for name, value in settings.items() if value not in (None, "")}
-        faults = [
-            f"There is no setting {name!r}. Choose from: {', '.join(types)}."
-            if name not in types
-            else f"`{name}` must be of type {types[name].__name__}, got {value!r:.60}."
-            for name, value in values.items()
-            if type(value) is not types.get(name)
-            and (type(value) is not int or types.get(name) is not float)
-        ]
-        faults += [
-            f"`{name}` must be at least 1 and at most {WIDEST_BEAM} here, got {values[name]}."
-            for name in ("num_beams", "num_hypotheses")
-            if type(values.get(name)) is int and not 1 <= values[name] <= WIDEST_BEAM
-        ]
+        faults = []
+        for name, value in values.items():
+            kind = types.get(name)
+            if kind is None:
+                faults.append(f"There is no setting {name!r}. Choose from: {', '.join(types)}.")
+            elif type(value) is not kind and (type(value), kind) != (int, float):
+                faults.append(f"`{name}` must be of type {kind.__name__}, got {value!r:.60}.")
+            elif name in ("num_beams", "num_hypotheses") and not 1 <= value <= WIDEST_BEAM:
+                faults.append(
+                    f"`{name}` must be at least 1 and at most {WIDEST_BEAM} here, got {value}."
+                )
         if faults:
             raise ValueError("\n".join(faults))
         return cls(**values)
@@ -98,35 +96,30 @@ class ServedModel:
     """A model in memory, for one reader at a time.
 
     Attributes:
-        source_languages: Languages that a reader may choose from; none for most models.
-        target_languages: Languages to translate into, in the same way.
         search: The model's own search.
+        languages: Languages that a reader may choose from, by the field of `Choices`; none for most
+            models.
+        begins_with: The one of each side that the page begins with.
 
     Args:
         name: Folder or Hub name.
         translator: Translator of the model, with the torch engine.
-        source_language: Language for readers who choose none; None: that of the tokenizer.
-        target_language: Language to translate into, in the same way.
     """
 
-    def __init__(
-        self,
-        name: str,
-        translator: Translator,
-        source_language: str | None = None,
-        target_language: str | None = None,
-    ) -> None:
+    def __init__(self, name: str, translator: Translator) -> None:
         self.name = name
-        self.source_language = source_language
-        self.target_language = target_language
-        self.engine = cast(TorchEngine, translator.engine)
         search = translator.search
         self.search = replace(search, num_beams=min(search.num_beams, WIDEST_BEAM))
-        self.max_source_length = translator.max_source_length
+        self.translator = translator
+        self.engine = cast(TorchEngine, translator.engine)
         self.tokenizers = translator.tokenizers
-        self.source_languages, self.target_languages = offered_languages(
-            self.tokenizers.source, self.engine.model.generation_config
-        )
+        offered = offered_languages(self.tokenizers.source, translator.generation_config)
+        self.languages = dict(zip(("source_language", "target_language"), offered, strict=True))
+        chosen = translator.source_language, translator.target_language
+        if self.languages["source_language"]:
+            saved = translator.tokenizer.init_kwargs
+            chosen = saved["src_lang"], saved["tgt_lang"]
+        self.begins_with = dict(zip(self.languages, chosen, strict=True))
         self._lock = threading.Lock()
         self._translator = lru_cache(_TRANSLATORS)(self._new_translator)
 
@@ -166,10 +159,7 @@ class ServedModel:
             languages["source_language"] = source_language or sources[0]
             languages["target_language"] = target_language or targets[-1]
             translator = Translator.from_pretrained(name, engine="torch", **languages, **loading)
-        if sources:
-            saved = translator.tokenizer.init_kwargs
-            source_language, target_language = saved["src_lang"], saved["tgt_lang"]
-        return cls(name, translator, source_language, target_language)
+        return cls(name, translator)
 
     def translate(
         self, lines: Sequence[str], choices: Choices, *, details: bool = True
@@ -185,12 +175,11 @@ class ServedModel:
             ValueError: If a choice is out of range.
         """
         translator = self._translator(choices, details)
-        first = 1
-        for part in _parts(lines):
+        for first in range(0, len(lines), LINES_AT_A_TIME):
+            part = lines[first : first + LINES_AT_A_TIME]
             with self._turn():
-                translations = list(translator.translate(part, first_line=first))
+                translations = list(translator.translate(part, first_line=1 + first))
             yield from translations
-            first += len(part)
 
     def link(self, pairs: Sequence[tuple[str, str]], choices: Choices) -> list[LinkedPair]:
         """Word links of lines and their translations; blank and very long pairs are left out.
@@ -199,9 +188,59 @@ class ServedModel:
             ValueError: If the tokenizer does not know the places of its tokens.
         """
         translator = self._translator(choices, False)
+
+        def is_read_at_once(source: str, target: str) -> bool:
+            encoded = encode_source(translator, source), encode_target(translator, target)
+            return max(len(side["input_ids"]) for side in encoded) <= translator.max_source_length
+
         with self._turn():
-            kept = [pair for pair in pairs if all(map(str.strip, pair)) and self._fits(pair)]
+            kept = [pair for pair in pairs if all(map(str.strip, pair)) and is_read_at_once(*pair)]
             return link_parts(translator, [line for line, _ in kept], [text for _, text in kept])
+
+    def attention(self, line: str, choices: Choices) -> str:
+        """The HTML page of the attention while the model translates a line.
+
+        Raises:
+            ValueError: If the line is blank or too long, or a choice is out of range.
+        """
+        if not line.strip():
+            raise ValueError("There is nothing to attend to: the line is blank.")
+        translator = self._translator(choices, False)
+        config = self.engine.model.config
+        # Weights of a pair of lines of equal length, by the square of that length.
+        maps = 3 * config.num_hidden_layers * config.num_attention_heads
+        longest = min(translator.max_source_length, isqrt(MOST_WEIGHTS // maps))
+        with self._turn():
+            length = len(encode_source(translator, line)["input_ids"])
+            if length > longest:
+                raise ValueError(
+                    f"The attention of this model is shown for lines of at most {longest:,} "
+                    f"tokens, got {length:,}. Choose a shorter one."
+                )
+            return attention_page(read_attention(translator, line))
+
+    def labels(self, translation: Translation) -> tuple[str, ...]:
+        """Human-readable tokens of a translation."""
+        return labels_of_tokens(self.tokenizers.target, translation.tokens)
+
+    def chosen_search(self, choices: Choices) -> Search:
+        """The search of a reader; samples have no beam and no penalty, and beams no temperature."""
+        if choices.do_sample:
+            names = ("do_sample", "temperature", "top_k", "top_p", "seed")
+            searching = {name: getattr(choices, name) for name in names}
+            searching |= {"num_beams": 1, "length_penalty": 1.0}
+        else:
+            width = choices.num_beams or self.search.num_beams
+            searching = {
+                "num_beams": max(width, choices.num_hypotheses),
+                "length_penalty": choices.length_penalty,
+            }
+        return Search.of(
+            self.translator.generation_config,
+            num_hypotheses=choices.num_hypotheses,
+            scores=True,
+            **searching,
+        )
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -219,94 +258,13 @@ class ServedModel:
                     raise
                 raise ValueError(f"The tokenizer of {self.name!r} failed: {error}") from error
 
-    def _fits(self, pair: tuple[str, str]) -> bool:
-        """Whether a pair is read at once; longer lines are translated in pieces."""
-        sides = zip((self.tokenizers.source, self.tokenizers.target), pair, strict=True)
-        lengths = [len(side(text, verbose=False)["input_ids"]) for side, text in sides]
-        return max(lengths) <= self.max_source_length
-
-    def without_foreign_languages(self, choices: Choices) -> Choices:
-        """Choices made for another model, without languages if this one has none."""
-        return replace(
-            choices,
-            source_language=choices.source_language if self.source_languages else None,
-            target_language=choices.target_language if self.target_languages else None,
-        )
-
-    def attention(self, line: str, choices: Choices) -> str:
-        """The HTML page of the attention while the model translates a line.
-
-        Raises:
-            ValueError: If the line is blank or too long, or a choice is out of range.
-        """
-        if not line.strip():
-            raise ValueError("There is nothing to attend to: the line is blank.")
-        translator = self._translator(choices, False)
-        with self._turn():
-            length = len(encode_source(translator, line)["input_ids"])
-            if length > self.max_source_length:
-                raise ValueError(
-                    f"Attention is read from lines of at most {self.max_source_length:,} tokens, "
-                    f"got {length:,}. Choose a shorter one."
-                )
-            maps = read_attention(translator, line)
-        weights = sum(part.weights.numel() for part in (maps.encoder, maps.decoder, maps.cross))
-        if weights > MOST_WEIGHTS:
-            raise ValueError(
-                f"A page of attention has at most {MOST_WEIGHTS:,} weights, got {weights:,}. "
-                "Choose a shorter line."
-            )
-        return attention_page(maps)
-
-    def labels(self, translation: Translation) -> tuple[str, ...]:
-        """Human-readable tokens of a translation."""
-        return labels_of_tokens(self.tokenizers.target, translation.tokens)
-
-    def chosen_search(self, choices: Choices) -> Search:
-        """The search of a reader; samples have no beam and no penalty, and beams no temperature."""
-        if choices.do_sample:
-            searching: dict[str, Any] = {
-                **{"num_beams": 1, "length_penalty": 1.0, "do_sample": True},
-                **{name: getattr(choices, name) for name in ("temperature", "top_k", "top_p")},
-                "seed": choices.seed,
-            }
-        else:
-            width = choices.num_beams or self.search.num_beams
-            searching = {
-                "num_beams": max(width, choices.num_hypotheses),
-                "length_penalty": choices.length_penalty,
-            }
-        return Search.of(
-            self.engine.model.generation_config,
-            num_hypotheses=choices.num_hypotheses,
-            scores=True,
-            **searching,
-        )
-
     def _new_translator(self, choices: Choices, details: bool) -> Translator:
-        return Translator(
-            self.engine,
-            self.tokenizers.source,
+        chosen = {
+            side: getattr(choices, side) or default for side, default in self.begins_with.items()
+        }
+        return self.translator.changed(
+            **chosen,
             search=self.chosen_search(choices),
-            target_tokenizer=self.tokenizers.target,
-            source_language=choices.source_language or self.source_language,
-            target_language=choices.target_language or self.target_language,
-            generation_config=self.engine.model.generation_config,
-            max_source_length=self.max_source_length,
             split_sentences=choices.split_sentences,
             details=details,
         )
-
-
-def _parts(lines: Iterable[str]) -> Iterator[list[str]]:
-    """The lines in parts that do not take long."""
-    part: list[str] = []
-    characters = 0
-    for line in lines:
-        characters += len(line)
-        if part and (len(part) == LINES_AT_A_TIME or characters > CHARACTERS_AT_A_TIME):
-            yield part
-            part, characters = [], len(line)
-        part.append(line)
-    if part:
-        yield part

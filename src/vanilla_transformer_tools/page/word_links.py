@@ -1,27 +1,18 @@
-"""Which parts of a line belong to which parts of its translation, and how a page draws that."""
+"""Which parts of a line belong to which parts of its translation."""
 
 import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 
 from transformers import BatchEncoding
 
-from vanilla_transformer_tools.inspection.alignments import (
-    Link,
-    align_words,
-    encode_source,
-    encode_target,
-)
-from vanilla_transformer_tools.text.blanks import without_blank_ends
+from vanilla_transformer_tools.inspection.alignments import Link, align_words
+from vanilla_transformer_tools.text.blanks import UNBLANKED, without_blank_ends
 from vanilla_transformer_tools.translation import Translator
+from vanilla_transformer_tools.translation.read_pairs import encode_source, encode_target
 
-# A character of a script that puts no blanks between words.
-WITHOUT_BLANKS = re.compile(
-    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
-    "\U00020000-\U0003134f]"
-)
+_UNBLANKED = re.compile(f"[{UNBLANKED}]")
 
 
 @dataclass(frozen=True)
@@ -37,6 +28,16 @@ class LinkedPair:
     source: tuple[str, ...]
     target: tuple[str, ...]
     links: tuple[Link, ...]
+
+    def linked(self) -> list[tuple[str, str | None]]:
+        """The parts of the translation, each with those of the line that it is linked to."""
+        of_part: list[list[str]] = [[] for _ in self.target]
+        for source, target in self.links:
+            of_part[target].append(self.source[source])
+        return [
+            (part, " ".join(linked)) if linked else (f"{part} ", None)
+            for part, linked in zip(self.target, of_part, strict=True)
+        ]
 
 
 def link_parts(
@@ -67,28 +68,6 @@ def link_parts(
     ]
 
 
-def links_html(pairs: Sequence[LinkedPair]) -> str:
-    """Lines above their translations; the page's script draws what links them."""
-    return "".join(map(_linked, pairs))
-
-
-def _linked(pair: LinkedPair) -> str:
-    rows = []
-    for side, word in enumerate(("to", "from")):
-        parts, others = (pair.source, pair.target)[:: 1 - 2 * side]
-        items = []
-        for place, part in enumerate(parts):
-            linked = [link[1 - side] for link in pair.links if link[side] == place]
-            label = f"{part}, {word} {', '.join(others[other] for other in linked) or 'nothing'}"
-            items.append(
-                f'<li tabindex="0" aria-label="{escape(label)}" '
-                f'data-links="{" ".join(map(str, linked))}"><bdi>{escape(part)}</bdi></li>'
-            )
-        direction = "rtl" if runs_from_right(" ".join(parts)) else "ltr"
-        rows.append(f'<ul dir="{direction}">{"".join(items)}</ul>')
-    return f"<word-links>{''.join(rows)}</word-links>"
-
-
 def runs_from_right(text: str) -> bool:
     """Whether the first letter is of a script that runs from right to left."""
     kinds = map(unicodedata.bidirectional, text)
@@ -98,7 +77,7 @@ def runs_from_right(text: str) -> bool:
 def _parts(text: str, encoding: BatchEncoding) -> tuple[str, ...]:
     """Words, or the tokens of a text that is a single word or has words without blanks."""
     words = text.split()
-    if len(words) != 1 and not WITHOUT_BLANKS.search(text):
+    if len(words) != 1 and not _UNBLANKED.search(text):
         return tuple(words)
     parts: list[str] = []
     last = 0

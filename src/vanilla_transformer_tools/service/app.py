@@ -21,7 +21,6 @@ from vanilla_transformer_tools.service.batcher import Batcher, ClosedError, Queu
 from vanilla_transformer_tools.service.callers import LOOPBACK_HOSTS, OwnOrigin
 from vanilla_transformer_tools.service.connections import report_failed_accepts_once
 from vanilla_transformer_tools.service.languages import AUTOMATIC
-from vanilla_transformer_tools.service.metrics import MeasuredTranslators, Metrics
 from vanilla_transformer_tools.service.requests import (
     FORM,
     Limits,
@@ -63,10 +62,10 @@ class Service:
     ) -> None:
         self.translators = translators
         self.limits = limits
-        self.metrics = Metrics()
+        self.metrics = translators.metrics
         self.open_requests = 0
         self.batcher: Batcher[RequestKind, tuple[str, ...]] = Batcher(
-            MeasuredTranslators(translators, self.metrics),
+            translators,
             max_tokens=translators.first.max_tokens_per_batch,
             max_delay=max_delay,
             max_waiting_characters=max_waiting_characters,

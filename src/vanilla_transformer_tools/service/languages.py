@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
-from transformers import GenerationConfig, PreTrainedTokenizerBase
-
-from vanilla_transformer_tools.saved_folder import read_card_metadata
+from vanilla_transformer_tools.saved_folder import read_card_metadata, read_generation_config
 from vanilla_transformer_tools.text.languages import NAMED, offered_languages
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 
 # What clients send that leave the language to the service.
 AUTOMATIC = "auto"
@@ -30,26 +29,22 @@ class ServedLanguages:
     has_targets: bool = False
 
     @classmethod
-    def of(
-        cls,
-        name: str,
-        tokenizer: PreTrainedTokenizerBase,
-        defaults: GenerationConfig,
-        source: str | None = None,
-        target: str | None = None,
+    def load(
+        cls, name: str, source: str | None = None, target: str | None = None, **loading: Any
     ) -> Self:
         """Those of a model: of its tokenizer, else those given, else those of its card.
 
         Args:
             name: Folder or Hub name of the model.
-            tokenizer: Tokenizer of the sources, before any language is chosen.
-            defaults: Generation config of the model.
-            source: The only language to translate from.
-            target: The only language to translate into.
+            source: Only language to translate from; None: all that are known.
+            target: Only language to translate into; None: all that are known.
+            loading: Further arguments of `AutoTokenizer`.
 
         Raises:
-            ValueError: If nothing names them.
+            ValueError: If nothing names the languages, or the folder is damaged.
         """
+        tokenizer = TokenizerPair.from_pretrained(name, **loading).source
+        defaults = read_generation_config(name)
         card = [] if source and target else _card_languages(name)
         sources, targets = offered_languages(tokenizer, defaults)
         has_codes, has_targets = bool(sources), bool(targets)

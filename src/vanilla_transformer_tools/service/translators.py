@@ -3,14 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
 
-from transformers import GenerationConfig
-
-from vanilla_transformer_tools.saved_folder import read_generation_config
 from vanilla_transformer_tools.service.batcher import Part
 from vanilla_transformer_tools.service.languages import ServedLanguages
-from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
+from vanilla_transformer_tools.service.metrics import Metrics
 from vanilla_transformer_tools.translation.marks import can_align, cut_marked_lines
 from vanilla_transformer_tools.translation.translator import Translator
 
@@ -35,25 +31,6 @@ class RequestKind:
     alternatives: int
 
 
-def load_languages(
-    name: str, source: str | None, target: str | None, **loading: Any
-) -> tuple[ServedLanguages, GenerationConfig]:
-    """The languages of a model, and its generation config.
-
-    Args:
-        name: Folder or Hub name of the model.
-        source: Only language to translate from; None: all that are known.
-        target: Only language to translate into; None: all that are known.
-        loading: Further arguments of `AutoTokenizer`.
-
-    Raises:
-        ValueError: If nothing names the languages, or the folder is damaged.
-    """
-    tokenizer = TokenizerPair.from_pretrained(name, **loading).source
-    defaults = read_generation_config(name)
-    return ServedLanguages.of(name, tokenizer, defaults, source, target), defaults
-
-
 class Translators:
     """Cuts and translates for a `Batcher`; all directions share one engine.
 
@@ -62,23 +39,12 @@ class Translators:
     Args:
         first: Translator of any direction that is offered, with the search to use.
         languages: Languages that are offered.
-        defaults: Generation config of the model.
-        max_tokens_per_batch: Source tokens of a batch; None: the default of `Translator`.
     """
 
-    def __init__(
-        self,
-        first: Translator,
-        languages: ServedLanguages,
-        defaults: GenerationConfig,
-        max_tokens_per_batch: int | None,
-    ) -> None:
+    def __init__(self, first: Translator, languages: ServedLanguages) -> None:
         self.first = first
         self.languages = languages
-        self.defaults = defaults
-        self.max_tokens_per_batch = max_tokens_per_batch
-        # Unknown tokens of all translations so far.
-        self.unknown = 0
+        self.metrics = Metrics()
         # Only the thread of the batcher calls it.
         self._of = lru_cache(_MOST_TRANSLATORS)(self._build)
 
@@ -128,26 +94,16 @@ class Translators:
 
     def translate(self, kind: RequestKind, texts: Sequence[str]) -> list[tuple[str, ...]]:
         """The translations of each text, best first."""
-        results = []
-        for best in self._of(kind).translate(texts):
-            hypotheses = (best, *best.alternatives)
-            self.unknown += sum(hypothesis.unknown for hypothesis in hypotheses)
-            results.append(tuple(hypothesis.text for hypothesis in hypotheses))
-        return results
+        with self.metrics.batch_seconds.time():
+            best = list(self._of(kind).translate(texts))
+        ranked = [(one, *one.alternatives) for one in best]
+        self.metrics.batch_lines.observe(len(texts))
+        self.metrics.unknown_tokens.inc(sum(one.unknown for row in ranked for one in row))
+        return [tuple(one.text for one in row) for row in ranked]
 
     def _build(self, kind: RequestKind) -> Translator:
-        first = self.first
-        return Translator(
-            first.engine,
-            first.tokenizer,
-            target_tokenizer=first.target_tokenizer,
-            search=replace(first.search, num_hypotheses=1 + kind.alternatives),
+        return self.first.changed(
+            search=replace(self.first.search, num_hypotheses=1 + kind.alternatives),
             source_language=kind.source,
             target_language=kind.target,
-            generation_config=self.defaults,
-            max_source_length=first.max_source_length,
-            split_sentences=first.split_sentences,
-            max_tokens_per_batch=self.max_tokens_per_batch,
-            replace_unknown=first.replace_unknown,
-            protect=",".join(first.protect) or "none",
         )

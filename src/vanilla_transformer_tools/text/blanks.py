@@ -8,6 +8,11 @@ BLANKS = "".join(
         *("\u200b", "\u200c", "\u200d", "\u200e", "\u200f", "\u2060", "\ufeff"),
     ]
 )
+# Inside of a pattern's brackets: the characters of scripts that put no blanks between words.
+UNBLANKED = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+    "\U00020000-\U0003134f"
+)
 
 
 def without_blank_ends(text: str) -> str:

@@ -13,7 +13,7 @@ from transformers import GenerationConfig
 
 from vanilla_transformer_tools.files import parse_json, read_text
 from vanilla_transformer_tools.saved_folder import read_object
-from vanilla_transformer_tools.translation.engines import Hypothesis
+from vanilla_transformer_tools.translation.engines import Hypothesis, refuse_longer
 from vanilla_transformer_tools.translation.search import Search
 
 _CONFIG_FIELDS = ("position_table_length", "max_position_embeddings", "eos_token")
@@ -117,23 +117,18 @@ class CTranslate2Engine:
         limits: list[int],
         search: Search,
     ) -> list[list[Hypothesis]]:
-        """Translates each source as if it were alone.
-
-        Args:
-            sources: Ids with `</s>`.
-            prefixes: Ids that each output begins with, after the first token of `search`; all of
-                one length.
-            limits: Longest output of each source in tokens, what it begins with counted. Beyond the
-                position table it ends at the table; at least one token is generated.
-            search: How to search.
-
-        Returns:
-            The hypotheses of each source, best first.
+        """See `Engine.translate_batch`; an output ends where the position table does.
 
         Raises:
             ValueError: If a source is longer than the position table.
         """
-        self._check_lengths(sources)
+        refuse_longer(
+            sources,
+            self.last_position,
+            "the exported model",
+            "Cut it, use the engine `torch`, or export a model with a larger "
+            "`max_position_embeddings`.",
+        )
         uncounted = search.uncounted(prefixes[0])
         prefixes = [search.opening(prefix) for prefix in prefixes]
         limits = [
@@ -284,15 +279,6 @@ class CTranslate2Engine:
             tokens = [self.ids[word] for word in (words[:-1] if ended else words)]
             hypotheses.append(Hypothesis(tokens, score, self.end_id if ended else None))
         return _ranked(hypotheses)
-
-    def _check_lengths(self, sources: list[list[int]]) -> None:
-        longest = max(map(len, sources), default=0)
-        if longest > self.last_position:
-            raise ValueError(
-                f"A source must have at most {self.last_position} tokens, the positions "
-                f"that the exported model has, got one of {longest}. Cut it, use the engine "
-                "`torch`, or export a model with a larger `max_position_embeddings`."
-            )
 
 
 def patience(config: GenerationConfig) -> int:

@@ -12,8 +12,7 @@ from typing import Protocol
 from transformers import PreTrainedTokenizerBase
 
 from vanilla_transformer_tools.text.blanks import blank_ends, without_blank_ends
-from vanilla_transformer_tools.text.languages import end_length
-from vanilla_transformer_tools.translation.engines import Engine, TorchEngine
+from vanilla_transformer_tools.translation.engines import TorchEngine
 from vanilla_transformer_tools.translation.placing import (
     MARK,
     CharacterLink,
@@ -25,33 +24,27 @@ from vanilla_transformer_tools.translation.placing import (
     unmark,
 )
 from vanilla_transformer_tools.translation.protected import find_items, symbols_for
-from vanilla_transformer_tools.translation.results import Translation, join_parts
+from vanilla_transformer_tools.translation.read_pairs import (
+    Reader,
+    encode_source,
+    encode_target,
+    read_pairs,
+)
+from vanilla_transformer_tools.translation.results import Translation, join_ranks
 from vanilla_transformer_tools.translation.search import Search
 from vanilla_transformer_tools.translation.segments import cut_lines, without_surrogates
 
 logger = logging.getLogger(__name__)
 
-_PAIRS_PER_BATCH = 64
 
-
-class LineTranslator(Protocol):
+class LineTranslator(Reader, Protocol):
     """What `Translator` has for lines with marks."""
 
-    engine: Engine
     search: Search
-    source_prefix: list[int]
     max_source_length: int
     split_sentences: bool
     protect: tuple[str, ...]
     symbols: list[str]
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        """Tokenizer of the source."""
-
-    @property
-    def target_tokenizer(self) -> PreTrainedTokenizerBase:
-        """Tokenizer of the target."""
 
     def _translate_window(
         self, window: list[tuple[str, str]], first_line: int
@@ -208,9 +201,7 @@ def translate_marked(
                 first_line + number,
                 missing,
             )
-        ranked = zip(*([one, *one.alternatives] for one, _ in parts), strict=True)
-        best, *others = map(join_parts, ranked)
-        yield replace(best, alternatives=tuple(others))
+        yield join_ranks([[one, *one.alternatives] for one, _ in parts])
 
 
 def _restored(
@@ -239,56 +230,40 @@ def _restored(
         yield replace(best, text=texts[0], alternatives=alternatives), missing[0]
 
 
-def can_align(translator: LineTranslator) -> bool:
+def can_align(reader: Reader) -> bool:
     """Whether marks can follow their words: the engine shows attention, tokenizers know places."""
-    return isinstance(translator.engine, TorchEngine) and all(
-        tokenizer.is_fast for tokenizer in (translator.tokenizer, translator.target_tokenizer)
+    return isinstance(reader.engine, TorchEngine) and all(
+        tokenizer.is_fast for tokenizer in (reader.tokenizer, reader.target_tokenizer)
     )
 
 
-def character_links(
-    translator: LineTranslator, pairs: Sequence[tuple[str, str]]
-) -> list[list[CharacterLink]]:
+def character_links(reader: Reader, pairs: Sequence[tuple[str, str]]) -> list[list[CharacterLink]]:
     """Links between the characters of texts and of their translations, by the model's attention.
 
     Returns:
         The links of each pair, in order; none if nothing can be aligned.
     """
     links: list[list[CharacterLink]] = [[] for _ in pairs]
-    if not pairs or not can_align(translator):
+    engine = reader.engine
+    if not isinstance(engine, TorchEngine) or not can_align(reader):
         return links
-    engine = translator.engine
-    assert isinstance(engine, TorchEngine)
-    prefix, ends = translator.source_prefix, end_length(translator.tokenizer)
-    order = sorted(range(len(pairs)), key=lambda number: len(pairs[number][1]))
-    for first in range(0, len(order), _PAIRS_PER_BATCH):
-        batch = []
-        for number in order[first : first + _PAIRS_PER_BATCH]:
-            source, target = (
-                without_surrogates(without_blank_ends(text)) for text in pairs[number]
-            )
-            read = translator.tokenizer(source, return_offsets_mapping=True, verbose=False)
-            written = translator.target_tokenizer(
-                text_target=target, return_offsets_mapping=True, verbose=False
-            )
-            lengths = len(prefix) + len(read["input_ids"]), len(written["input_ids"])
-            if source and target and max(lengths) <= engine.last_position:
-                batch.append((number, read, written))
-        if not batch:
-            continue
-        passes = engine.force(
-            [prefix + read["input_ids"] for _, read, _ in batch],
-            [written["input_ids"] for _, _, written in batch],
-            align=True,
-            end_length=ends,
-        )
-        for (number, read, written), forced in zip(batch, passes, strict=True):
-            source, target = pairs[number]
-            places = [_in_text(source, *offsets) for offsets in read["offset_mapping"]]
-            for position, offsets in zip(forced.alignment, written["offset_mapping"], strict=True):
-                token = _in_text(target, *offsets)
-                if position >= len(prefix) and token[0] < token[1]:
-                    links[number].append((*places[position - len(prefix)], *token))
+    prefix = len(reader.source_prefix)
+    encoded = {}
+    for number in sorted(range(len(pairs)), key=lambda number: len(pairs[number][1])):
+        source, target = map(without_blank_ends, pairs[number])
+        if source and target:
+            read, written = encode_source(reader, source), encode_target(reader, target)
+            longest = max(prefix + len(read["input_ids"]), len(written["input_ids"]))
+            if longest <= engine.last_position:
+                encoded[number] = read, written
+    found = read_pairs(reader, engine, encoded.values())
+    for number, (read, written, positions) in zip(encoded, found, strict=True):
+        source, target = pairs[number]
+        places = [_in_text(source, *offsets) for offsets in read["offset_mapping"]]
+        for position, offsets in zip(positions, written["offset_mapping"], strict=True):
+            token = _in_text(target, *offsets)
+            if position >= prefix and token[0] < token[1]:
+                links[number].append((*places[position - prefix], *token))
     return links
 
 

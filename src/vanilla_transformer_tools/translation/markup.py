@@ -12,13 +12,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from html import escape, unescape
 from html.parser import HTMLParser
+from itertools import islice
 
 from vanilla_transformer_tools.text.blanks import without_blank_ends
 from vanilla_transformer_tools.translation.marks import LineTranslator, translate_marked
 from vanilla_transformer_tools.translation.placing import MARK, MOST_MARKS, mark
-from vanilla_transformer_tools.translation.results import Translation, join_parts
+from vanilla_transformer_tools.translation.results import Translation, join_ranks
 
 # What is between two of their tags is a line.
 _BLOCKS = frozenset(
@@ -173,17 +175,8 @@ class _Parser(HTMLParser):
         """Adds what stays as it is."""
         self._add(Element(is_translated=False))
 
-    def handle_decl(self, decl: str) -> None:
-        """Adds what stays as it is."""
-        self.handle_comment(decl)
-
-    def handle_pi(self, data: str) -> None:
-        """Adds what stays as it is."""
-        self.handle_comment(data)
-
-    def unknown_decl(self, data: str) -> None:
-        """Adds what stays as it is."""
-        self.handle_comment(data)
+    # Their arguments have other names.
+    handle_decl = handle_pi = unknown_decl = handle_comment  # type: ignore[assignment]
 
 
 # Parts of a fragment that stay as they are, and inline elements by mark for each line.
@@ -309,6 +302,7 @@ def translate_html(
             that comes after them.
         first_line: Number of the first fragment, for errors.
     """
+    score = 0.0 if translator.search.scores else None
     for window, fault in windows:
         split = []
         for number, (fragment, _) in enumerate(window, start=first_line):
@@ -325,18 +319,12 @@ def translate_html(
         found = translate_marked(translator, rows, first_line)
         for lines, frame in split:
             # An error comes after the fragments before it.
-            parts = [next(found) for _ in lines]
-            score = 0.0 if translator.search.scores else None
-            blanks = [Translation("", score=score)] * translator.search.num_hypotheses
-            ranks = zip(*([one, *one.alternatives] for one in parts), strict=True)
-            best, *others = (
-                replace(
-                    join_parts(ranked),
-                    text=join_html([one.text for one in ranked] if parts else [], frame),
-                )
-                for ranked in (ranks if parts else [(blank,) for blank in blanks])
-            )
-            yield replace(best, alternatives=tuple(others))
+            parts = [[one, *one.alternatives] for one in islice(found, len(lines))]
+            if not parts:
+                blank = Translation(join_html([], frame), score=score)
+                yield replace(blank, alternatives=(blank,) * (translator.search.num_hypotheses - 1))
+            else:
+                yield join_ranks(parts, partial(join_html, frame=frame))
         first_line += len(window)
         if fault:
             raise fault

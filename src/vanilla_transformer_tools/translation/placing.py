@@ -10,18 +10,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from vanilla_transformer_tools.text.blanks import blank_ends, without_blank_ends
+from vanilla_transformer_tools.text.blanks import UNBLANKED, blank_ends, without_blank_ends
 
 # Planes 15 and 16 of Unicode. Even ones open, odd ones close.
 _TAGS, _KEPT, _LAST = 0xF0000, 0x100000, 0x10FFFF
 MOST_MARKS = (_KEPT - _TAGS) // 2 - 1
 MARK = re.compile(f"[{chr(_TAGS)}-{chr(_LAST)}]")
 # Words, and letters of scripts without blanks.
-_UNBLANKED = (
-    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
-    "\U00020000-\U0003134f"
-)
-_UNIT = re.compile(rf"[{_UNBLANKED}]|[^\W{_UNBLANKED}]+(?:[-'’][^\W{_UNBLANKED}]+)*")
+_UNIT = re.compile(rf"[{UNBLANKED}]|[^\W{UNBLANKED}]+(?:[-'’][^\W{UNBLANKED}]+)*")
 _PUNCTUATION = "!\"#%&'()*,-./:;?@[]_{}¡¿«»‘’‚“”„‹›…、。！？「」『』（），：；"
 
 # Beginning and end of a token in the source, and of one in the target that is aligned to it.

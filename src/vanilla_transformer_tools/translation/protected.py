@@ -71,28 +71,3 @@ def symbols_for(items: Sequence[str], symbols: Sequence[str]) -> dict[str, str]:
     if list(symbols) == ["<ph>"]:
         return dict.fromkeys(different, "<ph>")
     return dict(zip(different, symbols, strict=False))
-
-
-def mask_pair(
-    source: str, target: str, kinds: Sequence[str], symbols: Sequence[str]
-) -> tuple[str, str]:
-    """A training pair with symbols for the items that both of its sides have.
-
-    Args:
-        source: Text.
-        target: Its translation.
-        kinds: What counts as an item.
-        symbols: `<ph1>`, `<ph2>` and so on, or `<ph>` alone.
-    """
-    places = [list(find_items(text, kinds)) for text in (source, target)]
-    items = [
-        [text[start:end] for start, end in spans]
-        for text, spans in zip((source, target), places, strict=True)
-    ]
-    chosen = symbols_for([item for item in items[0] if item in items[1]], symbols)
-    masked = []
-    for text, spans in zip((source, target), places, strict=True):
-        for start, end in reversed(spans):
-            text = text[:start] + chosen.get(text[start:end], text[start:end]) + text[end:]
-        masked.append(text)
-    return masked[0], masked[1]

@@ -1,7 +1,7 @@
 """The translation of a line, alone or joined from those of its pieces."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 
 from vanilla_transformer_tools.translation.segments import join_pieces
@@ -39,10 +39,13 @@ class Translation:
     alignment: tuple[tuple[int, int], ...] = ()
 
 
-def join_parts(parts: Sequence[Translation]) -> Translation:
+def join_parts(
+    parts: Sequence[Translation], join: Callable[[list[str]], str] = join_pieces
+) -> Translation:
     """The translation of a line from those of its pieces."""
+    text = join([part.text for part in parts])
     if len(parts) == 1:
-        return parts[0]
+        return replace(parts[0], text=text)
     alignment: list[tuple[int, int]] = []
     sources = targets = 0
     for part in parts:
@@ -51,7 +54,7 @@ def join_parts(parts: Sequence[Translation]) -> Translation:
         targets += len(part.tokens)
     scores = [part.score for part in parts if part.score is not None]
     return Translation(
-        join_pieces([part.text for part in parts]),
+        text,
         reached_limit=any(part.reached_limit for part in parts),
         replaced_separators=sum(part.replaced_separators for part in parts),
         unknown=sum(part.unknown for part in parts),
@@ -61,3 +64,16 @@ def join_parts(parts: Sequence[Translation]) -> Translation:
         token_scores=tuple(chain.from_iterable(part.token_scores for part in parts)),
         alignment=tuple(alignment),
     )
+
+
+def join_ranks(
+    parts: Sequence[Sequence[Translation]], join: Callable[[list[str]], str] = join_pieces
+) -> Translation:
+    """The translation of a line with its alternatives.
+
+    Args:
+        parts: Translations of each piece, best first, as many for each.
+        join: Makes the text of a line of those of its pieces.
+    """
+    best, *others = (join_parts(ranked, join) for ranked in zip(*parts, strict=True))
+    return replace(best, alternatives=tuple(others))

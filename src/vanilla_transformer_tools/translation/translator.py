@@ -26,7 +26,7 @@ from vanilla_transformer_tools.translation.engines import Engine, Hypothesis, To
 from vanilla_transformer_tools.translation.marks import can_align, translate_marked
 from vanilla_transformer_tools.translation.markup import translate_html
 from vanilla_transformer_tools.translation.protected import kinds_of, symbols_of
-from vanilla_transformer_tools.translation.results import Translation, join_parts
+from vanilla_transformer_tools.translation.results import Translation, join_ranks
 from vanilla_transformer_tools.translation.search import Search
 from vanilla_transformer_tools.translation.segments import Piece, cut_into_pieces
 from vanilla_transformer_tools.translation.unknown import (
@@ -123,10 +123,11 @@ class Translator:
                 "adapter, and `torch.compile` leaves the model that it was given as it was."
             )
         self.engine: Engine = model
-        generation_config = generation_config or GenerationConfig()
+        self.generation_config = generation_config = generation_config or GenerationConfig()
         self.tokenizers = TokenizerPair(tokenizer, target_tokenizer or tokenizer).between(
             source_language, target_language, generation_config
         )
+        self.source_language, self.target_language = source_language, target_language
         self.source_prefix = list(self.tokenizers.source_prefix)
         if search and settings:
             raise ValueError(
@@ -156,6 +157,7 @@ class Translator:
             engine = self.engine
             on_gpu = isinstance(engine, TorchEngine) and engine.model.device.type == "cuda"
             max_tokens_per_batch = TOKENS_ON_GPU if on_gpu else TOKENS_ON_CPU
+        self._budget = max_tokens_per_batch
         self.max_tokens_per_batch = max_tokens_per_batch // rows
         self._check(max_tokens_per_batch, generation_config.decoder_start_token_id)
 
@@ -256,6 +258,22 @@ class Translator:
             logger.info(loaded.choice)
         return translator
 
+    def changed(self, **settings: Any) -> Self:
+        """A translator with the same engine and with other settings.
+
+        Args:
+            settings: Arguments of the class that differ.
+
+        Raises:
+            ValueError: As the class does.
+        """
+        kept = ["search", "target_tokenizer", "source_language", "target_language"]
+        kept += ["generation_config", "max_source_length", "split_sentences", "details"]
+        arguments = {name: getattr(self, name) for name in (*kept, "replace_unknown", "markup")}
+        arguments["max_tokens_per_batch"] = self._budget
+        arguments["protect"] = ",".join(self.protect) or "none"
+        return type(self)(self.engine, self.tokenizer, **arguments | settings)
+
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """Tokenizer of the source."""
@@ -341,11 +359,10 @@ class Translator:
                 raise fault
             if number in counts:
                 parts = [hypotheses for _, hypotheses in sorted(found.pop(number).items())]
-                best, *others = map(join_parts, zip(*parts, strict=True))
             else:
                 blank = _within(line, Translation("", score=0.0 if self.search.scores else None))
-                best, *others = [blank] * self.search.num_hypotheses
-            yield replace(best, alternatives=tuple(others))
+                parts = [[blank] * self.search.num_hypotheses]
+            yield join_ranks(parts)
 
     def _batches(self, pieces: list[Piece]) -> Iterator[list[int]]:
         """Indices of pieces of similar length, longest first, within the token budget."""
