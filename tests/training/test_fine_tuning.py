@@ -14,7 +14,7 @@ from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, TrainerState
 from vanilla_transformer import fast_layers_vanilla_transformer as cpu
 from vanilla_transformer.layers_vanilla_transformer import Layer
 from vanilla_transformer_tools.settings import TrainSettings
-from vanilla_transformer_tools.training import checks, forecast
+from vanilla_transformer_tools.training import checks, reports
 from vanilla_transformer_tools.training.callbacks import MOVING_AVERAGE_FILE, MovingAverage
 from vanilla_transformer_tools.training.checks import check_settings
 from vanilla_transformer_tools.training.fine_tuning import choose_parameters, merge_adapter
@@ -322,7 +322,7 @@ def test_gradient_checkpointing_changes_no_weight(corpus, base, tmp_path, monkey
         return feed_forward(self, x)
 
     monkeypatch.setattr(Layer, "feed_forward", counted)
-    monkeypatch.setattr(forecast, "TRIED_BATCHES", 2)
+    monkeypatch.setattr(reports, "TRIED_BATCHES", 2)
     fine_tune(corpus, base, tmp_path / "plain", updates=2, **changes)
     plain, calls[:] = len(calls), []
 

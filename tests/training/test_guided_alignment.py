@@ -17,7 +17,7 @@ from vanilla_transformer_tools.training.guided_alignment import (
     _words_of_tokens,
     guided_pass,
 )
-from vanilla_transformer_tools.training.r_drop import r_drop
+from vanilla_transformer_tools.training.trainer import r_drop
 from vanilla_transformer_tools.translation import Translator
 
 from ..support.aligned_numbers import write_aligned_corpus

@@ -13,8 +13,7 @@ from vanilla_transformer_tools.evaluation.bleu_tokenizers import BleuTokenizer
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.text.filters import FilteredPairs
 from vanilla_transformer_tools.training import auto_settings, batch_size
-from vanilla_transformer_tools.training.corpus import Corpus, read_corpus
-from vanilla_transformer_tools.training.plan import plan_run
+from vanilla_transformer_tools.training.plan import Corpus, plan_run, read_corpus
 from vanilla_transformer_tools.training.recipe import recipe
 
 from ..support.training_runs import build_arguments

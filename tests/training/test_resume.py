@@ -12,7 +12,7 @@ import pytest
 
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.training.callbacks import StopOnRequest, StoppedBySignalError
-from vanilla_transformer_tools.training.forecast import _moment
+from vanilla_transformer_tools.training.reports import _moment
 from vanilla_transformer_tools.training.resume import (
     check_continuation,
     check_free,
@@ -362,7 +362,7 @@ def test_run_that_finished_meanwhile_is_not_overwritten(corpus, first_run, tmp_p
         shutil.copytree(first_run, tmp_path, dirs_exist_ok=True)
         return {}
 
-    monkeypatch.setattr("vanilla_transformer_tools.training.corpus.drop_rules", read)
+    monkeypatch.setattr("vanilla_transformer_tools.training.plan.drop_rules", read)
     with pytest.raises(ValueError, match="already holds a run"):
         run_updates(corpus, tmp_path, 1)
 

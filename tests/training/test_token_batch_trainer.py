@@ -15,13 +15,12 @@ from vanilla_transformer_tools.text.batches import TokenBatchSampler
 from vanilla_transformer_tools.text.token_ids import pair_lengths
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.text.training_data import in_epochs
-from vanilla_transformer_tools.training import forecast as planning
+from vanilla_transformer_tools.training import reports as planning
 from vanilla_transformer_tools.training import trainer as module
 from vanilla_transformer_tools.training.callbacks import DivergedError, StopOnRequest
 from vanilla_transformer_tools.training.checkpoints import close_checkpoint, closed_checkpoints
-from vanilla_transformer_tools.training.r_drop import r_drop
 from vanilla_transformer_tools.training.time_schedule import TimeSchedule
-from vanilla_transformer_tools.training.trainer import TokenBatchTrainer
+from vanilla_transformer_tools.training.trainer import TokenBatchTrainer, r_drop
 
 from ..plugin.test_fast_search import patch_forward
 from ..support.gradients_of_one_update import VOCAB_SIZE, build_arguments, build_model, ragged_pairs

@@ -21,7 +21,7 @@ from vanilla_transformer_tools.files import read_lines
 from vanilla_transformer_tools.sharing.model_card import record_results
 from vanilla_transformer_tools.text.batches import TokenBatchSampler
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
-from vanilla_transformer_tools.training import forecast
+from vanilla_transformer_tools.training import reports
 from vanilla_transformer_tools.training import run as training
 from vanilla_transformer_tools.training.averaging import average_checkpoints
 from vanilla_transformer_tools.training.run import train
@@ -399,7 +399,7 @@ def test_bpe_dropout_changes_the_text_of_each_epoch(corpus, tmp_path, monkeypatc
         return super(TokenBatchTrainer, self)._prepare_inputs(inputs, *args)
 
     monkeypatch.setattr(TokenBatchTrainer, "_prepare_inputs", count_tokens)
-    monkeypatch.setattr(forecast, "TRIED_BATCHES", 2)
+    monkeypatch.setattr(reports, "TRIED_BATCHES", 2)
 
     run_training(corpus, tmp_path, UNVALIDATED | {"bpe_dropout": 0.3}, num_train_epochs=3)
 

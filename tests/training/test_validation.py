@@ -4,7 +4,7 @@ import pytest
 
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.training.checks import check_settings
-from vanilla_transformer_tools.training.corpus import read_corpus
+from vanilla_transformer_tools.training.plan import read_corpus
 
 from ..support.training_runs import (
     build_arguments,

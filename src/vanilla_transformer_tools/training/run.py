@@ -69,19 +69,21 @@ from vanilla_transformer_tools.training.checkpoints import (
     with_intact_weights,
 )
 from vanilla_transformer_tools.training.checks import check_settings
-from vanilla_transformer_tools.training.corpus import Corpus, read_corpus
 from vanilla_transformer_tools.training.fine_tuning import merge_adapter
-from vanilla_transformer_tools.training.forecast import forecast
 from vanilla_transformer_tools.training.guided_alignment import guided
-from vanilla_transformer_tools.training.plan import RunPlan, plan_run
+from vanilla_transformer_tools.training.plan import Corpus, RunPlan, plan_run, read_corpus
 from vanilla_transformer_tools.training.processes import limit_waiting
-from vanilla_transformer_tools.training.progress import progress_shown
-from vanilla_transformer_tools.training.r_drop import r_drop
+from vanilla_transformer_tools.training.reports import forecast, progress_shown
 from vanilla_transformer_tools.training.resume import check_free, claimed, find_checkpoint
 from vanilla_transformer_tools.training.run_record import JsonLinesLog, plot_curves
 from vanilla_transformer_tools.training.starting_model import build_model
 from vanilla_transformer_tools.training.time_schedule import TimeSchedule
-from vanilla_transformer_tools.training.trainer import TokenBatchTrainer, TrainingPass, scorer
+from vanilla_transformer_tools.training.trainer import (
+    TokenBatchTrainer,
+    TrainingPass,
+    r_drop,
+    scorer,
+)
 
 
 def train(

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 from vanilla_transformer_tools.figures import new_figure, save_figure
 from vanilla_transformer_tools.files import checksum, write_lines
@@ -194,12 +194,7 @@ class JsonLinesLog(TrainerCallback):
         self.inside += time.monotonic() - self.step_began
 
     def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any],
-        **kwargs: Any,
+        self, _: Any, state: TrainerState, *others: Any, logs: dict[str, Any], **kwargs: Any
     ) -> None:
         """Writes one report."""
         now = time.monotonic()
