@@ -3,19 +3,18 @@
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType
 
 import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
-from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, TrainerState
+from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
 
 from vanilla_transformer import fast_layers_vanilla_transformer as cpu
-from vanilla_transformer.layers_vanilla_transformer import Layer
 from vanilla_transformer_tools.settings import TrainSettings
-from vanilla_transformer_tools.training import checks, reports
-from vanilla_transformer_tools.training.callbacks import MOVING_AVERAGE_FILE, MovingAverage
+from vanilla_transformer_tools.training import checks
+from vanilla_transformer_tools.training.callbacks import MOVING_AVERAGE_FILE
 from vanilla_transformer_tools.training.checks import check_settings
 from vanilla_transformer_tools.training.fine_tuning import choose_parameters, merge_adapter
 from vanilla_transformer_tools.training.run import train
@@ -169,27 +168,6 @@ def test_merged_model_is_plain_and_computes_the_same(tiny_model, batch, tmp_path
     assert not any("lora" in name or "base_layer" in name for name in names)
 
 
-def test_saved_adapter_loads_with_peft(tiny_model, batch, tmp_path):
-    tiny_model.save_pretrained(tmp_path / "base")
-    adapted = with_lora(tiny_model).eval()
-    expected = adapted(**batch).logits
-
-    merge_adapter(adapted, tmp_path, str(tmp_path / "base"))
-
-    base = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "base")
-    loaded = PeftModel.from_pretrained(base, tmp_path / "adapter")
-    assert torch.equal(loaded(**batch).logits, expected)
-    # A path may hold the name of a user.
-    config = read_json(tmp_path / "adapter" / "adapter_config.json")
-    assert config["base_model_name_or_path"] == "base"
-
-
-def test_model_without_adapter_is_left_alone(tiny_model, tmp_path):
-    merge_adapter(tiny_model, tmp_path, None)
-
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("num_beams", [1, 3])
 def test_adapted_model_generates_like_the_merged_one(
     tiny_model, batch, tmp_path, monkeypatch, num_beams
@@ -312,28 +290,6 @@ def test_resumed_run_ends_with_the_weights_of_one_in_one_go(corpus, base, tmp_pa
     assert_same_weights(resumed, whole)
 
 
-@pytest.mark.parametrize("changes", [{"freeze": ["embeddings"]}, LORA])
-def test_gradient_checkpointing_changes_no_weight(corpus, base, tmp_path, monkeypatch, changes):
-    calls = []
-    feed_forward = Layer.feed_forward
-
-    def counted(self, x):
-        calls.append(x.requires_grad)
-        return feed_forward(self, x)
-
-    monkeypatch.setattr(Layer, "feed_forward", counted)
-    monkeypatch.setattr(reports, "TRIED_BATCHES", 2)
-    fine_tune(corpus, base, tmp_path / "plain", updates=2, **changes)
-    plain, calls[:] = len(calls), []
-
-    given = {CHECKPOINTING: True}
-    fine_tune(corpus, base, tmp_path / "recomputed", updates=2, arguments=given, **changes)
-
-    # In the batches that are tried for the plan, too.
-    assert len(calls) == 2 * plain
-    assert_same_weights(tmp_path / "recomputed", tmp_path / "plain")
-
-
 def test_plan_recomputes_as_the_run_does(corpus, base, tmp_path, monkeypatch):
     calls = []
     enable = f"{CHECKPOINTING}_enable"
@@ -350,21 +306,6 @@ def test_plan_recomputes_as_the_run_does(corpus, base, tmp_path, monkeypatch):
 
     # The plan, then Trainer.
     assert calls == [2, 2]
-
-
-def test_moving_average_of_a_resumed_run_is_that_of_the_trained_weights(tiny_model, tmp_path):
-    choose_parameters(tiny_model, TrainSettings(freeze=["encoder"]))
-    arguments, state = SimpleNamespace(output_dir=tmp_path, device="cpu"), TrainerState()
-    first, second = MovingAverage(0.5), MovingAverage(0.5)
-    first.on_step_end(model=tiny_model)
-    (tmp_path / "checkpoint-7").mkdir()
-    first.save(tmp_path / "checkpoint-7", writes=True)
-    state.global_step = 7
-
-    second.on_train_begin(arguments, state, None, model=tiny_model)
-
-    assert list(second.weights) == [name for name in first.weights if name in trained(tiny_model)]
-    assert second.weights.keys() == trained(tiny_model)
 
 
 def test_adapter_is_saved_beside_the_model_that_it_makes(corpus, base, tmp_path):

@@ -223,13 +223,7 @@ def _with_decisions(
 def _choose_tokenizers(
     settings: TrainSettings, sets: Mapping[str, Dataset], recorded: Mapping[str, Any]
 ) -> dict[str, BleuTokenizer]:
-    """BLEU's tokenizer of each validation set.
-
-    Args:
-        settings: Settings of the run.
-        sets: Pairs by name.
-        recorded: Choices of a run that is resumed, by name; they stay.
-    """
+    """BLEU's tokenizer of each validation set; those on record of a resumed run stay."""
     chosen = {}
     for name, pairs in sets.items():
         if name in recorded:

@@ -235,14 +235,7 @@ def _opened_folder(plan: RunPlan, corpus: Corpus, trainer: TokenBatchTrainer) ->
 def _add_time_schedule(
     plan: RunPlan, trainer: TokenBatchTrainer, started: float, stop: StopOnRequest
 ) -> None:
-    """Adds a schedule of time if one may be needed.
-
-    Args:
-        plan: Plan of the run.
-        trainer: Gets the schedule.
-        started: When the run began, by `time.monotonic`.
-        stop: Ends the run.
-    """
+    """Adds a schedule of time if one may be needed, for a run that began at `started`."""
     settings = plan.settings
     if settings.minutes is None and settings.finish_within is None:
         return
@@ -363,13 +356,8 @@ def _save(
 ) -> None:
     """Writes the model's folder; each file appears whole or not at all.
 
-    All processes call it, because each may have a part of the weights.
-
-    Args:
-        trainer: After training.
-        base: Folder or Hub name of the model that an adapter was trained for.
-        run: Record of the run.
-        outcome: Scores of the weights.
+    All processes call it, because each may have a part of the weights. An adapter was trained for
+    the model `base`.
     """
     weights: dict[str, Tensor] | None = None
     if trainer.is_sharded:

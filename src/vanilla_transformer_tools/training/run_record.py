@@ -208,9 +208,7 @@ class JsonLinesLog(TrainerCallback):
             self.since = now
         if not state.is_world_process_zero:
             return
-        self._write({"step": state.global_step, "minutes": round(self.minutes, 3), **logs})
-
-    def _write(self, report: dict[str, Any]) -> None:
+        report = {"step": state.global_step, "minutes": round(self.minutes, 3), **logs}
         with self.path.open("a", encoding="utf-8", newline="\n") as file:
             file.write(_line(report) + "\n")
 
