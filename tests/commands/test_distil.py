@@ -6,11 +6,7 @@ from dataclasses import fields, replace
 
 import pytest
 from datasets.utils.logging import disable_progress_bar, enable_progress_bar
-from transformers import (
-    M2M100ForConditionalGeneration,
-    Seq2SeqTrainingArguments,
-    T5ForConditionalGeneration,
-)
+from transformers import Seq2SeqTrainingArguments, T5Config, T5ForConditionalGeneration
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.commands import main
@@ -138,22 +134,11 @@ def test_several_teachers_are_an_ensemble(distil, teachers, tmp_path, no_trainin
     assert [target for _, target in pairs_of(tmp_path / "out")] == expected
 
 
-OTHER_SIZES = {
-    M2M100ForConditionalGeneration: {
-        f"{side}_{name}": size
-        for side in ("encoder", "decoder")
-        for name, size in (("ffn_dim", 16), ("layers", 1), ("attention_heads", 2))
-    },
-    T5ForConditionalGeneration: {"num_layers": 1, "num_heads": 2, "d_kv": 8, "d_ff": 16},
-}
-
-
-@pytest.mark.parametrize("kind", OTHER_SIZES)
-def test_model_of_another_class_is_a_teacher(kind, distil, tokenizer, tmp_path, no_training):
+def test_model_of_another_class_is_a_teacher(distil, tokenizer, tmp_path, no_training):
     ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in SPECIAL}
     ids["decoder_start_token_id"] = tokenizer.bos_token_id
-    config = kind.config_class(**OTHER_SIZES[kind], d_model=16, vocab_size=len(tokenizer), **ids)
-    model = kind(config)
+    sizes = {"d_model": 16, "num_layers": 1, "num_heads": 2, "d_kv": 8, "d_ff": 16}
+    model = T5ForConditionalGeneration(T5Config(**sizes, vocab_size=len(tokenizer), **ids))
     redraw_parameters(model)
     model.save_pretrained(tmp_path / "other")
     tokenizer.save_pretrained(tmp_path / "other")

@@ -188,31 +188,6 @@ def test_adapted_model_generates_like_the_merged_one(
 FROM = {"init_from": "runs/base"}
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"freeze": ["encoder"]}, r"--freeze needs .* of --init_from, got \['encoder'\]"),
-        (LORA, "--peft needs the model of --init_from, got lora without it"),
-        (FROM | LORA | {"freeze": ["encoder"]}, "--freeze must be left out with --peft"),
-        (FROM | {"lora_rank": 8}, "--lora_rank needs --peft lora, got 8 without it"),
-        (FROM | LORA | {"lora_rank": 0}, "--lora_rank must be at least 1 and finite, got 0"),
-        (FROM | LORA | {"lora_dropout": 1.0}, "--lora_dropout must be at least 0 and below 1"),
-    ],
-)
-def test_settings_that_contradict_each_other_are_refused(tmp_path, settings, message):
-    arguments = build_arguments(TrainSettings(), tmp_path)
-
-    with pytest.raises(ValueError, match=message) as caught:
-        check_settings(TrainSettings(**settings), arguments)
-
-    assert len(str(caught.value).splitlines()) == 1
-
-
-@pytest.mark.parametrize("settings", [{"freeze": ["encoder"]}, LORA])
-def test_settings_of_fine_tuning_are_accepted_with_a_model_to_tune(tmp_path, settings):
-    check_settings(TrainSettings(**FROM, **settings), build_arguments(TrainSettings(), tmp_path))
-
-
 def test_missing_package_is_named_with_its_cure(tmp_path, monkeypatch):
     monkeypatch.setattr(checks, "is_peft_available", lambda: False)
     arguments = build_arguments(TrainSettings(), tmp_path)

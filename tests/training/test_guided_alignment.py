@@ -169,13 +169,6 @@ def test_file_that_does_not_fit_is_refused(aligned_corpus, tmp_path, text, messa
         )
 
 
-def test_options_that_exclude_alignments_are_refused(aligned_corpus, tmp_path):
-    settings = {"alignments": "x", "bpe_dropout": 0.1, "compile_layers": True}
-
-    with pytest.raises(ValueError, match=r"excludes --bpe_dropout(.|\n)*excludes --compile_layers"):
-        run_training(aligned_corpus, tmp_path / "run", settings)
-
-
 @pytest.mark.slow
 def test_guided_head_aligns_better_than_any_other(tmp_path):
     write_aligned_corpus(tmp_path, train=3000, validation=40, test=100)

@@ -141,18 +141,3 @@ def test_column_of_languages_is_refused_by_a_model_that_names_both_sides(pairs):
 
     with pytest.raises(ValueError, match=r"--tag_column needs .* got NllbTokenizer in"):
         run(settings, pairs)
-
-
-@pytest.mark.parametrize("language", ["source_language", "target_language"])
-def test_new_model_takes_no_language(pairs, language):
-    settings = TrainSettings(train=[str(pairs / "train.tsv")], **{language: "de"})
-
-    with pytest.raises(ValueError, match=f"--{language} needs the tokenizers of a saved"):
-        run(settings, pairs)
-
-
-def test_one_language_for_all_pairs_excludes_a_column_of_them(pairs):
-    settings = settings_of("marian_to_several", pairs, target_language="fra", tag_column="tag")
-
-    with pytest.raises(ValueError, match=r"that of each, got 'fra' and 'tag'\. Leave one"):
-        run(settings, pairs)
