@@ -111,6 +111,7 @@ class RunPlan:
     Attributes:
         settings: Our settings, with what `--minutes` chose and the size of the batches.
         arguments: Trainer's arguments, as they are executed.
+        corpus: The text of the run.
         checkpoint: Folder to resume from; None for a new run.
         decisions: What `--minutes` chose, and why.
         batch_size: Size of the batches, and why.
@@ -120,6 +121,7 @@ class RunPlan:
 
     settings: TrainSettings
     arguments: Seq2SeqTrainingArguments
+    corpus: Corpus
     checkpoint: Path | None
     decisions: tuple[Decision, ...]
     batch_size: BatchSize
@@ -132,7 +134,8 @@ class RunPlan:
         return Path(self.arguments.output_dir)
 
     def describe(self) -> Iterator[str]:
-        """The lines that are printed of the choices, without those that the user made."""
+        """The lines that are printed of filters and choices, without those that the user made."""
+        yield from self.corpus.filtered.summary()
         yield from map(str, self.decisions)
         if self.settings.init_from:
             rate, warmup = self.arguments.learning_rate, self.arguments.warmup_steps
@@ -183,7 +186,7 @@ def plan_run(
         run = continued_record(previous, run)
     elif decisions:
         run["decisions"] = [asdict(decision) for decision in decisions]
-    return RunPlan(settings, arguments, checkpoint, decisions, batch_size, tokenizers, run)
+    return RunPlan(settings, arguments, corpus, checkpoint, decisions, batch_size, tokenizers, run)
 
 
 def _with_decisions(
