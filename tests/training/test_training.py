@@ -40,6 +40,7 @@ SEPARATE = {"separate_vocabularies": True, "target_vocab_size": 300}
 UNVALIDATED = {"validated": False}
 # After six epochs none of its outputs on validation is endless: limits are not the same everywhere.
 SEED = 2
+GREEK = dict(zip(b"abcdefghijklmnopqrstuvwxyz", "αβγδεζηθικλμνξοπρστυφχψωάέ", strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -51,13 +52,26 @@ def model_folder(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 @pytest.fixture(scope="module")
-def separate_folder(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def greek_corpus(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same corpus, whose target is spelled in letters that the source has not."""
+    folder = tmp_path_factory.mktemp("greek")
+    for path in corpus.iterdir():
+        text = path.read_text(encoding="utf-8")
+        is_target = path.suffix == ".en"
+        (folder / path.name).write_text(text.translate(GREEK) if is_target else text, "utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def greek_folder(greek_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of two vocabularies that translates a little."""
     folder = tmp_path_factory.mktemp("model")
-    return run_training(corpus, folder, SEPARATE, num_train_epochs=6, seed=SEED)
+    return run_training(greek_corpus, folder, SEPARATE, num_train_epochs=6, seed=SEED)
 
 
-both_models = pytest.mark.parametrize("name", ["model_folder", "separate_folder"])
+both_models = pytest.mark.parametrize(
+    "names", [("model_folder", "corpus"), ("greek_folder", "greek_corpus")], ids=["joint", "greek"]
+)
 
 
 # The folder
@@ -112,8 +126,8 @@ def test_run_record_tells_data_settings_and_outcome(model_folder, corpus):
 
 
 @both_models
-def test_validation_scores_are_those_of_the_saved_model(request, name, corpus):
-    folder = request.getfixturevalue(name)
+def test_validation_scores_are_those_of_the_saved_model(request, names):
+    folder, corpus = map(request.getfixturevalue, names)
     recorded = read_json(folder / "results.json")["validation"]
 
     translator = Translator.from_pretrained(str(folder), num_beams=1)
@@ -434,9 +448,9 @@ def test_validation_ends_where_learned_positions_do(corpus, tmp_path):
 
 @both_models
 def test_fine_tuning_starts_from_the_weights_sizes_and_tokenizers_of_the_saved_model(
-    request, name, corpus, tmp_path
+    request, names, tmp_path
 ):
-    folder = request.getfixturevalue(name)
+    folder, corpus = map(request.getfixturevalue, names)
     settings = {"init_from": str(folder), "config": [], "vocab_size": 999, "bpe_dropout": 0.1}
 
     run_training(corpus, tmp_path, UNVALIDATED | settings, max_steps=3, learning_rate=0.0)
