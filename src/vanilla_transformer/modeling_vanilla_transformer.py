@@ -417,7 +417,7 @@ class VanillaTransformerForConditionalGeneration(
         - `num_items_in_batch`: divisor of the summed loss. Trainer passes the number of targets in
           all accumulated batches and processes; None: the targets of this batch.
         - `r_drop_alpha`: weight of R-Drop's divergence, for a batch whose second half repeats its
-          first (`vanilla_transformer_tools.training.r_drop`).
+          first (`vanilla_transformer_tools.training.trainer`).
 
         Returns:
             `loss`, smoothed in training only, and `logits` `[B, T, V]`: None while training with

@@ -6,6 +6,7 @@ Nothing here imports torch, so that `--help` answers at once.
 import re
 from argparse import BooleanOptionalAction
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,12 +18,35 @@ def option(help_text: str, default: Any = None, **metadata: Any) -> Any:
         help_text: Description for `--help`.
         default: Value of an option that is not given.
         metadata: Arguments of `add_argument`, and `group`, the title of options that belong
-            together.
+            together. With the action `extend`, `nargs` is `+`.
     """
     metadata["help"] = help_text
     if isinstance(default, list):
         return field(default_factory=lambda: list(default), metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+# Options of one group in `--help`.
+_data = partial(option, group="data")
+_filters = partial(option, group="filters")
+_vocabulary = partial(option, group="vocabulary")
+_model = partial(option, group="model")
+_updates = partial(option, group="batches and updates")
+_length = partial(option, group="length of the run")
+_tuning = partial(option, group="fine-tuning")
+_evaluation = partial(option, group="evaluation")
+_card = partial(option, group="model card")
+_search = partial(option, group="search")
+_address = partial(option, group="address")
+_limits = partial(option, group="limits")
+_repository = partial(option, group="repository")
+_space = partial(option, group="Space")
+_runtime = partial(option, group="export to a runtime")
+_picture = partial(option, group="page or picture")
+_alignments = partial(option, group="alignments")
+_translation = partial(option, group="translation")
+_languages = partial(option, group="languages")
+_mapping = partial(option, group="mapping")
 
 
 @dataclass(frozen=True)
@@ -123,308 +147,239 @@ _TRUST_REMOTE_CODE = (
 class TrainSettings:
     """Settings of a training run that Transformers' `Seq2SeqTrainingArguments` do not have."""
 
-    train: list[str] = option(
+    train: list[str] = _data(
         "Training pairs: two parallel text files, source and target (plain, .gz, .bz2, .xz or "
         ".zip), or one .tsv, .jsonl or .parquet file, or the folder or Hub name of a dataset. Of "
         "several files, all: a.de a.en b.de b.en, or a.tsv b.tsv.",
         [],
-        group="data",
     )
-    alignments: str | None = option(
+    alignments: str | None = _data(
         "File of word alignments of --train, such as those of eflomal or fast_align: one line a "
         "pair, such as 0-0 1-2, source-target between blanks. One head learns them (guided "
         "alignment, Garg et al. 2019), and what follows words, such as tags and unknown words, "
         "follows it.",
         metavar="FILE",
-        group="data",
     )
-    validation: list[str] = option(
+    validation: list[str] = _data(
         "Validation pairs, in the form of --train. They decide which checkpoint is best; without "
         "them, the last one is kept.",
         [],
-        group="data",
     )
-    validation_sets: list[str] = option(
+    validation_sets: list[str] = _data(
         "Further validation sets with scores of their own, each as NAME=SOURCE,TARGET or "
         "NAME=PATH, with paths as for --validation. --validation decides which checkpoint is best; "
         "NAME_bleu as --metric_for_best_model lets another set decide.",
         [],
         action="extend",
-        nargs="+",
-        group="data",
     )
-    data: str | None = option(
-        "Folder of the files of --train and --validation. Default: the current folder.",
-        group="data",
+    data: str | None = _data(
+        "Folder of the files of --train and --validation. Default: the current folder."
     )
-    source_column: str = option(
+    source_column: str = _data(
         "Column of the source text in .jsonl, .parquet and datasets; dots lead to nested columns, "
         "as in translation.de.",
         "source",
-        group="data",
     )
-    target_column: str = option("Column of the target text.", "target", group="data")
-    tag_column: str | None = option(
+    target_column: str = _data("Column of the target text.", "target")
+    tag_column: str | None = _data(
         "Column with the target language of each pair, such as de, for a multilingual model: each "
         "source then begins with a token for that language (Johnson et al. 2017). In .tsv files, "
-        "any name means the third column.",
-        group="data",
+        "any name means the third column."
     )
-    dataset_config: str | None = option(
-        "Configuration of a Hub dataset, such as de-en.", group="data"
-    )
-    train_split: str = option("Split of a dataset that --train reads.", "train", group="data")
-    validation_split: str = option(
-        "Split of a dataset that --validation reads.", "validation", group="data"
-    )
-    streaming: bool = option(
+    dataset_config: str | None = _data("Configuration of a Hub dataset, such as de-en.")
+    train_split: str = _data("Split of a dataset that --train reads.", "train")
+    validation_split: str = _data("Split of a dataset that --validation reads.", "validation")
+    streaming: bool = _data(
         "Reads --train during training and stores none of it: for corpora larger than the disk. "
         "Needs --max_steps; saves and evaluates every --save_steps and --eval_steps updates, 1,000 "
         "by default. Pairs are shuffled in a buffer only, so shuffle a sorted corpus first.",
         False,
-        group="data",
     )
-    shuffle_buffer: int = option(
+    shuffle_buffer: int = _data(
         "Number of pairs that a --streaming run shuffles and batches together. A larger buffer "
         "needs less padding; two buffers are in memory.",
         50_000,
-        group="data",
     )
-    tokenizer_pairs: int = option(
+    tokenizer_pairs: int = _data(
         "Number of pairs, from the beginning, that a --streaming run trains the vocabulary on. "
         "Filters apply to all pairs, but report only these.",
         200_000,
-        group="data",
     )
-    filter_empty: bool = option(
+    filter_empty: bool = _filters(
         "Drops training pairs with a blank side. Each filter reports how many pairs it dropped, "
         "and dropped.jsonl in --output_dir lists them.",
         False,
-        group="filters",
     )
-    filter_identical: bool = option(
-        "Drops pairs with equal source and target.", False, group="filters"
+    filter_identical: bool = _filters("Drops pairs with equal source and target.", False)
+    filter_max_characters: int | None = _filters(
+        "Drops pairs with a side of more than N characters, which --max_length would cut."
     )
-    filter_max_characters: int | None = option(
-        "Drops pairs with a side of more than N characters, which --max_length would cut.",
-        group="filters",
+    filter_max_ratio: float | None = _filters(
+        "Drops pairs where one side has more than X times as many characters as the other."
     )
-    filter_max_ratio: float | None = option(
-        "Drops pairs where one side has more than X times as many characters as the other.",
-        group="filters",
-    )
-    filter_script: list[str] | None = option(
+    filter_script: list[str] | None = _filters(
         "Drops pairs where one side is mostly in another script. Scripts are ISO 15924 codes, such "
         "as Latn Cyrl; + joins several of one side, as in Hira+Kana+Hani.",
-        action="store",
         nargs=2,
         metavar=("SOURCE", "TARGET"),
-        group="filters",
     )
-    filter_overlap: list[str] | None = option(
+    filter_overlap: list[str] | None = _filters(
         "Drops pairs where either side also occurs, on either side, in --validation or in these "
         "files (text, .tsv, .jsonl or .parquet). Case, white space and compatibility forms (NFKC) "
         "are ignored.",
-        action="store",
         nargs="*",
         metavar="FILE",
-        group="filters",
     )
-    filter_duplicates: bool = option(
-        "Drops pairs that repeat an earlier pair.", False, group="filters"
-    )
-    tokenizer: str | None = option(
+    filter_duplicates: bool = _filters("Drops pairs that repeat an earlier pair.", False)
+    tokenizer: str | None = _vocabulary(
         "Folder of a model of this package, or of its tokenizer alone, whose tokenizers the new "
-        "model gets instead of its own; the other tokenizer options are ignored.",
-        group="vocabulary",
+        "model gets instead of its own; the other tokenizer options are ignored."
     )
-    symbols: str | None = option(
+    symbols: str | None = _vocabulary(
         "File of symbols, one a line, such as <ph>, that a new vocabulary keeps whole wherever the "
         "text has them; with --tokenizer_kind word, between blanks. They count for --vocab_size.",
         metavar="FILE",
-        group="vocabulary",
     )
-    tokenizer_kind: Literal["bpe", "unigram", "char", "word"] = option(
-        "Kind of vocabulary to train on both sides of --train.", "bpe", group="vocabulary"
+    tokenizer_kind: Literal["bpe", "unigram", "char", "word"] = _vocabulary(
+        "Kind of vocabulary to train on both sides of --train.", "bpe"
     )
-    vocab_size: int = option(
+    vocab_size: int = _vocabulary(
         "Size of the vocabulary, including 4 special tokens and, for bpe and unigram, 256 bytes.",
         10_000,
-        group="vocabulary",
     )
-    separate_vocabularies: bool = option(
+    separate_vocabularies: bool = _vocabulary(
         "Trains one vocabulary for each side instead of a joint one: for languages in different "
         "scripts, or sides that need vocabularies of different sizes.",
         False,
-        group="vocabulary",
     )
-    target_vocab_size: int | None = option(
-        "Size of the target vocabulary with --separate_vocabularies. Default: --vocab_size.",
-        group="vocabulary",
+    target_vocab_size: int | None = _vocabulary(
+        "Size of the target vocabulary with --separate_vocabularies. Default: --vocab_size."
     )
-    pretokenized: bool = option(
-        "Text that is already tokenised: only blanks separate tokens.", False, group="vocabulary"
+    pretokenized: bool = _vocabulary(
+        "Text that is already tokenised: only blanks separate tokens.", False
     )
-    unicode_form: Literal["NFC", "NFD", "NFKC", "NFKD"] | None = option(
+    unicode_form: Literal["NFC", "NFD", "NFKC", "NFKD"] | None = _vocabulary(
         "Unicode normalization form of the text on its way into the tokenizer. NFD and NFKD take "
         "syllables of Hangul and letters with accents apart; what is written is composed again "
-        "(NFC), unless the training text was apart. Default: the text stays as it is.",
-        group="vocabulary",
+        "(NFC), unless the training text was apart. Default: the text stays as it is."
     )
-    preset: PresetName = option(
+    preset: PresetName = _model(
         "Sizes, dropout, learning rate and warm-up: tiny (4+4 layers, d_model 128), small (6+6, "
         "512), base and big (the paper's).",
         "tiny",
-        group="model",
     )
-    config: list[str] = option(
+    config: list[str] = _model(
         "Fields of VanillaTransformerConfig that differ from the preset, each as KEY=VALUE, such "
         "as d_model=256 encoder_layers=2. Those of a recipe stay, unless they are given again.",
         [],
         action="extend",
-        nargs="+",
-        group="model",
     )
-    attn_implementation: Literal["eager", "sdpa", "flash_attention_2"] | None = option(
-        "Attention kernel. Default: sdpa; eager for talking heads.",
-        group="model",
+    attn_implementation: Literal["eager", "sdpa", "flash_attention_2"] | None = _model(
+        "Attention kernel. Default: sdpa; eager for talking heads."
     )
-    compile_layers: bool = option(
+    compile_layers: bool = _model(
         "Compiles the layers with torch.compile, once for all shapes of batches. Meant for GPUs.",
         False,
-        group="model",
     )
-    max_length: int = option(
+    max_length: int = _updates(
         "Longest side of a training pair, in tokens with </s>. Longer sides are truncated, and "
         "their number is reported.",
         256,
-        group="batches and updates",
     )
-    max_tokens_per_batch: int | None = option(
+    max_tokens_per_batch: int | None = _updates(
         "Source plus target tokens of a batch, padding included, over all processes together. A "
         "run that is resumed keeps its number. Default: 8,192; on a GPU up to 50,000 for base and "
-        "big with a million pairs or more, if the memory holds them.",
-        group="batches and updates",
+        "big with a million pairs or more, if the memory holds them."
     )
-    bpe_dropout: float = option(
+    bpe_dropout: float = _updates(
         "Probability of skipping a merge when training text is segmented, anew in each epoch "
         "(BPE-dropout, Provilkov et al. 2020, who use 0.1). Helps on small corpora; needs "
         "--tokenizer_kind bpe.",
         0.0,
-        group="batches and updates",
     )
-    r_drop: float = option(
+    r_drop: float = _updates(
         "Weight of R-Drop (Wu et al. 2021, who use 5): each pair passes twice, and the two outputs "
         "should agree in spite of dropout. An update takes twice as long.",
         0.0,
-        group="batches and updates",
     )
-    moving_average: float | None = option(
+    moving_average: float | None = _updates(
         "Decay of an exponential moving average of the weights, such as 0.999, which is "
-        "evaluated at the end, and saved if it is better. Default: no moving average.",
-        group="batches and updates",
+        "evaluated at the end, and saved if it is better. Default: no moving average."
     )
-    average_last: int | None = option(
+    average_last: int | None = _updates(
         "Number of last checkpoints to average (section 6.1 of the paper) and to keep beside the "
         "best one; 1: no averaging. With --validation, the average is saved unless both its score "
         "and its loss are worse than those of the best checkpoint. Without --validation, "
-        "checkpoints are averaged only if this is given. Default: 5.",
-        group="batches and updates",
+        "checkpoints are averaged only if this is given. Default: 5."
     )
-    minutes: float | None = option(
+    minutes: float | None = _length(
         "Minutes for the whole run. Tokenizer, size, batches, dropout, learning rate and the rest "
         "are chosen by the data and by the speed of the machine, each with a line that says why, "
         "unless they are given; the learning rate falls with the time and ends with it at 0. "
-        "Instead of --max_steps, --num_train_epochs, --lr_scheduler_type and --max_minutes.",
-        group="length of the run",
+        "Instead of --max_steps, --num_train_epochs, --lr_scheduler_type and --max_minutes."
     )
-    max_minutes: float | None = option(
+    max_minutes: float | None = _length(
         "Minutes after which training ends, evaluates, and keeps the best checkpoint. Default: no "
-        "limit.",
-        group="length of the run",
+        "limit."
     )
-    finish_within: float | None = option(
+    finish_within: float | None = _length(
         "Minutes within which the first Ctrl-C or SIGTERM ends the run as if it were complete: the "
         "learning rate falls from where it is to 0, then the model is evaluated and saved. A "
         "second signal stops after the current update. Default: off; the first signal stops after "
-        "the current update.",
-        group="length of the run",
+        "the current update."
     )
-    early_stopping_patience: int | None = option(
+    early_stopping_patience: int | None = _length(
         "Number of evaluations without a better --metric_for_best_model after which training ends. "
-        "Default: never.",
-        group="length of the run",
+        "Default: never."
     )
-    resume: bool = option(
-        "Continues from the last checkpoint in --output_dir.", False, group="length of the run"
-    )
-    init_from: str | None = option(
+    resume: bool = _length("Continues from the last checkpoint in --output_dir.", False)
+    init_from: str | None = _tuning(
         "Saved model to fine-tune. It keeps its tokenizer and sizes; --preset and the tokenizer "
         "options are ignored. --learning_rate is then 1e-4 by default, 1e-3 with --peft "
-        "lora, and --warmup_steps 100.",
-        group="fine-tuning",
+        "lora, and --warmup_steps 100."
     )
-    source_language: str | None = option(
-        f"For --init_from and --tokenizer. {_SOURCE_LANGUAGE}", group="fine-tuning"
-    )
-    target_language: str | None = option(
+    source_language: str | None = _tuning(f"For --init_from and --tokenizer. {_SOURCE_LANGUAGE}")
+    target_language: str | None = _tuning(
         "Target language of all pairs, for the models of --init_from and --tokenizer that know "
         "several. A model with language codes (NLLB, M2M100) then translates into it by default; "
-        "one with tags still needs --target_language when it translates.",
-        group="fine-tuning",
+        "one with tags still needs --target_language when it translates."
     )
-    freeze: list[str] = option(
+    freeze: list[str] = _tuning(
         "Parts of the model of --init_from that stay as they are: encoder, decoder (layers and "
         "norms), embeddings (tables, and an output projection that is tied to one), or patterns of "
         "parameter names, such as 'model.encoder.layers.0.*'.",
         [],
-        group="fine-tuning",
     )
-    peft: Literal["lora"] | None = option(
+    peft: Literal["lora"] | None = _tuning(
         "Trains an adapter instead of the model of --init_from: lora (Hu et al. 2021). The saved "
-        "model has it merged; adapter/ beside it has it alone, in PEFT's format.",
-        group="fine-tuning",
+        "model has it merged; adapter/ beside it has it alone, in PEFT's format."
     )
-    lora_rank: int = option("Rank of the matrices of --peft lora.", 16, group="fine-tuning")
-    lora_alpha: float = option(
-        "Scale of LoRA's output, times --lora_rank.", 32.0, group="fine-tuning"
+    lora_rank: int = _tuning("Rank of the matrices of --peft lora.", 16)
+    lora_alpha: float = _tuning("Scale of LoRA's output, times --lora_rank.", 32.0)
+    lora_dropout: float = _tuning("Dropout of LoRA's inputs.", 0.0)
+    lora_target_modules: list[str] | None = _tuning(
+        f"Linear layers that LoRA adapts. Default: {' '.join(LORA_TARGET_MODULES)}.", nargs="+"
     )
-    lora_dropout: float = option("Dropout of LoRA's inputs.", 0.0, group="fine-tuning")
-    lora_target_modules: list[str] | None = option(
-        f"Linear layers that LoRA adapts. Default: {' '.join(LORA_TARGET_MODULES)}.",
-        nargs="+",
-        action="store",
-        group="fine-tuning",
+    max_validation_pairs: int | None = _evaluation(
+        "Number of pairs of each validation set that are scored, from its beginning. Default: all."
     )
-    max_validation_pairs: int | None = option(
-        "Number of pairs of each validation set that are scored, from its beginning. Default: all.",
-        group="evaluation",
-    )
-    metrics: list[str] = option(
+    metrics: list[str] = _evaluation(
         "Scores of the validation pairs; see evaluate --help. The first decides which checkpoint "
         "is best, unless --metric_for_best_model names another one.",
         DEFAULT_METRICS,
         choices=tuple(METRIC_TITLES),
-        group="evaluation",
     )
-    bleu_tokenize: str = option(
+    bleu_tokenize: str = _evaluation(
         f"{_BLEU_TOKENIZE} Where none fits all of them, chrF decides which checkpoint is best.",
         "auto",
-        group="evaluation",
     )
-    language: list[str] = option(
-        "Languages of the pairs for the model card, as ISO 639 codes, such as de en.",
-        [],
-        group="model card",
+    language: list[str] = _card(
+        "Languages of the pairs for the model card, as ISO 639 codes, such as de en.", []
     )
-    dataset_tags: list[str] = option(
-        "Datasets on the Hub for the model card. Default: the one that --train names.",
-        [],
-        group="model card",
+    dataset_tags: list[str] = _card(
+        "Datasets on the Hub for the model card. Default: the one that --train names.", []
     )
-    license: str | None = option(
-        "Licence of the model for its card, such as apache-2.0.", group="model card"
-    )
+    license: str | None = _card("Licence of the model for its card, such as apache-2.0.")
 
     def __post_init__(self) -> None:
         """Joins paths with `data`; a single name that does not exist is a dataset on the Hub."""
@@ -477,113 +432,91 @@ def _named_paths(sets: list[str]) -> dict[str, list[str]]:
 class SearchSettings:
     """Settings of a search, those of `Translator`."""
 
-    model: list[str] | None = option(
+    model: list[str] | None = _model(
         "Folder or Hub name of a model. Given several times, the models translate as an ensemble, "
         "by the mean of their probabilities.",
         action="append",
-        group="model",
     )
-    engine: EngineName = option(
+    engine: EngineName = _model(
         "Library that translates; auto: CTranslate2 if it is installed, the model is one of this "
         "package in float32 on a CPU, and narrow (d_model up to 256) or on one thread; else torch. "
         "The model is converted once, compared with torch on a sample, and kept in "
         "~/.cache/vanilla_transformer, or where VANILLA_TRANSFORMER_CACHE says. "
         "ctranslate2 needs a folder made by the command export.",
         "auto",
-        group="model",
     )
-    source_language: str | None = option(_SOURCE_LANGUAGE, group="model")
-    target_language: str | None = option(_TARGET_LANGUAGE, group="model")
-    dtype: DTypeName = option(_DTYPE, "auto", group="model")
-    num_beams: int | None = option(
-        "Beam width; 1: greedy. Default: the model's, usually 4; with --do_sample 1.",
-        group="search",
+    source_language: str | None = _model(_SOURCE_LANGUAGE)
+    target_language: str | None = _model(_TARGET_LANGUAGE)
+    dtype: DTypeName = _model(_DTYPE, "auto")
+    num_beams: int | None = _search(
+        "Beam width; 1: greedy. Default: the model's, usually 4; with --do_sample 1."
     )
-    length_penalty: float | None = option(
+    length_penalty: float | None = _search(
         "Exponent a in log-probability / length^a, by which finished hypotheses are ranked (as in "
         "Transformers; the length includes </s>); larger values favour longer output. Default: the "
-        "model's, usually 0.6; without a beam 1.",
-        group="search",
+        "model's, usually 0.6; without a beam 1."
     )
-    repetition_penalty: float | None = option(
+    repetition_penalty: float | None = _search(
         "Divides the probability of tokens that an output has already; 1: not at all. Default: the "
-        "model's, usually 1.",
-        group="search",
+        "model's, usually 1."
     )
-    no_repeat_ngram_size: int | None = option(
-        "An output never repeats N tokens in a row; 0: it may. Default: the model's, usually 0.",
-        group="search",
+    no_repeat_ngram_size: int | None = _search(
+        "An output never repeats N tokens in a row; 0: it may. Default: the model's, usually 0."
     )
-    min_length: int | None = option(
-        "Shortest output, in tokens without </s>. Default: the model's, usually 0.", group="search"
+    min_length: int | None = _search(
+        "Shortest output, in tokens without </s>. Default: the model's, usually 0."
     )
-    max_extra_tokens: int = option(
+    max_extra_tokens: int = _search(
         "Tokens that an output may have more than its source (section 6.1 of the paper).",
         MAX_EXTRA_TOKENS,
-        group="search",
     )
-    max_tokens_per_batch: int | None = option(
+    max_tokens_per_batch: int | None = _search(
         "Source tokens of a batch, counted with padding once for each beam or sample; sources of "
         "fewer than 16 tokens count as 16. Changes speed and memory, never results. Default: 4096; "
-        "64000 on a GPU.",
-        group="search",
+        "64000 on a GPU."
     )
-    max_source_length: int | None = option(
+    max_source_length: int | None = _search(
         "Longest source, in tokens with </s>. A longer line is cut at sentence ends, else at "
         "blanks, else between tokens; the translations of its pieces are joined with blanks. "
-        "Default: --max_length of the model's training, else its max_position_embeddings.",
-        group="search",
+        "Default: --max_length of the model's training, else its max_position_embeddings."
     )
-    split_sentences: bool | None = option(
+    split_sentences: bool | None = _search(
         f"{_SPLIT_SENTENCES} Default: on if run.json of the model says that its training lines "
         "were single sentences.",
         action=BooleanOptionalAction,
-        group="search",
     )
-    do_sample: bool = option(
-        "Samples translations at random instead of searching for likely ones.",
-        False,
-        group="search",
+    do_sample: bool = _search(
+        "Samples translations at random instead of searching for likely ones.", False
     )
-    temperature: float = option(
-        "For --do_sample: below 1, likely tokens get likelier.", 1.0, group="search"
-    )
-    top_k: int = option(
-        "For --do_sample: draws only from the k likeliest tokens; 0: from all.", 0, group="search"
-    )
-    top_p: float = option(
+    temperature: float = _search("For --do_sample: below 1, likely tokens get likelier.", 1.0)
+    top_k: int = _search("For --do_sample: draws only from the k likeliest tokens; 0: from all.", 0)
+    top_p: float = _search(
         "For --do_sample: draws only from the likeliest tokens that together have this "
         "probability.",
         1.0,
-        group="search",
     )
-    seed: int = option(
-        "For --do_sample with engine torch: seed; a sample depends only on it and on its line.",
-        0,
-        group="search",
+    seed: int = _search(
+        "For --do_sample with engine torch: seed; a sample depends only on it and on its line.", 0
     )
-    mbr_candidates: int = option(
+    mbr_candidates: int = _search(
         "Minimum Bayes risk: among N samples (with --do_sample) or N best hypotheses, chooses the "
         "one most like the others (chrF). 0: chooses the likeliest.",
         0,
-        group="search",
     )
-    replace_unknown: bool = option(
+    replace_unknown: bool = _search(
         "Writes the aligned word of the source for each unknown word of a translation, which is "
         "<unk> otherwise; their number is reported. Engine torch only.",
         False,
-        group="search",
     )
-    protect: str | None = option(
+    protect: str | None = _search(
         "What translations have as their sources have it, separated by commas: placeholders (such "
         "as %%1$s and {name}), urls, emails, emoji, numbers; none: nothing. The model gets symbols "
         "for it if it was trained with --symbols <ph1> <ph2> and so on, or <ph>; else it replaces "
         "the words that are aligned to it. What is missing is appended, with a warning. Default: "
         "all but numbers, if the model has such symbols; else none.",
         metavar="KINDS",
-        group="search",
     )
-    trust_remote_code: bool = option(_TRUST_REMOTE_CODE, False, group="model")
+    trust_remote_code: bool = _model(_TRUST_REMOTE_CODE, False)
 
 
 @dataclass(frozen=True)
@@ -631,69 +564,46 @@ class TranslateSettings(SearchSettings):
 class ServeSettings(SearchSettings):
     """Settings of a service; the search is the same for all requests."""
 
-    source_language: str | None = option(
+    source_language: str | None = _search(
         "Language to translate from, as clients name it, such as de. Default: the first language "
-        "in the model card; of a model of several, all.",
-        group="search",
+        "in the model card; of a model of several, all."
     )
-    target_language: str | None = option(
+    target_language: str | None = _search(
         "Language to translate into, as clients name it, such as en. Default: the second language "
-        "in the model card; of a model of several, all.",
-        group="search",
+        "in the model card; of a model of several, all."
     )
-    split_sentences: bool | None = option(
-        f"{_SPLIT_SENTENCES} Default: on.",
-        True,
-        action=BooleanOptionalAction,
-        group="search",
+    split_sentences: bool | None = _search(
+        f"{_SPLIT_SENTENCES} Default: on.", True, action=BooleanOptionalAction
     )
-    host: str = option(
+    host: str = _address(
         "Address to listen on; 0.0.0.0: all of this machine. There is no encryption and no "
         "password: put a proxy in front of it before others can reach it.",
         "127.0.0.1",
-        group="address",
     )
-    port: int = option("Port to listen on; 0: a free one, which is printed.", 5000, group="address")
-    allowed_hosts: list[str] = option(
-        _ALLOWED_HOSTS,
-        [],
-        action="extend",
-        nargs="+",
-        metavar="HOST",
-        group="address",
-    )
-    allowed_origins: list[str] = option(
+    port: int = _address("Port to listen on; 0: a free one, which is printed.", 5000)
+    allowed_hosts: list[str] = _address(_ALLOWED_HOSTS, [], action="extend", metavar="HOST")
+    allowed_origins: list[str] = _address(
         "Origins whose pages may send requests from a browser (CORS), such as https://example.org; "
         "*: all. Default: none but pages of this service itself.",
         [],
         action="extend",
-        nargs="+",
         metavar="ORIGIN",
-        group="address",
     )
-    max_delay: float = option(
+    max_delay: float = _limits(
         "Milliseconds that a request may wait for others to share its batch, while nothing is "
         "being translated.",
         2.0,
-        group="limits",
     )
-    max_characters: int = option(
-        "Longest request, all its texts together; longer ones get status 413.",
-        100_000,
-        group="limits",
+    max_characters: int = _limits(
+        "Longest request, all its texts together; longer ones get status 413.", 100_000
     )
-    max_texts: int = option(
-        "Number of texts of a request; more get status 413.", 1000, group="limits"
+    max_texts: int = _limits("Number of texts of a request; more get status 413.", 1000)
+    max_requests: int = _limits(
+        "Number of requests that are read or wait at a time; more get status 429.", 256
     )
-    max_requests: int = option(
-        "Number of requests that are read or wait at a time; more get status 429.",
-        256,
-        group="limits",
-    )
-    max_waiting_characters: int = option(
+    max_waiting_characters: int = _limits(
         "Characters of all requests that wait at a time; a request beyond them gets status 429.",
         1_000_000,
-        group="limits",
     )
 
 
@@ -708,10 +618,7 @@ class EvaluateSettings(SearchSettings):
         [],
     )
     references: list[str] | None = option(
-        "Files with further references, one for each test pair a line.",
-        action="store",
-        nargs="+",
-        metavar="FILE",
+        "Files with further references, one for each test pair a line.", nargs="+", metavar="FILE"
     )
     source_column: str = option("Column of the source text.", "source")
     target_column: str = option("Column of the target text.", "target")
@@ -752,26 +659,20 @@ class PushSettings:
     """Settings of an upload to the Hub."""
 
     model: str = option("Folder of a model, the --output_dir of its training.")
-    private: bool = option("Makes the repository private if it is new.", False, group="repository")
-    revision: str | None = option(
-        "Branch to commit to, created if missing. Default: main.", group="repository"
-    )
-    commit_message: str = option("First line of the commit.", "Upload model", group="repository")
-    space: str | None = option(
+    private: bool = _repository("Makes the repository private if it is new.", False)
+    revision: str | None = _repository("Branch to commit to, created if missing. Default: main.")
+    commit_message: str = _repository("First line of the commit.", "Upload model")
+    space: str | None = _space(
         "Also uploads a page for trying the model, a Space at USER/NAME; created if missing. "
-        "Without --model, the Space of a model that is on the Hub already.",
-        group="Space",
+        "Without --model, the Space of a model that is on the Hub already."
     )
-    web: str | None = option(
+    web: str | None = _space(
         "Folder of `export --format web`, uploaded as a static Space to --space instead of a page "
         "that needs a Python server.",
         metavar="FOLDER",
-        group="Space",
     )
-    save_space: str | None = option(
-        "Writes the files of such a Space to a new folder, and uploads nothing.",
-        metavar="FOLDER",
-        group="Space",
+    save_space: str | None = _space(
+        "Writes the files of such a Space to a new folder, and uploads nothing.", metavar="FOLDER"
     )
 
 
@@ -813,20 +714,16 @@ class ExportSettings:
             "int16",
         ]
         | None
-    ) = option(
+    ) = _runtime(
         "Type of the weights with --format ctranslate2; int8_X: 8-bit integers, and type X for "
         "what is not quantised. CTranslate2 replaces a type that the device does not support. "
-        "onnx and web have float32 and int8. Default: int8 with web, otherwise float32.",
-        group="export to a runtime",
+        "onnx and web have float32 and int8. Default: int8 with web, otherwise float32."
     )
-    sample: str | None = option(
+    sample: str | None = _runtime(
         "File of source lines for comparing the export to a runtime with the model. Default: 100 "
-        "random sequences of tokens.",
-        group="export to a runtime",
+        "random sequences of tokens."
     )
-    force: bool = option(
-        "Replaces an earlier export to a runtime at OUT.", False, group="export to a runtime"
-    )
+    force: bool = _runtime("Replaces an earlier export to a runtime at OUT.", False)
     trust_remote_code: bool = option(_TRUST_REMOTE_CODE, False)
 
 
@@ -840,52 +737,42 @@ class AttentionSettings:
         "one. Default: attention.html; with --positions positions.svg. With --alignments, the file "
         "for the links; default: standard output."
     )
-    kind: Literal["cross", "encoder", "decoder"] = option(
+    kind: Literal["cross", "encoder", "decoder"] = _picture(
         "Attention to draw, or to show first on the page: cross-attention, or self-attention of "
         "encoder or decoder.",
         "cross",
-        group="page or picture",
     )
-    layer: int | None = option(
+    layer: int | None = _picture(
         "Layer to draw, or to show first on the page, counted from 1. Default: the last but one, "
-        "from which alignments are read.",
-        group="page or picture",
+        "from which alignments are read."
     )
-    head: int | None = option(
-        "Head to draw, or to show first on the page, counted from 1. Default: mean of all.",
-        group="page or picture",
+    head: int | None = _picture(
+        "Head to draw, or to show first on the page, counted from 1. Default: mean of all."
     )
-    positions: int | None = option(
-        "Draws the encodings of the first N positions, and nothing else.",
-        group="page or picture",
+    positions: int | None = _picture(
+        "Draws the encodings of the first N positions, and nothing else."
     )
-    alignments: list[str] | None = option(
+    alignments: list[str] | None = _alignments(
         "Aligns the words of two parallel files, source and target, by cross-attention, and does "
         "nothing else; without a target file, aligns the model's translations. Writes one line of "
         "links for each pair, such as 0-0 1-2: source-target, counted from 0.",
-        action="store",
         nargs="+",
         metavar="FILE",
-        group="alignments",
     )
-    units: list[str] | None = option(
+    units: list[str] | None = _alignments(
         "The files of --alignments with blanks between the words, for text that has none, such as "
         "Chinese.",
-        action="store",
         nargs=2,
         metavar=("SOURCE", "TARGET"),
-        group="alignments",
     )
-    gold: str | None = option(
+    gold: str | None = _alignments(
         "File of gold links for --alignments: 0-0 for a sure link, 0?0 for a possible one. Prints "
-        "the alignment error rate instead of the links, which go to --output only.",
-        group="alignments",
+        "the alignment error rate instead of the links, which go to --output only."
     )
-    source_language: str | None = option(_SOURCE_LANGUAGE, group="translation")
-    target_language: str | None = option(_TARGET_LANGUAGE, group="translation")
-    num_beams: int | None = option(
-        "Beam width of the model's own translation; 1: greedy. Default: the model's, usually 4.",
-        group="translation",
+    source_language: str | None = _translation(_SOURCE_LANGUAGE)
+    target_language: str | None = _translation(_TARGET_LANGUAGE)
+    num_beams: int | None = _translation(
+        "Beam width of the model's own translation; 1: greedy. Default: the model's, usually 4."
     )
     dtype: DTypeName = option(_DTYPE, "auto")
     trust_remote_code: bool = option(_TRUST_REMOTE_CODE, False)
@@ -896,39 +783,24 @@ class DemoSettings:
     """Settings of the page that `demo` opens."""
 
     model: list[str] | None = option(
-        "Folder or Hub name of a model; several can be compared.",
-        action="extend",
-        nargs="+",
-        metavar="MODEL",
+        "Folder or Hub name of a model; several can be compared.", action="extend", metavar="MODEL"
     )
-    host: str = option(
+    host: str = _address(
         "Address to listen on. 127.0.0.1: only this machine reaches the page; 0.0.0.0: all that "
         "reach this machine.",
         "127.0.0.1",
-        group="address",
     )
-    port: int | None = option(
-        "Port to listen on. Default: the first free one from 7860.", group="address"
-    )
-    allowed_hosts: list[str] = option(
-        _ALLOWED_HOSTS,
-        [],
-        action="extend",
-        nargs="+",
-        metavar="HOST",
-        group="address",
-    )
-    share: bool = option(
-        "Asks Gradio's servers for a public address, through which all texts then travel.",
-        False,
-        group="address",
+    port: int | None = _address("Port to listen on. Default: the first free one from 7860.")
+    allowed_hosts: list[str] = _address(_ALLOWED_HOSTS, [], action="extend", metavar="HOST")
+    share: bool = _address(
+        "Asks Gradio's servers for a public address, through which all texts then travel.", False
     )
     examples: str | None = option(
         "File of lines to try, one a line. Default: those of the model card, or else of the "
         "validation data, if they are found."
     )
-    source_language: str | None = option(_SOURCE_LANGUAGE, group="languages")
-    target_language: str | None = option(_TARGET_LANGUAGE, group="languages")
+    source_language: str | None = _languages(_SOURCE_LANGUAGE)
+    target_language: str | None = _languages(_TARGET_LANGUAGE)
     dtype: DTypeName = option(_DTYPE, "auto")
     trust_remote_code: bool = option(_TRUST_REMOTE_CODE, False)
 
@@ -942,28 +814,22 @@ class ImportSettings:
         "fit; with --keep_vocabulary, how many entries would be kept. Writes nothing.",
         False,
     )
-    mapping: str | None = option(
+    mapping: str | None = _mapping(
         "YAML file that says which tensors of SOURCE make up which of ours, for weights of any "
-        "other program; SOURCE is then a file of them (.safetensors, .pt), or its folder.",
-        group="mapping",
+        "other program; SOURCE is then a file of them (.safetensors, .pt), or its folder."
     )
-    tokenizer: str | None = option(
-        "Folder or Hub name of the tokenizer that OUT gets; with --mapping only.",
-        group="mapping",
+    tokenizer: str | None = _mapping(
+        "Folder or Hub name of the tokenizer that OUT gets; with --mapping only."
     )
-    keep_vocabulary: list[str] | None = option(
+    keep_vocabulary: list[str] | None = _vocabulary(
         "Keeps only the entries of the vocabulary that these text files use, with all characters, "
         "bytes, special tokens and languages: most of a multilingual model is its table. Needs a "
         "tokenizer.json (BPE or Unigram).",
         action="extend",
-        nargs="+",
         metavar="FILE",
-        group="vocabulary",
     )
-    min_count: int = option(
-        "Number of times that an entry must occur in --keep_vocabulary to be kept.",
-        1,
-        group="vocabulary",
+    min_count: int = _vocabulary(
+        "Number of times that an entry must occur in --keep_vocabulary to be kept.", 1
     )
     positions: Literal["transformers", "marian"] = option(
         "For models of MarianMTModel: positions as this class computes them, or as Marian did when "

@@ -6,11 +6,7 @@ from dataclasses import fields, replace
 
 import pytest
 from datasets.utils.logging import disable_progress_bar, enable_progress_bar
-from transformers import (
-    M2M100ForConditionalGeneration,
-    Seq2SeqTrainingArguments,
-    T5ForConditionalGeneration,
-)
+from transformers import Seq2SeqTrainingArguments, T5Config, T5ForConditionalGeneration
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.commands import main
@@ -138,22 +134,11 @@ def test_several_teachers_are_an_ensemble(distil, teachers, tmp_path, no_trainin
     assert [target for _, target in pairs_of(tmp_path / "out")] == expected
 
 
-OTHER_SIZES = {
-    M2M100ForConditionalGeneration: {
-        f"{side}_{name}": size
-        for side in ("encoder", "decoder")
-        for name, size in (("ffn_dim", 16), ("layers", 1), ("attention_heads", 2))
-    },
-    T5ForConditionalGeneration: {"num_layers": 1, "num_heads": 2, "d_kv": 8, "d_ff": 16},
-}
-
-
-@pytest.mark.parametrize("kind", OTHER_SIZES)
-def test_model_of_another_class_is_a_teacher(kind, distil, tokenizer, tmp_path, no_training):
+def test_model_of_another_class_is_a_teacher(distil, tokenizer, tmp_path, no_training):
     ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in SPECIAL}
     ids["decoder_start_token_id"] = tokenizer.bos_token_id
-    config = kind.config_class(**OTHER_SIZES[kind], d_model=16, vocab_size=len(tokenizer), **ids)
-    model = kind(config)
+    sizes = {"d_model": 16, "num_layers": 1, "num_heads": 2, "d_kv": 8, "d_ff": 16}
+    model = T5ForConditionalGeneration(T5Config(**sizes, vocab_size=len(tokenizer), **ids))
     redraw_parameters(model)
     model.save_pretrained(tmp_path / "other")
     tokenizer.save_pretrained(tmp_path / "other")
@@ -381,7 +366,7 @@ def test_changed_outputs_are_refused(distil, tmp_path, no_training, change):
     assert distil().status == 0
 
 
-@pytest.mark.parametrize("options", [["--targets", "both"], ["--nearest", "chrf"]])
+@pytest.mark.parametrize("options", [["--targets", "both"]])
 def test_pairs_of_a_finished_run_stay_when_others_are_wanted(distil, tmp_path, options):
     distil("--teacher_n_best", 2)
     before = pairs_of(tmp_path / "out")
@@ -391,24 +376,10 @@ def test_pairs_of_a_finished_run_stay_when_others_are_wanted(distil, tmp_path, o
     assert pairs_of(tmp_path / "out") == before
 
 
-def test_complete_outputs_have_no_further_sources(distil, write, tmp_path, no_training):
-    distil()
-    more = [write("more.de", *SOURCES, "neun"), write("more.en", *REFERENCES, "nine")]
-
-    assert_refused(distil("--train", *more), "input of 9 lines instead of 8")
-
-
 def test_size_of_the_teachers_batches_is_free(distil):
     distil()
 
     assert distil("--teacher_max_tokens_per_batch", 64, "--max_steps", 3).status == 0
-
-
-def test_outputs_without_a_record_are_refused(distil, tmp_path, no_training):
-    distil()
-    (tmp_path / "out" / "teacher" / RECORD).unlink()
-
-    assert_refused(distil(), f"must have its record '{RECORD}' beside it")
 
 
 def test_teacher_that_writes_nothing_is_refused(distil, monkeypatch):
@@ -511,16 +482,3 @@ def test_several_processes_are_refused(distil, no_model, monkeypatch, tmp_path):
 
 def test_teacher_is_needed(run, no_model):
     assert_refused(run("distil", "--train", "a", "b"), "--teacher needs the folders or Hub names")
-
-
-def test_teacher_that_cannot_be_loaded_is_refused(distil, teachers, tmp_path, no_training):
-    (tmp_path / "empty").mkdir()
-
-    assert_refused(distil(teacher=[tmp_path / "empty"]), "must be the folder of a saved model")
-    assert distil().status == 0
-
-
-def test_empty_training_file_is_refused(distil, write, no_model):
-    empty = write("empty")
-
-    assert_refused(distil("--train", empty, empty), "is empty: expected at least one line")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from vanilla_transformer.generation_vanilla_transformer import SourceLengthLimit
-from vanilla_transformer_tools.training.r_drop import r_drop
+from vanilla_transformer_tools.training.trainer import r_drop
 from vanilla_transformer_tools.translation.engines import TorchEngine
 from vanilla_transformer_tools.translation.search import Search
 

@@ -26,8 +26,6 @@ STREAMED = ["--streaming", "--shuffle_buffer", "90", "--tokenizer_pairs", "300"]
 
 RUNS = {
     "float32": (["--bf16", "false", *DRAWN], True),
-    "bf16": (["--bf16", "true", *DRAWN], True),
-    "float32_stream": (["--bf16", "false", *STREAMED, "--r_drop", "1"], True),
     "bf16_stream": (["--bf16", "true", *STREAMED, "--gradient_accumulation_steps", "2"], False),
 }
 

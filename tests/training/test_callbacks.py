@@ -15,7 +15,6 @@ from vanilla_transformer_tools.training.callbacks import (
     MOVING_AVERAGE_FILE,
     DivergedError,
     MovingAverage,
-    ResumeState,
     SeedEpochs,
     StopOnDivergence,
     StopOnRequest,
@@ -38,35 +37,6 @@ def test_epoch_is_announced_also_amid_one_that_is_resumed(epoch, expected):
     SeedEpochs(epochs.append).on_epoch_begin(arguments_of(), state, TrainerControl())
 
     assert epochs == [expected]
-
-
-@pytest.mark.parametrize(
-    ("best", "expected"),
-    [
-        ("old/checkpoint-4", "new/checkpoint-4"),
-        ("old/checkpoint-5", None),
-        (None, None),
-    ],
-)
-def test_best_checkpoint_is_looked_for_in_the_folder_of_the_run(
-    tmp_path, monkeypatch, best, expected
-):
-    monkeypatch.chdir(tmp_path)
-    for number in (4, 8):
-        (tmp_path / f"new/checkpoint-{number}").mkdir(parents=True)
-    # Trainer has forgotten the path. The best evaluation came between two checkpoints.
-    state = TrainerState(global_step=8, best_global_step=6, best_model_checkpoint=best)
-    state.save_to_json("new/checkpoint-8/trainer_state.json")
-    state.best_model_checkpoint = None
-
-    trainer = SimpleNamespace()
-    intervals = {"logging_steps": 3, "eval_steps": 5, "save_steps": 7}
-    arguments = arguments_of(output_dir="new", **intervals)
-    ResumeState(trainer).on_train_begin(arguments, state, TrainerControl())
-
-    assert state.best_model_checkpoint == expected
-    assert trainer.last_checkpoint.name == "checkpoint-8"
-    assert {name: getattr(state, name) for name in intervals} == intervals
 
 
 # The moving average
@@ -101,21 +71,6 @@ def test_moving_average_is_taken_up_by_name(tmp_path):
     average.save(tmp_path / "new", writes=True)
     expected = {"a.weight": torch.full((1, 1), 0.5), "b.weight": torch.full((1, 1), 3.0)}
     torch.testing.assert_close(load_file(tmp_path / "new" / MOVING_AVERAGE_FILE), expected)
-
-
-def test_moving_average_is_gathered_by_all_processes_and_written_by_one(tmp_path):
-    gathered = []
-
-    def part(name):
-        return SimpleNamespace(full_tensor=lambda: gathered.append(name) or torch.ones(1))
-
-    average = MovingAverage(0.5)
-    average.weights = {name: part(name) for name in "ab"}
-
-    average.save(tmp_path, writes=False)
-
-    assert gathered == ["a", "b"]
-    assert not list(tmp_path.iterdir())
 
 
 # Divergence

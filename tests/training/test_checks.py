@@ -14,6 +14,9 @@ from ..support.gradients_of_one_update import build_arguments
 
 TRAINED = {"train": ["a.de", "a.en"]}
 VALIDATED = {**TRAINED, "validation": ["b.de", "b.en"]}
+TUNED = {"init_from": "runs/base"}
+LORA = {**TUNED, "peft": "lora"}
+PLATEAU = {"lr_scheduler_type": "greedy", "eval_strategy": "epoch"}
 
 
 @pytest.mark.parametrize(
@@ -22,6 +25,8 @@ VALIDATED = {**TRAINED, "validation": ["b.de", "b.en"]}
         ({"max_minutes": 0.0, "average_last": 0, "bpe_dropout": 0.0, "max_length": 2}, {}),
         ({"bpe_dropout": 0.99, "moving_average": 0.99}, {"eval_strategy": "epoch"}),
         ({}, {"num_train_epochs": 0, "max_steps": 1}),
+        ({**TUNED, "freeze": ["encoder"]}, {}),
+        ({**LORA, "lora_rank": 4}, {}),
         ({}, {"num_train_epochs": 0.5, "label_smoothing_factor": 0.99, "adam_beta2": 0.0}),
     ],
 )
@@ -107,6 +112,22 @@ def test_numbers_at_the_ends_of_their_ranges_are_allowed(tmp_path, settings, giv
             {"metric_for_best_model": "eval_bleu"},
             "must be loss with --predict_with_generate false, got bleu",
         ),
+        ({"validation": [], "validation_sets": ["a=b"]}, {}, "_sets are further sets beside"),
+        ({"validation_sets": ["a=b"]}, {"metric_for_best_model": "c_bleu"}, "as in NAME_bleu, got"),
+        ({"finish_within": 3}, PLATEAU, "greedy, where the loss"),
+        ({"minutes": 1.5, "init_from": "b"}, {}, "size of a new model, got --init_from b"),
+        ({"tokenizer": "a", "init_from": "b"}, {}, "--tokenizer must be left out with --init_fr"),
+        ({"source_language": "de"}, {}, "--source_language needs the tokenizers of a saved"),
+        ({"target_language": "de"}, {}, "--target_language needs the tokenizers of a saved"),
+        (TUNED | {"target_language": "fr", "tag_column": "tag"}, {}, "got 'fr' and 'tag'. Leave"),
+        ({"freeze": ["encoder"]}, {}, r"--freeze needs .* of --init_from, got \['encoder'\]"),
+        ({"peft": "lora"}, {}, "--peft needs the model of --init_from, got lora without it"),
+        (LORA | {"freeze": ["encoder"]}, {}, "--freeze must be left out with --peft"),
+        (TUNED | {"lora_rank": 8}, {}, "--lora_rank needs --peft lora, got 8 without it"),
+        (LORA | {"lora_rank": 0}, {}, "--lora_rank must be at least 1 and finite, got 0"),
+        (LORA | {"lora_dropout": 1.0}, {}, "--lora_dropout must be at least 0 and below 1"),
+        ({"alignments": "x", "bpe_dropout": 0.1}, {}, "--alignments excludes --bpe_dropout"),
+        ({"alignments": "x", "compile_layers": True}, {}, "--alignments excludes --compile"),
     ],
 )
 def test_setting_is_refused_when_no_run_can_follow_it(tmp_path, settings, given, message):
@@ -132,15 +153,6 @@ def test_minutes_exclude_another_length_and_schedule(tmp_path, settings, given, 
         check_settings(settings, build_arguments(tmp_path, **by_time | given))
 
 
-@pytest.mark.parametrize("schedule", ["reduce_lr_on_plateau", "greedy"])
-def test_schedule_of_the_loss_cannot_finish_on_request(tmp_path, schedule):
-    arguments = build_arguments(tmp_path, lr_scheduler_type=schedule, eval_strategy="epoch")
-
-    check_settings(TrainSettings(**VALIDATED), arguments)
-    with pytest.raises(ValueError, match=f"got --lr_scheduler_type {schedule}, where the loss"):
-        check_settings(TrainSettings(**VALIDATED, finish_within=3), arguments)
-
-
 @pytest.mark.parametrize("is_available", [False, True])
 def test_option_needs_its_package(tmp_path, monkeypatch, is_available):
     kernel = "vanilla_transformer_tools.training.checks.is_flash_attn_2_available"
@@ -158,13 +170,6 @@ def test_option_needs_its_package(tmp_path, monkeypatch, is_available):
         assert "--report_to mlflow needs the package mlflow. Install" in str(refused.value)
         assert "wandb" not in str(refused.value)
         assert "flash_attention_2 needs the package flash-attn" in str(refused.value)
-
-
-def test_minutes_are_of_new_models(tmp_path):
-    settings = TrainSettings(**TRAINED, minutes=1.5, init_from="runs/old")
-
-    with pytest.raises(ValueError, match="size of a new model, got --init_from runs/old"):
-        check_settings(settings, build_arguments(tmp_path))
 
 
 def test_two_gpus_of_one_process_are_refused(tmp_path):
@@ -195,13 +200,6 @@ def test_all_mistakes_are_reported_at_once(tmp_path):
         check_settings(settings, build_arguments(tmp_path, learning_rate=-1.0))
 
     assert len(str(caught.value).splitlines()) == 5
-
-
-def test_new_tokenizer_of_a_saved_model_is_refused(tmp_path):
-    settings = TrainSettings(**TRAINED, tokenizer="a", init_from="b")
-
-    with pytest.raises(ValueError, match="--tokenizer must be left out with --init_from"):
-        check_settings(settings, build_arguments(tmp_path))
 
 
 def test_model_is_not_compiled_twice(tmp_path):

@@ -17,7 +17,7 @@ from vanilla_transformer_tools.training.guided_alignment import (
     _words_of_tokens,
     guided_pass,
 )
-from vanilla_transformer_tools.training.r_drop import r_drop
+from vanilla_transformer_tools.training.trainer import r_drop
 from vanilla_transformer_tools.translation import Translator
 
 from ..support.aligned_numbers import write_aligned_corpus
@@ -167,13 +167,6 @@ def test_file_that_does_not_fit_is_refused(aligned_corpus, tmp_path, text, messa
             tmp_path / "run",
             {"alignments": str(tmp_path / "links")},
         )
-
-
-def test_options_that_exclude_alignments_are_refused(aligned_corpus, tmp_path):
-    settings = {"alignments": "x", "bpe_dropout": 0.1, "compile_layers": True}
-
-    with pytest.raises(ValueError, match=r"excludes --bpe_dropout(.|\n)*excludes --compile_layers"):
-        run_training(aligned_corpus, tmp_path / "run", settings)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from vanilla_transformer import (
 )
 from vanilla_transformer.fast_loss_vanilla_transformer import projected_loss_sum
 from vanilla_transformer.plain_vanilla_transformer import LossTerms, loss_sum
-from vanilla_transformer_tools.training.r_drop import r_drop
+from vanilla_transformer_tools.training.trainer import r_drop
 
 ALPHA = 3.0
 

@@ -12,9 +12,8 @@ import pytest
 
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.training.callbacks import StopOnRequest, StoppedBySignalError
-from vanilla_transformer_tools.training.forecast import _moment
+from vanilla_transformer_tools.training.reports import _moment
 from vanilla_transformer_tools.training.resume import (
-    check_continuation,
     check_free,
     claimed,
     continued_record,
@@ -137,7 +136,7 @@ def test_every_setting_may_change_or_is_refused(record):
     others = {field.name: "another value" for field in dataclasses.fields(TrainSettings)}
 
     with pytest.raises(ValueError, match="--train was") as error:
-        check_continuation(record, {**record, "settings": others})
+        continued_record(record, {**record, "settings": others})
 
     assert {name for name in others if f"--{name} was" not in str(error.value)} == {
         *("data", "resume", "minutes", "max_minutes", "finish_within", "average_last"),
@@ -147,24 +146,24 @@ def test_every_setting_may_change_or_is_refused(record):
 
 
 @pytest.mark.parametrize(
-    "name", ["max_steps", "num_train_epochs", "eval_steps", "logging_steps", "save_total_limit"]
+    "name",
+    [
+        *("max_steps", "num_train_epochs", "eval_steps", "logging_steps", "save_total_limit"),
+        # What processes do beside training.
+        *("ddp_timeout", "ddp_find_unused_parameters"),
+    ],
 )
 def test_length_and_reports_of_a_run_may_change(record, name):
-    check_continuation(record, {**record, "arguments": {**record["arguments"], name: 77}})
+    continued_record(record, {**record, "arguments": {**record["arguments"], name: 77}})
 
 
 def test_scores_of_a_resumed_run_are_measured_as_before(record):
     others = {"generation_num_beams": 7, "generation_max_length": 77}
 
     with pytest.raises(ValueError, match="--generation_num_beams was ") as error:
-        check_continuation(record, {**record, "arguments": {**record["arguments"], **others}})
+        continued_record(record, {**record, "arguments": {**record["arguments"], **others}})
 
     assert "--generation_max_length was " in str(error.value)
-
-
-@pytest.mark.parametrize("name", ["ddp_timeout", "ddp_find_unused_parameters"])
-def test_what_processes_do_beside_training_may_change(record, name):
-    check_continuation(record, {**record, "arguments": {**record["arguments"], name: 77}})
 
 
 # On record
@@ -180,25 +179,9 @@ def test_each_run_is_recorded_as_it_was(corpus, folder):
     assert [each["arguments"]["max_steps"] for each in runs] == [4, 6, 8]
     assert [each["arguments"]["logging_steps"] for each in runs] == [1, 6, 8]
     assert [each["settings"]["resume"] for each in runs] == [False, True, True]
-    assert "previous_runs" not in run["previous_runs"][1]
-
-
-def test_record_keeps_what_each_run_was_made_from():
-    def record_of(name):
-        facts = ("command", "hardware", "python", "versions", "commit")
-        return {fact: f"{fact} of the {name} run" for fact in facts} | {
-            "first_update": len(name),
-            "settings": {"max_minutes": len(name)},
-            "arguments": {"max_steps": len(name)},
-            "sha256": {"train.de": "1f"},
-        }
-
-    first, second = record_of("first"), record_of("second")
-    previous = {**first, "weights": "best", "minutes": 3}
-
-    run = continued_record(previous, second)
-
-    assert run == {**second, "weights": "best", "minutes": 3, "previous_runs": [first]}
+    facts = {"first_update", "command", "hardware", "python", "versions", "commit", "sha256"}
+    for before in runs[:2]:
+        assert before.keys() == {*facts, "settings", "arguments"}
 
 
 def test_record_has_the_arguments_that_were_given(first_run):
@@ -263,14 +246,14 @@ def test_resumed_run_ends_with_the_weights_of_one_in_one_go(corpus, tmp_path, ca
     assert_same_weights(resumed, whole)
 
 
-@pytest.mark.parametrize("bpe_dropout", [0.0, 0.2])
-@pytest.mark.parametrize("by_steps", [False, True])
+@pytest.mark.parametrize(("bpe_dropout", "by_steps"), [(0.0, False), (0.2, True)])
 def test_resumed_run_is_the_same_when_it_stopped_amid_an_epoch(
     corpus, tmp_path, bpe_dropout, by_steps
 ):
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
-    settings = UNVALIDATED | {"bpe_dropout": bpe_dropout, "average_last": 2}
-    saving = {"save_strategy": "steps", "save_steps": 16} if by_steps else {}
+    settings = {"bpe_dropout": bpe_dropout, "average_last": 2, "max_tokens_per_batch": 2000}
+    settings |= UNVALIDATED
+    saving = {"save_strategy": "steps", "save_steps": 6} if by_steps else {}
     run_training(corpus, whole, settings, num_train_epochs=2, **saving)
     checkpoints = checkpoints_of(whole)
     updates = checkpoints[-1]
@@ -362,7 +345,7 @@ def test_run_that_finished_meanwhile_is_not_overwritten(corpus, first_run, tmp_p
         shutil.copytree(first_run, tmp_path, dirs_exist_ok=True)
         return {}
 
-    monkeypatch.setattr("vanilla_transformer_tools.training.corpus.drop_rules", read)
+    monkeypatch.setattr("vanilla_transformer_tools.training.plan.drop_rules", read)
     with pytest.raises(ValueError, match="already holds a run"):
         run_updates(corpus, tmp_path, 1)
 
@@ -469,7 +452,7 @@ def test_signal_finishes_a_run_that_was_asked_to(corpus, tmp_path, monkeypatch, 
     assert "validation" in read_json(tmp_path / "results.json")
     rates = rates_of(tmp_path)
     assert rates[0] == 1e-2
-    assert rates[-1] < 5e-3
+    assert rates[-1] < 8e-3
     assert f"The model is in {tmp_path}" in capsys.readouterr().out
     # The schedule is the one from before the signal.
     monkeypatch.undo()

@@ -64,14 +64,6 @@ def test_curves_show_losses_score_and_learning_rate(tmp_path):
     assert bleu[1][1] < bleu[0][1]
 
 
-def test_same_curves_are_the_same_file(tmp_path):
-    write_log(tmp_path, [{"minutes": 1.0, "loss": 2.0}])
-
-    first, second = (plot_curves(tmp_path, "bleu").read_bytes() for _ in range(2))
-
-    assert first == second
-
-
 def test_curves_name_the_extra_when_matplotlib_is_missing(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
 
@@ -159,21 +151,6 @@ def test_log_of_a_resumed_run_keeps_its_reports_and_all_its_minutes(tmp_path, mo
     assert log.minutes == 5
     assert JsonLinesLog(path, first_update=0).minutes == 0
     assert not path.exists()
-
-
-def test_log_of_a_resumed_run_is_replaced_whole(tmp_path, monkeypatch):
-    path = tmp_path / "log.jsonl"
-    path.write_text('{"step": 1, "minutes": 1.5}\n{"step": 2, "minutes": 2.5}\n')
-    lines = path.read_text()
-
-    def break_off(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(run_record, "_jsonable", break_off)
-    with pytest.raises(KeyboardInterrupt):
-        JsonLinesLog(path, first_update=1)
-
-    assert path.read_text() == lines
 
 
 # What a run is made from

@@ -51,12 +51,6 @@ def test_tables_have_the_sizes_of_their_vocabularies(separate, sizes):
     assert not separate or letters <= set("<pad>")
 
 
-def test_new_vocabulary_has_the_unicode_form_of_the_settings():
-    tokenizers, _ = build(unicode_form="NFKC")
-
-    assert tokenizers.source.tokenize("\uff41 b") == ["a", "b"]
-
-
 @pytest.mark.parametrize("separate", [False, True])
 def test_form_is_that_of_both_sides_and_undone(separate):
     sizes = {"tokenizer_kind": "bpe", "vocab_size": 300, "target_vocab_size": 300}
@@ -89,22 +83,6 @@ def test_vocabularies_of_a_model_of_another_class_are_refused(tmp_path):
 
     with pytest.raises(ValueError, match="got a model of the type 'marian'"):
         build(tokenizer=str(tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("changes", "maker"),
-    [({}, "stored"), ({"bpe_dropout": 0.1}, "drawn_each_epoch"), ({"streaming": True}, "streamed")],
-)
-def test_training_data_are_of_the_kind_that_was_asked_for(monkeypatch, changes, maker):
-    for name in ("stored", "drawn_each_epoch", "streamed"):
-        monkeypatch.setattr(training, name, lambda *given, name=name: (name, given[0]))
-
-    plan = SimpleNamespace(settings=TrainSettings(**changes), arguments=None)
-    corpus = SimpleNamespace(filtered=SimpleNamespace(kept="pairs"), read="read")
-
-    data = training._build_data(plan, None, corpus)
-
-    assert data == (maker, "read" if maker == "streamed" else "pairs")
 
 
 @pytest.mark.parametrize("given", [{}, {"attn_implementation": "eager", "compile_layers": True}])

@@ -15,13 +15,12 @@ from vanilla_transformer_tools.text.batches import TokenBatchSampler
 from vanilla_transformer_tools.text.token_ids import pair_lengths
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.text.training_data import in_epochs
-from vanilla_transformer_tools.training import forecast as planning
+from vanilla_transformer_tools.training import reports as planning
 from vanilla_transformer_tools.training import trainer as module
 from vanilla_transformer_tools.training.callbacks import DivergedError, StopOnRequest
 from vanilla_transformer_tools.training.checkpoints import close_checkpoint, closed_checkpoints
-from vanilla_transformer_tools.training.r_drop import r_drop
 from vanilla_transformer_tools.training.time_schedule import TimeSchedule
-from vanilla_transformer_tools.training.trainer import TokenBatchTrainer
+from vanilla_transformer_tools.training.trainer import TokenBatchTrainer, r_drop
 
 from ..plugin.test_fast_search import patch_forward
 from ..support.gradients_of_one_update import VOCAB_SIZE, build_arguments, build_model, ragged_pairs
@@ -171,20 +170,6 @@ def test_checkpoint_has_the_tokenizer_of_the_target_if_it_is_another(
     assert (checkpoint / TARGET_FOLDER).exists() != is_joint
 
 
-def test_weights_are_loaded_to_the_last_bit(build, tmp_path):
-    trainer, other = build(), build()
-    trainer.create_optimizer_and_scheduler(num_training_steps=9)
-    with torch.no_grad():
-        trainer.model.get_input_embeddings().weight.normal_()
-    trainer._save_checkpoint(trainer.model, None)
-
-    other._load_from_checkpoint(str(tmp_path / "checkpoint-0"))
-
-    expected = trainer.model.state_dict()
-    for name, weight in other.model.state_dict().items():
-        torch.testing.assert_close(weight, expected[name], rtol=0, atol=0)
-
-
 # The plan
 
 
@@ -296,6 +281,7 @@ def test_trial_leaves_gradients_and_random_numbers_as_they_were(build):
 )
 def test_time_of_a_batch_is_the_mean_of_several(build, monkeypatch, durations, expected):
     clock = iter([x for seconds in durations for x in (0.0, seconds)])
+    monkeypatch.setattr(planning, "TRIED_BATCHES", 6)
     monkeypatch.setattr(planning, "time", SimpleNamespace(monotonic=lambda: next(clock)))
 
     seconds, _ = planning._try_batches(build())
@@ -335,7 +321,7 @@ def test_update_waits_for_a_gpu_three_times(build, monkeypatch):
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing:FutureWarning")
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"bf16": True}, {"gradient_checkpointing": True}, {"neftune_noise_alpha": 1.0}],
+    [{}, {"bf16": True}, {"gradient_checkpointing": True}],
     ids=str,
 )
 def test_model_is_validated_by_our_search(build, caplog, changes):

@@ -97,21 +97,6 @@ def test_bf16_training_keeps_the_weights_in_float32(tmp_path):
         assert (weight - end[name]).norm() < tolerance, name
 
 
-@pytest.mark.parametrize("frozen", ["model.shared", "model.encoder"])
-def test_frozen_part_stays_as_it_is_while_the_rest_trains(tmp_path, frozen):
-    model = build_model(label_smoothing=0.1)
-    part = model.get_encoder() if frozen.endswith("encoder") else model.get_input_embeddings()
-    part.requires_grad_(False)
-    start = weights(model)
-
-    build_trainer(tmp_path, model).train()
-
-    # The encoder reads the table that all share.
-    kept = (frozen, "model.shared")
-    for name, weight in weights(model).items():
-        assert torch.equal(weight, start[name]) == name.startswith(kept), name
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_compiled_training_gives_the_same_weights(tmp_path):

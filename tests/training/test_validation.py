@@ -3,11 +3,9 @@
 import pytest
 
 from vanilla_transformer_tools.settings import TrainSettings
-from vanilla_transformer_tools.training.checks import check_settings
-from vanilla_transformer_tools.training.corpus import read_corpus
+from vanilla_transformer_tools.training.plan import read_corpus
 
 from ..support.training_runs import (
-    build_arguments,
     build_settings,
     read_json,
     read_log,
@@ -92,17 +90,6 @@ def test_another_set_may_decide_which_checkpoint_is_best(corpus, tmp_path, monke
 def test_sets_that_cannot_be_named_so_are_refused(sets, message):
     with pytest.raises(ValueError, match=message):
         TrainSettings(validation=["v.tsv"], validation_sets=sets).paths_of_validation()
-
-
-def test_further_sets_need_a_first_one_and_metrics_a_set_that_exists(corpus, tmp_path):
-    settings = build_settings(corpus, validated=False, validation_sets=["news=a,b"])
-    with pytest.raises(ValueError, match="--validation_sets are further sets beside"):
-        check_settings(settings, build_arguments(settings, tmp_path))
-
-    settings = build_settings(corpus, validation_sets=["news=a,b"])
-    arguments = build_arguments(settings, tmp_path, metric_for_best_model="talks_bleu")
-    with pytest.raises(ValueError, match=r"as in NAME_bleu, got talks_bleu"):
-        check_settings(settings, arguments)
 
 
 def test_further_sets_are_kept_out_of_training(corpus, tmp_path):

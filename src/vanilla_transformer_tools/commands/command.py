@@ -172,9 +172,10 @@ class _SettingsParser(Parser):
             field.metadata = MappingProxyType(others)
         if field.type is bool:
             place.add_argument(f"--{field.name}", action="store_true", help=field.metadata["help"])
-        elif "action" in field.metadata:
+        elif field.metadata.keys() & {"action", "nargs"}:
             default = field.default if field.default_factory is MISSING else field.default_factory()
-            place.add_argument(f"--{field.name}", default=default, **field.metadata)
+            several = {"nargs": "+"} if field.metadata.get("action") == "extend" else {}
+            place.add_argument(f"--{field.name}", default=default, **several | dict(field.metadata))
         else:
             HfArgumentParser._parse_dataclass_field(place, field)
 

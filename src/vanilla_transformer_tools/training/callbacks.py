@@ -46,9 +46,7 @@ class SeedEpochs(TrainerCallback):
     def __init__(self, set_epoch: Callable[[int], None]) -> None:
         self.set_epoch = set_epoch
 
-    def on_epoch_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_epoch_begin(self, _: Any, state: TrainerState, *others: Any, **named: Any) -> None:
         """Sets the epoch, also if a run is resumed in the middle of one."""
         self.set_epoch(int(state.epoch or 0))
 
@@ -123,12 +121,7 @@ class MovingAverage(TrainerCallback):
         self._update = get_ema_multi_avg_fn(decay)
 
     def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: nn.Module,
-        **kwargs: Any,
+        self, args: TrainingArguments, state: TrainerState, *_: Any, model: nn.Module, **kwargs: Any
     ) -> None:
         """Loads the average from the checkpoint of a resumed run."""
         if state.global_step:
@@ -199,12 +192,7 @@ class StopOnDivergence(TrainerCallback):
             raise DivergedError(f"the loss of update {state.global_step:,} is not finite")
 
     def on_evaluate(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        metrics: dict[str, float],
-        **kwargs: Any,
+        self, _: Any, state: TrainerState, *others: Any, metrics: dict[str, float], **kwargs: Any
     ) -> None:
         """Checks the validation loss."""
         # Those of averages begin with mean_; one that is not finite is not taken, and that is all.
@@ -262,9 +250,7 @@ class StopOnRequest(TrainerCallback):
         self.evaluates = True
         self.scored_step = self.saved_step = 0
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, _: Any, state: TrainerState, *others: Any, **named: Any) -> None:
         """Starts the clock."""
         if self.max_minutes is not None:
             self.deadline = time.monotonic() + 60 * self.max_minutes

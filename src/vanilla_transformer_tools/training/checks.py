@@ -17,7 +17,6 @@ from vanilla_transformer_tools.evaluation.bleu_tokenizers import resolve
 from vanilla_transformer_tools.evaluation.metrics import METRICS, build_metrics
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.training.averaging import metric_of, split_metric
-from vanilla_transformer_tools.training.guided_alignment import faults_of_alignments
 from vanilla_transformer_tools.training.recipe import BY_TIME, config_overrides
 
 # Least value of a setting, and what it must be below.
@@ -79,26 +78,19 @@ def check_settings(settings: TrainSettings, arguments: Seq2SeqTrainingArguments)
     """
     faults = [
         *_faults_of_ranges(settings, arguments),
-        *_faults_of_trainer(arguments),
-        *_faults_of_devices(settings, arguments),
+        *_faults_of_trainer(settings, arguments),
         *_faults_of_data(settings, arguments),
         *_faults_of_vocabularies(settings),
         *_faults_of_schedules(settings, arguments),
         *_faults_of_fine_tuning(settings),
         *_faults_of_scores(settings, arguments),
-        *faults_of_alignments(settings, arguments),
-        *_faults_of_config(settings),
     ]
-    if faults:
-        raise ValueError("\n".join(faults))
-
-
-def _faults_of_config(settings: TrainSettings) -> Iterator[str]:
-    """Fields of --config that there are not, or that other options set."""
     try:
         config_overrides(settings)
     except ValueError as error:
-        yield from str(error).splitlines()
+        faults.append(str(error))
+    if faults:
+        raise ValueError("\n".join(faults))
 
 
 def _faults_of_ranges(
@@ -119,8 +111,10 @@ def _faults_of_ranges(
         )
 
 
-def _faults_of_trainer(arguments: Seq2SeqTrainingArguments) -> Iterator[str]:
-    """Options of Trainer that would do nothing here, or what nobody wants."""
+def _faults_of_trainer(
+    settings: TrainSettings, arguments: Seq2SeqTrainingArguments
+) -> Iterator[str]:
+    """Options of Trainer that would do nothing here, or what nobody wants, and devices."""
     if arguments.push_to_hub:
         yield (
             "--push_to_hub uploads whatever lies in the folder, after each checkpoint. Leave it "
@@ -148,12 +142,6 @@ def _faults_of_trainer(arguments: Seq2SeqTrainingArguments) -> Iterator[str]:
     missing = set(arguments.report_to) - set(get_available_reporting_integrations())
     for name in sorted(missing):
         yield f"--report_to {name} needs the package {name}. Install it: pip install {name}"
-
-
-def _faults_of_devices(
-    settings: TrainSettings, arguments: Seq2SeqTrainingArguments
-) -> Iterator[str]:
-    """Processes and compilers that do not go together."""
     if arguments.n_gpu > 1:
         yield (
             f"Each GPU needs a process of its own, got one process for {arguments.n_gpu}. Train by "
@@ -196,29 +184,31 @@ def _faults_of_data(settings: TrainSettings, arguments: Seq2SeqTrainingArguments
             "--bpe_dropout draws each epoch anew, and persistent workers would keep the first "
             "one. Leave --dataloader_persistent_workers out."
         )
-    if settings.streaming:
-        yield from _faults_of_streams(settings, arguments)
-
-
-def _faults_of_streams(
-    settings: TrainSettings, arguments: Seq2SeqTrainingArguments
-) -> Iterator[str]:
-    """Settings that need a whole corpus at once."""
-    if arguments.max_steps < 1:
+    if settings.streaming and arguments.max_steps < 1:
         yield (
             "--streaming needs --max_steps, the number of updates, got "
             f"{arguments.max_steps}: the length of an epoch of a stream is unknown."
         )
-    if settings.bpe_dropout:
+    if settings.streaming and settings.bpe_dropout:
         yield (
             f"--bpe_dropout needs all words of the corpus in advance, got {settings.bpe_dropout} "
             "with --streaming. Leave one of the two out."
         )
-    if settings.filter_duplicates:
+    if settings.streaming and settings.filter_duplicates:
         yield (
             "--filter_duplicates remembers all pairs, and --streaming stores none. Leave one of "
             "the two out."
         )
+    if settings.alignments:
+        excluded = {
+            "--streaming": (settings.streaming, "its pairs are not numbered"),
+            "--bpe_dropout": (settings.bpe_dropout, "it splits the words anew in each epoch"),
+            "--compile_layers": (settings.compile_layers, "it hides the attention of a head"),
+            "--torch_compile": (arguments.torch_compile, "it hides the attention of a head"),
+        }
+        for option, (is_given, reason) in excluded.items():
+            if is_given:
+                yield f"--alignments excludes {option}, since {reason}. Leave one of the two out."
 
 
 def _faults_of_vocabularies(settings: TrainSettings) -> Iterator[str]:

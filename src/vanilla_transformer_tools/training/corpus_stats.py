@@ -4,8 +4,9 @@ import time
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -189,44 +190,6 @@ def _size(preset: PresetName, config: tuple[str, ...]) -> _Size:
     return _Size(len(layers), weights)
 
 
-@dataclass
-class _Counts:
-    """What is counted in pairs.
-
-    Attributes:
-        words: Words of both sides.
-        characters: Characters of both sides.
-        lengths: Words and characters of source and target of each pair.
-        copied: Long words of targets that their sources have.
-        long_words: Long words of targets.
-    """
-
-    words: Counter[str] = field(default_factory=Counter)
-    characters: Counter[str] = field(default_factory=Counter)
-    lengths: list[tuple[int, int, int, int]] = field(default_factory=list)
-    copied: int = 0
-    long_words: int = 0
-
-    def add(self, source: str, target: str) -> None:
-        """Counts one pair."""
-        source_words, target_words = source.split(), target.split()
-        self.words.update(source_words)
-        self.words.update(target_words)
-        self.characters.update(source)
-        self.characters.update(target)
-        self.lengths.append((len(source_words), len(target_words), len(source), len(target)))
-        long = {word for word in target_words if len(word) >= 4}
-        self.copied += len(long.intersection(source_words))
-        self.long_words += len(long)
-
-    def alphabets(self) -> tuple[int, int, float]:
-        """Different characters of text as it is and in NFD, and how much longer the latter is."""
-        counts = self.characters
-        parts = {character: unicodedata.normalize("NFD", character) for character in counts}
-        apart = sum(len(parts[character]) * times for character, times in counts.items())
-        return len(counts), len(set().union(*parts.values())), apart / max(1, counts.total())
-
-
 def measure(minutes: float, arguments: TrainingArguments, pairs: Dataset) -> CorpusStats:
     """Looks at the pairs, and trains on this machine for some seconds.
 
@@ -253,13 +216,22 @@ def count(pairs: Dataset, minutes: float, speed: float, device: str) -> CorpusSt
         speed: Tokens per second of training.
         device: Type of the device.
     """
-    counts = _Counts()
+    words: Counter[str] = Counter()
+    characters: Counter[str] = Counter()
+    lengths, copied, long_words = [], 0, 0
     for rows in pairs.select(range(min(len(pairs), EXAMINED_PAIRS))).iter(_ROWS_AT_A_TIME):
         for source, target in zip(rows["source"], rows["target"], strict=True):
-            counts.add(source, target)
-    table = np.array(counts.lengths)
+            source_words, target_words = source.split(), target.split()
+            words.update(chain(source_words, target_words))
+            characters.update(chain(source, target))
+            lengths.append((len(source_words), len(target_words), len(source), len(target)))
+            long = {word for word in target_words if len(word) >= 4}
+            copied += len(long.intersection(source_words))
+            long_words += len(long)
+    parts = {character: unicodedata.normalize("NFD", character) for character in characters}
+    characters_apart = sum(len(parts[each]) * times for each, times in characters.items())
+    table = np.array(lengths)
     means = table.mean(axis=0)
-    alphabet, alphabet_apart, growth_apart = counts.alphabets()
     return CorpusStats(
         minutes=minutes,
         speed=speed,
@@ -271,12 +243,12 @@ def count(pairs: Dataset, minutes: float, speed: float, device: str) -> CorpusSt
         characters=means[2] + means[3],
         long_words=int(np.quantile(table[:, :2].max(axis=1), 0.999)),
         long_characters=int(np.quantile(table[:, 2:].max(axis=1), 0.999)),
-        distinct_words=len(counts.words),
-        occurrences=counts.words.total() / max(1, len(counts.words)),
-        copied_words=counts.copied / max(1, counts.long_words),
-        alphabet=alphabet,
-        alphabet_apart=alphabet_apart,
-        growth_apart=growth_apart,
+        distinct_words=len(words),
+        occurrences=words.total() / max(1, len(words)),
+        copied_words=copied / max(1, long_words),
+        alphabet=len(parts),
+        alphabet_apart=len(set().union(*parts.values())),
+        growth_apart=characters_apart / max(1, characters.total()),
     )
 
 

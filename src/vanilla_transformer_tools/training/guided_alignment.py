@@ -11,7 +11,7 @@ import pyarrow as pa
 import torch
 from datasets import Dataset, concatenate_datasets
 from torch import Tensor
-from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainingArguments
+from transformers import DataCollatorForSeq2Seq
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
 from vanilla_transformer.layers_vanilla_transformer import KEY_VALUE, QUERY, CrossAttention
@@ -39,23 +39,6 @@ COLUMN = "alignment"
 
 _SCHEMA = pa.schema([(COLUMN, pa.list_(pa.int32()))])
 _LINK = re.compile(r"(\d+)-(\d+)")
-
-
-def faults_of_alignments(
-    settings: TrainSettings, arguments: Seq2SeqTrainingArguments
-) -> Iterator[str]:
-    """What excludes --alignments."""
-    if not settings.alignments:
-        return
-    reasons = {
-        "--streaming": (settings.streaming, "its pairs are not numbered"),
-        "--bpe_dropout": (settings.bpe_dropout, "it splits the words anew in each epoch"),
-        "--compile_layers": (settings.compile_layers, "it hides the attention of a head"),
-        "--torch_compile": (arguments.torch_compile, "it hides the attention of a head"),
-    }
-    for option, (is_given, reason) in reasons.items():
-        if is_given:
-            yield f"--alignments excludes {option}, since {reason}. Leave one of the two out."
 
 
 class AlignedCollator(DataCollatorForSeq2Seq):

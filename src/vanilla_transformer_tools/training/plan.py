@@ -1,16 +1,17 @@
-"""What a run will do, decided once: settings, Trainer's arguments, text and machine in one plan.
+"""What a run reads and will do, decided once: settings, Trainer's arguments, text and machine.
 
 A `RunPlan` is printed, recorded, compared when the run is resumed, and executed. Nothing changes it
 afterwards.
 """
 
 import copy
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset
+from datasets import Dataset, concatenate_datasets
 from transformers import Seq2SeqTrainingArguments
 
 from vanilla_transformer_tools.evaluation.bleu_tokenizers import (
@@ -20,16 +21,87 @@ from vanilla_transformer_tools.evaluation.bleu_tokenizers import (
 )
 from vanilla_transformer_tools.evaluation.metrics import METRICS
 from vanilla_transformer_tools.settings import VALIDATION, TrainSettings
-from vanilla_transformer_tools.text.parallel_text import holds_both_sides
+from vanilla_transformer_tools.text.filters import FilteredPairs, Rule, drop_rules, filter_pairs
+from vanilla_transformer_tools.text.parallel_text import (
+    ParallelText,
+    holds_both_sides,
+    load_pairs,
+    read_pairs,
+)
 from vanilla_transformer_tools.training.auto_settings import Decision, auto_settings
 from vanilla_transformer_tools.training.averaging import metric_of, split_metric
 from vanilla_transformer_tools.training.batch_size import BatchSize, choose_batch_size
 from vanilla_transformer_tools.training.checkpoints import update_of
-from vanilla_transformer_tools.training.corpus import Corpus
 from vanilla_transformer_tools.training.recipe import in_step, recipe, schedule
 from vanilla_transformer_tools.training.resume import continued_record, previous_record
 from vanilla_transformer_tools.training.run_record import describe_run
+from vanilla_transformer_tools.translation.sentences import has_inner_end
 from vanilla_transformer_tools.translation.translator import INNER_ENDS, MOST_INNER_ENDS
+
+# Number of lines in which those with several sentences are counted.
+_LINES_OF_SENTENCES = 10_000
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """The text of a run.
+
+    Attributes:
+        filtered: Training pairs; of a stream only the first ones.
+        validation: Pairs of each validation set by name; that of `--validation` comes first.
+        read: Begins a pass over the training pairs, which a stream does again and again.
+    """
+
+    filtered: FilteredPairs
+    validation: dict[str, Dataset]
+    read: Callable[[], Iterator[tuple[str, ...]]]
+
+    @property
+    def several_sentences(self) -> float:
+        """Share of the sources with more than one sentence, of pairs from all over the corpus."""
+        pairs = self.filtered.kept
+        step = -(-len(pairs) // _LINES_OF_SENTENCES)
+        lines = pairs.select(range(0, len(pairs), step))["source"]
+        return round(sum(map(has_inner_end, lines)) / len(lines), 4)
+
+
+def read_corpus(settings: TrainSettings) -> Corpus:
+    """Reads and filters the pairs of a run.
+
+    Raises:
+        ValueError: If the pairs cannot be read, or the filters drop all.
+        OSError: If a file cannot be read.
+    """
+    validation = {
+        name: load_pairs(parallel_text(settings, paths, settings.validation_split))
+        for name, paths in settings.paths_of_validation().items()
+    }
+    joined = concatenate_datasets(list(validation.values())) if validation else None
+    rules = drop_rules(settings, joined)
+    text = parallel_text(settings, settings.train, settings.train_split)
+    # Of a stream only what the tokenizer learns from is stored.
+    pairs = load_pairs(text, settings.tokenizer_pairs if settings.streaming else None)
+    return Corpus(filter_pairs(pairs, rules), validation, partial(_read_kept, text, rules))
+
+
+def parallel_text(settings: TrainSettings, paths: list[str], split: str) -> ParallelText:
+    """Where the pairs of one split are found."""
+    return ParallelText(
+        tuple(paths),
+        settings.source_column,
+        settings.target_column,
+        settings.dataset_config,
+        split,
+        settings.streaming,
+        settings.tag_column,
+    )
+
+
+def _read_kept(text: ParallelText, rules: Mapping[str, Rule]) -> Iterator[tuple[str, ...]]:
+    """One pass over the pairs that no filter drops, with their tags if there are any."""
+    for pair in read_pairs(text):
+        if not any(drops(*pair) for drops in rules.values()):
+            yield pair
 
 
 @dataclass(frozen=True)
@@ -39,6 +111,7 @@ class RunPlan:
     Attributes:
         settings: Our settings, with what `--minutes` chose and the size of the batches.
         arguments: Trainer's arguments, as they are executed.
+        corpus: The text of the run.
         checkpoint: Folder to resume from; None for a new run.
         decisions: What `--minutes` chose, and why.
         batch_size: Size of the batches, and why.
@@ -48,6 +121,7 @@ class RunPlan:
 
     settings: TrainSettings
     arguments: Seq2SeqTrainingArguments
+    corpus: Corpus
     checkpoint: Path | None
     decisions: tuple[Decision, ...]
     batch_size: BatchSize
@@ -60,7 +134,8 @@ class RunPlan:
         return Path(self.arguments.output_dir)
 
     def describe(self) -> Iterator[str]:
-        """The lines that are printed of the choices, without those that the user made."""
+        """The lines that are printed of filters and choices, without those that the user made."""
+        yield from self.corpus.filtered.summary()
         yield from map(str, self.decisions)
         if self.settings.init_from:
             rate, warmup = self.arguments.learning_rate, self.arguments.warmup_steps
@@ -111,7 +186,7 @@ def plan_run(
         run = continued_record(previous, run)
     elif decisions:
         run["decisions"] = [asdict(decision) for decision in decisions]
-    return RunPlan(settings, arguments, checkpoint, decisions, batch_size, tokenizers, run)
+    return RunPlan(settings, arguments, corpus, checkpoint, decisions, batch_size, tokenizers, run)
 
 
 def _with_decisions(
@@ -151,13 +226,7 @@ def _with_decisions(
 def _choose_tokenizers(
     settings: TrainSettings, sets: Mapping[str, Dataset], recorded: Mapping[str, Any]
 ) -> dict[str, BleuTokenizer]:
-    """BLEU's tokenizer of each validation set.
-
-    Args:
-        settings: Settings of the run.
-        sets: Pairs by name.
-        recorded: Choices of a run that is resumed, by name; they stay.
-    """
+    """BLEU's tokenizer of each validation set; those on record of a resumed run stay."""
     chosen = {}
     for name, pairs in sets.items():
         if name in recorded:

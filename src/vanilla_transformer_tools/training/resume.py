@@ -162,21 +162,6 @@ def continued_record(previous: Mapping[str, Any], run: Mapping[str, Any]) -> dic
         run: Record of the run that is about to begin.
 
     Raises:
-        ValueError: If it has other settings or data.
-    """
-    check_continuation(previous, run)
-    kept = {name: previous[name] for name in _FIELDS_OF_A_RUN if name in previous}
-    return {**previous, **run, "previous_runs": [*previous.get("previous_runs", []), kept]}
-
-
-def check_continuation(previous: Mapping[str, Any], run: Mapping[str, Any]) -> None:
-    """Refuses to resume a run with other settings or data.
-
-    Args:
-        previous: Record of the run so far.
-        run: Record of the run that is about to begin.
-
-    Raises:
         ValueError: If anything differs that changes an update; the message names all.
     """
     faults = [
@@ -199,6 +184,8 @@ def check_continuation(previous: Mapping[str, Any], run: Mapping[str, Any]) -> N
             + "\n".join(faults)
             + "\nGive the same ones, or train in another folder, with --init_from this one."
         )
+    kept = {name: previous[name] for name in _FIELDS_OF_A_RUN if name in previous}
+    return {**previous, **run, "previous_runs": [*previous.get("previous_runs", []), kept]}
 
 
 def _differences(

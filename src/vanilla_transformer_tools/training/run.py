@@ -69,19 +69,21 @@ from vanilla_transformer_tools.training.checkpoints import (
     with_intact_weights,
 )
 from vanilla_transformer_tools.training.checks import check_settings
-from vanilla_transformer_tools.training.corpus import Corpus, read_corpus
 from vanilla_transformer_tools.training.fine_tuning import merge_adapter
-from vanilla_transformer_tools.training.forecast import forecast
 from vanilla_transformer_tools.training.guided_alignment import guided
-from vanilla_transformer_tools.training.plan import RunPlan, plan_run
+from vanilla_transformer_tools.training.plan import RunPlan, plan_run, read_corpus
 from vanilla_transformer_tools.training.processes import limit_waiting
-from vanilla_transformer_tools.training.progress import progress_shown
-from vanilla_transformer_tools.training.r_drop import r_drop
+from vanilla_transformer_tools.training.reports import forecast, progress_shown
 from vanilla_transformer_tools.training.resume import check_free, claimed, find_checkpoint
 from vanilla_transformer_tools.training.run_record import JsonLinesLog, plot_curves
 from vanilla_transformer_tools.training.starting_model import build_model
 from vanilla_transformer_tools.training.time_schedule import TimeSchedule
-from vanilla_transformer_tools.training.trainer import TokenBatchTrainer, TrainingPass, scorer
+from vanilla_transformer_tools.training.trainer import (
+    TokenBatchTrainer,
+    TrainingPass,
+    r_drop,
+    scorer,
+)
 
 
 def train(
@@ -114,11 +116,12 @@ def train(
     corpus = read_corpus(settings)
     cores.use()
     plan = plan_run(settings, arguments, corpus, checkpoint, given)
-    trainer = build(plan, corpus, training_pass)
+    trainer = build(plan, training_pass)
     stop = StopOnRequest(settings.max_minutes, settings.finish_within)
-    with _opened_folder(plan, corpus, trainer), interrupts_stop(stop):
+    with _opened_folder(plan, trainer), interrupts_stop(stop):
         _add_time_schedule(plan, trainer, started, stop)
-        _print_plan(plan, corpus, trainer)
+        for line in chain(plan.describe(), forecast(trainer, plan.checkpoint)):
+            PartialState().print(line)
         log = JsonLinesLog(plan.folder / LOG_FILE, plan.record["first_update"])
         outcome, interruption = _run(plan, trainer, stop, log)
         results = _results(trainer, corpus.filtered, outcome, log)
@@ -131,39 +134,34 @@ def train(
     return plan.folder
 
 
-def build(
-    plan: RunPlan, corpus: Corpus, training_pass: TrainingPass | None = None
-) -> TokenBatchTrainer:
+def build(plan: RunPlan, training_pass: TrainingPass | None = None) -> TokenBatchTrainer:
     """Makes or loads tokenizers, model and batches of a run.
 
     Args:
         plan: Plan of the run.
-        corpus: Text of the run.
         training_pass: What calls the model, see `TokenBatchTrainer`; None: what the settings say.
 
     Raises:
         ValueError: If model, tokenizers and checkpoint do not fit together.
     """
-    settings, arguments = plan.settings, plan.arguments
+    settings, arguments, filtered = plan.settings, plan.arguments, plan.corpus.filtered
     limit_waiting(arguments)
     set_seed(arguments.seed)
-    tokenizers, model = build_model(settings, corpus.filtered.kept, plan.checkpoint)
-    data = _build_data(plan, tokenizers, corpus)
+    tokenizers, model = build_model(settings, filtered.kept, plan.checkpoint)
+    data = _build_data(plan, tokenizers)
     if settings.r_drop:
         training_pass = partial(r_drop, alpha=settings.r_drop)
     if settings.alignments:
-        data, training_pass = guided(
-            settings, model, tokenizers, data, corpus.filtered, training_pass
-        )
-    trainer = _build_trainer(plan, corpus, model, tokenizers, data, training_pass)
+        data, training_pass = guided(settings, model, tokenizers, data, filtered, training_pass)
+    trainer = _build_trainer(plan, model, tokenizers, data, training_pass)
     if plan.checkpoint:
         check_optimizer(plan.checkpoint, trainer.is_sharded)
     return trainer
 
 
-def _build_data(plan: RunPlan, tokenizers: TokenizerPair, corpus: Corpus) -> TrainingData:
+def _build_data(plan: RunPlan, tokenizers: TokenizerPair) -> TrainingData:
     """Training data of the kind that the settings ask for."""
-    settings, arguments = plan.settings, plan.arguments
+    settings, arguments, corpus = plan.settings, plan.arguments, plan.corpus
     if settings.streaming:
         return streamed(corpus.read, tokenizers, settings, arguments)
     if settings.bpe_dropout:
@@ -173,7 +171,6 @@ def _build_data(plan: RunPlan, tokenizers: TokenizerPair, corpus: Corpus) -> Tra
 
 def _build_trainer(
     plan: RunPlan,
-    corpus: Corpus,
     model: PreTrainedModel,
     tokenizers: TokenizerPair,
     data: TrainingData,
@@ -182,7 +179,7 @@ def _build_trainer(
     """Trainer with training data and validation sets."""
     settings, arguments = plan.settings, plan.arguments
     sets, scorers, longest = {}, {}, 0
-    for name, pairs in corpus.validation.items():
+    for name, pairs in plan.corpus.validation.items():
         if settings.max_validation_pairs is not None:
             pairs = pairs.select(range(min(settings.max_validation_pairs, len(pairs))))
         tokenized, _ = tokenize_pairs(pairs, tokenizers, max_length=settings.max_length)
@@ -216,7 +213,7 @@ def _build_trainer(
 
 
 @contextmanager
-def _opened_folder(plan: RunPlan, corpus: Corpus, trainer: TokenBatchTrainer) -> Iterator[None]:
+def _opened_folder(plan: RunPlan, trainer: TokenBatchTrainer) -> Iterator[None]:
     """Claims the folder of a run, and writes what is known before training."""
     is_main = trainer.is_world_process_zero()
     with claimed(plan.folder) if is_main else nullcontext():
@@ -226,21 +223,14 @@ def _opened_folder(plan: RunPlan, corpus: Corpus, trainer: TokenBatchTrainer) ->
                 check_free(plan.folder)
             delete_unclosed(plan.folder)
             write_run(plan.folder, plan.record)
-            corpus.filtered.write_dropped(plan.folder)
+            plan.corpus.filtered.write_dropped(plan.folder)
         yield
 
 
 def _add_time_schedule(
     plan: RunPlan, trainer: TokenBatchTrainer, started: float, stop: StopOnRequest
 ) -> None:
-    """Adds a schedule of time if one may be needed.
-
-    Args:
-        plan: Plan of the run.
-        trainer: Gets the schedule.
-        started: When the run began, by `time.monotonic`.
-        stop: Ends the run.
-    """
+    """Adds a schedule of time if one may be needed, for a run that began at `started`."""
     settings = plan.settings
     if settings.minutes is None and settings.finish_within is None:
         return
@@ -251,13 +241,6 @@ def _add_time_schedule(
         evaluations += is_averaged + (settings.moving_average is not None)
     schedule = TimeSchedule(settings.minutes, started, stop, plan.checkpoint, evaluations)
     trainer.add_callback(schedule)
-
-
-def _print_plan(plan: RunPlan, corpus: Corpus, trainer: TokenBatchTrainer) -> None:
-    """Prints what was filtered and chosen, and what the run will take."""
-    expected = forecast(trainer, plan.checkpoint)
-    for line in chain(corpus.filtered.summary(), plan.describe(), expected):
-        PartialState().print(line)
 
 
 def _run(
@@ -361,13 +344,8 @@ def _save(
 ) -> None:
     """Writes the model's folder; each file appears whole or not at all.
 
-    All processes call it, because each may have a part of the weights.
-
-    Args:
-        trainer: After training.
-        base: Folder or Hub name of the model that an adapter was trained for.
-        run: Record of the run.
-        outcome: Scores of the weights.
+    All processes call it, because each may have a part of the weights. An adapter was trained for
+    the model `base`.
     """
     weights: dict[str, Tensor] | None = None
     if trainer.is_sharded:

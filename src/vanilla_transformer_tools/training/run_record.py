@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 from vanilla_transformer_tools.figures import new_figure, save_figure
 from vanilla_transformer_tools.files import checksum, write_lines
@@ -194,12 +194,7 @@ class JsonLinesLog(TrainerCallback):
         self.inside += time.monotonic() - self.step_began
 
     def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any],
-        **kwargs: Any,
+        self, _: Any, state: TrainerState, *others: Any, logs: dict[str, Any], **kwargs: Any
     ) -> None:
         """Writes one report."""
         now = time.monotonic()
@@ -213,9 +208,7 @@ class JsonLinesLog(TrainerCallback):
             self.since = now
         if not state.is_world_process_zero:
             return
-        self._write({"step": state.global_step, "minutes": round(self.minutes, 3), **logs})
-
-    def _write(self, report: dict[str, Any]) -> None:
+        report = {"step": state.global_step, "minutes": round(self.minutes, 3), **logs}
         with self.path.open("a", encoding="utf-8", newline="\n") as file:
             file.write(_line(report) + "\n")
 

@@ -1,7 +1,7 @@
 """The tokenizers and the model that a run starts with: new ones, or saved ones."""
 
 import math
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -178,17 +178,7 @@ def _initialise_model(
 
 
 def _check_vocabularies(settings: TrainSettings, start: str, tokenizers: TokenizerPair) -> None:
-    """Refuses what the tokenizers of a saved model cannot do.
-
-    Args:
-        settings: Settings of the run.
-        start: Folder or Hub name of the model.
-        tokenizers: Tokenizers of the model.
-
-    Raises:
-        ValueError: If the run needs two vocabularies and the model has one, pairs of several
-            directions have no tags, or targets cannot be encoded.
-    """
+    """Refuses what the tokenizers of the saved model `start` cannot do."""
     source = tokenizers.source
     if settings.tag_column and language_codes(source):
         raise ValueError(
@@ -252,20 +242,6 @@ def _new_tokenizers(settings: TrainSettings, pairs: Dataset) -> TokenizerPair:
         check_files(settings.tokenizer)
         return saved_tokenizers(settings, settings.tokenizer)
 
-    def learn(
-        columns: Sequence[str], vocab_size: int, languages: Sequence[str]
-    ) -> VanillaTransformerTokenizer:
-        return cached_tokenizer(
-            pairs,
-            columns,
-            vocab_size=vocab_size,
-            kind=settings.tokenizer_kind,
-            pretokenized=settings.pretokenized,
-            unicode_form=settings.unicode_form,
-            target_languages=languages,
-            symbols=symbols,
-        )
-
     symbols = tuple(read_lines(settings.symbols)) if settings.symbols else ()
     if "" in symbols:
         raise ValueError(
@@ -274,12 +250,22 @@ def _new_tokenizers(settings: TrainSettings, pairs: Dataset) -> TokenizerPair:
         )
     # Tags are prefixed to sources.
     languages = sorted(set(pairs["tag"])) if settings.tag_column else []
+    learn = partial(
+        cached_tokenizer,
+        pairs,
+        kind=settings.tokenizer_kind,
+        pretokenized=settings.pretokenized,
+        unicode_form=settings.unicode_form,
+        symbols=symbols,
+    )
+    size, target_size = settings.vocab_size, settings.target_vocab_size or settings.vocab_size
     if settings.separate_vocabularies:
         return TokenizerPair(
-            learn(["source"], settings.vocab_size, languages),
-            learn(["target"], settings.target_vocab_size or settings.vocab_size, []),
+            learn(["source"], vocab_size=size, target_languages=languages),
+            learn(["target"], vocab_size=target_size, target_languages=[]),
         )
-    return TokenizerPair.joint(learn(["source", "target"], settings.vocab_size, languages))
+    both = learn(["source", "target"], vocab_size=size, target_languages=languages)
+    return TokenizerPair.joint(both)
 
 
 def compile_layers(model: nn.Module, backend: str = "inductor") -> None:

@@ -52,49 +52,34 @@ class Stopwatch:
 
 
 @dataclass(frozen=True)
-class LinearToDeadline:
-    """The learning rate falls from the beginning of a run to its end.
+class Fall:
+    """The learning rate falls to 0: during a whole run, or from where a signal found it.
 
     Attributes:
         began: When the fall began, by `time.monotonic`.
         seconds: Length of the fall.
+        most_reserved: Largest share of it that is reserved for evaluations and checkpoints.
+        height: Share of the learning rate that was left when it began.
+        update: Number of updates when it began.
+        last_update: Last update of the run; None: the time decides on it.
     """
 
     began: float
     seconds: float
+    most_reserved: float = 1.0
+    height: float = 1.0
+    update: int = 0
+    last_update: int | None = None
 
     def deadline(self, stopwatch: Stopwatch) -> float:
         """When the last update ends."""
-        return self.began + self.seconds - stopwatch.reserve(self.seconds)
-
-    def share(self, now: float, deadline: float, update: int) -> float:
-        """What is left of the learning rate, 1 to 0."""
-        for_updates = deadline - self.began
-        return max(0.0, deadline - now) / for_updates if for_updates > 0 else 0.0
-
-
-@dataclass(frozen=True)
-class DecayAfterSignal(LinearToDeadline):
-    """The learning rate falls from where a signal found it; half of the time at most is reserved.
-
-    Attributes:
-        height: Share of the learning rate that was left at the signal.
-        update: Number of updates at the signal.
-        last_update: Last update of the run; None: the time decides on it.
-    """
-
-    height: float
-    update: int
-    last_update: int | None
-
-    def deadline(self, stopwatch: Stopwatch) -> float:
-        """When the last update ends."""
-        reserve = min(stopwatch.reserve(self.seconds), self.seconds / 2)
+        reserve = min(stopwatch.reserve(self.seconds), self.most_reserved * self.seconds)
         return self.began + self.seconds - reserve
 
     def share(self, now: float, deadline: float, update: int) -> float:
         """What is left of the learning rate for the next update, 1 to 0."""
-        share = super().share(now, deadline, update)
+        for_updates = deadline - self.began
+        share = max(0.0, deadline - now) / for_updates if for_updates > 0 else 0.0
         if self.last_update is not None:
             # The last update may come before the deadline.
             left = max(0, self.last_update - 1 - update)
@@ -138,8 +123,8 @@ class TimeSchedule(TrainerCallback):
     ) -> None:
         # As if the run had never paused.
         self.started = started if minutes is None else started - _seconds_used(checkpoint)
-        self.planned = None if minutes is None else LinearToDeadline(self.started, 60 * minutes)
-        self.decay: DecayAfterSignal | None = None
+        self.planned = None if minutes is None else Fall(self.started, 60 * minutes)
+        self.decay: Fall | None = None
         self.stop = stop
         self.stopwatch = Stopwatch(evaluations)
         self.share_left, self.can_evaluate = 1.0, True
@@ -206,12 +191,13 @@ class TimeSchedule(TrainerCallback):
 
     def _start_decay(self, state: TrainerState, rate: float) -> None:
         """Begins the fall that a signal has asked for."""
-        self.decay = DecayAfterSignal(
+        self.decay = Fall(
             self.stopwatch.now,
             60 * (self.stop.finish_within or 0.0),
-            self.share_left,
-            state.global_step,
-            None if self.planned else state.max_steps,
+            most_reserved=0.5,
+            height=self.share_left,
+            update=state.global_step,
+            last_update=None if self.planned else state.max_steps,
         )
         deadline = min(self.stop.deadline, self.decay.deadline(self.stopwatch))
         left = duration(max(0.0, deadline - self.stopwatch.now))

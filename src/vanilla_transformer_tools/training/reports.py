@@ -1,0 +1,333 @@
+"""What a run prints: a forecast of sizes, memory and time before its first update, then progress.
+
+Progress is one bar on a terminal, and one line a report in a file or a pipe.
+"""
+
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from torch.utils.data import DataLoader
+from tqdm import tqdm
+from transformers import (
+    PrinterCallback,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
+
+from vanilla_transformer.tokenization_vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer_tools.evaluation.metrics import METRICS
+from vanilla_transformer_tools.progress import bar_on_terminal, duration
+from vanilla_transformer_tools.text.training_data import TrainingData
+from vanilla_transformer_tools.training.averaging import metric_of
+from vanilla_transformer_tools.training.callbacks import StopOnRequest
+from vanilla_transformer_tools.training.checkpoints import read_state
+from vanilla_transformer_tools.training.recipe import dtype_of_products
+from vanilla_transformer_tools.training.run_record import hardware
+from vanilla_transformer_tools.training.time_schedule import TimeSchedule
+from vanilla_transformer_tools.training.trainer import TokenBatchTrainer
+
+# Most batches that are tried; fewer if they are slow.
+TRIED_BATCHES = 6
+SECONDS_OF_TRIAL = 3.0
+# Names of the types of products.
+_PRODUCTS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "float32"}
+# Unknown tokens that are named.
+_NAMED = 5
+
+
+def forecast(trainer: TokenBatchTrainer, checkpoint: Path | None) -> Iterator[str]:
+    """Describes a run before its first update; a model that is not sharded tries some batches.
+
+    Args:
+        trainer: Ready to train, with its callbacks.
+        checkpoint: Folder from which the run is resumed; None for a new run.
+    """
+    minutes_left = next(
+        (
+            callback.minutes_left
+            for callback in trainer.callback_handler.callbacks
+            if isinstance(callback, TimeSchedule)
+        ),
+        None,
+    )
+    yield from _sizes(trainer)
+    if trainer.is_sharded:
+        yield (
+            f"sharded     {trainer.args.world_size} processes divide the model when training "
+            "begins, so no batches are tried for memory and time"
+        )
+        return
+    if minutes_left is None:
+        yield from _long_warmup(trainer)
+    seconds, gigabytes = _try_batches(trainer)
+    yield f"memory      about {gigabytes:.1f} GB"
+    period, minutes = trainer.data.period, seconds * trainer.data.batches / 60
+    if minutes_left is None:
+        periods = _periods_left(trainer, checkpoint)
+        end = f"{periods:.3g} {period.several} end {_moment(60 * minutes * periods)}"
+    else:
+        end = f"the run ends {_moment(60 * max(0.0, minutes_left))} (evaluation counted)"
+    yield f"time        about {minutes:.1f} minutes {period.one}; {end}"
+    if minutes_left is None:
+        yield "            (evaluation not counted)"
+
+
+def _sizes(trainer: TokenBatchTrainer) -> Iterator[str]:
+    arguments, model, data = trainer.args, trainer.model, trainer.data
+    vocabulary = f"vocabulary {model.config.vocab_size:,}"
+    if not trainer.tokenizers.is_joint:
+        sizes = f"{model.config.vocab_size:,} and {model.config.target_vocab_size:,}"
+        vocabulary = f"vocabularies {sizes}"
+    yield f"device      {hardware(arguments.device)}, {_PRODUCTS[dtype_of_products(arguments)]}"
+    yield f"pairs       {data.describe_pairs()}"
+    yield from _unknown_tokens(trainer)
+    trained = model.num_parameters(only_trainable=True)
+    of_which = f", of which {trained:,} are trained" * (trained < model.num_parameters())
+    yield f"parameters  {model.num_parameters():,}{of_which}, {vocabulary}"
+    yield f"batches     {data.describe_batches()}"
+
+
+def _unknown_tokens(trainer: TokenBatchTrainer) -> Iterator[str]:
+    """What the vocabularies lack of the validation pairs: nothing, if they have pieces of words."""
+    pairs, tokenizers = trainer.eval_dataset, trainer.tokenizers
+    for side, tokenizer in (("source", tokenizers.source), ("target", tokenizers.target)):
+        if pairs is None or not isinstance(tokenizer, VanillaTransformerTokenizer):
+            continue
+        if unknown := tokenizer.unknown_strings(pairs[side]):
+            named = ", ".join(f"{string!r} ({n:,})" for string, n in unknown.most_common(_NAMED))
+            yield (
+                f"unknown     {unknown.total():,} tokens of the validation {side}s: {named}"
+                f"{', ...' if len(unknown) > _NAMED else ''}"
+            )
+
+
+def _long_warmup(trainer: TokenBatchTrainer) -> Iterator[str]:
+    """A warning, if the warm-up takes more than half of the run."""
+    updates = round(_periods(trainer) / _periods_per_update(trainer))
+    warmup = trainer.args.get_warmup_steps(updates)
+    if 2 * warmup > updates:
+        yield (
+            f"warm-up     {warmup:,} updates, of {updates:,} in all: train longer, or shorten it "
+            "with --warmup_steps"
+        )
+
+
+def _periods_left(trainer: TokenBatchTrainer, checkpoint: Path | None) -> float:
+    done = read_state(checkpoint).global_step if checkpoint else 0
+    return max(0, _periods(trainer) - done * _periods_per_update(trainer))
+
+
+def _periods(trainer: TokenBatchTrainer) -> float:
+    """Length of the whole run, in epochs or what a stream has in their place."""
+    if trainer.args.max_steps > 0:
+        return trainer.args.max_steps * _periods_per_update(trainer)
+    return trainer.args.num_train_epochs
+
+
+def _periods_per_update(trainer: TokenBatchTrainer) -> float:
+    return trainer.args.gradient_accumulation_steps / trainer.data.batches
+
+
+def _moment(seconds: float) -> str:
+    """The time in `seconds` from now, with its day unless that is today."""
+    now = time.time()
+    then = time.localtime(now + seconds)
+    is_today = then[:3] == time.localtime(now)[:3]
+    return time.strftime("at %H:%M" if is_today else "on %A, %Y-%m-%d, at %H:%M", then)
+
+
+def _try_batches(trainer: TokenBatchTrainer) -> tuple[float, float]:
+    """Seconds per batch and gigabytes for the run, measured with forward and backward passes."""
+    model, arguments = trainer.model.train(), trainer.args
+    # Trainer does this when it begins to train. The first name is that since Transformers 5.21.
+    kind = "activation" if hasattr(arguments, "activation_checkpointing") else "gradient"
+    if getattr(arguments, f"{kind}_checkpointing"):
+        given = dict(getattr(arguments, f"{kind}_checkpointing_kwargs") or {})
+        layers = {key: given.pop(key) for key in ("every_n_layers", "offload") if key in given}
+        getattr(model, f"{kind}_checkpointing_enable")(given or None, **layers)
+    # A small corpus may have a single batch, which is then tried several times.
+    batches = cycle(trainer.get_train_dataloader())
+    seconds: list[float] = []
+    with torch.random.fork_rng():
+        # The first one warms up; the others have about as many tokens, but not the same shape.
+        while len(seconds) < 2 or (
+            sum(seconds[1:]) < SECONDS_OF_TRIAL and len(seconds) < TRIED_BATCHES
+        ):
+            inputs = trainer._prepare_inputs(next(batches))
+            started = time.monotonic()
+            with trainer.accelerator.autocast():
+                loss = trainer.compute_loss(model, inputs)
+            loss.backward()
+            # Reading the value waits for the device.
+            loss.item()
+            seconds.append(time.monotonic() - started)
+    model.zero_grad()
+    if arguments.device.type == "cuda":
+        memory = torch.cuda.max_memory_allocated()
+    else:
+        memory = psutil.Process().memory_info().rss
+    adam_moments = 8 * model.num_parameters(only_trainable=True)
+    return statistics.fmean(seconds[1:]), (memory + adam_moments) / 1e9
+
+
+@contextmanager
+def progress_shown(trainer: TokenBatchTrainer, stop: StopOnRequest) -> Iterator[None]:
+    """Shows the progress of a trainer, without Trainer's own bars and dictionaries."""
+    for callback in (PrinterCallback, DEFAULT_PROGRESS_CALLBACK):
+        trainer.remove_callback(callback)
+    with ExitStack() as stack:
+        trainer.add_callback(Progress(trainer.data, stop, stack, list(trainer.further_sets)))
+        yield
+
+
+class Progress(TrainerCallback):
+    """Prints validation scores, and the other reports too if there is no terminal for a bar.
+
+    Tokens per second are those of source and target without padding, as many in each update as on
+    average. The time that evaluating and saving take counts for the time left only.
+
+    Args:
+        data: What is trained on.
+        stop: Callback whose deadline may come before the last update.
+        stack: Closes the bar.
+        sets: Names of further validation sets.
+    """
+
+    def __init__(
+        self,
+        data: TrainingData,
+        stop: StopOnRequest,
+        stack: ExitStack,
+        sets: Sequence[str] = (),
+    ) -> None:
+        self.data = data
+        self.stop = stop
+        self.stack = stack
+        self.sets = sets
+        self.bar: tqdm | None = None
+        self.loss = self.score = self.speed = ""
+        self.evaluated_batches = 0
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Starts the clocks, and opens the bar if output and errors go to a terminal."""
+        self.first = state.global_step
+        self.started = time.monotonic()
+        self._restart_clock(state)
+        on_terminal = sys.stdout.isatty() and sys.stderr.isatty() and not args.disable_tqdm
+        if on_terminal and state.is_world_process_zero:
+            bar = bar_on_terminal("train", state.max_steps, "{postfix}", self.first)
+            self.bar = self.stack.enter_context(bar)
+
+    def _restart_clock(self, state: TrainerState) -> None:
+        """Begins to measure the speed anew, after this update."""
+        self.since, self.counted = time.monotonic(), state.global_step
+
+    def on_step_end(self, _: Any, state: TrainerState, *others: Any, **named: Any) -> None:
+        """Advances the bar."""
+        self._update_bar(state)
+
+    def on_prediction_step(
+        self, _: Any, state: TrainerState, *others: Any, eval_dataloader: DataLoader[Any], **kw: Any
+    ) -> None:
+        """Counts the batches of an evaluation in front of the bar."""
+        self.evaluated_batches += 1
+        if self.bar is not None:
+            count = f"{self.evaluated_batches:,}/{len(eval_dataloader):,}"
+            self.bar.set_description_str(f"validate {count}")
+
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, Any],
+        **kwargs: Any,
+    ) -> None:
+        """Prints the scores of an update; those of averaged weights are printed elsewhere."""
+        self.evaluated_batches = 0
+        if self.bar is not None:
+            self.bar.set_description_str("train", refresh=False)
+        if "eval_loss" in metrics:
+            shown = {"loss": f"validation loss {metrics['eval_loss']:.3f}"}
+            for prefix in ("", *(f"{name}_" for name in self.sets)):
+                if prefix:
+                    loss = f"{prefix}loss"
+                    shown[loss] = f"{loss.replace('_', ' ')} {metrics[f'eval_{loss}']:.3f}"
+                for name in METRICS:
+                    if (value := metrics.get(f"eval_{prefix}{name}")) is not None:
+                        shown[f"{prefix}{name}"] = f"{name} {value:.2f}"
+            self.score = shown.get(metric_of(args), "")
+            self._say(args, *self._place(state), *shown.values())
+        self._update_bar(state)
+        self._restart_clock(state)
+
+    def on_save(self, _: Any, state: TrainerState, *others: Any, **named: Any) -> None:
+        """Leaves the time of saving out of the speed."""
+        self._restart_clock(state)
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, *_: Any, logs: dict[str, Any], **kw: Any
+    ) -> None:
+        """Prints a report, or keeps it for the bar."""
+        if "loss" in logs:
+            self.loss = f"loss {logs['loss']:.3f}"
+            self.speed = self._measure_speed(args, state)
+            if self.bar is None:
+                rate = logs.get("learning_rate")
+                report = [self.loss, "" if rate is None else f"learning rate {rate:.2e}"]
+                left = self._time_left(state)
+                self._say(args, *self._place(state), *report, self.speed, left)
+            self._update_bar(state)
+        elif "train_runtime" in logs:
+            updates = state.global_step - self.first
+            self._say(args, f"trained     {updates:,} updates in {duration(logs['train_runtime'])}")
+
+    def _update_bar(self, state: TrainerState) -> None:
+        if self.bar is not None:
+            parts = [self._time_left(state), self.loss, self.score, self.speed]
+            self.bar.set_postfix_str(", ".join(filter(None, parts)), refresh=False)
+            # A schedule of time only estimates it.
+            self.bar.total = state.max_steps
+            self.bar.update(state.global_step - self.bar.n)
+
+    def _place(self, state: TrainerState) -> Iterator[str]:
+        """Step and epoch; a stream has no epochs."""
+        width = len(f"{state.max_steps:,}")
+        yield f"step {state.global_step:>{width},}/{state.max_steps:,}"
+        if self.data.period.is_corpus:
+            yield f"epoch {state.epoch or 0:.2f}"
+
+    def _measure_speed(self, args: TrainingArguments, state: TrainerState) -> str:
+        """Tokens per second since the last report, evaluation or checkpoint."""
+        updates, seconds = state.global_step - self.counted, time.monotonic() - self.since
+        if not updates:
+            return self.speed
+        self._restart_clock(state)
+        tokens = self.data.tokens / self.data.batches * args.gradient_accumulation_steps
+        return f"{updates * tokens / seconds:,.0f} tokens/s"
+
+    def _time_left(self, state: TrainerState) -> str:
+        """Time to the last update or to the deadline, at the mean speed of this run so far."""
+        if state.global_step == self.first:
+            return ""
+        now = time.monotonic()
+        per_update = (now - self.started) / (state.global_step - self.first)
+        seconds = per_update * (state.max_steps - state.global_step)
+        return f"{duration(max(0, min(seconds, self.stop.deadline - now)))} left"
+
+    def _say(self, args: TrainingArguments, *parts: str) -> None:
+        if args.should_log:
+            print("  ".join(filter(None, parts)), flush=True)
