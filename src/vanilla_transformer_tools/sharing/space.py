@@ -17,7 +17,7 @@ from vanilla_transformer_tools.sharing.push import check_token, refuse_disclosur
 APP_FILE, REQUIREMENTS_FILE = "app.py", "requirements.txt"
 # They travel with the page, so that a Space needs no release of them in a package index.
 _PACKAGES = ("vanilla_transformer", "vanilla_transformer_tools")
-_SUFFIXES = (".py", ".html", ".css", ".md", ".yaml", ".typed")
+_SUFFIXES = (".py", ".html", ".css", ".js", ".md", ".yaml", ".typed")
 # The Hub shows no more.
 _LONGEST_TITLE = 60
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
