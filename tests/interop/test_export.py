@@ -226,7 +226,7 @@ def test_onnx_export_that_computes_otherwise_is_not_kept(source, tmp_path, monke
     monkeypatch.setattr(onnx_export, "OnnxModel", lambda _: read_in_torch(other))
 
     with pytest.raises(ValueError, match=r"logits that differ by at most 0\.0001, got"):
-        export_to_onnx(source, tmp_path / "out")
+        export_to_onnx(source, tmp_path / "out", sample=LINES)
 
     assert files(tmp_path) == {"model"}
 
@@ -242,7 +242,7 @@ def test_onnx_export_says_which_software_reads_what(
     file = Path(source) / "tokenizer_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"split_special_tokens": False}))
 
-    export_to_onnx(source, tmp_path / "out", quantization=quantization)
+    export_to_onnx(source, tmp_path / "out", quantization=quantization, sample=LINES)
 
     assert "The tokenizer is for Python only" in caplog.text
     config = json.loads((tmp_path / "out" / "config.json").read_text())
