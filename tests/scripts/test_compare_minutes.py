@@ -92,7 +92,7 @@ def test_each_corpus_is_trained_and_scored_once(plan, tmp_path):
         (tmp_path / "data/raw").mkdir(parents=True, exist_ok=True)
         path = tmp_path / f"data/raw/pairs.{side}.gz"
         path.write_bytes(gzip.compress("".join(f"{text}\n" for text in texts).encode()))
-    command = [sys.executable, SCRIPT, plan, "--data", tmp_path / "data", "--minutes", "0.1"]
+    command = [sys.executable, SCRIPT, plan, "--data", tmp_path / "data", "--minutes", "0.3"]
     command += ["--output", tmp_path / "runs", "--corpora", "Two*", "--jobs", "2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
 

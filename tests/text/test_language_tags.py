@@ -261,7 +261,7 @@ def test_each_piece_of_a_long_line_begins_with_the_tag_and_fits(tokenizer):
     line = "ab" * 40
     (tag,) = language_prefix(tokenizer, "de")
 
-    pieces = cut_into_pieces([(line, "")], TokenizerPair.joint(tokenizer), 12, 1, [tag])
+    pieces = cut_into_pieces([(line, "")], TokenizerPair.joint(tokenizer), 12, [1], [tag])
 
     assert len(pieces) > 3
     assert all(piece.source.index(tag) == 0 for piece in pieces)

@@ -8,6 +8,7 @@ import pytest
 from number_words import english, german
 from vanilla_transformer_tools.translation import Translation, Translator, marks
 from vanilla_transformer_tools.translation.markup import join_html, split_html
+from vanilla_transformer_tools.translation.placing import remark, unmark
 
 from ..support.aligned_numbers import NUMBERS
 from ..support.fragments import Outline, draw_fragment
@@ -164,3 +165,15 @@ def test_alternatives_have_the_tags_too(build):
         for one in (best, other):
             assert Outline(one.text).is_balanced
             assert one.text.count("<") == fragment.count("<")
+
+
+@pytest.mark.parametrize("sign", ["\U000f0000", "\U000f0001", "\U00100000", "\U0010fffd"])
+def test_private_characters_of_a_line_neither_keep_nor_join_its_words(sign):
+    line = f"ein {sign}zwei drei"
+
+    text, (span,) = unmark(line)
+    pieces = marks.cut_marked(line, lambda text: [text[:8], text[8:]])
+
+    assert (text, span.start, span.end, span.kept) == ("ein zwei drei", 4, 4, None)
+    assert [piece.text for piece in pieces] == ["ein zwei", " drei"]
+    assert remark(text, [span]) == line

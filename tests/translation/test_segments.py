@@ -125,7 +125,7 @@ def test_work_is_in_proportion_to_the_line_and_no_long_text_is_tokenised(subword
     line = unit * (15_000 // len(unit))
     counting = CountingTokenizer(subwords)
 
-    pieces = cut_into_pieces([(line, "")], TokenizerPair.joint(counting), 64, first_line=1)
+    pieces = cut_into_pieces([(line, "")], TokenizerPair.joint(counting), 64, numbers=range(1, 99))
 
     assert bool(pieces) == bool(line.strip())
     assert counting.characters <= 6 * len(line)
@@ -136,7 +136,7 @@ def test_lines_that_fit_are_left_alone_and_blank_ones_left_out(letters, caplog):
     lines = ["ab cd.", "", "  ", " abc"]
 
     pieces = cut_into_pieces(
-        [(line, "") for line in lines], TokenizerPair.joint(letters), 7, first_line=1
+        [(line, "") for line in lines], TokenizerPair.joint(letters), 7, numbers=range(1, 99)
     )
 
     assert [piece.line for piece in pieces] == [0, 3]
@@ -147,7 +147,7 @@ def test_lines_that_fit_are_left_alone_and_blank_ones_left_out(letters, caplog):
 
 def test_each_sentence_is_a_piece_and_only_long_lines_are_reported(letters, caplog):
     lines = ["Ab. Cd ab.  Ef", "Ab ab ab. Cd"]
-    settings = {"first_line": 101, "split_sentences": True}
+    settings = {"numbers": [101, 102], "split_sentences": True}
 
     pieces = cut_into_pieces(
         [(line, "") for line in lines], TokenizerPair.joint(letters), 8, **settings
@@ -176,7 +176,7 @@ def test_translations_of_pieces_are_joined_as_the_pieces_were(translations, line
 def test_prefix_goes_with_the_first_piece_only(letters):
     lines = [("abc abc", "de "), ("a", ""), ("b", "E")]
 
-    pieces = cut_into_pieces(lines, TokenizerPair.joint(letters), 5, first_line=1)
+    pieces = cut_into_pieces(lines, TokenizerPair.joint(letters), 5, numbers=range(1, 99))
 
     ids = [letters(text, add_special_tokens=False)["input_ids"] for text in ("de", "", "", "E")]
     assert [piece.prefix for piece in pieces] == ids
@@ -186,12 +186,16 @@ def test_prefix_with_unknown_words_is_refused(letters):
     lines = [("ab", "ab"), ("ab", "ab éa ab")]
 
     with pytest.raises(ValueError, match=r"prefix of line 12 .* got 'ab éa ab', .*unknown: éa\.$"):
-        cut_into_pieces(lines, TokenizerPair.joint(letters), 9, first_line=11)
+        cut_into_pieces(lines, TokenizerPair.joint(letters), 9, numbers=range(11, 99))
 
 
 def test_tag_counts_towards_each_piece(letters):
     pieces = cut_into_pieces(
-        [("ab cd ef", "")], TokenizerPair.joint(letters), 6, first_line=1, source_prefix=[9, 8]
+        [("ab cd ef", "")],
+        TokenizerPair.joint(letters),
+        6,
+        numbers=range(1, 99),
+        source_prefix=[9, 8],
     )
 
     ids = letters(["ab", "cd", "ef"])["input_ids"]
@@ -200,7 +204,7 @@ def test_tag_counts_towards_each_piece(letters):
 
 def test_lone_surrogate_becomes_a_replacement_character(subwords):
     pieces = cut_into_pieces(
-        [("a\udc80b\ud800", "")], TokenizerPair.joint(subwords), 40, first_line=1
+        [("a\udc80b\ud800", "")], TokenizerPair.joint(subwords), 40, numbers=range(1, 99)
     )
 
     assert subwords.decode(pieces[0].source, skip_special_tokens=True) == "a\ufffdb\ufffd"

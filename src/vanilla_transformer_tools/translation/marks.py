@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -32,7 +33,11 @@ from vanilla_transformer_tools.translation.read_pairs import (
 )
 from vanilla_transformer_tools.translation.results import Translation, join_ranks
 from vanilla_transformer_tools.translation.search import Search
-from vanilla_transformer_tools.translation.segments import cut_lines, without_surrogates
+from vanilla_transformer_tools.translation.segments import (
+    cut_lines,
+    warn_of_cut,
+    without_surrogates,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +52,7 @@ class LineTranslator(Reader, Protocol):
     symbols: list[str]
 
     def _translate_window(
-        self, window: list[tuple[str, str]], first_line: int
+        self, window: list[tuple[str, str]], numbers: Sequence[int]
     ) -> Iterator[Translation]: ...
 
 
@@ -79,10 +84,14 @@ def cut_marked(
     kept = [span for span in spans if span.kept is not None]
     ends = list(accumulate(map(len, parts)))[:-1]
     borders = [edge for edge in ends if not any(one.start < edge < one.end for one in kept)]
-    pieces = []
+    waiting = deque(sorted(spans, key=lambda span: span.start))
+    pieces, near = [], list[Span]()
     for start, end in zip([0, *borders], [*borders, len(text)], strict=True):
-        inside = [_part_of(span, start, end, end == len(text)) for span in spans]
+        while waiting and waiting[0].start <= end:
+            near.append(waiting.popleft())
+        inside = [_part_of(span, start, end, end == len(text)) for span in near]
         pieces.append(MarkedPiece(text[start:end], [span for span in inside if span]))
+        near = [span for span in near if span.end >= end]
     return pieces
 
 
@@ -173,17 +182,22 @@ def translate_marked(
         for line, _ in window
     ]
     if not any(piece.spans for row in rows for piece in row):
-        yield from translator._translate_window(window, first_line)
+        yield from translator._translate_window(window, range(first_line, first_line + len(rows)))
         return
+    for number, row in enumerate(rows, start=first_line):
+        text = "".join(piece.text for piece in row)
+        longest = translator.max_source_length
+        warn_of_cut(number, text, len(row), longest, translator.split_sentences)
     pieces = [
         (piece.text, prefix if number == 0 else "")
         for row, (_, prefix) in zip(rows, window, strict=True)
         for number, piece in enumerate(row)
     ]
+    numbers = [number for number, row in enumerate(rows, start=first_line) for _ in row]
     translations, fault = [], None
     try:
         # Not by `extend`, so that those before an error are kept.
-        for translation in translator._translate_window(pieces, first_line):
+        for translation in translator._translate_window(pieces, numbers):
             translations.append(translation)
     except Exception as error:
         fault = error

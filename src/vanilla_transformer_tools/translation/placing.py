@@ -79,8 +79,14 @@ def unmark(line: str) -> tuple[str, list[Span]]:
             spans.append(Span(length, length, len(open_spans), found[0]))
     parts.append(line[last:])
     text = "".join(parts)
-    for span, _ in open_spans:
-        span.end, span.closing = len(text), ""
+    unclosed = {id(span) for span, _ in open_spans}
+    around = 0
+    for span in spans:
+        span.depth -= around
+        if id(span) in unclosed:
+            # It is text of the line, too.
+            span.end, span.closing = span.start, ""
+            around += 1
     for span in spans:
         if ord((span.opening or span.closing)[0]) >= _KEPT and span.start < span.end:
             span.kept = text[span.start : span.end]

@@ -49,7 +49,7 @@ def cut_into_pieces(
     lines: Sequence[tuple[str, str]],
     tokenizers: TokenizerPair,
     max_tokens: int,
-    first_line: int,
+    numbers: Sequence[int],
     source_prefix: Sequence[int] = (),
     *,
     split_sentences: bool = False,
@@ -60,7 +60,7 @@ def cut_into_pieces(
         lines: Each with the text with which its translation begins.
         tokenizers: Tokenizers of source and target.
         max_tokens: Length of the longest piece, `</s>` counted.
-        first_line: Number of the first line, for warnings.
+        numbers: Of the lines, for warnings.
         source_prefix: Ids before each piece; they count towards its length.
         split_sentences: Whether each sentence is a piece of its own.
 
@@ -72,21 +72,29 @@ def cut_into_pieces(
     cut = cut_lines(texts, tokenizers.source, max_tokens, split_sentences=split_sentences)
     pieces = []
     for place, sources in enumerate(cut):
-        if len(sources) > 1 and len(sources) > len(_sentences(texts[place], split_sentences)):
-            logger.warning(
-                "Line %d is longer than %d tokens and is translated in %d pieces.",
-                first_line + place,
-                max_tokens + len(source_prefix),
-                len(sources),
-            )
+        longest = max_tokens + len(source_prefix)
+        warn_of_cut(numbers[place], texts[place], len(sources), longest, split_sentences)
         # Only the first piece of a line begins with the prefix.
-        prefix = _encode_prefix(lines[place][1], tokenizers.target, first_line + place)
+        prefix = _encode_prefix(lines[place][1], tokenizers.target, numbers[place])
         prefixes = chain([prefix], repeat([]))
         pieces += [
             Piece(place, text, [*source_prefix, *source], prefix)
             for (text, source), prefix in zip(sources, prefixes, strict=False)
         ]
     return pieces
+
+
+def warn_of_cut(
+    number: int, line: str, pieces: int, max_tokens: int, split_sentences: bool
+) -> None:
+    """Warns of the line of this number if it has more pieces than sentences."""
+    if pieces > 1 and pieces > len(_sentences(line, split_sentences)):
+        logger.warning(
+            "Line %d is longer than %d tokens and is translated in %d pieces.",
+            number,
+            max_tokens,
+            pieces,
+        )
 
 
 def cut_lines(

@@ -325,13 +325,13 @@ class Translator:
                 raise fault
 
     def _translate_window(
-        self, window: list[tuple[str, str]], first_line: int
+        self, window: list[tuple[str, str]], numbers: Sequence[int]
     ) -> Iterator[Translation]:
         pieces = cut_into_pieces(
             window,
             self.tokenizers,
             self.max_source_length,
-            first_line,
+            numbers,
             self.source_prefix,
             split_sentences=self.split_sentences,
         )
@@ -339,7 +339,7 @@ class Translator:
         for piece in pieces:
             if len(piece.prefix) > room:
                 raise ValueError(
-                    f"The prefix of line {first_line + piece.line:,} must leave room for what "
+                    f"The prefix of line {numbers[piece.line]:,} must leave room for what "
                     f"follows it: the model writes at most {self.engine.last_position:.0f} tokens, "
                     f"got a prefix of {len(piece.prefix)}. Shorten it."
                 )
