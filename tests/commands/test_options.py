@@ -514,6 +514,12 @@ def test_other_model_is_evaluated_with_the_search_of_the_first(max_source_length
     assert _like(None, EvaluateSettings(against="b"), "b").num_beams is None
 
 
+def test_evaluate_translates_the_sources_and_compares_with_the_references(evaluate):
+    calls = evaluate(model=True)
+
+    assert calls["compute"][0][0] == (["a"], [("b",)])
+
+
 def test_evaluate_compares_with_the_same_options(evaluate, tmp_path):
     other = tmp_path / "other.en"
     other.write_text("c\n", encoding="utf-8")

@@ -209,6 +209,28 @@ def test_command_uploads_a_page_of_the_browser_as_a_static_space(hub, page):  # 
     assert "app.py" not in uploaded
 
 
+@pytest.mark.parametrize("name", ["page.js", "notes.txt", "model/config.json"])
+def test_secret_in_any_text_of_a_page_is_not_uploaded(hub, page, name):  # noqa: F811
+    with (page / name).open("a") as file:
+        file.write("// hf_" + "aB3" * 11)
+
+    said = command("me/x", "--space", "me/refused", "--web", page)
+
+    assert f"{name}, line " in said
+    assert "me/refused" not in hub.repositories
+
+
+def test_hidden_files_beside_a_page_are_not_uploaded(hub, page):  # noqa: F811
+    (page / ".git").mkdir()
+    (page / ".git" / "config").write_text("x")
+    (page / ".env").write_text("x")
+
+    command("me/x", "--space", "me/plain", "--web", page)
+
+    uploaded = hub.repositories["me/plain"].files()
+    assert [name for name in uploaded if name.startswith((".git/", ".env"))] == []
+
+
 def test_page_with_a_secret_a_link_or_nothing_is_not_uploaded(hub, page, tmp_path):  # noqa: F811
     assert "--web needs --space" in command("me/x", "--web", page)
     (tmp_path / "empty").mkdir()

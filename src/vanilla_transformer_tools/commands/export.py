@@ -80,11 +80,12 @@ def _export_to_runtime(model: str, output: Path, settings: ExportSettings) -> No
     sample = list(read_lines(settings.sample)) if settings.sample else None
     print(f"exporting {model} and comparing translations ...", file=sys.stderr)
     makers = {"ctranslate2": export_to_ctranslate2, "onnx": export_to_onnx, "web": export_to_web}
-    default = "int8" if settings.format == "web" else "float32"
+    # Each function has its own default.
+    quantization = {"quantization": settings.quantization} if settings.quantization else {}
     agreement = makers[settings.format](
         model,
         output,
-        quantization=settings.quantization or default,
+        **quantization,
         sample=sample,
         force=settings.force,
         trust_remote_code=settings.trust_remote_code,

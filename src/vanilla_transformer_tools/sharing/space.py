@@ -1,6 +1,7 @@
 """A page for a shared model on the Hugging Face Hub: the files of a Space."""
 
 import re
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -119,23 +120,36 @@ def push_static_space(space: str, folder: Path, model: str, *, private: bool | N
     found = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*"))}
     if links := [name for name, path in found.items() if path.is_symlink()]:
         raise ValueError(f"A Space has no links, got {links[0]!r}. Replace it by a copy.")
-    pages = {name: path for name, path in found.items() if path.is_file() and name != CARD_FILE}
-    refuse_disclosures(
-        str(folder),
-        {name: path.read_text("utf-8") for name, path in pages.items() if name.endswith(".json")},
-    )
+    # What is checked is uploaded, even if somebody changes the file meanwhile.
+    contents = {
+        name: path.read_bytes()
+        for name, path in found.items()
+        if path.is_file() and name != CARD_FILE and not re.search(r"(^|/)\.", name)
+    }
+    # Those of runtime/ are of released packages.
+    own = {name: content for name, content in contents.items() if not name.startswith("runtime/")}
+    refuse_disclosures(str(folder), dict(_texts(own)))
     check_token()
     api = HfApi()
     repository = api.create_repo(
         space, repo_type="space", space_sdk="static", private=private, exist_ok=True
     )
     card = _front_matter(_described(model, sdk="static", short_description="Runs in your browser"))
-    operations = [CommitOperationAdd(name, path) for name, path in pages.items()]
+    operations = [CommitOperationAdd(name, content) for name, content in contents.items()]
     operations.append(CommitOperationAdd(CARD_FILE, card.encode()))
     api.create_commit(
         repository.repo_id, operations, commit_message=f"Page of {model}", repo_type="space"
     )
     return str(repository)
+
+
+def _texts(contents: Mapping[str, bytes]) -> Iterator[tuple[str, str]]:
+    """Files that hold text, by name."""
+    for name, content in contents.items():
+        try:
+            yield name, content.decode("utf-8")
+        except UnicodeDecodeError:
+            continue
 
 
 def push_space(space: str, model: str, *, private: bool | None = None) -> str:

@@ -184,21 +184,22 @@ def _faults_of_data(settings: TrainSettings, arguments: Seq2SeqTrainingArguments
             "--bpe_dropout draws each epoch anew, and persistent workers would keep the first "
             "one. Leave --dataloader_persistent_workers out."
         )
-    if settings.streaming and arguments.max_steps < 1:
-        yield (
-            "--streaming needs --max_steps, the number of updates, got "
-            f"{arguments.max_steps}: the length of an epoch of a stream is unknown."
-        )
-    if settings.streaming and settings.bpe_dropout:
-        yield (
-            f"--bpe_dropout needs all words of the corpus in advance, got {settings.bpe_dropout} "
-            "with --streaming. Leave one of the two out."
-        )
-    if settings.streaming and settings.filter_duplicates:
-        yield (
-            "--filter_duplicates remembers all pairs, and --streaming stores none. Leave one of "
-            "the two out."
-        )
+    if settings.streaming:
+        if arguments.max_steps < 1:
+            yield (
+                "--streaming needs --max_steps, the number of updates, got "
+                f"{arguments.max_steps}: the length of an epoch of a stream is unknown."
+            )
+        if settings.bpe_dropout:
+            yield (
+                f"--bpe_dropout needs all words of the corpus in advance, got "
+                f"{settings.bpe_dropout} with --streaming. Leave one of the two out."
+            )
+        if settings.filter_duplicates:
+            yield (
+                "--filter_duplicates remembers all pairs, and --streaming stores none. Leave one "
+                "of the two out."
+            )
     if settings.alignments:
         excluded = {
             "--streaming": (settings.streaming, "its pairs are not numbered"),
