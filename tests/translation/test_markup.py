@@ -177,3 +177,12 @@ def test_private_characters_of_a_line_neither_keep_nor_join_its_words(sign):
     assert (text, span.start, span.end, span.kept) == ("ein zwei drei", 4, 4, None)
     assert [piece.text for piece in pieces] == ["ein zwei", " drei"]
     assert remark(text, [span]) == line
+
+
+def test_long_line_with_a_private_character_is_named_by_its_number(perfect, caplog):
+    lines = ["ein \U000f0001 zwei", "ein \U000f0001" + 9 * " zwei"]
+
+    translate(perfect(markup=None, max_source_length=30, split_sentences=False), *lines)
+
+    (message,) = caplog.messages
+    assert message.startswith("Line 2 is longer than 30 tokens and is translated in ")
