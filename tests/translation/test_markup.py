@@ -186,3 +186,18 @@ def test_long_line_with_a_private_character_is_named_by_its_number(perfect, capl
 
     (message,) = caplog.messages
     assert message.startswith("Line 2 is longer than 30 tokens and is translated in ")
+
+
+def test_pieces_of_a_line_have_its_number(perfect, monkeypatch):
+    translator = perfect(markup=None, max_source_length=30, split_sentences=False)
+    translate_window, numbers = Translator._translate_window, []
+
+    def recorded(self, window, given):
+        numbers.extend(given)
+        return translate_window(self, window, given)
+
+    monkeypatch.setattr(Translator, "_translate_window", recorded)
+    translate(translator, "ein \U000f0001" + 9 * " zwei", "zwei")
+
+    assert len(numbers) > 2
+    assert numbers == [1] * (len(numbers) - 1) + [2]
