@@ -112,7 +112,7 @@ def _run(service: "Service", listener: socket.socket, hosts: list[str], origins:
     import uvicorn
 
     from vanilla_transformer_tools.service.app import build_app
-    from vanilla_transformer_tools.service.connections import server_config
+    from vanilla_transformer_tools.service.connections import WAITING, server_config
 
     host, port, *_ = listener.getsockname()
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
@@ -127,6 +127,8 @@ def _run(service: "Service", listener: socket.socket, hosts: list[str], origins:
 
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
+            # Asyncio lets only as many wait as it accepts at once.
+            listener.listen(WAITING)
             print(
                 f"translating {service.translators.languages} on {address}",
                 file=sys.stderr,

@@ -21,10 +21,12 @@ SECONDS = 35
 # A client that sends or reads this many bytes in that time gets as much time again.
 _LEAST_BYTES = 2**16
 _MOST_CONNECTIONS = 4096
-# Asyncio accepts this many connections at once, before their number can be checked.
-_BACKLOG = 100
-# Those of the model and its engine.
-_OTHER_FILES = 100
+# Connections that wait to be accepted.
+WAITING = 100
+# Asyncio accepts this many at once, and again before it has counted those before.
+_ACCEPTED_AT_ONCE = 16
+# Of the model, its engine, and connections that are accepted or closed but not counted yet.
+_OTHER_FILES = 200
 _SECONDS_BETWEEN_REPORTS = 60
 
 _HEAD_END = re.compile(rb"\n\r?\n")
@@ -51,7 +53,7 @@ def server_config(app: Any, **settings: Any) -> uvicorn.Config:
         log_level="error",
         access_log=False,
         proxy_headers=False,
-        backlog=_BACKLOG,
+        backlog=_ACCEPTED_AT_ONCE,
         **settings,
     )
 
@@ -61,7 +63,7 @@ def most_connections() -> int:
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY:
         return _MOST_CONNECTIONS
-    return min(_MOST_CONNECTIONS, max(files - _OTHER_FILES - _BACKLOG, files // 4))
+    return min(_MOST_CONNECTIONS, max(files - _OTHER_FILES, files // 4))
 
 
 def report_failed_accepts_once(loop: asyncio.AbstractEventLoop) -> None:
