@@ -6,6 +6,7 @@ READY = $(VENV)/.ready
 RUN = $(VENV)/bin/
 DEMO = runs/demo
 NUMBERS = runs/numbers
+CALL_TRANSFORMERS = $(addprefix tests/,plugin training translation interop evaluation)
 
 .PHONY: demo test test-slow test-storm test-oldest test-mutants test-all lint docs clean
 
@@ -34,7 +35,7 @@ demo: $(READY)
 
 # One thread for each of the two processes: idle OpenMP threads that spin would slow both down.
 test: $(READY)
-	OMP_NUM_THREADS=1 $(RUN)python -m pytest -m "not slow" -n 2
+	OMP_NUM_THREADS=1 $(RUN)python -m pytest -m "not slow" -n 2 $(TESTS)
 
 # What takes longer, or fetches Transformers' own tests from the package index.
 test-slow: $(READY)
@@ -44,10 +45,10 @@ test-slow: $(READY)
 test-storm: $(READY)
 	STORM_ROUNDS=100 $(RUN)python -m pytest -m slow -n 2 tests/storm
 
-# With the oldest Transformers that is allowed: the quick tests, its own common tests on our classes,
-# then folders that the two releases exchange.
+# With the oldest Transformers that is allowed: the quick tests of what calls it, its own common tests
+# on our classes, then folders that the two releases exchange.
 test-oldest: $(READY)
-	$(MAKE) test VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt
+	$(MAKE) test TESTS="$(CALL_TRANSFORMERS)" VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt
 	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest -m slow tests/plugin/test_hf_suite.py
 	OMP_NUM_THREADS=1 OTHER_PYTHON=.venv-oldest/bin/python \
 		$(RUN)python -m pytest -m slow tests/plugin/test_releases.py
