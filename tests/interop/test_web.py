@@ -24,7 +24,9 @@ from vanilla_transformer_tools.saved_folder import load_model
 
 from ..conftest import build_variant
 from ..support.browser import open_browser
+from ..support.documents import ROOT
 from ..support.node import run_in_node
+from ..support.scripts import run_script
 
 LINES = [german(number) for number in range(90, 290)]
 # The random model seldom ends by itself.
@@ -280,3 +282,27 @@ def test_runtime_in_the_cache_is_not_downloaded_again(tmp_path, monkeypatch):
     web.runtime(tmp_path)
 
     assert (tmp_path / "runtime" / "LICENSE").read_text() == "kept"
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_benchmark_scores_the_translations_of_each_page(pages, tmp_path):
+    model = pages / "float32" / "model"
+    outputs = AutoTokenizer.from_pretrained(model).batch_decode(
+        greedy(model)[:25], skip_special_tokens=True
+    )
+    for name, lines in (("de", LINES[:25]), ("en", outputs)):
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), "utf-8")
+    report = tmp_path / "report.md"
+
+    with open_browser():
+        done = run_script(
+            *(ROOT / "benchmarks" / "web.py", "--pages", pages / "float32", pages / "int8"),
+            *("--test", tmp_path / "de", tmp_path / "en", "--lines", 25, "--output", report),
+        )
+
+    assert done.returncode == 0, done.stderr
+    first, second = report.read_text("utf-8").splitlines()[-2:]
+    assert first.startswith("| float32 |")
+    assert first.endswith("| 100.00 | 25 |")  # chrF
+    assert second.startswith("| int8 |")
