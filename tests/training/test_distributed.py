@@ -198,6 +198,18 @@ def test_command_under_fsdp_tries_averages_but_no_batches(command_sharded):
     assert "(exponential moving average, 0.8)" in printed
 
 
+def test_muon_in_two_processes_is_that_of_one(corpus, tmp_path):
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    changes = ["--optimizer", "muon", "--max_steps", "6"]
+    train([*command_options(corpus, alone), *changes])
+
+    launch(str(ROOT / "scripts" / "train.py"), *command_options(corpus, together), *changes)
+
+    weights = [load_file(folder / "model.safetensors") for folder in (together, alone)]
+    # Orthogonalizing makes more of rounding than Adam does.
+    torch.testing.assert_close(*weights, rtol=0, atol=1e-3)
+
+
 def test_run_under_fsdp_is_not_resumed_without_it(corpus, command_sharded):
     folder, _ = command_sharded
 

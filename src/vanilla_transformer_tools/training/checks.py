@@ -143,7 +143,7 @@ def _faults_of_trainer(
     if settings.optimizer and arguments.optim not in ADAM:
         yield (
             f"--optimizer {settings.optimizer} goes with Adam, --optim {' or '.join(ADAM)}, got "
-            f"{arguments.optim}. Leave one of the two out."
+            f"{arguments.optim.value}. Leave one of the two out."
         )
     missing = set(arguments.report_to) - set(get_available_reporting_integrations())
     for name in sorted(missing):

@@ -1,40 +1,54 @@
 """Muon for the matrices of the layers and Adam for all else, as one optimizer.
 
 Muon (Jordan et al. 2024) averages the gradients of a matrix over updates, and moves the matrix
-equally far in all directions of that average: all its singular values become about 1.
+about equally far in all directions of that average. `torch.optim.Muon` computes in bfloat16, which
+some CPUs emulate: there an update would take ten times as long.
 """
 
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Muon, Optimizer
+from torch.optim import Optimizer
 from transformers import PreTrainedModel, Trainer
 
 # Values of --optim that are Adam.
 ADAM = ("adamw_torch", "adamw_torch_fused")
+# Muon's own: share of the average that an update keeps, and coefficients of an iteration.
+_MOMENTUM = 0.95
+_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+_ITERATIONS = 5
 
 
 class MuonAndAdam(Optimizer):
     """Two optimizers as one: saved, scheduled, clipped and scaled like any other.
+
+    Muon's rate is scaled by the shape of a matrix, so that its updates are as large as Adam's
+    usually are (Liu et al. 2025, arXiv 2502.16982): one rate suits both.
 
     Args:
         adam: Adam with its parameters, whose groups are the first ones here: reports show the rate
             of the first.
         matrices: Parameters of Muon, `[rows, columns]`, each with the row counts of the matrices
             that are stacked in it.
-        muon: Options of Muon.
+        lr: Muon's learning rate, for a start.
+        weight_decay: Muon's weight decay, times the rate.
+        dtype: Dtype of the products that an update needs.
     """
 
     def __init__(
         self,
         adam: Optimizer,
         matrices: Mapping[nn.Parameter, tuple[int, ...]],
-        **muon: Any,
+        lr: float,
+        weight_decay: float = 0.0,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
-        self.adam, self.muon, self.row_counts = adam, Muon(matrices, **muon), matrices
-        super().__init__([*adam.param_groups, *self.muon.param_groups], {})
+        self.adam, self.row_counts, self.dtype = adam, matrices, dtype
+        group = {"params": [*matrices], "lr": lr, "weight_decay": weight_decay}
+        super().__init__([*adam.param_groups, group], {})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -51,30 +65,52 @@ class MuonAndAdam(Optimizer):
         return loss
 
     def _step_matrices(self, group: dict[str, Any]) -> None:
-        """Updates each of the stacked matrices by itself, as views of what is stored together."""
-        momenta: dict[Tensor, dict[str, Tensor]] = {}
+        """Muon's update of each single matrix; those of one shape are computed together."""
+        alike: defaultdict[torch.Size, list[tuple[Tensor, Tensor]]] = defaultdict(list)
         for parameter in group["params"]:
             if parameter.grad is None:
                 continue
             state = self.state[parameter]
             if not state:
                 state["momentum_buffer"] = torch.zeros_like(parameter)
-            stacked = (parameter.detach(), parameter.grad, state["momentum_buffer"])
-            cut = (tensor.split(self.row_counts[parameter]) for tensor in stacked)
-            for matrix, gradient, momentum in zip(*cut, strict=True):
-                matrix.grad = gradient
-                momenta[matrix] = {"momentum_buffer": momentum}
-        self.muon.param_groups, self.muon.state = [{**group, "params": [*momenta]}], momenta
-        self.muon.step()
-        # They would keep the gradients in memory.
-        self.muon.param_groups, self.muon.state = [], {}
+            average = state["momentum_buffer"].lerp_(parameter.grad, 1 - _MOMENTUM)
+            # Nesterov's momentum.
+            direction = parameter.grad.lerp(average, _MOMENTUM)
+            cut = (each.split(self.row_counts[parameter]) for each in (parameter, direction))
+            for matrix, part in zip(*cut, strict=True):
+                alike[matrix.shape].append((matrix, part))
+        for shape, pairs in alike.items():
+            matrices, parts = zip(*pairs, strict=True)
+            rate = 0.2 * max(shape) ** 0.5 * group["lr"]
+            for matrix, step in zip(matrices, orthogonalized(parts, self.dtype), strict=True):
+                matrix.mul_(1 - group["lr"] * group["weight_decay"]).add_(step, alpha=-rate)
+
+
+def orthogonalized(matrices: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """Moves all singular values of matrices to about 1 (0.7 to 1.2), by Newton-Schulz iterations.
+
+    Args:
+        matrices: Matrices of one shape, `[rows, columns]` each.
+        dtype: Dtype of the computation.
+
+    Returns:
+        `[matrices, rows, columns]` in that dtype.
+    """
+    x = torch.stack(tuple(matrices)).to(dtype)
+    is_tall = x.shape[-2] > x.shape[-1]
+    if is_tall:
+        x = x.mT
+    # Then no singular value is above 1.
+    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
+    a, b, c = _COEFFICIENTS
+    for _ in range(_ITERATIONS):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if is_tall else x
 
 
 def muon_and_adam(trainer: Trainer) -> MuonAndAdam:
     """The optimizer of `--optimizer muon`, with Trainer's rate, weight decay and options of Adam.
-
-    Muon's rate is scaled by the shape of a matrix, so that its updates are as large as Adam's are
-    (Liu et al. 2025, arXiv 2502.16982), and one rate suits both.
 
     Args:
         trainer: A trainer whose model is on its device.
@@ -108,9 +144,9 @@ def muon_and_adam(trainer: Trainer) -> MuonAndAdam:
     return MuonAndAdam(
         kind(groups, **options),
         matrices,
-        lr=arguments.learning_rate,
-        weight_decay=decay,
-        adjust_lr_fn="match_rms_adamw",
+        arguments.learning_rate,
+        decay,
+        torch.bfloat16 if arguments.bf16 else torch.float32,
     )
 
 
