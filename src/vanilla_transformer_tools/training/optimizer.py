@@ -41,7 +41,7 @@ class MuonAndAdam(Optimizer):
     def __init__(
         self,
         adam: Optimizer,
-        matrices: Mapping[nn.Parameter, tuple[int, ...]],
+        matrices: Mapping[Tensor, tuple[int, ...]],
         lr: float,
         weight_decay: float = 0.0,
         dtype: torch.dtype = torch.float32,
@@ -131,7 +131,7 @@ def muon_and_adam(trainer: Trainer) -> MuonAndAdam:
             "to train. Leave one of the two out."
         )
     decayed = trainer.get_decay_parameter_names(model)
-    others: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+    others: dict[bool, list[Tensor]] = {True: [], False: []}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and parameter not in matrices:
             others[name in decayed].append(parameter)
@@ -150,7 +150,7 @@ def muon_and_adam(trainer: Trainer) -> MuonAndAdam:
     )
 
 
-def matrices_of_layers(model: PreTrainedModel) -> dict[nn.Parameter, tuple[int, ...]]:
+def matrices_of_layers(model: PreTrainedModel) -> dict[Tensor, tuple[int, ...]]:
     """Trained weights of linear layers, each with the row counts of the matrices stacked in it.
 
     The output projection is a table of the vocabulary, tied to the embeddings or not.
