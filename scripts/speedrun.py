@@ -28,6 +28,7 @@ Example:
 
 import argparse
 import os
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -177,7 +178,7 @@ def main() -> int:
         metric, target = read_goal(options.plan)
         entry = read_rows(options.plan, [options.entry])
         ((name, words),) = entry.items()
-        shared = read_plan(options.plan)["options"].split()
+        shared = shlex.split(read_plan(options.plan).get("options") or "")
         runs = {BASELINE: shared, slug(name): words}
         pairs = []
         for number, seed in enumerate(dict.fromkeys(options.seeds)):

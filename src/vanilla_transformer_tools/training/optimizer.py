@@ -1,8 +1,8 @@
 """Muon for the matrices of the layers and Adam for all else, as one optimizer.
 
 Muon (Jordan et al. 2024) averages the gradients of a matrix over updates, and moves the matrix
-about equally far in all directions of that average. `torch.optim.Muon` computes in bfloat16, which
-some CPUs emulate: there an update would take ten times as long.
+about equally far in all directions of that average. `torch.optim.Muon` always computes in bfloat16,
+which takes 16 times as long as float32 on a CPU that emulates it.
 """
 
 from collections import defaultdict
