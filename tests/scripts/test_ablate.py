@@ -12,7 +12,7 @@ from vanilla_transformer_tools.commands import main
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts/ablate.py"
-PLANS = sorted((ROOT / "ablations").glob("*.yaml"))
+PLANS = [*sorted((ROOT / "ablations").glob("*.yaml")), ROOT / "scripts/speedrun.yaml"]
 PLAN = """
 options: >-
   --train train.tsv --validation train.tsv --vocab_size 280 --max_tokens_per_batch 200
@@ -135,7 +135,7 @@ def test_mistakes_are_reported_without_a_table(script, capsys, plan, options, me
 
 
 def test_plans_of_the_repository_name_options_and_fields_that_exist(tmp_path, capsys):
-    assert len(PLANS) >= 3
+    assert len(PLANS) >= 4
     for path in PLANS:
         plan = yaml.safe_load(path.read_text(encoding="utf-8"))
         assert len(plan["rows"]) >= 2

@@ -198,6 +198,18 @@ def test_command_under_fsdp_tries_averages_but_no_batches(command_sharded):
     assert "(exponential moving average, 0.8)" in printed
 
 
+def test_muon_in_two_processes_is_that_of_one(corpus, tmp_path):
+    options = [*training_options(corpus, "dropout=0"), "--optimizer", "muon", "--max_steps", "4"]
+    options += ["--save_strategy", "no", "--adam_epsilon", "1e-4", "--output_dir"]
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    train([*map(str, options), str(alone)])
+
+    launch(str(ROOT / "scripts" / "train.py"), *map(str, options), together)
+
+    weights = [load_file(folder / "model.safetensors") for folder in (together, alone)]
+    torch.testing.assert_close(*weights, rtol=0, atol=1e-5)
+
+
 def test_run_under_fsdp_is_not_resumed_without_it(corpus, command_sharded):
     folder, _ = command_sharded
 

@@ -17,6 +17,7 @@ from vanilla_transformer_tools.evaluation.bleu_tokenizers import resolve
 from vanilla_transformer_tools.evaluation.metrics import METRICS, build_metrics
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.training.averaging import metric_of, split_metric
+from vanilla_transformer_tools.training.optimizer import ADAM
 from vanilla_transformer_tools.training.recipe import BY_TIME, config_overrides
 
 # Least value of a setting, and what it must be below.
@@ -138,6 +139,11 @@ def _faults_of_trainer(
         yield (
             f"--save_steps must be above 0, got {arguments.save_steps}. For no checkpoints at all "
             "there is --save_strategy no."
+        )
+    if settings.optimizer and arguments.optim not in ADAM:
+        yield (
+            f"--optimizer {settings.optimizer} goes with Adam, --optim {' or '.join(ADAM)}, got "
+            f"{arguments.optim.value}. Leave one of the two out."
         )
     missing = set(arguments.report_to) - set(get_available_reporting_integrations())
     for name in sorted(missing):

@@ -71,6 +71,7 @@ from vanilla_transformer_tools.training.checkpoints import (
 from vanilla_transformer_tools.training.checks import check_settings
 from vanilla_transformer_tools.training.fine_tuning import merge_adapter
 from vanilla_transformer_tools.training.guided_alignment import guided
+from vanilla_transformer_tools.training.optimizer import muon_and_adam
 from vanilla_transformer_tools.training.plan import RunPlan, plan_run, read_corpus
 from vanilla_transformer_tools.training.processes import limit_waiting
 from vanilla_transformer_tools.training.reports import forecast, progress_shown
@@ -207,6 +208,8 @@ def _build_trainer(
         # The start token too.
         longest_output=1 + int(min(longest + MAX_EXTRA_TOKENS, last_position)),
     )
+    if settings.optimizer:
+        trainer.optimizer = muon_and_adam(trainer)
     if settings.early_stopping_patience is not None:
         trainer.add_callback(StopWithoutProgress(settings.early_stopping_patience))
     return trainer

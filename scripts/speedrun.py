@@ -1,0 +1,204 @@
+#!/usr/bin/env python
+r"""Minutes until a validation score: one entry of a track against `train --minutes` as it is.
+
+The rules:
+1. The plan names the data, which are on the disk before. Validation pairs are for scores alone.
+2. A model has at most 3,000,000 parameters.
+3. The time is all that passes since the command was started: reading, vocabulary, choices, updates
+   and checkpoints. Only evaluations are not counted.
+4. The end is the first evaluation with the target, greedy, of all validation pairs. Nothing is
+   interpolated: a curve between two evaluations would be a guess.
+5. Options of an entry are those of `train`, the same for all seeds. It may have fewer --minutes, so
+   that its learning rate ends earlier, but no other data and no other way of scoring.
+6. Each seed trains baseline and entry one after the other, on the same machine, and each second
+   seed trains the entry first. Two runs of a seed must begin within two hours.
+7. The machine has two cores for the run and does nothing else.
+8. All seeds must reach the target, the baseline's too. The result is the ratio of the times of a
+   seed, entry to baseline: its mean and range over three seeds.
+9. A record has a commit, so that it can be repeated.
+
+The plan is YAML as for ablate.py: `options` are those of the baseline, `rows` maps names of entries
+to what they add, and `metric` and `target` say when a run has arrived. Finished runs are not
+repeated. The row of the entry is printed, and appended to the table of --records.
+
+Example:
+  python scripts/speedrun.py scripts/speedrun.yaml Muon --data data/multi30k_tok \
+      --output runs/speedrun --records lab/records.md
+"""
+
+import argparse
+import os
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+
+from ablate import read_rows
+from runs import OPTIONS_FILE, read_plan, slug, table, train
+
+MOST_PARAMETERS = 3_000_000
+MOST_HOURS_APART = 2
+BASELINE = "baseline"
+COLUMNS = ("entry", "target", "seeds", "baseline, minutes", "entry, minutes", "ratio", "range")
+COLUMNS += ("updates", "parameters", "commit", "hardware")
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """When a run reached the target.
+
+    Attributes:
+        seconds: Since the command was started, evaluations not counted.
+        updates: Updates until then.
+        started: When the command was started, in seconds since the epoch.
+        run: Its record.
+    """
+
+    seconds: float
+    updates: int
+    started: float
+    run: dict[str, object]
+
+
+def parse() -> argparse.Namespace:
+    """Reads the options."""
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
+    parser.add_argument("plan", type=Path, help="YAML file.")
+    parser.add_argument("entry", help="Name of a row of the plan.")
+    parser.add_argument("--data", required=True, help="Folder of the corpus.")
+    parser.add_argument("--output", type=Path, required=True, help="Folder for the runs.")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="(default: 1 2 3)")
+    parser.add_argument("--records", type=Path, help="Markdown file that gets the row.")
+    return parser.parse_args()
+
+
+def read_goal(plan: Path) -> tuple[str, float]:
+    """Score and target of a plan.
+
+    Raises:
+        ValueError: If it has none.
+    """
+    found = read_plan(plan)
+    metric, target = found.get("metric"), found.get("target")
+    if not isinstance(metric, str) or not isinstance(target, int | float):
+        raise ValueError(
+            f"{plan} must have a `metric` and a number as `target`, got {metric!r} and {target!r}."
+        )
+    return metric, float(target)
+
+
+def arrival(folder: Path, metric: str, target: float) -> Arrival:
+    """When a finished run reached the target.
+
+    Args:
+        folder: Folder of the run.
+        metric: Name of a validation score.
+        target: Its value.
+
+    Raises:
+        ValueError: If it did not, has no such score, or too many parameters.
+    """
+    # Imported late: they load torch.
+    from vanilla_transformer_tools.evaluation.metrics import METRICS
+    from vanilla_transformer_tools.saved_folder import LOG_FILE, RUN_FILE, read_object
+    from vanilla_transformer_tools.training.run_record import read_log
+
+    run = read_object(folder / RUN_FILE)
+    if run["parameters"] > MOST_PARAMETERS:
+        raise ValueError(
+            f"{folder} may have {MOST_PARAMETERS:,} parameters, got {run['parameters']:,}. Take a "
+            "smaller size or vocabulary."
+        )
+    reports = read_log(folder / LOG_FILE)
+    started = (folder / OPTIONS_FILE).stat().st_mtime
+    # The clock of the log starts after vocabulary and choices, and is read once more at its end.
+    before = (folder / LOG_FILE).stat().st_mtime - 60 * reports[-1]["minutes"] - started
+    sign = -1 if METRICS[metric].is_error_rate else 1
+    evaluating, scores = 0.0, []
+    for report in reports:
+        if f"eval_{metric}" not in report:
+            continue
+        evaluating += report["eval_runtime"]
+        scores.append(report[f"eval_{metric}"])
+        if sign * scores[-1] >= sign * target:
+            seconds = before + 60 * report["minutes"] - evaluating
+            return Arrival(seconds, report["step"], started, run)
+    raise ValueError(
+        f"{folder} must reach {metric} {target:g}, got {', '.join(f'{x:.2f}' for x in scores)}. "
+        "Such an entry is no record; give it more --minutes, or another target to both."
+    )
+
+
+def compare(pairs: list[tuple[Arrival, Arrival]], name: str, goal: str) -> list[str]:
+    """Cells of the row of an entry.
+
+    Args:
+        pairs: Baseline and entry of each seed.
+        name: Name of the entry.
+        goal: Score and target.
+
+    Raises:
+        ValueError: If two runs of a seed are not of the same hours.
+    """
+    for baseline, entry in pairs:
+        hours = abs(baseline.started - entry.started) / 3600
+        if hours > MOST_HOURS_APART:
+            raise ValueError(
+                f"The runs of a seed must begin within {MOST_HOURS_APART} hours, got {hours:.1f} "
+                "between two of them: machines change. Choose another --output."
+            )
+    ratios = [entry.seconds / baseline.seconds for baseline, entry in pairs]
+    minutes = [f"{mean(run.seconds for run in runs) / 60:.2f}" for runs in zip(*pairs, strict=True)]
+    updates = f"{mean(entry.updates for _, entry in pairs):,.0f}"
+    run = pairs[0][1].run
+    spread = f"{min(ratios):.2f}-{max(ratios):.2f}"
+    made = [updates, f"{run['parameters']:,}", str(run["commit"]), str(run["hardware"])]
+    return [name, goal, str(len(pairs)), *minutes, f"{mean(ratios):.2f}", spread, *made]
+
+
+def append_record(path: Path, cells: list[str]) -> None:
+    """Adds a row to a table in a file, which is begun if there is none."""
+    lines = table(list(COLUMNS), cells).splitlines()
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    if lines[0] in text.splitlines():
+        lines = lines[2:]
+    elif text:
+        lines = ["", *lines]
+    with path.open("a", encoding="utf-8") as file:
+        file.write("\n".join(lines) + "\n")
+
+
+def main() -> int:
+    """Trains what is missing, prints and appends the row; returns the exit status."""
+    options = parse()
+    os.environ.setdefault("OMP_NUM_THREADS", "2")
+    try:
+        metric, target = read_goal(options.plan)
+        entry = read_rows(options.plan, [options.entry])
+        ((name, words),) = entry.items()
+        shared = shlex.split(read_plan(options.plan).get("options") or "")
+        runs = {BASELINE: shared, slug(name): words}
+        pairs = []
+        for number, seed in enumerate(dict.fromkeys(options.seeds)):
+            folders = {kind: options.output / slug(name) / f"{kind}-{seed}" for kind in runs}
+            for kind in sorted(runs, reverse=bool(number % 2), key=lambda kind: kind != BASELINE):
+                given = [*runs[kind], "--data", options.data, "--seed", str(seed)]
+                given += ["--disable_tqdm", "true"]
+                if status := train(folders[kind], given):
+                    print(f"{folders[kind]}: training ended with status {status}.", file=sys.stderr)
+                    return status
+            pairs.append(tuple(arrival(folder, metric, target) for folder in folders.values()))
+        cells = compare(pairs, name, f"{metric} {target:g}")
+        print(table(list(COLUMNS), cells))
+        if options.records:
+            append_record(options.records, cells)
+    except (ValueError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,163 @@
+"""Muon for the matrices of the layers and Adam for all else, as one optimizer.
+
+Muon (Jordan et al. 2024) averages the gradients of a matrix over updates, and moves the matrix
+about equally far in all directions of that average. `torch.optim.Muon` always computes in bfloat16,
+which takes 16 times as long as float32 on a CPU that emulates it.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from transformers import PreTrainedModel, Trainer
+
+# Values of --optim that are Adam.
+ADAM = ("adamw_torch", "adamw_torch_fused")
+# Muon's own: share of the average that an update keeps, and coefficients of an iteration.
+_MOMENTUM = 0.95
+_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+_ITERATIONS = 5
+
+
+class MuonAndAdam(Optimizer):
+    """Two optimizers as one: saved, scheduled, clipped and scaled like any other.
+
+    Muon's rate is scaled by the shape of a matrix, so that its updates are as large as Adam's
+    usually are (Liu et al. 2025, arXiv 2502.16982): one rate suits both.
+
+    Args:
+        adam: Adam with its parameters, whose groups are the first ones here: reports show the rate
+            of the first.
+        matrices: Parameters of Muon, `[rows, columns]`, each with the row counts of the matrices
+            that are stacked in it.
+        lr: Muon's learning rate, for a start.
+        weight_decay: Muon's weight decay, times the rate.
+        dtype: Dtype of the products that an update needs.
+    """
+
+    def __init__(
+        self,
+        adam: Optimizer,
+        matrices: Mapping[Tensor, tuple[int, ...]],
+        lr: float,
+        weight_decay: float = 0.0,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.adam, self.row_counts, self.dtype = adam, matrices, dtype
+        group = {"params": [*matrices], "lr": lr, "weight_decay": weight_decay}
+        super().__init__([*adam.param_groups, group], {})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Updates all parameters that have a gradient; returns the value of the closure."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        # Loading a checkpoint replaces groups and state.
+        *groups, matrices = self.param_groups
+        self.adam.param_groups, self.adam.state = groups, self.state
+        self.adam.step()
+        self._step_matrices(matrices)
+        return loss
+
+    def _step_matrices(self, group: dict[str, Any]) -> None:
+        """Muon's update of each single matrix; those of one shape are computed together."""
+        alike: defaultdict[torch.Size, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+        for parameter in group["params"]:
+            if parameter.grad is None:
+                continue
+            state = self.state[parameter]
+            if not state:
+                state["momentum_buffer"] = torch.zeros_like(parameter)
+            average = state["momentum_buffer"].lerp_(parameter.grad, 1 - _MOMENTUM)
+            # Nesterov's momentum.
+            direction = parameter.grad.lerp(average, _MOMENTUM)
+            cut = (each.split(self.row_counts[parameter]) for each in (parameter, direction))
+            for matrix, part in zip(*cut, strict=True):
+                alike[matrix.shape].append((matrix, part))
+        for shape, pairs in alike.items():
+            matrices, parts = zip(*pairs, strict=True)
+            rate = 0.2 * max(shape) ** 0.5 * group["lr"]
+            for matrix, step in zip(matrices, orthogonalized(parts, self.dtype), strict=True):
+                matrix.mul_(1 - group["lr"] * group["weight_decay"]).add_(step, alpha=-rate)
+
+
+def orthogonalized(matrices: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """Moves all singular values of matrices to about 1 (0.7 to 1.2), by Newton-Schulz iterations.
+
+    Args:
+        matrices: Matrices of one shape, `[rows, columns]` each.
+        dtype: Dtype of the computation.
+
+    Returns:
+        `[matrices, rows, columns]` in that dtype.
+    """
+    x = torch.stack(tuple(matrices)).to(dtype)
+    is_tall = x.shape[-2] > x.shape[-1]
+    if is_tall:
+        x = x.mT
+    # Then no singular value is above 1.
+    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
+    a, b, c = _COEFFICIENTS
+    for _ in range(_ITERATIONS):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if is_tall else x
+
+
+def muon_and_adam(trainer: Trainer) -> MuonAndAdam:
+    """The optimizer of `--optimizer muon`, with Trainer's rate, weight decay and options of Adam.
+
+    Args:
+        trainer: A trainer whose model is on its device.
+
+    Raises:
+        ValueError: If the matrices are divided among processes, or all are frozen.
+    """
+    arguments, model = trainer.args, trainer.model
+    if trainer.is_fsdp_enabled:
+        raise ValueError(
+            "--optimizer muon needs whole matrices in each process; FSDP divides them. Leave one "
+            "of the two out."
+        )
+    matrices = matrices_of_layers(model)
+    if not matrices:
+        raise ValueError(
+            "--optimizer muon is for the matrices of the layers, and --freeze leaves none of them "
+            "to train. Leave one of the two out."
+        )
+    decayed = trainer.get_decay_parameter_names(model)
+    others: dict[bool, list[Tensor]] = {True: [], False: []}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter not in matrices:
+            others[name in decayed].append(parameter)
+    kind, options = Trainer.get_optimizer_cls_and_kwargs(arguments, model)
+    decay = arguments.weight_decay
+    groups = [
+        {"params": parameters, "weight_decay": decay if is_decayed else 0.0}
+        for is_decayed, parameters in others.items()
+    ]
+    return MuonAndAdam(
+        kind(groups, **options),
+        matrices,
+        arguments.learning_rate,
+        decay,
+        torch.bfloat16 if arguments.bf16 else torch.float32,
+    )
+
+
+def matrices_of_layers(model: PreTrainedModel) -> dict[Tensor, tuple[int, ...]]:
+    """Trained weights of linear layers, each with the row counts of the matrices stacked in it.
+
+    The output projection is a table of the vocabulary, tied to the embeddings or not.
+    """
+    output = model.get_output_embeddings()
+    return {
+        module.weight: getattr(module, "row_counts", (module.out_features,))
+        for module in model.modules()
+        if isinstance(module, nn.Linear) and module is not output and module.weight.requires_grad
+    }

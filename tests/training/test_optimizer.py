@@ -1,0 +1,293 @@
+"""Muon for the matrices of the layers and Adam for the rest, in one optimizer."""
+
+import copy
+import re
+import shutil
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from transformers import Trainer, get_linear_schedule_with_warmup
+
+from vanilla_transformer.layers_vanilla_transformer import fused_linear
+from vanilla_transformer_tools.training.checks import check_settings
+from vanilla_transformer_tools.training.optimizer import (
+    MuonAndAdam,
+    matrices_of_layers,
+    muon_and_adam,
+    orthogonalized,
+)
+
+from ..conftest import build_variant
+from ..support.training_runs import (
+    assert_same_weights,
+    build_arguments,
+    build_settings,
+    read_json,
+    read_log,
+    run_training,
+    weights_of,
+)
+
+MUON = {"optimizer": "muon"}
+UNTIED = {
+    "share_encoder_decoder_embeddings": False,
+    "tie_word_embeddings": False,
+    "position_embedding_type": "learned",
+    "talking_heads": "both",
+}
+LINEAR = r"model\.\w+\.layers\.\d+\..*(qkv_proj|q_proj|kv_proj|out_proj|fc1|fc2)\.weight"
+
+
+def build_optimizer(model, folder="unused", **changes):
+    """The optimizer of a run on a model."""
+    settings = build_settings(folder, validated=False)
+    arguments = build_arguments(settings, folder, **changes)
+    return muon_and_adam(Trainer(model, arguments))
+
+
+@pytest.mark.parametrize("changes", [{}, UNTIED], ids=["tied", "untied"])
+def test_matrices_are_those_of_the_layers_and_no_tables(changes):
+    model = build_variant(**changes)
+
+    found = matrices_of_layers(model)
+
+    names = {name for name, parameter in model.named_parameters() if parameter in found}
+    assert names == {name for name in dict(model.named_parameters()) if re.fullmatch(LINEAR, name)}
+    attention = model.model.decoder.layers[0].self_attn
+    assert found[attention.qkv_proj.weight] == attention.row_counts
+    assert len(attention.row_counts) == 3
+
+
+def test_each_parameter_has_one_rule(tmp_path):
+    model = build_variant()
+
+    optimizer = build_optimizer(model, tmp_path, weight_decay=0.5)
+
+    tables, norms, matrices = optimizer.param_groups
+    grouped = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    assert {*grouped} == {*model.parameters()}
+    assert len(grouped) == len({*grouped})
+    assert model.model.shared.weight in {*tables["params"]}
+    assert {parameter.ndim for parameter in norms["params"]} == {1}
+    assert [group["weight_decay"] for group in (tables, norms, matrices)] == [0.5, 0, 0.5]
+    assert (tables["betas"], tables["eps"]) == ((0.9, 0.98), 1e-9)
+
+
+class Stacked(nn.Module):
+    """A table, and two matrices of 3 and 5 rows in one."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(6, 4)
+        self.stacked = fused_linear(4, (3, 5), bias=True)
+
+    def forward(self, ids):
+        return self.stacked(self.table(ids)).square().sum()
+
+
+@pytest.fixture
+def stacked():
+    torch.manual_seed(0)
+    return Stacked()
+
+
+RULE = {"lr": 0.1, "weight_decay": 0.3}
+
+
+def build_adam(parameters):
+    return torch.optim.AdamW(parameters, lr=0.1, betas=(0.9, 0.98), weight_decay=0.0)
+
+
+def both_rules(model, **rule):
+    adam = build_adam([model.table.weight, model.stacked.bias])
+    return MuonAndAdam(adam, {model.stacked.weight: (3, 5)}, **(rule or RULE))
+
+
+def take_steps(model, optimizers, steps=3):
+    for ids in torch.arange(6).split(6 // steps):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        model(ids).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+def test_updates_are_those_of_muon_on_each_matrix_and_of_adam(stacked):
+    matrix, others = stacked.stacked.weight, [stacked.table.weight, stacked.stacked.bias]
+    parts = [nn.Parameter(part.clone()) for part in matrix.detach().split((3, 5))]
+    copies = [nn.Parameter(other.detach().clone()) for other in others]
+    start, optimizer = matrix.detach().clone(), both_rules(stacked)
+    muon = torch.optim.Muon(parts, **RULE, adjust_lr_fn="match_rms_adamw")
+    adam = build_adam(copies)
+
+    for _ in range(3):
+        for parameter in (matrix, *others):
+            parameter.grad = torch.randn_like(parameter)
+        gradients = [*matrix.grad.split((3, 5)), *(other.grad for other in others)]
+        for parameter, gradient in zip([*parts, *copies], gradients, strict=True):
+            parameter.grad = gradient
+        for each in (optimizer, muon, adam):
+            each.step()
+
+    torch.testing.assert_close(others, copies, rtol=0, atol=0)
+    # Torch's rounds to bfloat16.
+    way = (matrix - start).abs().mean().item()
+    torch.testing.assert_close(matrix, torch.cat(parts), rtol=0, atol=0.05 * way)
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (3, 7), (7, 3)])
+def test_directions_stay_and_singular_values_become_about_one(shape):
+    matrices = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
+
+    u, values, v = torch.linalg.svd(orthogonalized([*matrices], torch.float32))
+
+    exact = torch.linalg.svd(matrices)
+    assert values.min() > 0.6
+    assert values.max() < 1.3
+    count = min(shape)
+    nearest = (each[0][..., :count] @ each[2][..., :count, :] for each in ((u, 0, v), exact))
+    torch.testing.assert_close(*nearest, rtol=0, atol=1e-3)
+
+
+def test_zero_gradients_move_nothing():
+    assert not orthogonalized([torch.zeros(2, 3)], torch.bfloat16).any()
+
+
+def test_saved_state_continues_as_if_nothing_had_happened(stacked):
+    whole, optimizer = copy.deepcopy(stacked), both_rules(stacked)
+    undisturbed = both_rules(whole)
+    take_steps(whole, [undisturbed])
+    take_steps(whole, [undisturbed])
+
+    take_steps(stacked, [optimizer])
+    resumed = copy.deepcopy(stacked)
+    loaded = both_rules(resumed)
+    loaded.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    take_steps(resumed, [loaded])
+
+    for name, weight in whole.named_parameters():
+        torch.testing.assert_close(resumed.get_parameter(name), weight, rtol=0, atol=0)
+
+
+def test_all_rates_follow_the_schedule(stacked):
+    optimizer = both_rules(stacked)
+    schedule = get_linear_schedule_with_warmup(optimizer, 0, 4)
+
+    take_steps(stacked, [optimizer])
+    schedule.step()
+    before = stacked.stacked.weight.clone()
+    for group in optimizer.param_groups:
+        assert group["lr"] == pytest.approx(0.075)
+    for _ in range(3):
+        schedule.step()
+    take_steps(stacked, [optimizer], steps=1)
+
+    assert schedule.get_last_lr() == [0, 0]
+    torch.testing.assert_close(stacked.stacked.weight, before, rtol=0, atol=0)
+
+
+def test_scaled_gradients_are_divided_and_infinite_ones_skip_an_update(stacked):
+    exact = copy.deepcopy(stacked)
+    take_steps(exact, [both_rules(exact)], steps=1)
+    optimizer = both_rules(stacked)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+
+    for loss in (stacked(torch.arange(6)) * float("inf"), stacked(torch.arange(6))):
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    for name, weight in exact.named_parameters():
+        torch.testing.assert_close(stacked.get_parameter(name), weight)
+
+
+# Runs
+
+
+def run_updates(corpus, folder, updates, *, settings=None, **changes):
+    given = {"max_steps": updates, "save_strategy": "steps", "save_steps": 2, "logging_steps": 1}
+    given |= {"lr_scheduler_type": "linear", "warmup_steps": 1, "learning_rate": 0.01}
+    return run_training(
+        corpus, folder, {"validated": False, **MUON, **(settings or {})}, **given | changes
+    )
+
+
+@pytest.fixture(scope="module")
+def run(corpus, tmp_path_factory):
+    """A run of four updates of two batches each."""
+    folder = tmp_path_factory.mktemp("muon") / "run"
+    return run_updates(corpus, folder, 4, gradient_accumulation_steps=2)
+
+
+def test_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(corpus, run, tmp_path):
+    folder = shutil.copytree(run, tmp_path / "run")
+    shutil.rmtree(folder / "checkpoint-4")
+
+    run_updates(corpus, folder, 4, settings={"resume": True}, gradient_accumulation_steps=2)
+
+    assert_same_weights(folder, run)
+    assert read_json(folder / "run.json")["settings"]["optimizer"] == "muon"
+
+
+def test_rate_of_a_report_is_that_of_all_groups(run):
+    saved = torch.load(run / "checkpoint-2/optimizer.pt", weights_only=True)
+
+    # Two thirds of the way down, for the update that comes next.
+    rates = [group["lr"] for group in saved["param_groups"]]
+    assert rates == pytest.approx([0.01 * 2 / 3] * 3)
+    (report,) = [each for each in read_log(run) if each["step"] == 2 and "loss" in each]
+    assert report["learning_rate"] == pytest.approx(0.01)
+
+
+def test_resuming_with_another_optimizer_is_refused(corpus, run, tmp_path):
+    folder = shutil.copytree(run, tmp_path / "run")
+
+    with pytest.raises(ValueError, match="--optimizer was 'muon', got None"):
+        run_updates(
+            corpus,
+            folder,
+            6,
+            settings={"resume": True, "optimizer": None},
+            gradient_accumulation_steps=2,
+        )
+
+
+def test_adapter_is_trained_and_the_rest_stays(corpus, run, tmp_path):
+    before = weights_of(run)
+    settings = {"init_from": str(run), "config": [], "peft": "lora", "lora_rank": 2}
+
+    after = weights_of(run_updates(corpus, tmp_path / "lora", 2, settings=settings))
+
+    # The adapters are merged into the matrices.
+    moved = {name for name, weight in before.items() if not torch.equal(weight, after[name])}
+    assert moved == {name for name in before if re.fullmatch(LINEAR, name)}
+
+
+# Refused
+
+
+def test_only_adam_goes_with_it(corpus, tmp_path):
+    settings = build_settings(corpus, **MUON)
+    arguments = build_arguments(settings, tmp_path, optim="adafactor")
+
+    with pytest.raises(ValueError, match=r"goes with Adam, .*got adafactor"):
+        check_settings(settings, arguments)
+
+
+def test_divided_matrices_are_refused():
+    trainer = SimpleNamespace(args=None, model=None, is_fsdp_enabled=True)
+
+    with pytest.raises(ValueError, match="needs whole matrices in each process; FSDP"):
+        muon_and_adam(trainer)
+
+
+def test_model_without_trained_matrices_is_refused(tmp_path):
+    model = build_variant()
+    for matrix in matrices_of_layers(model):
+        matrix.requires_grad = False
+
+    with pytest.raises(ValueError, match="--freeze leaves none of them"):
+        build_optimizer(model, tmp_path)
