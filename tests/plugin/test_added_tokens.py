@@ -130,20 +130,6 @@ def test_ids_of_other_text_stay_when_tokens_are_added(kind):
     assert tokenizer(CORPUS).input_ids == before
 
 
-def test_tokenizer_of_an_earlier_release_gives_text_back_after_adding(tmp_path):
-    train("bpe").save_pretrained(tmp_path)
-    file = tmp_path / "tokenizer.json"
-    content = file.read_text(encoding="utf-8")
-    assert '"first"' in content
-    file.write_text(content.replace('"first"', '"always"'), encoding="utf-8")
-    tokenizer = VanillaTransformerTokenizer.from_pretrained(tmp_path)
-
-    tokenizer.add_tokens(["<ph>"])
-
-    ids = tokenizer("<ph>: Hund", add_special_tokens=False).input_ids
-    assert tokenizer.decode(ids) == "<ph>: Hund"
-
-
 @pytest.mark.parametrize(("form", "token"), [(None, " x"), ("NFKC", "①"), (None, "a\u200bb")])
 def test_token_that_text_cannot_have_is_refused(form, token):
     tokenizer = train("bpe", unicode_form=form)

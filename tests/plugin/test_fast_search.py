@@ -54,6 +54,8 @@ SEARCHES: list[dict[str, Any]] = [
     {"num_beams": 3, "forced_bos_token_id": 9},
     {"num_beams": 3, "bad_words_ids": [[0], [1], [8, 21], [30]]},
     {"num_beams": 3, "max_length": 2},
+    {"eos_token_id": None},
+    {"num_beams": 3, "eos_token_id": None},
     {"max_length": 6, "forced_eos_token_id": 2},
     {"num_beams": 3, "max_length": 6, "forced_eos_token_id": 2},
     # Marian's.
@@ -246,8 +248,6 @@ UNKNOWN_SETTINGS: dict[str, dict[str, Any]] = {
     "mask": {"decoder_attention_mask": torch.ones(3, 1)},
     "drawn beams": {"num_beams": 3, "do_sample": True},
     "scores": {"num_beams": 3, "return_dict_in_generate": True, "output_scores": True},
-    "more candidates than tokens": {"num_beams": 30},
-    "no end": {"eos_token_id": None},
     "switch": {"use_transformers_search": True},
     "switch with beams": {"use_transformers_search": True, "num_beams": 3},
 }
@@ -279,11 +279,12 @@ def test_argument_of_generate_overrides_the_switch_of_the_generation_config(tiny
         ({}, None),
         ({"num_beams": 3}, None),
         ({"use_transformers_search": True, "use_cache": False}, "`use_transformers_search` is set"),
-        ({"use_cache": False}, "the cache is not a new dynamic one"),
+        ({"use_cache": False}, "`use_cache` is not set"),
+        ({"cache_implementation": "static"}, "`past_key_values` is given"),
         ({"num_beams": 3, "do_sample": True}, "beams are drawn (`do_sample`)"),
         (UNKNOWN_SETTINGS["processor"], "Unchanged is not known to look at single rows only"),
     ],
-    ids=["greedy", "beam", "switch", "cache", "sampled_beams", "processor"],
+    ids=["greedy", "beam", "switch", "no_cache", "cache", "sampled_beams", "processor"],
 )
 def test_debug_log_names_the_search_and_its_reason(tiny_model, batch, caplog, search, reason):
     name = fast_search_vanilla_transformer.__name__
