@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.export import Dim
-from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer
+from transformers import AutoModelForSeq2SeqLM
 from transformers.utils import logging as transformers_logging
 
 from vanilla_transformer import fast_loss_vanilla_transformer
@@ -28,13 +28,6 @@ from ..conftest import (
     pad,
     source_of,
     without_labels,
-)
-from ..support.gradients_of_one_update import (
-    KeepGradients,
-    build_arguments,
-    build_collator,
-    build_model,
-    ragged_pairs,
 )
 
 PROJECTIONS = ["qkv_proj", "q_proj", "kv_proj", "out_proj", "fc1", "fc2"]
@@ -186,30 +179,6 @@ def test_weights_with_products_of_their_own_are_called(batch, tied):
     assert model.model.shared.weight.grad.any()
 
 
-class LogitsOf(nn.Module):
-    """The model as `torch.jit.trace` wants one: tensors in, a tensor out."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, *inputs: Tensor) -> Tensor:
-        logits: Tensor = self.model(*inputs, use_cache=False, return_dict=False)[0]
-        return logits
-
-
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*jit:DeprecationWarning")
-def test_traced_model_gives_the_same_logits_for_other_shapes(tiny_model):
-    source, target = torch.tensor([[5, 6, 7, 2]] * 2), torch.tensor([[1, 8, 9]] * 2)
-    inputs = (source, torch.ones_like(source), target)
-    others = (source[:1, :3], torch.tensor([[1, 1, 0]]), target[:1, :2])
-
-    traced = torch.jit.trace(LogitsOf(tiny_model), inputs)
-
-    for given in (inputs, others):
-        torch.testing.assert_close(traced(*given), tiny_model(*given).logits)
-
-
 def with_lora(model: nn.Module, **changes: Any) -> PeftModel:
     """Adapters that change the outputs at once: by default they start as zero."""
     torch.manual_seed(0)
@@ -219,14 +188,6 @@ def with_lora(model: nn.Module, **changes: Any) -> PeftModel:
 
 def mean_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
-
-
-def test_adapters_sit_on_every_projection(tiny_model):
-    peft_model = with_lora(tiny_model)
-
-    adapted = {name for name, module in peft_model.named_modules() if hasattr(module, "lora_A")}
-    # Two encoder layers and three decoder layers.
-    assert len(adapted) == 2 * 4 + 3 * 7
 
 
 # PEFT warns that it will not merge into a tied projection; this test does not merge.
@@ -280,42 +241,6 @@ def test_merged_adapters_give_the_same_logits_and_generate_alike(tiny_model, bat
         torch.testing.assert_close(logits, adapted, rtol=1e-4, atol=1e-4)
     assert type(unloaded) is Model
     assert torch.equal(unloaded.generate(**source_of(batch), **search), generated)
-
-
-def test_saved_adapters_load_onto_a_saved_model(tiny_model, batch, tmp_path):
-    tiny_model.save_pretrained(tmp_path / "model")
-    peft_model = with_lora(tiny_model)
-    peft_model.save_pretrained(tmp_path / "adapters")
-
-    base = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "model")
-    loaded = PeftModel.from_pretrained(base, tmp_path / "adapters")
-
-    assert torch.equal(loaded(**batch).logits, peft_model(**batch).logits)
-
-
-def test_adapters_get_the_same_gradients_from_accumulated_batches(tmp_path):
-    def gradients(batch_size: int, accumulated: int) -> dict[str, Tensor]:
-        peft_model = with_lora(build_model(label_smoothing=0.1))
-        keeper = KeepGradients()
-        Seq2SeqTrainer(
-            model=peft_model,
-            args=build_arguments(
-                tmp_path,
-                max_steps=1,
-                per_device_train_batch_size=batch_size,
-                gradient_accumulation_steps=accumulated,
-            ),
-            train_dataset=ragged_pairs(),
-            data_collator=build_collator(peft_model),
-            callbacks=[keeper],
-        ).train()
-        return keeper.gradients
-
-    whole, accumulated = gradients(16, 1), gradients(2, 8)
-
-    assert whole.keys() == accumulated.keys()
-    for name, gradient in whole.items():
-        torch.testing.assert_close(accumulated[name], gradient, rtol=1e-4, atol=1e-6)
 
 
 @both_ties

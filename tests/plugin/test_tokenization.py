@@ -8,7 +8,6 @@ from collections import Counter
 from typing import get_args
 
 import pytest
-from transformers import AutoTokenizer
 
 from vanilla_transformer import tokenization_vanilla_transformer as module
 from vanilla_transformer.tokenization_vanilla_transformer import (
@@ -194,19 +193,6 @@ def test_characters_that_nobody_sees_become_blanks(tokenizers, subword, written,
         assert tokenizer(written).input_ids == tokenizer(read).input_ids
 
 
-def test_vocabulary_is_learned_without_characters_that_nobody_sees():
-    texts = [f"\ufeff{line.replace(' ', chr(0x200B))}" for line in CORPUS]
-
-    for kind in KINDS:
-        learned = VanillaTransformerTokenizer.train(texts, kind=kind)
-        assert pipeline(learned) == pipeline(VanillaTransformerTokenizer.train(CORPUS, kind=kind))
-
-
-def test_lone_surrogate_raises(subword):
-    with pytest.raises((TypeError, UnicodeEncodeError)):
-        subword("a\ud800")
-
-
 # boundaries of pieces
 
 
@@ -325,16 +311,6 @@ def test_training_learns_no_piece_of_more_than_500_characters(length):
     assert max(map(len, pieces)) == 500
     text = f"x {word}b{word}"
     assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == text
-
-
-@pytest.mark.parametrize("kind", ["bpe", "unigram"])
-def test_training_learns_the_same_from_a_long_line_of_ordinary_words(kind):
-    tokenizers = [
-        VanillaTransformerTokenizer.train(lines, vocab_size=400, kind=kind)
-        for lines in (CORPUS * 2, [f"{' '.join(CORPUS)} {' '.join(CORPUS)}"])
-    ]
-
-    assert tokenizers[0].get_vocab() == tokenizers[1].get_vocab()
 
 
 def test_training_from_files_equals_training_from_texts(tmp_path):
@@ -467,14 +443,6 @@ def test_saved_tokenizer_is_the_same_where_the_package_is_absent(tokenizers, tmp
         assert decoded == roundtrip(tokenizers[kind], AWKWARD)
 
 
-def test_auto_tokenizer_loads_a_folder_without_a_model(tokenizers, tmp_path):
-    tokenizers["bpe"].save_pretrained(tmp_path)
-
-    loaded = AutoTokenizer.from_pretrained(tmp_path)
-
-    assert loaded(AWKWARD).input_ids == tokenizers["bpe"](AWKWARD).input_ids
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -518,9 +486,3 @@ def test_text_is_read_once_and_may_be_an_iterator(kind):
     of_list = VanillaTransformerTokenizer.train(lines, vocab_size=290, kind=kind)
     assert of_iterator.backend_tokenizer.to_str() == of_list.backend_tokenizer.to_str()
     assert of_iterator("a rose")["input_ids"][0] > 3
-
-
-@pytest.mark.parametrize("kind", ["bpe", "char"])
-def test_empty_lines_are_refused_with_their_number(kind):
-    with pytest.raises(ValueError, match="got 3 lines, all empty"):
-        VanillaTransformerTokenizer.train(iter(["", "", ""]), vocab_size=290, kind=kind)
