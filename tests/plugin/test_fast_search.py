@@ -147,6 +147,17 @@ def test_each_sentence_ends_at_a_limit_of_its_own(monkeypatch, tiny_model, sente
     assert set(found[:, 1:][behind].tolist()) <= {0, 2}
 
 
+def test_samples_of_a_sentence_end_at_its_limit(tiny_model, sentences):
+    limits = torch.arange(2, 2 + len(sentences["input_ids"]))
+    # The likeliest token alone is drawn.
+    draws = {"do_sample": True, "top_k": 1, "num_return_sequences": 2}
+
+    found = generate(tiny_model, sentences, **draws, stopping_criteria=[SourceLengthLimit(limits)])
+
+    greedy = generate(tiny_model, sentences, stopping_criteria=[SourceLengthLimit(limits)])
+    assert found.tolist() == greedy.repeat_interleave(2, dim=0).tolist()
+
+
 @both_widths
 def test_sentences_leave_the_batch_when_they_have_ended(tiny_model, sentences, num_beams):
     rows = []
@@ -508,7 +519,7 @@ def logits_at_once(model: Model, batch: Batch, targets: torch.Tensor) -> torch.T
     return model(**source, decoder_input_ids=targets, use_cache=False).logits[:, -1]
 
 
-@pytest.mark.parametrize("name", ["everything", "like_bart", "talking_rectangular"])
+@pytest.mark.parametrize("name", ["everything", "embedding_norm", "talking_rectangular"])
 @torch.no_grad()
 def test_steps_have_the_logits_of_the_model(batch, name):
     model = build_variant(**VARIANTS[name])

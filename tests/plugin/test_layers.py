@@ -65,6 +65,19 @@ def test_sinusoids_are_those_of_the_worked_example():
     )
 
 
+@pytest.mark.parametrize("kind", ["sinusoidal", "sinusoidal_concatenated"])
+def test_sinusoid_further_on_is_a_fixed_linear_map(kind):
+    # Wavelengths of 6 to 100 positions, so that 64 of them determine the map.
+    model = build_variant(d_model=8, position_embedding_type=kind, position_base=40).double()
+    positions = positions_of(model, 256)
+
+    for distance in (1, 5, 40):
+        map_of_distance = torch.linalg.lstsq(
+            positions[:64], positions[distance : 64 + distance]
+        ).solution
+        torch.testing.assert_close(positions[:-distance] @ map_of_distance, positions[distance:])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @torch.no_grad()
 def test_sinusoids_are_exact_far_out_in_a_loaded_model(tiny_model, tmp_path, dtype):

@@ -26,6 +26,7 @@ from ..conftest import (
     gradients,
     without_labels,
 )
+from ..support import reference
 
 # Large enough for statistics, with sizes that give each kind of matrix its own bound.
 LARGE: dict[str, Any] = {
@@ -110,6 +111,19 @@ def test_tables_start_without_padding_when_its_id_is_not_zero(tied):
 
     for table in (model.model.shared, model.lm_head):
         assert [row for row in range(37) if not table.weight[row].any()] == [9]
+
+
+def test_embedding_sum_is_the_scaled_lookup_plus_positions(fresh_model):
+    input_ids = torch.arange(1, 1000)[None]
+
+    hidden = fresh_model.model.encoder(input_ids, output_hidden_states=True).hidden_states
+
+    positions = torch.stack([reference.sinusoid(i, 64) for i in range(999)]).float()
+    lookups = hidden[0][0] - positions
+    torch.testing.assert_close(
+        lookups, 8 * fresh_model.model.shared.weight[1:], rtol=1e-4, atol=1e-4
+    )
+    torch.testing.assert_close(lookups.var().item(), 1.0, rtol=0.05, atol=0)
 
 
 @pytest.mark.parametrize("depth_scaled", [False, True])
@@ -197,6 +211,15 @@ def test_replaced_table_serves_the_stacks_that_share_it(tying):
 
     assert model.get_input_embeddings() is model.model.encoder.embed_tokens is table
     assert model.model.decoder.embed_tokens is (target_table if tying else table)
+
+
+def test_new_model_misses_no_weight_that_files_hold_once(tiny_model):
+    # Trainer warns of those that a checkpoint lacks and these names leave out.
+    assert tiny_model._keys_to_ignore_on_save == {
+        "lm_head.weight",
+        "model.encoder.embed_tokens.weight",
+        "model.decoder.embed_tokens.weight",
+    }
 
 
 def test_weights_that_are_tied_no_more_are_saved(tiny_model, batch, tmp_path):
