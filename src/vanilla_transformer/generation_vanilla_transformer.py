@@ -213,7 +213,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
                 f"{implementation!r}`. Leave it out."
             )
         if (
-            implementation is not None
+            implementation not in (None, "dynamic")
             or model_kwargs.get("past_key_values") is not None
             or generation_config.is_assistant
             or generation_mode == GenerationMode.ASSISTED_GENERATION

@@ -47,7 +47,7 @@ SEARCHES: list[dict[str, Any]] = [
     {"num_beams": 3, "min_new_tokens": 4, "repetition_penalty": 1.7, "no_repeat_ngram_size": 2},
     {"num_beams": 3, "forced_bos_token_id": 9},
     {"num_beams": 3, "max_length": 2},
-    {"eos_token_id": None},
+    {"eos_token_id": None, "cache_implementation": "dynamic"},
     {"num_beams": 3, "eos_token_id": None},
     {"max_length": 6, "forced_eos_token_id": 2},
     {"num_beams": 3, "max_length": 6, "forced_eos_token_id": 2},
