@@ -1,38 +1,48 @@
 #!/usr/bin/env python
-"""What each trick of the plugin's `fast_*` files gains: one table, on a CPU.
+"""What each trick of the plugin's `fast_*` files gains on a CPU: one table, in a few minutes.
 
-Each trick is switched off and on in turn in one process. A row is the median over the rounds of the
-time without the trick divided by that with it, in CPU seconds and on the clock.
+Each trick is switched off and on in turn in one process. A row gives the lines that the trick takes
+and the median over the rounds of what a step takes without it, divided by what it takes with it: in
+CPU seconds and on the clock, or in memory. A trick is kept if one of its rows saves 5 %.
 
 Examples:
   python benchmarks/tricks.py
   python benchmarks/tricks.py --rounds 15 --threads 2 --tricks dropout layouts
 """
 
-import argparse
-import statistics
+import inspect
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from statistics import median
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from lab import Report, benchmark_parser, measure_alone, take_turns
 from vanilla_transformer import (
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
     fast_layers_vanilla_transformer,
+    fast_loss_vanilla_transformer,
     fast_search_vanilla_transformer,
 )
+from vanilla_transformer.fast_vanilla_transformer import Fast
+from vanilla_transformer.layers_vanilla_transformer import Attention, run_kernel
+from vanilla_transformer.plain_vanilla_transformer import Plain
 from vanilla_transformer_tools.settings import PRESETS
 
+layers = fast_layers_vanilla_transformer
+loss = fast_loss_vanilla_transformer
+search = fast_search_vanilla_transformer
 Step = Callable[[], None]
-Off = Callable[[], AbstractContextManager[object]]
 VOCABULARY = {"tiny": 8000, "base": 37_000}
 LENGTH = 24
+LEAST_GAIN = 1.05
 
 
 def build(preset: str) -> VanillaTransformerForConditionalGeneration:
@@ -43,14 +53,16 @@ def build(preset: str) -> VanillaTransformerForConditionalGeneration:
     return VanillaTransformerForConditionalGeneration(config)
 
 
-def training_step(preset: str, sentences: int) -> Step:
+def training_step(preset: str, sentences: int, dtype: torch.dtype = torch.float32) -> Step:
     """A whole step, of pairs of `LENGTH` tokens a side."""
     model = build(preset).train()
     optimizer = torch.optim.Adam(model.parameters(), 1e-4, fused=True)
     ids = torch.randint(4, VOCABULARY[preset], (sentences, LENGTH))
 
     def step() -> None:
-        model(ids, labels=ids).loss.backward()
+        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+            total = model(ids, labels=ids).loss
+        total.backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -58,74 +70,162 @@ def training_step(preset: str, sentences: int) -> Step:
 
 
 def generation(preset: str, sentences: int, num_beams: int) -> Step:
-    """A call of `generate` that writes `LENGTH` tokens a sentence."""
+    """A call of `generate` whose sentences end after 1 to `LENGTH` tokens."""
     model = build(preset).eval()
     ids = torch.randint(4, VOCABULARY[preset], (sentences, LENGTH))
-    search = {"num_beams": num_beams, "max_length": LENGTH, "suppress_tokens": [2]}
+    limits = torch.linspace(LENGTH if sentences == 1 else 1, LENGTH, sentences).long()
+    settings = {"num_beams": num_beams, "max_length": LENGTH + 1, "suppress_tokens": [2]}
 
     def step() -> None:
-        model.generate(ids, **search)
+        criteria = [search.SourceLengthLimit(limits)]
+        model.generate(ids, **settings, stopping_criteria=criteria)
 
     return step
 
 
-def ratios(step: Step, off: Off, rounds: int) -> tuple[float, float]:
-    """Median ratios of CPU seconds and of seconds, without the trick to with it."""
-    cpu, clock = [], []
-    for number in range(-1, rounds):
-        seconds = {}
-        for name, context in (("on", nullcontext), ("off", off))[:: -1 if number % 2 else 1]:
-            with context():
-                started = time.process_time(), time.perf_counter()
-                step()
-                ended = time.process_time(), time.perf_counter()
-            seconds[name] = ended[0] - started[0], ended[1] - started[1]
-        if number >= 0:
-            cpu.append(seconds["off"][0] / seconds["on"][0])
-            clock.append(seconds["off"][1] / seconds["on"][1])
-    return statistics.median(cpu), statistics.median(clock)
+class Trick(NamedTuple):
+    """A trick: its code, how it is switched off, and what it is measured on."""
+
+    code: list[Any]
+    off: Callable[[], AbstractContextManager[object]]
+    rows: dict[str, Callable[[], Step]]
 
 
-def without_layouts() -> AbstractContextManager[object]:
+def training_step_alone(is_chunked: bool) -> None:
+    """A step of `base` with the longest batch that a small machine holds, for its memory."""
+    with nullcontext() if is_chunked else patch.object(Fast, "loss", Plain.loss):
+        training_step("base", 48)()
+
+
+@contextmanager
+def without_layouts() -> Iterator[None]:
     """Decoding with weights as they are stored."""
 
     def linear(_: object, module: nn.Linear) -> Callable[..., torch.Tensor]:
         return partial(F.linear, weight=module.weight, bias=module.bias)
 
-    return patch.object(fast_layers_vanilla_transformer.WeightLayouts, "linear", linear)
+    with patch.object(layers.WeightLayouts, "linear", linear):
+        yield
+
+
+@contextmanager
+def without_merged_bans() -> Iterator[None]:
+    """Each processor is called."""
+
+    def keep(self: search.Constraints, processors: Any = ()) -> None:
+        self.banned, self.others = set(), list(processors)
+
+    with patch.object(search.Constraints, "__init__", keep):
+        yield
+
+
+@contextmanager
+def without_wide_kernels() -> Iterator[None]:
+    """Attention in bfloat16 throughout; each module holds the function that it was given."""
+
+    def call(module: Attention, *args: Any, **kwargs: Any) -> Any:
+        return run_kernel(module, *args, **kwargs)
+
+    code, layers.run_fast_kernel.__code__ = layers.run_fast_kernel.__code__, call.__code__
+    try:
+        yield
+    finally:
+        layers.run_fast_kernel.__code__ = code
+
+
+def tricks() -> dict[str, Trick]:
+    """All that a CPU can measure; compiled losses and rows filled up need a GPU."""
+    generations = {
+        f"generate {preset}, {sentences} x {beams}": partial(generation, preset, sentences, beams)
+        for preset, sentences, beams in (
+            ("tiny", 1, 1),
+            ("tiny", 32, 4),
+            ("base", 1, 1),
+            ("base", 1, 4),
+        )
+    }
+    many = {name: step for name, step in generations.items() if " 32 " in name}
+    training = {
+        "train tiny": partial(training_step, "tiny", 80),
+        "train base": partial(training_step, "base", 8),
+    }
+    narrow = {"train tiny, bfloat16": partial(training_step, "tiny", 32, torch.bfloat16)}
+    never_leaves = partial(patch.object, search, "LARGEST_FULL_SHARE", -1)
+    bypassed = [search.direct_call, search.direct_copy, search._unchanged, search._run_torch_kernel]
+    return {
+        "dropout masks": Trick(
+            [layers.Dropout],
+            partial(patch.object, layers.Dropout, "forward", nn.Dropout.forward),
+            training,
+        ),
+        "loss in chunks": Trick([loss], partial(patch.object, Fast, "loss", Plain.loss), training),
+        "wide attention kernels": Trick([layers.run_fast_kernel], without_wide_kernels, narrow),
+        "bypassed module calls": Trick(
+            bypassed,
+            partial(patch.object, search, "is_untouched", lambda module: False),
+            generations,
+        ),
+        "weight layouts": Trick(
+            [layers.WeightForFewRows, layers.WeightLayouts], without_layouts, generations
+        ),
+        "sentences that leave": Trick(
+            [search._kept, search.IncrementalDecoder.keep, search.History.keep], never_leaves, many
+        ),
+        "merged bans": Trick([search.Constraints], without_merged_bans, many),
+        "own search": Trick(
+            [search], partial(patch.object, Fast, "search", Plain.search), generations
+        ),
+    }
+
+
+def measure(step: Step, context: Callable[[], AbstractContextManager[object]]) -> list[float]:
+    """CPU seconds and seconds of a step."""
+    with context():
+        started = time.process_time(), time.perf_counter()
+        step()
+        ended = time.process_time(), time.perf_counter()
+    return [end - start for start, end in zip(started, ended, strict=True)]
+
+
+def gains(trick: Trick, rounds: int) -> Iterator[tuple[str, float, float]]:
+    """For each row its name, and the median ratios without the trick to with it."""
+    for name, build_step in trick.rows.items():
+        step = build_step()
+        contenders = {
+            "on": partial(measure, step, nullcontext),
+            "off": partial(measure, step, trick.off),
+        }
+        taken = take_turns(contenders, rounds, warm_ups=1)
+        cpu, clock = (
+            median(off[kind] / on[kind] for on, off in zip(taken["on"], taken["off"], strict=True))
+            for kind in (0, 1)
+        )
+        yield name, cpu, clock
+    if trick.code == [loss]:
+        on, off = (
+            measure_alone(training_step_alone, is_chunked).growth for is_chunked in (True, False)
+        )
+        yield "memory of train base", off / on, off / on
 
 
 def main() -> None:
     """Prints the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=7, help="rounds of each row (default: 7)")
-    parser.add_argument("--threads", type=int, default=1, help="threads of torch (default: 1)")
-    parser.add_argument("--tricks", nargs="+", help="names of rows (default: all)")
+    parser = benchmark_parser(__doc__, rounds=5)
+    parser.add_argument("--threads", type=int, default=1, help="Threads of torch; default: 1.")
+    parser.add_argument("--tricks", nargs="+", help="Words in names of tricks; default: all.")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    layers, search = fast_layers_vanilla_transformer, fast_search_vanilla_transformer
-    called = partial(patch.object, search, "is_untouched", lambda module: False)
-    plain_dropout = partial(patch.object, layers.Dropout, "forward", nn.Dropout.forward)
-    rows: list[tuple[str, str, Callable[[], Step], Off]] = [
-        ("dropout", "training tiny", partial(training_step, "tiny", 80), plain_dropout),
-        ("dropout", "training base", partial(training_step, "base", 24), plain_dropout),
-    ]
-    for preset, sentences, beams in (
-        ("tiny", 1, 1),
-        ("tiny", 32, 4),
-        ("base", 1, 1),
-        ("base", 1, 4),
-    ):
-        of = f"generate {preset}, {sentences} x {beams}"
-        rows.append(("bypass", of, partial(generation, preset, sentences, beams), called))
-        rows.append(("layouts", of, partial(generation, preset, sentences, beams), without_layouts))
-    print("| trick | measured on | off / on, CPU | off / on, clock |\n| --- | --- | --- | --- |")
-    for name, of, build_step, off in rows:
-        if not args.tricks or name in args.tricks:
-            cpu, clock = ratios(build_step(), off, args.rounds)
-            print(f"| {name} | {of} | {cpu:.3f} | {clock:.3f} |", flush=True)
+    report = Report(args.output)
+    columns = ("trick", "lines", "measured on", "off / on, CPU", "off / on, clock", "kept")
+    report.table(f"{args.rounds} rounds", *columns)
+    for name, trick in tricks().items():
+        if args.tricks and not any(word in name for word in args.tricks):
+            continue
+        lines = sum(len(inspect.getsourcelines(part)[0]) for part in trick.code)
+        rows = list(gains(trick, args.rounds))
+        verdict = "kept" if max(cpu for _, cpu, _ in rows) >= LEAST_GAIN else "gone"
+        for measured_on, cpu, clock in rows:
+            report.row(name, lines, measured_on, f"{cpu:.3f}", f"{clock:.3f}", verdict)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer
 
 # Around the alternative for a whole symbol, in front of a pattern; escaped symbols contain neither.
 _WHOLE, _END_OF_WHOLE = r"\A(?:", r")\z|"
@@ -79,16 +79,6 @@ def without_symbols(
     pattern = _any_of(list(symbols))
     found = re.compile(f"(?<![^ ])(?:{pattern})(?![^ ])" if between_blanks else pattern)
     return (found.sub(" ", line) for line in lines)
-
-
-def prefix_only_the_beginning(backend: Tokenizer) -> None:
-    """Lets no blank be put behind an added token, as tokenizers of earlier releases do."""
-    steps = backend.pre_tokenizer
-    if isinstance(steps, pre_tokenizers.Sequence) and isinstance(
-        steps[0], pre_tokenizers.Metaspace
-    ):
-        steps[0].prepend_scheme = "first"
-        backend.pre_tokenizer = steps
 
 
 def found_everywhere(token: str | AddedToken) -> AddedToken:

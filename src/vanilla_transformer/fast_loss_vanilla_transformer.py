@@ -7,7 +7,7 @@ P passes, 2 with R-Drop and else 1.
 import math
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,22 +34,6 @@ FILLER_LOGIT = -1e30
 # Gradients of logits are multiplied by this before they are rounded to float16, whose least number
 # is 6e-8. Its largest, 65,504, leaves room for gradients of up to 255.
 FLOAT16_SCALE = 256.0
-
-
-class Projection(NamedTuple):
-    """How the gradient of logits enters the matrix products.
-
-    Attributes:
-        entries: Size of the vocabulary V; later logits of a row are fillers.
-        dtype: Dtype of the products' factors.
-        scale: The gradient is multiplied by this before it is rounded to `dtype`.
-        has_bias: Whether the sum of each entry's gradients is needed.
-    """
-
-    entries: int
-    dtype: torch.dtype
-    scale: float
-    has_bias: bool
 
 
 def projected_loss_sum(
@@ -252,7 +236,7 @@ def _loss_and_gradients(
     grad_bias = None
     if bias is not None and needed[2]:
         grad_bias = torch.zeros_like(bias, dtype=wide)
-    projection = Projection(entries, narrow, scale, grad_bias is not None)
+    settings = terms, entries, narrow, scale, grad_bias is not None
     size = _chunk_size(labels, entries)
     # One buffer for the logits of all chunks: fresh memory costs a CPU as much as a softmax.
     rows = labels[:, :size].numel()
@@ -267,7 +251,7 @@ def _loss_and_gradients(
             logits[:, entries:] = FILLER_LOGIT
             if bias is not None:
                 logits[:, :entries] += bias
-            loss, grad_logits, bias_sums = kernel(logits, label.reshape(-1, 1), terms, projection)
+            loss, grad_logits, bias_sums = kernel(logits, label.reshape(-1, 1), *settings)
             total.add_(loss)
             if grad_bias is not None and bias_sums is not None:
                 grad_bias.add_(bias_sums)
@@ -319,19 +303,25 @@ def _compiled_kernel(backend: Any) -> Any:
 
 
 def _loss_and_factor(
-    logits: Tensor, label: Tensor, terms: LossTerms, projection: Projection
+    logits: Tensor,
+    label: Tensor,
+    terms: LossTerms,
+    entries: int,
+    dtype: torch.dtype,
+    scale: float,
+    has_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """`loss_sum` of `logits`, its gradient as a factor of products, and the bias' gradient.
+    """`loss_sum` of `logits`, its gradient times `scale` in `dtype`, and the bias' gradient.
 
     The logits are overwritten, except by compiled code: its kernels hold no wide gradient.
     """
     if torch.compiler.is_compiling():
         logits = logits.clone()
-    loss, gradient = _loss_and_gradient(logits, label, terms, projection.entries)
-    bias_sums = gradient[:, : projection.entries].sum(0) if projection.has_bias else None
-    if projection.scale != 1:
-        gradient *= projection.scale
-    return loss, gradient.to(projection.dtype), bias_sums
+    loss, gradient = _loss_and_gradient(logits, label, terms, entries)
+    bias_sums = gradient[:, :entries].sum(0) if has_bias else None
+    if scale != 1:
+        gradient *= scale
+    return loss, gradient.to(dtype), bias_sums
 
 
 def _loss_and_gradient(

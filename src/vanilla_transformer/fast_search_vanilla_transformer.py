@@ -9,10 +9,10 @@ N hypotheses of a sentence · K key positions · C candidates.
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -43,11 +43,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging
 
 from .fast_layers_vanilla_transformer import WeightLayouts, is_untouched
-from .generation_vanilla_transformer import (
-    SourceLengthLimit,
-    VanillaTransformerGenerationMixin,
-    padded,
-)
+from .generation_vanilla_transformer import SourceLengthLimit, padded
 from .layers_vanilla_transformer import Attention, Layer
 
 logger = logging.get_logger(__name__)
@@ -97,7 +93,8 @@ class History(Cache):
         end = self.length + new
         if end > buffers[0].shape[2]:
             room = end if self.length == 0 else 2 * end + POSITIONS_AHEAD * new
-            buffers[:] = [_widened(buffer, self.length, room) for buffer in buffers]
+            ahead = (0, 0, 0, room - self.length)
+            buffers[:] = [F.pad(buffer[:, :, : self.length], ahead) for buffer in buffers]
         keys, values = (buffer.narrow(2, 0, end) for buffer in buffers)
         keys.narrow(2, self.length, new).copy_(key_states)
         values.narrow(2, self.length, new).copy_(value_states)
@@ -109,14 +106,6 @@ class History(Cache):
             layer_idx: [buffer.index_select(0, rows) for buffer in buffers]
             for layer_idx, buffers in self.buffers.items()
         }
-
-
-def _widened(buffer: Tensor, filled: int, room: int) -> Tensor:
-    """A copy `[B, H, room, E]` of a buffer, filled in the first positions."""
-    batch, heads, _, size = buffer.shape
-    wider = buffer.new_empty(batch, heads, room, size)
-    wider[:, :, :filled] = buffer[:, :, :filled]
-    return wider
 
 
 def direct_call(module: nn.Module, layouts: WeightLayouts) -> Callable[..., Any]:
@@ -316,19 +305,6 @@ def mean_log_probs(logits: list[Tensor]) -> Tensor:
     return log_probs.logsumexp(0) - math.log(len(logits))
 
 
-class Decoding(Protocol):
-    """What a search needs from one model or several; see `IncrementalDecoder`."""
-
-    def first_logits(self, prompt: Tensor) -> Tensor:
-        """`[B, P]` -> `[B, V]`."""
-
-    def next_logits(self, tokens: Tensor, parents: Tensor | None = None) -> Tensor:
-        """`[B, N]` -> `[B, N, V]`."""
-
-    def keep(self, rows: Tensor) -> None:
-        """Forgets all sentences but those at `rows`."""
-
-
 class Constraints:
     """Logits processors, those that ban single tokens merged into one.
 
@@ -383,7 +359,7 @@ class Constraints:
 
 
 def greedy_search(
-    decoding: Decoding,
+    decoding: IncrementalDecoder | MeanDecoding,
     prompt: Tensor,
     limits: list[int],
     end_tokens: set[int],
@@ -444,11 +420,9 @@ def _sent(numbers: Iterable[int], device: torch.device) -> Tensor:
 
 
 def _until_look(device: torch.device, longest: int) -> int:
-    """Number of steps after which the tokens are read.
+    """Number of steps after which tokens are read, which waits for every device but the CPU.
 
-    Args:
-        device: Reading waits for every device but the CPU.
-        longest: Number of tokens that an open sentence may still have; no step goes beyond it.
+    No step goes beyond the `longest` number of tokens that an open sentence may still have.
     """
     return 1 if device.type == "cpu" else max(1, min(STEPS_BETWEEN_LOOKS, longest))
 
@@ -543,7 +517,7 @@ class Beam:
 
 
 def beam_search(
-    decoding: Decoding,
+    decoding: IncrementalDecoder | MeanDecoding,
     prompt: Tensor,
     limits: list[int],
     end_tokens: set[int],
@@ -577,9 +551,15 @@ def beam_search(
             logits.log_softmax(-1, dtype=torch.float32).flatten(0, 1), sequences.flatten(0, 1)
         ).view_as(logits)
         # The best of each hypothesis, then of all hypotheses of a sentence.
-        best, tokens = log_probs.topk(candidates)
-        best, indices = (best + scores[..., None]).flatten(1).topk(candidates)
-        tokens, parents = tokens.flatten(1).gather(1, indices), indices // candidates
+        best, tokens = log_probs.topk(min(candidates, log_probs.shape[-1]))
+        count, each = best.shape[1:]
+        best, tokens = (best + scores[..., None]).flatten(1), tokens.flatten(1)
+        if (missing := candidates - count * each) > 0:
+            # A vocabulary smaller than the beam: impossible hypotheses fill it up.
+            best = F.pad(best, (0, missing), value=-torch.inf)
+            tokens = F.pad(tokens, (0, missing))
+        best, indices = best.topk(candidates)
+        tokens, parents = tokens.gather(1, indices), (indices // each).clamp(max=count - 1)
         unseen.append((best, tokens, parents))
         # As in `Beam.advance`: the best that do not end.
         has_ended = (tokens[..., None] == ends).any(-1)
@@ -611,7 +591,7 @@ def beam_search(
 
 def search(
     models: Sequence[Any],
-    input_ids: Tensor,
+    encoded: Sequence[Tensor],
     attention_mask: Tensor | None,
     prompt: Tensor,
     limits: list[int],
@@ -625,7 +605,7 @@ def search(
     Args:
         models: `VanillaTransformerForConditionalGeneration`s with the same vocabularies, for which
             `reason_against` has no reason.
-        input_ids: Sources `[B, S]`.
+        encoded: The sources as each model's encoder has read them, `[B, S, D]`.
         attention_mask: 1 = real source token, `[B, S]`; None: all are.
         prompt: Beginning of each output, without padding, `[B, P]`.
         limits: Longest output of each sentence in tokens, prompt not counted.
@@ -637,28 +617,15 @@ def search(
     Returns:
         For each sentence its outputs after the prompt with their ranks, best first: N with
         `settings`, else one, whose rank is NaN.
-
-    Raises:
-        ValueError: If a beam needs more tokens than the target vocabulary allows.
     """
     decodings = [
-        IncrementalDecoder(
-            model,
-            model.get_encoder()(input_ids, attention_mask=attention_mask).last_hidden_state,
-            attention_mask,
-        )
-        for model in models
+        IncrementalDecoder(model, hidden_states, attention_mask)
+        for model, hidden_states in zip(models, encoded, strict=True)
     ]
     decoding = decodings[0] if len(decodings) == 1 else MeanDecoding(decodings)
     arguments = (decoding, prompt, limits, end_tokens, constraints)
     if settings is None:
         return [[(math.nan, tokens)] for tokens in greedy_search(*arguments, draw)]
-    allowed = models[0].config.target_vocab_size - len(constraints.banned)
-    if allowed < (needed := settings.candidates(end_tokens)):
-        raise ValueError(
-            f"{settings.num_beams} beams need {needed} target tokens that are not banned, got "
-            f"{allowed}. Use fewer beams."
-        )
     return beam_search(*arguments, settings)
 
 
@@ -683,90 +650,79 @@ def search_of_generate(
     Returns:
         Prompts and outputs, padded to one length, `[B * outputs, T]`.
     """
-    ends = _end_tokens(stopping_criteria)
-    constraints = Constraints(logits_processor)
-    beams = generation_config.num_beams
-    settings = BeamSettings(
-        beams,
-        generation_config.length_penalty,
-        generation_config.early_stopping,
-        generation_config.max_length - input_ids.shape[1],
-    )
-    allowed = model.config.target_vocab_size - len(constraints.banned)
     parts = (*logits_processor, *stopping_criteria)
-    reasons = _reasons_against_call(generation_config, parts, **inputs)
-    reason = next(reasons, None) or reason_against(model)
-    if reason is None and (not ends or allowed < settings.candidates(ends)):
-        # Transformers then continues beyond limits, or with impossible hypotheses.
-        reason = "there is no end token, or fewer tokens than a step has candidates"
+    reason = _reason_against_call(generation_config, parts, **inputs) or reason_against(model)
     if reason is not None:
         logger.debug(f"`generate` runs Transformers' search, because {reason}.")
         return None
     logger.debug("`generate` runs the search of vanilla_transformer.")
-    hidden_states, mask = inputs["encoder_outputs"][0], inputs.get("attention_mask")
-    mask = None if mask is None else mask[::beams]
-    decoding = IncrementalDecoder(model, hidden_states[::beams], mask)
+    beams, mask = generation_config.num_beams, inputs.get("attention_mask")
     prompts = input_ids[::beams]
-    limits = _limits(stopping_criteria, *prompts.shape)
-    fill = generation_config._pad_token_tensor
-    if beams == 1:
-        draw = _draw if generation_config.do_sample else None
-        outputs = greedy_search(decoding, prompts, limits, ends, constraints, draw)
-    else:
-        count = generation_config.num_return_sequences
-        found = beam_search(decoding, prompts, limits, ends, constraints, settings)
-        outputs = [tokens for hypotheses in found for _, tokens in hypotheses[:count]]
-        prompts = prompts.repeat_interleave(count, 0)
-        # Transformers pads with the padding token only if its id is not 0.
-        fill = fill or generation_config._eos_token_tensor[0]
-    rows, _ = padded(outputs, int(fill))
+    settings = draw = None
+    if beams > 1:
+        settings = BeamSettings(
+            beams,
+            generation_config.length_penalty,
+            generation_config.early_stopping,
+            generation_config.max_length - prompts.shape[1],
+        )
+    elif generation_config.do_sample:
+        draw = _draw
+    found = search(
+        [model],
+        [inputs["encoder_outputs"][0][::beams]],
+        None if mask is None else mask[::beams],
+        prompts,
+        *_limits_and_ends(stopping_criteria, *prompts.shape),
+        Constraints(logits_processor),
+        settings,
+        draw,
+    )
+    count = 1 if settings is None else generation_config.num_return_sequences
+    fill, ends = generation_config._pad_token_tensor, generation_config._eos_token_tensor
+    if settings is not None and not fill and ends is not None:
+        # Transformers pads the outputs of beams with the padding token only if its id is not 0.
+        fill = ends[0]
+    outputs = [tokens for hypotheses in found for _, tokens in hypotheses[:count]]
+    rows, _ = padded(outputs, int(fill or 0))
+    prompts = prompts.repeat_interleave(count, 0)
     return torch.cat((prompts, rows.to(prompts.device)), dim=-1)
 
 
-def _reasons_against_call(
+def _reason_against_call(
     config: GenerationConfig,
     parts: Sequence[Any],
-    past_key_values: Cache | None = None,
+    use_cache: bool | None = None,
     encoder_outputs: Any = None,
     attention_mask: Tensor | None = None,
-    use_cache: bool | None = None,
     logits_to_keep: Any = None,
     labels: Tensor | None = None,
     **others: Any,
-) -> Iterator[str]:
-    """Why these searches do not support a call of `generate`.
+) -> str | None:
+    """Why these searches do not support a call of `generate`; None: they do.
 
-    Args:
-        config: The call's settings.
-        parts: Its logits processors and stopping criteria.
-        past_key_values: The model's cache.
-        encoder_outputs: Encoded sources.
-        attention_mask: Mask of the sources.
-        use_cache: Whether the model's cache is to be used.
-        logits_to_keep: Without effect here.
-        labels: Given by Seq2SeqTrainer; `prepare_inputs_for_generation` drops them.
-        others: Such as `streamer` or `decoder_attention_mask`.
+    The `parts` are its logits processors and stopping criteria. `others`, such as a `streamer` or a
+    cache of the user's own, are not supported; Seq2SeqTrainer gives `labels`, which nothing reads.
     """
-    for name in ("use_transformers_search", "return_dict_in_generate", "is_assistant"):
-        if getattr(config, name, None):
-            yield f"`{name}` is set"
-    if config.do_sample and config.num_beams > 1:
-        yield "beams are drawn (`do_sample`)"
-    for name, value in others.items():
-        if value is not None and value is not False:
-            yield f"`{name}` is given"
-    if not (use_cache and _is_own_dynamic_cache(past_key_values)):
-        yield "the cache is not a new dynamic one"
-    for part in parts:
-        if type(part) not in (*ROWWISE_PROCESSORS, *KNOWN_CRITERIA):
-            yield f"{type(part).__name__} is not known to look at single rows only"
+    known = (*ROWWISE_PROCESSORS, *KNOWN_CRITERIA)
+    foreign = [type(part).__name__ for part in parts if type(part) not in known]
+    given = [f"`{name}`" for name, x in others.items() if x is not None and x is not False]
+    reasons = {
+        "`use_transformers_search` is set": getattr(config, "use_transformers_search", None),
+        "`return_dict_in_generate` is set": config.return_dict_in_generate,
+        "beams are drawn (`do_sample`)": config.do_sample and config.num_beams > 1,
+        "`use_cache` is not set": not use_cache,
+        f"{' and '.join(given)} is given": given,
+        f"{' and '.join(foreign)} is not known to look at single rows only": foreign,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 def reason_against(model: Any) -> str | None:
     """Why only Transformers' searches support a model; None: these do, too.
 
     Hypotheses take the axis of target positions, which other classes of attention may read
-    otherwise. Modules inside of a layer may be anything: they are called.
+    differently. Modules inside of a layer may be anything: they are called.
 
     Args:
         model: A `VanillaTransformerForConditionalGeneration`.
@@ -774,20 +730,15 @@ def reason_against(model: Any) -> str | None:
     if (kernel := model.config._attn_implementation) not in ("eager", "sdpa"):
         return f"attention runs with {kernel!r}, which takes no mask of another form"
     stack = model.model.decoder
-    stages = (model, model.model, stack)
-    children = [pair for layer in stack.layers for pair in layer.named_children()]
-    attentions = [child for name, child in children if name.endswith("_attn")]
-    kinds = [type(part) for part in (model.model, stack, *stack.layers, *attentions)]
-    kinds.append(next(kind for kind in type(model).__mro__ if "forward" in vars(kind)))
-    prepare = getattr(model.prepare_inputs_for_generation, "__func__", None)
-    if (
-        not all(map(_is_ours, kinds))
-        or any(map(_is_changed, stages))
-        # PEFT puts the prefix of prefix tuning in there.
-        or prepare is not VanillaTransformerGenerationMixin.prepare_inputs_for_generation
-    ):
+    attentions = [part for layer in stack.layers for part in _attentions(layer)]
+    kinds = map(type, (model, model.model, stack, *stack.layers, *attentions))
+    if not all(map(_is_ours, kinds)) or any(map(_is_changed, (model, model.model, stack))):
         return "other code than this package's decodes: a hook, a subclass or another method"
     return None
+
+
+def _attentions(layer: nn.Module) -> list[nn.Module]:
+    return [child for name, child in layer.named_children() if name.endswith("_attn")]
 
 
 def _is_ours(kind: type) -> bool:
@@ -797,49 +748,34 @@ def _is_ours(kind: type) -> bool:
 
 
 def _is_changed(stage: nn.Module) -> bool:
-    """Whether a call of a stage runs more than its `forward`; a search does not call it."""
-    method: Any = vars(stage).get("forward", type(stage).forward)
+    """Whether a call of a stage runs more than its class says; a search does not call it."""
+    method: Any = vars(stage).get("forward")
     if getattr(method, "__module__", None) == "accelerate.utils.operations":
         # Accelerate's autocast, with outputs in float32: a search keeps the precision of weights.
         while hasattr(method, "__wrapped__") and method is not type(stage).forward:
             method = method.__wrapped__
-    hooks = stage._forward_hooks or stage._forward_pre_hooks
-    return bool(hooks) or method is not type(stage).forward
+    is_replaced = method not in (None, type(stage).forward)
+    # PEFT puts the prefix of prefix tuning in there.
+    is_replaced |= "prepare_inputs_for_generation" in vars(stage)
+    return bool(is_replaced or stage._forward_hooks or stage._forward_pre_hooks)
 
 
-def _end_tokens(stopping_criteria: StoppingCriteriaList) -> set[int]:
-    return {
-        token
-        for criterion in stopping_criteria
-        if type(criterion) is EosTokenCriteria
-        for token in criterion.eos_token_id.tolist()
-    }
-
-
-def _limits(
+def _limits_and_ends(
     stopping_criteria: StoppingCriteriaList, sentences: int, prompt_length: int
-) -> list[int]:
-    """Longest output of each sentence in tokens, prompt not counted."""
+) -> tuple[list[int], set[int]]:
+    """Longest output of each sentence in tokens, prompt not counted, and what ends one."""
     limits = torch.full((sentences,), torch.iinfo(torch.long).max, device="cpu")
+    ends: set[int] = set()
     for criterion in stopping_criteria:
-        if type(criterion) is MaxLengthCriteria:
+        if isinstance(criterion, EosTokenCriteria):
+            ends.update(criterion.eos_token_id.tolist())
+        elif isinstance(criterion, MaxLengthCriteria):
             limits = limits.clamp(max=criterion.max_length - prompt_length)
-        elif type(criterion) is SourceLengthLimit:
+        else:
             own = criterion.limits.cpu().repeat_interleave(sentences // len(criterion.limits))
             limits = limits.minimum(own + 1 - prompt_length)
     found: list[int] = limits.tolist()
-    return found
-
-
-def _is_own_dynamic_cache(cache: Cache | None) -> bool:
-    return (
-        isinstance(cache, EncoderDecoderCache)
-        and all(
-            type(half) is DynamicCache and not half.offloading
-            for half in (cache.self_attention_cache, cache.cross_attention_cache)
-        )
-        and not getattr(cache, "_is_user_defined", False)
-    )
+    return found, ends
 
 
 def _draw(scores: Tensor) -> Tensor:

@@ -1,15 +1,17 @@
-"""How `generate` differs from Transformers' own: its caches, masks and searches."""
+"""How `generate` differs from Transformers' own: its caches, masks, stop strings and searches."""
 
 import copy
+import os
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, PreTrainedTokenizerBase
-from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.generation import (
     GenerationMixin,
+    GenerationMode,
     LogitsProcessorList,
     StoppingCriteria,
     StoppingCriteriaList,
@@ -18,7 +20,6 @@ from transformers.masking_utils import create_causal_mask
 from transformers.utils.generic import is_flash_attention_requested
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
-from .stop_strings_vanilla_transformer import StopStrings
 
 
 class SourceLengthLimit(StoppingCriteria):
@@ -37,6 +38,43 @@ class SourceLengthLimit(StoppingCriteria):
         return input_ids.shape[1] - 1 >= self.limits.repeat_interleave(beams)
 
 
+class StopStrings(StoppingCriteria):
+    """Ends an output whose last token completes one of several strings.
+
+    Transformers' own class looks at each token of the vocabulary by itself. That fails where the
+    tokenizer does not know its sample text, as of words or characters, and gives the first word of
+    an output a blank that the decoded text does not have.
+
+    Args:
+        strings: Text that ends an output; it stays part of it.
+        tokenizer: Tokenizer of the outputs.
+    """
+
+    def __init__(self, strings: list[str], tokenizer: PreTrainedTokenizerBase) -> None:
+        self.strings = strings
+        self.tokenizer = tokenizer
+        names = ("pad", "bos", "eos")
+        self.no_text = {getattr(tokenizer, f"{name}_token_id", None) for name in names}
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        """Which outputs end, `[B]`, of ids `[B, T]`."""
+        ended = [self._ends(row) for row in input_ids.tolist()]
+        return torch.tensor(ended, device=input_ids.device)
+
+    def _ends(self, ids: list[int]) -> bool:
+        before, text = self._text(ids[:-1]), self._text(ids)
+        # Bytes of a character that was incomplete may have changed the end of the text.
+        old = len(os.path.commonprefix([before, text]))  # noqa: RUF071
+        return any(
+            (found := text.rfind(string)) >= 0 and found + len(string) > old
+            for string in self.strings
+        )
+
+    def _text(self, ids: list[int]) -> str:
+        text: str = self.tokenizer.decode([token for token in ids if token not in self.no_text])
+        return text
+
+
 class VanillaTransformerGenerationMixin(GenerationMixin):
     """`generate` and its methods, with corrections for caches and masks of an encoder-decoder."""
 
@@ -46,16 +84,10 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         use_transformers_search: bool | None = None,
         **kwargs: Any,
     ) -> tuple[GenerationConfig, dict[str, Any]]:
-        """As in Transformers, plus `use_transformers_search`.
+        """As in Transformers, plus `use_transformers_search`: True never runs the fast search.
 
         A call with `max_new_tokens` replaces the model's own `max_length` without the warning that
         is meant for calls with both.
-
-        Args:
-            generation_config: As Transformers takes it.
-            use_transformers_search: True: never runs this package's search; None: as in the
-                generation config.
-            kwargs: As Transformers takes them.
         """
         config, model_kwargs = super()._prepare_generation_config(generation_config, **kwargs)
         if config.bad_words_ids:
@@ -108,7 +140,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
 
         Args:
             attention_mask: 1 = real target token, `[B, past + T]`.
-            kwargs: Of Transformers' own; unused.
+            kwargs: Further arguments of Transformers' method; unused.
         """
         return attention_mask
 
@@ -116,8 +148,8 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         """As in Transformers, with the target's vocabulary instead of the source's.
 
         Args:
-            args: Of Transformers' own.
-            kwargs: Of Transformers' own.
+            args: Arguments of Transformers' method.
+            kwargs: Further ones, by name.
         """
         writer = self._with_written_vocabulary()
         scores: Tensor = GenerationMixin.compute_transition_scores(writer, *args, **kwargs)
@@ -127,11 +159,6 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         self, generation_config: GenerationConfig, *args: Any, **kwargs: Any
     ) -> LogitsProcessorList:
         """As in Transformers, with the target's vocabulary instead of the source's.
-
-        Args:
-            generation_config: Settings of `generate`.
-            args: Further arguments of Transformers' method.
-            kwargs: Likewise, by name.
 
         Raises:
             ValueError: If the source's ids are to change the scores of another vocabulary.
@@ -151,12 +178,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         return GenerationMixin._get_logits_processor(writer, generation_config, *args, **kwargs)
 
     def _get_candidate_generator(self, *args: Any, **kwargs: Any) -> Any:
-        """As in Transformers, with the target's vocabulary instead of the source's.
-
-        Args:
-            args: Arguments of Transformers' method.
-            kwargs: Likewise, by name.
-        """
+        """As in Transformers, with the target's vocabulary instead of the source's."""
         writer = self._with_written_vocabulary()
         return GenerationMixin._get_candidate_generator(writer, *args, **kwargs)
 
@@ -170,40 +192,34 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         return writer
 
     def _prepare_cache_for_generation(
-        self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *args: Any
+        self,
+        generation_config: GenerationConfig,
+        model_kwargs: dict[str, Any],
+        generation_mode: GenerationMode,
+        *args: Any,
     ) -> None:
-        """As in Transformers, which copies the config twice for a plain dynamic cache.
-
-        Args:
-            generation_config: Of `generate`.
-            model_kwargs: Inputs of the model; the cache is added.
-            args: Of Transformers' own, for other caches.
-        """
-        if (
-            generation_config.cache_implementation is None
-            and generation_config.use_cache
-            and not generation_config.is_assistant
-            and model_kwargs.get("past_key_values") is None
-        ):
-            caches = (DynamicCache(), DynamicCache())
-            model_kwargs["past_key_values"] = EncoderDecoderCache(*caches)
-        else:
-            self._refuse_cache(generation_config.cache_implementation)
-            super()._prepare_cache_for_generation(generation_config, model_kwargs, *args)
-
-    def _refuse_cache(self, implementation: str | None) -> None:
-        """Refuses static caches for models with more or fewer heads of values than of keys.
+        """As in Transformers; the decoder itself makes a plain dynamic cache, if it runs.
 
         Raises:
-            ValueError: If the model is one.
+            ValueError: If a static cache is asked for, and values have not as many heads as keys.
         """
+        implementation = generation_config.cache_implementation
         shapes = self.config.head_shapes(self.config.decoder_attention_heads)
         keys, values = shapes.key.heads, shapes.value.heads
-        if implementation is not None and "static" in implementation and keys != values:
+        if "static" in (implementation or "") and keys != values:
             raise ValueError(
                 "A static cache needs as many heads of values as of keys, got "
                 f"{values} (`value_heads`) and {keys} (`key_heads`) for `cache_implementation="
                 f"{implementation!r}`. Leave it out."
+            )
+        if (
+            implementation not in (None, "dynamic")
+            or model_kwargs.get("past_key_values") is not None
+            or generation_config.is_assistant
+            or generation_mode == GenerationMode.ASSISTED_GENERATION
+        ):
+            super()._prepare_cache_for_generation(
+                generation_config, model_kwargs, generation_mode, *args
             )
 
     def _prepare_model_inputs(self, *args: Any, **kwargs: Any) -> Any:
@@ -211,10 +227,6 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
 
         FSDP2 collects what belongs to no layer, such as the norm after the last one, in the model's
         own `forward` only.
-
-        Args:
-            args: Of Transformers' own.
-            kwargs: Of Transformers' own.
         """
         if hasattr(type(self), "unshard"):
             self.unshard()
@@ -226,10 +238,6 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         """Reorders the targets' keys and values with their beams; sources are not copied.
 
         Beam search calls it after each step. Beams move within their sentence only.
-
-        Args:
-            past_key_values: Of all beams.
-            beam_idx: Row that each row continues, `[B]`.
         """
         past_key_values.self_attention_cache.reorder_cache(beam_idx)
         return past_key_values

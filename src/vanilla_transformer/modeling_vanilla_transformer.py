@@ -236,9 +236,7 @@ class Decoder(Stack):
         """
         inputs_embeds = self.lookup(input_ids, inputs_embeds)
         if use_cache and past_key_values is None:
-            past_key_values = EncoderDecoderCache(
-                DynamicCache(config=self.config), DynamicCache(config=self.config)
-            )
+            past_key_values = EncoderDecoderCache(DynamicCache(), DynamicCache())
         past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
         hidden_states = self.add_positions(inputs_embeds, attention_mask, past_length)
 
@@ -478,18 +476,7 @@ class VanillaTransformerForConditionalGeneration(
         num_items_in_batch: int | Tensor | None,
         r_drop_alpha: float,
     ) -> Tensor:
-        """The loss of a target, smoothed in training only.
-
-        Args:
-            hidden_states: The decoder's output, `[B, T, D]`.
-            logits: `[B, T, V]`; None: they are computed from `hidden_states`.
-            labels: `[B, T]`, -100 at positions without a target.
-            num_items_in_batch: Divisor of the sum; None: the number of targets in this batch.
-            r_drop_alpha: Weight of R-Drop's divergence.
-
-        Raises:
-            ValueError: If there is not one label for each position, or R-Drop has an odd batch.
-        """
+        """The loss of a target; without `logits`, they are computed from `hidden_states`."""
         if labels.shape != hidden_states.shape[:-1]:
             raise ValueError(
                 "`labels` must have one entry for each target position that the decoder reads, got "
@@ -515,11 +502,7 @@ class VanillaTransformerForConditionalGeneration(
         return total / torch.as_tensor(num_items_in_batch).clamp(min=1)
 
     def _refuse_partial_logits(self, logits_to_keep: int | Tensor) -> None:
-        """The loss needs the logits of all targets.
-
-        Raises:
-            ValueError: If only some are kept.
-        """
+        """The loss needs the logits of all targets."""
         if isinstance(logits_to_keep, Tensor) or logits_to_keep != 0:
             raise ValueError(
                 "`labels` need the logits of all target positions, that is `logits_to_keep=0`, "

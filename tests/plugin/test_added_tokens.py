@@ -49,12 +49,11 @@ def texts_with_own(count, seed):
     ]
 
 
-@pytest.mark.parametrize("tags", [(), ("de",)])
 @pytest.mark.parametrize(
     ("kind", "pretokenized"), [("bpe", False), ("bpe", True), ("unigram", False)]
 )
-def test_text_with_added_tokens_comes_back(kind, pretokenized, tags, tmp_path):
-    tokenizer = train(kind, pretokenized=pretokenized, target_languages=tags)
+def test_text_with_added_tokens_comes_back(kind, pretokenized, tmp_path):
+    tokenizer = train(kind, pretokenized=pretokenized, target_languages=["de"])
     size = len(tokenizer)
     # "</" may be a piece that was learned.
     assert size + add(tokenizer) == len(tokenizer)
@@ -111,14 +110,6 @@ def test_special_tokens_that_are_added_are_found_and_dropped_as_such(kind, tmp_p
         assert loaded("</s>").input_ids.count(loaded.eos_token_id) == 1
 
 
-def test_blank_after_an_added_token_counts():
-    tokenizer = train("bpe")
-    tokenizer.add_tokens(["<ph>"])
-
-    assert tokenizer.tokenize("<ph>Hund") != tokenizer.tokenize("<ph> Hund")
-    assert tokenizer.tokenize("<ph> Hund")[1:] == tokenizer.tokenize("Hund")
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_ids_of_other_text_stay_when_tokens_are_added(kind):
     tokenizer = train(kind)
@@ -128,20 +119,6 @@ def test_ids_of_other_text_stay_when_tokens_are_added(kind):
     tokenizer.add_tokens(["<ph>"])
 
     assert tokenizer(CORPUS).input_ids == before
-
-
-def test_tokenizer_of_an_earlier_release_gives_text_back_after_adding(tmp_path):
-    train("bpe").save_pretrained(tmp_path)
-    file = tmp_path / "tokenizer.json"
-    content = file.read_text(encoding="utf-8")
-    assert '"first"' in content
-    file.write_text(content.replace('"first"', '"always"'), encoding="utf-8")
-    tokenizer = VanillaTransformerTokenizer.from_pretrained(tmp_path)
-
-    tokenizer.add_tokens(["<ph>"])
-
-    ids = tokenizer("<ph>: Hund", add_special_tokens=False).input_ids
-    assert tokenizer.decode(ids) == "<ph>: Hund"
 
 
 @pytest.mark.parametrize(("form", "token"), [(None, " x"), ("NFKC", "①"), (None, "a\u200bb")])

@@ -32,7 +32,7 @@ from ..support.gradients_of_one_update import build_model
 
 TEXTS = ["Ein Hund rennt.", "Zwei alte Männer schlafen im Garten.", "Ja"]
 # A saved tokenizer needs no code of these.
-OF_TOKENIZERS = ("added_tokens", "composing", "tokenization", "words")
+OF_TOKENIZERS = ("added_tokens", "composing", "tokenization")
 HUB_FILES = {
     path.name: path
     for path in sorted(Path(vanilla_transformer.__file__).parent.glob("*_vanilla_transformer.py"))
@@ -173,9 +173,9 @@ def test_model_computes_the_same_without_the_package(client, model, tokenizer):
         (AutoTokenizer, VanillaTransformerTokenizer),
     ],
 )
-@pytest.mark.parametrize("trust", [None, False, True])
-def test_package_is_used_when_it_is_imported(folder, auto_class, expected, trust):
-    assert type(auto_class.from_pretrained(folder, trust_remote_code=trust)) is expected
+def test_package_is_used_when_it_is_imported(folder, auto_class, expected):
+    for trust in (None, True):
+        assert type(auto_class.from_pretrained(folder, trust_remote_code=trust)) is expected
 
 
 def test_folder_holds_all_that_is_promised(folder):
@@ -276,10 +276,6 @@ def test_registered_subclass_is_saved_with_its_own_code_too(folder, tmp_path, mo
     expected_files, expected_map = code_and_auto_map(folder)
     assert files == {**expected_files, code.name: code.read_bytes()}
     assert auto_map == {**expected_map, "AutoModelForSeq2SeqLM": "modeling_mine.Mine"}
-
-
-def test_tokenizer_claims_no_code_of_its_own(folder):
-    assert "auto_map" not in json.loads((folder / "tokenizer_config.json").read_text())
 
 
 def absolute_imports(tree):

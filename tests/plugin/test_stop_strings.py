@@ -28,33 +28,29 @@ class Dictated(LogitsProcessor):
         return forced
 
 
-@pytest.mark.parametrize("num_beams", [1, 2])
 @pytest.mark.parametrize("kind", get_args(TokenizerKind))
-@pytest.mark.parametrize(
-    ("stop", "written"),
-    [
-        ("drei", "zwei drei"),
-        (" zwei", "zwei drei vier, zwei"),
-        ("ei vier", "zwei drei vier"),
-        ("fünf", TEXT),
-        (["fünf", "vier"], "zwei drei vier"),
-    ],
-)
-def test_output_ends_with_the_token_that_completes_a_stop_string(kind, num_beams, stop, written):
+def test_output_ends_with_the_token_that_completes_a_stop_string(kind):
     tokenizer = VanillaTransformerTokenizer.train([TEXT] * 3, vocab_size=300, kind=kind)
     model = build_variant(vocab_size=len(tokenizer))
-    found = model.generate(
-        **tokenizer(["zwei"], return_tensors="pt"),
-        logits_processor=[Dictated(tokenizer(TEXT).input_ids)],
-        num_beams=num_beams,
-        stop_strings=stop,
-        tokenizer=tokenizer,
-        max_new_tokens=50,
-    )
+    for stop, written, num_beams in (
+        ("drei", "zwei drei", 2),
+        (" zwei", "zwei drei vier, zwei", 1),
+        ("ei vier", "zwei drei vier", 1),
+        (["fünf", "vier"], "zwei drei vier", 1),
+        ("fünf", TEXT, 1),
+    ):
+        found = model.generate(
+            **tokenizer(["zwei"], return_tensors="pt"),
+            logits_processor=[Dictated(tokenizer(TEXT).input_ids)],
+            num_beams=num_beams,
+            stop_strings=stop,
+            tokenizer=tokenizer,
+            max_new_tokens=50,
+        )
 
-    text = tokenizer.decode(found[0], skip_special_tokens=True)
-    # A word has its comma.
-    assert text in (written, f"{written},")
+        text = tokenizer.decode(found[0], skip_special_tokens=True)
+        # A word has its comma.
+        assert text in (written, f"{written},")
 
 
 def test_stop_string_without_a_tokenizer_is_refused(tiny_model, batch):

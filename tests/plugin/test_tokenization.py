@@ -3,17 +3,21 @@ import json
 import random
 import subprocess
 import sys
+import unicodedata
+from collections import Counter
 from typing import get_args
 
 import pytest
-from transformers import AutoTokenizer
 
+from vanilla_transformer import tokenization_vanilla_transformer as module
 from vanilla_transformer.tokenization_vanilla_transformer import (
     BYTE_TOKENS,
     SPECIAL_TOKENS,
     TokenizerKind,
     VanillaTransformerTokenizer,
 )
+
+from ..support.odd_text import odd_lines
 
 KINDS = get_args(TokenizerKind)
 SUBJECTS = ["Ein Hund", "Der alte Mann", "Zwei Kinder", "A dog", "The old man", "Two children"]
@@ -189,19 +193,6 @@ def test_characters_that_nobody_sees_become_blanks(tokenizers, subword, written,
         assert tokenizer(written).input_ids == tokenizer(read).input_ids
 
 
-def test_vocabulary_is_learned_without_characters_that_nobody_sees():
-    texts = [f"\ufeff{line.replace(' ', chr(0x200B))}" for line in CORPUS]
-
-    for kind in KINDS:
-        learned = VanillaTransformerTokenizer.train(texts, kind=kind)
-        assert pipeline(learned) == pipeline(VanillaTransformerTokenizer.train(CORPUS, kind=kind))
-
-
-def test_lone_surrogate_raises(subword):
-    with pytest.raises((TypeError, UnicodeEncodeError)):
-        subword("a\ud800")
-
-
 # boundaries of pieces
 
 
@@ -320,16 +311,6 @@ def test_training_learns_no_piece_of_more_than_500_characters(length):
     assert max(map(len, pieces)) == 500
     text = f"x {word}b{word}"
     assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == text
-
-
-@pytest.mark.parametrize("kind", ["bpe", "unigram"])
-def test_training_learns_the_same_from_a_long_line_of_ordinary_words(kind):
-    tokenizers = [
-        VanillaTransformerTokenizer.train(lines, vocab_size=400, kind=kind)
-        for lines in (CORPUS * 2, [f"{' '.join(CORPUS)} {' '.join(CORPUS)}"])
-    ]
-
-    assert tokenizers[0].get_vocab() == tokenizers[1].get_vocab()
 
 
 def test_training_from_files_equals_training_from_texts(tmp_path):
@@ -462,9 +443,46 @@ def test_saved_tokenizer_is_the_same_where_the_package_is_absent(tokenizers, tmp
         assert decoded == roundtrip(tokenizers[kind], AWKWARD)
 
 
-def test_auto_tokenizer_loads_a_folder_without_a_model(tokenizers, tmp_path):
-    tokenizers["bpe"].save_pretrained(tmp_path)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"pretokenized": True},
+        {"kind": "unigram"},
+        {"target_languages": ["de"]},
+        {"unicode_form": "NFKD"},
+        # Not all characters get a token.
+        {"vocab_size": 290},
+    ],
+)
+def test_vocabulary_is_that_of_the_trainer_on_whole_lines(options, monkeypatch):
+    # Every word twice and more, in lines of their own and in long ones.
+    lines = [*odd_lines(150), *odd_lines(60), " ".join(odd_lines(90)), "x" * 1100]
+    options = {"vocab_size": 420, **options}
+    monkeypatch.setattr(module, "_WORDS_AT_A_TIME", 7)
 
-    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    found = VanillaTransformerTokenizer.train(lines, **options).backend_tokenizer.to_str()
 
-    assert loaded(AWKWARD).input_ids == tokenizers["bpe"](AWKWARD).input_ids
+    if form := options.get("unicode_form"):
+        lines = [unicodedata.normalize(form, line) for line in lines]
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            module,
+            "_learn_from_parts",
+            lambda learner, trainer, *_, **__: learner.train_from_iterator(lines, trainer),
+        )
+        characters = Counter(" " * len(lines) + "".join(lines))
+        patched.setattr(module, "_count_characters", lambda _: characters)
+        expected = VanillaTransformerTokenizer.train(lines, **options)
+    assert found == expected.backend_tokenizer.to_str()
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "char", "word"])
+def test_text_is_read_once_and_may_be_an_iterator(kind):
+    lines = ["a rose is a rose", "a dog"] * 3
+
+    of_iterator = VanillaTransformerTokenizer.train(iter(lines), vocab_size=290, kind=kind)
+
+    of_list = VanillaTransformerTokenizer.train(lines, vocab_size=290, kind=kind)
+    assert of_iterator.backend_tokenizer.to_str() == of_list.backend_tokenizer.to_str()
+    assert of_iterator("a rose")["input_ids"][0] > 3

@@ -282,11 +282,20 @@ class TorchEngine:
             settings = BeamSettings(
                 search.num_beams, search.length_penalty, early_stopping, max(beyond)
             )
+            allowed = self.vocab_size - len(constraints.banned)
+            if allowed < (needed := settings.candidates(self.end_ids)):
+                raise ValueError(
+                    f"{search.num_beams} beams need {needed} target tokens that are not banned, "
+                    f"got {allowed}. Use fewer beams."
+                )
         elif search.do_sample:
             draw = partial(_draw, _sampling(search, sources), prompt)
         found = run_search(
             self.models,
-            input_ids,
+            [
+                model.get_encoder()(input_ids, attention_mask=attention_mask).last_hidden_state
+                for model in self.models
+            ],
             attention_mask,
             prompt,
             beyond,
