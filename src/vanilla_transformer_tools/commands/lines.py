@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from io import BufferedReader
+from itertools import islice
 from pathlib import Path
 from select import select
 from typing import TYPE_CHECKING, cast
 
-from vanilla_transformer_tools.commands.job_record import CountedLines, JobRecord, record_path
+from vanilla_transformer_tools.commands.job_record import JobRecord, record_path
 from vanilla_transformer_tools.commands.outputs import (
     Output,
     check_output,
@@ -51,29 +52,24 @@ class TranslationJob:
 
     Attributes:
         settings: Options of the command.
-        lines: Lines that are still to be translated.
+        lines: Lines that are still to be translated, each with the text that its translation
+            begins with.
         has_next: Whether another line is there now; if not, those before it are translated first.
         total: Number of lines of the input, if known.
-        record: Record to keep beside the output, of an earlier run if there was one; None: the
-            output is not a regular file.
+        record: Record to keep beside the output; None: the output is not a regular file.
         done: Number of lines that the output already has.
         kept: Size of these lines in bytes.
         found: Size of the output in bytes at planning, with an unfinished last line.
     """
 
     settings: TranslateSettings
-    lines: CountedLines
+    lines: Iterator[tuple[str, str]]
     has_next: Callable[[], bool]
     total: int | None = None
     record: JobRecord | None = None
     done: int = 0
     kept: int = 0
     found: int = 0
-
-    @property
-    def output(self) -> Path | None:
-        """File for the translations; None: standard output."""
-        return Path(self.settings.output) if self.settings.output else None
 
     def run(self, translator: "Translator", *, keeps_record: bool = False) -> Report:
         """Translates, and writes each line as soon as it is done.
@@ -89,21 +85,18 @@ class TranslationJob:
         """
         from vanilla_transformer_tools.progress import line_progress
 
-        record = self._record_with_search(translator)
-        report, recorded = Report(), 0
+        path = Path(self.settings.output) if self.settings.output else None
+        record = self.record and self.record.with_search(translator, str(path))
+        report, number = Report(), self.done
         # Translations on a terminal are their own progress.
-        is_shown = bool(self.output) or not sys.stdout.isatty()
+        is_shown = bool(path) or not sys.stdout.isatty()
         progress = line_progress("translate", self.total, self.done, is_shown=is_shown)
-        with closing(Output(self.output, self.kept, self.found)) as output, progress as advance:
-            number = self.done
+        with closing(Output(path, self.kept, self.found)) as output, progress as advance:
+            if path and record:
+                record.write(record_path(path))
             for window in self._windows():
                 lines, prefixes = zip(*window, strict=True)
                 for translation in translator.translate(lines, prefixes, first_line=number + 1):
-                    if self.output and record and recorded != self.lines.count:
-                        # The record must cover a line before the output has it.
-                        recorded = self.lines.count
-                        record = replace(record, lines=recorded, sha256=self.lines.sha256)
-                        record.write(record_path(self.output))
                     number += 1
                     rows = format_rows(translation, number, self.settings)
                     output.write("".join(f"{row}\n" for row in rows).encode())
@@ -112,36 +105,15 @@ class TranslationJob:
                         report.separators += hypothesis.replaced_separators
                         report.unknown += hypothesis.unknown
                     advance()
-        if self.total is not None and self.lines.count != self.total:
+        if self.total is not None and number != self.total:
             raise ValueError(
                 "The input must not change while it is translated, got "
-                f"{self.lines.count:,} lines instead of the {self.total:,} at the beginning. "
+                f"{number:,} lines instead of the {self.total:,} at the beginning. "
                 "Restore it, and continue with --output and --resume, or translate it anew."
             )
-        if self.output and record and not keeps_record:
-            record_path(self.output).unlink(missing_ok=True)
+        if path and record and not keeps_record:
+            record_path(path).unlink(missing_ok=True)
         return report
-
-    def _record_with_search(self, translator: "Translator") -> JobRecord | None:
-        """The record with the search of the translator.
-
-        Raises:
-            ValueError: If the job began with another engine.
-        """
-        if self.record is None:
-            return None
-        search = {
-            "engine": translator.engine.name,
-            "num_beams": translator.search.num_beams,
-            "length_penalty": translator.search.length_penalty,
-        }
-        if self.record.search not in ({}, search):
-            raise ValueError(
-                f"{str(self.output)!r} must be continued with its engine, "
-                f"{self.record.search.get('engine')}, got {search['engine']}. Install what it was "
-                "begun with, or delete it to translate anew."
-            )
-        return replace(self.record, search=search)
 
     def _windows(self) -> Iterator[list[tuple[str, str]]]:
         """Lines that are translated together; an error is raised after those before it."""
@@ -185,10 +157,11 @@ def plan_translation(settings: TranslateSettings, texts: list[str]) -> Translati
                 f"{settings.prefix_file!r} and {total:,}. Give one for each line, or --prefix."
             )
         prefixes = file_lines(settings.prefix_file)
-    job = TranslationJob(settings, CountedLines(_pairs(lines, prefixes)), has_next, total)
+    job = TranslationJob(settings, _pairs(lines, prefixes), has_next, total)
+    output = Path(settings.output) if settings.output else None
     # A job cannot continue in a device or a pipe.
-    if job.output and (job.output.is_file() or not job.output.exists()):
-        return _after_earlier_run(job, job.output)
+    if output and (output.is_file() or not output.exists()):
+        return _after_earlier_run(job, output)
     return job
 
 
@@ -206,6 +179,8 @@ def _check(settings: TranslateSettings, texts: list[str]) -> None:
         faults.append("Standard output is closed, so that --output is needed.")
     if settings.resume and not settings.output:
         faults.append("--resume needs the --output to continue.")
+    elif settings.resume and not settings.input:
+        faults.append("--resume needs --input, which can be compared with that of the first run.")
     for option in ("input", "prefix_file"):
         path = Path(getattr(settings, option) or "")
         if path.name and path.exists() and not path.is_file():
@@ -276,18 +251,12 @@ def _after_earlier_run(job: TranslationJob, output: Path) -> TranslationJob:
             "none: the output is complete, or an earlier version began it. Delete the output to "
             "translate anew, or let that version finish it."
         )
-    done, kept, has_more = written_lines(output, 1 if job.settings.details else job.settings.n_best)
-    job.lines.skip(done, earlier.lines)
+    done, kept = written_lines(output, 1 if job.settings.details else job.settings.n_best)
     differences = earlier.differences(record)
-    is_complete = bool(earlier.output)
-    if job.lines.count < earlier.lines or (is_complete and job.total != earlier.lines):
-        count = job.total if is_complete else job.lines.count
-        differences.append(f"input of {count:,} lines instead of {earlier.lines:,}")
-    elif job.lines.sha256 != earlier.sha256:
-        differences.append(f"other text in the first {earlier.lines:,} lines of input or prefixes")
-    if done + has_more > earlier.lines:
-        differences.append(f"{done + has_more:,} lines in it instead of at most {earlier.lines:,}")
-    elif is_complete and differs(output, earlier.output):
+    total = job.total or 0
+    if done > total:
+        differences.append(f"{done:,} lines in it instead of at most {total:,}")
+    elif earlier.output and differs(output, earlier.output):
         differences.append("other translations in it than were written")
     if differences:
         raise ValueError(
@@ -296,7 +265,12 @@ def _after_earlier_run(job: TranslationJob, output: Path) -> TranslationJob:
             "anew."
         )
     return replace(
-        job, record=replace(record, search=earlier.search), done=done, kept=kept, found=found
+        job,
+        lines=islice(job.lines, done, None),
+        record=replace(record, search=earlier.search),
+        done=done,
+        kept=kept,
+        found=found,
     )
 
 
