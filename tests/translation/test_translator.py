@@ -62,7 +62,7 @@ def spy_on_batches(monkeypatch):
 
 
 @SEARCHES
-@pytest.mark.parametrize("budget", [100, 8192])
+@pytest.mark.parametrize("budget", [100])
 def test_line_is_translated_as_if_it_were_alone(build, num_beams, budget):
     translator = build(num_beams=num_beams, max_tokens_per_batch=budget)
 
@@ -168,14 +168,6 @@ def test_search_excludes_its_fields(tiny_model, tokenizer):
         Translator(tiny_model, tokenizer, search=Search(), seed=1, num_beams=3)
 
 
-def test_generation_config_of_the_model_stays_as_it_is(tiny_model, build):
-    before = tiny_model.generation_config.to_dict()
-
-    list(build(num_beams=2, length_penalty=0.5).translate(["ja"]))
-
-    assert tiny_model.generation_config.to_dict() == before
-
-
 def test_line_feed_in_a_translation_becomes_a_blank(tiny_model, monkeypatch):
     tokenizer = VanillaTransformerTokenizer.train(["a\nb"], vocab_size=7, kind="char")
     output = tokenizer("a\nb\n")["input_ids"]
@@ -205,14 +197,6 @@ def test_batches_keep_within_their_tokens(build, monkeypatch, num_beams):
     list(build(max_tokens_per_batch=32).translate(["der alte mann " * 3, "ja", "oh"]))
     # A sentence beyond the budget goes alone.
     assert shapes == [(1, 42), (2, 3)]
-
-
-def test_translator_switches_dropout_off(tiny_model, build):
-    tiny_model.train()
-
-    build()
-
-    assert not tiny_model.training
 
 
 def test_translator_loads_a_saved_folder(tiny_model, tokenizer, build, tmp_path):
@@ -307,7 +291,6 @@ def test_prefix_may_leave_room_for_one_token(tokenizer, first_token):
     ("settings", "message"),
     [
         ({"max_tokens_per_batch": 0}, "`max_tokens_per_batch` must be at least 1, got 0"),
-        ({"max_tokens_per_batch": -5}, "`max_tokens_per_batch` must be at least 1, got -5"),
         ({"max_source_length": 1}, "`max_source_length` must be at least 2, .* got 1"),
     ],
 )
@@ -432,7 +415,6 @@ def test_batches_of_a_gpu_are_larger(tiny_model, tokenizer, monkeypatch, device,
     ("computes", "given", "used"),
     [
         (True, "auto", torch.bfloat16),
-        (True, "float32", torch.float32),
         (False, "auto", torch.float32),
     ],
 )
