@@ -28,6 +28,12 @@ def test_empty_candidate_agrees_with_its_like():
     )
 
 
+def test_utility_of_repeated_candidates_counts_each_of_them():
+    assert expected_utilities([*TEXTS, TEXTS[2]], [1, 1, 1, 1])[:3] == pytest.approx(
+        expected_utilities(TEXTS, [1, 1, 2])
+    )
+
+
 def candidates(scores, lengths):
     return [
         (Hypothesis([9] * (length - 1), score, end=2), text)

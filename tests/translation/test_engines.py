@@ -135,6 +135,14 @@ def test_sample_depends_on_the_seed(tiny_model):
     assert ids[0] == ids[1] != ids[2]
 
 
+def test_samples_are_sorted_by_their_scores(tiny_model):
+    found = translate(TorchEngine(tiny_model), do_sample=True, num_hypotheses=5)
+
+    for source, hypotheses in zip(SOURCES, found, strict=True):
+        scores = [rank([tiny_model], source, one, 1.0) for one in hypotheses]
+        assert scores == sorted(scores, reverse=True)
+
+
 def test_samples_follow_the_models_probabilities(tiny_model):
     engine = TorchEngine(tiny_model)
     # `<pad>` and `<s>` are forbidden; the softmax of the rest is drawn from.

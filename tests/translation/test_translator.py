@@ -199,6 +199,14 @@ def test_batches_keep_within_their_tokens(build, monkeypatch, num_beams):
     assert shapes == [(1, 42), (2, 3)]
 
 
+def test_translator_switches_dropout_off(tiny_model, build):
+    tiny_model.train()
+
+    build()
+
+    assert not tiny_model.training
+
+
 def test_translator_loads_a_saved_folder(tiny_model, tokenizer, build, tmp_path):
     tiny_model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
