@@ -430,6 +430,7 @@ def test_closed_streams_are_empty_or_named(model, run, monkeypatch):
     # As Python has them after `<&-` and `>&-`.
     monkeypatch.setattr(sys, "stdin", None)
     main(["translate", "--model", str(model)])
+    sys.stdin.close()
     monkeypatch.setattr(sys, "stdout", None)
     monkeypatch.setattr(sys, "__stdout__", None)
 
