@@ -339,22 +339,6 @@ def test_folder_is_made_anew_when_another_deletes_it_before_it_is_locked(tmp_pat
         assert path != unlucky[0]
 
 
-def test_path_that_changed_hands_while_its_lock_was_awaited_counts_as_gone(tmp_path, monkeypatch):
-    path = tmp_path / "file"
-    path.touch()
-    flock = files.fcntl.flock
-
-    def flock_behind_a_rename(*args):
-        flock(*args)
-        path.rename(tmp_path / "done")
-        path.touch()
-
-    monkeypatch.setattr(files.fcntl, "flock", flock_behind_a_rename)
-
-    with pytest.raises(FileNotFoundError, match="file"):
-        files._lock(path, waits=True)
-
-
 # Files that appear whole
 
 
@@ -413,15 +397,6 @@ def test_every_kind_of_full_disk_keeps_its_number(tmp_path, number):
 
     assert told.value.errno == number
     assert os.strerror(number) in str(told.value)
-
-
-def test_innermost_name_of_a_full_disk_is_kept(tmp_path):
-    with (
-        pytest.raises(OSError, match="no room for a part in"),
-        naming_full_disk(tmp_path, "the whole"),
-        naming_full_disk(tmp_path, "a part"),
-    ):
-        raise OSError(errno.ENOSPC, "full")
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EACCES, "mine"), ValueError("(os error 13)")])

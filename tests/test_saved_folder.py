@@ -82,15 +82,6 @@ def test_whole_model_loads_as_saved_without_warnings(folder, said):
     assert not loaded.training
 
 
-def test_vocabularies_of_an_export_are_recorded(tmp_path):
-    for name in ("shared_vocabulary.json", "source_vocabulary.json", "vocabulary.txt"):
-        (tmp_path / name).touch()
-
-    recorded = describe_model_files(tmp_path)
-
-    assert recorded.keys() == {"shared_vocabulary.json", "source_vocabulary.json"}
-
-
 def test_loaded_weights_are_aligned_as_fresh_ones(folder):
     """On some processors a product of tensors that begin elsewhere has another last bit."""
     loaded = load_model(str(folder))
@@ -256,16 +247,6 @@ def test_ids_that_a_generation_config_lacks_are_those_of_the_config(folder):
     ids = config.pad_token_id, config.eos_token_id, config.decoder_start_token_id
     assert ids == (0, [2, 7], 1)
     assert config.num_beams == 2
-
-
-@pytest.mark.parametrize("name", ["typo"])
-def test_name_of_no_model_is_told_with_both_places_it_may_be_in(tmp_path, monkeypatch, name):
-    monkeypatch.chdir(tmp_path)
-
-    with pytest.raises(
-        OSError, match=f"^There is no folder '{name}', and no model .* the Hub: We "
-    ):
-        TokenizerPair.from_pretrained(name)
 
 
 def test_code_in_a_folder_of_ours_is_not_run_even_if_it_is_trusted(folder, tmp_path):

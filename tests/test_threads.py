@@ -76,15 +76,6 @@ def test_own_work_and_that_of_children_leaves_cores_idle(machine):
     assert machine.threads == 7
 
 
-def test_count_takes_a_moment_at_least(machine):
-    cores = IdleCores()
-    machine.pass_time(0.1, others=3)
-
-    cores.use()
-
-    assert machine.slept == pytest.approx(INTERVAL - 0.1)
-
-
 @pytest.fixture
 def write_quota(tmp_path):
     """Writes the quota of a control group, in both versions."""

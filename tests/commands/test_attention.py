@@ -1,6 +1,5 @@
 """The command `attention`: which file it writes, what it prints, and what it refuses."""
 
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -144,12 +143,3 @@ def test_bad_files_of_pairs_are_told_before_the_model_is_loaded(run, files, mess
 
     assert status == 2
     assert message in err
-
-
-def test_missing_matplotlib_is_told_with_the_extra(run, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-
-    status, _, err = run("a", "b", "--output", "a.png")
-
-    assert status == 2
-    assert "pip install -e '.[plot]'" in err

@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader, Dataset
 from vanilla_transformer_tools import threads
 from vanilla_transformer_tools.commands import command as commands
 from vanilla_transformer_tools.commands.command import looks_like_a_path
-from vanilla_transformer_tools.commands.outputs import Output
 from vanilla_transformer_tools.settings import TrainSettings
 
 
@@ -177,12 +176,3 @@ def test_messages_survive_any_encoding_of_the_terminal(encoding, printed, monkey
     commands.run(lambda _: print("30.1 \u00b1 1 \u4e2d \udcff"), [])
 
     assert terminal.buffer.getvalue() == printed
-
-
-def test_translations_are_utf_8_in_any_terminal(monkeypatch):
-    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    monkeypatch.setattr(sys, "stdout", terminal)
-
-    Output(None).write("\u4e2d\n".encode())
-
-    assert terminal.buffer.getvalue() == b"\xe4\xb8\xad\n"

@@ -26,7 +26,6 @@ from vanilla_transformer_tools.settings import (
     PushSettings,
     SearchSettings,
     TrainSettings,
-    TranslateSettings,
 )
 from vanilla_transformer_tools.sharing import model_card
 from vanilla_transformer_tools.sharing import push as pushing
@@ -161,13 +160,6 @@ def test_minutes_leave_given_options_alone_in_both_spellings(words, train_for_mi
     name = words[0][2:].partition("=")[0].replace("-", "_")
     assert getattr(settings, name, None) == 300 or getattr(arguments, name) == 7
     assert name not in {decision.option for decision in decisions}
-
-
-def test_minutes_judge_the_pairs_that_filters_leave(train_for_minutes, capsys):
-    with pytest.raises(SystemExit):
-        train_for_minutes("--filter_identical")
-
-    assert "The filters must leave at least one pair" in capsys.readouterr().err
 
 
 def test_minutes_count_accumulated_batches(train_for_minutes):
@@ -351,16 +343,6 @@ def test_search_gets_each_option(command, field, watch, tmp_path):
 # Translating
 
 
-def test_each_option_of_translate_has_its_test():
-    """Those that no search has are tested in `test_translate_files.py` and `test_resume.py`."""
-    own = {field.name for field in fields(TranslateSettings)}
-
-    assert own - OF_THE_SEARCH == {
-        *("input", "output", "resume", "prefix", "prefix_file", "n_best", "scores", "details"),
-        "markup",
-    }
-
-
 # Evaluating
 
 
@@ -481,16 +463,6 @@ def test_language_of_the_references_comes_from_option_name_or_record(
     assert named["tokenize"].name == expected
 
 
-def test_each_option_of_evaluate_has_its_test():
-    own = {field.name for field in fields(EvaluateSettings)}
-
-    assert own - OF_THE_SEARCH == {
-        *OF_THE_TEST_PAIRS,
-        *("metrics", "bleu_tokenize", "bootstrap", "lowercase", "references"),
-        *("test", "hypotheses", "against", "output", "name"),
-    }
-
-
 def test_evaluate_does_not_record_the_scores_of_an_ensemble(evaluate, tmp_path):
     assert evaluate("--model", str(tmp_path), model=True)["record"] == []
 
@@ -506,12 +478,6 @@ def test_other_model_is_evaluated_with_the_search_of_the_first():
     assert (other.num_beams, other.length_penalty) == (7, 0.3)
     assert other.max_source_length is None
     assert _like(None, EvaluateSettings(against="b"), "b").num_beams is None
-
-
-def test_evaluate_translates_the_sources_and_compares_with_the_references(evaluate):
-    calls = evaluate(model=True)
-
-    assert calls["compute"][0][0] == (["a"], [("b",)])
 
 
 def test_evaluate_compares_with_the_same_options(evaluate, tmp_path):
@@ -573,15 +539,6 @@ def test_export_passes_each_option_on(field, runtime, watch, tmp_path):
 
 
 # Looking inside
-
-
-def test_each_option_of_attention_has_its_test():
-    """Those that no search has are tested in `test_attention.py`."""
-    own = {field.name for field in fields(AttentionSettings)}
-
-    assert own - OF_THE_SEARCH == {
-        *("output", "kind", "layer", "head", "positions", "alignments", "units", "gold")
-    }
 
 
 def test_evaluate_records_search_and_engine(evaluate):

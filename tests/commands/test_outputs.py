@@ -252,21 +252,6 @@ def test_full_disk_leaves_whole_lines_and_a_job_to_continue(run, model, tmp_path
     assert out.read_bytes() == whole
 
 
-def test_full_standard_output_is_not_told_again_at_exit():
-    code = (
-        "from vanilla_transformer_tools.commands.command import run\n"
-        "run(lambda argv: print('line'), [])\n"
-    )
-
-    with open("/dev/full", "wb") as full:
-        done = subprocess.run(
-            [sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, check=False
-        )
-
-    assert done.returncode == 2
-    assert done.stderr.count(b"\n") == 1
-
-
 # Lines that are done before something goes wrong
 
 
@@ -302,15 +287,6 @@ def test_lines_that_are_finished_are_written_before_the_error_of_an_engine(run, 
     assert (status, out.split("\n")) == (2, [*expected[4:7], ""])
     assert "there is not enough memory" in err
     assert "CUDA error: out of memory" in err
-
-
-def test_interrupt_is_not_taken_for_an_error(run, model, monkeypatch):
-    def translate_batch(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(TorchEngine, "translate_batch", translate_batch)
-
-    assert run("translate", "--model", model, "", "ja")[:2] == (130, "")
 
 
 # What is read
@@ -375,18 +351,3 @@ def test_typed_lines_are_named_by_their_number(model, type_lines, caplog):
 
     cut = [message.split(" is ")[0] for message in caplog.messages if "Line" in message]
     assert cut == ["Line 2", "Line 4"]
-
-
-@pytest.mark.parametrize(
-    ("lines", "got"), [(["ja"], "more than 1"), (["ja", "x", "nein"], "only 2")]
-)
-def test_typed_lines_need_as_many_prefixes(model, type_lines, tmp_path, capsys, lines, got):
-    (tmp_path / "prefixes").write_text("a\nb\n")
-    type_lines(*lines)
-
-    with pytest.raises(SystemExit):
-        main(["translate", "--model", str(model), "--prefix_file", str(tmp_path / "prefixes")])
-
-    printed = capsys.readouterr()
-    assert f"must be as many prefixes as lines, got {got}." in printed.err
-    assert len(printed.out.splitlines()) == min(2, len(lines))

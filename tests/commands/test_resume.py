@@ -292,29 +292,6 @@ def long_job(run, folder, tmp_path, monkeypatch):
     return begin
 
 
-def test_job_records_its_search(run, long_job):
-    argv, out, record = long_job()
-
-    search = json.loads(record.read_text())["search"]
-    assert search.pop("engine").startswith("CTranslate2 ")
-    assert search == {"num_beams": 1, "length_penalty": 1.0}
-    assert run(*argv, "--resume")[0] == 0
-    assert out.read_bytes().count(b"\n") == 80
-
-
-def test_choice_of_the_engine_is_said_once(run, long_job):
-    argv, out, record = long_job()
-    name = json.loads(record.read_text())["search"]["engine"]
-    for file in (out, record):
-        file.unlink()
-
-    status, _, err = run(*argv)
-
-    assert status == 0
-    said = f"{name} translates: on this CPU it is faster for this model."
-    assert err.splitlines().count(said) == err.count(name) == 1
-
-
 def test_resume_refuses_another_engine(run, long_job, monkeypatch):
     argv, out, record = long_job()
     before = out.read_bytes()

@@ -1,6 +1,5 @@
 """The command `translate` with files: what is written, when, and how an interrupted run goes on."""
 
-import gzip
 import io
 import json
 import os
@@ -53,32 +52,6 @@ def test_translations_go_into_a_pipe(run, tmp_path):
     os.close(writing)
     with open(reading, "rb") as pipe:
         assert pipe.read() == run("--input", source)[1]
-
-
-def test_byte_order_mark_is_dropped_from_the_first_line_only(run, tmp_path):
-    marked = "\ufeff".encode() + as_bytes(["ja", "\ufeffja"])
-    (tmp_path / "in").write_bytes(marked)
-    plain = as_bytes(["ja", "\ufeffja"])
-
-    expected = run(stdin=plain)[1]
-
-    assert run(stdin=marked)[1] == expected
-    assert run("--input", tmp_path / "in")[1] == expected
-    first, second = expected.splitlines()
-    assert first != second
-
-
-@pytest.mark.parametrize(
-    ("content", "fault"),
-    [
-        (gzip.compress(b"ja\n", mtime=0), "must be text, got gzip data. Unpack it first"),
-    ],
-)
-def test_standard_input_that_is_no_text_is_refused(run, content, fault):
-    status, out, err = run(stdin=content)
-
-    assert (status, out) == (2, b"")
-    assert f"'standard input' {fault}" in err
 
 
 def test_empty_file_gives_an_empty_file(run, tmp_path):
@@ -267,14 +240,6 @@ def test_run_goes_on_behind_what_is_there_and_does_not_do_it_again(run, tmp_path
 
     expected = run("--input", source)[1].split(b"\n")
     assert done.read_bytes().split(b"\n") == [b"mine", b"mine too", *expected[2:]]
-
-
-def test_resume_starts_where_there_is_nothing(run, tmp_path):
-    source = write(tmp_path / "in", LINES)
-
-    run("--input", source, "--output", tmp_path / "out", "--resume")
-
-    assert (tmp_path / "out").read_bytes() == run(stdin=as_bytes(LINES))[1]
 
 
 def test_resume_refuses_an_output_with_more_lines_than_the_input(run, tmp_path):

@@ -67,11 +67,6 @@ def test_defaults_are_those_of_the_generation_config(config, settings, search):
     assert Search.of(config, **settings) == search
 
 
-def test_misspelt_field_is_refused():
-    with pytest.raises(TypeError, match="unexpected keyword argument 'beams'"):
-        Search.of(GenerationConfig(), beams=4)
-
-
 def test_options_have_the_defaults_of_the_search():
     options = SearchSettings()
 

@@ -62,9 +62,8 @@ def spy_on_batches(monkeypatch):
 
 
 @SEARCHES
-@pytest.mark.parametrize("budget", [100])
-def test_line_is_translated_as_if_it_were_alone(build, num_beams, budget):
-    translator = build(num_beams=num_beams, max_tokens_per_batch=budget)
+def test_line_is_translated_as_if_it_were_alone(build, num_beams):
+    translator = build(num_beams=num_beams, max_tokens_per_batch=100)
 
     together = list(translator.translate(LINES))
     alone = [result for line in LINES for result in translator.translate([line])]
