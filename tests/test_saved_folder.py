@@ -249,6 +249,15 @@ def test_ids_that_a_generation_config_lacks_are_those_of_the_config(folder):
     assert config.num_beams == 2
 
 
+def test_name_of_no_model_is_told_with_both_places_it_may_be_in(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(
+        OSError, match="^There is no folder 'runs/typo', and no model .* the Hub: We "
+    ):
+        TokenizerPair.from_pretrained("runs/typo")
+
+
 def test_code_in_a_folder_of_ours_is_not_run_even_if_it_is_trusted(folder, tmp_path):
     modeling = next(folder.glob("modeling_*.py"))
     modeling.write_text("raise RuntimeError('the code of the folder runs')\n")

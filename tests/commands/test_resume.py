@@ -89,7 +89,7 @@ def test_translation_that_began_meanwhile_is_not_overwritten(
 @pytest.mark.parametrize(
     ("changes", "differences"),
     [
-        (["--length_penalty", 0], ["--length_penalty 0.0 instead of None"]),
+        (["--dtype", "bfloat16"], ["--dtype bfloat16 instead of auto"]),
         (["--seed", 7, "--top_k", 4], ["--seed 7 instead of 0", "--top_k 4 instead of 0"]),
     ],
 )
