@@ -253,7 +253,7 @@ def test_name_of_no_model_is_told_with_both_places_it_may_be_in(tmp_path, monkey
     monkeypatch.chdir(tmp_path)
 
     with pytest.raises(
-        OSError, match="^There is no folder 'runs/typo', and no model .* the Hub: We "
+        OSError, match=r"^There is no folder 'runs/typo', and no model .* the Hub: We "
     ):
         TokenizerPair.from_pretrained("runs/typo")
 
