@@ -9,7 +9,6 @@ import lzma
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tracemalloc
@@ -21,7 +20,6 @@ import pytest
 
 from vanilla_transformer_tools import files
 from vanilla_transformer_tools.files import (
-    abandoned,
     checksum,
     naming_full_disk,
     parse_yaml,
@@ -126,29 +124,14 @@ GZIPPED = gzip.compress("\n".join(map(str, range(1000))).encode(), mtime=0)
             for encoding in ("utf-16", "utf-16-le", "utf-16-be")
         ],
         (b"", "is empty"),
-        (gzip.compress(b"", mtime=0), "is empty"),
         (GZIPPED[:-12], "is a damaged gzip file"),
-        (
-            GZIPPED[:20] + bytes(byte ^ 0xFF for byte in GZIPPED[20:40]) + GZIPPED[40:],
-            "is a damaged",
-        ),
-        (GZIPPED + b"garbage", "is a damaged gzip file"),
         (gzip.compress(GZIPPED, mtime=0), "must be text, got gzip data"),
-        *[
-            (content[:-12], f"is a damaged {kind} file")
-            for content, kind in (
-                (bz2.compress(b"x" * 99), "bzip2"),
-                (lzma.compress(b"x" * 99), "xz"),
-                (zipped(b"x" * 99), "zip"),
-            )
-        ],
         (bz2.compress(b"x" * 99)[:20] + bytes(30), "is a damaged bzip2 file"),
         (
             zipped(b"a", b"b"),
             "is a zip file, which must hold one file that needs no password, got 2",
         ),
         (b"\x28\xb5\x2f\xfd\x04\x00", "must be text, got Zstandard data. Unpack it first: zstd"),
-        (b"7z\xbc\xaf\x27\x1c\0\4", "must be text, got 7z data"),
     ],
 )
 def test_read_lines_refuses_what_is_no_text(tmp_path, content, message):
@@ -159,10 +142,9 @@ def test_read_lines_refuses_what_is_no_text(tmp_path, content, message):
         list(read_lines(path))
 
 
-@pytest.mark.parametrize("compress", [bytes, gzip.compress])
-def test_read_lines_gives_no_lines_of_a_file_that_may_be_empty(tmp_path, compress):
+def test_read_lines_gives_no_lines_of_a_file_that_may_be_empty(tmp_path):
     path = tmp_path / "text.txt"
-    path.write_bytes(compress(b""))
+    path.touch()
 
     assert list(read_lines(path, may_be_empty=True)) == []
 
@@ -191,21 +173,6 @@ def test_one_long_line_is_not_unpacked_beyond_the_limit(tmp_path):
         tracemalloc.stop()
 
     assert peak < 2**21
-
-
-def test_read_lines_names_a_missing_file(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"missing\.txt"):
-        list(read_lines(tmp_path / "missing.txt"))
-
-
-def test_read_lines_refuses_a_pipe():
-    end, start = os.pipe()
-    os.write(start, b"a\n")
-    os.close(start)
-
-    with pytest.raises(ValueError, match=r"must be a regular file, .* got a pipe"):
-        list(read_lines(f"/dev/fd/{end}"))
-    os.close(end)
 
 
 def test_checksum_is_sha256_of_the_bytes(tmp_path):
@@ -247,13 +214,6 @@ def test_scratch_is_there_until_the_end(tmp_path, make, mode):
         os.umask(umask)
 
     assert names(tmp_path) == []
-
-
-def test_scratch_that_was_renamed_stays(tmp_path):
-    with scratch_folder(tmp_path, "of-") as path:
-        path.rename(tmp_path / "kept")
-
-    assert names(tmp_path) == ["kept"]
 
 
 @pytest.mark.parametrize("make", [scratch_folder, scratch_file])
@@ -379,34 +339,6 @@ def test_folder_is_made_anew_when_another_deletes_it_before_it_is_locked(tmp_pat
         assert path != unlucky[0]
 
 
-def test_path_that_changed_hands_while_its_lock_was_awaited_counts_as_gone(tmp_path, monkeypatch):
-    path = tmp_path / "file"
-    path.touch()
-    flock = files.fcntl.flock
-
-    def flock_behind_a_rename(*args):
-        flock(*args)
-        path.rename(tmp_path / "done")
-        path.touch()
-
-    monkeypatch.setattr(files.fcntl, "flock", flock_behind_a_rename)
-
-    with pytest.raises(FileNotFoundError, match="file"):
-        files._lock(path, waits=True)
-
-
-def test_abandoned_folder_is_nobody_elses_while_it_is_looked_through(tmp_path, start):
-    kill_one(start, HELD + "    die()")
-    contents = []
-
-    for path in abandoned(tmp_path, "of-"):
-        assert list(abandoned(tmp_path, "of-")) == []
-        contents.append((path / "inside" / "file").read_text())
-
-    assert contents == ["content"]
-    assert names(tmp_path) == []
-
-
 # Files that appear whole
 
 
@@ -467,20 +399,6 @@ def test_every_kind_of_full_disk_keeps_its_number(tmp_path, number):
     assert os.strerror(number) in str(told.value)
 
 
-def test_full_disk_of_a_library_in_rust_is_told(tmp_path):
-    with pytest.raises(OSError, match="no room for a thing"), naming_full_disk(tmp_path, "a thing"):
-        raise Exception("I/O error: No space left on device (os error 28)")
-
-
-def test_innermost_name_of_a_full_disk_is_kept(tmp_path):
-    with (
-        pytest.raises(OSError, match="no room for a part in"),
-        naming_full_disk(tmp_path, "the whole"),
-        naming_full_disk(tmp_path, "a part"),
-    ):
-        raise OSError(errno.ENOSPC, "full")
-
-
 @pytest.mark.parametrize("error", [OSError(errno.EACCES, "mine"), ValueError("(os error 13)")])
 def test_other_errors_than_a_full_disk_stay_what_they_are(tmp_path, error):
     with pytest.raises(type(error)) as told, naming_full_disk(tmp_path, "a thing"):
@@ -493,11 +411,9 @@ def test_other_errors_than_a_full_disk_stay_what_they_are(tmp_path, error):
     ("text", "fault"),
     [
         ("a: &a [1]\nb: [*a, *a]\n", r"the alias \*a in line 2 must be written out"),
-        ("a: &a {b: 1}\nc:\n  <<: *a\n", r"the alias \*a in line 3 must be written out"),
         ("a: " + "[" * 21 + "]" * 21, "more than 20 levels of nesting"),
         ("a: 1\n" * 50_000, "250,000 characters, more than 200,000"),
         ("a: 2026-99-99", "month must be in 1..12"),
-        ("a: !!timestamp x", "AttributeError|NoneType"),
         ("a: !!python/object/apply:os.getpid []", "could not determine a constructor"),
     ],
 )
@@ -506,38 +422,18 @@ def test_yaml_that_expands_or_never_ends_is_refused(text, fault):
         parse_yaml(text)
 
 
-def test_yaml_with_anchors_alone_and_merge_keys_is_read():
-    assert parse_yaml("a: &a 1\nb: {<<: {c: 2}}\n") == {"a": 1, "b": {"c": 2}}
-
-
 @pytest.mark.parametrize("read", [read_text, lambda path: list(read_lines(path))])
-@pytest.mark.parametrize("kind", ["pipe", "device", "socket"])
+@pytest.mark.parametrize("kind", ["pipe", "device"])
 def test_what_may_never_end_is_not_opened(tmp_path, monkeypatch, kind, read):
     monkeypatch.chdir(tmp_path)
     if kind == "pipe":
         # Nobody writes into it: opening it would wait for ever.
         os.mkfifo("odd")
-    elif kind == "device":
-        os.symlink("/dev/zero", "odd")
     else:
-        with socket.socket(socket.AF_UNIX) as one:
-            one.bind("odd")
+        os.symlink("/dev/zero", "odd")
 
     with pytest.raises(ValueError, match=f"'odd' must be a regular file, .* got a {kind}"):
         read("odd")
-
-
-def test_standard_input_that_is_a_file_can_be_read_by_its_name(tmp_path):
-    (tmp_path / "lines").write_text("a\nb\n")
-    code = (
-        "from vanilla_transformer_tools.files import read_lines; print(*read_lines('/dev/stdin'))"
-    )
-
-    with (tmp_path / "lines").open() as lines:
-        command = [sys.executable, "-c", code]
-        done = subprocess.run(command, stdin=lines, capture_output=True, check=True)
-
-    assert done.stdout == b"a b\n"
 
 
 def test_gzipped_line_without_an_end_is_refused_before_it_is_in_memory(tmp_path, monkeypatch):

@@ -99,15 +99,10 @@ def corpus(tmp_path):
 
 COMMANDS = {
     "translate": "translate --model EVIL wort",
-    "translate, torch": "translate --engine torch --model EVIL wort",
-    "evaluate": "evaluate --model EVIL --test CORPUS",
     "serve": "serve --model EVIL --port 0",
     "demo": "demo --model EVIL",
-    "attention": "attention --model EVIL --output OUT.html wort",
     "export": "export --format ctranslate2 EVIL OUT",
-    "export, onnx": "export --format onnx EVIL OUT",
     "train --init_from": "train --init_from EVIL --train CORPUS --output_dir OUT --max_steps 1",
-    "train --tokenizer": "train --tokenizer EVIL --train CORPUS --output_dir OUT --max_steps 1",
     "distil": "distil --teacher EVIL --train CORPUS --output_dir OUT --max_steps 1",
     "import": "import EVIL OUT",
     "import --mapping": "import --mapping MAPPING EVIL OUT",
@@ -120,7 +115,6 @@ COMMANDS = {
 def test_no_command_runs_code_of_a_folder_or_asks_for_it(run, evil, corpus, tmp_path, command):  # noqa: F811
     (tmp_path / "mapping.yaml").write_text("constants:\n  d_model: 24\n")
     words = {"MAPPING": [str(tmp_path / "mapping.yaml")], "OUT": [str(tmp_path / "out")]}
-    words["OUT.html"] = [str(tmp_path / "out.html")]
     words |= {"CORPUS": corpus}
     argv = [
         part

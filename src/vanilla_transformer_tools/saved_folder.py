@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import yaml
 from huggingface_hub.repocard import REGEX_YAML_BLOCK
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -380,19 +380,15 @@ def load_model(model_name_or_path: str, **loading: Any) -> PreTrainedModel:
     check_files(model_name_or_path, loading.get("revision"))
     _check_weights(model_name_or_path, loading.get("revision"))
     loading = {"use_safetensors": True, "trust_remote_code": False, **loading}
-    try:
-        with _without_load_report(), naming_code(model_name_or_path):
-            model, report = AutoModelForSeq2SeqLM.from_pretrained(
-                model_name_or_path,
-                output_loading_info=True,
-                # Reported below with all other faults.
-                ignore_mismatched_sizes=True,
-                **loading,
-            )
-    except SafetensorError as error:
-        raise ValueError(
-            f"The weights of {model_name_or_path!r} are damaged: {error}. Copy the model again."
-        ) from error
+    name = model_name_or_path
+    with _without_load_report(), naming_code(name), _naming_damage(name):
+        model, report = AutoModelForSeq2SeqLM.from_pretrained(
+            name,
+            output_loading_info=True,
+            # Reported below with all other faults.
+            ignore_mismatched_sizes=True,
+            **loading,
+        )
     mismatched = [name for name, *_ in report["mismatched_keys"]]
     faults = [
         f"{len(names)} {fault} ({_some(names)})"
@@ -433,6 +429,16 @@ def naming_code(model_name_or_path: str) -> Iterator[None]:
         ) from error
 
 
+@contextmanager
+def _naming_damage(model_name_or_path: str) -> Iterator[None]:
+    try:
+        yield
+    except SafetensorError as error:
+        raise ValueError(
+            f"The weights of {model_name_or_path!r} are damaged: {error}. Copy the model again."
+        ) from error
+
+
 def load_config(model_name_or_path: str) -> PreTrainedConfig:
     """The config of a model of any class whose code is installed.
 
@@ -444,9 +450,6 @@ def load_config(model_name_or_path: str) -> PreTrainedConfig:
         return AutoConfig.from_pretrained(model_name_or_path, trust_remote_code=False)
 
 
-# Of a header's length in bytes, as in safetensors itself.
-_LONGEST_HEADER = 100_000_000
-_WIDTH_OF_LENGTH = 8
 _FLOATING_POINT = ("F64", "F32", "F16", "BF16")
 # A smaller model than this is built whatever its config says, and the fault is then described.
 _SLACK = 10**6
@@ -461,23 +464,27 @@ def _check_weights(model_name_or_path: str, revision: str | None) -> None:
         ValueError: If a header is damaged, a weight is no floating-point number, or the config is
             for another model.
     """
-    tensors: dict[str, dict[str, Any]] = {}
+    types: dict[str, str] = {}
+    numbers = 0
     for file in _safetensors(model_name_or_path, revision):
-        tensors |= _header(file)
+        with _naming_damage(model_name_or_path), safe_open(file, "pt") as weights:
+            for name in weights.keys():  # noqa: SIM118
+                tensor = weights.get_slice(name)
+                types[name] = tensor.get_dtype()
+                numbers += prod(tensor.get_shape())
     others = sorted(
         name
-        for name, one in tensors.items()
-        if name.endswith(("weight", "bias")) and one["dtype"] not in _FLOATING_POINT
+        for name, kind in types.items()
+        if name.endswith(("weight", "bias")) and kind not in _FLOATING_POINT
     )
     if others:
         raise ValueError(
             f"The weights of {model_name_or_path!r} must be floating-point numbers, got "
-            f"{tensors[others[0]]['dtype']} for {_some(others)}. Undo the quantisation."
+            f"{types[others[0]]} for {_some(others)}. Undo the quantisation."
         )
     config = find_file(model_name_or_path, CONFIG_NAME, revision)
-    if tensors and config:
-        numbers = sum(prod(one["shape"]) for one in tensors.values())
-        check_size(read_object(config), len(tensors), numbers, model_name_or_path)
+    if types and config:
+        check_size(read_object(config), len(types), numbers, model_name_or_path)
 
 
 def check_size(config: Mapping[str, Any], tensors: int, numbers: int, name: str) -> None:
@@ -526,28 +533,6 @@ def _safetensors(model_name_or_path: str, revision: str | None) -> list[Path]:
     files = [find_file(model_name_or_path, name, revision) for name in names]
     # What is missing, Transformers names.
     return [file for file in files if file]
-
-
-def _header(file: Path) -> dict[str, dict[str, Any]]:
-    """Type and shape of each tensor in a file of safetensors.
-
-    Raises:
-        ValueError: If it is damaged.
-    """
-    damaged = f"The weights of {str(file.parent)!r} are damaged: {file.name} has no whole header"
-    with file.open("rb") as stream:
-        length = int.from_bytes(stream.read(_WIDTH_OF_LENGTH), "little")
-        header = stream.read(length) if length <= _LONGEST_HEADER else b""
-    try:
-        found = parse_json(header.decode("utf-8"))
-        found.pop("__metadata__", None)
-        for one in found.values():
-            if min(one["shape"], default=0) < 0:
-                raise ValueError(damaged)
-            one["dtype"].upper()
-    except (ValueError, AttributeError, TypeError, KeyError) as error:
-        raise ValueError(f"{damaged}. Copy the model again.") from error
-    return found
 
 
 def complete_ids(model: PreTrainedModel) -> None:

@@ -541,7 +541,7 @@ class TranslateSettings(SearchSettings):
         "complete lines in order at any moment. Default: standard output."
     )
     resume: bool = option(
-        "Continues after the last complete line of an interrupted --output. OUTPUT.job.json "
+        "Continues an --input after the last complete line of --output. OUTPUT.job.json "
         "records what the translation depends on; another model, input or setting is refused.",
         False,
     )

@@ -7,8 +7,6 @@ less (docs/speed.md, Threads).
 
 import math
 import os
-import re
-import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,8 +17,7 @@ import psutil
 # Seconds that cores are watched at least; the system counts hundredths of seconds.
 INTERVAL = 0.3
 
-# Of Linux: times of each core, control groups, and the names of those of this process.
-STAT = Path("/proc/stat")
+# Of Linux: control groups, and the names of those of this process.
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUPS = Path("/proc/self/cgroup")
 
@@ -28,19 +25,7 @@ OWN_CGROUPS = Path("/proc/self/cgroup")
 # version, in two. "max" or a negative number: no quota.
 _QUOTAS = (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
 
-# States of a core in the order of `STAT`; a guest's work is counted in the first two as well.
-_STATES = (
-    "user",
-    "nice",
-    "system",
-    "idle",
-    "iowait",
-    "irq",
-    "softirq",
-    "steal",
-    "guest",
-    "guest_nice",
-)
+# States in which a core works; a guest's work is counted in the first two as well.
 _WORK = ("user", "nice", "system", "irq", "softirq", "steal")
 
 
@@ -90,8 +75,11 @@ class _Look:
 
 
 def _look() -> _Look:
-    work, cores = _work_by_core(), _cores()
-    busy = sum(work[core] for core in cores) if work.keys() >= set(cores) else None
+    times, cores = psutil.cpu_times(percpu=True), _cores()
+    busy = None
+    # Where some cores are offline or hidden, the places in the list are not their numbers.
+    if max(cores) < len(times):
+        busy = sum(getattr(times[core], kind, 0.0) for core in cores for kind in _WORK)
     process = psutil.Process()
     own = sum(process.cpu_times()[:4])
     for child in process.children(recursive=True):
@@ -110,24 +98,6 @@ def _cores() -> list[int]:
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(psutil.cpu_count() or 1))
-
-
-def _work_by_core() -> dict[int, float]:
-    """Seconds of work by the number of a core, of those that the system lists.
-
-    psutil lists cores without their numbers, which have gaps where some are offline. A container
-    may list fewer cores than there are, or under numbers of its own.
-    """
-    times: dict[int, dict[str, float]] = {}
-    if sys.platform == "linux":
-        with suppress(OSError):
-            text = STAT.read_text(encoding="ascii")
-            for core, ticks in re.findall(r"^cpu(\d+) (.+)$", text, re.MULTILINE):
-                seconds = [float(each) / os.sysconf("SC_CLK_TCK") for each in ticks.split()]
-                times[int(core)] = dict(zip(_STATES, seconds, strict=False))
-    else:
-        times = {core: each._asdict() for core, each in enumerate(psutil.cpu_times(percpu=True))}
-    return {core: sum(each.get(kind, 0.0) for kind in _WORK) for core, each in times.items()}
 
 
 def _quotas() -> list[int]:

@@ -1,6 +1,5 @@
 """The command `attention`: which file it writes, what it prints, and what it refuses."""
 
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -59,12 +58,6 @@ def test_picture_is_of_the_layer_head_and_kind_asked_for(run):
     assert len({path.read_bytes() for path in Path().iterdir()}) == len(views)
 
 
-def test_picture_tells_its_layer_and_head(run):
-    run("ein hund", "a dog", "--output", "a.svg", "--layer", "2", "--head", "1")
-
-    assert "cross-attention, layer 2 of 2, head 1 of 2" in Path("a.svg").read_text("utf-8")
-
-
 def test_as_many_positions_are_drawn_as_are_asked_for(run):
     assert run("--positions", "12")[:2] == (0, "positions.svg\n")
     for number in ("12", "13"):
@@ -113,22 +106,16 @@ def test_units_that_tokens_straddle_are_scored_as_one_too(run, write):
     ("argv", "message"),
     [
         ([], "expected a source text and at most its translation, got 0"),
-        (["a", "b", "c"], "at most its translation, got 3"),
         (["a", "--output", "x.pdf"], "must end in .html, .png, .svg, got 'x.pdf'"),
-        (["--positions", "3", "--output", "x.html"], "must end in .png, .svg, got 'x.html'"),
         (["--positions", "3", "a"], "--positions excludes texts"),
         (["--positions", "0"], "`positions` must be between 1 and 100,000, got 0"),
         (["a", "--gold", "g"], "--units and --gold need --alignments"),
         (["--alignments", "a", "--gold", "g"], "need the target file of --alignments too"),
         (["--alignments", "a", "b", "c"], "needs one or two files, got 3"),
         (["--alignments", "a", "b", "--positions", "3"], "--alignments excludes texts"),
-        (["--alignments", "nowhere", "b"], "nowhere"),
-        (["--alignments", "a", "b", "--layer", "1"], "--layer is for the attention of a text"),
         (["--alignments", "a", "b", "--kind", "encoder"], "--kind is for the attention of a text"),
         (["--positions", "3", "--head", "1"], "--head is for the attention of a text"),
         (["a", "b", "--layer", "3"], "`layer` must be between 1 and 2"),
-        (["a", "b", "--head", "3"], "`head` must be between 1 and 2"),
-        (["a", "--heads", "3"], "did you mean --head?"),
     ],
 )
 def test_mistakes_are_told_and_nothing_is_written(run, argv, message):
@@ -143,9 +130,7 @@ def test_mistakes_are_told_and_nothing_is_written(run, argv, message):
     ("files", "message"),
     [
         (["a", "absent"], "No such file or directory: 'absent'"),
-        (["a", "a", "--units", "a", "absent"], "No such file or directory: 'absent'"),
         (["a", "a", "--gold", "a"], "'a', line 1: A gold link must be source-target"),
-        (["a", "b"], "same number of lines, got 1 in 'a', 2 in 'b'"),
         (["a", "a", "--units", "a", "b"], "got 1 in 'a', 1 in 'a', 1 in 'a', 2 in 'b'"),
         (["a", "a", "--gold", "g"], "got 1 in 'a', 1 in 'a', 2 in 'g'"),
     ],
@@ -158,12 +143,3 @@ def test_bad_files_of_pairs_are_told_before_the_model_is_loaded(run, files, mess
 
     assert status == 2
     assert message in err
-
-
-def test_missing_matplotlib_is_told_with_the_extra(run, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-
-    status, _, err = run("a", "b", "--output", "a.png")
-
-    assert status == 2
-    assert "pip install -e '.[plot]'" in err

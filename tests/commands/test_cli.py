@@ -3,21 +3,19 @@
 import json
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from transformers import AutoTokenizer, GenerationConfig
+from transformers import GenerationConfig
 
 from number_words import write_corpus
 from vanilla_transformer_tools.commands import main
 from vanilla_transformer_tools.commands.__main__ import COMMANDS
 from vanilla_transformer_tools.files import read_lines
 
-from ..conftest import save_small_model
 from ..support.training_runs import training_options
 from .conftest import Outcome
 
@@ -82,34 +80,18 @@ def test_translate_keeps_empty_and_blank_lines(run, model):
     assert translated.strip()
 
 
-def test_blank_argument_stays_one_line(run, model):
-    assert run("translate", "--model", model, "\n", "drei").out.startswith(" \n")
-
-
-def test_translate_gives_nothing_when_nothing_comes_in(run, model):
-    assert run("translate", "--model", model) == Outcome(0, "", "")
-
-
 def test_translate_takes_text_on_both_sides_of_options_and_switches(run, model):
     piped = run("translate", "--model", model, stdin=b"drei\nvier hundert\n")
 
     assert run("translate", "drei", "--model", model, "vier hundert") == piped
     given = ["drei", "--model", model, "--trust_remote_code", "vier hundert"]
     assert run("translate", *given) == piped
-    assert run("translate", "drei", "--model", model, "--", "vier hundert") == piped
+    piped = run("translate", "--model", model, stdin=b"drei\n--model\n")
+    assert run("translate", "drei", "--model", model, "--", "--model") == piped
 
 
-def test_translate_takes_text_that_looks_like_an_option(run, model):
-    piped = run("translate", "--model", model, stdin=b"-drei\n--model\n")
-
-    assert run("translate", "--model", model, "--", "-drei", "--model") == piped
-
-
-@pytest.mark.parametrize(
-    "command", [[COMMAND], [sys.executable, "-m", "vanilla_transformer_tools.commands"]]
-)
-def test_console_script_and_module_run_the_command(command):
-    done = subprocess.run([*command, "translate"], capture_output=True, text=True, check=False)
+def test_console_script_runs_the_command():
+    done = subprocess.run([COMMAND, "translate"], capture_output=True, text=True, check=False)
 
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("vanilla-transformer: --model needs the folder")
@@ -151,23 +133,9 @@ def test_evaluate_prints_and_records_scores_with_their_signatures(run, copied_mo
         assert f"- {title} `{signature}`" in card
 
 
-def test_evaluate_computes_the_scores_that_are_asked_for(run, copied_model, corpus):
-    argv = ["--model", copied_model, "--test", *pair(corpus, "test"), "--bootstrap", "0"]
-
-    outcome = run("evaluate", *argv, "--metrics", "per", "codexglue_bleu")
-
-    scores = json.loads((copied_model / "results.json").read_text())["test"]
-    assert scores.keys() - {"lines", "search", "engine", "scorings"} == {
-        *("per", "per_signature", "codexglue_bleu", "codexglue_bleu_signature")
-    }
-    assert outcome.out.startswith(f"PER {scores['per']:.2f} ({scores['per_signature']})\nCodeXGLUE")
-    card = (copied_model / "README.md").read_text(encoding="utf-8")
-    assert "\n| lines | PER | CodeXGLUE BLEU | search |\n" in card
-    assert f"\n| 25 | {scores['per']:.2f} | {scores['codexglue_bleu']:.2f} | beam 4, " in card
-
-
 def test_evaluate_counts_how_often_a_test_set_was_scored(run, copied_model, corpus):
     evaluate = ["evaluate", "--model", copied_model, "--test", *pair(corpus, "test")]
+    evaluate += ["--num_beams", 1, "--max_extra_tokens", 0, "--metrics", "chrf", "--bootstrap", 0]
     seen = []
 
     for name in ("one", "one", "two"):
@@ -180,14 +148,15 @@ def test_evaluate_counts_how_often_a_test_set_was_scored(run, copied_model, corp
 
 
 def test_evaluate_scores_what_translate_gives(run, copied_model, corpus, sources, tmp_path):
-    evaluate = ["evaluate", "--model", copied_model, "--output", tmp_path / "out"]
+    evaluate = ["evaluate", "--model", copied_model, "--output", tmp_path / "out", "--num_beams", 1]
     run(*evaluate, "--test", *pair(corpus, "test"))
     written = (tmp_path / "out").read_text(encoding="utf-8")
-    assert written == run("translate", "--model", copied_model, stdin=as_input(sources)).out
+    translate = ["translate", "--model", copied_model, "--num_beams", 1]
+    assert written == run(*translate, stdin=as_input(sources)).out
 
     # Against itself the translation is perfect; other results of the folder stay.
     test = ["--test", corpus / "test.de", tmp_path / "out"]
-    outcome = run("evaluate", "--model", copied_model, *test, "--name", "itself")
+    outcome = run("evaluate", *translate[1:], *test, "--name", "itself")
     assert "BLEU 100.00" in outcome.out
     assert json.loads((copied_model / "results.json").read_text()).keys() == {"test", "itself"}
 
@@ -200,40 +169,6 @@ def translations(corpus: Path, tmp_path: Path) -> tuple[Path, Path]:
     for file, lines in zip(files, (references, ["x", "y", *references[2:]]), strict=True):
         file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return files
-
-
-def test_evaluate_scores_a_file_without_a_model(run, corpus, translations):
-    _, nearly = translations
-    argv = ["--hypotheses", nearly, "--test", *pair(corpus, "test"), "--metrics", "exact_match"]
-
-    outcome = run("evaluate", *argv)
-
-    assert (outcome.status, outcome.err) == (0, "")
-    assert outcome.out.startswith("exact match 92.00 ± ")
-
-
-def test_evaluate_tells_line_ends_of_windows(run, corpus, translations, tmp_path, caplog):
-    right, _ = translations
-    file = tmp_path / "from_windows"
-    file.write_bytes(right.read_bytes().replace(b"\n", b"\r\n"))
-
-    outcome = run("evaluate", "--hypotheses", file, "--test", *pair(corpus, "test"))
-
-    assert outcome.status == 0
-    (message,) = caplog.messages
-    assert message.startswith(f"{str(file)!r}: lines end with a carriage return")
-
-
-def test_evaluate_cuts_what_the_other_model_cannot_read(run, corpus, copied_model, tmp_path):
-    tokenizer = AutoTokenizer.from_pretrained(copied_model)
-    positions = {"position_embedding_type": "learned", "max_position_embeddings": 6}
-    other = save_small_model(tmp_path / "other", tokenizer, **positions)
-    options = ["--test", *pair(corpus, "test"), "--metrics", "chrf", "--num_beams", 1]
-
-    outcome = run("evaluate", "--model", copied_model, "--against", other, *options)
-
-    assert outcome.status == 0, outcome.err
-    assert "difference" in outcome.out
 
 
 def test_evaluate_compares_two_files(run, corpus, translations):
@@ -284,19 +219,14 @@ def assert_refused(outcome: Outcome, pattern: str) -> None:
     ("argv", "pattern"),
     [
         (["trian"], "unknown command 'trian'; choose from: train, translate, evaluate"),
-        (["train", "--epochs", "3"], "--train needs the training pairs"),
         (["translate", "drei"], "--model needs the folder"),
         (["translate", "--model", "a", "--beams=3"], "option --beams; did you mean --num_beams"),
-        (["translate", "--model", "/no/such", "--num_beam", "3"], "--num_beam; did you mean --num"),
         (["translate", "--model", "/no/such"], "--model: there is no folder '/no/such'"),
         (["translate", "--num_beams", "x"], "--num_beams.* invalid int value: 'x'"),
         (["evaluate", "--model", "a"], "--test needs the test pairs"),
         (["evaluate", "--test", "a"], "--model needs the folder"),
-        (["evaluate", "--test", "a", "--metrics", "meteor"], "--metrics.*invalid choice: 'meteor'"),
         (["evaluate", "--test", "a", "--hypotheses", "b"], "--hypotheses: there is no file 'b'"),
-        (["evaluate", "--test", "a", "--hypotheses", "/"], "--hypotheses: there is no file '/'"),
         (["evaluate", "--test", "a", "--hypotheses", "b", "--model", "c"], "leave out --model"),
-        (["evaluate", "--test", "a", "--hypotheses", "b", "--output", "c"], "leave out --model"),
         (
             ["evaluate", "--test", "a", "--model", "b", "--against", "/no/such"],
             "--against: there is no file or folder '/no/such'",
@@ -305,7 +235,6 @@ def assert_refused(outcome: Outcome, pattern: str) -> None:
             ["evaluate", "--test", "a", "--model", "b", "--against", "c", "--bootstrap", "0"],
             "--against needs the resamples of --bootstrap, got 0",
         ),
-        (["evaluate", "--tset", "a"], "unknown option --tset; did you mean --test"),
         (["evaluate", "a"], "unexpected argument 'a'"),
     ],
 )
@@ -317,12 +246,9 @@ def test_mistake_in_the_arguments_is_told_alone(run, argv, pattern):
     ("options", "pattern"),
     [
         (["--epochs", "3"], "unknown option --epochs; did you mean --num_train_epochs"),
-        (["--average-lsat", "3"], "unknown option --average-lsat; did you mean --average-last"),
         (["--qqqq", "3"], "unknown option --qqqq; --help"),
         (["--preset", "huge"], "--preset: invalid choice: 'huge'"),
-        (["--learning_rate", "fast"], "--learning_rate.*: invalid float value: 'fast'"),
         (["--config", "d_modle=64"], "no field 'd_modle'. Did you mean d_model"),
-        (["--config", "d_model=66"], "`d_model` must be a multiple of .*, got 66 and 4"),
         (["--config", "d_model=wide"], ".*d_model.*expected int, got str .*'wide'"),
         (["--vocab_size", "100"], "`vocab_size` must be at least 262 .*, got 100"),
         (
@@ -332,7 +258,6 @@ def test_mistake_in_the_arguments_is_told_alone(run, argv, pattern):
         (["--max_tokens_per_batch", "9"], "must hold the longest pair, got 9"),
         (["--resume"], "--resume needs a whole checkpoint"),
         (["--init_from", "/no/such"], "--init_from: there is no folder '/no/such'"),
-        (["--tokenizer", "./no"], "--tokenizer: there is no folder './no'"),
     ],
 )
 def test_train_tells_a_mistake_alone_and_writes_nothing(run, corpus, tmp_path, options, pattern):
@@ -347,7 +272,6 @@ def test_train_tells_a_mistake_alone_and_writes_nothing(run, corpus, tmp_path, o
     ("content", "pattern"),
     [
         (b"one\n", "same number of lines, got 300 in .* and 1 in"),
-        (b"", "bad.en' is empty"),
         (b"one\ntwo \xe9\n", "bad.en' must be UTF-8, got byte 0xE9 at byte 5 of line 2"),
         (None, "No such file or directory: .*bad.en'"),
     ],
@@ -369,40 +293,18 @@ def test_bad_file_is_told_alone_and_nothing_is_written(
     assert not (model / "results.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("lines", "pattern"),
-    [
-        (0, "short.en' is empty"),
-        (24, "short.en' must hold .* each of the 25 test pairs, got 24 lines"),
-    ],
-)
 @pytest.mark.parametrize("side", ["--hypotheses", "--against"])
 def test_evaluate_refuses_a_file_that_cannot_be_of_the_test_set(
-    run, corpus, translations, tmp_path, side, lines, pattern
+    run, corpus, translations, tmp_path, side
 ):
     right, _ = translations
-    (tmp_path / "short.en").write_text("x\n" * lines)
+    (tmp_path / "short.en").write_text("x\n" * 24)
     files = {"--hypotheses": right, side: tmp_path / "short.en"}
 
     options = [part for option in files.items() for part in option]
     outcome = run("evaluate", "--test", *pair(corpus, "test"), *options)
 
-    assert_refused(outcome, pattern)
-
-
-@pytest.mark.parametrize("option", ["--hypotheses", "--against", "--test"])
-def test_evaluate_refuses_a_pipe(run, corpus, translations, option):
-    right, _ = translations
-    end, start = os.pipe()
-    os.close(start)
-    sources, references = pair(corpus, "test")
-    options = {"--test": [sources, references], "--hypotheses": [right], "--against": [right]}
-    options[option] = [*options[option][:-1], f"/dev/fd/{end}"]
-
-    outcome = run("evaluate", *(part for name in options for part in (name, *options[name])))
-
-    os.close(end)
-    assert_refused(outcome, f"'/dev/fd/{end}' must be a regular file, .* got a pipe")
+    assert_refused(outcome, "short.en' must hold .* each of the 25 test pairs, got 24 lines")
 
 
 @pytest.mark.parametrize(
@@ -462,9 +364,7 @@ def test_help_all_lists_trainers_options_with_our_defaults(run):
     assert re.search(r"--learning_rate .*?\(default: 0\.0007\)", text)
 
 
-every_help = pytest.mark.parametrize(
-    "argv", [["--help"], ["push", "--help"], ["train", "--help-all"]], ids=" ".join
-)
+every_help = pytest.mark.parametrize("argv", [["--help"], ["push", "--help"]], ids=" ".join)
 
 
 @every_help
@@ -486,24 +386,21 @@ def test_help_that_cannot_be_written_is_told_in_one_line(run, stdout_to, argv):
     assert outcome.err == "vanilla-transformer: [Errno 28] No space left on device\n"
 
 
-@pytest.mark.skipif(os.name == "nt", reason="the shell is POSIX's")
-def test_closed_streams_are_empty_or_named(model):
-    program = shlex.join(
-        [sys.executable, "-m", "vanilla_transformer_tools.commands", "translate", "--model"]
-    )
+def test_closed_streams_are_empty_or_named(model, run, monkeypatch):
+    # As Python has them after `<&-` and `>&-`.
+    monkeypatch.setattr(sys, "stdin", None)
+    main(["translate", "--model", str(model)])
+    sys.stdin.close()
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "__stdout__", None)
 
-    def run_shell(words):
-        command = f"{program} {shlex.quote(str(model))} {words}"
-        return subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    unwritten = run("translate", "--model", model, "drei")
+    monkeypatch.setattr(sys, "stdout", None)
+    help_text = run("translate", "--help")
 
-    nothing, unwritten = run_shell("<&-"), run_shell("drei >&-")
-    help_text = run_shell("--help >&-")
-
-    assert (nothing.returncode, nothing.stdout, nothing.stderr) == (0, "", "")
-    assert unwritten.returncode == 2
-    assert "Standard output is closed, so that --output is needed." in unwritten.stderr
-    assert help_text.returncode == 2
-    assert "standard output is closed: send it to a file" in help_text.stderr
+    assert unwritten[:2] == help_text[:2] == (2, "")
+    assert "Standard output is closed, so that --output is needed." in unwritten.err
+    assert "standard output is closed: send it to a file" in help_text.err
 
 
 def test_reader_that_stops_early_is_no_mistake():

@@ -348,7 +348,7 @@ def test_outputs_of_another_job_are_not_mixed(distil, teachers, write, tmp_path,
         "model.safetensors of model 1 SHA-256",
     )
     other = [write("other.de", *SOURCES, "neun"), write("other.en", *REFERENCES, "nine")]
-    assert_refused(distil("--train", *other[::-1]), "other text in the first 8 lines")
+    assert_refused(distil("--train", *other[::-1]), "got --input SHA-256 ")
     assert (tmp_path / "out" / "teacher" / "outputs.txt").read_bytes() == before
     assert not no_training
 

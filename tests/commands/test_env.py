@@ -1,5 +1,3 @@
-import pytest
-
 from vanilla_transformer_tools.commands import main
 
 
@@ -24,10 +22,3 @@ def test_env_says_that_nothing_is_kept(monkeypatch, capsys):
     main(["env"])
 
     assert capsys.readouterr().out.count("nothing is kept") == 2
-
-
-def test_env_refuses_options(capsys):
-    with pytest.raises(SystemExit, match="2"):
-        main(["env", "--verbose"])
-
-    assert "unknown option --verbose" in capsys.readouterr().err

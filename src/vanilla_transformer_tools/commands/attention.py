@@ -1,7 +1,6 @@
 """The `attention` command: what a model attends to, as a page, a picture or word alignments."""
 
 import logging
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -32,13 +31,8 @@ example:
 """
 
 
-@dataclass(frozen=True)
-class _TextsToAlign:
-    """Lines of the files of --alignments and --units, and the links of --gold."""
-
-    sides: list[list[str]]
-    units: list[list[str]]
-    gold: "list[GoldAlignment]"
+# Lines of the files of --alignments and --units, and the links of --gold.
+_TextsToAlign = tuple[list[list[str]], list[list[str]], "list[GoldAlignment]"]
 
 
 def attention(argv: list[str]) -> None:
@@ -156,14 +150,14 @@ def _read_files(settings: AttentionSettings) -> _TextsToAlign:
             "The files of --alignments, --units and --gold must have the same number of lines, "
             f"got {read}. Check that they belong together."
         )
-    return _TextsToAlign(sides, units, gold)
+    return sides, units, gold
 
 
 def _align(translator: "Translator", settings: AttentionSettings, texts: _TextsToAlign) -> None:
     from vanilla_transformer_tools.files import write_lines
     from vanilla_transformer_tools.inspection.alignments import align_words, score_alignments
 
-    (sources, *others), units, gold = texts.sides, texts.units, texts.gold
+    (sources, *others), units, gold = texts
     targets = others[0] if others else [each.text for each in translator.translate(sources)]
     alignments = list(
         align_words(translator, sources, targets, (units[0], units[1]) if units else None)

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vanilla_transformer_tools.commands.command import load_translator, report_limited
-from vanilla_transformer_tools.commands.job_record import JobRecord, record_path
-from vanilla_transformer_tools.commands.lines import plan_translation
+from vanilla_transformer_tools.commands.lines import JobRecord, plan_translation, record_path
 from vanilla_transformer_tools.commands.train import read_options
 from vanilla_transformer_tools.settings import (
     SearchSettings,

@@ -1,16 +1,18 @@
-"""The job of `vanilla-transformer translate`: input lines, and where their translations go."""
+"""The job of `vanilla-transformer translate`: its lines, its output, and its record beside that."""
 
+import json
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import version
 from io import BufferedReader
+from itertools import islice
 from pathlib import Path
 from select import select
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
-from vanilla_transformer_tools.commands.job_record import CountedLines, JobRecord, record_path
 from vanilla_transformer_tools.commands.outputs import (
     Output,
     check_output,
@@ -30,6 +32,11 @@ _MOMENT = 0.05
 _BLOCK = 2**16
 
 
+# Settings that change where the translations are, and how fast they come, but not the translations.
+_FREE_SETTINGS = {"output", "resume", "max_tokens_per_batch"}
+_PACKAGE = "vanilla-transformer"
+
+
 @dataclass
 class Report:
     """Counts that are reported at the end.
@@ -46,34 +53,151 @@ class Report:
 
 
 @dataclass(frozen=True)
+class JobRecord:
+    """Everything that the lines of an output depend on.
+
+    Attributes:
+        facts: Version, settings, and checksums of input and models, by their names in errors.
+        search: Engine, beam width and length penalty with which the job began; empty before.
+        output: Size and checksum of the output, once it is complete.
+    """
+
+    facts: dict[str, Any]
+    search: dict[str, Any] = field(default_factory=dict)
+    output: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, settings: TranslateSettings) -> Self:
+        """The record of a new job.
+
+        Raises:
+            OSError: If a file cannot be read.
+        """
+        values, models = asdict(settings), settings.model or []
+        facts = {f"--{name}": values[name] for name in values if name not in _FREE_SETTINGS}
+        # Files may be moved.
+        for name in ("input", "prefix_file"):
+            facts[f"--{name}"] = _checksum(values[name]) if values[name] else None
+        facts["--model"] = len(models)
+        for number, model in enumerate(models, start=1):
+            facts |= {f"{file} of model {number}": sum_ for file, sum_ in _checksums(model).items()}
+        return cls({_PACKAGE: version(_PACKAGE), **facts})
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """The record of an interrupted job.
+
+        Raises:
+            ValueError: If the file is not a record.
+            OSError: If it cannot be read.
+        """
+        from vanilla_transformer_tools.saved_folder import read_object
+
+        try:
+            return cls(**read_object(path))
+        except (ValueError, TypeError) as error:
+            raise ValueError(
+                f"{str(path)!r} must be the record of an interrupted translation, which is kept "
+                f"beside its output, got: {error}. Move the file, or choose another --output."
+            ) from error
+
+    def write(self, path: Path) -> None:
+        """Writes the record, replacing an earlier one as a whole."""
+        from vanilla_transformer_tools.files import write_lines
+
+        write_lines(path, [json.dumps(asdict(self), indent=2)])
+
+    def with_search(self, translator: "Translator", output: str) -> Self:
+        """The record with the search of a translator.
+
+        Raises:
+            ValueError: If the job began with another engine.
+        """
+        search = {
+            "engine": translator.engine.name,
+            "num_beams": translator.search.num_beams,
+            "length_penalty": translator.search.length_penalty,
+        }
+        if self.search not in ({}, search):
+            raise ValueError(
+                f"{output!r} must be continued with its engine, {self.search.get('engine')}, got "
+                f"{search['engine']}. Install what it was begun with, or delete it to translate "
+                "anew."
+            )
+        return replace(self, search=search)
+
+    def complete(self, output: Path) -> Self:
+        """The record of the job whose complete output this is."""
+        from vanilla_transformer_tools.saved_folder import describe_files
+
+        return replace(self, output=describe_files(output.parent, [output.name])[output.name])
+
+    def differences(self, other: Self) -> list[str]:
+        """Facts in which another job differs, each with both values.
+
+        What was complete is the same whatever version continues with it.
+        """
+        names = sorted(self.facts.keys() | other.facts.keys())
+        was_now = {
+            name: (self.facts.get(name, "missing"), other.facts.get(name, "missing"))
+            for name in names
+            if not (self.output and name == _PACKAGE)
+        }
+        return [
+            f"{name} {now} instead of {was}" for name, (was, now) in was_now.items() if was != now
+        ]
+
+
+def record_path(output: Path) -> Path:
+    """Path of the record of an output."""
+    return output.with_name(f"{output.name}.job.json")
+
+
+def _checksum(file: str | Path) -> str:
+    from vanilla_transformer_tools.files import checksum
+
+    return f"SHA-256 {checksum(file):.16}"
+
+
+def _checksums(model: str) -> dict[str, str]:
+    """Checksum of each file of a model; or its commit on the Hub, if that can be reached."""
+    from transformers.utils import CONFIG_NAME
+
+    from vanilla_transformer_tools.saved_folder import find_file, model_files
+
+    folder = Path(model)
+    if folder.is_dir():
+        files = model_files(folder)
+        return {file.relative_to(folder).as_posix(): _checksum(file) for file in files}
+    config = find_file(model, CONFIG_NAME)
+    # The cache has a folder for each commit.
+    return {} if config is None else {"commit": config.parent.name}
+
+
+@dataclass(frozen=True)
 class TranslationJob:
     """Lines to translate, and how much of them an output already has.
 
     Attributes:
         settings: Options of the command.
-        lines: Lines that are still to be translated.
+        lines: Lines that are still to be translated, each with the text that its translation
+            begins with.
         has_next: Whether another line is there now; if not, those before it are translated first.
         total: Number of lines of the input, if known.
-        record: Record to keep beside the output, of an earlier run if there was one; None: the
-            output is not a regular file.
+        record: Record to keep beside the output; None: the output is not a regular file.
         done: Number of lines that the output already has.
         kept: Size of these lines in bytes.
         found: Size of the output in bytes at planning, with an unfinished last line.
     """
 
     settings: TranslateSettings
-    lines: CountedLines
+    lines: Iterator[tuple[str, str]]
     has_next: Callable[[], bool]
     total: int | None = None
     record: JobRecord | None = None
     done: int = 0
     kept: int = 0
     found: int = 0
-
-    @property
-    def output(self) -> Path | None:
-        """File for the translations; None: standard output."""
-        return Path(self.settings.output) if self.settings.output else None
 
     def run(self, translator: "Translator", *, keeps_record: bool = False) -> Report:
         """Translates, and writes each line as soon as it is done.
@@ -89,21 +213,18 @@ class TranslationJob:
         """
         from vanilla_transformer_tools.progress import line_progress
 
-        record = self._record_with_search(translator)
-        report, recorded = Report(), 0
+        path = Path(self.settings.output) if self.settings.output else None
+        record = self.record and self.record.with_search(translator, str(path))
+        report, number = Report(), self.done
         # Translations on a terminal are their own progress.
-        is_shown = bool(self.output) or not sys.stdout.isatty()
+        is_shown = bool(path) or not sys.stdout.isatty()
         progress = line_progress("translate", self.total, self.done, is_shown=is_shown)
-        with closing(Output(self.output, self.kept, self.found)) as output, progress as advance:
-            number = self.done
+        with closing(Output(path, self.kept, self.found)) as output, progress as advance:
+            if path and record:
+                record.write(record_path(path))
             for window in self._windows():
                 lines, prefixes = zip(*window, strict=True)
                 for translation in translator.translate(lines, prefixes, first_line=number + 1):
-                    if self.output and record and recorded != self.lines.count:
-                        # The record must cover a line before the output has it.
-                        recorded = self.lines.count
-                        record = replace(record, lines=recorded, sha256=self.lines.sha256)
-                        record.write(record_path(self.output))
                     number += 1
                     rows = format_rows(translation, number, self.settings)
                     output.write("".join(f"{row}\n" for row in rows).encode())
@@ -112,36 +233,15 @@ class TranslationJob:
                         report.separators += hypothesis.replaced_separators
                         report.unknown += hypothesis.unknown
                     advance()
-        if self.total is not None and self.lines.count != self.total:
+        if self.total is not None and number != self.total:
             raise ValueError(
                 "The input must not change while it is translated, got "
-                f"{self.lines.count:,} lines instead of the {self.total:,} at the beginning. "
+                f"{number:,} lines instead of the {self.total:,} at the beginning. "
                 "Restore it, and continue with --output and --resume, or translate it anew."
             )
-        if self.output and record and not keeps_record:
-            record_path(self.output).unlink(missing_ok=True)
+        if path and record and not keeps_record:
+            record_path(path).unlink(missing_ok=True)
         return report
-
-    def _record_with_search(self, translator: "Translator") -> JobRecord | None:
-        """The record with the search of the translator.
-
-        Raises:
-            ValueError: If the job began with another engine.
-        """
-        if self.record is None:
-            return None
-        search = {
-            "engine": translator.engine.name,
-            "num_beams": translator.search.num_beams,
-            "length_penalty": translator.search.length_penalty,
-        }
-        if self.record.search not in ({}, search):
-            raise ValueError(
-                f"{str(self.output)!r} must be continued with its engine, "
-                f"{self.record.search.get('engine')}, got {search['engine']}. Install what it was "
-                "begun with, or delete it to translate anew."
-            )
-        return replace(self.record, search=search)
 
     def _windows(self) -> Iterator[list[tuple[str, str]]]:
         """Lines that are translated together; an error is raised after those before it."""
@@ -185,10 +285,11 @@ def plan_translation(settings: TranslateSettings, texts: list[str]) -> Translati
                 f"{settings.prefix_file!r} and {total:,}. Give one for each line, or --prefix."
             )
         prefixes = file_lines(settings.prefix_file)
-    job = TranslationJob(settings, CountedLines(_pairs(lines, prefixes)), has_next, total)
+    job = TranslationJob(settings, _pairs(lines, prefixes), has_next, total)
+    output = Path(settings.output) if settings.output else None
     # A job cannot continue in a device or a pipe.
-    if job.output and (job.output.is_file() or not job.output.exists()):
-        return _after_earlier_run(job, job.output)
+    if output and (output.is_file() or not output.exists()):
+        return _after_earlier_run(job, output)
     return job
 
 
@@ -206,6 +307,8 @@ def _check(settings: TranslateSettings, texts: list[str]) -> None:
         faults.append("Standard output is closed, so that --output is needed.")
     if settings.resume and not settings.output:
         faults.append("--resume needs the --output to continue.")
+    elif settings.resume and not settings.input:
+        faults.append("--resume needs --input, which can be compared with that of the first run.")
     for option in ("input", "prefix_file"):
         path = Path(getattr(settings, option) or "")
         if path.name and path.exists() and not path.is_file():
@@ -276,18 +379,12 @@ def _after_earlier_run(job: TranslationJob, output: Path) -> TranslationJob:
             "none: the output is complete, or an earlier version began it. Delete the output to "
             "translate anew, or let that version finish it."
         )
-    done, kept, has_more = written_lines(output, 1 if job.settings.details else job.settings.n_best)
-    job.lines.skip(done, earlier.lines)
+    done, kept = written_lines(output, 1 if job.settings.details else job.settings.n_best)
     differences = earlier.differences(record)
-    is_complete = bool(earlier.output)
-    if job.lines.count < earlier.lines or (is_complete and job.total != earlier.lines):
-        count = job.total if is_complete else job.lines.count
-        differences.append(f"input of {count:,} lines instead of {earlier.lines:,}")
-    elif job.lines.sha256 != earlier.sha256:
-        differences.append(f"other text in the first {earlier.lines:,} lines of input or prefixes")
-    if done + has_more > earlier.lines:
-        differences.append(f"{done + has_more:,} lines in it instead of at most {earlier.lines:,}")
-    elif is_complete and differs(output, earlier.output):
+    total = job.total or 0
+    if done > total:
+        differences.append(f"{done:,} lines in it instead of at most {total:,}")
+    elif earlier.output and differs(output, earlier.output):
         differences.append("other translations in it than were written")
     if differences:
         raise ValueError(
@@ -296,7 +393,12 @@ def _after_earlier_run(job: TranslationJob, output: Path) -> TranslationJob:
             "anew."
         )
     return replace(
-        job, record=replace(record, search=earlier.search), done=done, kept=kept, found=found
+        job,
+        lines=islice(job.lines, done, None),
+        record=replace(record, search=earlier.search),
+        done=done,
+        kept=kept,
+        found=found,
     )
 
 

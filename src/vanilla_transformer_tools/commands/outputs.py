@@ -150,7 +150,7 @@ class Output:
             if self._size is not None:
                 with suppress(OSError):
                     self._file.truncate(self._size)
-                hint = " Its lines are complete; --resume continues after them."
+                hint = " Its lines are complete; with --input, --resume continues after them."
             raise OSError(
                 f"{self._name} can no longer be written: {error.strerror}.{hint}"
             ) from error
@@ -194,8 +194,8 @@ def open_alone(path: Path) -> FileIO:
     return file
 
 
-def written_lines(path: Path, rows_per_line: int) -> tuple[int, int, bool]:
-    """Number of input lines of which an output has all rows, their bytes, whether more follow."""
+def written_lines(path: Path, rows_per_line: int) -> tuple[int, int]:
+    """Number of input lines of which an output has all rows, and their bytes."""
     lines = size = rows = rows_size = 0
     with path.open("rb") as file:
         for row in file:
@@ -205,7 +205,7 @@ def written_lines(path: Path, rows_per_line: int) -> tuple[int, int, bool]:
             rows_size += len(row)
             if rows % rows_per_line == 0:
                 lines, size = lines + 1, rows_size
-    return lines, size, path.stat().st_size > size
+    return lines, size
 
 
 def format_rows(

@@ -192,7 +192,7 @@ def export_to_ctranslate2(
         engine = TorchEngine(model)
         sources = _sample_sources(engine, tokenizers.source, sample)
         for weights in dict.fromkeys(("float32", quantization)):
-            convert(model_name_or_path, folder, weights, trust_remote_code=trust_remote_code)
+            convert(model, tokenizers.source, folder, weights)
             agreement = _compare_scores(engine, CTranslate2Engine(folder, device="cpu"), sources)
             agreement.check(*_TOLERANCES.get(weights, _INTEGER_TOLERANCE))
         _save_settings(model, tokenizers, folder)

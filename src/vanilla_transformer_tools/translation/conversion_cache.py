@@ -106,7 +106,7 @@ class Conversion:
             OSError: If the cache cannot be written or others can write there, or the model's files
                 have changed.
         """
-        from vanilla_transformer_tools.translation.ctranslate2_conversion import convert_loaded
+        from vanilla_transformer_tools.translation.ctranslate2_conversion import convert
 
         parent = self.folder.parent
         parent.mkdir(parents=True, exist_ok=True)
@@ -122,7 +122,7 @@ class Conversion:
             scratch_folder(parent, ".new-") as scratch,
         ):
             new = scratch / "new"
-            convert_loaded(model, tokenizer, new)
+            convert(model, tokenizer, new)
             if _key(self._source) != self._key:
                 raise OSError(f"{str(self._source)!r} was changed while it was loaded.")
             new.chmod(_OWN_MODE)

@@ -1,5 +1,6 @@
 """Our models as models of CTranslate2; what its specification cannot hold is refused."""
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,7 @@ from vanilla_transformer_tools.translation.search import (
 )
 
 try:
-    from ctranslate2.converters.transformers import (
-        ModelLoader,
-        TransformersConverter,
-        register_loader,
-    )
+    from ctranslate2.converters.transformers import ModelLoader, register_loader
     from ctranslate2.specs.common_spec import Activation
     from ctranslate2.specs.transformer_spec import (
         TransformerDecoderSpec,
@@ -226,35 +223,30 @@ class VanillaTransformerLoader(ModelLoader):
 
 
 def convert(
-    model_name_or_path: str, folder: Path, quantization: str, *, trust_remote_code: bool = False
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    quantization: str = "float32",
 ) -> None:
-    """Writes model.bin, config.json and the vocabularies, replacing what is at `folder`.
-
-    Raises:
-        ValueError: If CTranslate2's specification cannot hold the model.
-    """
-    converter = TransformersConverter(model_name_or_path, trust_remote_code=trust_remote_code)
-    converter.convert(str(folder), quantization=quantization, force=True)
-
-
-def convert_loaded(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path
-) -> None:
-    """Writes one of our models in float32, as `convert` does, into a new folder.
+    """Writes model.bin, config.json and the vocabularies of one of our models.
 
     Args:
-        model: In float32.
+        model: The model.
         tokenizer: Tokenizer of the source.
-        folder: It must not exist.
+        folder: Folder to write to, made if it is not there.
+        quantization: Type of the weights, one of CTranslate2's.
 
     Raises:
         ValueError: If CTranslate2's specification cannot hold the model.
     """
+    if quantization != "float32":
+        # CTranslate2 rounds the weights in place.
+        model = deepcopy(model)
     with torch.no_grad():
         spec = VanillaTransformerLoader()(model, tokenizer)
     spec.validate()
-    spec.optimize(quantization="float32")
-    folder.mkdir()
+    spec.optimize(quantization=quantization)
+    folder.mkdir(exist_ok=True)
     spec.save(str(folder))
 
 
