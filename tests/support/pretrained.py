@@ -68,13 +68,15 @@ def fsmt_tokenizer(folder: Path, sides: dict[str, list[str]]) -> FSMTTokenizer:
     return FSMTTokenizer(["en", "ru"], merges_file=str(folder / "merges.txt"), **files)
 
 
-def train_pieces(lines: list[str], kind: str) -> bytes:
-    """A SentencePiece model."""
+def train_pieces(lines: list[str], kind: str, size: int = PIECES) -> bytes:
+    """A SentencePiece model, with at most this many pieces."""
     writer = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(lines),
         model_writer=writer,
-        vocab_size=PIECES,
+        vocab_size=size,
+        hard_vocab_limit=False,
+        character_coverage=1.0,
         model_type=kind,
         minloglevel=2,
     )
