@@ -73,14 +73,26 @@ def test_ids_of_pieces_of_all_scripts_are_those_of_the_slow_tokenizer(name, tmp_
     known = {*random.Random(1).sample(CHARACTERS, 2000), *CHARACTERS[:300]}
     text = ["".join(known.intersection(line)) for line in lines(3000, seed=1)]
     train = pretrained.train_pieces
+    options = {"vocab_size": 5000, "hard_vocab_limit": False, "character_coverage": 1.0}
     monkeypatch.setattr(
-        pretrained, "train_pieces", lambda given, kind: train(given + text, kind, 5000)
+        pretrained, "train_pieces", lambda given, kind: train(given + text, kind, **options)
     )
     _, slow = BUILD[name](tmp_path)
     tags = getattr(slow, "lang_token_to_id", ())
     spelled = [*slow.all_special_tokens, *tags, ">>deu<<", ">>xyz<<", ">> a", "b<<"]
 
     check_ids(slow, lines(FUZZ_LINES, FUZZ_SEED, spelled))
+
+
+@pytest.mark.parametrize("name", ["marian", "m2m100"])
+def test_texts_are_those_of_the_slow_tokenizer(name, tmp_path):
+    _, slow = BUILD[name](tmp_path)
+    fast = fast_pair(TokenizerPair.joint(slow)).target
+    (blank, letter), end = slow.convert_tokens_to_ids(["▁", "e"]), slow.eos_token_id
+
+    for ids in ([blank] * 3, [blank, blank, letter, blank, blank, letter, blank, blank, end]):
+        expected = slow.decode(ids, skip_special_tokens=True)
+        assert fast.decode(ids, skip_special_tokens=True) == expected
 
 
 @pytest.mark.parametrize("name", NAMES[:2])

@@ -186,7 +186,7 @@ def sentencepiece_backend(
             decoders.Replace(" ", ""),
             decoders.Replace(_BLANK, " "),
             decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
+            decoders.Replace(Regex(r"\A +| +\z"), ""),
         ]
     )
     # Where a text does not begin with one, it has a mark inside when this is looked for.
