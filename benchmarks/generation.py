@@ -6,11 +6,13 @@ All contenders translate the same batches, tokenised beforehand and in the file'
 is relative to M2M100, or without it to this package's `generate`; same lines are outputs equal to
 ours. Tokens are targets, `</s>` counted. CTranslate2 searches as our Translator does with it.
 --sizes has random weights and sources, and outputs of 32 tokens. Beam search has length penalty
-0.6.
+0.6. With the contender marian, which needs `pip install pymarian`, the model of --sizes is one that
+Marian can hold, with the norms after the sublayers.
 
 Example:
   python benchmarks/generation.py --model runs/de-en --test test.de.gz --threads 1
   python benchmarks/generation.py --sizes base --sentences 16 --batch_sizes 1 16
+  python benchmarks/generation.py --sizes tiny base --contenders vanilla marian --dtypes float32
 """
 
 import argparse
@@ -35,7 +37,10 @@ LABELS = {
     "ctranslate2-float32": "CTranslate2 float32",
     "ctranslate2-int8": "CTranslate2 int8",
     "auto": "--engine auto",
+    "marian": "Marian",
 }
+# Contenders for which the model must be one of theirs.
+ON_REQUEST = {"marian"}
 COLUMNS = ("search", "batch", "contender", "sentences/s", "range", "speed", "tokens/s")
 COLUMNS += ("same lines",)
 # Below it, outputs differ by more than ties of floating-point numbers can explain.
@@ -47,8 +52,10 @@ def parse() -> argparse.Namespace:
     parser = benchmark_parser(__doc__, sizes=("base",), known=PRESETS, rounds=3)
     parser.add_argument("--model", help="Folder of a trained model, instead of --sizes.")
     parser.add_argument("--test", help="Source lines for --model, plain or .gz.")
-    names = {"nargs": "+", "choices": LABELS, "default": list(LABELS), "metavar": "NAME"}
-    parser.add_argument("--contenders", **names, help=f"From {', '.join(LABELS)} (all).")
+    default = [name for name in LABELS if name not in ON_REQUEST]
+    names = {"nargs": "+", "choices": LABELS, "default": default, "metavar": "NAME"}
+    text = f"From {', '.join(LABELS)} (all but {', '.join(ON_REQUEST)})."
+    parser.add_argument("--contenders", **names, help=text)
     types = ["float32", "bfloat16"]
     parser.add_argument("--dtypes", nargs="+", choices=types, default=types, help="Both (default).")
     for name, default, text in (
@@ -65,6 +72,8 @@ def parse() -> argparse.Namespace:
     options.threads = [number for number in options.threads if number <= most]
     if options.model and not options.test:
         parser.error("--model needs --test, a file of source lines")
+    if "marian" in options.contenders and (options.model or "m2m100" in options.contenders):
+        parser.error("--contenders marian needs --sizes, and a model that m2m100 cannot compute")
     if not options.threads:
         parser.error(f"--threads must be at most OMP_NUM_THREADS, which is {most}")
     return options
@@ -106,8 +115,13 @@ def compare(report: Report, model: str, options: argparse.Namespace, scratch: Pa
         lines, sources = read_sources(options.test, options.sentences, folder)
     else:
         folder, limit = scratch / "random", contenders.RANDOM_TARGET_TOKENS
-        contenders.write_random_model(model, folder)
-        sources = contenders.random_sources(options.sentences)
+        if "marian" in options.contenders:
+            contenders.write_random_marian(model, folder)
+            lengths = contenders.MARIAN_SOURCE_TOKENS
+            sources = contenders.random_sources(options.sentences, lengths, end=0)
+        else:
+            contenders.write_random_model(model, folder)
+            sources = contenders.random_sources(options.sentences)
     names = [name for name in LABELS if name in options.contenders or name == "vanilla"]
     folders = contenders.write_folders(folder, names, lines, scratch)
     for dtype, threads in product(options.dtypes, options.threads):
@@ -160,7 +174,7 @@ def check_same_outputs(outputs: Mapping[str, list[list[int]]]) -> None:
     Raises:
         ValueError: If a contender that must equal ours in float32 translates differently.
     """
-    for name in outputs.keys() & {"inherited", "m2m100"}:
+    for name in outputs.keys() & {"inherited", "m2m100", "marian"}:
         share = share_of_same(outputs[name], outputs["vanilla"])
         if share < LEAST_SAME:
             raise ValueError(

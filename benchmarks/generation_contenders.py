@@ -1,6 +1,8 @@
 """One function in several engines that translate the same batches in turn."""
 
+import math
 import random
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -19,7 +21,10 @@ from neighbours import build, check_same_logits, copy_into_m2m100, use_our_posit
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.generation_vanilla_transformer import padded
 from vanilla_transformer_tools.interop.export import export_to_ctranslate2
+from vanilla_transformer_tools.interop.marian_files import DECODER_FILE, NO_ENTRY, Vocabulary
+from vanilla_transformer_tools.interop.to_marian import has_engine, write_marian
 from vanilla_transformer_tools.settings import PRESETS
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.training.starting_model import LENGTH_PENALTY
 from vanilla_transformer_tools.translation import Search
 from vanilla_transformer_tools.translation.ctranslate2_engine import CTranslate2Engine
@@ -27,6 +32,8 @@ from vanilla_transformer_tools.translation.engine_choice import load_engine
 from vanilla_transformer_tools.translation.engines import Engine, Hypothesis
 
 RANDOM_VOCABULARY, RANDOM_SOURCE_TOKENS, RANDOM_TARGET_TOKENS = 32_000, (20, 30), 32
+# Marian's limit is a multiple of the longest source of a batch.
+MARIAN_SOURCE_TOKENS = (25, 25)
 # Idle OpenMP threads spin for this long, and would slow down the next contender.
 SECONDS_TO_SETTLE = 0.3
 
@@ -159,6 +166,38 @@ class Automatic(CTranslate2):
         return load_engine("auto", [str(folder)], self.tokenizer)[0]
 
 
+class Marian(Contender):
+    """Marian's engine, as `pymarian`, which reads and writes tokens as text; outputs are forced."""
+
+    def __init__(self, folder: Path, dtype: str) -> None:
+        import pymarian
+
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.threads = torch.get_num_threads()
+        options = f"--cpu-threads {self.threads} --quiet --quiet-translation"
+        self.engine = pymarian.Translator(f"-c {folder / DECODER_FILE} {options}")
+
+    def calls(self, task: Task) -> list[Callable[[], Any]]:
+        """A call for each batch, of which each thread gets a part."""
+        calls = []
+        for batch in task.batches:
+            lines = [" ".join(self.tokenizer.convert_ids_to_tokens(row[:-1])) for row in batch]
+            options = {
+                "beam-size": task.num_beams,
+                "normalize": LENGTH_PENALTY,
+                "mini-batch": math.ceil(len(batch) / self.threads),
+                "maxi-batch": self.threads,
+                # It stops at the first length that is no longer below the product.
+                "max-length-factor": (task.limit - 0.5) / max(map(len, batch)),
+            }
+            calls.append(partial(self.engine.translate, lines, **options))
+        return calls
+
+    def outputs(self, found: list[str]) -> list[list[int]]:
+        """Ids of the tokens."""
+        return [self.tokenizer.convert_tokens_to_ids(text.split()) for text in found]
+
+
 CONTENDERS: dict[str, type[Contender]] = {
     "vanilla": Generate,
     "inherited": Inherited,
@@ -166,6 +205,7 @@ CONTENDERS: dict[str, type[Contender]] = {
     "ctranslate2-float32": CTranslate2,
     "ctranslate2-int8": CTranslate2,
     "auto": Automatic,
+    "marian": Marian,
 }
 
 
@@ -194,6 +234,12 @@ def write_folders(
             except ImportError as error:
                 print(f"without {name}: {error}", file=sys.stderr)
                 continue
+        elif name == "marian":
+            if not has_engine():
+                print("without marian: pip install pymarian", file=sys.stderr)
+                continue
+            shutil.copytree(model_folder, folder)
+            write_marian(model, TokenizerPair.from_pretrained(str(folder)), folder)
         else:
             folder = model_folder
         folders[name] = folder
@@ -211,12 +257,47 @@ def write_random_model(preset: str, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def random_sources(count: int) -> list[list[int]]:
-    """Ids of sentences with `</s>`, the same at each call."""
+@torch.no_grad()
+def write_random_marian(preset: str, folder: Path) -> None:
+    """The same for a model that Marian can hold, whose outputs never end by themselves."""
+    torch.manual_seed(0)
+    sizes, start = PRESETS[preset].config(), RANDOM_VOCABULARY - 1
+    half = sizes["d_model"] // 2
+    model = build(
+        "vanilla",
+        vocab_size=RANDOM_VOCABULARY,
+        **dict.fromkeys(("pad_token_id", "decoder_start_token_id"), start),
+        **dict.fromkeys(("eos_token_id", "bos_token_id"), 0),
+        pre_norm=False,
+        lm_head_bias=True,
+        position_embedding_type="sinusoidal_concatenated",
+        position_base=10_000 ** (half / (half - 1)),
+        **sizes,
+    )
+    # Marian's decoder begins with zeros.
+    model.model.shared.weight[start] = 0
+    model.lm_head.bias[[0, start]] = NO_ENTRY
+    model.save_pretrained(folder)
+    words = ["</s>", "<unk>", *(f"word{number}" for number in range(2, start))]
+    entries = {word: number for number, word in enumerate(words)}
+    Vocabulary(entries).tokenizer(start).save_pretrained(folder)
+
+
+def random_sources(
+    count: int, lengths: tuple[int, int] = RANDOM_SOURCE_TOKENS, end: int = 2
+) -> list[list[int]]:
+    """Ids of sentences, the same at each call.
+
+    Args:
+        count: Number of sentences.
+        lengths: Least and most tokens, `</s>` counted.
+        end: Id of `</s>`.
+    """
     draw = random.Random(0)
-    ids = range(4, RANDOM_VOCABULARY)
-    lengths = [draw.randint(*RANDOM_SOURCE_TOKENS) for _ in range(count)]
-    return [[*draw.choices(ids, k=length - 1), 2] for length in lengths]
+    # The last id is Marian's padding.
+    ids = range(4, RANDOM_VOCABULARY - 1)
+    sizes = [draw.randint(*lengths) for _ in range(count)]
+    return [[*draw.choices(ids, k=size - 1), end] for size in sizes]
 
 
 def load(folders: dict[str, Path], dtype: str, sources: list[list[int]]) -> dict[str, Contender]:

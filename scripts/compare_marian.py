@@ -69,7 +69,8 @@ def main() -> None:
         decoded = decode(Path(folder), [" ".join(map(str, source)) for source in sources])
     ours.config.position_base = 10_000
     theirs = to_transformers(ours, "marian").eval()
-    print("| source, output (tokens) | Marian | ours | MarianMTModel |\n| --- | --- | --- | --- |")
+    print("| source, output (tokens) | Marian | this package | `MarianMTModel` |")
+    print("| --- | --- | --- | --- |")
     for source, (text, score) in zip(sources, decoded, strict=True):
         target = [words[token] for token in text.split()]
         rest = (f"{log_probability(one, [*source, 0], target):.3f}" for one in (ours, theirs))

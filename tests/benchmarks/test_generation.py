@@ -1,6 +1,7 @@
 """`benchmarks/generation.py`: contenders that are the same function, and the table."""
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import generation_contenders
 from generation import cells, check_same_outputs, measure
-from generation_contenders import CONTENDERS, Task, write_folders
+from generation_contenders import CONTENDERS, Task, write_folders, write_random_marian
 from neighbours import check_same_logits, copy_into_m2m100
 
 END = 2
@@ -132,6 +133,37 @@ def test_other_outputs_are_refused():
     with pytest.raises(ValueError, match=r"m2m100 must .* 95% .* got 90.0%"):
         check_same_outputs(outputs)
     check_same_outputs({name: outputs[name] for name in ("vanilla", "ctranslate2-int8")})
+
+
+def test_marian_gets_a_part_of_a_batch_for_each_thread_and_the_limit(tmp_path, monkeypatch):
+    asked = []
+
+    def translate(lines, **options):
+        asked.append((lines, options))
+        return ["word5 </s>"] * len(lines)
+
+    def start(options):
+        assert options.endswith("marian/decoder.yml --cpu-threads 2 --quiet --quiet-translation")
+        return SimpleNamespace(translate=translate)
+
+    monkeypatch.setitem(sys.modules, "pymarian", SimpleNamespace(Translator=start))
+    monkeypatch.setattr(generation_contenders, "has_engine", lambda: True)
+    monkeypatch.setattr(generation_contenders, "RANDOM_VOCABULARY", 40)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    write_random_marian("tiny", tmp_path / "model")
+    folders = write_folders(tmp_path / "model", ["vanilla", "marian"], [], tmp_path)
+    vanilla, marian = (CONTENDERS[name](folders[name], "float32") for name in folders)
+    batches = [[[5, 7, 9, 0], [6, 0]], [[8, 0]]]
+
+    _, outputs = marian.run(Task(batches, 6, is_forced=True, num_beams=3))
+
+    assert outputs == [[5, 0]] * 3
+    assert [lines for lines, _ in asked] == [["word5 word7 word9", "word6"], ["word8"]]
+    assert [options["mini-batch"] for _, options in asked] == [1, 1]
+    assert [options["max-length-factor"] for _, options in asked] == [5.5 / 4, 5.5 / 2]
+    assert asked[0][1]["beam-size"] == 3
+    _, outputs = vanilla.run(Task(batches, 6, is_forced=True, num_beams=3))
+    assert [len(output) for output in outputs] == [6] * 3
 
 
 @pytest.mark.slow

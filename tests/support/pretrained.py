@@ -68,15 +68,15 @@ def fsmt_tokenizer(folder: Path, sides: dict[str, list[str]]) -> FSMTTokenizer:
     return FSMTTokenizer(["en", "ru"], merges_file=str(folder / "merges.txt"), **files)
 
 
-def train_pieces(lines: list[str], kind: str) -> bytes:
-    """A SentencePiece model."""
+def train_pieces(lines: list[str], kind: str, **options) -> bytes:
+    """A SentencePiece model, with other options of its trainer."""
     writer = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(lines),
         model_writer=writer,
-        vocab_size=PIECES,
         model_type=kind,
         minloglevel=2,
+        **{"vocab_size": PIECES, **options},
     )
     return writer.getvalue()
 

@@ -5,6 +5,7 @@ grapheme at a time and takes the shortest rule. Here marks keep text apart that 
 that it sees single characters, and Unicode's own composition does the rest.
 """
 
+import re
 import struct
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,8 +30,9 @@ from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 
 END, UNKNOWN, PAD = "</s>", "<unk>", "<pad>"
 _BLANK = "\u2581"
-# Noncharacters, which no text has: between what rules take together, and between characters.
-_BETWEEN_RULES, _BETWEEN_CHARACTERS, _UNKNOWN_RUN = "\ufdd0", "\ufdd1", "\ufdd2"
+# Noncharacters, which no text has: between what rules take together, between characters, for what
+# becomes one `<unk>`, and after the tag that a text begins with or inside another one.
+_BETWEEN_RULES, _BETWEEN_CHARACTERS, _UNKNOWN_RUN, _TAG = "\ufdd0\ufdd1\ufdd2\ufdd3"
 # Kinds of pieces, and of models, in SentencePiece's file.
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 _UNIGRAM, _BPE = 1, 2
@@ -112,7 +114,7 @@ class SentencePiece:
 def sentencepiece_backend(
     model: SentencePiece,
     entries: Mapping[str, int],
-    tags: Sequence[str] = (),
+    tags: Sequence[str] | None = None,
     special: Sequence[str] = (END, UNKNOWN, PAD),
 ) -> Tokenizer:
     """A pipeline that splits text as a SentencePiece model does, with ids of a table.
@@ -122,8 +124,9 @@ def sentencepiece_backend(
     Args:
         model: Splits text.
         entries: Ids by token, `<unk>` among them.
-        tags: Entries that are found in text as a whole.
-        special: The same, which decoding may leave out.
+        tags: Entries such as `>>deu<<` that a text may begin with; others of this form are then
+            unknown. None: nothing is a tag.
+        special: Entries that are found in text as a whole, and that decoding may leave out.
 
     Raises:
         ValueError: If the table lacks a piece, for which the original gives `<unk>`.
@@ -138,11 +141,12 @@ def sentencepiece_backend(
             f"({len(missing):,} pieces in all)"
         )
     # A run of unknown characters is looked up as a whole, and may be an entry of the other side.
-    runs = {token for token in entries if token not in {*special, *tags} and not set(token) & known}
+    named = {*special, *(tags or ())}
+    runs = {token for token in entries if token not in named and not set(token) & known}
     # A whole one must be better than its parts.
     scores |= {run: len(run) - 1.0 for run in runs}
     names = {
-        token_id: token if token in scores or token in {*special, *tags} else f"{token} "
+        token_id: token if token in scores or token in named else f"{token} "
         for token, token_id in entries.items()
     }
     # Normalised text has no blanks, so that none spells these.
@@ -155,27 +159,38 @@ def sentencepiece_backend(
         ids = {name: row for row, name in enumerate(rows)}
         merges = list(_merges(scores))
         backend = Tokenizer(models.BPE(ids, merges, unk_token=UNKNOWN, fuse_unk=True))
-    steps = list(_normaliser(model))
+    tag = "|".join(map(re.escape, tags or ())) or "(?!)"
+    steps = list(_normaliser(model, None if tags is None else tag))
     if runs:
-        unknown = f"[^{_one_of(known)[1:]}"
+        unknown = f"[^{_one_of({*known, _TAG})[1:]}"
         lengths: dict[int, set[str]] = defaultdict(set)
         for run in runs:
             lengths[len(run)].add(run)
         entire = "|".join(map(_any_of, lengths.values()))
-        others = rf"(?m)(?<!{unknown})(?!(?:{entire})(?!{unknown})){unknown}{{2,}}"
-        steps.append(normalizers.Replace(Regex(others), _UNKNOWN_RUN))
+        others = rf"(?<!{unknown})(?!(?:{entire})(?!{unknown})){unknown}{{2,}}"
+        # The first alternative steps over a tag.
+        steps.append(normalizers.Replace(Regex(rf"(?m)\A(?:{tag}){_TAG}\K|{others}"), _UNKNOWN_RUN))
+        steps.append(normalizers.Replace(_TAG + _UNKNOWN_RUN, _TAG))
+    if tags:
+        for start in {one[1:3] for one in tags}:
+            if any(start in piece for piece in scores) or not (runs or known.intersection(start)):
+                raise ValueError(f"{start!r} of its tags is in a piece, or unknown")
+        steps.append(normalizers.Replace(Regex(rf"(?=(?:{tag})(?!{_TAG}))>>\K"), _TAG))
+        steps.append(normalizers.Replace(Regex(rf"\A(?:{tag})\K{_TAG}"), ""))
     backend.normalizer = normalizers.Sequence(steps)
     # What only looks like a special token after normalisation is none.
-    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"<(?=(?:/s|unk|pad)>)"), "isolated")
+    split = pre_tokenizers.Split(Regex(r"<(?=(?:/s|unk|pad)>)"), "isolated")
+    backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(_TAG, "removed"), split])
     backend.decoder = decoders.Sequence(
         [
             decoders.Replace(" ", ""),
             decoders.Replace(_BLANK, " "),
             decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
+            decoders.Replace(Regex(r"\A +| +\z"), ""),
         ]
     )
-    backend.add_tokens([AddedToken(tag, normalized=False) for tag in tags])
+    # Where a text does not begin with one, it has a mark inside when this is looked for.
+    backend.add_tokens([AddedToken(tag, normalized=True) for tag in tags or ()])
     backend.add_special_tokens(
         [AddedToken(token, special=True, normalized=False) for token in special]
     )
@@ -264,8 +279,7 @@ def _fast_m2m100(slow: Any) -> PreTrainedTokenizerBase:
 def _sample(slow: Any) -> Iterator[str]:
     """Lines of the pieces of a vocabulary, and of characters of all scripts."""
     random = Random(0)
-    tags = getattr(slow, "supported_language_codes", ())
-    pieces = sorted(slow.encoder.keys() - {*slow.all_special_tokens, *tags})
+    pieces = sorted(slow.encoder.keys() - {*slow.all_special_tokens})
     letters = [chr(code) for code in range(0x20, 0x1F000) if chr(code).isprintable()]
     for _ in range(_SAMPLE_LINES):
         yield "".join(random.choices(pieces, k=random.randint(1, 9))).replace(_BLANK, " ")
@@ -282,14 +296,22 @@ def _merges(scores: Mapping[str, float]) -> Iterator[tuple[str, str]]:
                 yield piece[:cut], piece[cut:]
 
 
-def _normaliser(model: SentencePiece) -> Iterator[normalizers.Normalizer]:
+def _normaliser(model: SentencePiece, tag: str | None) -> Iterator[normalizers.Normalizer]:
+    """Steps of the model; what a text begins with and the pattern matches is kept, and marked."""
+    if tag is not None:
+        yield normalizers.Replace(Regex(rf"\A(?:{tag})\K"), _TAG)
+        other = rf"(?m)\A(?!(?:{tag}){_TAG})>>(?:(?!<<).)*<<"
+        yield normalizers.Replace(Regex(other), _UNKNOWN_RUN + _TAG)
     if model.charsmap:
         yield from _rules(model.charsmap)
     if model.strips:
         yield normalizers.Replace(Regex(" {2,}"), " ")
-        yield normalizers.Replace(Regex(r"\A | \z"), "")
+        yield normalizers.Replace(Regex(rf"\A |(?<={_TAG}) | \z"), "")
     if model.has_dummy_prefix:
         yield normalizers.Prepend(_BLANK)
+        yield normalizers.Replace(Regex(rf"\A{_BLANK}(?=[^{_TAG}]+{_TAG})"), "")
+        yield normalizers.Replace(Regex(rf"(?m){_TAG}(?=.)"), _TAG + _BLANK)
+    yield normalizers.Replace(_UNKNOWN_RUN + _TAG, _UNKNOWN_RUN)
     yield normalizers.Replace(" ", _BLANK)
 
 
