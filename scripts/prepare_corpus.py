@@ -42,11 +42,6 @@ def build_parser() -> argparse.ArgumentParser:
         "separated too (NFD). The same words are carved",
     )
     parser.add_argument(
-        "--right_to_left",
-        action="store_true",
-        help="the words of each target are written in reverse order, for scripts/rerank.py",
-    )
-    parser.add_argument(
         "--unseen_in",
         nargs="+",
         default=[],
@@ -125,8 +120,6 @@ def main() -> int:
                 continue
             digest = hashlib.sha256(f"{given.seed} {source}".encode()).digest()
             is_carved = int.from_bytes(digest[:8], "big") < given.carve * 2**64
-            if given.right_to_left:
-                target = " ".join(reversed(target.split()))
             row = json.dumps({"source": written, "target": target}, ensure_ascii=False)
             splits["validation" if is_carved else given.split].append(row)
         for split, rows in splits.items():

@@ -10,12 +10,11 @@ from transformers import BatchEncoding
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-import corpora
 import neighbours
 import training
-from corpora import batches
 from lab import Memory
 from neighbours import Training, build, padding_of, random_batches, sinusoids, tokens_of
+from training import batches
 
 BATCH = BatchEncoding(
     {
@@ -122,8 +121,8 @@ def test_each_contender_has_a_row_with_its_own_speed_and_memory(monkeypatch, cap
         return Memory(1_000_000, {"vanilla": 5_000_000, "m2m100": 8_000_000}[family], 0)
 
     monkeypatch.setattr(training, "contender", Fake)
-    monkeypatch.setattr(corpora, "batches", lambda *_: [BATCH])
-    monkeypatch.setattr(neighbours, "steps_alone", measure)
+    monkeypatch.setattr(training, "batches", lambda *_: [BATCH])
+    monkeypatch.setattr(training, "steps_alone", measure)
     argv = ["training.py", "--corpus", "a", "b", "--sizes", "tiny", "--dtypes", "float32"]
     argv += ["--models", "vanilla", "m2m100", "--rounds", "2"]
     monkeypatch.setattr(sys, "argv", argv)
