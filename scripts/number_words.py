@@ -27,8 +27,8 @@ _VALIDATION_SHARE = 0.1
 
 _NUMBERS = (*range(21), *range(30, 100, 10), 100, 1000)
 _GERMAN_WORDS = """null ein zwei drei vier fünf sechs sieben acht neun zehn elf zwölf dreizehn
-vierzehn fünfzehn sechzehn siebzehn achtzehn neunzehn zwanzig dreißig vierzig fünfzig sechzig siebzig
-achtzig neunzig hundert tausend"""
+vierzehn fünfzehn sechzehn siebzehn achtzehn neunzehn zwanzig dreißig vierzig fünfzig sechzig
+siebzig achtzig neunzig hundert tausend"""
 _ENGLISH_WORDS = """zero one two three four five six seven eight nine ten eleven twelve thirteen
 fourteen fifteen sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty
 ninety hundred thousand"""

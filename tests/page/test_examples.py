@@ -5,7 +5,7 @@ import json
 import pytest
 
 from vanilla_transformer_tools.files import checksum
-from vanilla_transformer_tools.page.examples import MOST_EXAMPLES, find_examples, read_examples
+from vanilla_transformer_tools.page.page import MOST_EXAMPLES, find_examples, read_examples
 
 
 @pytest.fixture

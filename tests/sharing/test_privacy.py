@@ -142,7 +142,7 @@ def test_checksums_keep_files_of_one_name_apart():
         ("Authorization: Bearer 0123456789abcdefghij", "a bearer token"),
         ("-----BEGIN PRIVATE KEY-----", "Private Key"),
         ("postgres://jo:pass@host", "a password in a URL"),
-        ("https://host.org/x?a=1&access_token=0123456789abcdef", "a token in a URL"),
+        ("https://host.org/x?a=1&sig=0123456789abcdef", "a token in a URL"),
         ("/var/home/jo", "a home directory, '/var/home/jo'"),
         ("/mnt/c/Users/jo/x", "a home directory, '/mnt/c/Users/jo'"),
         ("file:///root/x", "a home directory, '/root'"),

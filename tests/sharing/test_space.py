@@ -30,11 +30,12 @@ def front_matter(card):
 
 
 @pytest.fixture
-def package(tmp_path, monkeypatch):
+def package(tmp_path_factory, monkeypatch):
     """A package of one file, in place of ours."""
-    (tmp_path / "code.py").write_text("# nothing\n")
-    monkeypatch.setattr(spaces, "files", lambda name: tmp_path)
-    return tmp_path
+    folder = tmp_path_factory.mktemp("package")
+    (folder / "code.py").write_text("# nothing\n")
+    monkeypatch.setattr(spaces, "files", lambda name: folder)
+    return folder
 
 
 def test_link_in_the_package_is_not_uploaded(package):
@@ -63,7 +64,6 @@ def test_card_has_what_a_space_needs(files):
     assert found["models"] == ["me/de-en"]
     assert found["title"] == "Translate with de-en"
     assert len(found["short_description"]) <= 60
-    assert len(front_matter(space_files("me/" + "x" * 90)["README.md"])["title"]) == 60
 
 
 def test_requirements_are_pinned_as_installed(files):
@@ -106,28 +106,30 @@ def test_space_needs_gradio(monkeypatch):
         space_files("me/x")
 
 
-def test_folder_is_new(tmp_path):
+def test_folder_is_new(package, tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
 
-    with pytest.raises(ValueError, match="needs an empty folder"):
-        save_space(tmp_path, "me/x")
-
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
-    with pytest.raises(OSError, match=r"cannot be written to '.*mine\.txt': .* another folder"):
-        save_space(tmp_path / "mine.txt", "me/x")
+    for folder in (tmp_path, tmp_path / "mine.txt"):
+        with pytest.raises(ValueError, match="needs an empty folder"):
+            save_space(folder, "me/x")
+    with pytest.raises(OSError, match=r"cannot be written to '.*txt/x': .* another folder"):
+        save_space(tmp_path / "mine.txt" / "x", "me/x")
+    assert (tmp_path / "mine.txt").read_text() == "mine"
     said = command("me/x", "--space", "me/y", "--save_space", tmp_path)
     assert "--space and --save_space exclude each other: leave one out" in said
 
 
-def test_space_that_does_not_fit_leaves_an_empty_folder(tmp_path):
+def test_space_that_does_not_fit_leaves_no_folder(package, tmp_path):
+    (package / "code.py").write_text("# nothing\n" * 1000)
     with small_files(5000), pytest.raises(OSError, match=r"no room for .* Make room there"):
-        save_space(tmp_path / "space", "me/x")
+        save_space(tmp_path / "new" / "space", "me/x")
 
-    assert list((tmp_path / "space").iterdir()) == []
-    assert save_space(tmp_path / "space", "me/x")
+    assert list((tmp_path / "new").iterdir()) == []
+    (tmp_path / "new" / "space").mkdir()
+    assert all(path.is_file() for path in save_space(tmp_path / "new" / "space", "me/x"))
 
 
-def test_command_saves_and_uploads_nothing(hub, tmp_path, files):  # noqa: F811
+def test_command_saves_and_uploads_nothing(hub, tmp_path, package):  # noqa: F811
     hub.requests.clear()
 
     said = command("me/de-en", "--save_space", tmp_path / "space")
@@ -138,17 +140,17 @@ def test_command_saves_and_uploads_nothing(hub, tmp_path, files):  # noqa: F811
         for path in (tmp_path / "space").rglob("*")
         if path.is_file()
     }
-    assert saved == files
+    assert saved == space_files("me/de-en")
     assert hub.requests == []
 
 
-def test_command_uploads_a_space(hub, files):  # noqa: F811
+def test_command_uploads_a_space(hub, package):  # noqa: F811
     hub.requests.clear()
 
     said = command("me/de-en", "--space", "me/page", "--private")
 
     assert said == f"The page is at {hub.url}/spaces/me/page\n"
-    repository = hub.repositories["me/page"]
+    repository, files = hub.repositories["me/page"], space_files("me/de-en")
     assert {name: repository.files()[name] for name in files} == files
     assert repository.messages[-1] == "Page of me/de-en"
     assert repository.private
@@ -156,7 +158,7 @@ def test_command_uploads_a_space(hub, files):  # noqa: F811
     assert "me/de-en" not in hub.repositories
 
 
-def test_command_uploads_model_and_space(hub, tmp_path):  # noqa: F811
+def test_command_uploads_model_and_space(hub, tmp_path, package):  # noqa: F811
     make_model().save_pretrained(tmp_path)
     learn(LATIN).save_pretrained(tmp_path)
 
@@ -169,7 +171,7 @@ def test_command_uploads_model_and_space(hub, tmp_path):  # noqa: F811
     assert b'"me/both"' in hub.repositories["me/both-page"].files()["app.py"]
 
 
-def test_upload_of_a_space_needs_a_token(hub, monkeypatch, tmp_path):  # noqa: F811
+def test_upload_of_a_space_needs_a_token(hub, monkeypatch, tmp_path, package):  # noqa: F811
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "none"))
 
