@@ -61,9 +61,9 @@ def work() -> Recorder:
 @pytest.fixture
 def start(work: Recorder) -> Iterator[object]:
     """Makes a batcher of `work`; each ends with the test."""
-    made: list[Batcher[str, str]] = []
+    made: list[Batcher] = []
 
-    def make(**settings: float) -> Batcher[str, str]:
+    def make(**settings: float) -> Batcher:
         usual = {"max_tokens": 12, "max_delay": 0.0, "max_waiting_characters": 1000}
         made.append(Batcher(work, **{**usual, **settings}))
         return made[-1]
@@ -78,7 +78,7 @@ def start(work: Recorder) -> Iterator[object]:
 def occupied(start, work):
     """A batcher with a request whose batch lasts until the gate opens: what comes waits."""
 
-    def make(**settings: float) -> Batcher[str, str]:
+    def make(**settings: float) -> Batcher:
         work.block()
         batcher = start(**settings)
         batcher.submit("busy", ["busy"])
