@@ -3,8 +3,8 @@
 
 First the speed of 1, 8 and 64 clients with one line a request, against the same lines translated
 one at a time without a service. Then requests of all kinds from 64 clients: texts, lists and
-documents, clients that hang up, bodies that are cut, invalid UTF-8 and 10 MB texts. Every answer is
-compared with translations computed beforehand. Memory is that of the service after each quarter.
+documents, invalid UTF-8 and 10 MB texts. Every answer is compared with translations computed
+beforehand. Memory is that of the service after each quarter.
 
 Example:
   python benchmarks/service.py --model runs/demo --requests 20000
@@ -14,7 +14,6 @@ import argparse
 import http.client
 import json
 import random
-import socket
 import subprocess
 import sys
 import time
@@ -32,13 +31,11 @@ from lab import Report, benchmark_parser, megabytes, process_memory
 JSON, FORM = "application/json", "application/x-www-form-urlencoded"
 STORM_CLIENTS = 64
 SECONDS = 120
-# Kinds of requests, and how often each is drawn. To those that hang up or are cut no answer comes.
+# Kinds of requests, and how often each is drawn.
 KINDS = {
     "text": 70,
     "list": 10,
     "document": 8,
-    "hangs up": 5,
-    "body cut": 3,
     "invalid UTF-8": 3,
     "10 MB": 1,
 }
@@ -263,9 +260,6 @@ def send_one(
 ) -> list[str]:
     """Sends one request, again after each 429; what to count."""
     body, content_type, status, answer = request(kind, rng, expected)
-    if kind in ("hangs up", "body cut"):
-        leave(service.port, body, content_type, 0.5 if kind == "body cut" else 1.0)
-        return ["sent", "right"]
     noted = ["sent"]
     while True:
         found = attempt(lambda: service.ask(body, content_type))
@@ -297,14 +291,6 @@ def request(kind: str, rng: random.Random, expected: dict[str, str]) -> tuple[by
         damage = (b'"q": "', b'"q": "\xff') if is_json else (b"q=", b"q=%ff")
         return body.replace(*damage), content_type, 400, None
     return body, content_type, 200, {"translatedText": found[0]}
-
-
-def leave(port: int, body: bytes, content_type: str, share: float) -> None:
-    """Sends a share of a body, and hangs up without reading."""
-    head = f"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: {content_type}\r\n"
-    with socket.create_connection(("127.0.0.1", port)) as connection:
-        connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode())
-        connection.sendall(body[: int(share * len(body))])
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ Examples:
   python benchmarks/tricks.py --rounds 15 --threads 2 --tricks dropout layouts
 """
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable
@@ -21,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from lab import Report, benchmark_parser, take_turns
 from vanilla_transformer import (
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
@@ -69,21 +69,20 @@ def generation(preset: str, sentences: int, num_beams: int) -> Step:
     return step
 
 
-def ratios(step: Step, off: Off, rounds: int) -> tuple[float, float]:
+def ratios(step: Step, off: Off, rounds: int) -> list[float]:
     """Median ratios of CPU seconds and of seconds, without the trick to with it."""
-    cpu, clock = [], []
-    for number in range(-1, rounds):
-        seconds = {}
-        for name, context in (("on", nullcontext), ("off", off))[:: -1 if number % 2 else 1]:
-            with context():
-                started = time.process_time(), time.perf_counter()
-                step()
-                ended = time.process_time(), time.perf_counter()
-            seconds[name] = ended[0] - started[0], ended[1] - started[1]
-        if number >= 0:
-            cpu.append(seconds["off"][0] / seconds["on"][0])
-            clock.append(seconds["off"][1] / seconds["on"][1])
-    return statistics.median(cpu), statistics.median(clock)
+
+    def timed(context: Off) -> tuple[float, float]:
+        with context():
+            started = time.process_time(), time.perf_counter()
+            step()
+            return time.process_time() - started[0], time.perf_counter() - started[1]
+
+    contenders = {"off": partial(timed, off), "on": partial(timed, nullcontext)}
+    seconds = take_turns(contenders, rounds, warm_ups=2)
+    pairs = zip(seconds["off"], seconds["on"], strict=True)
+    quotients = [(off[0] / on[0], off[1] / on[1]) for off, on in pairs]
+    return [statistics.median(each) for each in zip(*quotients, strict=True)]
 
 
 def without_layouts() -> AbstractContextManager[object]:
@@ -97,10 +96,7 @@ def without_layouts() -> AbstractContextManager[object]:
 
 def main() -> None:
     """Prints the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=7, help="rounds of each row (default: 7)")
+    parser = benchmark_parser(__doc__, rounds=7)
     parser.add_argument("--threads", type=int, default=1, help="threads of torch (default: 1)")
     parser.add_argument("--tricks", nargs="+", help="names of rows (default: all)")
     args = parser.parse_args()
@@ -121,11 +117,12 @@ def main() -> None:
         of = f"generate {preset}, {sentences} x {beams}"
         rows.append(("bypass", of, partial(generation, preset, sentences, beams), called))
         rows.append(("layouts", of, partial(generation, preset, sentences, beams), without_layouts))
-    print("| trick | measured on | off / on, CPU | off / on, clock |\n| --- | --- | --- | --- |")
+    report = Report(args.output)
+    report.table("Tricks", "trick", "measured on", "off / on, CPU", "off / on, clock")
     for name, of, build_step, off in rows:
         if not args.tricks or name in args.tricks:
-            cpu, clock = ratios(build_step(), off, args.rounds)
-            print(f"| {name} | {of} | {cpu:.3f} | {clock:.3f} |", flush=True)
+            found = ratios(build_step(), off, args.rounds)
+            report.row(name, of, *(f"{each:.3f}" for each in found))
 
 
 if __name__ == "__main__":

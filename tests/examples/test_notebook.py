@@ -1,6 +1,5 @@
 """The notebook runs from top to bottom, and its stored results read well on a web page."""
 
-
 import matplotlib.pyplot as plt
 import pytest
 
