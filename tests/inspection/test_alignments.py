@@ -187,7 +187,7 @@ def test_trained_model_aligns_reversals_without_error():
             dropout=0.1,
         )
     )
-    steps = 1500
+    steps = 900
     optimizer = torch.optim.Adam(model.parameters(), betas=(0.9, 0.98))
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 5e-3, total_steps=steps)
 

@@ -439,6 +439,9 @@ def test_failure_fails_one_request_only_and_is_reported_in_a_line(
             raise error("a secret of the engine\n" * 100)
         return translate(kind, texts)
 
+    def fail_early(*_):
+        raise RuntimeError("a secret of the service")
+
     translators.translate = fail
     with ThreadPoolExecutor(8) as pool:
         bad, *good = pool.map(own_server.translate, ["bad", *LINES])
@@ -450,6 +453,9 @@ def test_failure_fails_one_request_only_and_is_reported_in_a_line(
     line = caplog.messages[-1]
     assert line.startswith("A translation has failed: RuntimeError: ")
     assert len(line) < 300
+    # Outside of a batch too, nothing else is told.
+    translators.kind = fail_early
+    assert own_server.translate("bad").content == bad.content
 
 
 def test_metrics_count_requests_batches_and_what_waits(blocked):
