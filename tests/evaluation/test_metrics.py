@@ -309,3 +309,10 @@ def test_first_metric_chooses_the_checkpoint(metrics, chooses):
     given = {"metrics": metrics} if metrics else {}
 
     assert recipe(TrainSettings(validation=["a"], **given))["metric_for_best_model"] == chooses
+
+
+def test_ter_finds_the_words_of_chinese():
+    # One of six characters, instead of one of one word.
+    scores = score(["我喜欢小猫。"], ["我喜欢大猫。"], metrics=["ter"])
+
+    assert scores["ter"] == pytest.approx(100 / 6)

@@ -179,3 +179,15 @@ def test_alternatives_are_as_many_as_the_search_finds(folder, search, most):
         translators.kind("de", "en", most + 1)
     (found,) = translators.translate(translators.kind("de", "en", most), ["ein hund"])
     assert len(found) == 1 + most
+
+
+def test_tag_counts_in_the_length_of_a_part(tmp_path):
+    tokenizer = VanillaTransformerTokenizer.train(
+        ["abcdefgh"], vocab_size=30, kind="char", target_languages=["de", "fr"]
+    )
+    folder = save_small_model(tmp_path, tokenizer)
+    translators = translators_of(folder, "en", max_source_length=7)
+
+    (parts,) = translators.cut(translators.kind("en", "de", 0), ["abcdefgh"])
+
+    assert [(part.text, part.tokens) for part in parts] == [("abcde", 7), ("fgh", 5)]

@@ -593,3 +593,12 @@ def test_hub_out_of_reach_is_told_alone(hub, make_folder, monkeypatch):
 )
 def test_mistake_in_the_arguments_is_told_alone(arguments, message):
     assert command(*arguments).startswith(f"vanilla-transformer: {message}")
+
+
+def test_vocabulary_of_words_about_paths_is_shared(hub, make_folder):
+    folder = make_folder("words")
+    words = "/home/jo/file.txt C:\\Users\\jo /root/x hf_hub_download sk-learn Bearer AKIA"
+    learn(words, kind="word").save_pretrained(folder)
+    assert '"/home/jo/file.txt"' in (folder / "tokenizer.json").read_text("utf-8")
+
+    assert command("--model", folder, "me/words").startswith("The model is at ")

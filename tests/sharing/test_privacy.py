@@ -247,3 +247,13 @@ def test_vocabulary_may_hold_paths_and_words_of_its_text_but_no_tokens(monkeypat
 
     assert find_disclosures(text, is_vocabulary=True) == [Disclosure(4, "a token of the Hub")]
     assert [found.line for found in find_disclosures(text)] == [1, 2, 3, 4]
+
+
+def test_relative_path_of_what_exists_becomes_a_name_but_a_name_on_the_hub_is_kept(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "me" / "pairs").mkdir(parents=True)
+    record = {"settings": {"dataset_tags": ["me/pairs"]}, "arguments": {"hub_model_id": "me/pairs"}}
+
+    assert clean_record({**record, "command": ["me/pairs"]}) == {**record, "command": ["pairs"]}
