@@ -37,10 +37,10 @@ class Part:
 class Work(Protocol):
     """What a batcher has done in its thread, for requests of one kind at a time."""
 
-    def cut(self, kind: Hashable, lines: Sequence[str]) -> list[list[Part]]:
+    def cut(self, kind: Any, lines: Sequence[str]) -> list[list[Part]]:
         """The parts of each line; none for a blank one."""
 
-    def translate(self, kind: Hashable, texts: Sequence[str]) -> Sequence[Result]:
+    def translate(self, kind: Any, texts: Sequence[str]) -> Sequence[Result]:
         """A result for each text."""
 
 
