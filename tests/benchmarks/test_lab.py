@@ -24,6 +24,7 @@ SCRIPTS = (
     "peers",
     "plot_complexity",
     "service",
+    "threads",
     "training",
     "versions",
 )

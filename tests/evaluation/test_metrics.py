@@ -1,3 +1,4 @@
+import logging
 import math
 from collections import Counter
 from importlib.metadata import version
@@ -316,3 +317,11 @@ def test_ter_finds_the_words_of_chinese():
     scores = score(["我喜欢小猫。"], ["我喜欢大猫。"], metrics=["ter"])
 
     assert scores["ter"] == pytest.approx(100 / 6)
+
+
+@pytest.mark.parametrize(("tokenize", "warnings"), [("13a", True), ("none", False)])
+def test_tokenised_text_is_warned_of_unless_it_is_declared(caplog, tokenize, warnings):
+    with caplog.at_level(logging.WARNING, logger="sacrebleu"):
+        score(["A dog ."] * 100, ["A dog ."] * 100, tokenize=tokenize)
+
+    assert bool(caplog.records) is warnings
