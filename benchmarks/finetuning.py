@@ -13,12 +13,48 @@ Example:
   python benchmarks/finetuning.py --sizes opus nllb
 """
 
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import (
+    M2M100Config,
+    M2M100ForConditionalGeneration,
+    MarianConfig,
+    MarianMTModel,
+    PreTrainedModel,
+)
+
 from lab import Memory, Report, benchmark_parser, megabytes, speed_cells, take_turns
+from neighbours import Training, random_batches, steps_alone, tokens_of
+from vanilla_transformer_tools.interop.importing import convert
 
 COLUMNS = ("model", "tokens/s", "range", "speed", "growth MB", "memory", "state MB")
 # The class itself, and what it becomes here.
 KINDS = ("in-tree", "vanilla")
-SIZES = ("opus", "nllb", "nllb-kept", "minute")
+# Tokens of a side, the last one included.
+SHORTEST, LONGEST = 8, 48
+
+
+def stacks(layers: int, heads: int, ffn_dim: int) -> dict[str, int | float]:
+    """Sizes of both stacks, of which every layer is run."""
+    sizes = {"layers": layers, "attention_heads": heads, "ffn_dim": ffn_dim, "layerdrop": 0.0}
+    return {
+        f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in sizes.items()
+    }
+
+
+SIZES: dict[str, dict[str, Any]] = {
+    # OPUS-MT's own activation and ids; the tables have 58,101 entries.
+    "opus": {"vocab_size": 58_101, "d_model": 512, "scale_embedding": True}
+    | {"activation_function": "swish", "max_position_embeddings": 512}
+    | {"pad_token_id": 58_100, "decoder_start_token_id": 58_100, "eos_token_id": 0}
+    | stacks(6, 8, 2048),
+    "nllb": {"vocab_size": 256_206, "d_model": 1024} | stacks(2, 16, 4096),
+    # The same with the entries that trimming keeps for Tatoeba (docs/import_export.md).
+    "nllb-kept": {"vocab_size": 31_726, "d_model": 1024} | stacks(2, 16, 4096),
+    "minute": {"vocab_size": 500, "d_model": 32} | stacks(2, 2, 64),
+}
 
 
 def main() -> None:
@@ -34,10 +70,6 @@ def main() -> None:
 
 def compare(report: Report, size: str, pairs: int, batches: int, rounds: int) -> None:
     """Adds the table of a size."""
-    # Imported late: it loads torch, and `--help` should answer at once.
-    from finetuning_contenders import contender
-    from neighbours import steps_alone, tokens_of
-
     contenders = {kind: contender(size, kind, pairs, batches) for kind in KINDS}
     tokens = tokens_of(contenders[KINDS[0]].cut)
     runs = {kind: each.run for kind, each in contenders.items()}
@@ -51,16 +83,33 @@ def compare(report: Report, size: str, pairs: int, batches: int, rounds: int) ->
         report.row(kind, *cells)
 
 
+def build(size: str, kind: str) -> PreTrainedModel:
+    """A model with random weights, the same for both `KINDS`."""
+    classes = (M2M100Config, M2M100ForConditionalGeneration)
+    config_class, model_class = (MarianConfig, MarianMTModel) if size == "opus" else classes
+    torch.manual_seed(0)
+    model = model_class(config_class(**SIZES[size]))
+    if kind == "vanilla":
+        model = convert(model)
+        if model.lm_head.bias is not None:
+            # Marian's bias is a constant; ours is trained unless it is frozen.
+            model.lm_head.bias.requires_grad = False
+    return model
+
+
+def contender(size: str, kind: str, pairs: int, batches: int) -> Training:
+    """A model that trains on random pairs, whose sides have 8 to 48 tokens."""
+    model = build(size, kind)
+    drawn = np.random.default_rng(0).integers(SHORTEST, LONGEST + 1, (batches * pairs, 2))
+    indices = np.arange(batches * pairs).reshape(batches, pairs)
+    ids = {"pad": model.config.pad_token_id, "end": model.config.eos_token_id}
+    return Training(model, random_batches(drawn, indices, model.config.vocab_size, **ids))
+
+
 def rows(
     tokens: int, seconds: dict[str, list[float]], memory: dict[str, Memory]
 ) -> dict[str, list[str]]:
-    """The cells of each contender; ratios are to the first.
-
-    Args:
-        tokens: Tokens of a round, padding not counted.
-        seconds: Seconds of the rounds of each.
-        memory: Memory of each, with the bytes of weights, gradients and Adam as the result.
-    """
+    """The cells of each contender; `memory.result` is weights, gradients and Adam in bytes."""
     first = KINDS[0]
     growths = {kind: used.growth - used.result for kind, used in memory.items()}
     cells = {}

@@ -2,19 +2,15 @@
 """What one GPU makes of this package, in one call of at most eight minutes.
 
 First a profile: how a training step, and a search, divide among kinds of kernels, and how long the
-GPU waits for its host (`gaps`). Then training against M2M100, translation against Transformers'
-searches, the fused loss against float64 and against all logits at once, and updates of `train`. All
-contenders take turns, in bfloat16. What fails or does not fit is named, the rest is measured, and
-the status is 1 if anything failed. Needs torch, transformers, accelerate and sacrebleu; the recipe
-also `datasets` and `evaluate`.
+GPU waits for its host (`gaps`). Then training against M2M100, and translation against Transformers'
+searches. All contenders take turns, in bfloat16. What fails or does not fit is named, the rest is
+measured, and the status is 1 if anything failed.
 
 Examples:
   python benchmarks/gpu.py --output results/gpu.md
   python benchmarks/gpu.py --smoke --output results/smoke.md
 """
 
-import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,10 +24,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
-from lab import Report, benchmark_parser, best_device, seconds_of, speed_cells, take_turns
+from lab import Report, benchmark_parser, best_device, speed_cells, take_turns
 
 Result = TypeVar("Result")
-ROOT = Path(__file__).parents[1]
 # Family, changed fields, and whether its layers are compiled.
 TRAINED: dict[str, tuple[str, dict[str, Any], bool]] = {
     "this package": ("vanilla", {}, False),
@@ -57,9 +52,7 @@ class Sizes:
         rounds: Timed rounds.
         search: Preset whose searches are measured.
         sentences: Sentences of a batch to translate.
-        losses: Width, entries, and numbers of targets for errors and for time, of each loss.
         compiler: Backend that compiles.
-        recipe: Preset, updates and pairs of `train`.
     """
 
     batches: tuple[tuple[str, int], ...]
@@ -68,22 +61,15 @@ class Sizes:
     rounds: int
     search: str
     sentences: tuple[int, ...]
-    losses: tuple[tuple[int, int, int, int], ...]
     compiler: str
-    recipe: tuple[str, int, int]
 
 
-# WMT's 37,000 is no multiple of 64; 256,206 is NLLB's.
+# WMT's 37,000 is no multiple of 64.
 FULL = Sizes(
     (("base", 50_000), ("tiny", 32_768), ("big", 50_000), ("tiny", 4096)),
-    *(4, 37_000, 3, "base", (64, 1, 512)),
-    ((512, 37_000, 2054, 25_000), (512, 256_206, 2054, 25_000)),
-    *("inductor", ("base", 300, 40_000)),
+    *(4, 37_000, 3, "base", (64, 1, 512), "inductor"),
 )
-SMOKE = Sizes(
-    *((("tiny", 400),), 1, 200, 1, "tiny", (2,), ((16, 101, 30, 60),)),
-    *("eager", ("tiny", 4, 60)),
-)
+SMOKE = Sizes((("tiny", 400),), 1, 200, 1, "tiny", (2,), "eager")
 
 
 class Measurements:
@@ -281,68 +267,7 @@ def decoding(measured: Measurements) -> None:
                 measured.report.row(search, size, SEARCHES[name], *rates, *map(shown, costs))
 
 
-def loss(measured: Measurements) -> None:
-    """Errors, time and memory of projection and loss, forward and backward."""
-    import torch
-
-    from gpu_measures import COMPILED, FUSED, TERMS, UNFUSED, LossProblem, growth_of
-
-    sizes = measured.sizes
-    columns = ("entries", "loss", "way", "error of the loss", "of hidden states", "of weights")
-    measured.report.table("Projection and loss, bfloat16", *columns, "ms", "MB")
-
-    def first_run(way: str, exact: LossProblem, solve: Any) -> list[float | None]:
-        return [*exact.errors(way), growth_of(partial(solve, way))]
-
-    for (width, entries, few, many), (name, terms) in product(sizes.losses, TERMS.items()):
-        torch.compiler.reset()
-        exact, timed = (LossProblem(terms, width, entries, n, sizes.compiler) for n in (few, many))
-        solve = partial(timed.solve, timed.tensors())
-        ways, where = (FUSED, COMPILED, UNFUSED), f"{entries} entries, {name}"
-        found = measured.attempt_each(ways, where, first_run, exact, solve)
-        runs = {way: partial(seconds_of, partial(solve, way)) for way in found}
-        for way, times in take_turns(runs, sizes.rounds).items():
-            *errors, growth = found[way]
-            costs = (*errors, 1000 * median(times), growth)
-            measured.report.row(entries, name, way, *map(shown, costs))
-
-
-def recipe(measured: Measurements) -> None:
-    """Updates of `train`, with its own recipe and data loading, on German number words."""
-    preset, updates, pairs = measured.sizes.recipe
-
-    def train() -> tuple[float, list[float]]:
-        with tempfile.TemporaryDirectory() as folder:
-            script = str(ROOT / "scripts" / "make_number_corpus.py")
-            run_command([script, folder, "--train", str(pairs), "--test", "1"])
-            files = [f"{folder}/train.{language}" for language in ("de", "en")]
-            given = f"--preset {preset} --vocab_size 400 --max_steps {updates} --save_strategy no"
-            given += f" --logging_steps {updates // 2} --report_to none --output_dir {folder}/model"
-            started = time.perf_counter()
-            command = ["-m", "vanilla_transformer_tools.commands", "train", "--train", *files]
-            run_command([*command, *given.split()])
-            seconds = time.perf_counter() - started
-            log = (Path(folder) / "model" / "log.jsonl").read_text(encoding="utf-8")
-            reports = map(json.loads, log.splitlines())
-            return seconds, [report["loss"] for report in reports if "loss" in report]
-
-    columns = ("size", "updates", "seconds, start included", "first loss", "last loss")
-    measured.report.table("`train` on number words", *columns)
-    if found := measured.attempt("train", train):
-        seconds, losses = found
-        measured.report.row(preset, updates, *map(shown, (seconds, losses[0], losses[-1])))
-
-
-def run_command(command: list[str]) -> None:
-    """Runs Python; what it prints goes to stderr.
-
-    Raises:
-        CalledProcessError: If it fails.
-    """
-    subprocess.run([sys.executable, *command], stdout=sys.stderr, check=True)
-
-
-SECTIONS = {each.__name__: each for each in (profile, training, decoding, loss, recipe)}
+SECTIONS = {each.__name__: each for each in (profile, training, decoding)}
 
 
 def main() -> int:

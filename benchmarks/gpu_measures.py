@@ -1,20 +1,16 @@
-"""What benchmarks/gpu.py measures with: batches like WMT's, memory, peaks, and the fused loss."""
+"""What benchmarks/gpu.py measures with: batches like WMT's, memory and peaks."""
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 from transformers import BatchEncoding, PreTrainedConfig
 
 from lab import best_device, wait_for_gpu
 from neighbours import random_batches
-from vanilla_transformer.fast_loss_vanilla_transformer import projected_loss_sum
-from vanilla_transformer.plain_vanilla_transformer import LossTerms, loss_sum
 from vanilla_transformer_tools.text.batches import TokenBatchSampler
 
 # Dense bfloat16 products with float32 sums, in TFLOP/s, from the makers' data sheets. The first
@@ -118,66 +114,3 @@ def training_flops(config: PreTrainedConfig, cut: list[BatchEncoding]) -> int:
         total += round(float(products.sum()))
     # A multiplication and an addition; the backward pass has two products for each.
     return 3 * 2 * total
-
-
-FUSED, COMPILED, UNFUSED = "fused", "fused and compiled", "all logits at once"
-TERMS = {
-    "plain": LossTerms(),
-    "smoothed, R-Drop": LossTerms(label_smoothing=0.1, r_drop_alpha=5.0),
-}
-
-
-@dataclass(frozen=True)
-class LossProblem:
-    """A projection and its targets; the same for the same sizes.
-
-    Attributes:
-        terms: Terms of the loss.
-        width: Entries of a hidden state.
-        vocabulary: Number of entries.
-        targets: Number of targets, both passes of R-Drop counted.
-        compiler: Backend of `COMPILED`.
-    """
-
-    terms: LossTerms
-    width: int
-    vocabulary: int
-    targets: int
-    compiler: str = "inductor"
-
-    def tensors(self) -> tuple[nn.Linear, Tensor, Tensor]:
-        """Projection, hidden states `[P, N, D]`, and labels `[P, N]`, in float32."""
-        torch.manual_seed(0)
-        passes = 2 if self.terms.r_drop_alpha else 1
-        count, device = self.targets // passes, best_device()
-        head = nn.Linear(self.width, self.vocabulary, bias=False, device=device)
-        hidden = torch.randn(passes, count, self.width, device=device, requires_grad=True)
-        labels = torch.randint(self.vocabulary, (1, count), device=device)
-        return head, hidden, labels.expand(passes, -1)
-
-    def solve(self, tensors: tuple[nn.Linear, Tensor, Tensor], way: str) -> tuple[Tensor, ...]:
-        """Loss for each target, and its gradients for hidden states and weights.
-
-        Args:
-            tensors: Result of `tensors`.
-            way: `FUSED`, `COMPILED` or `UNFUSED`, under bfloat16's autocast unless in float64.
-        """
-        head, hidden, labels = tensors
-        is_exact = hidden.dtype == torch.float64
-        with torch.autocast(best_device(), torch.bfloat16, enabled=not is_exact):
-            if way == UNFUSED:
-                total = loss_sum(head(hidden), labels, self.terms)
-            else:
-                compiler = self.compiler if way == COMPILED else None
-                total = projected_loss_sum(head, hidden, labels, self.terms, compiler=compiler)
-        loss = total / labels.numel()
-        return loss.detach(), *torch.autograd.grad(loss, (hidden, head.weight))
-
-    def errors(self, way: str) -> list[float]:
-        """Distances of loss and gradients from float64, relative to their lengths there."""
-        found = self.solve(self.tensors(), way)
-        head, hidden, labels = self.tensors()
-        wide = hidden.detach().double().requires_grad_()
-        exact = self.solve((head.double(), wide, labels), UNFUSED)
-        pairs = zip(found, exact, strict=True)
-        return [float((value.double() - true).norm() / true.norm()) for value, true in pairs]

@@ -3,9 +3,8 @@
 
 First the speed of 1, 8 and 64 clients with one line a request, against the same lines translated
 one at a time without a service. Then requests of all kinds from 64 clients: texts, lists and
-documents, clients that hang up, bodies that are cut, invalid UTF-8 and 10 MB texts. Every answer is
-compared with translations computed beforehand. Memory is that of the service after each quarter.
-Last, SIGTERM while all clients wait.
+documents, invalid UTF-8 and 10 MB texts. Every answer is compared with translations computed
+beforehand. Memory is that of the service after each quarter.
 
 Example:
   python benchmarks/service.py --model runs/demo --requests 20000
@@ -15,7 +14,6 @@ import argparse
 import http.client
 import json
 import random
-import socket
 import subprocess
 import sys
 import time
@@ -28,18 +26,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from lab import Report, benchmark_parser, process_memory, row
+from lab import Report, benchmark_parser, megabytes, process_memory
 
 JSON, FORM = "application/json", "application/x-www-form-urlencoded"
 STORM_CLIENTS = 64
 SECONDS = 120
-# Kinds of requests, and how often each is drawn. To those that hang up or are cut no answer comes.
+# Kinds of requests, and how often each is drawn.
 KINDS = {
     "text": 70,
     "list": 10,
     "document": 8,
-    "hangs up": 5,
-    "body cut": 3,
     "invalid UTF-8": 3,
     "10 MB": 1,
 }
@@ -66,23 +62,18 @@ def main() -> int:
     report = Report(options.output)
     expected, alone = translate_alone(options)
     with running_service(options) as service:
-        rows = [("none", *speed(alone, sum(alone)))]
+        report.table("Speed", "clients", "lines/s", "against none", "p50, ms", "p99, ms")
+        unserved = speed(alone, sum(alone))
+        report.row("none", *speed_cells(unserved, unserved))
         for clients in options.clients:
-            rows.append((clients, *speed(*ask_lines(service, expected, clients))))
-        columns = ("clients", "lines/s", "against none", "p50, ms", "p99, ms")
-        report.table("Speed", *columns)
-        report.add(speed_rows(rows))
+            served = speed(*ask_lines(service, expected, clients))
+            report.row(clients, *speed_cells(served, unserved))
         memory, counts = storm(service, expected, options.requests)
-        answered, status, seconds = stop_under_load(service, expected)
     report.table("Requests", "request", "sent", "right", "wrong", "lost", "429 before")
-    report.add(outcome_rows(counts))
-    quarters = ", ".join(f"{size / 1e6:,.0f}" for size in memory)
-    report.add(f"\nservice, MB: {quarters} (before, and after each quarter)")
-    report.add(
-        f"SIGTERM: {answered} of {STORM_CLIENTS} waiting clients answered, status {status} after "
-        f"{seconds:.1f} s"
-    )
-    return int(faults(counts) > 0 or answered < STORM_CLIENTS or status != 0)
+    for kind, found in (counts | {"all": sum(counts.values(), Counter())}).items():
+        report.row(kind, *(f"{found[name]:,}" for name in COUNTS))
+    report.add(f"\nservice, MB, before and after each quarter: {', '.join(megabytes(*memory))}")
+    return int(faults(counts) > 0)
 
 
 def translate_alone(options: argparse.Namespace) -> tuple[dict[str, str], list[float]]:
@@ -225,13 +216,11 @@ def speed(seconds: list[float], total: float) -> tuple[float, float, float]:
     return len(seconds) / total, ordered[round(0.5 * last)], ordered[round(0.99 * last)]
 
 
-def speed_rows(rows: list[tuple[str | int, float, float, float]]) -> str:
-    """Lines per second and milliseconds of a request; the first row is without a service."""
-    alone = rows[0][1]
-    return "\n".join(
-        row(clients, f"{rate:,.0f}", f"{rate / alone:.2f}", f"{p50 * 1e3:.1f}", f"{p99 * 1e3:.1f}")
-        for clients, rate, p50, p99 in rows
-    )
+def speed_cells(found: tuple[float, float, float], alone: tuple[float, float, float]) -> list[str]:
+    """Lines per second, also against those without a service, and milliseconds of a request."""
+    rate, *seconds = found
+    times = [f"{1000 * each:.1f}" for each in seconds]
+    return [f"{rate:,.0f}", f"{rate / alone[0]:.2f}", *times]
 
 
 def storm(
@@ -266,23 +255,11 @@ def faults(counts: dict[str, Counter[str]]) -> int:
     return sum(found["wrong"] + found["lost"] for found in counts.values())
 
 
-def outcome_rows(counts: dict[str, Counter[str]]) -> str:
-    """Requests of each kind: those answered as they must be, wrongly, or not at all."""
-    totals = {"all": sum(counts.values(), Counter())}
-    return "\n".join(
-        row(kind, *(f"{found[name]:,}" for name in COUNTS))
-        for kind, found in (counts | totals).items()
-    )
-
-
 def send_one(
     service: Service, kind: str, rng: random.Random, expected: dict[str, str]
 ) -> list[str]:
     """Sends one request, again after each 429; what to count."""
     body, content_type, status, answer = request(kind, rng, expected)
-    if kind in ("hangs up", "body cut"):
-        leave(service.port, body, content_type, 0.5 if kind == "body cut" else 1.0)
-        return ["sent", "right"]
     noted = ["sent"]
     while True:
         found = attempt(lambda: service.ask(body, content_type))
@@ -314,30 +291,6 @@ def request(kind: str, rng: random.Random, expected: dict[str, str]) -> tuple[by
         damage = (b'"q": "', b'"q": "\xff') if is_json else (b"q=", b"q=%ff")
         return body.replace(*damage), content_type, 400, None
     return body, content_type, 200, {"translatedText": found[0]}
-
-
-def leave(port: int, body: bytes, content_type: str, share: float) -> None:
-    """Sends a share of a body, and hangs up without reading."""
-    head = f"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: {content_type}\r\n"
-    with socket.create_connection(("127.0.0.1", port)) as connection:
-        connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode())
-        connection.sendall(body[: int(share * len(body))])
-
-
-def stop_under_load(service: Service, expected: dict[str, str]) -> tuple[int, int, float]:
-    """Sends SIGTERM once all clients wait; answered clients, exit status, seconds until it."""
-    lines = list(islice(expected, 100))
-    right = (200, {"translatedText": "\n".join(expected[line] for line in lines)})
-    body = body_of("\n".join(lines))
-    with ThreadPoolExecutor(STORM_CLIENTS) as pool:
-        waiting = [pool.submit(service.ask, body, JSON) for _ in range(STORM_CLIENTS)]
-        while service.waiting() < 0.9 * STORM_CLIENTS * len("\n".join(lines)):
-            time.sleep(0.01)
-        started = time.perf_counter()
-        service.process.terminate()
-        found = [attempt(one.result) for one in waiting]
-    status = service.process.wait(SECONDS)
-    return found.count(right), status, time.perf_counter() - started
 
 
 if __name__ == "__main__":

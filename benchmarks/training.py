@@ -17,12 +17,22 @@ Examples:
 import argparse
 import fnmatch
 import sys
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from typing import Any
 
+import torch
+from torch.utils.data import DataLoader
+from transformers import BatchEncoding, DataCollatorForSeq2Seq
+
+from kernels import profile_table
 from lab import PRESETS, Memory, Report, benchmark_parser, megabytes, speed_cells, take_turns
-
-if TYPE_CHECKING:
-    from neighbours import Training
+from neighbours import Training, build, padding_of, steps_alone, tokens_of
+from vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer_tools import settings
+from vanilla_transformer_tools.text.batches import TokenBatchSampler
+from vanilla_transformer_tools.text.parallel_text import ParallelText, load_pairs
+from vanilla_transformer_tools.text.token_ids import pair_lengths, tokenize_pairs
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 
 COLUMNS = ("model", "tokens/s", "range", "speed", "growth MB", "peak MB", "start MB", "state MB")
 VOCABULARY = {"tiny": 10_000, "small": 32_000, "base": 32_000, "big": 37_000}
@@ -79,14 +89,34 @@ def main() -> int:
 
 def variants(size: str) -> dict[str, tuple[str, dict[str, Any]]]:
     """Family and changed fields of each variant; sizes of heads are multiples of the default."""
-    from vanilla_transformer_tools.settings import PRESETS
-
-    sizes = PRESETS[size].config()
+    sizes = settings.PRESETS[size].config()
     head = sizes["d_model"] // sizes["encoder_attention_heads"]
     return {
         name: ("vanilla", {k: v * head if k in ("d_k", "d_v") else v for k, v in fields.items()})
         for name, fields in VARIANTS.items()
     }
+
+
+def batches(
+    corpus: list[str], vocab_size: int, max_tokens: int, count: int, unsorted: bool = False
+) -> list[BatchEncoding]:
+    """The first batches of an epoch over a parallel corpus, of at most `max_tokens`.
+
+    Unsorted, pairs are drawn at random, with `max_tokens` on average and padding not counted.
+    """
+    pairs = load_pairs(ParallelText(tuple(corpus)))
+    texts = (text for column in ("source", "target") for text in pairs[column])
+    tokenizer = VanillaTransformerTokenizer.train(texts, vocab_size=vocab_size)
+    data, _ = tokenize_pairs(pairs, TokenizerPair.joint(tokenizer), max_length=256)
+    data = data.select_columns(["input_ids", "labels"])
+    lengths = pair_lengths(data)
+    cut: dict[str, Any] = {"batch_sampler": TokenBatchSampler(lengths, max_tokens, seed=0)}
+    if unsorted:
+        pairs = int(max_tokens / lengths.sum(axis=1).mean())
+        seeded = torch.Generator().manual_seed(0)
+        cut = {"batch_size": pairs, "shuffle": True, "generator": seeded}
+    loader = DataLoader(data, collate_fn=DataCollatorForSeq2Seq(tokenizer), **cut)
+    return list(islice(loader, count))
 
 
 def compare(
@@ -97,11 +127,6 @@ def compare(
     options: argparse.Namespace,
 ) -> None:
     """Adds a table of all contenders."""
-    # Imported late: they load torch, and `--help` should answer at once.
-    from corpora import batches
-    from kernels import profile_table
-    from neighbours import padding_of, steps_alone, tokens_of
-
     vocab_size = VOCABULARY[size]
     cut = batches(options.corpus, vocab_size, options.tokens, options.batches, options.unsorted)
     compiler = "inductor" if options.compile else None
@@ -123,20 +148,9 @@ def compare(
 
 def contender(
     family: str, changes: dict[str, Any], size: str, vocab_size: int, *setting: Any
-) -> "Training":
-    """A model of a family, with changed fields, that trains.
-
-    Args:
-        family: Key of `neighbours.FAMILIES`.
-        changes: Fields of its config, in addition to the preset's.
-        size: Preset.
-        vocab_size: Entries of the embedding table.
-        setting: Batches and further arguments of `Training`.
-    """
-    from neighbours import Training, build
-    from vanilla_transformer_tools.settings import PRESETS
-
-    sizes = PRESETS[size].config() | {"dropout": 0.1} | changes
+) -> Training:
+    """A model of a family, with changed fields, that trains; `setting` is for `Training`."""
+    sizes = settings.PRESETS[size].config() | {"dropout": 0.1} | changes
     return Training(build(family, vocab_size=vocab_size, **sizes), *setting)
 
 

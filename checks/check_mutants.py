@@ -15,7 +15,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -132,29 +132,12 @@ class FirstFailure:
 
     test: str | None = None
 
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """In each file, runs every test with one of its parameters before any with the next."""
-        files = list(dict.fromkeys(item.path for item in items))
-        seen: Counter[str] = Counter()
-        order = []
-        for place, item in enumerate(items):
-            test = item.nodeid.partition("[")[0]
-            order.append((files.index(item.path), seen[test], place))
-            seen[test] += 1
-        items[:] = [items[place] for *_, place in sorted(order)]
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Looks at a test, its fixtures included."""
-        self.look_at(report)
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Looks at a test file."""
-        self.look_at(report)
-
-    def look_at(self, report: pytest.TestReport | pytest.CollectReport) -> None:
-        """Keeps the first."""
+    def pytest_runtest_logreport(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        """Looks at a test, its fixtures included, or at a test file."""
         if report.failed and self.test is None:
             self.test = report.nodeid
+
+    pytest_collectreport = pytest_runtest_logreport
 
 
 def find_places(root: Path) -> dict[str, list[Place]]:
@@ -190,11 +173,7 @@ def _definitions(body: list[ast.stmt], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def load_mutants(folder: Path, places: dict[str, list[Place]]) -> list[Mutant]:
-    """Reads the lists of a folder, in the order of their names.
-
-    Args:
-        folder: Of files that CONTRIBUTING.md describes.
-        places: What `find_places` found.
+    """Reads the lists of a folder, which CONTRIBUTING.md describes, in the order of their names.
 
     Raises:
         ValueError: If the old code of a mutant does not occur exactly once in its place.
@@ -239,13 +218,7 @@ def load_record(folder: Path) -> dict[str, str]:
 
 
 def save_record(folder: Path, mutants: Iterable[Mutant], caught: dict[str, str]) -> None:
-    """Records which test caught each mutant; what is known of those not tried stays.
-
-    Args:
-        folder: Of the lists.
-        mutants: All in the lists; others are forgotten.
-        caught: Tests as pytest names them, by names of mutants.
-    """
+    """Records which tests caught mutants, as pytest names them; forgets mutants that are gone."""
     known = load_record(folder)
     for name, test in caught.items():
         path, colons, case = test.partition("::")
@@ -270,15 +243,7 @@ def choose_tests(mutant: Mutant, record: dict[str, str]) -> list[list[str]]:
 
 
 def take_share(mutants: list[Mutant], share: str) -> list[Mutant]:
-    """Every n-th mutant, beginning with the i-th.
-
-    Args:
-        mutants: All.
-        share: "i/n", with i from 1 to n.
-
-    Raises:
-        ValueError: If the share is none.
-    """
+    """Every n-th mutant, beginning with the i-th, for a share "i/n"."""
     first, _, step = share.partition("/")
     if not (first.isdecimal() and step.isdecimal() and 1 <= int(first) <= int(step)):
         raise ValueError(f"--share takes I/N with 1 <= I <= N, such as 2/6, got {share!r}.")
@@ -294,11 +259,8 @@ def judge(
 ) -> Iterator[tuple[str, Verdict]]:
     """Runs tests on each mutant; yields names in the order in which they finish.
 
-    Args:
-        trials: What to break, and the runs of pytest, by name.
-        folder: Where the copies go.
-        jobs: Processes at the same time.
-        limit: Seconds after which a process is ended.
+    `trials` has, by name, what to break and the runs of pytest; a process is ended after `limit`
+    seconds.
     """
     for module in PRELOADED:
         with suppress(ImportError):
@@ -340,11 +302,7 @@ def judge(
 def run_tests(broken: Break, runs: list[list[str]], place: Path, writer: Connection) -> None:
     """In a process of its own: sends the first test that fails, and why there may be no verdict.
 
-    Args:
-        broken: What to break in the copy, if anything.
-        runs: Tests as pytest names them; a run begins if the ones before it have passed.
-        place: Empty folder for the copy, the tests' own files and their output.
-        writer: Where the two go.
+    A run begins if the ones before it have passed; the empty folder `place` is for the copy.
     """
     output = os.open(place / "log", os.O_CREAT | os.O_WRONLY)
     os.dup2(output, 1)
@@ -384,23 +342,14 @@ def parse() -> argparse.Namespace:
         epilog="example: python checks/check_mutants.py --jobs 2 > mutants.md",
     )
     parser.add_argument("--only", metavar="WORDS", help="Those whose name contains these words.")
-    parser.add_argument(
-        "--share", metavar="I/N", default="1/1", help="Every N-th of them, beginning with the I-th."
-    )
-    parser.add_argument(
-        "--skip-unbroken",
-        action="store_true",
-        help="Do not check that the tests that caught a mutant pass on what is not broken.",
-    )
-    parser.add_argument(
-        "--record",
-        action="store_true",
-        help="Write which test caught each mutant to caught_by.json; it is run first next time.",
-    )
+    share = "Every N-th of them, beginning with the I-th."
+    parser.add_argument("--share", metavar="I/N", default="1/1", help=share)
+    unbroken = "Do not check that the tests that caught a mutant pass on what is not broken."
+    parser.add_argument("--skip-unbroken", action="store_true", help=unbroken)
+    record = "Write which test caught each mutant to caught_by.json; it is run first next time."
+    parser.add_argument("--record", action="store_true", help=record)
     parser.add_argument("--jobs", type=int, default=2, help="Processes at once (default: 2).")
-    parser.add_argument(
-        "--limit", type=float, default=600, help="Seconds for each mutant (default: 600)."
-    )
+    parser.add_argument("--limit", type=float, default=600, help="Seconds for each (default: 600).")
     return parser.parse_args()
 
 

@@ -1,16 +1,11 @@
 #!/usr/bin/env python
-"""How many floors of imports a source tree has, and which rooms are on each.
+"""The floors of the source tree, and imports that go up or in a circle.
 
-The plugin is one room. In the tools, each folder and each file beside these folders is a room. A
-room's floor is one above the highest that it imports.
-
-Example:
-  python checks/floors.py
-  python checks/floors.py src path/to/another/src
+The plugin is one room. In the tools, each folder and each file beside these folders is a room.
 """
 
-import argparse
 import ast
+import sys
 from collections.abc import Iterable
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -48,13 +43,7 @@ def module_graph(source: Path) -> Graph:
 
 
 def imported(module: str, file: Path, ours: Iterable[str]) -> Iterable[str]:
-    """Modules of ours that a file imports.
-
-    Args:
-        module: Its dotted name.
-        file: Where it is.
-        ours: All our modules.
-    """
+    """Modules of ours that a file imports, which is the module of that dotted name."""
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -94,21 +83,6 @@ def circle(graph: Graph) -> list[str]:
     return []
 
 
-def floors(rooms: Graph) -> list[list[str]]:
-    """Rooms by floors, from the ground up.
-
-    Raises:
-        CycleError: If rooms import one another in a circle.
-    """
-    floor: dict[str, int] = {}
-    for room in TopologicalSorter(rooms).static_order():
-        floor[room] = max((floor[below] + 1 for below in rooms[room]), default=0)
-    return [
-        sorted(room for room in floor if floor[room] == height)
-        for height in range(1 + max(floor.values()))
-    ]
-
-
 def wrong_arrows(rooms: Graph) -> list[str]:
     """Imports from another room that `PLAN` does not have on a floor below."""
     floor = {room: height for height, named in enumerate(PLAN) for room in named}
@@ -120,24 +94,16 @@ def wrong_arrows(rooms: Graph) -> list[str]:
     ]
 
 
-def main() -> None:
-    """Prints a Markdown table for each source tree, the top floor first."""
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
-    parser.add_argument(
-        "sources", type=Path, nargs="*", default=[SOURCE], help="Source trees (default: src)."
-    )
-    for source in parser.parse_args().sources:
-        rooms = room_graph(module_graph(source))
-        if round_trip := circle(rooms):
-            print(f"{source}: {len(rooms)} rooms, with a circle: {' -> '.join(round_trip)}")
-            continue
-        stacked = floors(rooms)
-        print(f"{source}: {len(rooms)} rooms on {len(stacked)} floors\n\n| floor | rooms |")
-        print("| --- | --- |")
-        for height, named in reversed(list(enumerate(stacked))):
-            print(f"| {height} | {', '.join(room.removeprefix(TOOLS + '.') for room in named)} |")
+def main() -> int:
+    """Prints the floors and what is wrong; returns the exit status."""
+    modules = module_graph(SOURCE)
+    rooms = room_graph(modules)
+    for height, named in reversed(list(enumerate(PLAN))):
+        print(f"{height}  {', '.join(room.removeprefix(f'{TOOLS}.') for room in named)}")
+    wrong = [*wrong_arrows(rooms), *filter(None, [" -> ".join(circle(modules))])]
+    print(*wrong, sep="\n", file=sys.stderr)
+    return len(wrong)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

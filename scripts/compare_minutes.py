@@ -111,26 +111,11 @@ class Corpus:
             return status
         if self.scores(run):
             return 0
-        command = [
-            sys.executable,
-            "-m",
-            "vanilla_transformer_tools.commands",
-            "evaluate",
-            "--name",
-            NAME,
-        ]
-        command += ["--model", str(folder), *shlex.split(self.evaluate), "--metrics", self.metric]
+        command = [sys.executable, "-m", "vanilla_transformer_tools.commands", "evaluate"]
+        command += ["--name", NAME, "--model", str(folder), "--metrics", self.metric]
+        command += shlex.split(self.evaluate)
         command += ["--test", *(str(self.data / file) for file in self.validation.split())]
         return subprocess.run(command, check=False, stdout=sys.stderr).returncode
-
-    def curve(self, run: str, name: str) -> list[tuple[float, float]]:
-        """Minutes and values of what a run reported under a name, if it is finished."""
-        from vanilla_transformer_tools.saved_folder import LOG_FILE
-        from vanilla_transformer_tools.training.run_record import read_log
-
-        folder = self.output / slug(run)
-        reports = read_log(folder / LOG_FILE) if is_finished(folder) else []
-        return [(report["minutes"], report[name]) for report in reports if name in report]
 
 
 def read_corpora(plan: Path, patterns: list[str], data: Path, output: Path) -> list[Corpus]:
@@ -192,28 +177,6 @@ def score_table(corpora: list[Corpus]) -> str:
     return "\n".join([table(*rows), "", *sorted(signatures)])
 
 
-def draw(corpora: list[Corpus], path: Path) -> None:
-    """Draws the greedy validation score and the learning rate of finished runs over the minutes.
-
-    Raises:
-        ImportError: If matplotlib is not installed.
-    """
-    from vanilla_transformer_tools.figures import new_figure, save_figure
-
-    figure = new_figure(4.2 * len(corpora), 5.6)
-    columns = figure.subplots(2, len(corpora), sharex="col", squeeze=False).T
-    for corpus, (score, rate) in zip(corpora, columns, strict=True):
-        score.set_title(corpus.name)
-        for axes, label in ((score, f"eval_{corpus.metric}"), (rate, "learning_rate")):
-            axes.set_ylabel(label.removeprefix("eval_").replace("_", " "))
-            for run in Corpus.RUNS:
-                if points := corpus.curve(run, label):
-                    axes.plot(*zip(*points, strict=True), label=run)
-                    axes.legend()
-        rate.set_xlabel("minutes")
-    save_figure(figure, path)
-
-
 def main() -> int:
     """Runs what is missing, then prints the table in Markdown; returns the exit status."""
     formatter = argparse.RawDescriptionHelpFormatter
@@ -226,16 +189,13 @@ def main() -> int:
     runs = {"nargs": "+", "default": list(Corpus.RUNS), "choices": Corpus.RUNS}
     parser.add_argument("--runs", **runs, help="Default: all.")
     parser.add_argument("--jobs", type=int, default=1, help="Runs at the same time (default: 1).")
-    parser.add_argument("--curves", type=Path, help="Picture of scores and rates over the minutes.")
     parser.add_argument("--table", action="store_true", help="Only print the finished runs.")
     options = parser.parse_args()
     try:
         corpora = read_corpora(options.plan, options.corpora, options.data, options.output)
         status = 0 if options.table else finish(corpora, options)
         print(score_table(corpora))
-        if options.curves:
-            draw(corpora, options.curves)
-    except (ValueError, OSError, ImportError, subprocess.CalledProcessError) as error:
+    except (ValueError, OSError, subprocess.CalledProcessError) as error:
         print(error, file=sys.stderr)
         return 2
     return status

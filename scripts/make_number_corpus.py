@@ -24,19 +24,10 @@ def build_parser() -> argparse.ArgumentParser:
         ("validation", 500, 100_000),
         ("test", 1_000, 200_000),
     ):
-        parser.add_argument(
-            f"--{split}",
-            type=int,
-            default=size,
-            metavar="LINES",
-            help=f"size of the {split} split in lines, 1 to {largest} (default: %(default)s)",
-        )
-    parser.add_argument(
-        "--seed",
-        type=int,
-        default=0,
-        help="the same seed and sizes give the same files (default: %(default)s)",
-    )
+        text = f"size of the {split} split in lines, 1 to {largest} (default: {size})"
+        parser.add_argument(f"--{split}", type=int, default=size, metavar="LINES", help=text)
+    same = "the same seed and sizes give the same files (default: 0)"
+    parser.add_argument("--seed", type=int, default=0, help=same)
     return parser
 
 
@@ -47,13 +38,7 @@ def main() -> int:
     from number_words import write_corpus
 
     try:
-        paths = write_corpus(
-            arguments.folder,
-            seed=arguments.seed,
-            train=arguments.train,
-            validation=arguments.validation,
-            test=arguments.test,
-        )
+        paths = write_corpus(**vars(arguments))
     except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 2

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from vanilla_transformer_tools.files import write_together
 
@@ -24,38 +25,13 @@ LARGEST_NUMBER = 999_999
 _TEST_SHARE = 0.2
 _VALIDATION_SHARE = 0.1
 
-_WORDS = {
-    0: ("null", "zero"),
-    1: ("ein", "one"),
-    2: ("zwei", "two"),
-    3: ("drei", "three"),
-    4: ("vier", "four"),
-    5: ("fünf", "five"),
-    6: ("sechs", "six"),
-    7: ("sieben", "seven"),
-    8: ("acht", "eight"),
-    9: ("neun", "nine"),
-    10: ("zehn", "ten"),
-    11: ("elf", "eleven"),
-    12: ("zwölf", "twelve"),
-    13: ("dreizehn", "thirteen"),
-    14: ("vierzehn", "fourteen"),
-    15: ("fünfzehn", "fifteen"),
-    16: ("sechzehn", "sixteen"),
-    17: ("siebzehn", "seventeen"),
-    18: ("achtzehn", "eighteen"),
-    19: ("neunzehn", "nineteen"),
-    20: ("zwanzig", "twenty"),
-    30: ("dreißig", "thirty"),
-    40: ("vierzig", "forty"),
-    50: ("fünfzig", "fifty"),
-    60: ("sechzig", "sixty"),
-    70: ("siebzig", "seventy"),
-    80: ("achtzig", "eighty"),
-    90: ("neunzig", "ninety"),
-    100: ("hundert", "hundred"),
-    1000: ("tausend", "thousand"),
-}
+_NUMBERS = (*range(21), *range(30, 100, 10), 100, 1000)
+_GERMAN_WORDS = """null ein zwei drei vier fünf sechs sieben acht neun zehn elf zwölf dreizehn
+vierzehn fünfzehn sechzehn siebzehn achtzehn neunzehn zwanzig dreißig vierzig fünfzig sechzig
+siebzig achtzig neunzig hundert tausend"""
+_ENGLISH_WORDS = """zero one two three four five six seven eight nine ten eleven twelve thirteen
+fourteen fifteen sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty
+ninety hundred thousand"""
 
 
 @dataclass(frozen=True)
@@ -67,35 +43,26 @@ class _Language:
     has_units_first: bool
 
 
-_GERMAN = _Language({number: words[0] for number, words in _WORDS.items()}, "und", True)
-_ENGLISH = _Language({number: words[1] for number, words in _WORDS.items()}, "-", False)
+_GERMAN = _Language(dict(zip(_NUMBERS, _GERMAN_WORDS.split(), strict=True)), "und", True)
+_ENGLISH = _Language(dict(zip(_NUMBERS, _ENGLISH_WORDS.split(), strict=True)), "-", False)
 
 _JOINT = "joint"
 
 
 @dataclass(frozen=True)
 class NumberPart:
-    """Part of a spelled number that has a meaning of its own.
+    """Part of a spelled number, such as "forty".
 
-    Attributes:
-        text: Such as "vierzig" or "forty".
-        meaning: The same in both languages, and unique within a number: the digit that it spells,
-            or the group; the "joint" of a group is the part between units and tens.
+    Its meaning, the digit or group that it spells, is the same in both languages and unique within
+    a number; the "joint" of a group is the part between units and tens.
     """
 
     text: str
     meaning: tuple[str, str]
 
 
-@dataclass(frozen=True)
-class DigitScore:
-    """Exact matches among the numbers with the same number of digits.
-
-    Attributes:
-        digits: Number of digits, 1 to 6.
-        exact: Predictions that are identical to their reference.
-        lines: Numbers with this many digits.
-    """
+class DigitScore(NamedTuple):
+    """Predictions that equal their reference, among numbers with as many digits."""
 
     digits: int
     exact: int
@@ -105,25 +72,13 @@ class DigitScore:
 def german(number: int) -> str:
     """German word for a number, such as "einundzwanzigtausendeinundzwanzig".
 
-    Args:
-        number: 0 to 999,999. Hundreds and thousands always carry their count: "einhundert",
-            "eintausend".
-
-    Raises:
-        ValueError: If `number` is out of range.
+    Hundreds and thousands always carry their count: "einhundert", "eintausend".
     """
     return "".join(part.text for part in german_parts(number))
 
 
 def english(number: int) -> str:
-    """English words for a number, such as "twenty-one thousand one hundred five".
-
-    Args:
-        number: 0 to 999,999. Written without "and", with a hyphen between tens and units.
-
-    Raises:
-        ValueError: If `number` is out of range.
-    """
+    """English words for a number, such as "twenty-one thousand one hundred five"."""
     words = " ".join(part.text for part in english_parts(number))
     return words.replace(f" {_ENGLISH.joint} ", _ENGLISH.joint)
 
@@ -175,12 +130,7 @@ def write_corpus(
     number of digits, the test pool has 20 % of the numbers, the validation pool 10 %, and the
     training pool the rest and 0. Neither the pools nor the test split depend on the other sizes.
 
-    Args:
-        folder: Where the files go; created if absent. Each file is replaced in one step.
-        seed: The same seed and sizes give the same files.
-        train: Number of lines to train on, at most 700,000.
-        validation: Number of lines to choose a checkpoint with, at most 100,000.
-        test: Number of unseen lines for the final score, at most 200,000.
+    Each file is replaced in one step.
 
     Raises:
         ValueError: If a size is below 1 or above its pool; nothing is written then.
@@ -220,13 +170,8 @@ def exact_match_by_digits(
 ) -> list[DigitScore]:
     """Exact matches for each number of digits that occurs, in ascending order.
 
-    Args:
-        numbers: The number that line i of the others spells, as in `test.numbers`.
-        predictions: Translations to score; one counts if it is identical to its reference.
-        references: The right translations.
-
     Raises:
-        ValueError: If the three differ in length.
+        ValueError: If numbers, predictions and references differ in length.
     """
     if not len(numbers) == len(predictions) == len(references):
         raise ValueError(

@@ -22,38 +22,20 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="Example:\n  python scripts/prepare_corpus.py g2p dut_train.tsv.gz "
         "--folder data/dut --split train --carve 0.05",
     )
-    parser.add_argument(
-        "kind",
-        choices=["g2p", "scan", "pairs"],
-        help="g2p: word and phonemes; the letters of the word are separated by blanks, and _ "
-        "replaces a blank. scan: `IN: command OUT: actions`. pairs: left as they are.",
-    )
+    kinds = """g2p: word and phonemes; the letters of the word are separated by blanks, and _
+    replaces a blank. scan: `IN: command OUT: actions`. pairs: left as they are."""
+    parser.add_argument("kind", choices=["g2p", "scan", "pairs"], help=kinds)
     parser.add_argument("files", nargs="+", help="one file, or one for each side; plain or .gz")
     parser.add_argument("--folder", type=Path, required=True, help="where the files go")
     parser.add_argument("--split", required=True, help="name of the file: train, test, ...")
     parser.add_argument("--carve", type=float, default=0.0, help="share of the sources, 0 to 1")
-    parser.add_argument(
-        "--seed", default="0", help="for the choice of --carve (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--apart",
-        action="store_true",
-        help="for g2p: letters and their accents, and the parts of a syllable of Hangul, are "
-        "separated too (NFD). The same words are carved",
-    )
-    parser.add_argument(
-        "--right_to_left",
-        action="store_true",
-        help="the words of each target are written in reverse order, for scripts/rerank.py",
-    )
-    parser.add_argument(
-        "--unseen_in",
-        nargs="+",
-        default=[],
-        metavar="FILE",
-        help="leaves out pairs whose exact source occurs in one of these files; .jsonl, .tsv or "
-        ".parquet",
-    )
+    parser.add_argument("--seed", default="0", help="for the choice of --carve (default: 0)")
+    apart = """for g2p: letters and their accents, and the parts of a syllable of Hangul, are
+    separated too (NFD). The same words are carved"""
+    parser.add_argument("--apart", action="store_true", help=apart)
+    unseen = """leaves out pairs whose exact source occurs in one of these files; .jsonl, .tsv or
+    .parquet"""
+    parser.add_argument("--unseen_in", nargs="+", default=[], metavar="FILE", help=unseen)
     return parser
 
 
@@ -125,8 +107,6 @@ def main() -> int:
                 continue
             digest = hashlib.sha256(f"{given.seed} {source}".encode()).digest()
             is_carved = int.from_bytes(digest[:8], "big") < given.carve * 2**64
-            if given.right_to_left:
-                target = " ".join(reversed(target.split()))
             row = json.dumps({"source": written, "target": target}, ensure_ascii=False)
             splits["validation" if is_carved else given.split].append(row)
         for split, rows in splits.items():

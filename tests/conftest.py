@@ -312,3 +312,12 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("corpus")
     write_corpus(folder, train=300, validation=VALIDATION_LINES, test=1)
     return folder
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """A browser for all tests; each opens a page of its own."""
+    from .support.browser import open_browser
+
+    with open_browser() as browser:
+        yield browser

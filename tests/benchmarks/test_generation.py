@@ -15,7 +15,7 @@ from ..support.scripts import run_script
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import generation_contenders
-from generation import cells, check_same_outputs, measure
+from generation import cells, check_same_outputs
 from generation_contenders import CONTENDERS, Task, write_folders, write_random_marian
 from neighbours import check_same_logits, copy_into_m2m100
 
@@ -95,22 +95,6 @@ def test_forced_outputs_have_the_limit_as_length(contenders, num_beams):
 
         assert [len(output) for output in outputs] == [12] * 4
         assert not any(END in output for output in outputs)
-
-
-def test_first_run_of_each_contender_does_not_count():
-    class Contender:
-        def __init__(self, *seconds):
-            self.seconds = list(seconds)
-
-        def run(self, _):
-            return self.seconds.pop(0), [[len(self.seconds)]]
-
-    contenders = {"vanilla": Contender(9.0, 1.0, 2.0), "m2m100": Contender(8.0, 3.0, 4.0)}
-
-    seconds, outputs = measure(contenders, task(1), rounds=2)
-
-    assert seconds == {"vanilla": [1.0, 2.0], "m2m100": [3.0, 4.0]}
-    assert outputs == {"vanilla": [[2]], "m2m100": [[2]]}
 
 
 def test_cells_have_the_speed_against_m2m100_and_what_is_the_same():

@@ -35,10 +35,3 @@ def test_points_and_lines_are_printed_and_drawn(tmp_path):
             [point * factor for factor in expected], abs=0.1
         )
     assert picture.read_text(encoding="utf-8").count("<svg") == 1
-
-
-def test_sizes_that_heads_do_not_divide_are_refused():
-    done = run("--sizes", 16, 12)
-
-    assert done.returncode == 2
-    assert "must be multiples of the 8 heads, got 12" in done.stderr

@@ -3,19 +3,16 @@
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from transformers import BatchEncoding
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-import corpora
 import neighbours
 import training
-from corpora import batches
 from lab import Memory
-from neighbours import Training, build, padding_of, random_batches, sinusoids, tokens_of
+from neighbours import Training, build, padding_of, tokens_of
 
 BATCH = BatchEncoding(
     {
@@ -29,46 +26,6 @@ BATCH = BatchEncoding(
 def test_tokens_and_padding_are_counted_on_both_sides():
     assert tokens_of([BATCH, BATCH]) == 16
     assert padding_of([BATCH]) == pytest.approx(4 / 12)
-
-
-@pytest.mark.parametrize("unsorted", [False, True])
-def test_batches_have_the_budget_in_tokens(tmp_path, unsorted):
-    for side in "ab":
-        lines = "".join(f"{'word ' * (1 + n % 9)}{side}\n" for n in range(200))
-        (tmp_path / side).write_text(lines, encoding="utf-8")
-    corpus = [str(tmp_path / side) for side in "ab"]
-
-    cut = batches(corpus, 280, 300, count=3, unsorted=unsorted)
-
-    assert len(cut) == 3
-    sizes = [batch["input_ids"].numel() + batch["labels"].numel() for batch in cut]
-    assert max(sizes) <= 300 or unsorted
-    assert 0.6 * 900 < tokens_of(cut) < 1.3 * 900
-
-
-@pytest.mark.parametrize("family", ["vanilla", "m2m100", "marian"])
-def test_positions_are_laid_out_as_in_each_family(family):
-    model = build(
-        family,
-        vocab_size=11,
-        d_model=6,
-        encoder_layers=1,
-        decoder_layers=1,
-        encoder_attention_heads=1,
-        decoder_attention_heads=1,
-        encoder_ffn_dim=4,
-        decoder_ffn_dim=4,
-    )
-    embed = model.model.encoder.embed_positions if family != "vanilla" else None
-    expected = sinusoids(family, 5, 6)
-
-    if family == "vanilla":
-        # Section 3.5: sine and cosine of one angle side by side.
-        angle = torch.tensor(3 / 10_000 ** (2 / 6), dtype=torch.float64)
-        torch.testing.assert_close(expected[3, 2:4], torch.stack((angle.sin(), angle.cos())))
-    else:
-        found = embed.weights[1:6] if family == "m2m100" else embed.weight[:5]
-        torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-5)
 
 
 SIZES = {
@@ -122,8 +79,8 @@ def test_each_contender_has_a_row_with_its_own_speed_and_memory(monkeypatch, cap
         return Memory(1_000_000, {"vanilla": 5_000_000, "m2m100": 8_000_000}[family], 0)
 
     monkeypatch.setattr(training, "contender", Fake)
-    monkeypatch.setattr(corpora, "batches", lambda *_: [BATCH])
-    monkeypatch.setattr(neighbours, "steps_alone", measure)
+    monkeypatch.setattr(training, "batches", lambda *_: [BATCH])
+    monkeypatch.setattr(training, "steps_alone", measure)
     argv = ["training.py", "--corpus", "a", "b", "--sizes", "tiny", "--dtypes", "float32"]
     argv += ["--models", "vanilla", "m2m100", "--rounds", "2"]
     monkeypatch.setattr(sys, "argv", argv)
@@ -136,14 +93,3 @@ def test_each_contender_has_a_row_with_its_own_speed_and_memory(monkeypatch, cap
         "| vanilla | 8 | 8-8 | 1.00 | 4 | 5 | 1 | 0 |",
         "| m2m100 | 3 | 2-4 | 0.33 | 7 | 8 | 1 | 0 |",
     ]
-
-
-def test_random_batches_have_the_lengths_and_an_end():
-    lengths = np.array([[3, 5], [2, 2], [4, 3]])
-
-    (batch,) = random_batches(lengths, [[0, 2]], vocab_size=9, pad=0, end=2)
-
-    assert batch["attention_mask"].sum(1).tolist() == [3, 4]
-    assert (batch["labels"] >= 0).sum(1).tolist() == [5, 3]
-    assert batch["input_ids"][0].tolist()[2:] == [2, 0]
-    assert tokens_of([batch]) == 15

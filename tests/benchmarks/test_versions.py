@@ -3,8 +3,6 @@
 import sys
 from types import SimpleNamespace
 
-import pytest
-
 from ..support.documents import ROOT
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -56,11 +54,3 @@ def test_worker_imports_its_checkout(tmp_path):
     process.communicate()
 
     assert process.returncode == 7
-
-
-@pytest.mark.slow
-def test_worker_runs_every_task():
-    worker = Worker(ROOT, "tiny")
-
-    assert all(worker.run(task) > 0 for task in TASKS)
-    worker.process.communicate()

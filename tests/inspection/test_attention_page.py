@@ -10,8 +10,6 @@ import torch
 from vanilla_transformer_tools.inspection.attention_maps import AttentionMap, AttentionMaps
 from vanilla_transformer_tools.inspection.attention_page import write_attention_page
 
-from ..support.browser import open_browser
-
 HEARD = ("<b>", "</script>", '"q"', "&amp;", "أنا", "</s>")
 WRITTEN = ("中", "␣文", "</s>")
 
@@ -32,12 +30,6 @@ def maps(sums_to_one=True):
         decoder=one("decoder", WRITTEN, ("<s>", *WRITTEN[:-1]), 3, 4),
         cross=one("cross", WRITTEN, HEARD, 3, 4),
     )
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with open_browser() as browser:
-        yield browser
 
 
 class Page:
@@ -170,43 +162,17 @@ def test_right_to_left_text_runs_from_the_right(page):
     assert all(left < right for left, right in pairwise(places))
 
 
-def test_title_says_that_rows_need_not_sum_to_one(page):
-    shown = maps(sums_to_one=False)
-    opened = page(shown, layer=1, head=2)
-
-    assert opened.texts("#title small") == ["talking heads: rows need not sum to 1"]
-    close(opened.weights(), shown.cross.select(1, 2))
-    assert float(opened.weights().min()) < 0
-    opened = page(maps())
-    assert opened.all("#title small") == []
-
-
 def test_page_reaches_for_nothing_and_complains_of_nothing(page, browser):
     browser.get_log("browser"), browser.get_log("performance")
-    opened = page(maps())
+    opened = page(maps(sums_to_one=False))
     opened.pick("kinds", "decoder")
 
+    assert opened.texts("#title small") == ["talking heads: rows need not sum to 1"]
     assert browser.get_log("browser") == []
     asked = re.findall(
         r'\\?"url\\?":\\?"((?:https?|wss?|ftp):[^"\\]*)', json.dumps(browser.get_log("performance"))
     )
     assert asked == []
-
-
-def test_colours_follow_the_scheme_of_the_reader(page, browser):
-    def background(scheme):
-        feature = {"name": "prefers-color-scheme", "value": scheme}
-        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
-        return browser.execute_script("return getComputedStyle(document.body).backgroundColor")
-
-    page(maps())
-
-    light, dark = (
-        sum(map(int, re.findall(r"\d+", background(scheme))[:3])) for scheme in ("light", "dark")
-    )
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
-    assert light > 3 * 200
-    assert dark < 3 * 60
 
 
 def test_page_is_written_whole_without_a_browser(tmp_path):

@@ -18,7 +18,6 @@ from vanilla_transformer_tools.page.page import Page
 from vanilla_transformer_tools.page.served_model import Choices
 
 from ..conftest import build_variant, save_small_model
-from ..support.browser import open_browser
 
 pytestmark = [
     pytest.mark.slow,
@@ -116,16 +115,6 @@ def test_program_learns_of_its_mistake(client):
         client.predict("ja", "one", {"beam": 3}, api_name="/translate")
 
 
-def test_file_that_is_not_text_is_named_without_its_folder(client, tmp_path):
-    from gradio_client import handle_file
-
-    path = tmp_path / "picture.txt"
-    path.write_bytes(b"\x89PNG\xff")
-
-    with pytest.raises(Exception, match=r"^'picture.txt' must be UTF-8"):
-        client.predict(handle_file(path), "", {}, api_name="/translate_file")
-
-
 def test_files_of_the_server_are_not_for_programs(address, tmp_path):
     path = tmp_path / "secret.txt"
     path.write_text("secret\n")
@@ -141,21 +130,17 @@ def test_files_of_the_server_are_not_for_programs(address, tmp_path):
 EVIL_HOST, EVIL_ORIGIN = {"Host": "evil.com"}, {"Origin": "http://evil.com"}
 
 
-@pytest.mark.parametrize("method", ["GET", "OPTIONS", "POST"])
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    [(EVIL_HOST, 400), ({**EVIL_HOST, **EVIL_ORIGIN}, 400), (EVIL_ORIGIN, 403)],
-)
-def test_foreign_hosts_and_origins_are_refused(address, method, headers, status):
-    # To this, Gradio's own middleware would answer for any host.
-    asked = {**headers, "Access-Control-Request-Method": "POST"}
+@pytest.mark.parametrize(("headers", "status"), [(EVIL_HOST, 400), (EVIL_ORIGIN, 403)])
+def test_foreign_hosts_and_origins_are_refused(address, headers, status):
+    # To OPTIONS, Gradio's own middleware would answer for any host.
+    for method in ("GET", "OPTIONS"):
+        asked = {**headers, "Access-Control-Request-Method": "POST"}
+        answer = httpx.request(method, f"{address}config", headers=asked)
 
-    answer = httpx.request(method, f"{address}config", headers=asked)
-
-    assert answer.status_code == status
-    assert not [name for name in answer.headers if name.startswith("access-control")]
-    policy = answer.headers["content-security-policy"]
-    assert policy.endswith("form-action 'self'; frame-ancestors 'self'")
+        assert answer.status_code == status
+        assert not [name for name in answer.headers if name.startswith("access-control")]
+        policy = answer.headers["content-security-policy"]
+        assert policy.endswith("form-action 'self'; frame-ancestors 'self'")
 
 
 def test_claimed_address_is_not_used(address):
@@ -190,12 +175,6 @@ def test_idle_connections_do_not_stop_the_page(tagged):
 
 
 # Readers
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with open_browser() as browser:
-        yield browser
 
 
 class Reader:
@@ -288,7 +267,7 @@ def test_reader_types_and_sees_everything(reader, page):
 def test_nothing_is_translated_before_the_button_if_so_wished(reader, page):
     reader.one("input[type=checkbox]").click()
     reader.text.send_keys("ja")
-    time.sleep(0.5)
+    time.sleep(0.3)
     assert reader.written() == ""
 
     reader.click("Translate")
@@ -345,16 +324,14 @@ def test_reader_translates_a_file(reader, page, tmp_path):
     assert text.splitlines() == [one.text for one in expected]
 
 
-@pytest.mark.parametrize(
-    "text", ["", " ", "x" * 100_000, EVIL, "a\x00\x1b\x7f 😀👩\u200d🔬 \u202eab ${1}{{x}}"]
-)
+@pytest.mark.parametrize("text", ["x" * 100_000, EVIL])
 def test_any_text_ends_in_a_result_or_a_message(reader, text):
     reader.type("ja")
     reader.until(reader.written)
 
     reader.type(text)
 
-    if not text.strip() or len(text) > 5000:
+    if len(text) > 5000:
         reader.until(lambda: reader.written() == "")
         assert reader.until(lambda: reader.all("#vt-status .vt-message"))
     else:
@@ -419,91 +396,28 @@ def test_search_is_chosen(reader):
     reader.until(lambda: len(reader.all("#vt-hypotheses [role=gridcell]")) == 3 * 4)
 
 
-def test_text_runs_in_the_direction_of_its_script(reader):
-    style = (
-        "const style = getComputedStyle(arguments[0]); return [style.unicodeBidi, style.textAlign]"
-    )
-    for field in (reader.text, reader.all("textarea")[1]):
-        assert reader.browser.execute_script(style, field) == ["plaintext", "start"]
-
-
-@pytest.mark.parametrize("tab", ["Translations", "Attention", "Compare", "File"])
-def test_every_field_has_a_name(reader, tab):
+def test_every_field_has_a_name(reader):
     reader.one("button.label-wrap").click()
-    reader.click(tab)
-    nameless = reader.browser.execute_script(
-        "return [...document.querySelectorAll('input, textarea, button, select')].filter(one =>"
-        " one.offsetParent && !one.ariaLabel && !one.labels?.length && !one.textContent.trim()"
-        " && !one.title).map(one => one.outerHTML)"
-    )
-
-    assert nameless == []
-
-
-def test_keyboard_reaches_everything_in_the_order_of_the_page(reader):
-    reader.browser.execute_script("arguments[0].focus()", reader.text)
-    names = []
-    for _ in range(20):
-        focused = reader.browser.switch_to.active_element
-        names.append(focused.accessible_name.strip())
-        focused.send_keys("\ue004")
-
-    wanted = ["Text", "Model", "Translate as I type", "Translate", "Compare", "File"]
-    found = [name for name in names if name in wanted]
-    assert found[: len(wanted)] == wanted
-
-
-# Contrast of WCAG 2.2, criterion 1.4.3, of all text that is seen; below 4.5 it is hard to read.
-PALE = """
-const channel = v => (v /= 255) <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4;
-const luminance = ([r, g, b]) => .2126 * channel(r) + .7152 * channel(g) + .0722 * channel(b);
-const parse = text => {
-  const numbers = text.match(/[\\d.]+/g).map(Number);
-  const [r, g, b] = numbers.slice(0, 3).map(v => text.startsWith("color(") ? v * 255 : v);
-  return [r, g, b, numbers[3] ?? 1];
-};
-const over = ([r, g, b, a], below) => [r, g, b].map((v, i) => v * a + below[i] * (1 - a));
-const behind = one => one
-  ? over(parse(getComputedStyle(one).backgroundColor), behind(one.parentElement))
-  : [255, 255, 255];
-return [...document.querySelectorAll("body *")].filter(one => {
-  const isText = [...one.childNodes].some(node => node.nodeType === 3 && node.data.trim());
-  if (!isText || !one.checkVisibility({ visibilityProperty: true, opacityProperty: true }))
-    return false;
-  const below = behind(one), ink = over(parse(getComputedStyle(one).color), below);
-  const [dark, light] = [luminance(below), luminance(ink)].sort((a, b) => a - b);
-  return (light + .05) / (dark + .05) < 4.5;
-}).map(one => one.outerHTML.slice(0, 200));
-"""
-
-
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_all_text_stands_out_from_its_background(browser, address, theme):
-    reader = Reader(browser, f"{address}?__theme={theme}")
-    reader.type("ein hund")
-    reader.until(reader.written)
-
-    for tab in ("Probabilities", "Word links", "Attention", "Compare", "File", "Translations"):
+    for tab in ("Translations", "Attention", "Compare", "File"):
         reader.click(tab)
-        # Colours change slowly.
-        reader.until(lambda: not browser.execute_script(PALE))
+        nameless = reader.browser.execute_script(
+            "return [...document.querySelectorAll('input, textarea, button, select')].filter(one =>"
+            " one.offsetParent && !one.ariaLabel && !one.labels?.length && !one.textContent.trim()"
+            " && !one.title).map(one => one.outerHTML)"
+        )
+        assert nameless == []
 
 
-@pytest.mark.parametrize("width", [360, 1280])
-def test_page_fits_its_window(reader, address, width):
-    metrics = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500}
+def test_page_fits_a_small_window(reader):
+    metrics = {"width": 360, "height": 800, "deviceScaleFactor": 1, "mobile": True}
     reader.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     reader.type("ein hund " * 20)
     reader.until(reader.written)
+    wider = "return document.documentElement.scrollWidth - window.innerWidth"
 
     for tab in ("Probabilities", "Word links", "Compare", "File", "Translations"):
         reader.click(tab)
-        assert (
-            reader.browser.execute_script(
-                "return document.documentElement.scrollWidth - window.innerWidth"
-            )
-            <= 0
-        )
+        assert reader.browser.execute_script(wider) <= 0
     reader.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 

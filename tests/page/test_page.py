@@ -18,12 +18,6 @@ def test_lines_end_where_the_keyboard_ends_them():
     assert lines_of("x" * MOST_CHARACTERS)
 
 
-def test_models_are_told_apart(page):
-    one, two, first = (page.translate("ein hund", name, GREEDY) for name in ("one", "two", ""))
-
-    assert first == one != two
-
-
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
@@ -33,7 +27,6 @@ def test_models_are_told_apart(page):
         (("ja", "three", 1, {}), "one of one, two, got 'three'"),
         (("ja", "one", "1", {}), "between 1 and 1, got '1'"),
         (("ja\nnein", "one", 3, {}), "between 1 and 2, got 3"),
-        (("ja", "one", 1, {"num_beams": 99}), "got 99"),
         (("ja", "one", 1, {"do_sample": True, "top_p": 0}), "`top_p` must be above 0"),
         (("ja", "one", 1, {"target_language": "de"}), "takes no target language, got 'de'"),
     ],
@@ -43,11 +36,10 @@ def test_mistake_is_named(page, arguments, match):
         page.attention(*arguments)
 
 
-@pytest.mark.parametrize(
-    "text", ["", " \n\t", "<b>", "\x00\x01\x1b", "😀👩\u200d🔬", "\ud800", "\u202eab"]
-)
-def test_any_text_has_a_result(page, text):
-    str(page.translate(text, "", GREEDY)).encode("utf-8")
+def test_any_text_has_a_result(page):
+    for text in ("", " \n\t", "\x00\x01\x1b", "😀👩\u200d🔬", "\ud800"):
+        str(page.translate(text, "", GREEDY)).encode("utf-8")
+    assert '"source":"nein"' in page.attention("ja\nnein", "one", 2, GREEDY)
 
 
 def test_program_gets_numbers(page):
@@ -62,10 +54,6 @@ def test_program_gets_numbers(page):
     assert scores == sorted(scores, reverse=True)
     assert len(first["tokens"]) == len(first["probabilities"])
     assert all(0 < probability <= 1 for probability in first["probabilities"])
-
-
-def test_attention_is_that_of_the_line_asked_for(page):
-    assert '"source":"nein"' in page.attention("ja\nnein", "one", 2, GREEDY)
 
 
 def test_file_has_one_line_for_each(page, tmp_path):

@@ -1,7 +1,3 @@
-import gzip
-import json
-import os
-import subprocess
 import sys
 
 import pytest
@@ -83,37 +79,3 @@ def test_table_has_the_difference_to_the_recipe(corpora, monkeypatch):
     assert lines[2] == "| Two words | exact_match | 41.50 | 40.00 | 42.00 | 7.2 | -0.50 |"
     assert lines[3] == "| Others | wer |  |  |  |  |  |"
     assert lines[4:] == ["", "exact_match: unit:line"]
-
-
-@pytest.mark.slow
-def test_each_corpus_is_trained_and_scored_once(plan, tmp_path):
-    for side, lines in (("de", ("ein", "zwei", "drei")), ("en", ("one", "two", "three"))):
-        texts = [f"{first} {second}" for first in lines for second in lines] * 3
-        (tmp_path / "data/raw").mkdir(parents=True, exist_ok=True)
-        path = tmp_path / f"data/raw/pairs.{side}.gz"
-        path.write_bytes(gzip.compress("".join(f"{text}\n" for text in texts).encode()))
-    command = [sys.executable, SCRIPT, plan, "--data", tmp_path / "data", "--minutes", "0.3"]
-    command += ["--output", tmp_path / "runs", "--corpora", "Two*", "--jobs", "2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-
-    def run():
-        finished = subprocess.run(
-            command, capture_output=True, text=True, check=False, env=environment
-        )
-        assert finished.returncode == 0, finished.stderr
-        return finished.stdout
-
-    table = run()
-
-    folder = tmp_path / "runs/two-words"
-    results = [
-        json.loads((folder / run / "results.json").read_text(encoding="utf-8"))[
-            compare_minutes.NAME
-        ]
-        for run in ("rules", "left-out", "recipe")
-    ]
-    cells = [cell.strip() for cell in table.splitlines()[2].split("|")]
-    assert cells[3:6] == [f"{one['exact_match']:.2f}" for one in results]
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*")}
-    assert run() == table
-    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*")}

@@ -61,9 +61,9 @@ def work() -> Recorder:
 @pytest.fixture
 def start(work: Recorder) -> Iterator[object]:
     """Makes a batcher of `work`; each ends with the test."""
-    made: list[Batcher[str, str]] = []
+    made: list[Batcher] = []
 
-    def make(**settings: float) -> Batcher[str, str]:
+    def make(**settings: float) -> Batcher:
         usual = {"max_tokens": 12, "max_delay": 0.0, "max_waiting_characters": 1000}
         made.append(Batcher(work, **{**usual, **settings}))
         return made[-1]
@@ -78,7 +78,7 @@ def start(work: Recorder) -> Iterator[object]:
 def occupied(start, work):
     """A batcher with a request whose batch lasts until the gate opens: what comes waits."""
 
-    def make(**settings: float) -> Batcher[str, str]:
+    def make(**settings: float) -> Batcher:
         work.block()
         batcher = start(**settings)
         batcher.submit("busy", ["busy"])
@@ -248,21 +248,6 @@ def test_cancelled_request_that_is_still_in_the_queue_stops_nobody(occupied, wor
     work.gate.set()
 
     assert batcher.submit("k", ["next"]).result(SECONDS) == [["k:NEXT"]]
-
-
-def test_request_cancelled_during_its_batch_is_not_translated_further(start, work):
-    batcher = start(max_tokens=4)
-    work.block()
-    long = batcher.submit("k", ["four", "more"])
-    work.wait_for_batch()
-
-    long.cancel()
-    beside = batcher.submit("k", ["x"])
-    work.gate.set()
-
-    assert beside.result(SECONDS) == [["k:X"]]
-    assert [texts for _, texts in work.batches] == [["four"], ["x"]]
-    assert batcher.waiting_characters == 0
 
 
 def test_too_many_waiting_characters_are_refused_and_room_comes_back(occupied, work):

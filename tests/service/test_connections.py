@@ -37,7 +37,7 @@ async def app(scope, receive, send):
 
 @pytest.fixture
 def impatient(monkeypatch):
-    monkeypatch.setattr(connections, "SECONDS", 0.3)
+    monkeypatch.setattr(connections, "SECONDS", 0.2)
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +72,8 @@ def is_closed_by_the_server(client):
         b"POST /body HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nhalf",
         # The answer does not wait for the body.
         b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nhalf",
-        GET + b"\r\n" + GET,
     ],
-    ids=["nothing", "half a header", "half a body", "half an ignored body", "after an answer"],
+    ids=["nothing", "half a header", "half a body", "half an ignored body"],
 )
 def test_client_that_keeps_the_server_waiting_is_disconnected(served, impatient, sent):
     with connected(served[1], sent) as client:
@@ -99,11 +98,9 @@ def test_client_that_sends_a_byte_at_a_time_is_disconnected(served, impatient):
     assert not is_open
 
 
-@pytest.mark.parametrize("last", [b"", b"Connection: close\r\n"])
-def test_client_that_does_not_read_is_disconnected(served, impatient, last):
+def test_client_that_does_not_read_is_disconnected(served, impatient):
     server, port = served
-    head = b"GET /large HTTP/1.1\r\nHost: localhost\r\n"
-    with connected(port, head + last + b"\r\n"):
+    with connected(port, b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n"):
         wait_until(lambda: server.server_state.connections)
         wait_until(lambda: not server.server_state.connections)
 
@@ -114,7 +111,7 @@ def test_client_that_makes_progress_is_waited_for(served, impatient):
     with connected(served[1], head) as client:
         for _ in range(5):
             client.sendall(part)
-            time.sleep(0.2)
+            time.sleep(0.1)
 
         assert client.recv(12) == b"HTTP/1.1 200"
 
@@ -124,7 +121,7 @@ def test_request_that_is_being_answered_has_time(served, impatient, monkeypatch)
 
     async def slow(scope, receive, send):
         started.set()
-        await asyncio.sleep(1)
+        await asyncio.sleep(0.4)
         await app(scope, receive, send)
 
     with serving(server_config(slow, log_config=None, lifespan="off")) as (_, port):
@@ -143,7 +140,7 @@ def test_oldest_waiting_connection_makes_room(served, monkeypatch):
 
 
 def test_connections_stay_below_the_limit_of_files(monkeypatch):
-    limits = {256: 64, 1024: 824, 20_000: 4096, resource.RLIM_INFINITY: 4096}
+    limits = {256: 64, 1024: 824, resource.RLIM_INFINITY: 4096}
     for files, most in limits.items():
         monkeypatch.setattr(resource, "getrlimit", lambda _, files=files: (files, files))
 
@@ -174,27 +171,20 @@ POST = b"POST /body HTTP/1.1\r\nHost: a\r\n"
         POST + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
         POST + b"Content-Length: 2\r\nContent-Length: 2\r\n\r\nok",
         POST + b"Content-Length: 2, 2\r\n\r\nok",
-        POST + b"Content-Length: +2\r\n\r\nok",
         POST + b"Content-Length : 2\r\n\r\nok",
-        POST + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
         POST + b"Transfer-Encoding:\r\n chunked\r\n\r\n0\r\n\r\n",
         POST.replace(b"1.1", b"1.0") + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-        POST + b"Content-Type: a/b\r\nContent-Type: c/d\r\n\r\n",
         POST + b"Host: b\r\n\r\n",
         POST.replace(b"\r\n", b"\n") + b"\n",
         POST + b"a: b\rc: d\r\n\r\n",
         b"GET http://other/ HTTP/1.1\r\nHost: a\r\n\r\n",
-        b"GET /#part HTTP/1.1\r\nHost: a\r\n\r\n",
-        b"GET /\\a HTTP/1.1\r\nHost: a\r\n\r\n",
-        b"PRI * HTTP/2.0\r\n\r\n",
     ],
 )
-@pytest.mark.parametrize("first", [b"", GET + b"\r\n"], ids=["alone", "pipelined"])
-def test_request_that_can_be_read_in_two_ways_is_refused(served, first, sent):
-    with connected(served[1], first + sent + GET + b"\r\n") as client:
+def test_request_that_can_be_read_in_two_ways_is_refused(served, sent):
+    with connected(served[1], GET + b"\r\n" + sent + GET + b"\r\n") as client:
         received = b"".join(iter(lambda: client.recv(2**16), b""))
 
-    assert received.count(b"HTTP/1.1 ") == 1 + bool(first)
+    assert received.count(b"HTTP/1.1 ") == 2
     assert b"\r\nconnection: close\r\n" in received.rpartition(b"HTTP/1.1 400 ")[2].lower()
 
 

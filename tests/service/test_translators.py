@@ -79,7 +79,6 @@ def test_model_of_one_direction_has_the_two_languages_of_its_card(folder, card, 
     ("named", "got"),
     [
         ((), "no languages"),
-        (("de",), r"\['de'\]"),
         (("de", "en", "fr"), r"\['de', 'en', 'fr'\]"),
         # It is no YAML.
         (("de", "[" * 3000), "no languages"),
@@ -165,23 +164,10 @@ def test_parts_are_those_that_translator_cuts(folder, monkeypatch):
     assert [bool(found) for found in parts] == [True, True, True, False, False, True]
 
 
-def test_tag_counts_in_the_length_of_a_part(tmp_path):
-    tokenizer = VanillaTransformerTokenizer.train(
-        ["abcdefgh"], vocab_size=30, kind="char", target_languages=["de", "fr"]
-    )
-    folder = save_small_model(tmp_path, tokenizer)
-    translators = translators_of(folder, "en", max_source_length=7)
-
-    (parts,) = translators.cut(translators.kind("en", "de", 0), ["abcdefgh"])
-
-    assert [(part.text, part.tokens) for part in parts] == [("abcde", 7), ("fgh", 5)]
-
-
 @pytest.mark.parametrize(
     ("search", "most"),
     [
         ({"num_beams": 3}, 2),
-        ({"num_beams": 1}, 0),
         ({"do_sample": True}, 9),
         ({"do_sample": True, "mbr_candidates": 4}, 3),
     ],
@@ -195,14 +181,13 @@ def test_alternatives_are_as_many_as_the_search_finds(folder, search, most):
     assert len(found) == 1 + most
 
 
-def test_search_and_limits_are_those_of_the_options(folder):
-    translators = translators_of(
-        folder, "de", "en", num_beams=3, max_source_length=9, max_tokens_per_batch=600
+def test_tag_counts_in_the_length_of_a_part(tmp_path):
+    tokenizer = VanillaTransformerTokenizer.train(
+        ["abcdefgh"], vocab_size=30, kind="char", target_languages=["de", "fr"]
     )
+    folder = save_small_model(tmp_path, tokenizer)
+    translators = translators_of(folder, "en", max_source_length=7)
 
-    made = translators._of(RequestKind(None, None, 1))
+    (parts,) = translators.cut(translators.kind("en", "de", 0), ["abcdefgh"])
 
-    assert (made.search.num_beams, made.search.num_hypotheses) == (3, 2)
-    assert (made.max_source_length, made.max_tokens_per_batch) == (9, 600 // 3)
-    assert made.engine is translators.first.engine
-    assert translators._of(RequestKind(None, None, 1)) is made
+    assert [(part.text, part.tokens) for part in parts] == [("abcde", 7), ("fgh", 5)]

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from transformers.hf_argparser import HfArgumentParser
 
 from vanilla_transformer_tools.settings import AttentionSettings, SearchSettings
+from vanilla_transformer_tools.text.panics import is_panic
 
 if TYPE_CHECKING:
     from vanilla_transformer_tools.translation import Translator
@@ -69,9 +70,7 @@ def run(command: Command, argv: list[str] | None = None) -> None:
             fail(_loss_of_a_process(said))
         raise
     except BaseException as error:
-        # Tokenizers raise it where their Rust code panics, for example at an endless search of a
-        # regular expression.
-        if type(error).__name__ == "PanicException":
+        if is_panic(error):
             fail(f"a library failed at this input, most likely the tokenizer: {error}")
         raise
     finally:

@@ -29,44 +29,31 @@ def push(argv: list[str]) -> None:
         parser.error("--space and --save_space exclude each other: leave one out")
     if settings.web and not settings.space:
         parser.error("--web needs --space, the repository to upload it to")
+    private = settings.private or None
     if settings.save_space:
-        _save_space(Path(settings.save_space), repo_id)
+        from vanilla_transformer_tools.sharing.space import save_space
+
+        save_space(Path(settings.save_space), repo_id)
+        print(f"The page of {repo_id} is in {settings.save_space}; `python app.py` there opens it")
         return
     if not (settings.model or settings.space):
         parser.error("--model needs the folder of a model")
     if settings.model:
-        _push_model(settings, repo_id)
+        from transformers.utils.logging import disable_progress_bar
+
+        from vanilla_transformer_tools.sharing.push import push as push_model
+
+        disable_progress_bar()
+        address = push_model(
+            Path(settings.model),
+            repo_id,
+            private=private,
+            revision=settings.revision,
+            commit_message=settings.commit_message,
+        )
+        print(f"The model is at {address}")
     if settings.space:
-        from vanilla_transformer_tools.sharing.space import push_space, push_static_space
+        from vanilla_transformer_tools.sharing.space import push_space
 
-        private = settings.private or None
-        if settings.web:
-            address = push_static_space(
-                settings.space, Path(settings.web), repo_id, private=private
-            )
-        else:
-            address = push_space(settings.space, repo_id, private=private)
-        print(f"The page is at {address}")
-
-
-def _save_space(folder: Path, model: str) -> None:
-    from vanilla_transformer_tools.sharing.space import save_space
-
-    save_space(folder, model)
-    print(f"The page of {model} is in {folder}; `python app.py` there opens it")
-
-
-def _push_model(settings: PushSettings, repo_id: str) -> None:
-    from transformers.utils.logging import disable_progress_bar
-
-    from vanilla_transformer_tools.sharing.push import push as push_model
-
-    disable_progress_bar()
-    address = push_model(
-        Path(settings.model),
-        repo_id,
-        private=settings.private or None,
-        revision=settings.revision,
-        commit_message=settings.commit_message,
-    )
-    print(f"The model is at {address}")
+        web = Path(settings.web) if settings.web else None
+        print(f"The page is at {push_space(settings.space, repo_id, web=web, private=private)}")

@@ -66,15 +66,16 @@ def serve(argv: list[str]) -> None:
 
 
 def _check(parser: Parser, settings: ServeSettings) -> None:
-    for name in ("max_characters", "max_texts", "max_requests"):
-        if getattr(settings, name) < 1:
-            parser.error(f"--{name} must be at least 1, got {getattr(settings, name)}")
-    if not 0 <= settings.port < 2**16:
-        parser.error(f"--port must be from 0 to {2**16 - 1}, got {settings.port}")
-    if not 0 <= settings.max_delay <= 60_000:
-        parser.error(
-            f"--max_delay must be from 0 to 60000 milliseconds, got {settings.max_delay:g}"
-        )
+    counts = ("max_characters", "max_texts", "max_requests")
+    ranges = {
+        "port": (0, 2**16 - 1, f"from 0 to {2**16 - 1}"),
+        "max_delay": (0, 60_000, "from 0 to 60000 milliseconds"),
+        **{name: (1, float("inf"), "at least 1") for name in counts},
+    }
+    for name, (least, most, words) in ranges.items():
+        value = getattr(settings, name)
+        if not least <= value <= most:
+            parser.error(f"--{name} must be {words}, got {value:g}")
     if settings.max_waiting_characters < settings.max_characters:
         parser.error(
             "--max_waiting_characters must be at least --max_characters, or the longest requests "

@@ -2,20 +2,24 @@
 
 import tempfile
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from math import exp
 from pathlib import Path
 from typing import Any, Self
 
 from vanilla_transformer_tools.compression import without_suffix
-from vanilla_transformer_tools.files import read_lines, write_lines
-from vanilla_transformer_tools.page.examples import find_examples, read_examples
+from vanilla_transformer_tools.files import checksum, read_lines, write_lines
 from vanilla_transformer_tools.page.served_model import LINES_AT_A_TIME, Choices, ServedModel
+from vanilla_transformer_tools.saved_folder import read_card_metadata, read_run
 from vanilla_transformer_tools.translation.segments import without_surrogates
 
 # A page of more would keep its reader waiting; a file may be longer.
 MOST_CHARACTERS = 5_000
 # Bytes of a file, and of its text where it is packed: its lines are read into memory.
 LARGEST_FILE = 20 * 2**20
+MOST_EXAMPLES = 6
+# A longer line would not fit on a button.
+_LONGEST_EXAMPLE = 200
 
 
 class Page:
@@ -169,3 +173,40 @@ def lines_of(text: str) -> list[str]:
             "it, or translate it as a file."
         )
     return without_surrogates(text).replace("\r\n", "\n").split("\n")
+
+
+def find_examples(name: str) -> list[str]:
+    """Examples of a model: those of its card, else the first lines of its validation data.
+
+    Args:
+        name: Folder or Hub name. Its validation data are found beside it, or in the working folder,
+            and recognised by the checksum that its training recorded.
+    """
+    # Where the Hub looks for examples, too.
+    widgets = read_card_metadata(name).get("widget")
+    texts = [
+        widget.get("text")
+        for widget in (widgets if isinstance(widgets, list) else [])
+        if isinstance(widget, dict)
+    ]
+    if texts := [text for text in texts if isinstance(text, str) and text.strip()]:
+        return texts[:MOST_EXAMPLES]
+    run = read_run(name)
+    source, *_ = (run.get("settings") or {}).get("validation") or [""]
+    recorded = (run.get("sha256") or {}).get(source)
+    for place in (Path(), Path(name), Path(name).parent):
+        file = place / source
+        if recorded and file.is_file() and checksum(file) == recorded:
+            return read_examples(str(file))
+    return []
+
+
+def read_examples(path: str) -> list[str]:
+    """The first lines of a file that are neither blank nor long.
+
+    Raises:
+        ValueError: If it cannot be read as text.
+        OSError: If it is not there.
+    """
+    lines = (line for line in read_lines(path) if line.strip() and len(line) <= _LONGEST_EXAMPLE)
+    return list(islice(lines, MOST_EXAMPLES))

@@ -13,6 +13,7 @@ from vanilla_transformer_tools.inspection.attention_page import attention_page
 from vanilla_transformer_tools.page.word_links import LinkedPair, link_parts
 from vanilla_transformer_tools.saved_folder import read_generation_config
 from vanilla_transformer_tools.text.languages import offered_languages
+from vanilla_transformer_tools.text.panics import is_panic
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.translation import Translation, Translator
 from vanilla_transformer_tools.translation.engines import TorchEngine
@@ -247,14 +248,13 @@ class ServedModel:
         """A reader's turn with the model.
 
         Raises:
-            ValueError: If a tokenizer panics at a text. Its exception is no `Exception`, and would
-                end the queue of the page.
+            ValueError: If a tokenizer panics at a text, which would end the queue of the page.
         """
         with self._lock:
             try:
                 yield
             except BaseException as error:
-                if type(error).__name__ != "PanicException":
+                if not is_panic(error):
                     raise
                 raise ValueError(f"The tokenizer of {self.name!r} failed: {error}") from error
 

@@ -17,7 +17,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from vanilla_transformer_tools.service.batcher import Batcher, ClosedError, QueueFullError
+from vanilla_transformer_tools.service.batcher import Batcher, ClosedError, QueueFullError, Results
 from vanilla_transformer_tools.service.callers import LOOPBACK_HOSTS, OwnOrigin
 from vanilla_transformer_tools.service.connections import report_failed_accepts_once
 from vanilla_transformer_tools.service.languages import AUTOMATIC
@@ -64,7 +64,7 @@ class Service:
         self.limits = limits
         self.metrics = translators.metrics
         self.open_requests = 0
-        self.batcher: Batcher[RequestKind, tuple[str, ...]] = Batcher(
+        self.batcher = Batcher(
             translators,
             max_tokens=translators.first.max_tokens_per_batch,
             max_delay=max_delay,
@@ -115,10 +115,9 @@ class Service:
             raise RefusedError(400, str(error)) from error
         try:
             future = self.batcher.submit(kind, [line for lines, _ in split for line in lines])
-        except QueueFullError as error:
-            raise RefusedError(429, str(error)) from error
-        except ClosedError as error:
-            raise RefusedError(503, str(error)) from error
+        except (QueueFullError, ClosedError) as error:
+            status = 429 if isinstance(error, QueueFullError) else 503
+            raise RefusedError(status, str(error)) from error
         try:
             parts = iter(await _result(request, future))
         except ClientDisconnect:
@@ -291,9 +290,7 @@ async def _read_body(request: Request, max_bytes: int) -> bytes:
     return bytes(body)
 
 
-async def _result(
-    request: Request, future: Future[list[list[tuple[str, ...]]]]
-) -> list[list[tuple[str, ...]]]:
+async def _result(request: Request, future: Future[Results]) -> Results:
     """What the batcher finds, unless the client leaves before that.
 
     Raises:

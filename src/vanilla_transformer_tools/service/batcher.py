@@ -8,14 +8,14 @@ from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
 logger = logging.getLogger(__name__)
 
-Kind = TypeVar("Kind", bound=Hashable)
-KindOf = TypeVar("KindOf", bound=Hashable, contravariant=True)
-Result = TypeVar("Result")
-ResultOf = TypeVar("ResultOf", covariant=True)
+# The best translation of a part of a line, and the alternatives.
+Result = tuple[str, ...]
+# Results of the parts of each line, in order.
+Results = list[list[Result]]
 
 
 class QueueFullError(Exception):
@@ -34,18 +34,18 @@ class Part:
     tokens: int
 
 
-class Work(Protocol[KindOf, ResultOf]):
+class Work(Protocol):
     """What a batcher has done in its thread, for requests of one kind at a time."""
 
-    def cut(self, kind: KindOf, lines: Sequence[str]) -> list[list[Part]]:
+    def cut(self, kind: Any, lines: Sequence[str]) -> list[list[Part]]:
         """The parts of each line; none for a blank one."""
 
-    def translate(self, kind: KindOf, texts: Sequence[str]) -> Sequence[ResultOf]:
+    def translate(self, kind: Any, texts: Sequence[str]) -> Sequence[Result]:
         """A result for each text."""
 
 
 @dataclass(eq=False)
-class _Request(Generic[Kind, Result]):
+class _Request:
     """What was submitted, and how far it is.
 
     Attributes:
@@ -55,13 +55,13 @@ class _Request(Generic[Kind, Result]):
         results: Results of the parts of each line, in order, because batches take parts in order.
     """
 
-    kind: Kind
+    kind: Hashable
     lines: Sequence[str]
     arrived: float
-    answer: Future[list[list[Result]]] = field(default_factory=Future)
+    answer: Future[Results] = field(default_factory=Future)
     is_cut: bool = False
     parts: deque[tuple[int, Part]] = field(default_factory=deque)
-    results: list[list[Result]] = field(default_factory=list)
+    results: Results = field(default_factory=list)
 
     @property
     def characters(self) -> int:
@@ -73,7 +73,7 @@ class _Request(Generic[Kind, Result]):
             _settle(self.answer.set_result, self.results)
 
 
-class Batcher(Generic[Kind, Result]):
+class Batcher:
     """Collects requests, and has those of one kind translated together in a thread of its own.
 
     A batch takes one part from each waiting request in turn, so a long request delays short ones by
@@ -91,7 +91,7 @@ class Batcher(Generic[Kind, Result]):
 
     def __init__(
         self,
-        work: Work[Kind, Result],
+        work: Work,
         *,
         max_tokens: int,
         max_delay: float,
@@ -105,14 +105,14 @@ class Batcher(Generic[Kind, Result]):
         self.least_tokens = least_tokens
         self.waiting_characters = 0
         # Oldest first; a dict, since any of them may be cancelled.
-        self._waiting: dict[_Request[Kind, Result], None] = {}
+        self._waiting: dict[_Request, None] = {}
         self._is_closing = False
         self._changed = threading.Condition()
         # A daemon, so that a process that is forced to end does not wait for a batch.
         self._thread = threading.Thread(target=self._run, name="batcher", daemon=True)
         self._thread.start()
 
-    def submit(self, kind: Kind, lines: Sequence[str]) -> Future[list[list[Result]]]:
+    def submit(self, kind: Hashable, lines: Sequence[str]) -> Future[Results]:
         """Queues lines; the future holds the results of the parts of each line.
 
         Args:
@@ -123,7 +123,7 @@ class Batcher(Generic[Kind, Result]):
             QueueFullError: If more would wait than is allowed.
             ClosedError: After `close`.
         """
-        request: _Request[Kind, Result] = _Request(kind, lines, time.monotonic())
+        request = _Request(kind, lines, time.monotonic())
         request.answer.add_done_callback(lambda _: self._forget(request))
         with self._changed:
             if self._is_closing:
@@ -158,7 +158,7 @@ class Batcher(Generic[Kind, Result]):
             self._changed.notify()
         self._thread.join()
 
-    def _forget(self, request: _Request[Kind, Result]) -> None:
+    def _forget(self, request: _Request) -> None:
         with self._changed:
             self._waiting.pop(request, None)
             self.waiting_characters -= request.characters
@@ -176,7 +176,7 @@ class Batcher(Generic[Kind, Result]):
                 for request in list(self._waiting):
                     _settle(request.answer.set_exception, _as_exception(error))
 
-    def _next_batch(self) -> dict[_Request[Kind, Result], list[tuple[int, Part]]]:
+    def _next_batch(self) -> dict[_Request, list[tuple[int, Part]]]:
         """Waits for a batch: the parts of each request in it; none once all is done."""
         while True:
             with self._changed:
@@ -196,18 +196,16 @@ class Batcher(Generic[Kind, Result]):
             if uncut:
                 _attempt(self._cut, uncut)
 
-    def _fills_a_batch(self, requests: list[_Request[Kind, Result]]) -> bool:
+    def _fills_a_batch(self, requests: list[_Request]) -> bool:
         tokens = sum(self._tokens(part) for request in requests for _, part in request.parts)
         return tokens >= self.max_tokens
 
     def _tokens(self, part: Part) -> int:
         return max(part.tokens, self.least_tokens)
 
-    def _take(
-        self, requests: list[_Request[Kind, Result]]
-    ) -> dict[_Request[Kind, Result], list[tuple[int, Part]]]:
+    def _take(self, requests: list[_Request]) -> dict[_Request, list[tuple[int, Part]]]:
         """Takes the parts of a batch out of requests of one kind, whose lines are cut."""
-        batch: dict[_Request[Kind, Result], list[tuple[int, Part]]] = {}
+        batch: dict[_Request, list[tuple[int, Part]]] = {}
         tokens = 0
         turns = deque(requests)
         while turns:
@@ -226,7 +224,7 @@ class Batcher(Generic[Kind, Result]):
                 self._waiting[request] = None
         return batch
 
-    def _cut(self, requests: Sequence[_Request[Kind, Result]]) -> None:
+    def _cut(self, requests: Sequence[_Request]) -> None:
         lines = [line for request in requests for line in request.lines]
         cut = iter(self.work.cut(requests[0].kind, lines))
         for request in requests:
@@ -237,8 +235,8 @@ class Batcher(Generic[Kind, Result]):
             # Nothing is left to do for blank lines alone.
             request.finish()
 
-    def _translate(self, batch: dict[_Request[Kind, Result], list[tuple[int, Part]]]) -> None:
-        def translate(requests: Sequence[_Request[Kind, Result]]) -> None:
+    def _translate(self, batch: dict[_Request, list[tuple[int, Part]]]) -> None:
+        def translate(requests: Sequence[_Request]) -> None:
             places = [(request, *taken) for request in requests for taken in batch[request]]
             texts = [part.text for _, _, part in places]
             results = list(self.work.translate(requests[0].kind, texts))
@@ -252,9 +250,7 @@ class Batcher(Generic[Kind, Result]):
             _attempt(translate, open_requests)
 
 
-def _attempt(
-    step: Callable[[Sequence[_Request[Any, Any]]], None], requests: Sequence[_Request[Any, Any]]
-) -> None:
+def _attempt(step: Callable[[Sequence[_Request]], None], requests: Sequence[_Request]) -> None:
     """Takes a step for all requests at once or, if that fails, for each of them alone."""
     try:
         step(requests)

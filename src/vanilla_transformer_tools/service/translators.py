@@ -1,12 +1,21 @@
-"""What the batches of a service are done with: a translator for each kind of request."""
+"""What the batches of a service are done with: a translator for each kind of request, counted."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 
 from vanilla_transformer_tools.service.batcher import Part
 from vanilla_transformer_tools.service.languages import ServedLanguages
-from vanilla_transformer_tools.service.metrics import Metrics
 from vanilla_transformer_tools.translation.marks import can_align, cut_marked_lines
 from vanilla_transformer_tools.translation.translator import Translator
 
@@ -14,6 +23,50 @@ from vanilla_transformer_tools.translation.translator import Translator
 _MOST_TRANSLATORS = 16
 # Of one request, with sampling; beams have as many as they are wide.
 _MOST_SAMPLES = 10
+
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_LINES = tuple(2**power for power in range(11))
+
+
+class Metrics:
+    """Counters of one service."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        # Memory and processor time.
+        ProcessCollector(registry=self.registry)
+        own: dict[str, Any] = {"namespace": "vanilla_transformer", "registry": self.registry}
+        self.requests = Counter(
+            "requests",
+            "Requests by path and status; 499: the client closed the connection.",
+            ("path", "status"),
+            **own,
+        )
+        self.request_seconds = Histogram(
+            "request_seconds",
+            "Seconds from a translation request's header to its answer.",
+            buckets=_SECONDS,
+            **own,
+        )
+        self.batch_lines = Histogram(
+            "batch_lines", "Lines, or pieces of long ones, of a batch.", buckets=_LINES, **own
+        )
+        self.batch_seconds = Histogram(
+            "batch_seconds", "Seconds in which a batch was translated.", buckets=_SECONDS, **own
+        )
+        self.unknown_tokens = Counter(
+            "unknown_tokens",
+            "Unknown tokens of translations, shown as <unk> or replaced by source words.",
+            **own,
+        )
+        self.waiting_characters = Gauge(
+            "waiting_characters", "Characters of all requests that are not answered yet.", **own
+        )
+
+    def text(self) -> bytes:
+        """All of them, as `/metrics` shows them."""
+        return generate_latest(self.registry)
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ def record_results(folder: Path, name: str, scores: dict[str, Any]) -> None:
     results = {**before, name: scores}
     write_lines(folder / RESULTS_FILE, [json.dumps(results, indent=2, ensure_ascii=False)])
     if is_ours(folder):
-        write_model_card(folder, _scores_of_card(folder, before))
+        write_model_card(folder, _signed(before))
 
 
 def is_ours(folder: Path) -> bool:
@@ -93,10 +93,9 @@ def forget_results(folder: Path) -> None:
     earlier = read_results(folder)
     if not earlier:
         return
-    forgotten = _scores_of_card(folder, earlier)
     (folder / RESULTS_FILE).unlink()
     if is_ours(folder) and (folder / CARD_FILE).exists():
-        write_model_card(folder, forgotten)
+        write_model_card(folder, _signed(earlier))
 
 
 def write_model_card(folder: Path, forgotten: Collection[tuple[str, str]] = ()) -> None:
@@ -213,7 +212,8 @@ def _merged_index(
     """A card's `model-index` with our results, followed by those that a person added."""
     first, *others = theirs
     results = list(ours[0]["results"]) if ours else []
-    known = {*_names_of_scores(ours), *forgotten}
+    known = {(one["dataset"]["name"], each["type"]) for one in results for each in one["metrics"]}
+    known |= {*forgotten}
     for result in first["results"]:
         added = [
             metric
@@ -225,20 +225,14 @@ def _merged_index(
     return [*([{**first, "results": results}] if results else []), *others]
 
 
-def _scores_of_card(folder: Path, results: dict[str, Any]) -> set[tuple[str, str]]:
-    """Test set and metric of each score that our card has of these results."""
-    card = REGEX_YAML_BLOCK.search(_filled_template(folder, folder.resolve().name, results))
-    return _names_of_scores(parse_yaml(card[2]).get("model-index", []) if card else [])
-
-
-def _names_of_scores(index: list[dict[str, Any]]) -> set[tuple[str, str]]:
-    """Test set and metric of each score of the first model of a `model-index`."""
-    return {
-        (result["dataset"]["name"], metric["type"])
-        for model in index[:1]
-        for result in model["results"]
-        for metric in result["metrics"]
-    }
+def _signed(results: dict[str, Any]) -> list[tuple[str, str]]:
+    """Test set and metric of each score that can be repeated, which the metadata of a card has."""
+    return [
+        (test_set, metric)
+        for test_set, scores in results.items()
+        for metric in METRIC_TITLES
+        if f"{metric}_signature" in scores
+    ]
 
 
 def _load(file: Path) -> dict[str, Any]:
@@ -253,13 +247,7 @@ def _filled_template(folder: Path, name: str, results: dict[str, Any]) -> str:
     origin = run.get("imported_from")
     # An import has no settings of a training.
     is_new = bool(settings) and not settings.get("init_from")
-    # The others cannot be repeated.
-    signed = [
-        (test_set, metric, scores)
-        for test_set, scores in results.items()
-        for metric in METRIC_TITLES
-        if f"{metric}_signature" in scores
-    ]
+    signed = [(test_set, metric, results[test_set]) for test_set, metric in _signed(results)]
     data = ModelCardData(
         language=settings.get("language") or None,
         license=settings.get("license"),

@@ -1,7 +1,7 @@
 """A page for a shared model on the Hugging Face Hub: the files of a Space."""
 
 import re
-from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from importlib import metadata
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from huggingface_hub import CommitOperationAdd, HfApi
 
-from vanilla_transformer_tools.files import delete, written_whole
+from vanilla_transformer_tools.files import naming_full_disk, scratch_folder
 from vanilla_transformer_tools.saved_folder import CARD_FILE
 from vanilla_transformer_tools.sharing.push import check_token, refuse_disclosures
 
@@ -68,50 +68,75 @@ def save_space(folder: Path, model: str) -> list[Path]:
 
     Raises:
         ValueError: If there is something in the folder, or `space_files` refuses the model.
-        OSError: If they cannot be written; the folder is empty then.
+        OSError: If they cannot be written; there is no folder then.
     """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(
+            f"--save_space needs an empty folder, got {str(folder)!r}. Name a new one."
+        )
     contents = space_files(model)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OSError(
             f"The Space cannot be written to {str(folder)!r}: {error.strerror}. Choose another "
             "folder."
         ) from error
-    if any(folder.iterdir()):
-        raise ValueError(
-            f"--save_space needs an empty folder, got {str(folder)!r}. Name a new one."
-        )
-    try:
+    with (
+        naming_full_disk(folder.parent, f"the Space {folder.name!r}"),
+        scratch_folder(folder.parent, f".{folder.name}.new-") as scratch,
+    ):
+        made = scratch / "space"
         for name, content in contents.items():
-            path = folder / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with written_whole(path) as temporary:
-                temporary.write_bytes(content)
-    except BaseException:
-        # A part of them would only be in the way of the next attempt.
-        for name in {name.partition("/")[0] for name in contents}:
-            delete(folder / name)
-        raise
+            (made / name).parent.mkdir(parents=True, exist_ok=True)
+            (made / name).write_bytes(content)
+        made.replace(folder)
     return [folder / name for name in contents]
 
 
-def push_static_space(space: str, folder: Path, model: str, *, private: bool | None = None) -> str:
-    """Uploads a page of `export --format web` in one commit; it needs no server of its own.
+def push_space(
+    space: str, model: str, *, web: Path | None = None, private: bool | None = None
+) -> str:
+    """Uploads a page of a model in one commit.
 
     Args:
         space: Repository of the Space, `user/name`; made where there is none.
-        folder: Of the page.
         model: Repository of the model.
+        web: Folder of a page that `export --format web` made, which needs no server; None: the page
+            of `space_files`.
         private: Whether a new Space is private; None: the default of the owner's account.
 
     Returns:
         The address of the Space.
 
     Raises:
-        ValueError: If the folder holds no page, a link, a secret or a home directory.
+        ValueError: If `space_files` refuses the model, or the folder holds no page, a link, a
+            secret or a home directory.
         LocalTokenNotFoundError: If nobody is logged in.
         HfHubHTTPError: If the Hub refuses the repository or the commit.
+    """
+    contents = _web_files(web, model) if web else space_files(model)
+    check_token()
+    api = HfApi()
+    repository = api.create_repo(
+        space,
+        repo_type="space",
+        space_sdk="static" if web else "gradio",
+        private=private,
+        exist_ok=True,
+    )
+    operations = [CommitOperationAdd(name, content) for name, content in contents.items()]
+    api.create_commit(
+        repository.repo_id, operations, commit_message=f"Page of {model}", repo_type="space"
+    )
+    return str(repository)
+
+
+def _web_files(folder: Path, model: str) -> dict[str, bytes]:
+    """The files of a page that `export --format web` made, with a card.
+
+    Raises:
+        ValueError: If the folder holds no page, a link, a secret or a home directory.
     """
     if not (folder / "index.html").is_file() or not (folder / "model").is_dir():
         raise ValueError(
@@ -124,61 +149,18 @@ def push_static_space(space: str, folder: Path, model: str, *, private: bool | N
     contents = {
         name: path.read_bytes()
         for name, path in found.items()
-        if path.is_file() and name != CARD_FILE and not re.search(r"(^|/)\.", name)
+        if path.is_file() and not re.search(r"(^|/)\.", name)
     }
-    # Those of runtime/ are of released packages.
-    own = {name: content for name, content in contents.items() if not name.startswith("runtime/")}
-    refuse_disclosures(str(folder), dict(_texts(own)))
-    check_token()
-    api = HfApi()
-    repository = api.create_repo(
-        space, repo_type="space", space_sdk="static", private=private, exist_ok=True
-    )
-    card = _front_matter(_described(model, sdk="static", short_description="Runs in your browser"))
-    operations = [CommitOperationAdd(name, content) for name, content in contents.items()]
-    operations.append(CommitOperationAdd(CARD_FILE, card.encode()))
-    api.create_commit(
-        repository.repo_id, operations, commit_message=f"Page of {model}", repo_type="space"
-    )
-    return str(repository)
-
-
-def _texts(contents: Mapping[str, bytes]) -> Iterator[tuple[str, str]]:
-    """Files that hold text, by name."""
+    described = _described(model, sdk="static", short_description="Runs in your browser")
+    contents[CARD_FILE] = _front_matter(described).encode()
+    texts = {}
     for name, content in contents.items():
-        try:
-            yield name, content.decode("utf-8")
-        except UnicodeDecodeError:
-            continue
-
-
-def push_space(space: str, model: str, *, private: bool | None = None) -> str:
-    """Uploads the files of `space_files` in one commit.
-
-    Args:
-        space: Repository of the Space, `user/name`; made where there is none.
-        model: Repository of the model.
-        private: Whether a new Space is private; None: the default of the owner's account.
-
-    Returns:
-        The address of the Space.
-
-    Raises:
-        ValueError: If `space_files` refuses the model.
-        LocalTokenNotFoundError: If nobody is logged in.
-        HfHubHTTPError: If the Hub refuses the repository or the commit.
-    """
-    contents = space_files(model)
-    check_token()
-    api = HfApi()
-    repository = api.create_repo(
-        space, repo_type="space", space_sdk="gradio", private=private, exist_ok=True
-    )
-    operations = [CommitOperationAdd(name, content) for name, content in contents.items()]
-    api.create_commit(
-        repository.repo_id, operations, commit_message=f"Page of {model}", repo_type="space"
-    )
-    return str(repository)
+        # Those of runtime/ are of released packages.
+        if not name.startswith("runtime/"):
+            with suppress(UnicodeDecodeError):
+                texts[name] = content.decode("utf-8")
+    refuse_disclosures(str(folder), texts)
+    return contents
 
 
 def _requirements() -> list[str]:
