@@ -13,8 +13,8 @@ from vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
 from vanilla_transformer_tools.settings import PRESETS, TrainSettings
-from vanilla_transformer_tools.training import batch_size as module
-from vanilla_transformer_tools.training.batch_size import (
+from vanilla_transformer_tools.training import plan as module
+from vanilla_transformer_tools.training.plan import (
     PLANNED_SHARE,
     choose_batch_size,
     estimated_memory,
