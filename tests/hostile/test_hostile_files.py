@@ -284,8 +284,3 @@ def test_hostile_file_is_refused_in_a_sentence(case, place, run, monkeypatch):
         assert word not in outcome.out + outcome.err
     assert not (place / "OUT/config.json").exists()
     assert not list(place.glob(".OUT*"))
-
-
-def test_table_is_long_enough():
-    assert len(CASES) >= 150
-    assert len({case.name for case in CASES}) == len(CASES)

@@ -53,11 +53,6 @@ def tokenizer():
     return train_tokenizer()
 
 
-@pytest.fixture(scope="module")
-def plain_tokenizer():
-    return VanillaTransformerTokenizer.train(SPELLED, vocab_size=300)
-
-
 # The vocabulary
 
 
@@ -96,11 +91,6 @@ def test_vocabulary_size_counts_the_tags(kind):
     assert sorted(tokenizer.get_vocab().values()) == list(range(size))
 
 
-def test_vocabulary_that_tags_leave_no_room_is_refused():
-    with pytest.raises(ValueError, match=r"at least 264 .* 6 special tokens .* got 263"):
-        VanillaTransformerTokenizer.train(["a"], vocab_size=263, target_languages=LANGUAGES)
-
-
 def test_tags_survive_saving_where_the_package_is_absent(tokenizer, tmp_path):
     tokenizer.save_pretrained(tmp_path)
 
@@ -134,12 +124,6 @@ def test_language_without_a_proper_name_is_refused(language):
 def test_language_that_the_model_does_not_know_is_refused_with_those_it_knows(tokenizer, language):
     with pytest.raises(ValueError, match=f"those of the model, de, zh-Hans, got {language!r}"):
         language_prefix(tokenizer, language)
-
-
-def test_language_is_refused_by_a_model_of_one_direction(plain_tokenizer):
-    assert language_prefix(plain_tokenizer, None) == []
-    with pytest.raises(ValueError, match="takes no target language, got 'de'"):
-        language_prefix(plain_tokenizer, "de")
 
 
 # Pairs
@@ -186,20 +170,6 @@ def test_tsv_line_without_a_tag_is_refused(write, line, tabs):
         load_pairs(ParallelText((path,), tag_column="tag"))
 
 
-def test_missing_tag_column_is_refused_with_its_option(tmp_path):
-    text = ParallelText((write_jsonl(tmp_path),), tag_column="language")
-
-    with pytest.raises(
-        ValueError, match=r"no column 'language'.* and `tag_column` from: .*to.code"
-    ):
-        load_pairs(text)
-
-
-def test_tag_column_of_two_files_is_refused():
-    with pytest.raises(ValueError, match="got the `tag_column` 'to' for 'a' and 'b'"):
-        ParallelText(("a", "b"), tag_column="to")
-
-
 def tagged(*rows):
     return Dataset.from_list(
         [dict(zip(("source", "target", "tag"), row, strict=True)) for row in rows]
@@ -231,11 +201,6 @@ def test_tag_counts_as_a_token_and_survives_truncation():
     assert truncated == 1
     sources = map(tokenizer.convert_ids_to_tokens, tokenized["input_ids"])
     assert list(sources) == [["<2de>", "a", "b", "</s>"]] * 2
-
-
-def test_length_that_leaves_no_room_beside_the_tag_is_refused(tokenizer):
-    with pytest.raises(ValueError, match=r"at least 3, .* after a tag, got 2"):
-        tokenize_pairs(tagged(("a", "b", "de")), TokenizerPair.joint(tokenizer), max_length=2)
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.5])
@@ -278,14 +243,6 @@ def test_filters_keep_the_tags():
     assert kept[:] == {"source": ["a"], "target": ["b"], "tag": ["en"]}
 
 
-def test_overlap_reads_evaluation_files_with_tags(write):
-    settings = TrainSettings(filter_overlap=[write("test.tsv", "a\tb\tde")], tag_column="tag")
-
-    rules = drop_rules(settings, None)
-
-    assert filter_pairs(tagged(("c", "b", "en"), ("c", "d", "en")), rules).dropped == {"overlap": 1}
-
-
 # A model of two languages
 
 
@@ -311,13 +268,6 @@ def texts(translator):
     return [translation.text for translation in translator.translate(digits)]
 
 
-@pytest.mark.parametrize("language", NUMBERS)
-def test_model_translates_into_the_language_of_the_tag(model_folder, language):
-    translator = Translator.from_pretrained(str(model_folder), target_language=language)
-
-    assert texts(translator) == NUMBERS[language]
-
-
 def test_tags_are_words_of_the_source_alone_when_vocabularies_are_separate(tmp_path):
     settings = TrainSettings(
         train=[write_tsv(tmp_path)],
@@ -339,43 +289,9 @@ def test_tags_are_words_of_the_source_alone_when_vocabularies_are_separate(tmp_p
     assert next(translator.translate(["3"])).source_tokens[0] == "<2en>"
 
 
-def test_validation_in_training_uses_the_tags(model_folder):
-    assert read_json(model_folder / "results.json")["validation"]["exact_match"] == 100
-
-
 def test_translator_refuses_a_language_with_those_of_the_model(model_folder):
     with pytest.raises(ValueError, match=r"those of the model, de, en, got None"):
         Translator.from_pretrained(str(model_folder))
-
-
-def test_details_show_the_tag_as_a_token_of_the_source(model_folder):
-    translator = Translator.from_pretrained(str(model_folder), target_language="en", details=True)
-
-    (translation,) = translator.translate(["3"])
-    assert translation.source_tokens == ("<2en>", "3", "</s>")
-
-
-def test_longest_output_counts_the_tag(model_folder, monkeypatch):
-    translator = Translator.from_pretrained(
-        str(model_folder), target_language="en", max_extra_tokens=5
-    )
-    limits = []
-    search = translator.engine.translate_batch
-    monkeypatch.setattr(
-        translator.engine,
-        "translate_batch",
-        lambda *given: limits.extend(given[2]) or search(*given),
-    )
-
-    list(translator.translate(["3"]))
-
-    # Tag, digit and `</s>`.
-    assert limits == [3 + 5]
-
-
-def test_limit_that_leaves_no_room_beside_the_tag_is_refused(model_folder):
-    with pytest.raises(ValueError, match=r"at least 3, .* after a tag, got 2"):
-        Translator.from_pretrained(str(model_folder), target_language="en", max_source_length=2)
 
 
 def test_ctranslate2_translates_into_the_language_of_the_tag(model_folder, tmp_path):

@@ -1,6 +1,5 @@
 """Token ids of pairs: those of the tokenizer, in whatever way they are computed."""
 
-import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -209,13 +208,6 @@ def test_tokenizing_tells_a_full_disk(tmp_path, tokenizer):
         pytest.raises(OSError, match=r"no room for the token ids of the pairs in .* TMPDIR"),
     ):
         tokenize_pairs(pairs, TokenizerPair.joint(tokenizer), max_length=10)
-
-
-def test_tokenizing_prints_nothing_without_a_terminal(abc_pairs, tokenizer, capfd):
-    tokenize_pairs(abc_pairs, TokenizerPair.joint(tokenizer), max_length=4)
-
-    assert capfd.readouterr() == ("", "")
-    assert not datasets.are_progress_bars_disabled()
 
 
 def test_pair_lengths_count_tokens_in_the_order_of_the_dataset(abc_pairs, tokenizer):

@@ -75,14 +75,6 @@ def test_damaged_tokenizer_is_told_in_one_line(tmp_path, side, name, content):
         TokenizerPair.from_pretrained(folder)
 
 
-def test_tokenizer_of_which_only_the_config_is_left_is_told_in_one_line(tmp_path):
-    folder = save_latin_to_greek(tmp_path)
-    (tmp_path / "tokenizer.json").unlink()
-
-    with pytest.raises(ValueError, match=rf"^[^\n]*{folder}[^\n]* Restore [^\n]*$"):
-        TokenizerPair.from_pretrained(folder)
-
-
 @pytest.mark.parametrize("changes", [{}, TWO_TABLES], ids=["one_table", "two_tables"])
 def test_one_vocabulary_has_one_tokenizer_whatever_the_tables(tmp_path, changes):
     build_variant(**changes).save_pretrained(tmp_path)

@@ -101,22 +101,6 @@ def test_most_defaults_of_captions_stay():
     }
 
 
-CHARACTERS = {
-    "tokenizer_kind": "char",
-    "preset": "tiny",
-    "vocab_size": 10_000,
-    "config": [],
-    "max_tokens_per_batch": None,
-}
-
-
-def test_characters_apart_make_passes_longer():
-    apart, whole = (WORDS.passes({**CHARACTERS, "unicode_form": form}) for form in ("NFKD", "NFC"))
-
-    # Two ends, and 132 characters that are 198 parts.
-    assert whole / apart == pytest.approx(200 / 134)
-
-
 def test_evaluations_are_spread_over_the_updates():
     values = decided(CAPTIONS)
 
@@ -147,13 +131,6 @@ def test_cost_is_that_of_the_sizes_in_the_config():
     assert as_many == fewer
 
 
-@pytest.mark.parametrize(("preset", "cost"), [("tiny", 1), ("small", 24), ("base", 34)])
-def test_cost_of_a_preset_is_that_of_the_docs(preset, cost):
-    batches = 30 * 60 * 10_000 * 0.85 / cost / 7
-
-    assert CAPTIONS.batches({"preset": preset, "config": []}, 7) == pytest.approx(batches)
-
-
 # 20 ms to launch the kernels of a batch, and 50 with Trainer's work.
 ON_A_GPU = dataclasses.replace(
     CAPTIONS, device="cuda", minutes=2, speed=3e6, seconds_per_batch=0.02
@@ -179,24 +156,6 @@ def test_batch_grows_on_a_gpu_while_it_takes_hardly_longer(changes, tokens, rate
     values = decided(dataclasses.replace(ON_A_GPU, **changes))
 
     assert (values["max_tokens_per_batch"], values["learning_rate"]) == (tokens, rate)
-
-
-@pytest.mark.parametrize(("preset", "fixed", "cost"), [("tiny", 0.05, 1), ("base", 0.075, 9)])
-def test_batch_takes_time_by_its_layers_and_by_its_tokens_on_a_gpu(preset, fixed, cost):
-    batches = 2 * 60 * 0.85 / (fixed + cost * 30_000 / 3e6)
-
-    found = ON_A_GPU.batches({"preset": preset, "config": []}, 30_000)
-    assert found == pytest.approx(batches)
-
-
-@pytest.mark.parametrize(("pairs", "tokens"), [(29_000, 32_768), (9000, 9000 * 35 / 16)])
-def test_passes_on_a_gpu_are_those_of_the_batches_that_are_chosen(pairs, tokens):
-    stats = dataclasses.replace(ON_A_GPU, pairs=pairs)
-    chosen = {**CHARACTERS, "tokenizer_kind": "bpe", "unicode_form": None}
-
-    batches = stats.batches(chosen, tokens)
-
-    assert stats.passes(chosen) == pytest.approx(batches * tokens / (35 * pairs))
 
 
 def test_given_options_are_left_alone_and_later_rules_follow_them():
@@ -236,13 +195,6 @@ def with_saved_tokenizer(folder, **options):
     lines = ["the old man sleeps , yes ."] * 3
     VanillaTransformerTokenizer.train(lines, vocab_size=300, **options).save_pretrained(folder)
     return dataclasses.replace(SETTINGS, tokenizer=str(folder))
-
-
-def test_saved_tokenizers_stay_as_they_are(tmp_path):
-    values = decided(WORDS, (), with_saved_tokenizer(tmp_path, kind="char"))
-
-    assert not {"tokenizer_kind", "unicode_form", "vocab_size"} & values.keys()
-    assert "dropout" in values
 
 
 @pytest.mark.parametrize(

@@ -43,10 +43,6 @@ def test_pairs_beyond_those_examined_are_counted(monkeypatch):
     assert (stats.pairs, stats.distinct_words) == (3, 3)
 
 
-def test_third_column_is_no_text():
-    assert stats_of(("a", "b", "de")).distinct_words == 2
-
-
 @pytest.mark.parametrize(
     ("seconds", "speed"),
     [

@@ -120,14 +120,6 @@ def with_lora(model: Model, **changes: object) -> Model:
     return model
 
 
-def test_adapters_alone_are_trained(tiny_model):
-    left = trained(with_lora(tiny_model))
-
-    # Two encoder layers of four linear maps and three decoder layers of seven.
-    assert len(left) == 2 * (2 * 4 + 3 * 7)
-    assert all("lora_" in name for name in left)
-
-
 def test_adapters_have_rank_scale_dropout_and_places_of_their_own(tiny_model):
     model = with_lora(tiny_model, lora_dropout=0.25, lora_target_modules=["fc1"])
 

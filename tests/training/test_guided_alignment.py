@@ -100,15 +100,6 @@ def test_tokens_have_the_links_of_their_words(tokenizer):
     assert links
 
 
-def test_links_of_tokens_that_are_cut_off_are_dropped(tokenizer):
-    whole, cut = (
-        next(_words_of_tokens(tokenizer, "text", ["ein hund rennt"], None, most))
-        for most in (20, 3)
-    )
-
-    assert cut == whole[:2]
-
-
 def test_collator_numbers_the_rows(tokenizer):
     rows = [{"input_ids": [5, 2], "labels": [6, 2], "alignment": links} for links in ([0, 1], [])]
     collate = AlignedCollator(tokenizer)

@@ -39,11 +39,6 @@ def plan(folder: Path, *, previous=None, corpus=None, given=(), arguments=None, 
     return plan_run(ours, of_trainer, corpus or corpus_of(), checkpoint, given)
 
 
-def test_plan_cannot_be_changed(tmp_path):
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        plan(tmp_path).settings = TrainSettings()
-
-
 def test_record_is_that_of_the_plan(tmp_path):
     made = plan(tmp_path, arguments={"label_smoothing_factor": 0.2})
 

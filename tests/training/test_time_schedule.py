@@ -168,15 +168,6 @@ def test_resumed_run_keeps_to_the_time_that_was_left(monkeypatch, tmp_path):
     assert resumed.now - 9e9 == pytest.approx(49, abs=1)
 
 
-def test_resumed_run_without_time_makes_no_update(monkeypatch, tmp_path):
-    run = Run(monkeypatch)
-    run.to_the_end(30)
-
-    resumed = Run(monkeypatch, checkpoint=save(run, tmp_path), first=4)
-
-    assert resumed.state.max_steps == resumed.state.global_step
-
-
 def test_new_run_without_time_is_refused(monkeypatch):
     message = r"The 1.66667 minutes .* over before .* took 98 seconds, and 3 are reserved"
     with pytest.raises(ValueError, match=message):
@@ -264,18 +255,6 @@ def test_end_that_is_planned_earlier_stays(monkeypatch):
     assert 97 <= run.now - 1000 <= 97.5
 
 
-def test_half_of_the_minutes_asked_for_stays_for_updates(monkeypatch):
-    run = Run(monkeypatch, updates=10**6)
-    run.update(1.0)
-    run.now += 50
-    run.tell("on_evaluate")
-    run.ask()
-
-    run.to_the_end(1.0)
-
-    assert 10 <= run.now - 1051 <= 11
-
-
 def test_finishing_run_evaluates_at_its_end_alone(monkeypatch):
     run = Run(monkeypatch, updates=10**6)
     run.update(1.0)
@@ -315,18 +294,6 @@ def test_minutes_continue_no_run_of_updates(monkeypatch, tmp_path):
 
     with pytest.raises(ValueError, match="--minutes continues runs that began with it"):
         Run(monkeypatch, checkpoint=tmp_path, first=3)
-
-
-def test_process_that_got_the_signal_waits_for_the_others(monkeypatch):
-    run = Run(monkeypatch, updates=10**6)
-    run.callbacks = [run.schedule]
-    run.stop.asked = True
-
-    run.update(1.0)
-    assert run.schedule.decay is None
-    run.stop.finishing = True
-    run.update(1.0)
-    assert run.schedule.decay.update == 2
 
 
 # Runs
