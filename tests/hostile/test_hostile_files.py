@@ -172,8 +172,6 @@ YAML = {
 JSON = {
     "empty": "",
     "a list": "[]",
-    "null": "null",
-    "cut": '{"a": ',
     "brackets": '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}",
     "not UTF-8": b'{"a": "\xff"}',
     "endless number": '{"a": ' + "1" * 5_000 + "}",
@@ -209,8 +207,8 @@ def cases() -> Iterator[Case]:
         yield Case(f"{name} {value:.0e}", setting("config.json", **{name: value}), TRANSLATE)
         constants = f"constants:\n  vocab_size: 40\n  {name}: {value}\n"
         yield Case(f"{name} {value:.0e} mapped", content("mapping.yaml", constants), MAPPED)
-    for name in ("layer_norm_eps", "position_base", "dropout", "init_std", "label_smoothing"):
-        for kind, value in {**NOT_FINITE, "negative": -1.0, "word": "x", "huge": 10**400}.items():
+    for name in ("layer_norm_eps", "position_base", "dropout"):
+        for kind, value in {"inf": float("inf"), "negative": -1.0, "huge": 10**400}.items():
             yield Case(f"{name} {kind}", setting("config.json", **{name: value}), TRANSLATE)
     yield Case("norm of 1e30", setting("config.json", layer_norm_eps=1e30), TRANSLATE)
     for name in ("length_penalty", "temperature", "repetition_penalty"):

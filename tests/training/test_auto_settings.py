@@ -56,22 +56,18 @@ def decided(stats, given=(), settings=SETTINGS):
         (CAPTIONS, {"pairs": 2_000_000}, {"vocab_size": 32_000, "preset": "tiny"}),
         (CAPTIONS, {"copied_words": 0.3}, {"vocab_size": 2000}),
         (CAPTIONS, {"long_characters": 900}, {"max_length": 301}),
-        (CAPTIONS, {"long_characters": 9000}, {"max_length": 640}),
         (WORDS, {}, {"tokenizer_kind": "char", "unicode_form": "NFD"}),
         (WORDS, {"alphabet_apart": 61}, {"unicode_form": None}),
         # Phonemes with blanks between them, then the translations of Chinese sentences.
         (WORDS, {"words": 9, "characters": 40}, {"tokenizer_kind": "char"}),
         (WORDS, {"words": 9, "characters": 41}, {"tokenizer_kind": "bpe"}),
-        (WORDS, {"long_characters": 200}, {"max_length": 301}),
         (WORDS, {"long_characters": 200, "alphabet_apart": 61}, {"max_length": None}),
         (CAPTIONS, {"alphabet_apart": 9}, {"tokenizer_kind": "bpe", "unicode_form": None}),
-        (CAPTIONS, {"minutes": 15}, {"dropout": 0.1}),
         (CAPTIONS, {}, {"dropout": 0.2, "max_tokens_per_batch": 2048, "learning_rate": 0.003}),
-        (CAPTIONS, {"minutes": 60}, {"dropout": 0.3}),
         (CAPTIONS, {"minutes": 29}, {"dropout": 0.1}),
         (CAPTIONS, {"minutes": 31}, {"dropout": 0.2}),
+        (CAPTIONS, {"minutes": 60}, {"dropout": 0.3}),
         (CAPTIONS, {"minutes": 31, "copied_words": 0.3}, {"dropout": 0.1}),
-        (CAPTIONS, {"minutes": 60, "copied_words": 0.3}, {"dropout": 0.1}),
         (CAPTIONS, {"minutes": 120}, {"r_drop": 2.0, "max_tokens_per_batch": 2048}),
         (CAPTIONS, {"minutes": 300}, {"max_tokens_per_batch": 4096, "learning_rate": 0.004}),
         (CAPTIONS, {"minutes": 2}, {"max_validation_pairs": 50, "warmup_steps": 50}),
@@ -79,8 +75,6 @@ def decided(stats, given=(), settings=SETTINGS):
         (CAPTIONS, {"minutes": 10}, {"max_validation_pairs": 200}),
         (CAPTIONS, {"minutes": 10, "copied_words": 0.3}, {"max_validation_pairs": 152}),
         (CAPTIONS, {"minutes": 10, "characters": 552}, {"max_validation_pairs": 50}),
-        (CAPTIONS, {"minutes": 20, "characters": 552}, {"max_validation_pairs": 100}),
-        (CAPTIONS, {"speed": 1e5, "pairs": 200_000}, {"preset": "tiny"}),
         (CAPTIONS, {"speed": 2e6, "pairs": 200_000}, {"preset": "small"}),
         (CAPTIONS, {"speed": 1e7, "pairs": 1_500_000}, {"preset": "base"}),
         (SYMBOLS, {}, {"tokenizer_kind": "word", "metrics": ["wer", "per"], "dropout": 0.2}),
@@ -141,10 +135,8 @@ ON_A_GPU = dataclasses.replace(
     ("changes", "tokens", "rate"),
     [
         ({}, 32_768, 0.008),
-        ({"speed": 1e9}, 32_768, 0.008),
         # 77 ms; twice the tokens would take 105, and leave 0.74 times as many updates.
         ({"speed": 1.5e5}, 4096, 0.004),
-        ({"speed": 5e4}, 2048, 0.003),
         # With twice the tokens, a pass would have 10, 9 and 15 updates.
         ({"pairs": 9000, "minutes": 1}, 16_384, 0.004),
         ({"pairs": 2000, "minutes": 30}, 4096, 0.004),
@@ -201,11 +193,16 @@ def with_saved_tokenizer(folder, **options):
     ("options", "of_tokenizers"),
     [
         ({"kind": "char"}, {"tokenizer_kind": "char"}),
-        ({"kind": "bpe", "pretokenized": True}, {"pretokenized": True, "vocab_size": 300}),
+        (
+            {"kind": "char", "unicode_form": "NFD"},
+            {"tokenizer_kind": "char", "unicode_form": "NFD"},
+        ),
+        ({"kind": "word"}, {"tokenizer_kind": "word"}),
+        ({"kind": "bpe"}, {"vocab_size": 300}),
     ],
 )
 def test_rules_follow_saved_tokenizers(options, of_tokenizers, tmp_path):
-    of_saved = {"tokenizer_kind", "unicode_form", "vocab_size", "pretokenized"}
+    of_saved = {"tokenizer_kind", "unicode_form", "vocab_size"}
     alike = dataclasses.replace(SETTINGS, **of_tokenizers)
 
     values = decided(CAPTIONS, (), with_saved_tokenizer(tmp_path, **options))

@@ -85,10 +85,8 @@ def test_average_refuses_other_tensors_and_shapes(saved, tiny_config, tmp_path):
         ("bleu", {"bleu": 30.0, "loss": 2.0}, {"bleu": 30.1, "loss": 2.1}, True),
         ("bleu", {"bleu": 30.0, "loss": 2.0}, {"bleu": 30.0, "loss": 2.1}, False),
         ("bleu", {"bleu": 30.0, "loss": 2.0}, {"bleu": 30.0, "loss": 1.9}, True),
-        ("bleu", {"bleu": 30.0, "loss": 2.0}, {"bleu": 29.9, "loss": 1.9}, True),
         ("bleu", {"bleu": 30.0, "loss": 2.0}, {"bleu": 29.9, "loss": 2.0}, False),
         ("bleu", {"bleu": 30.0, "loss": 2.0}, {"bleu": 40.0, "loss": math.nan}, False),
-        ("bleu", {"bleu": 30.0, "loss": 2.0}, {"bleu": 29.9, "loss": math.nan}, False),
         ("loss", {"loss": 2.0}, {"loss": math.nan}, False),
         ("wer", {"wer": 10.0, "loss": 2.0}, {"wer": 9.9, "loss": 2.1}, True),
         ("wer", {"wer": 10.0, "loss": 2.0}, {"wer": 10.1, "loss": 2.1}, False),
@@ -214,7 +212,6 @@ def test_outcome_has_the_scores_of_the_weights_in_the_model(loads_best, best, ex
     ("metric", "scores", "since"),
     [
         # (score, loss): the score decides, then the loss; the first of equally good ones is best.
-        ("bleu", [(20.0, 2.0)], 0),
         ("bleu", [(20.0, 2.0), (21.0, 3.0)], 0),
         ("bleu", [(20.0, 2.0), (19.0, 1.0), (19.5, 0.5)], 2),
         ("bleu", [(20.0, 2.0), (20.0, 1.0)], 0),
@@ -225,7 +222,6 @@ def test_outcome_has_the_scores_of_the_weights_in_the_model(loads_best, best, ex
         ("bleu", [(4.9, 1.0), (5.1, 2.0)], 0),
         # So is an error rate of nearly all.
         ("wer", [(97.0, 3.0), (100.0, 2.0)], 0),
-        ("per", [(310.0, 3.0), (420.0, 2.0)], 0),
         ("wer", [(30.0, 3.0), (31.0, 2.0)], 1),
         ("loss", [(0.0, 3.0), (0.0, 2.0), (0.0, 2.5)], 1),
     ],

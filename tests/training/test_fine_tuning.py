@@ -17,8 +17,8 @@ from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.training import checks
 from vanilla_transformer_tools.training.callbacks import MOVING_AVERAGE_FILE
 from vanilla_transformer_tools.training.checks import check_settings
-from vanilla_transformer_tools.training.fine_tuning import choose_parameters, merge_adapter
 from vanilla_transformer_tools.training.run import train
+from vanilla_transformer_tools.training.starting_model import choose_parameters, merge_adapter
 from vanilla_transformer_tools.translation import Translator
 
 from ..conftest import Model, source_of

@@ -129,7 +129,9 @@ def test_numbers_that_are_not_finite_are_read_as_they_were(log, tmp_path):
 
 def test_log_of_a_resumed_run_keeps_its_reports_and_all_its_minutes(tmp_path, monkeypatch):
     path = tmp_path / "log.jsonl"
-    path.write_text("".join(f'{{"step": {n}, "minutes": {n}.5}}\n' for n in (1, 2, 3)))
+    rows = [f'{{"step": {n}, "minutes": {n}.5}}\n' for n in (1, 2, 3)]
+    # A kill cut the last row.
+    path.write_text("".join([*rows, '{"step": 4, "min']))
     monkeypatch.setattr(run_record.time, "monotonic", lambda: 6000.0)
 
     log = JsonLinesLog(path, first_update=2)

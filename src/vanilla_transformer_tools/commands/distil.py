@@ -96,10 +96,14 @@ def distil(argv: list[str]) -> None:
     settings, arguments = options.settings, options.arguments
     _check(settings, arguments.world_size)
 
-    from vanilla_transformer_tools.training.checkpoints import closed_checkpoints
+    from vanilla_transformer_tools.training.checkpoints import (
+        check_free,
+        claimed,
+        closed_checkpoints,
+        discard_stopped,
+    )
     from vanilla_transformer_tools.training.checks import check_settings
     from vanilla_transformer_tools.training.distillation import load_teachers, word_level
-    from vanilla_transformer_tools.training.resume import check_free, claimed, discard_stopped
     from vanilla_transformer_tools.training.run import train as train_model
     from vanilla_transformer_tools.training.starting_model import saved_tokenizers
 

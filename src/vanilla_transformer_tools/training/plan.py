@@ -43,8 +43,11 @@ from vanilla_transformer_tools.training.auto_settings import Decision, auto_sett
 from vanilla_transformer_tools.training.averaging import metric_of, split_metric
 from vanilla_transformer_tools.training.checkpoints import update_of
 from vanilla_transformer_tools.training.recipe import in_step, recipe, schedule
-from vanilla_transformer_tools.training.resume import continued_record, previous_record
-from vanilla_transformer_tools.training.run_record import describe_run
+from vanilla_transformer_tools.training.run_record import (
+    continued_record,
+    describe_run,
+    previous_record,
+)
 from vanilla_transformer_tools.training.starting_model import new_config
 from vanilla_transformer_tools.translation.sentences import has_inner_end
 from vanilla_transformer_tools.translation.translator import INNER_ENDS, MOST_INNER_ENDS
