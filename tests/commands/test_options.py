@@ -173,39 +173,6 @@ def test_minutes_judge_the_pairs_that_filters_leave(train_for_minutes, capsys):
     assert "The filters must leave at least one pair" in capsys.readouterr().err
 
 
-def test_minutes_count_accumulated_batches(train_for_minutes):
-    steps = [
-        train_for_minutes("--gradient_accumulation_steps", number)[1].save_steps
-        for number in ("1", "8")
-    ]
-
-    assert steps[0] == pytest.approx(8 * steps[1], rel=0.05)
-
-
-@pytest.mark.parametrize(
-    ("words", "steps"),
-    [
-        ([], None),
-        (["--logging_steps", "200"], None),
-        (["--eval_steps", "300"], (300, 300)),
-        (["--save-steps", "300"], (300, 300)),
-        (["--eval_steps", "100", "--save_steps", "300"], (100, 300)),
-    ],
-)
-def test_minutes_save_and_score_at_the_same_updates_unless_both_are_given(
-    words, steps, train_for_minutes, tmp_path
-):
-    pairs = [str(tmp_path / f"a.{language}") for language in ("de", "en")]
-
-    _, arguments, decisions = train_for_minutes("--validation", *pairs, *words)
-
-    chosen = {decision.option: decision.value for decision in decisions}
-    assert ("eval_steps" in chosen) == (steps is None)
-    expected = steps or (chosen["eval_steps"], chosen["eval_steps"])
-    assert (arguments.eval_steps, arguments.save_steps) == expected
-    assert arguments.eval_strategy == arguments.save_strategy == "steps"
-
-
 VALIDATION = ["--validation", "b.de", "b.en"]
 
 

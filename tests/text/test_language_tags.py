@@ -1,15 +1,12 @@
 """One model for several target languages: a tag in front of the source names one of them."""
 
 import json
-import re
 from itertools import permutations
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset
-from tokenizers import Tokenizer
-from transformers import AutoTokenizer
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.tokenization_vanilla_transformer import language_tags
@@ -17,14 +14,12 @@ from vanilla_transformer_tools.commands import main
 from vanilla_transformer_tools.interop.export import export_to_ctranslate2
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.text.bpe_dropout import SegmentedPairs
-from vanilla_transformer_tools.text.filters import drop_rules, filter_pairs
 from vanilla_transformer_tools.text.languages import language_prefix
 from vanilla_transformer_tools.text.parallel_text import ParallelText, load_pairs
 from vanilla_transformer_tools.text.token_ids import pair_lengths, tokenize_pairs
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.training.run import train
 from vanilla_transformer_tools.translation import Translator
-from vanilla_transformer_tools.translation.segments import cut_into_pieces
 
 from ..support.training_runs import SIZES, build_arguments, read_json
 
@@ -89,16 +84,6 @@ def test_vocabulary_size_counts_the_tags(kind):
 
     assert len(tokenizer) == size
     assert sorted(tokenizer.get_vocab().values()) == list(range(size))
-
-
-def test_tags_survive_saving_where_the_package_is_absent(tokenizer, tmp_path):
-    tokenizer.save_pretrained(tmp_path)
-
-    assert language_tags(AutoTokenizer.from_pretrained(tmp_path)) == language_tags(tokenizer)
-    backend = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    assert {name: backend.token_to_id(f"<2{name}>") for name in LANGUAGES} == language_tags(
-        tokenizer
-    )
 
 
 def test_tag_is_no_text_when_it_is_decoded(tokenizer):
@@ -221,28 +206,6 @@ def test_bpe_dropout_leaves_the_tag_and_counts_it(tokenizer, rate):
     assert [len(pairs[row]["input_ids"]) for row in (0, 1)] == pairs.draw(0)[:, 0].tolist()
 
 
-def test_each_piece_of_a_long_line_begins_with_the_tag_and_fits(tokenizer):
-    # Cut between tokens, so that a piece is as long as it may be.
-    line = "ab" * 40
-    (tag,) = language_prefix(tokenizer, "de")
-
-    pieces = cut_into_pieces([(line, "")], TokenizerPair.joint(tokenizer), 12, [1], [tag])
-
-    assert len(pieces) > 3
-    assert all(piece.source.index(tag) == 0 for piece in pieces)
-    assert max(len(piece.source) for piece in pieces) == 12
-    text = "".join(tokenizer.decode(piece.source, skip_special_tokens=True) for piece in pieces)
-    assert text == line
-
-
-def test_filters_keep_the_tags():
-    pairs = tagged(("a", "", "de"), ("a", "b", "en"))
-
-    kept = filter_pairs(pairs, drop_rules(TrainSettings(filter_empty=True), None)).kept
-
-    assert kept[:] == {"source": ["a"], "target": ["b"], "tag": ["en"]}
-
-
 # A model of two languages
 
 
@@ -313,15 +276,6 @@ def test_commands_take_the_target_language(model_folder, tmp_path, capsys):
     test.write_text("3\tthree\n")
     main(["evaluate", *options, "--test", str(test), "--name", "english"])
     assert read_json(model_folder / "results.json")["english"]["exact_match"] == 100
-
-
-def test_model_card_shows_how_a_tag_is_given(model_folder, capsys):
-    card = (model_folder / "README.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
-
-    exec(code.replace('"run"', repr(str(model_folder))).replace('"..."', '"3"'), {})
-
-    assert capsys.readouterr().out.strip() == "['drei']"
 
 
 def test_fine_tuning_needs_the_tags_of_the_model(model_folder, tmp_path):

@@ -274,9 +274,8 @@ def test_file_with_a_fault_is_refused_with_its_place(write, name, lines, message
         ("[" * 100_000 + "]" * 100_000, "it has more than 100 levels"),
         ('{"x":' * 990 + "1" + "}" * 990, "it has more than 100 levels"),
         ("[" * 100 + "1" + "]" * 100, "it has more than 100 levels"),
-        ("9" * 5000, "Exceeds the limit"),
     ],
-    ids=["lists", "objects", "one level too many", "digits"],
+    ids=["lists", "objects", "one level too many"],
 )
 def test_json_line_beyond_what_python_reads_is_refused(write, value, reason):
     path = write("x.jsonl", [PAIR, f'{{"source": "a", "target": "b", "x": {value}}}'])
@@ -301,8 +300,8 @@ def test_parquet_cell_that_is_no_text_is_refused_with_its_row(write_records, mon
         load(write_records("pairs.parquet", records))
 
 
-# Of the row groups, of the magic bytes, and of what the footer tells of columns.
-@pytest.mark.parametrize("place", [0.5, 1.0, 0.97])
+# Of the row groups, and of what the footer tells of columns.
+@pytest.mark.parametrize("place", [0.5, 0.97])
 def test_damaged_parquet_is_refused_by_its_name(tmp_path, place):
     path = tmp_path / "x.parquet"
     text = [f"text {number}" for number in range(2000)]
@@ -341,16 +340,6 @@ def test_saved_dataset_that_is_cut_is_refused_by_its_name(write_records, name, s
 
     with pytest.raises(ValueError, match=rf"'{saved}' is damaged.*{reason}"):
         load(saved)
-
-
-def test_fault_of_the_system_is_not_taken_for_damage(monkeypatch):
-    def load_dataset(*args, **options):
-        raise OSError(13, "Permission denied")
-
-    monkeypatch.setattr(data, "load_dataset", load_dataset)
-
-    with pytest.raises(OSError, match=r"^\[Errno 13\] Permission denied$"):
-        load("team/corpus")
 
 
 def test_missing_file_is_refused_without_asking_the_hub(tmp_path, monkeypatch):

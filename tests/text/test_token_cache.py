@@ -1,11 +1,8 @@
 """The cache of vocabularies and token ids: when an entry is used, and that it is whole."""
 
-from contextlib import contextmanager
-from types import SimpleNamespace
 
 import datasets
 import pytest
-from accelerate import PartialState
 from datasets import Dataset
 
 from vanilla_transformer.tokenization_vanilla_transformer import (
@@ -167,27 +164,6 @@ def test_full_disk_is_named_and_leaves_no_entry(cache, tokenizers):
     assert entries(cache) == []
 
 
-def test_process_reads_what_the_first_of_its_machine_tokenised(
-    cache, tokenizers, tokenized, monkeypatch
-):
-    of_the_first = []
-
-    @contextmanager
-    def after_the_first_process():
-        with monkeypatch.context() as patched:
-            patched.setattr(token_cache, "PartialState", PartialState)
-            of_the_first.append(cached_ids(pairs_of(PAIRS), tokenizers, max_length=9)[0])
-        yield
-
-    state = SimpleNamespace(local_main_process_first=after_the_first_process)
-    monkeypatch.setattr(token_cache, "PartialState", lambda: state)
-
-    ids, _ = cached_ids(pairs_of(PAIRS), tokenizers, max_length=9)
-
-    assert ids[:] == of_the_first[0][:]
-    assert tokenized == [4]
-
-
 def test_entries_that_were_not_used_for_longest_are_deleted(cache, tokenizers, monkeypatch):
     monkeypatch.setattr(token_cache, "MOST_ENTRIES", 2)
 
@@ -261,9 +237,7 @@ def saved_files(tokenizer, folder):
         {"kind": "unigram"},
         {"kind": "char"},
         {"kind": "word"},
-        {"target_languages": ["en", "de"]},
         {"unicode_form": "NFKD"},
-        {"pretokenized": True},
     ],
 )
 def test_second_run_has_the_vocabulary_of_the_first(cache, learned, tmp_path, settings):

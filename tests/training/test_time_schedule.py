@@ -313,17 +313,7 @@ def run_minutes(corpus, tmp_path, monkeypatch):
     return run
 
 
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({}, 2),
-        ({"average_last": 2, "moving_average": 0.9}, 3),
-        ({"validated": False, "average_last": 2}, 1),
-    ],
-)
-def test_all_evaluations_after_the_last_update_are_reserved(
-    corpus, tmp_path, monkeypatch, settings, expected
-):
+def test_all_evaluations_after_the_last_update_are_reserved(corpus, tmp_path, monkeypatch):
     evaluated, reserved = [], []
     evaluate, begin = TokenBatchTrainer.evaluate, TimeSchedule.on_train_begin
 
@@ -337,15 +327,15 @@ def test_all_evaluations_after_the_last_update_are_reserved(
 
     monkeypatch.setattr(TokenBatchTrainer, "evaluate", note_update)
     monkeypatch.setattr(TimeSchedule, "on_train_begin", note_reserve)
-    settings = build_settings(corpus, finish_within=1.0, max_validation_pairs=1, **settings)
+    averages = {"average_last": 2, "moving_average": 0.9}
+    settings = build_settings(corpus, finish_within=1.0, max_validation_pairs=1, **averages)
     by_updates = {"save_strategy": "steps", "save_steps": 1}
-    if settings.validation:
-        by_updates |= {"eval_strategy": "steps", "eval_steps": 1}
+    by_updates |= {"eval_strategy": "steps", "eval_steps": 1}
 
     train(settings, build_arguments(settings, tmp_path, max_steps=2, **by_updates))
 
-    assert reserved == [expected]
-    assert evaluated.count(2) == (expected if settings.validation else 0)
+    assert reserved == [3]
+    assert evaluated.count(2) == 3
 
 
 def test_run_ends_scored_and_records_what_was_chosen(run_minutes, tmp_path, monkeypatch, capsys):

@@ -280,7 +280,7 @@ def test_update_waits_for_a_gpu_three_times(build, monkeypatch):
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing:FutureWarning")
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"bf16": True}, {"gradient_checkpointing": True}],
+    [{}, {"bf16": True}],
     ids=str,
 )
 def test_model_is_validated_by_our_search(build, caplog, changes):
