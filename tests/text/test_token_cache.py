@@ -1,6 +1,5 @@
 """The cache of vocabularies and token ids: when an entry is used, and that it is whole."""
 
-
 import datasets
 import pytest
 from datasets import Dataset

@@ -9,7 +9,7 @@ from vanilla_transformer_tools.training import corpus_stats as module
 def stats_of(*pairs):
     columns = zip(("source", "target", "tag"), zip(*pairs, strict=True), strict=False)
     dataset = Dataset.from_dict({name: list(values) for name, values in columns})
-    return module.count(dataset, minutes=1, speed=2, device="cpu")
+    return module.count(dataset, 1, module.Speed(2), "cpu", 1)
 
 
 def test_stats_are_counted():

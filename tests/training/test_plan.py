@@ -11,10 +11,10 @@ from datasets import Dataset
 from vanilla_transformer_tools.evaluation import bleu_tokenizers
 from vanilla_transformer_tools.evaluation.bleu_tokenizers import BleuTokenizer
 from vanilla_transformer_tools.settings import TrainSettings
-from vanilla_transformer_tools.text.filters import FilteredPairs
+from vanilla_transformer_tools.text.filters import Corpus, FilteredPairs, read_corpus
 from vanilla_transformer_tools.training import auto_settings
 from vanilla_transformer_tools.training import plan as module
-from vanilla_transformer_tools.training.plan import Corpus, plan_run, read_corpus
+from vanilla_transformer_tools.training.plan import plan_run
 from vanilla_transformer_tools.training.recipe import recipe
 
 from ..support.training_runs import build_arguments

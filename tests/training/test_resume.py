@@ -586,7 +586,7 @@ def test_run_that_finished_meanwhile_is_not_overwritten(corpus, first_run, tmp_p
         shutil.copytree(first_run, tmp_path, dirs_exist_ok=True)
         return {}
 
-    monkeypatch.setattr("vanilla_transformer_tools.training.plan.drop_rules", read)
+    monkeypatch.setattr("vanilla_transformer_tools.text.filters.drop_rules", read)
     with pytest.raises(ValueError, match="already holds a run"):
         run_updates(corpus, tmp_path, 1)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from vanilla_transformer_tools.settings import TrainSettings
-from vanilla_transformer_tools.training.plan import read_corpus
+from vanilla_transformer_tools.text.filters import read_corpus
 
 from ..support.training_runs import (
     build_settings,

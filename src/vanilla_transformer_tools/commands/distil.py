@@ -197,8 +197,8 @@ def _translate(settings: DistilSettings, folder: Path) -> dict[str, Any]:
             were written.
     """
     from vanilla_transformer_tools.files import rows_written
+    from vanilla_transformer_tools.text.filters import parallel_text
     from vanilla_transformer_tools.text.parallel_text import read_pairs
-    from vanilla_transformer_tools.training.plan import parallel_text
 
     text = parallel_text(settings, settings.train, settings.train_split)
     rows = ([side.replace("\n", " ") for side in pair[:2]] for pair in read_pairs(text))

@@ -1,19 +1,18 @@
-"""What a run reads and will do, decided once: settings, Trainer's arguments, text and machine.
+"""What a run will do, decided once: settings, Trainer's arguments, text and machine.
 
 A `RunPlan` is printed, recorded, compared when the run is resumed, and executed. Nothing changes it
 afterwards.
 """
 
 import copy
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from accelerate.utils import gather_object
-from datasets import Dataset, concatenate_datasets
+from datasets import Dataset
 from transformers import (
     AutoModelForSeq2SeqLM,
     PreTrainedConfig,
@@ -32,13 +31,8 @@ from vanilla_transformer_tools.evaluation.bleu_tokenizers import (
 from vanilla_transformer_tools.evaluation.metrics import METRICS
 from vanilla_transformer_tools.saved_folder import load_config
 from vanilla_transformer_tools.settings import VALIDATION, TrainSettings
-from vanilla_transformer_tools.text.filters import FilteredPairs, Rule, drop_rules, filter_pairs
-from vanilla_transformer_tools.text.parallel_text import (
-    ParallelText,
-    holds_both_sides,
-    load_pairs,
-    read_pairs,
-)
+from vanilla_transformer_tools.text.filters import Corpus
+from vanilla_transformer_tools.text.parallel_text import holds_both_sides
 from vanilla_transformer_tools.training.auto_settings import Decision, auto_settings
 from vanilla_transformer_tools.training.averaging import metric_of, split_metric
 from vanilla_transformer_tools.training.checkpoints import update_of
@@ -94,68 +88,6 @@ class Memory(NamedTuple):
 
     fixed: int
     per_token: int
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """The text of a run.
-
-    Attributes:
-        filtered: Training pairs; of a stream only the first ones.
-        validation: Pairs of each validation set by name; that of `--validation` comes first.
-        read: Begins a pass over the training pairs, which a stream does again and again.
-    """
-
-    filtered: FilteredPairs
-    validation: dict[str, Dataset]
-    read: Callable[[], Iterator[tuple[str, ...]]]
-
-    @property
-    def several_sentences(self) -> float:
-        """Share of the sources with more than one sentence, of pairs from all over the corpus."""
-        pairs = self.filtered.kept
-        step = -(-len(pairs) // _LINES_OF_SENTENCES)
-        lines = pairs.select(range(0, len(pairs), step))["source"]
-        return round(sum(map(has_inner_end, lines)) / len(lines), 4)
-
-
-def read_corpus(settings: TrainSettings) -> Corpus:
-    """Reads and filters the pairs of a run.
-
-    Raises:
-        ValueError: If the pairs cannot be read, or the filters drop all.
-        OSError: If a file cannot be read.
-    """
-    validation = {
-        name: load_pairs(parallel_text(settings, paths, settings.validation_split))
-        for name, paths in settings.paths_of_validation().items()
-    }
-    joined = concatenate_datasets(list(validation.values())) if validation else None
-    rules = drop_rules(settings, joined)
-    text = parallel_text(settings, settings.train, settings.train_split)
-    # Of a stream only what the tokenizer learns from is stored.
-    pairs = load_pairs(text, settings.tokenizer_pairs if settings.streaming else None)
-    return Corpus(filter_pairs(pairs, rules), validation, partial(_read_kept, text, rules))
-
-
-def parallel_text(settings: TrainSettings, paths: list[str], split: str) -> ParallelText:
-    """Where the pairs of one split are found."""
-    return ParallelText(
-        tuple(paths),
-        settings.source_column,
-        settings.target_column,
-        settings.dataset_config,
-        split,
-        settings.streaming,
-        settings.tag_column,
-    )
-
-
-def _read_kept(text: ParallelText, rules: Mapping[str, Rule]) -> Iterator[tuple[str, ...]]:
-    """One pass over the pairs that no filter drops, with their tags if there are any."""
-    for pair in read_pairs(text):
-        if not any(drops(*pair) for drops in rules.values()):
-            yield pair
 
 
 @dataclass(frozen=True)
@@ -235,12 +167,19 @@ def plan_run(
     settings = replace(settings, max_tokens_per_batch=batch_size.tokens)
     run = describe_run(settings, arguments, update_of(checkpoint.name) if checkpoint else 0)
     run["bleu_tokenizers"] = {name: asdict(tokenizer) for name, tokenizer in tokenizers.items()}
-    run[INNER_ENDS] = corpus.several_sentences
+    run[INNER_ENDS] = _several_sentences(corpus.filtered.kept)
     if checkpoint:
         run = continued_record(previous, run)
     elif decisions:
         run["decisions"] = [asdict(decision) for decision in decisions]
     return RunPlan(settings, arguments, corpus, checkpoint, decisions, batch_size, tokenizers, run)
+
+
+def _several_sentences(pairs: Dataset) -> float:
+    """Share of the sources with more than one sentence, of pairs from all over the corpus."""
+    step = -(-len(pairs) // _LINES_OF_SENTENCES)
+    lines = pairs.select(range(0, len(pairs), step))["source"]
+    return round(sum(map(has_inner_end, lines)) / len(lines), 4)
 
 
 def _with_decisions(

@@ -32,7 +32,7 @@ from vanilla_transformer_tools.sharing.model_card import (
     write_model_card,
 )
 from vanilla_transformer_tools.text.blanks import without_blank_ends
-from vanilla_transformer_tools.text.filters import FilteredPairs
+from vanilla_transformer_tools.text.filters import FilteredPairs, read_corpus
 from vanilla_transformer_tools.text.token_ids import pair_lengths, tokenize_pairs
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.text.training_data import (
@@ -73,7 +73,7 @@ from vanilla_transformer_tools.training.checkpoints import (
 )
 from vanilla_transformer_tools.training.checks import check_settings
 from vanilla_transformer_tools.training.guided_alignment import guided
-from vanilla_transformer_tools.training.plan import RunPlan, plan_run, read_corpus
+from vanilla_transformer_tools.training.plan import RunPlan, plan_run
 from vanilla_transformer_tools.training.processes import limit_waiting
 from vanilla_transformer_tools.training.reports import forecast, progress_shown
 from vanilla_transformer_tools.training.run_record import JsonLinesLog, plot_curves
