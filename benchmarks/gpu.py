@@ -194,7 +194,7 @@ def estimate(model: Any, tokens: int) -> float | None:
     import torch
 
     from vanilla_transformer import VanillaTransformerConfig
-    from vanilla_transformer_tools.training.batch_size import estimated_memory
+    from vanilla_transformer_tools.training.plan import estimated_memory
 
     if not isinstance(model.config, VanillaTransformerConfig):
         return None

@@ -68,11 +68,19 @@ def build(family: str, **changes: Any) -> PreTrainedModel:
     return model_class(config_class(**fields | changes))
 
 
-def sinusoids(length: int, width: int) -> torch.Tensor:
-    """Positions `[length, width]` of section 3.5, sines and cosines alternating, in float64."""
-    frequencies = 10_000 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
-    angles = torch.arange(length)[:, None] * frequencies
-    return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)
+def sinusoids(family: str, length: int, width: int) -> torch.Tensor:
+    """Positions `[length, width]` in the family's own layout, in float64.
+
+    Ours alternates sines and cosines, as in the paper's formula. Marian puts all sines before all
+    cosines. So does M2M100, which also stretches the frequencies and counts from after the padding
+    id.
+    """
+    first, stretch = (1, width - 2) if family == "m2m100" else (0, width)
+    frequencies = 10_000 ** (-torch.arange(0, width, 2, dtype=torch.float64) / stretch)
+    angles = torch.arange(first, first + length)[:, None] * frequencies
+    if family == "vanilla":
+        return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)
+    return torch.cat((angles.sin(), angles.cos()), dim=-1)
 
 
 def copy_into_m2m100(model: PreTrainedModel) -> M2M100ForConditionalGeneration:
@@ -95,7 +103,7 @@ def use_our_positions(model: M2M100ForConditionalGeneration) -> None:
     for stack in (model.model.encoder, model.model.decoder):
         # Padding has the row of the padding id.
         rows = stack.embed_positions.weights[stack.embed_positions.padding_idx + 1 :]
-        rows.copy_(sinusoids(*rows.shape))
+        rows.copy_(sinusoids("vanilla", *rows.shape))
 
 
 @torch.no_grad()

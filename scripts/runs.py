@@ -81,7 +81,7 @@ def train(folder: Path, words: list[str]) -> int:
                 "Move it away, or choose another --output."
             )
         # Imported late: it loads torch.
-        from vanilla_transformer_tools.training.resume import claimed
+        from vanilla_transformer_tools.training.checkpoints import claimed
 
         with claimed(folder):
             shutil.rmtree(folder)

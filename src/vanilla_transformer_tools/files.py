@@ -4,8 +4,8 @@ A process holds a lock of the kernel (flock) on each temporary file or folder of
 with the process however that ends. Whoever makes the next one deletes those beside it that nobody
 holds. Where a file system has no such locks, as NFS has none for folders, leftovers stay.
 
-Training locks its folder by `filelock` on a file in it instead (training/resume.py): two runs must
-not share a folder on Windows or NFS either, where an unlocked temporary file does no harm.
+Training locks its folder by `filelock` on a file in it instead (training/checkpoints.py): two runs
+must not share a folder on Windows or NFS either, where an unlocked temporary file does no harm.
 """
 
 import errno

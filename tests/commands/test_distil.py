@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 
 import pytest
 from datasets.utils.logging import disable_progress_bar, enable_progress_bar
-from transformers import Seq2SeqTrainingArguments, T5Config, T5ForConditionalGeneration
+from transformers import Seq2SeqTrainingArguments
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.commands import main
@@ -17,13 +17,12 @@ from vanilla_transformer_tools.training import run as training
 from vanilla_transformer_tools.training.callbacks import StopOnRequest, StoppedBySignalError
 from vanilla_transformer_tools.translation import Translation, Translator
 
-from ..conftest import interrupted_after, redraw_parameters, save_small_model
+from ..conftest import interrupted_after, save_small_model
 from ..support.pretrained import save_pretrained_model
 from ..support.training_runs import SIZES, assert_same_weights, read_json
 
 SOURCES = ["zwei", "drei", "vier", "fünf", "zwei drei", "vier fünf", "drei vier", "fünf"]
 REFERENCES = ["two", "three", "four", "five", "two three", "four five", "three four", "five"]
-SPECIAL = ("pad", "bos", "eos")
 PAIRS = ("student_sources.txt", "student_targets.txt")
 RECORD = "outputs.txt.job.json"
 FILES = ("sources.txt", "references.txt", "outputs.txt", *PAIRS)
@@ -132,23 +131,6 @@ def test_several_teachers_are_an_ensemble(distil, teachers, tmp_path, no_trainin
     expected = [one.text for one in translations(teachers)]
     assert expected != [one.text for one in translations(teachers[:1])]
     assert [target for _, target in pairs_of(tmp_path / "out")] == expected
-
-
-def test_model_of_another_class_is_a_teacher(distil, tokenizer, tmp_path, no_training):
-    ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in SPECIAL}
-    ids["decoder_start_token_id"] = tokenizer.bos_token_id
-    sizes = {"d_model": 16, "num_layers": 1, "num_heads": 2, "d_kv": 8, "d_ff": 16}
-    model = T5ForConditionalGeneration(T5Config(**sizes, vocab_size=len(tokenizer), **ids))
-    redraw_parameters(model)
-    model.save_pretrained(tmp_path / "other")
-    tokenizer.save_pretrained(tmp_path / "other")
-
-    outcome = distil("--teacher_n_best", 2, teacher=[tmp_path / "other"])
-
-    assert outcome.status == 0, outcome.err
-    best = translations([tmp_path / "other"], num_hypotheses=2, scores=True)
-    targets = {target for _, target in pairs_of(tmp_path / "out")}
-    assert targets == {one.text for first in best for one in (first, *first.alternatives)}
 
 
 def test_student_learns_all_outputs_and_the_reference(distil, teachers, tmp_path, no_training):
@@ -376,12 +358,6 @@ def test_pairs_of_a_finished_run_stay_when_others_are_wanted(distil, tmp_path, o
     assert pairs_of(tmp_path / "out") == before
 
 
-def test_size_of_the_teachers_batches_is_free(distil):
-    distil()
-
-    assert distil("--teacher_max_tokens_per_batch", 64, "--max_steps", 3).status == 0
-
-
 def test_teacher_that_writes_nothing_is_refused(distil, monkeypatch):
     monkeypatch.setattr(Translator, "translate", lambda *_, **__: (Translation(" "),) * 8)
 
@@ -462,15 +438,6 @@ def test_student_has_the_languages_of_a_teacher_whose_tokenizer_it_takes(
     translator = Translator.from_pretrained(str(tmp_path / "out"))
     french = translator.tokenizer.convert_tokens_to_ids("fra_Latn")
     assert translator.search.first_token == french
-
-
-def test_missing_language_is_told_before_the_teacher_translates(
-    distil, multilingual, teachers, tmp_path
-):
-    outcome = distil("--tokenizer", multilingual)
-
-    assert_refused(outcome, "--source_language", "such as deu_Latn")
-    assert not (tmp_path / "out").exists()
 
 
 def test_several_processes_are_refused(distil, no_model, monkeypatch, tmp_path):

@@ -102,13 +102,6 @@ def test_recipe_is_refused_when_it_is_no_mapping_of_options(write_recipe, text, 
         insert_recipe([write_recipe(text)])
 
 
-def test_command_tells_a_recipe_that_does_not_exist(capsys):
-    with pytest.raises(SystemExit, match="2"):
-        main(["train", "absent.yaml"])
-
-    assert "absent.yaml" in capsys.readouterr().err
-
-
 def test_command_tells_an_option_that_nobody_knows(write_recipe, capsys):
     recipe = write_recipe("train: [a.de, a.en]\npretokenised: true\n")
 
@@ -130,7 +123,3 @@ def test_recipes_of_the_repository_name_options_and_files_of_theirs(path, tmp_pa
     with pytest.raises(SystemExit, match="2"):
         main(["train", str(path), "--data", str(tmp_path / "here"), "--use_cpu"])
     assert str(tmp_path / "here") in capsys.readouterr().err
-
-
-def test_recipes_are_there():
-    assert len(RECIPES) >= 6

@@ -9,8 +9,8 @@ from .conftest import limited
 
 pytestmark = pytest.mark.slow
 
-FLIPS = 400
-GROUPS = 8
+FLIPS = 160
+GROUPS = 4
 
 
 @pytest.mark.parametrize("group", range(GROUPS))

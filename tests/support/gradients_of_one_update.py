@@ -1,10 +1,9 @@
 """What several processes do together; `launch` starts it, tests also import it.
 
-Usage: gradients_of_one_update.py FOLDER [--gradients_only]
+Usage: gradients_of_one_update.py FOLDER
 
 The folder then holds, one for each process, `gradients-RANK.pt` and `updates-RANK.pt`, and the
-trained `model`. It must hold what `write_corpus` writes. `--gradients_only` needs and trains no
-model.
+trained `model`. It must hold what `write_corpus` writes.
 """
 
 import sys
@@ -39,9 +38,8 @@ SPLITS = [(16, 1), (4, 4), (2, 8)]
 # Smoothing that the config and Trainer's argument ask for; the argument wins.
 SMOOTHINGS = [(0.0, 0.0), (0.2, 0.0), (0.0, 0.2), (0.3, 0.2)]
 
-# What two processes try: each split and each smoothing; and what eight processes do.
+# What two processes try: each split and each smoothing.
 SHARED = list(zip([*SPLITS, SPLITS[1]], SMOOTHINGS, strict=True))
-SHARED_BY_EIGHT = [((16, 1), (0.2, 0.0)), ((8, 2), (0.0, 0.2))]
 
 VOCAB_SIZE = 37
 
@@ -190,15 +188,13 @@ def updates_until_stop(folder: Path, stop: StopOnRequest) -> int:
 def main() -> None:
     """Writes what the tests compare with a single process."""
     folder = Path(sys.argv[1])
-    only = "--gradients_only" in sys.argv
     gradients = {
         (split, smoothing): gradients_of_one_update(folder, split, smoothing)
-        for split, smoothing in (SHARED_BY_EIGHT if only else SHARED)
+        for split, smoothing in SHARED
     }
     rank = torch.distributed.get_rank()
     torch.save(gradients, folder / f"gradients-{rank}.pt")
-    if not only:
-        train_and_stop(folder, rank)
+    train_and_stop(folder, rank)
     torch.distributed.destroy_process_group()
 
 

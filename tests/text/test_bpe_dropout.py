@@ -70,14 +70,6 @@ def test_segmentations_follow_from_seed_and_epoch(tokenizer):
     assert ids_of(build(tokenizer, seed="8"), 3) != first
 
 
-def test_occurrences_of_a_word_are_cut_differently_within_an_epoch(tokenizer):
-    lines = build(tokenizer, rate=0.5)
-    lines.draw(0)
-
-    # The same line stands there three times.
-    assert len({tuple(lines[index]) for index in (0, 4, 8)}) > 1
-
-
 def test_merges_are_left_out_at_their_rate():
     # One possible merge at a time: "abc" stays in three pieces when the first merge is dropped, in
     # two when the second one is.
@@ -120,14 +112,6 @@ def test_pairs_are_truncated_before_eos_and_counted(tokenizer):
         assert pair["input_ids"][-1] == pair["labels"][-1] == tokenizer.eos_token_id
     # All but pairs of an empty line and an empty line; there is one in four, facing others.
     assert pairs.truncated_pairs == int((lengths == 12).any(axis=1).sum()) > 0
-
-
-def test_sides_are_cut_independently(tokenizer):
-    pairs = SegmentedPairs(
-        TokenizerPair.joint(tokenizer), LINES, LINES, rate=0.5, seed=1, max_length=999
-    )
-
-    assert any(pairs[index]["input_ids"] != pairs[index]["labels"] for index in range(len(LINES)))
 
 
 def test_each_side_is_cut_by_its_own_tokenizer(tokenizer):

@@ -157,13 +157,6 @@ def test_nllb_with_codes_after_the_text_is_refused(tokenizers, tmp_path):
         choose_languages(legacy, "deu_Latn", "eng_Latn", NOTHING)
 
 
-def test_error_names_similar_languages_and_not_all(tokenizers):
-    with pytest.raises(ValueError, match="no language") as raised:
-        choose_languages(tokenizers("m2m100"), "no language", "en", NOTHING)
-
-    assert raised.value.args[0].count(",") < 12
-
-
 @pytest.mark.parametrize("name", ["marian", "bart"])
 def test_language_is_refused_by_a_tokenizer_without_any(tokenizers, name):
     with pytest.raises(ValueError, match="takes no source language, got 'de'"):
@@ -213,12 +206,3 @@ def test_bpe_dropout_refuses_a_tokenizer_that_is_not_fast(tokenizers):
         SegmentedPairs(
             TokenizerPair.joint(tokenizers("marian")), ["a"], ["b"], rate=0.1, seed=1, max_length=9
         )
-
-
-def test_contents_of_slow_tokenizers_differ_by_their_pieces(tokenizers, tmp_path):
-    tokenizer = tokenizers("marian")
-    source, target, vocabulary = sorted(tokenizer.save_vocabulary(str(tmp_path)))
-    same, other = (type(tokenizer)(source, one, vocabulary) for one in (target, source))
-
-    assert TokenizerPair.joint(same).contents == TokenizerPair.joint(tokenizer).contents
-    assert TokenizerPair.joint(other).contents != TokenizerPair.joint(tokenizer).contents

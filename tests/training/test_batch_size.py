@@ -13,8 +13,8 @@ from vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
 from vanilla_transformer_tools.settings import PRESETS, TrainSettings
-from vanilla_transformer_tools.training import batch_size as module
-from vanilla_transformer_tools.training.batch_size import (
+from vanilla_transformer_tools.training import plan as module
+from vanilla_transformer_tools.training.plan import (
     PLANNED_SHARE,
     choose_batch_size,
     estimated_memory,
@@ -116,13 +116,6 @@ def test_gpu_without_room_gets_the_fewest_tokens_that_hold_all_pairs(monkeypatch
     assert choose(monkeypatch, 0.5, preset="big", **settings).tokens == tokens
 
 
-def test_two_passes_take_twice_the_activations():
-    once, twice = (estimated_memory(model_of("base"), CUDA, True, n) for n in (1, 2))
-
-    assert twice.fixed == once.fixed
-    assert twice.per_token == pytest.approx(2 * once.per_token, rel=1e-4)
-
-
 def test_processes_share_what_fits_the_fullest_gpu(monkeypatch):
     monkeypatch.setattr(module, "gather_object", lambda free: [*free, 4 * GIGABYTE, free[0] + 1])
     chosen = choose(monkeypatch, 6, preset="base", processes=3)
@@ -151,29 +144,6 @@ def test_plan_explains_no_choice_where_there_was_none(monkeypatch, given, tokens
     assert not list(chosen.describe())
 
 
-@pytest.mark.parametrize(
-    ("settings", "target_size", "trained"),
-    [
-        ({}, None, 1.0),
-        ({"separate_vocabularies": True, "target_vocab_size": 300}, 300, 1.0),
-        ({"separate_vocabularies": True}, 320, 1.0),
-        ({"peft": "lora", "init_from": "a"}, None, 0.0),
-    ],
-)
-def test_estimate_is_for_the_model_of_the_run(monkeypatch, settings, target_size, trained):
-    saved = VanillaTransformerConfig(d_model=16, vocab_size=320)
-    monkeypatch.setattr(module, "load_config", lambda name: saved)
-
-    model = module._model_without_values(
-        TrainSettings(vocab_size=320, config=["d_model=16"], **settings)
-    )
-
-    assert model.device.type == "meta"
-    assert (model.config.d_model, model.config.vocab_size) == (16, 320)
-    assert model.config.target_vocab_size == (target_size or 320)
-    assert model.num_parameters(only_trainable=True) == trained * model.num_parameters()
-
-
 @pytest.mark.parametrize("sizes", [{}, {"encoder_layers": 1, "decoder_layers": 4}])
 def test_estimate_is_near_what_a_step_keeps_for_its_backward_pass(sizes):
     widths = {"d_model": 64, "encoder_ffn_dim": 256, "decoder_ffn_dim": 256}
@@ -200,26 +170,3 @@ def test_estimate_is_near_what_a_step_keeps_for_its_backward_pass(sizes):
 
     estimate = estimated_memory(model, torch.device("cpu"), is_half=False).per_token
     assert 0.6 * estimate < bytes_kept / (2 * ids.numel()) < 1.1 * estimate
-
-
-def test_fixed_memory_holds_weights_gradients_and_moments():
-    model = model_of("base")
-
-    whole = estimated_memory(model, torch.device("cpu"), is_half=False).fixed
-    model.model.encoder.requires_grad_(False)
-    frozen = estimated_memory(model, torch.device("cpu"), is_half=False).fixed
-
-    # And the logits of 256 targets, with gradient and difference.
-    logits = 256 * 10_000 * 12
-    trained = model.num_parameters(only_trainable=True)
-    assert whole == 16 * model.num_parameters() + logits
-    assert frozen == 4 * model.num_parameters() + 12 * trained + logits
-
-
-def test_half_precision_halves_what_products_keep():
-    model = model_of("base")
-    full, half = (estimated_memory(model, torch.device("cpu"), is_half=x) for x in (False, True))
-
-    # Norms read float32 in both; autocast has a copy of the weights.
-    assert 0.5 < half.per_token / full.per_token < 0.7
-    assert half.fixed > full.fixed

@@ -187,24 +187,3 @@ def test_processes_finish_when_all_know_that_one_was_asked(monkeypatch, world_si
     # A signal that comes now is the second one.
     assert (here.finishing, here.asked) == (world_size == 2, world_size == 2)
     assert not control.should_training_stop
-
-
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_processes_agree_that_one_was_interrupted(monkeypatch, world_size):
-    monkeypatch.setattr(
-        "vanilla_transformer_tools.training.callbacks.reduce", lambda *_: torch.tensor([1])
-    )
-    stop = StopOnRequest(max_minutes=None)
-
-    answer = stop.is_interrupted(arguments_of(world_size=world_size))
-
-    assert (answer, stop.interrupted) == (world_size == 2, world_size == 2)
-
-
-def test_epoch_that_runs_to_its_end_is_left_to_trainer():
-    control = TrainerControl()
-
-    StopOnRequest(max_minutes=None).on_epoch_end(arguments_of(), TrainerState(), control)
-
-    assert not control.should_save
-    assert not control.should_evaluate

@@ -9,7 +9,6 @@ from torch import Tensor, fx
 from torch._subclasses import FakeTensorMode
 
 from vanilla_transformer import fast_vanilla_transformer
-from vanilla_transformer.fast_layers_vanilla_transformer import is_untouched
 from vanilla_transformer_tools.training.starting_model import compile_layers
 
 from ..conftest import Batch, Model, build_variant, gradients
@@ -94,24 +93,6 @@ def test_loss_is_compiled_on_a_gpu(tiny_model, monkeypatch, device, compiler):
         tiny_model._loss(hidden_states, None, labels, 6, r_drop_alpha=0.0)
 
     assert given == [compiler]
-
-
-@pytest.mark.parametrize("num_beams", [1, 3])
-def test_searches_do_not_compile_each_step(graphs, tiny_model, batch, num_beams):
-    source = {name: batch[name] for name in ("input_ids", "attention_mask")}
-    expected = tiny_model.generate(**source, num_beams=num_beams, max_length=20)
-    compile_layers(tiny_model, counting(graphs))
-
-    # Seq2SeqTrainer gives the labels too, and has run the layers.
-    tiny_model(**batch)
-    found = tiny_model.generate(
-        **source, labels=batch["labels"], num_beams=num_beams, max_length=20
-    )
-
-    assert found.tolist() == expected.tolist()
-    assert not graphs
-    layers = tiny_model.model.decoder.layers
-    assert all(map(is_untouched, layers)), "the search runs the layers, which takes longer"
 
 
 def test_batches_without_padding_have_graphs_of_their_own(graphs, tiny_model):

@@ -46,23 +46,6 @@ def test_nearest_output_depends_on_the_score(nearest, expected):
     assert chosen == [expected]
 
 
-def test_first_of_equally_near_outputs_is_chosen():
-    targets = Targets(references=True, nearest="chrf")
-
-    assert targets.choose("zz", ["", "aa", "bb"]) == ["zz", "aa"]
-
-
-def test_bleu_separates_tokens_as_told():
-    outputs = ["ab cd!", "x cd !"]
-
-    chosen = [
-        targets.choose("ab cd !", outputs)
-        for targets in (Targets(nearest="bleu"), Targets(nearest="bleu", tokenize="none"))
-    ]
-
-    assert chosen == [["ab cd!"], ["x cd !"]]
-
-
 def test_outputs_are_read_in_groups(write):
     rows = ["1\t-0.5\ta\tb", "1\t-1.0\tc", "2\t-0.1\t", "2\t-0.2\td"]
 
@@ -99,18 +82,6 @@ def test_source_without_an_output_is_counted_and_left_out(write_some):
     assert counts == (
         "2 pairs from 2 sources; the teacher wrote nothing for 1, and the reference for 1"
     )
-
-
-def test_outputs_of_other_sources_are_refused(write_some):
-    with pytest.raises(ValueError, match="shorter"):
-        write_some(["a"])
-
-
-def test_teacher_must_write_something(write_some, tmp_path):
-    with pytest.raises(ValueError, match="at least one source, got 2 blank outputs beside"):
-        write_some([""], [" "])
-
-    assert not (tmp_path / "de").exists()
 
 
 @pytest.fixture

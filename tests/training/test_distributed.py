@@ -75,16 +75,6 @@ def test_two_processes_train_the_model_of_one(launched, alone, kind):
     assert_same_weights(launched(kind), alone[0])
 
 
-def test_projection_of_its_own_is_trained_under_fsdp_as_in_one_process(tmp_path):
-    together, alone = tmp_path / "together", tmp_path / "alone"
-    together.mkdir()
-    helper.train_shortly(alone, batch_size=4, tied=False)
-
-    launch(helper.__file__, together, "--shard", "--untied")
-
-    assert_same_weights(together, alone)
-
-
 @both_launches
 def test_two_processes_translate_like_one(launched, alone, kind):
     # Each process translates its half; both halves are gathered in both processes.

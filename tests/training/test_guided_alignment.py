@@ -4,11 +4,6 @@ import pytest
 import torch
 
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer_tools.inspection.alignments import (
-    align_words,
-    read_gold,
-    score_alignments,
-)
 from vanilla_transformer_tools.training.guided_alignment import (
     HEAD,
     WEIGHT,
@@ -21,7 +16,7 @@ from vanilla_transformer_tools.training.trainer import r_drop
 from vanilla_transformer_tools.translation import Translator
 
 from ..support.aligned_numbers import write_aligned_corpus
-from ..support.training_runs import build_settings, read_json, run_training
+from ..support.training_runs import read_json, run_training
 
 # Row, target, source: a target with two links, one without any, and a short row.
 LINKS = torch.tensor([[0, 0, 1], [0, 1, 0], [0, 1, 3], [1, 0, 6], [2, 2, 1]])
@@ -100,15 +95,6 @@ def test_tokens_have_the_links_of_their_words(tokenizer):
     assert links
 
 
-def test_links_of_tokens_that_are_cut_off_are_dropped(tokenizer):
-    whole, cut = (
-        next(_words_of_tokens(tokenizer, "text", ["ein hund rennt"], None, most))
-        for most in (20, 3)
-    )
-
-    assert cut == whole[:2]
-
-
 def test_collator_numbers_the_rows(tokenizer):
     rows = [{"input_ids": [5, 2], "labels": [6, 2], "alignment": links} for links in ([0, 1], [])]
     collate = AlignedCollator(tokenizer)
@@ -167,39 +153,3 @@ def test_file_that_does_not_fit_is_refused(aligned_corpus, tmp_path, text, messa
             tmp_path / "run",
             {"alignments": str(tmp_path / "links")},
         )
-
-
-@pytest.mark.slow
-def test_guided_head_aligns_better_than_any_other(tmp_path):
-    write_aligned_corpus(tmp_path, train=3000, validation=40, test=100)
-    names = ("test.de", "test.en", "test.align")
-    sources, targets, _ = (
-        (tmp_path / name).read_text(encoding="utf-8").splitlines() for name in names
-    )
-    gold = read_gold(tmp_path / names[2])
-    config = ["d_model=48", "encoder_layers=2", "decoder_layers=2", "dropout=0"]
-    settings = {"config": [*build_settings(tmp_path).config, *config], "tokenizer_kind": "word"}
-
-    def error_rates(name, **changes):
-        folder = run_training(
-            tmp_path,
-            tmp_path / name,
-            settings | changes,
-            learning_rate=6e-3,
-            warmup_steps=50,
-            max_steps=800,
-        )
-        translator = Translator.from_pretrained(str(folder), engine="torch")
-        model = translator.engine.model
-        own = getattr(model.generation_config, "alignment_heads", None)
-        rates = []
-        for heads in [own] if own else [[[layer, head]] for layer in (0, 1) for head in (0, 1)]:
-            model.generation_config.alignment_heads = heads
-            found = list(align_words(translator, sources, targets))
-            rates.append(score_alignments(found, gold).error_rate)
-        return min(rates)
-
-    guided = error_rates("guided", alignments=str(tmp_path / "train.align"))
-
-    # Of a plain head that is nearly perfect, no third can be counted.
-    assert guided <= max(error_rates("plain") * 2 / 3, 0.02)

@@ -1,27 +1,41 @@
-"""Resumed runs: the same settings and data, all runs on record, and a folder to themselves."""
+"""A run that is interrupted and continued: whole checkpoints, the same run, a folder of its own."""
 
 import dataclasses
 import json
+import os
+import random
 import re
 import shutil
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
+from vanilla_transformer_tools.saved_folder import FILES_FILE
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.training.callbacks import StopOnRequest, StoppedBySignalError
-from vanilla_transformer_tools.training.reports import _moment
-from vanilla_transformer_tools.training.resume import (
+from vanilla_transformer_tools.training.checkpoints import (
     check_free,
+    check_optimizer,
     claimed,
-    continued_record,
+    close_checkpoint,
+    closed_checkpoints,
+    delete_oldest,
+    delete_unclosed,
     discard_stopped,
+    reopen_checkpoint,
+    resumable_checkpoint,
 )
-from vanilla_transformer_tools.training.run_record import describe_run, read_log
+from vanilla_transformer_tools.training.reports import _moment
+from vanilla_transformer_tools.training.run_record import continued_record, describe_run, read_log
 from vanilla_transformer_tools.training.trainer import TokenBatchTrainer
 
+from ..support.commands import command_server
+from ..support.full_disk import small_files
 from ..support.scripts import run_script
 from ..support.training_runs import (
     MOMENT,
@@ -29,14 +43,124 @@ from ..support.training_runs import (
     build_arguments,
     build_settings,
     checkpoints_of,
+    flip_bit,
     read_json,
     run_training,
     training_options,
 )
 
 SEPARATE = {"separate_vocabularies": True, "target_vocab_size": 300}
-UNVALIDATED = {"validated": False}
+
+
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train.py"
+
+
+# A checkpoint is whole
+
+
+@pytest.fixture
+def make(tmp_path):
+    """Writes a checkpoint of three files, closed or not."""
+
+    def make_checkpoint(update, *, closed=True):
+        folder = tmp_path / f"checkpoint-{update}"
+        (folder / "global_step").mkdir(parents=True)
+        for name in ("config.json", "model.safetensors", "optimizer.pt", "global_step/part"):
+            (folder / name).write_text(name)
+        if closed:
+            close_checkpoint(folder)
+        return folder
+
+    return make_checkpoint
+
+
+def test_checkpoints_are_in_the_order_of_their_updates(make, tmp_path):
+    whole = [make(update) for update in (9, 10, 100)]
+    make(50, closed=False)
+    (tmp_path / "checkpoint-7").write_text("no folder")
+    (tmp_path / "checkpoint-best").mkdir()
+
+    assert closed_checkpoints(tmp_path) == whole
+
+
+def test_newest_whole_checkpoint_is_resumed_and_newer_ones_are_explained(make, tmp_path):
+    for update in (8, 9, 10, 11, 12, 13):
+        make(update, closed=update != 12)
+    (tmp_path / "checkpoint-10" / "optimizer.pt").write_text("other bytes")
+    (tmp_path / "checkpoint-11" / "global_step" / "part").unlink()
+    (tmp_path / "checkpoint-13" / "optimizer.pt").unlink()
+    close_checkpoint(tmp_path / "checkpoint-13")
+
+    checkpoint, skipped = resumable_checkpoint(tmp_path)
+
+    assert checkpoint == tmp_path / "checkpoint-9"
+    assert [(path.name, fault) for path, fault in skipped.items()] == [
+        ("checkpoint-13", "it holds no state of the optimizer (--save_only_model)"),
+        ("checkpoint-12", "it has no files.json, so the run ended while saving it"),
+        ("checkpoint-11", "its global_step/part is missing"),
+        ("checkpoint-10", "its optimizer.pt has other bytes than were saved"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("part", "damage"), [("bytes", "byves"), ("xxh3_128", "xxh3_129"), ("{", "")]
+)
+def test_checkpoint_whose_list_is_damaged_is_skipped(make, tmp_path, part, damage):
+    whole, record = make(9), make(10) / FILES_FILE
+    text = record.read_text()
+    record.write_text(text.replace(part, damage))
+    assert record.read_text() != text
+
+    assert resumable_checkpoint(tmp_path)[0] == whole
+
+
+def test_reopened_checkpoint_counts_no_longer_and_is_deleted_by_the_next_run(make, tmp_path):
+    whole, reopened = make(9), make(10)
+    reopen_checkpoint(reopened)
+    reopen_checkpoint(reopened)
+
+    delete_unclosed(tmp_path)
+
+    assert list(tmp_path.iterdir()) == [whole]
+
+
+@pytest.mark.parametrize(
+    ("limit", "best", "kept"),
+    [
+        (None, None, [2, 4, 6, 8]),
+        (2, None, [4, 6]),
+        (2, 2, [2, 6]),
+        (1, 2, [2, 6]),
+        (3, 8, [4, 6, 8]),
+    ],
+)
+def test_oldest_checkpoints_are_deleted(tmp_path, limit, best, kept):
+    # The run was resumed from the fourth update, because checkpoint-8 was damaged, and then copied.
+    for second, update in enumerate((6, 4, 2, 8)):
+        checkpoint = tmp_path / f"checkpoint-{update}"
+        checkpoint.mkdir()
+        os.utime(checkpoint, (1000 + second / 10, 1000 + second / 10))
+
+    best = best and str(tmp_path / f"checkpoint-{best}")
+    delete_oldest(tmp_path / "checkpoint-6", limit, best)
+
+    assert checkpoints_of(tmp_path) == kept
+
+
+@pytest.mark.parametrize("was_sharded", [False, True])
+def test_run_is_resumed_under_fsdp_if_it_began_so(make, was_sharded):
+    folder = make(9)
+    if was_sharded:
+        (folder / "optimizer.pt").rename(folder / "optimizer.bin")
+
+    check_optimizer(folder, was_sharded)
+
+    before, now = ("with", "without") if was_sharded else ("without", "with")
+    with pytest.raises(ValueError, match=f"checkpoint-9 {before} FSDP, .* got a run {now} it"):
+        check_optimizer(folder, not was_sharded)
+
+
+# The run goes on
 
 
 def run_updates(corpus, folder, updates, *, settings=None, **changes):
@@ -47,19 +171,12 @@ def run_updates(corpus, folder, updates, *, settings=None, **changes):
 
 @pytest.fixture(scope="module")
 def first_run(corpus, tmp_path_factory):
-    return run_updates(corpus, tmp_path_factory.mktemp("first") / "run", 4)
+    return run_updates(corpus, tmp_path_factory.mktemp("first") / "run", 6)
 
 
 @pytest.fixture
 def folder(first_run, tmp_path):
     return shutil.copytree(first_run, tmp_path / "run")
-
-
-@pytest.fixture
-def record(corpus, tmp_path):
-    """What `run.json` says of a run before it begins."""
-    settings = build_settings(corpus)
-    return describe_run(settings, build_arguments(settings, tmp_path), 0)
 
 
 def resume(corpus, folder, updates, *, settings=None, **changes):
@@ -76,157 +193,110 @@ def state_of(folder):
     }
 
 
-# The same settings and data
+def test_resumed_run_saves_as_often_as_it_is_told(corpus, folder):
+    resume(corpus, folder, 9, save_steps=1)
+
+    assert checkpoints_of(folder) == [4, 6, 7, 8, 9]
 
 
-@pytest.mark.parametrize(
-    ("changes", "fault"),
-    [
-        ({"learning_rate": 5e-3}, "--learning_rate was 0.01, got 0.005"),
-        ({"seed": 7}, "--seed was 42, got 7"),
-        ({"bf16": True}, "--bf16 was False, got True"),
-        ({"label_smoothing_factor": 0.0}, "--label_smoothing_factor was 0.1, got 0.0"),
-        ({"settings": {"max_tokens_per_batch": 400}}, "--max_tokens_per_batch was 800, got 400"),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
-)
-def test_resuming_is_refused_with_other_settings(corpus, folder, changes, fault):
-    before = state_of(folder)
+def test_resuming_passes_over_several_broken_checkpoints(corpus, first_run, folder, capsys):
+    with open(folder / "checkpoint-6" / "optimizer.pt", "r+b") as file:
+        file.truncate(1000)
+    flip_bit(folder / "checkpoint-4" / "model.safetensors")
 
-    with pytest.raises(ValueError, match="continues a run with its own settings") as error:
-        resume(corpus, folder, 6, **changes)
+    resume(corpus, folder, 6)
 
-    assert fault in str(error.value)
-    assert state_of(folder) == before
+    said = capsys.readouterr().out
+    assert "checkpoint-6 is skipped: its optimizer.pt has other bytes than were saved" in said
+    assert "checkpoint-4 is skipped: its model.safetensors has other bytes" in said
+    assert_same_weights(folder, first_run)
 
 
-def test_all_differences_are_named_at_once(corpus, folder):
-    with pytest.raises(ValueError, match=r"--r_drop was 0\.0") as error:
-        resume(corpus, folder, 6, settings={"r_drop": 1.0}, learning_rate=1.0)
+def test_resuming_is_refused_when_no_checkpoint_is_whole(corpus, folder):
+    for checkpoint in folder.glob("checkpoint-*"):
+        (checkpoint / "trainer_state.json").unlink()
+    before = sorted(folder.rglob("*"))
 
-    assert "--learning_rate was 0.01, got 1.0" in str(error.value)
-
-
-def test_resuming_is_refused_when_a_training_file_has_changed(corpus, folder, tmp_path):
-    other = shutil.copytree(corpus, tmp_path / "other")
-    (other / "train.en").write_text((other / "train.en").read_text().replace("one", "two"))
-    before = state_of(folder)
-
-    with pytest.raises(ValueError, match=r"train\.en has other content than it had \(SHA-256"):
-        resume(other, folder, 6)
-
-    assert state_of(folder) == before
-
-
-def test_resuming_follows_data_that_have_moved(corpus, folder, tmp_path):
-    resume(shutil.copytree(corpus, tmp_path / "moved"), folder, 6)
-
-    assert read_json(folder / "run.json")["updates"] == 6
-
-
-def test_resuming_is_refused_without_the_record_of_the_run(corpus, folder):
-    (folder / "run.json").unlink()
-
-    with pytest.raises(ValueError, match=r"--resume needs the run\.json .* got none in"):
+    with pytest.raises(ValueError, match="needs a whole checkpoint") as error:
         resume(corpus, folder, 6)
 
+    assert str(error.value).count("its trainer_state.json is missing") == 3
+    assert sorted(folder.rglob("*")) == before
 
-def test_every_setting_may_change_or_is_refused(record):
-    """A new setting is refused until somebody decides that no update depends on it."""
-    others = {field.name: "another value" for field in dataclasses.fields(TrainSettings)}
 
-    with pytest.raises(ValueError, match="--train was") as error:
-        continued_record(record, {**record, "settings": others})
+def test_checkpoint_that_is_written_anew_does_not_count_meanwhile(corpus, folder, monkeypatch):
+    (folder / "checkpoint-6" / "scheduler.pt").unlink()
 
-    assert {name for name in others if f"--{name} was" not in str(error.value)} == {
-        *("data", "resume", "minutes", "max_minutes", "finish_within", "average_last"),
-        "early_stopping_patience",
-        *("metrics", "validation_sets", "language", "dataset_tags", "license"),
-    }
+    def fail(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(TokenBatchTrainer, "_save_optimizer_and_scheduler", fail)
+    with pytest.raises(OSError, match="No space left"):
+        resume(corpus, folder, 6)
+
+    assert [path.name for path in closed_checkpoints(folder)][-1] == "checkpoint-4"
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        *("max_steps", "num_train_epochs", "eval_steps", "logging_steps", "save_total_limit"),
-        # What processes do beside training.
-        *("ddp_timeout", "ddp_find_unused_parameters"),
-    ],
+    ("save_strategy", "saved"), [("steps", "checkpoint-2"), ("no", "")], ids=["checkpoint", "model"]
 )
-def test_length_and_reports_of_a_run_may_change(record, name):
-    continued_record(record, {**record, "arguments": {**record["arguments"], name: 77}})
+def test_full_disk_is_named_while_saving(corpus, tmp_path, save_strategy, saved):
+    folder = tmp_path / "run"
+
+    named = re.escape(f"Saving into {folder / saved} failed: ")
+    with small_files(120_000), pytest.raises(OSError, match=f"{named}.*File too large"):
+        run_updates(corpus, folder, 2, save_strategy=save_strategy)
+
+    assert not closed_checkpoints(folder)
 
 
-def test_scores_of_a_resumed_run_are_measured_as_before(record):
-    others = {"generation_num_beams": 7, "generation_max_length": 77}
+def test_best_checkpoint_that_has_changed_is_not_loaded(corpus, tmp_path, monkeypatch, capsys):
+    def damage(self, args, state, *others, **named):
+        if state.global_step == 3:
+            flip_bit(tmp_path / "checkpoint-2" / "model.safetensors")
 
-    with pytest.raises(ValueError, match="--generation_num_beams was ") as error:
-        continued_record(record, {**record, "arguments": {**record["arguments"], **others}})
+    monkeypatch.setattr(StopOnRequest, "on_step_end", damage)
+    # Otherwise the last checkpoint, whose loss would be lower, would be the best.
+    scored = {"eval_strategy": "steps", "eval_steps": 2, "learning_rate": 0.0}
+    scored |= {"save_strategy": "steps", "save_steps": 2}
 
-    assert "--generation_max_length was " in str(error.value)
+    run_training(corpus, tmp_path, {"average_last": 0}, max_steps=3, **scored)
 
-
-# On record
-
-
-def test_each_run_is_recorded_as_it_was(corpus, folder):
-    for updates in (6, 8):
-        resume(corpus, folder, updates, logging_steps=updates)
-
-    run = read_json(folder / "run.json")
-    runs = [*run["previous_runs"], run]
-    assert [each["first_update"] for each in runs] == [0, 4, 6]
-    assert [each["arguments"]["max_steps"] for each in runs] == [4, 6, 8]
-    assert [each["arguments"]["logging_steps"] for each in runs] == [1, 6, 8]
-    assert [each["settings"]["resume"] for each in runs] == [False, True, True]
-    facts = {"first_update", "command", "hardware", "python", "versions", "commit", "sha256"}
-    for before in runs[:2]:
-        assert before.keys() == {*facts, "settings", "arguments"}
+    assert "checkpoint-2 is skipped: its model.safetensors has other" in capsys.readouterr().out
+    assert read_json(tmp_path / "run.json")["weights"] == "last update"
+    with pytest.raises(AssertionError, match="not equal"):
+        assert_same_weights(tmp_path, tmp_path / "checkpoint-2")
 
 
-def test_record_has_the_arguments_that_were_given(first_run):
-    assert read_json(first_run / "run.json")["arguments"]["label_smoothing_factor"] == 0.1
+def test_best_checkpoint_is_found_when_the_folder_has_moved(corpus, tmp_path):
+    # Whatever the loss, the first of two updates has the greater one.
+    given = {"metric_for_best_model": "loss", "greater_is_better": True, "max_steps": 2}
+    for kind in ("save", "eval"):
+        given |= {f"{kind}_strategy": "steps", f"{kind}_steps": 1}
+    settings = {"average_last": 1, "max_validation_pairs": 1}
+    run_training(corpus, tmp_path / "old", settings, **given)
+    (tmp_path / "old").rename(tmp_path / "new")
+
+    run_training(corpus, tmp_path / "new", settings | {"resume": True}, **given)
+
+    assert_same_weights(tmp_path / "new", tmp_path / "new" / "checkpoint-1")
+    assert read_json(tmp_path / "new" / "run.json")["weights"] == "best checkpoint"
 
 
 def test_finished_run_trains_no_further_when_it_is_resumed(corpus, folder, first_run):
     reports = read_log(folder / "log.jsonl")
 
-    resume(corpus, folder, 4)
+    resume(corpus, folder, 6)
 
     assert_same_weights(folder, first_run)
     assert checkpoints_of(folder) == checkpoints_of(first_run)
-    assert read_json(folder / "run.json")["updates"] == 4
+    assert read_json(folder / "run.json")["updates"] == 6
     later = read_log(folder / "log.jsonl")
     assert [one for one in later if "loss" in one] == [one for one in reports if "loss" in one]
     # The mean of no losses is not 0.
     assert [one["train_loss"] for one in later if "train_loss" in one] == [
         reports[-1]["train_loss"]
     ]
-
-
-def test_log_of_a_resumed_run_has_each_update_once(corpus, first_run, tmp_path):
-    folder = tmp_path / "run"
-    folder.mkdir()
-    shutil.copytree(first_run / "checkpoint-2", folder / "checkpoint-2")
-    shutil.copy(first_run / "run.json", folder)
-    # A kill cut the last row.
-    log = (first_run / "log.jsonl").read_text()
-    (folder / "log.jsonl").write_text(log[:-9])
-
-    resume(corpus, folder, 4)
-
-    steps = [one["step"] for one in read_log(folder / "log.jsonl") if "loss" in one]
-    assert steps == [1, 2, 3, 4]
-
-
-def test_odd_row_of_a_log_is_named(tmp_path):
-    (tmp_path / "log.jsonl").write_text('{"step": 1}\n[2]\n{"step": 3}\n')
-
-    with pytest.raises(ValueError, match=r"Line 2 of .*log\.jsonl must be a JSON object, got '\[2"):
-        read_log(tmp_path / "log.jsonl")
-
-
-# The weights of one run
 
 
 def test_resumed_run_ends_with_the_weights_of_one_in_one_go(corpus, tmp_path, capsys):
@@ -246,14 +316,11 @@ def test_resumed_run_ends_with_the_weights_of_one_in_one_go(corpus, tmp_path, ca
     assert_same_weights(resumed, whole)
 
 
-@pytest.mark.parametrize(("bpe_dropout", "by_steps"), [(0.0, False), (0.2, True)])
-def test_resumed_run_is_the_same_when_it_stopped_amid_an_epoch(
-    corpus, tmp_path, bpe_dropout, by_steps
-):
+def test_resumed_run_is_the_same_when_it_stopped_amid_an_epoch(corpus, tmp_path):
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
-    settings = {"bpe_dropout": bpe_dropout, "average_last": 2, "max_tokens_per_batch": 2000}
-    settings |= UNVALIDATED
-    saving = {"save_strategy": "steps", "save_steps": 6} if by_steps else {}
+    settings = {"bpe_dropout": 0.2, "average_last": 2, "max_tokens_per_batch": 2000}
+    settings["validated"] = False
+    saving = {"save_strategy": "steps", "save_steps": 6}
     run_training(corpus, whole, settings, num_train_epochs=2, **saving)
     checkpoints = checkpoints_of(whole)
     updates = checkpoints[-1]
@@ -265,22 +332,204 @@ def test_resumed_run_is_the_same_when_it_stopped_amid_an_epoch(
     assert_same_weights(resumed, whole)
 
 
-# A folder of its own
+# To the last bit
 
 
-def test_run_is_refused_when_its_folder_is_taken(first_run, corpus):
-    before = {path: path.stat().st_mtime_ns for path in first_run.rglob("*")}
+UPDATES = 300
+KILLS = 5
 
-    with pytest.raises(ValueError, match=f"{first_run} already holds a run") as caught:
-        run_training(corpus, first_run)
 
-    assert "--resume" in str(caught.value)
-    assert before == {path: path.stat().st_mtime_ns for path in first_run.rglob("*")}
+VALIDATED = ["--eval_strategy", "steps", "--eval_steps", "20", "--metric_for_best_model", "loss"]
+VALIDATED += ["--predict_with_generate", "false", "--max_validation_pairs", "4"]
+VALIDATED += ["--moving_average", "0.9"]
+
+
+DRAWN = ["--bpe_dropout", "0.1", "--r_drop", "1"]
+STREAMED = ["--streaming", "--shuffle_buffer", "90", "--tokenizer_pairs", "300"]
+
+
+RUNS = {
+    "float32": (["--bf16", "false", *DRAWN], True),
+    "bf16_stream": (["--bf16", "true", *STREAMED, "--gradient_accumulation_steps", "2"], False),
+}
+
+
+def options_of(corpus, options, *, validated):
+    given = [*training_options(corpus, "d_model=40"), "--max_tokens_per_batch", "600"]
+    given += ["--logging_steps", "1", "--max_steps", UPDATES]
+    given += ["--save_strategy", "steps", "--save_steps", "20"]
+    if validated:
+        pair = [corpus / f"validation.{language}" for language in ("de", "en")]
+        given += ["--validation", *pair, *VALIDATED]
+    return [*given, *options]
+
+
+def numbers_of(folder):
+    """All numbers that a run ends with."""
+    checkpoint = folder / f"checkpoint-{UPDATES}"
+    optimizer = torch.load(checkpoint / "optimizer.pt", weights_only=True)["state"]
+    state = {
+        f"{number} {name}": value
+        for number, values in optimizer.items()
+        for name, value in values.items()
+    }
+    for file in (folder / "model.safetensors", *checkpoint.glob("*.safetensors")):
+        tensors = load_file(file)
+        state |= {f"{file.relative_to(folder)} {name}": value for name, value in tensors.items()}
+    return state
+
+
+@pytest.fixture(scope="module")
+def server():
+    with command_server() as server:
+        yield server
+
+
+def losses_of(folder):
+    reports = read_log(folder / "log.jsonl")
+    return [(report["step"], report["loss"]) for report in reports if "loss" in report]
+
+
+def reached(folder, update):
+    return any(report["step"] >= update for report in read_log(folder / "log.jsonl"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", RUNS)
+def test_resumed_run_is_bit_equal_when_it_was_killed_five_times(server, corpus, tmp_path, name):
+    changes, validated = RUNS[name]
+    options = options_of(corpus, changes, validated=validated)
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    # One kill in each part of the run, long before its end.
+    draw = random.Random(name)
+    moments = [50 * part + draw.randrange(25, 48) for part in range(KILLS)]
+
+    undisturbed = server.run(tmp_path, "train", *options, "--output_dir", whole)
+    assert undisturbed.status == 0, undisturbed.errors
+    for number, moment in enumerate(moments):
+        resume = ["--resume"] * bool(number)
+        command = server.start(tmp_path, "train", *options, "--output_dir", killed, *resume)
+        command.wait_until(partial(reached, killed, moment))
+        command.signal(signal.SIGKILL)
+        assert command.wait() == -signal.SIGKILL, command.errors
+    last = server.run(tmp_path, "train", *options, "--output_dir", killed, "--resume")
+
+    assert last.status == 0, last.errors
+    assert len(read_json(killed / "run.json")["previous_runs"]) == KILLS
+    assert losses_of(killed) == losses_of(whole)
+    torch.testing.assert_close(numbers_of(killed), numbers_of(whole), rtol=0, atol=0)
+
+
+# The same settings and data
+
+
+@pytest.fixture
+def record(corpus, tmp_path):
+    """What `run.json` says of a run before it begins."""
+    settings = build_settings(corpus)
+    return describe_run(settings, build_arguments(settings, tmp_path), 0)
 
 
 @pytest.mark.parametrize(
-    "name", ["README.md", "run.json", "log.jsonl", "mine_vanilla_transformer.py", "tokenizer.json"]
+    ("changes", "fault"),
+    [
+        ({"learning_rate": 5e-3}, "--learning_rate was 0.01, got 0.005"),
+        ({"settings": {"max_tokens_per_batch": 400}}, "--max_tokens_per_batch was 800, got 400"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
+def test_resuming_is_refused_with_other_settings(corpus, folder, changes, fault):
+    before = state_of(folder)
+
+    with pytest.raises(ValueError, match="continues a run with its own settings") as error:
+        resume(corpus, folder, 8, **changes)
+
+    assert fault in str(error.value)
+    assert state_of(folder) == before
+
+
+def test_resuming_is_refused_when_a_training_file_has_changed(corpus, folder, tmp_path):
+    other = shutil.copytree(corpus, tmp_path / "other")
+    (other / "train.en").write_text((other / "train.en").read_text().replace("one", "two"))
+    before = state_of(folder)
+
+    with pytest.raises(ValueError, match=r"train\.en has other content than it had \(SHA-256"):
+        resume(other, folder, 8)
+
+    assert state_of(folder) == before
+
+
+def test_resuming_follows_data_that_have_moved(corpus, folder, tmp_path):
+    resume(shutil.copytree(corpus, tmp_path / "moved"), folder, 8)
+
+    assert read_json(folder / "run.json")["updates"] == 8
+
+
+def test_resuming_is_refused_without_the_record_of_the_run(corpus, folder):
+    (folder / "run.json").unlink()
+
+    with pytest.raises(ValueError, match=r"--resume needs the run\.json .* got none in"):
+        resume(corpus, folder, 8)
+
+
+def test_every_setting_may_change_or_is_refused(record):
+    """A new setting is refused until somebody decides that no update depends on it."""
+    others = {field.name: "another value" for field in dataclasses.fields(TrainSettings)}
+
+    with pytest.raises(ValueError, match="--train was") as error:
+        continued_record(record, {**record, "settings": others})
+
+    assert {name for name in others if f"--{name} was" not in str(error.value)} == {
+        *("data", "resume", "minutes", "max_minutes", "finish_within", "average_last"),
+        "early_stopping_patience",
+        *("metrics", "validation_sets", "language", "dataset_tags", "license"),
+    }
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["max_steps", "eval_steps", "ddp_timeout"],
+)
+def test_length_and_reports_of_a_run_may_change(record, name):
+    continued_record(record, {**record, "arguments": {**record["arguments"], name: 77}})
+
+
+def test_scores_of_a_resumed_run_are_measured_as_before(record):
+    others = {"generation_num_beams": 7, "generation_max_length": 77}
+
+    with pytest.raises(ValueError, match="--generation_num_beams was ") as error:
+        continued_record(record, {**record, "arguments": {**record["arguments"], **others}})
+
+    assert "--generation_max_length was " in str(error.value)
+
+
+def test_each_run_is_recorded_as_it_was(corpus, folder):
+    for updates in (8, 10):
+        resume(corpus, folder, updates, logging_steps=updates)
+
+    run = read_json(folder / "run.json")
+    runs = [*run["previous_runs"], run]
+    assert [each["first_update"] for each in runs] == [0, 6, 8]
+    assert [each["arguments"]["max_steps"] for each in runs] == [6, 8, 10]
+    assert [each["arguments"]["logging_steps"] for each in runs] == [1, 8, 10]
+    assert [each["settings"]["resume"] for each in runs] == [False, True, True]
+    facts = {"first_update", "command", "hardware", "python", "versions", "commit", "sha256"}
+    for before in runs[:2]:
+        assert before.keys() == {*facts, "settings", "arguments"}
+
+
+def test_odd_row_of_a_log_is_named(tmp_path):
+    (tmp_path / "log.jsonl").write_text('{"step": 1}\n[2]\n{"step": 3}\n')
+
+    with pytest.raises(ValueError, match=r"Line 2 of .*log\.jsonl must be a JSON object, got '\[2"):
+        read_log(tmp_path / "log.jsonl")
+
+
+# A folder of its own
+
+
+@pytest.mark.parametrize("name", ["README.md", "run.json", "mine_vanilla_transformer.py"])
 def test_files_of_the_user_are_not_overwritten(corpus, tmp_path, name):
     (tmp_path / name).write_text('{"mine": true}')
     (tmp_path / "notes.txt").write_text("kept")
@@ -290,14 +539,6 @@ def test_files_of_the_user_are_not_overwritten(corpus, tmp_path, name):
 
     assert (tmp_path / name).read_text() == '{"mine": true}'
     assert {path.name for path in tmp_path.iterdir()} == {name, "notes.txt"}
-
-
-def test_other_files_in_the_folder_are_no_obstacle(corpus, tmp_path):
-    shutil.copytree(corpus, tmp_path, dirs_exist_ok=True)
-
-    run_updates(tmp_path, tmp_path, 1)
-
-    assert (tmp_path / "model.safetensors").exists()
 
 
 @pytest.fixture
@@ -345,7 +586,7 @@ def test_run_that_finished_meanwhile_is_not_overwritten(corpus, first_run, tmp_p
         shutil.copytree(first_run, tmp_path, dirs_exist_ok=True)
         return {}
 
-    monkeypatch.setattr("vanilla_transformer_tools.training.plan.drop_rules", read)
+    monkeypatch.setattr("vanilla_transformer_tools.text.filters.drop_rules", read)
     with pytest.raises(ValueError, match="already holds a run"):
         run_updates(corpus, tmp_path, 1)
 
@@ -360,21 +601,6 @@ def test_folder_with_a_trace_of_another_run_is_refused(tmp_path, trace):
         check_free(tmp_path)
 
 
-def test_best_checkpoint_is_found_when_the_folder_has_moved(corpus, tmp_path):
-    # Whatever the loss, the first of two updates has the greater one.
-    given = {"metric_for_best_model": "loss", "greater_is_better": True, "max_steps": 2}
-    for kind in ("save", "eval"):
-        given |= {f"{kind}_strategy": "steps", f"{kind}_steps": 1}
-    settings = {"average_last": 1, "max_validation_pairs": 1}
-    run_training(corpus, tmp_path / "old", settings, **given)
-    (tmp_path / "old").rename(tmp_path / "new")
-
-    run_training(corpus, tmp_path / "new", settings | {"resume": True}, **given)
-
-    assert_same_weights(tmp_path / "new", tmp_path / "new" / "checkpoint-1")
-    assert read_json(tmp_path / "new" / "run.json")["weights"] == "best checkpoint"
-
-
 # Signals
 
 
@@ -387,15 +613,12 @@ def outlived():
 
 
 @pytest.mark.usefixtures("outlived")
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_signal_saves_a_model_and_ends_with_the_status_of_the_signal(
-    corpus, tmp_path, monkeypatch, signum
-):
+def test_signal_saves_a_model_and_ends_with_the_status_of_the_signal(corpus, tmp_path, monkeypatch):
     step = TokenBatchTrainer.training_step
 
     def disturb(trainer, *args, **kwargs):
         if trainer.state.global_step == 2:
-            signal.raise_signal(signum)
+            signal.raise_signal(signal.SIGTERM)
         return step(trainer, *args, **kwargs)
 
     monkeypatch.setattr(TokenBatchTrainer, "training_step", disturb)
@@ -403,7 +626,7 @@ def test_signal_saves_a_model_and_ends_with_the_status_of_the_signal(
 
     stopped = run_script(SCRIPT, *argv, "--max_steps", 9)
 
-    assert stopped.returncode == 128 + signum, stopped.stderr
+    assert stopped.returncode == 128 + signal.SIGTERM, stopped.stderr
     assert "Stopping after this update" in stopped.stdout
     assert read_json(tmp_path / "run.json")["updates"] == 3
     assert checkpoints_of(tmp_path) == [3]
@@ -423,11 +646,6 @@ def test_no_average_is_tried_after_a_signal_to_another_process(
     said = capsys.readouterr().out
     assert "mean of the last" not in said
     assert "moving average" not in said
-
-
-def rates_of(folder):
-    logs = read_log(folder / "log.jsonl")
-    return [log["learning_rate"] for log in logs if "learning_rate" in log]
 
 
 @pytest.mark.usefixtures("outlived")
@@ -450,7 +668,9 @@ def test_signal_finishes_a_run_that_was_asked_to(corpus, tmp_path, monkeypatch, 
     assert 3 <= run["updates"] < 10**5
     assert checkpoints_of(tmp_path)[-1] == run["updates"]
     assert "validation" in read_json(tmp_path / "results.json")
-    rates = rates_of(tmp_path)
+    rates = [
+        log["learning_rate"] for log in read_log(tmp_path / "log.jsonl") if "learning_rate" in log
+    ]
     assert rates[0] == 1e-2
     assert rates[-1] < 8e-3
     assert f"The model is in {tmp_path}" in capsys.readouterr().out
@@ -500,9 +720,6 @@ def test_run_that_can_be_resumed_is_not_discarded(folder):
 
     assert read_json(folder / "run.json") == record
     assert (folder / "model.safetensors").exists()
-
-
-# Told beforehand
 
 
 def test_end_of_a_run_is_told_with_its_day_unless_that_is_today(monkeypatch):

@@ -12,7 +12,6 @@ from torch import Tensor
 from ..support import gradients_of_one_update as one_update
 from ..support.gradients_of_one_update import (
     SHARED,
-    SHARED_BY_EIGHT,
     SMOOTHINGS,
     SPLITS,
     gradients_of_one_update,
@@ -75,22 +74,6 @@ def test_gradients_are_those_of_one_mean_when_processes_share_batches(
     gradients = torch.load(of_two_processes / "gradients-0.pt")
 
     assert_same(gradients[split, smoothing], expected_gradients(in_force(*smoothing)))
-
-
-@pytest.mark.slow
-def test_gradients_are_those_of_one_mean_when_eight_processes_share_batches(tmp_path):
-    launch(one_update.__file__, tmp_path, "--gradients_only", processes=8)
-
-    for rank in range(8):
-        gradients = torch.load(tmp_path / f"gradients-{rank}.pt")
-        assert list(gradients) == SHARED_BY_EIGHT
-        for (_, smoothing), of_eight in gradients.items():
-            assert_same(of_eight, expected_gradients(in_force(*smoothing)))
-
-
-def test_smoothing_changes_the_gradients():
-    with pytest.raises(AssertionError, match="Tensor-likes are not close"):
-        assert_same(expected_gradients(label_smoothing=0.2), expected_gradients(0.0))
 
 
 def test_training_gives_the_same_model_and_scores_on_two_processes(tmp_path, of_two_processes):

@@ -95,10 +95,14 @@ def distil(argv: list[str]) -> None:
     settings, arguments = options.settings, options.arguments
     _check(settings, arguments.world_size)
 
-    from vanilla_transformer_tools.training.checkpoints import closed_checkpoints
+    from vanilla_transformer_tools.training.checkpoints import (
+        check_free,
+        claimed,
+        closed_checkpoints,
+        discard_stopped,
+    )
     from vanilla_transformer_tools.training.checks import check_settings
     from vanilla_transformer_tools.training.distillation import load_teachers, word_level
-    from vanilla_transformer_tools.training.resume import check_free, claimed, discard_stopped
     from vanilla_transformer_tools.training.run import train as train_model
     from vanilla_transformer_tools.training.starting_model import saved_tokenizers
 
@@ -192,8 +196,8 @@ def _translate(settings: DistilSettings, folder: Path) -> dict[str, Any]:
             were written.
     """
     from vanilla_transformer_tools.files import rows_written
+    from vanilla_transformer_tools.text.filters import parallel_text
     from vanilla_transformer_tools.text.parallel_text import read_pairs
-    from vanilla_transformer_tools.training.plan import parallel_text
 
     text = parallel_text(settings, settings.train, settings.train_split)
     rows = ([side.replace("\n", " ") for side in pair[:2]] for pair in read_pairs(text))

@@ -1,7 +1,7 @@
-"""Filters that drop training pairs, each for a reason that is recorded in a file.
+"""The text of a run: its pairs, and the filters that drop some, for a reason that is recorded.
 
-All work on raw text, before there is a vocabulary. Lengths are in characters, because many scripts
-do not separate words by blanks.
+All filters work on raw text, before there is a vocabulary. Lengths are in characters, because many
+scripts do not separate words by blanks.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
@@ -17,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import regex
-from datasets import Dataset
+from datasets import Dataset, concatenate_datasets
 
 from vanilla_transformer_tools.files import read_lines, write_lines
 from vanilla_transformer_tools.settings import TrainSettings
@@ -27,6 +28,7 @@ from vanilla_transformer_tools.text.parallel_text import (
     ParallelText,
     holds_both_sides,
     load_pairs,
+    read_pairs,
 )
 
 DROPPED_FILE = "dropped.jsonl"
@@ -97,6 +99,60 @@ class FilteredPairs:
             record = {"line": row + 1, "filter": self.filters[self.verdicts[row] - 1]}
             record |= zip(COLUMNS, pair, strict=False)
             yield json.dumps(record, ensure_ascii=False)
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """The text of a run.
+
+    Attributes:
+        filtered: Training pairs; of a stream only the first ones.
+        validation: Pairs of each validation set by name; that of `--validation` comes first.
+        read: Begins a pass over the training pairs, which a stream does again and again.
+    """
+
+    filtered: FilteredPairs
+    validation: dict[str, Dataset]
+    read: Callable[[], Iterator[tuple[str, ...]]]
+
+
+def read_corpus(settings: TrainSettings) -> Corpus:
+    """Reads and filters the pairs of a run.
+
+    Raises:
+        ValueError: If the pairs cannot be read, or the filters drop all.
+        OSError: If a file cannot be read.
+    """
+    validation = {
+        name: load_pairs(parallel_text(settings, paths, settings.validation_split))
+        for name, paths in settings.paths_of_validation().items()
+    }
+    joined = concatenate_datasets(list(validation.values())) if validation else None
+    rules = drop_rules(settings, joined)
+    text = parallel_text(settings, settings.train, settings.train_split)
+    # Of a stream only what the tokenizer learns from is stored.
+    pairs = load_pairs(text, settings.tokenizer_pairs if settings.streaming else None)
+    return Corpus(filter_pairs(pairs, rules), validation, partial(_read_kept, text, rules))
+
+
+def parallel_text(settings: TrainSettings, paths: list[str], split: str) -> ParallelText:
+    """Where the pairs of one split are found."""
+    return ParallelText(
+        tuple(paths),
+        settings.source_column,
+        settings.target_column,
+        settings.dataset_config,
+        split,
+        settings.streaming,
+        settings.tag_column,
+    )
+
+
+def _read_kept(text: ParallelText, rules: Mapping[str, Rule]) -> Iterator[tuple[str, ...]]:
+    """One pass over the pairs that no filter drops, with their tags if there are any."""
+    for pair in read_pairs(text):
+        if not any(drops(*pair) for drops in rules.values()):
+            yield pair
 
 
 def filter_pairs(pairs: Dataset, rules: Mapping[str, Rule]) -> FilteredPairs:
@@ -281,13 +337,7 @@ def _evaluation_texts(settings: TrainSettings, validation: Dataset | None) -> It
         yield from _sides_of(validation)
     for path in settings.filter_overlap or ():
         if holds_both_sides(path):
-            text = ParallelText(
-                (path,),
-                settings.source_column,
-                settings.target_column,
-                tag_column=settings.tag_column,
-            )
-            yield from _sides_of(load_pairs(text))
+            yield from _sides_of(load_pairs(parallel_text(settings, [path], settings.train_split)))
         else:
             yield from read_lines(path)
 

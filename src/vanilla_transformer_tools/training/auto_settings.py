@@ -4,15 +4,16 @@ The rules look at the data once and search for nothing. docs/defaults.md has the
 An option that the user gives is left alone, and later rules follow it.
 """
 
+import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from datasets import Dataset
-from transformers import TrainingArguments
+from transformers import PreTrainedTokenizerBase, TrainingArguments
 
+from vanilla_transformer.tokenization_vanilla_transformer import TokenizerKind
 from vanilla_transformer_tools.settings import PRESETS, TrainSettings
-from vanilla_transformer_tools.text.saved_options import options_of
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.training.corpus_stats import (
     VOCABULARY_THAT_COPIES,
@@ -28,9 +29,6 @@ _MANY_UPDATES = 8000
 _NEARLY_AS_MANY = 0.8
 # Learning rates of `tiny`, by the least tokens of a batch.
 _LEARNING_RATES = {32_768: 0.008, 4096: 0.004, 0: 0.003}
-
-# The saved model of --tokenizer decides these, see `options_of`.
-_OF_TOKENIZERS = {"tokenizer_kind", "unicode_form", "vocab_size"}
 
 
 @dataclass(frozen=True)
@@ -261,9 +259,36 @@ def _taken(settings: TrainSettings, given: Collection[str]) -> set[str]:
     """Options that the rules leave alone: those that the user gave, and what these decide."""
     taken = set(given) | {field.partition("=")[0] for field in settings.config}
     if settings.tokenizer:
-        taken |= _OF_TOKENIZERS
+        taken |= {"tokenizer_kind", "unicode_form", "vocab_size"}
     if taken & {"eval_strategy", "save_strategy", "save_steps"}:
         taken.add("eval_steps")
     if "metric_for_best_model" in taken:
         taken.add("metrics")
     return taken
+
+
+def options_of(tokenizers: TokenizerPair) -> dict[str, Any]:
+    """Options that the tokenizers of a saved model decide; of an imported one the nearest ones.
+
+    Args:
+        tokenizers: Of a saved model; options that both sides have are those of the source.
+    """
+    source = tokenizers.source
+    return {
+        "tokenizer_kind": _kind(source),
+        # Text that was taken apart already, as most of the training text was, is no longer.
+        "unicode_form": source.init_kwargs.get("unicode_form"),
+        "vocab_size": len(source),
+    }
+
+
+def _kind(tokenizer: PreTrainedTokenizerBase) -> TokenizerKind:
+    if not tokenizer.is_fast:
+        return "bpe"
+    pipeline = json.loads(tokenizer.backend_tokenizer.to_str())
+    model = pipeline["model"]["type"]
+    if model == "WordLevel":
+        step = pipeline["pre_tokenizer"] or {}
+        last = (step.get("pretokenizers") or [step])[-1]
+        return "word" if last.get("pattern") == {"String": " "} else "char"
+    return "unigram" if model == "Unigram" else "bpe"

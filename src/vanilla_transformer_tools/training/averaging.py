@@ -189,16 +189,14 @@ def average_checkpoints(checkpoints: Sequence[Path]) -> dict[str, Tensor]:
     Tied tensors occur once in a file and once in the result.
 
     Args:
-        checkpoints: Folders with safetensors, sharded or not.
+        checkpoints: One folder or more with safetensors, sharded or not.
 
     Returns:
         The weights by name, each in the dtype of its file.
 
     Raises:
-        ValueError: If there is no checkpoint, or if two checkpoints have different tensors.
+        ValueError: If two checkpoints have different tensors.
     """
-    if not checkpoints:
-        raise ValueError("There is no checkpoint to average. Give one or more folders.")
     places = [_tensor_files(folder) for folder in checkpoints]
     for folder, files in zip(checkpoints, places, strict=True):
         if differing := files.keys() ^ places[0].keys():

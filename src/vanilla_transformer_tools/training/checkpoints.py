@@ -1,4 +1,4 @@
-"""Whole checkpoints: each is closed by a list of its files, and all files are as listed."""
+"""The folder of a run: whose it is, and its checkpoints, each closed by a list of its files."""
 
 import json
 import shutil
@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from accelerate import PartialState
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
@@ -15,12 +16,23 @@ from transformers.utils import CONFIG_NAME
 
 from vanilla_transformer_tools.files import share_weights, write_lines
 from vanilla_transformer_tools.saved_folder import (
+    CARD_FILE,
     FILES_FILE,
+    LOG_FILE,
+    RESULTS_FILE,
+    RUN_FILE,
+    TARGET_FOLDER,
     describe_files,
     differs,
     leads_out,
     read_object,
+    write_run,
 )
+from vanilla_transformer_tools.text.filters import DROPPED_FILE
+from vanilla_transformer_tools.training.run_record import CURVES_FILE
+
+# Folder of the adapter that a run trained, beside the merged model.
+ADAPTER_FOLDER = "adapter"
 
 # Marks a checkpoint that an early stop saved between the planned ones.
 INTERIM_FILE = "interim"
@@ -31,6 +43,22 @@ _SHARDED_OPTIMIZER_STATE = "optimizer.bin"
 
 # Beginning of the names of the weights: one file, or shards and their index.
 _WEIGHTS = "model"
+
+# Patterns of the files that training writes: before its first checkpoint, and after it.
+_EARLY_FILES = (RUN_FILE, LOG_FILE, DROPPED_FILE)
+_LATE_FILES = (
+    CARD_FILE,
+    RESULTS_FILE,
+    CURVES_FILE,
+    TARGET_FOLDER,
+    ADAPTER_FOLDER,
+    "generation_config.json",
+    "model*.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "*_vanilla_transformer.py",
+)
+_LOCK_FILE = ".lock"
 
 
 def close_checkpoint(folder: Path) -> None:
@@ -194,9 +222,6 @@ def _faults(checkpoint: Path) -> Iterator[str]:
     yield from _damage(checkpoint)
     if not any(path.name.startswith(_OPTIMIZER_STATE) for path in checkpoint.iterdir()):
         yield "it holds no state of the optimizer (--save_only_model)"
-    # Somebody may remove files while the list of them is made.
-    if not (checkpoint / CONFIG_NAME).is_file():
-        yield f"it has no {CONFIG_NAME}"
 
 
 def _damage(checkpoint: Path, prefix: str = "") -> Iterator[str]:
@@ -215,3 +240,111 @@ def _damage(checkpoint: Path, prefix: str = "") -> Iterator[str]:
             yield f"its {name} is missing"
         elif differs(checkpoint / name, expected):
             yield f"its {name} has other bytes than were saved"
+
+
+def find_checkpoint(folder: Path, resume: bool) -> Path | None:
+    """The checkpoint to resume from; None for a new run, which needs a free folder.
+
+    Args:
+        folder: Folder of the run.
+        resume: Whether the run is resumed.
+
+    Raises:
+        ValueError: If a run would overwrite another, or has no whole checkpoint to resume from.
+    """
+    if not resume:
+        check_free(folder)
+        return None
+    checkpoint, skipped = resumable_checkpoint(folder)
+    faults = [f"{path.name} is skipped: {fault}" for path, fault in skipped.items()]
+    if checkpoint is None:
+        raise ValueError(
+            "\n".join(
+                [
+                    f"--resume needs a whole checkpoint in --output_dir, got none in {folder}. "
+                    "Leave --resume out and choose another folder to start from the beginning.",
+                    *faults,
+                ]
+            )
+        )
+    for fault in faults:
+        PartialState().print(fault)
+    return checkpoint
+
+
+def check_free(folder: Path) -> None:
+    """Refuses a folder that holds a run, or files that training would overwrite.
+
+    The files of a run that ended before its first whole checkpoint may be overwritten.
+
+    Raises:
+        ValueError: If there are any.
+    """
+    is_abandoned = _is_abandoned(folder)
+    checkpoints = (
+        closed_checkpoints(folder)
+        if is_abandoned
+        else list(folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"))
+    )
+    if checkpoints or (folder / CONFIG_NAME).exists():
+        resume = "Pass --resume to continue it, choose" if closed_checkpoints(folder) else "Choose"
+        raise ValueError(
+            f"--output_dir {folder} already holds a run. {resume} another folder, or delete it."
+        )
+    written = _LATE_FILES if is_abandoned else _EARLY_FILES + _LATE_FILES
+    taken = sorted(path.name for pattern in written for path in folder.glob(pattern))
+    if taken:
+        raise ValueError(
+            f"--output_dir {folder} must hold nothing that training writes, got "
+            f"{', '.join(taken)}. Choose another folder, or move these away."
+        )
+
+
+def discard_stopped(folder: Path) -> None:
+    """Removes the model of a run that two signals ended before its first checkpoint.
+
+    Nothing can resume such a run, so a command that continues by itself begins it anew.
+    """
+    file = folder / RUN_FILE
+    run = read_object(file) if file.is_file() else {}
+    if not run.get("interrupted") or closed_checkpoints(folder):
+        return
+    for pattern in (CONFIG_NAME, *_LATE_FILES):
+        for path in folder.glob(pattern):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    # Last, so that a kill meanwhile leaves a folder for which this works again.
+    write_run(folder, {name: value for name, value in run.items() if name != "weights"})
+
+
+def _is_abandoned(folder: Path) -> bool:
+    """Whether a folder has the record of a run that did not finish."""
+    file = folder / RUN_FILE
+    try:
+        run = read_object(file) if file.is_file() else {}
+    except ValueError:
+        return False
+    return "settings" in run and "weights" not in run
+
+
+@contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Locks a folder, created if absent, for this process; killing the process frees it.
+
+    Raises:
+        ValueError: If another process holds the lock.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / _LOCK_FILE)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise ValueError(
+            f"--output_dir {folder} is in use by another training that has not ended. Wait for "
+            "it, or choose another folder."
+        ) from error
+    try:
+        yield
+    finally:
+        # Deleted while it is held, so that it is never the lock of another process.
+        (folder / _LOCK_FILE).unlink(missing_ok=True)
+        lock.release()

@@ -4,7 +4,7 @@ import time
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from typing import Any, NamedTuple
@@ -198,23 +198,21 @@ def measure(minutes: float, arguments: TrainingArguments, pairs: Dataset) -> Cor
         arguments: Trainer's arguments.
         pairs: Training pairs.
     """
-    speed = training_speed(arguments)
-    stats = count(pairs, minutes, speed.tokens_per_second, arguments.device.type)
-    return replace(
-        stats,
-        seconds_per_batch=speed.seconds_per_batch,
-        batches_per_update=arguments.gradient_accumulation_steps,
-    )
+    speed, batches = training_speed(arguments), arguments.gradient_accumulation_steps
+    return count(pairs, minutes, speed, arguments.device.type, batches)
 
 
-def count(pairs: Dataset, minutes: float, speed: float, device: str) -> CorpusStats:
+def count(
+    pairs: Dataset, minutes: float, speed: Speed, device: str, batches_per_update: int
+) -> CorpusStats:
     """One pass over the first pairs.
 
     Args:
         pairs: Training pairs.
         minutes: Length of the run.
-        speed: Tokens per second of training.
+        speed: How fast `tiny` trains here.
         device: Type of the device.
+        batches_per_update: Number of batches whose gradients are accumulated.
     """
     words: Counter[str] = Counter()
     characters: Counter[str] = Counter()
@@ -234,7 +232,7 @@ def count(pairs: Dataset, minutes: float, speed: float, device: str) -> CorpusSt
     means = table.mean(axis=0)
     return CorpusStats(
         minutes=minutes,
-        speed=speed,
+        speed=speed.tokens_per_second,
         device=device,
         pairs=len(pairs),
         source_words=means[0],
@@ -249,6 +247,8 @@ def count(pairs: Dataset, minutes: float, speed: float, device: str) -> CorpusSt
         alphabet=len(parts),
         alphabet_apart=len(set().union(*parts.values())),
         growth_apart=characters_apart / max(1, characters.total()),
+        seconds_per_batch=speed.seconds_per_batch,
+        batches_per_update=batches_per_update,
     )
 
 

@@ -32,7 +32,7 @@ from vanilla_transformer_tools.sharing.model_card import (
     write_model_card,
 )
 from vanilla_transformer_tools.text.blanks import without_blank_ends
-from vanilla_transformer_tools.text.filters import FilteredPairs
+from vanilla_transformer_tools.text.filters import FilteredPairs, read_corpus
 from vanilla_transformer_tools.text.token_ids import pair_lengths, tokenize_pairs
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.text.training_data import (
@@ -60,24 +60,25 @@ from vanilla_transformer_tools.training.callbacks import (
     interrupts_stop,
 )
 from vanilla_transformer_tools.training.checkpoints import (
+    check_free,
     check_optimizer,
+    claimed,
     closed_checkpoints,
     delete_unclosed,
     failed_writes_named,
+    find_checkpoint,
     read_state,
     update_of,
     with_intact_weights,
 )
 from vanilla_transformer_tools.training.checks import check_settings
-from vanilla_transformer_tools.training.fine_tuning import merge_adapter
 from vanilla_transformer_tools.training.guided_alignment import guided
 from vanilla_transformer_tools.training.optimizer import muon_and_adam
-from vanilla_transformer_tools.training.plan import RunPlan, plan_run, read_corpus
+from vanilla_transformer_tools.training.plan import RunPlan, plan_run
 from vanilla_transformer_tools.training.processes import limit_waiting
 from vanilla_transformer_tools.training.reports import forecast, progress_shown
-from vanilla_transformer_tools.training.resume import check_free, claimed, find_checkpoint
 from vanilla_transformer_tools.training.run_record import JsonLinesLog, plot_curves
-from vanilla_transformer_tools.training.starting_model import build_model
+from vanilla_transformer_tools.training.starting_model import build_model, merge_adapter
 from vanilla_transformer_tools.training.time_schedule import TimeSchedule
 from vanilla_transformer_tools.training.trainer import (
     TokenBatchTrainer,
@@ -113,7 +114,7 @@ def train(
     """
     started, cores = time.monotonic(), IdleCores()
     check_settings(settings, arguments)
-    checkpoint = find_checkpoint(settings, Path(arguments.output_dir))
+    checkpoint = find_checkpoint(Path(arguments.output_dir), settings.resume)
     corpus = read_corpus(settings)
     cores.use()
     plan = plan_run(settings, arguments, corpus, checkpoint, given)

@@ -1,4 +1,4 @@
-"""What a run leaves of itself: the record that repeats it, the log of its reports, and curves."""
+"""What a run leaves of itself: the record that repeats and continues it, its log, and curves."""
 
 import dataclasses
 import hashlib
@@ -9,7 +9,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
@@ -21,7 +21,7 @@ from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 from vanilla_transformer_tools.figures import new_figure, save_figure
 from vanilla_transformer_tools.files import checksum, write_lines
-from vanilla_transformer_tools.saved_folder import LOG_FILE
+from vanilla_transformer_tools.saved_folder import LOG_FILE, RUN_FILE, read_object
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.sharing.privacy import clean_record
 
@@ -39,6 +39,73 @@ _PACKAGES = (
     "tokenizers",
     "safetensors",
     "sacrebleu",
+)
+
+
+# Fields of the record that are kept of each previous run.
+_FIELDS_OF_A_RUN = (
+    "first_update",
+    "command",
+    "hardware",
+    "python",
+    "versions",
+    "commit",
+    "sha256",
+    "settings",
+    "arguments",
+)
+
+# Length of a run, its reports, what it saves and where: none of these changes an update, or the way
+# in which checkpoints are scored.
+_SETTINGS_THAT_MAY_CHANGE = {
+    "resume",
+    "data",
+    "minutes",
+    "max_minutes",
+    "finish_within",
+    "metrics",
+    "validation_sets",
+    "average_last",
+    "early_stopping_patience",
+    "language",
+    "dataset_tags",
+    "license",
+    "teacher_max_tokens_per_batch",
+}
+
+_ARGUMENTS_THAT_MAY_CHANGE = {
+    "output_dir",
+    "max_steps",
+    "num_train_epochs",
+    "per_device_eval_batch_size",
+    "predict_with_generate",
+    "prediction_loss_only",
+    "do_train",
+    "do_eval",
+    "do_predict",
+    "report_to",
+    "run_name",
+    "project",
+    "disable_tqdm",
+    "load_best_model_at_end",
+    "dataloader_num_workers",
+    "dataloader_pin_memory",
+    "dataloader_persistent_workers",
+    "dataloader_prefetch_factor",
+    "local_rank",
+    "ddp_timeout",
+    "ddp_find_unused_parameters",
+    "use_cpu",
+    "skip_memory_metrics",
+}
+
+_PREFIXES_THAT_MAY_CHANGE = (
+    "eval_",
+    "include_",
+    "log_",
+    "logging_",
+    "save_",
+    "trackio_",
 )
 
 
@@ -76,6 +143,63 @@ def describe_run(
             "arguments": arguments.to_dict(),
         }
     )
+
+
+def previous_record(folder: Path) -> dict[str, Any]:
+    """The record of the run that is resumed in a folder.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    if not (folder / RUN_FILE).is_file():
+        raise ValueError(
+            f"--resume needs the {RUN_FILE} of the run in --output_dir, got none in {folder}. "
+            "Restore it, or train in another folder, with --init_from a checkpoint."
+        )
+    return read_object(folder / RUN_FILE)
+
+
+def continued_record(previous: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
+    """The record of a resumed run, which keeps what each previous run was made from.
+
+    Args:
+        previous: Record of the run so far.
+        run: Record of the run that is about to begin.
+
+    Raises:
+        ValueError: If anything differs that changes an update; the message names all.
+    """
+    faults = [
+        f"--{name} was {before!r}, got {now!r}"
+        for part, may_change in (
+            ("settings", _SETTINGS_THAT_MAY_CHANGE),
+            ("arguments", _ARGUMENTS_THAT_MAY_CHANGE),
+        )
+        for name, before, now in _differences(previous.get(part, {}), run[part])
+        if name not in may_change
+        and not (part == "arguments" and name.startswith(_PREFIXES_THAT_MAY_CHANGE))
+    ]
+    faults += [
+        f"{name} has other content than it had (SHA-256 {before[:12]}..., got {now[:12]}...)"
+        for name, before, now in _differences(previous.get("sha256", {}), run["sha256"])
+    ]
+    if faults:
+        raise ValueError(
+            "--resume continues a run with its own settings and data, got others:\n"
+            + "\n".join(faults)
+            + "\nGive the same ones, or train in another folder, with --init_from this one."
+        )
+    kept = {name: previous[name] for name in _FIELDS_OF_A_RUN if name in previous}
+    return {**previous, **run, "previous_runs": [*previous.get("previous_runs", []), kept]}
+
+
+def _differences(
+    before: Mapping[str, Any], now: Mapping[str, Any]
+) -> Iterator[tuple[str, Any, Any]]:
+    """Fields of both records whose values differ; fields that one release lacks are ignored."""
+    for name in before.keys() & now.keys():
+        if before[name] != now[name]:
+            yield name, before[name], now[name]
 
 
 def _checksums(settings: TrainSettings) -> dict[str, str]:

@@ -1,0 +1,106 @@
+"""A run that diverges stops soon, and leaves its last finite weights."""
+
+import json
+import math
+import re
+
+import pytest
+import torch
+
+from vanilla_transformer_tools.saved_folder import load_model
+from vanilla_transformer_tools.training.callbacks import DivergedError
+from vanilla_transformer_tools.training.run_record import read_log
+from vanilla_transformer_tools.training.trainer import TokenBatchTrainer
+
+from ..support.training_runs import (
+    assert_same_weights,
+    checkpoints_of,
+    read_json,
+    run_training,
+)
+
+
+def diverge(corpus, folder, settings=None, **changes):
+    given = {"learning_rate": 1e30, "warmup_steps": 0, "max_steps": 40, "logging_steps": 1}
+    run_training(corpus, folder, settings or {"validated": False}, **given | changes)
+
+
+def test_divergence_stops_the_run_within_a_few_updates(corpus, tmp_path):
+    with pytest.raises(ArithmeticError) as error:
+        diverge(corpus, tmp_path)
+
+    message = str(error.value)
+    assert re.search(r"loss of update [23] is not finite", message)
+    assert f"{tmp_path} holds no model" in message
+    assert "Lower --learning_rate, now 1e+30" in message
+    assert not list(tmp_path.glob("*.safetensors"))
+    assert not list(tmp_path.glob("checkpoint-*"))
+    # The log is JSON, which has no word for the loss.
+    last = (tmp_path / "log.jsonl").read_text().splitlines()[-1]
+    assert json.loads(last, parse_constant=pytest.fail)["loss"] == "nan"
+    assert math.isnan(read_log(tmp_path / "log.jsonl")[-1]["loss"])
+
+
+def spoil_after(updates, monkeypatch):
+    """Makes a weight NaN after some updates."""
+    step = TokenBatchTrainer.training_step
+
+    def spoil(trainer, model, *args, **kwargs):
+        loss = step(trainer, model, *args, **kwargs)
+        if trainer.state.global_step == updates:
+            with torch.no_grad():
+                next(model.parameters())[5:] = torch.nan
+        return loss
+
+    monkeypatch.setattr(TokenBatchTrainer, "training_step", spoil)
+
+
+BY_EACH_UPDATE = {"save_strategy": "steps", "save_steps": 1, "learning_rate": 1e-3}
+SCORED = {"eval_strategy": "steps", "eval_steps": 1}
+
+
+@pytest.mark.parametrize("validated", [False, True])
+def test_diverged_run_leaves_the_last_finite_checkpoint(corpus, tmp_path, validated, monkeypatch):
+    spoil_after(3, monkeypatch)
+    scored = SCORED if validated else {}
+
+    with pytest.raises(ArithmeticError, match=r"holds the weights of checkpoint-3, the last"):
+        diverge(corpus, tmp_path, {"validated": validated}, **BY_EACH_UPDATE, **scored)
+
+    assert_same_weights(tmp_path, tmp_path / "checkpoint-3")
+    record = read_json(tmp_path / "run.json")
+    assert record["updates"] == 3
+    assert record["weights"] == "checkpoint-3, before training diverged"
+    load_model(str(tmp_path))
+
+
+def test_weights_that_are_not_finite_are_not_saved_after_the_last_update(
+    corpus, tmp_path, monkeypatch
+):
+    spoil_after(1, monkeypatch)
+
+    with pytest.raises(ArithmeticError, match="are not finite after update 2"):
+        diverge(corpus, tmp_path, learning_rate=1e-3, max_steps=2, save_strategy="no")
+
+    assert not list(tmp_path.glob("*.safetensors"))
+
+
+def test_weights_whose_validation_loss_is_not_finite_are_not_kept(corpus, tmp_path, monkeypatch):
+    evaluate = TokenBatchTrainer.evaluate
+
+    def evaluate_or_diverge(trainer, *args, **kwargs):
+        if trainer.state.global_step == 3:
+            raise DivergedError("the validation loss after update 3 is not finite")
+        return evaluate(trainer, *args, **kwargs)
+
+    monkeypatch.setattr(TokenBatchTrainer, "evaluate", evaluate_or_diverge)
+    scored = {"eval_strategy": "steps", "eval_steps": 2, "learning_rate": 1e-3}
+    scored |= {"save_strategy": "steps", "save_steps": 2}
+    settings = {"validated": True, "max_validation_pairs": 1}
+
+    # The last one is evaluated because the run ends, after its checkpoint was saved.
+    with pytest.raises(ArithmeticError, match=r"holds the weights of checkpoint-2, the last"):
+        diverge(corpus, tmp_path, settings, max_steps=3, **scored)
+
+    assert checkpoints_of(tmp_path)[-1] == 3
+    assert_same_weights(tmp_path, tmp_path / "checkpoint-2")
