@@ -120,7 +120,7 @@ def _widened(buffer: Tensor, filled: int, room: int) -> Tensor:
 
 
 def direct_call(module: nn.Module, layouts: WeightLayouts) -> Callable[..., Any]:
-    """What a call of `module` computes, without the overhead of `nn.Module` where that is possible.
+    """A function that computes `module`, without the overhead of `nn.Module` where possible.
 
     In a small model that overhead is a third of a step's time. A module with hooks or a `forward`
     of its own is called. A layer's own `forward` runs, so that it is described in one place; only
@@ -268,7 +268,7 @@ class IncrementalDecoder:
         return x
 
     def _encoding(self, length: int) -> Tensor:
-        """Encoding `[1, length, D]` of the next positions, computed for many positions at once."""
+        """Encoding `[1, length, D]` of the next positions, computed for many positions together."""
         start, self.position = self.position, self.position + length
         if self.position > self.positions.shape[1]:
             ahead = min(2 * self.position + 64, self.decoder.config.last_position)
@@ -317,7 +317,7 @@ def mean_log_probs(logits: list[Tensor]) -> Tensor:
 
 
 class Decoding(Protocol):
-    """What a search needs from one model or several; see `IncrementalDecoder`."""
+    """The interface of one model or several for a search; see `IncrementalDecoder`."""
 
     def first_logits(self, prompt: Tensor) -> Tensor:
         """`[B, P]` -> `[B, V]`."""

@@ -12,7 +12,7 @@ from transformers.generation import StoppingCriteria
 class StopStrings(StoppingCriteria):
     """Ends an output whose last token completes one of several strings.
 
-    Transformers' own class looks at each token of the vocabulary by itself. That fails where the
+    Transformers' own class looks at each token of the vocabulary separately. That fails where the
     tokenizer does not know its sample text, as of words or characters, and gives the first word of
     an output a blank that the decoded text does not have.
 

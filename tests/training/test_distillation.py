@@ -107,7 +107,7 @@ def test_outputs_of_other_sources_are_refused(write_some):
 
 
 def test_teacher_must_write_something(write_some, tmp_path):
-    with pytest.raises(ValueError, match="at least one source, got 2 blank outputs beside"):
+    with pytest.raises(ValueError, match="at least one source, got 2 blank outputs for"):
         write_some([""], [" "])
 
     assert not (tmp_path / "de").exists()

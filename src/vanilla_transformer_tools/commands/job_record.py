@@ -1,4 +1,4 @@
-"""The record of a translation, kept beside its output: what its lines depend on."""
+"""The record of a translation next to its output: model, settings and input of its lines."""
 
 import hashlib
 import json
@@ -101,7 +101,7 @@ class JobRecord:
         except (ValueError, TypeError) as error:
             raise ValueError(
                 f"{str(path)!r} must be the record of an interrupted translation, which is kept "
-                f"beside its output, got: {error}. Move the file, or choose another --output."
+                f"next to its output, got: {error}. Move the file, or choose another --output."
             ) from error
 
     def write(self, path: Path) -> None:
@@ -119,7 +119,7 @@ class JobRecord:
     def differences(self, other: Self) -> list[str]:
         """Facts in which another job differs, each with both values.
 
-        What was complete is the same whatever version continues with it.
+        A complete output is the same whatever version continues with it.
         """
         names = sorted(self.facts.keys() | other.facts.keys())
         was_now = {

@@ -54,7 +54,7 @@ class TranslationJob:
         lines: Lines that are still to be translated.
         has_next: Whether another line is there now; if not, those before it are translated first.
         total: Number of lines of the input, if known.
-        record: Record to keep beside the output, of an earlier run if there was one; None: the
+        record: Record to keep next to the output, of an earlier run if there was one; None: the
             output is not a regular file.
         done: Number of lines that the output already has.
         kept: Size of these lines in bytes.
@@ -80,7 +80,7 @@ class TranslationJob:
 
         Args:
             translator: Translator with the models of the settings.
-            keeps_record: Whether the record stays beside the complete output.
+            keeps_record: Whether the record stays next to the complete output.
 
         Raises:
             ValueError: If another translation is writing to the output, it has changed since this
@@ -116,7 +116,7 @@ class TranslationJob:
             raise ValueError(
                 "The input must not change while it is translated, got "
                 f"{self.lines.count:,} lines instead of the {self.total:,} at the beginning. "
-                "Restore it, and continue with --output and --resume, or translate it anew."
+                "Restore it, and continue with --output and --resume, or translate it again."
             )
         if self.output and record and not keeps_record:
             record_path(self.output).unlink(missing_ok=True)
@@ -138,8 +138,8 @@ class TranslationJob:
         if self.record.search not in ({}, search):
             raise ValueError(
                 f"{str(self.output)!r} must be continued with its engine, "
-                f"{self.record.search.get('engine')}, got {search['engine']}. Install what it was "
-                "begun with, or delete it to translate anew."
+                f"{self.record.search.get('engine')}, got {search['engine']}. Install that engine "
+                "again, or delete the output to translate again."
             )
         return replace(self.record, search=search)
 
@@ -272,9 +272,9 @@ def _after_earlier_run(job: TranslationJob, output: Path) -> TranslationJob:
         return replace(job, record=record)
     if earlier is None:
         raise ValueError(
-            f"{str(output)!r} must have its record {path.name!r} beside it to be continued, got "
+            f"{str(output)!r} must have its record {path.name!r} next to it to be continued, got "
             "none: the output is complete, or an earlier version began it. Delete the output to "
-            "translate anew, or let that version finish it."
+            "translate again, or let that version finish it."
         )
     done, kept, has_more = written_lines(output, 1 if job.settings.details else job.settings.n_best)
     job.lines.skip(done, earlier.lines)
@@ -292,8 +292,8 @@ def _after_earlier_run(job: TranslationJob, output: Path) -> TranslationJob:
     if differences:
         raise ValueError(
             f"{str(output)!r} must be continued by the job that began it, got "
-            f"{'; '.join(differences)}. Give what it was begun with, or delete it to translate "
-            "anew."
+            f"{'; '.join(differences)}. Give the same ones, or delete it to translate "
+            "again."
         )
     return replace(
         job, record=replace(record, search=earlier.search), done=done, kept=kept, found=found
@@ -349,7 +349,7 @@ class PipedLines(Iterator[bytes]):
             return True
 
     def _read(self) -> None:
-        """Takes what is there, and waits only if there is nothing."""
+        """Takes the bytes that are there, and waits only if there are none."""
         from vanilla_transformer_tools.files import LONGEST_LINE
 
         block = self._stream.read1(_BLOCK)

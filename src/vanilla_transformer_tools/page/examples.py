@@ -12,10 +12,10 @@ _LONGEST = 200
 
 
 def find_examples(name: str) -> list[str]:
-    """Examples of a model: those of its card, else the first lines of its validation data.
+    """Examples of a model: from its card, else the first lines of its validation data.
 
     Args:
-        name: Folder or Hub name. Its validation data are found beside it, or in the working folder,
+        name: Folder or Hub name. Its validation data are found near it, or in the working folder,
             and recognised by the checksum that its training recorded.
     """
     # Where the Hub looks for examples, too.

@@ -35,7 +35,7 @@ class Part:
 
 
 class Work(Protocol[KindOf, ResultOf]):
-    """What a batcher has done in its thread, for requests of one kind at a time."""
+    """Work of a batcher in its thread, for requests of one kind at a time."""
 
     def cut(self, kind: KindOf, lines: Sequence[str]) -> list[list[Part]]:
         """The parts of each line; none for a blank one."""
@@ -46,7 +46,7 @@ class Work(Protocol[KindOf, ResultOf]):
 
 @dataclass(eq=False)
 class _Request(Generic[Kind, Result]):
-    """What was submitted, and how far it is.
+    """A submitted request and its progress.
 
     Attributes:
         arrived: Seconds on the monotonic clock.
@@ -74,7 +74,7 @@ class _Request(Generic[Kind, Result]):
 
 
 class Batcher(Generic[Kind, Result]):
-    """Collects requests, and has those of one kind translated together in a thread of its own.
+    """Collects requests, and translates requests of one kind together in a thread of its own.
 
     A batch takes one part from each waiting request in turn, so a long request delays short ones by
     a batch at most. It starts as soon as the thread is free and either the budget is full or the
@@ -82,7 +82,7 @@ class Batcher(Generic[Kind, Result]):
     If a batch fails, its requests are tried one by one, so that only those at fault fail.
 
     Args:
-        work: What cuts and translates.
+        work: Object that cuts and translates.
         max_tokens: Most tokens of a batch, unless a single part has more.
         max_delay: Seconds that a request may wait for others while the thread is free.
         max_waiting_characters: Most characters of all requests that are not answered yet.
@@ -255,7 +255,7 @@ class Batcher(Generic[Kind, Result]):
 def _attempt(
     step: Callable[[Sequence[_Request[Any, Any]]], None], requests: Sequence[_Request[Any, Any]]
 ) -> None:
-    """Takes a step for all requests at once or, if that fails, for each of them alone."""
+    """Takes a step for all requests together or, if that fails, for each one separately."""
     try:
         step(requests)
     # Panics of tokenizers are no `Exception`.
@@ -273,7 +273,7 @@ def _attempt(
 
 
 def _as_exception(error: BaseException) -> Exception:
-    """What the client of a request may see; anything else would stop its server."""
+    """Errors that the client of a request may see; any other would stop its server."""
     if isinstance(error, Exception):
         return error
     return RuntimeError(f"{type(error).__name__}: {error}")

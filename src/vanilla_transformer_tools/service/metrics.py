@@ -1,4 +1,4 @@
-"""What a service counts, in Prometheus' format."""
+"""Counters of a service, in Prometheus' format."""
 
 from typing import Any
 

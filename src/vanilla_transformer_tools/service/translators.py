@@ -1,4 +1,4 @@
-"""What the batches of a service are done with: a translator for each kind of request."""
+"""The translators of a service, one for each kind of request."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ _MOST_SAMPLES = 10
 
 @dataclass(frozen=True)
 class RequestKind:
-    """What requests must have in common to share a batch.
+    """Properties that requests must have in common to share a batch.
 
     Attributes:
         source: For `Translator.source_language`.
@@ -69,7 +69,7 @@ class Translators:
         return RequestKind(*self.languages.chosen(source, target), alternatives)
 
     def check_html(self) -> None:
-        """Refuses HTML if tags cannot follow their words.
+        """Rejects HTML if tags cannot follow their words.
 
         Raises:
             ValueError: If the engine does not show its attention, or a tokenizer is not fast.

@@ -67,7 +67,7 @@ def save_space(folder: Path, model: str) -> list[Path]:
     """Writes the files of `space_files` to a new folder; returns their paths.
 
     Raises:
-        ValueError: If there is something in the folder, or `space_files` refuses the model.
+        ValueError: If there is something in the folder, or `space_files` rejects the model.
         OSError: If they cannot be written; the folder is empty then.
     """
     contents = space_files(model)
@@ -111,7 +111,7 @@ def push_static_space(space: str, folder: Path, model: str, *, private: bool | N
     Raises:
         ValueError: If the folder holds no page, a link, a secret or a home directory.
         LocalTokenNotFoundError: If nobody is logged in.
-        HfHubHTTPError: If the Hub refuses the repository or the commit.
+        HfHubHTTPError: If the Hub rejects the repository or the commit.
     """
     if not (folder / "index.html").is_file() or not (folder / "model").is_dir():
         raise ValueError(
@@ -164,9 +164,9 @@ def push_space(space: str, model: str, *, private: bool | None = None) -> str:
         The address of the Space.
 
     Raises:
-        ValueError: If `space_files` refuses the model.
+        ValueError: If `space_files` rejects the model.
         LocalTokenNotFoundError: If nobody is logged in.
-        HfHubHTTPError: If the Hub refuses the repository or the commit.
+        HfHubHTTPError: If the Hub rejects the repository or the commit.
     """
     contents = space_files(model)
     check_token()
@@ -182,7 +182,7 @@ def push_space(space: str, model: str, *, private: bool | None = None) -> str:
 
 
 def _requirements() -> list[str]:
-    """What the package needs without extras, and Gradio, in the releases that are installed."""
+    """Requirements of the package without extras, and Gradio, in the installed releases."""
     requirements = metadata.requires("vanilla-transformer") or []
     needed = [re.split(r"[^\w.-]", line)[0] for line in requirements if "extra ==" not in line]
     return [f"{name}=={_version(name)}" for name in sorted([*needed, "gradio"])]
@@ -212,7 +212,7 @@ def _card(model: str) -> str:
 
 
 def _described(model: str, **fields: str) -> dict[str, Any]:
-    """What the Hub wants to know of a Space."""
+    """Metadata of a Space for the Hub."""
     return {
         "title": f"Translate with {model.partition('/')[2]}"[:_LONGEST_TITLE],
         "emoji": "🔁",

@@ -13,10 +13,10 @@ from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 
 
 def options_of(tokenizers: TokenizerPair) -> dict[str, Any]:
-    """Values of the options, by their names; those of an imported tokenizer are the nearest ones.
+    """Values of the options, by their names; for an imported tokenizer, the nearest ones.
 
     Args:
-        tokenizers: Of a saved model; options that both sides have are those of the source.
+        tokenizers: Tokenizers of a saved model; options of both sides come from the source.
     """
     source = tokenizers.source
     return {

@@ -48,7 +48,7 @@ class BatchSize(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """What training takes of a GPU, in bytes.
+    """Memory of a GPU that training takes, in bytes.
 
     Attributes:
         fixed: Weights, gradients, Adam's moments, and a chunk of logits.
@@ -160,7 +160,7 @@ def estimated_memory(
         device: Decides on the rows of a chunk of logits.
         is_half: Whether matrix products run in half precision.
         passes: Two with R-Drop.
-        copies: Further numbers for each trained weight, such as those of a moving average.
+        copies: Further numbers for each trained weight, such as a moving average.
     """
     config = model.config
     # The weight, and autocast's copy; gradient and two moments.

@@ -1,4 +1,4 @@
-"""What a run trains of a saved model: all of it, all but what is frozen, or an adapter beside it.
+"""The trained part of a saved model: all of it, all but frozen weights, or an added adapter.
 
 An adapter (LoRA, Hu et al. 2021) adds a product of two narrow matrices to each linear map; only
 these are trained, and at the end they are merged into the map.
@@ -35,7 +35,7 @@ _EXAMPLES = 4
 
 
 def choose_parameters(model: PreTrainedModel, settings: TrainSettings) -> None:
-    """Makes a model train what the settings ask for.
+    """Makes the weights trainable that the settings ask for.
 
     Args:
         model: Changed in place: parameters are frozen, or linear layers get adapters.
@@ -80,7 +80,7 @@ def _freeze(model: PreTrainedModel, patterns: Sequence[str]) -> None:
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """Whether a parameter belongs to what a word or a pattern of --freeze stands for."""
+    """Whether a parameter matches a word or a pattern of --freeze."""
     if pattern in _PARTS:
         return pattern == next((part for part, names in _PARTS.items() if names.match(name)), None)
     return fnmatchcase(name, pattern)

@@ -198,7 +198,7 @@ def _differences(
 
 
 def check_free(folder: Path) -> None:
-    """Refuses a folder that holds a run, or files that training would overwrite.
+    """Rejects a folder that holds a run, or files that training would overwrite.
 
     The files of a run that ended before its first whole checkpoint may be overwritten.
 
@@ -228,7 +228,7 @@ def check_free(folder: Path) -> None:
 def discard_stopped(folder: Path) -> None:
     """Removes the model of a run that two signals ended before its first checkpoint.
 
-    Nothing can resume such a run, so a command that continues by itself begins it anew.
+    Nothing can resume such a run, so a command that continues without --resume starts it again.
     """
     file = folder / RUN_FILE
     run = read_object(file) if file.is_file() else {}

@@ -1,4 +1,4 @@
-"""What a run leaves of itself: the record that repeats it, the log of its reports, and curves."""
+"""Files about a run: the record that repeats it, the log of its reports, and curves."""
 
 import dataclasses
 import hashlib

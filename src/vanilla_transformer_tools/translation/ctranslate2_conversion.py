@@ -1,4 +1,4 @@
-"""Our models as models of CTranslate2; what its specification cannot hold is refused."""
+"""Our models as models of CTranslate2; anything that its specification lacks is an error."""
 
 from pathlib import Path
 from typing import Any
@@ -205,7 +205,7 @@ class VanillaTransformerLoader(ModelLoader):
             )
 
     def _refuse_left_out_parameters(self, spec: TransformerSpec, model: nn.Module) -> None:
-        """Refuses parameters without a place: they belong to variants that CTranslate2 lacks.
+        """Rejects parameters without a place: they belong to variants that CTranslate2 lacks.
 
         Raises:
             ValueError: If there are any.
@@ -228,7 +228,7 @@ class VanillaTransformerLoader(ModelLoader):
 def convert(
     model_name_or_path: str, folder: Path, quantization: str, *, trust_remote_code: bool = False
 ) -> None:
-    """Writes model.bin, config.json and the vocabularies, replacing what is at `folder`.
+    """Writes model.bin, config.json and the vocabularies, replacing the content of `folder`.
 
     Raises:
         ValueError: If CTranslate2's specification cannot hold the model.
