@@ -84,7 +84,7 @@ def test_numbers_at_the_ends_of_their_ranges_are_allowed(tmp_path, settings, giv
         ({"validation": [], "moving_average": 0.9}, {}, "--moving_average needs --validation"),
         ({"moving_average": 0.9}, {"eval_strategy": "no"}, "needs scores, got --eval_strategy no"),
         ({}, {"save_steps": 0}, "--save_steps must be above 0, got 0. For no checkpoints"),
-        ({"target_vocab_size": 300}, {}, "needs --separate_vocabularies, got 300 alone"),
+        ({"target_vocab_size": 300}, {}, "needs --separate_vocabularies, got only 300"),
         ({}, {"learning_rate": math.nan}, "--learning_rate must be at least 0 and finite, got nan"),
         ({}, {"learning_rate": -1.0}, "--learning_rate must be at least 0 and finite, got -1.0"),
         ({}, {"label_smoothing_factor": 1.0}, "--label_smoothing_factor must .* below 1, got 1.0"),
