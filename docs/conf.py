@@ -34,8 +34,11 @@ smartquotes = False
 html_theme = "furo"
 html_theme_options = {"source_repository": ADDRESS, "source_branch": "main", "source_directory": ""}
 html_copy_source = False
+html_show_copyright = False
+html_static_path = ["site/_static"]
+html_css_files = ["site.css"]
 # The first page is docs/index.html.
-html_extra_path = ["site"]
+html_extra_path = ["site/index.html"]
 
 # A link in Markdown, `](target)` or `[label]: target`, to a file of the repository.
 _LINK = re.compile(r"(\]\(|^\[\w+\]: )(?![a-z]+:|#)([^\s)#]+)(#[^\s)]*)?", re.MULTILINE)

@@ -328,7 +328,7 @@ def edit(folder, name, **values):
 def test_model_far_larger_than_its_weights_is_not_built(folder, sizes):
     edit(folder, "config.json", **sizes)
 
-    with pytest.raises(ValueError, match=r"must be that of its weights, got sizes of at least"):
+    with pytest.raises(ValueError, match=r"must fit its weights, got sizes of at least"):
         load_model(str(folder))
 
 

@@ -18,7 +18,7 @@ _WHOLE, _END_OF_WHOLE = r"\A(?:", r")\z|"
 
 
 def check_added(contents: Iterable[str], backend: Tokenizer) -> None:
-    """Refuses tokens that could not be found, or could not be told from other text.
+    """Rejects tokens that could not be found, or not be distinguished from other text.
 
     Raises:
         ValueError: If text is normalized on its way in so that a token never occurs, or a token of
@@ -40,7 +40,7 @@ def check_added(contents: Iterable[str], backend: Tokenizer) -> None:
 
 
 def is_of_words(backend: Tokenizer) -> bool:
-    """Whether a token is what is between two blanks."""
+    """Whether a token is the text between two blanks."""
     step = backend.pre_tokenizer
     return bool(step) and _splits_at_blanks(json.loads(step.__getstate__()))
 
@@ -69,11 +69,11 @@ def with_symbols(backend: Tokenizer, new: dict[str, int], old: Iterable[str]) ->
 def without_symbols(
     lines: Iterable[str], symbols: Sequence[str], *, between_blanks: bool
 ) -> Iterator[str]:
-    """Lines with a blank for each symbol, for learning the pieces of what is around it.
+    """Lines with a blank for each symbol, for learning the pieces of the text around it.
 
     Args:
         lines: Text.
-        symbols: What is never split.
+        symbols: Symbols that are never split.
         between_blanks: Whether they are symbols between blanks only, as words are.
     """
     pattern = _any_of(list(symbols))

@@ -112,8 +112,8 @@ class VanillaTransformerConfig(PreTrainedConfig):
             "sinusoidal_concatenated", all sines before all cosines, or "learned".
         position_base: Of the sinusoids' wavelengths, 10000 in the paper.
         position_offset: Position of the first token. Concatenated sinusoids with an offset of 2
-            and base 10000^(h / (h - 1)), h = d_model / 2, are those of M2M100; with the same base
-            and no offset those of Marian, with the defaults those of `MarianMTModel`.
+            and base 10000^(h / (h - 1)), h = d_model / 2, equal M2M100's; with the same base
+            and no offset Marian's, with the defaults `MarianMTModel`'s.
         init_std: Standard deviation of all matrices and tables at the start; None: Xavier-uniform
             matrices and tables with D^-1/2.
         depth_scaled_init: Divides the initial matrices of the layer at depth l, counted from 1, by
@@ -133,7 +133,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
         pad_token_id: Pads batches; never generated.
         bos_token_id: First decoder input; never generated, unless it ends targets, too.
         eos_token_id: Ends every source and target.
-        decoder_start_token_id: What decoding starts from.
+        decoder_start_token_id: First token that the decoder reads.
         is_encoder_decoder: Always True.
 
     Raises:
@@ -226,7 +226,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
     def get_text_config(
         self, decoder: bool | None = None, encoder: bool | None = None
     ) -> "VanillaTransformerConfig":
-        """As in Transformers, whose config of a decoder alone needs the size of its vocabulary.
+        """As in Transformers, where a decoder's config needs the size of its vocabulary.
 
         Args:
             decoder: Returns the decoder's sizes under their general names.
@@ -250,7 +250,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
         return HeadShapes(keys, keys, values)
 
     def validate_architecture(self) -> None:
-        """Checks the rules between fields and reports all faults at once.
+        """Checks the rules between fields and reports all faults together.
 
         Raises:
             ValueError: If any rule is broken (`@strict` re-raises it as StrictDataclassError).

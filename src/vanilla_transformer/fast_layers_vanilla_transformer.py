@@ -173,7 +173,7 @@ class WeightForFewRows:
         self.most_rows = 128 if out >= 8 * width else 8
 
     def is_of(self, weight: Tensor) -> bool:
-        """Whether `weight` is what was laid out, with the same values.
+        """Whether `weight` was laid out before, with the same values.
 
         Its version counts changes in place, except those through `weight.data`, with which running
         averages are often swapped in. The first column and the first row show these.

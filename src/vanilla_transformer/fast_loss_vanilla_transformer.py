@@ -121,7 +121,7 @@ def sums_in_float32(device: torch.device) -> bool:
 
 
 def factor_dtype(x: Tensor) -> torch.dtype:
-    """The dtype of the factors of the loss's products: autocast's, or that of `x`.
+    """Dtype of the factors of the loss's products: autocast's, or the dtype of `x`.
 
     In float16 they are products of float32 where results are rounded to float16 too: gradients that
     are large enough for the one are too large for the other.

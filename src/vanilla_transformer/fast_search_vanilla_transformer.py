@@ -109,7 +109,7 @@ class History(Cache):
 
 
 def direct_call(module: nn.Module, layouts: WeightLayouts) -> Callable[..., Any]:
-    """What a call of `module` computes, without the overhead of `nn.Module` where that is possible.
+    """A function that computes `module`, without the overhead of `nn.Module` where possible.
 
     In a small model that overhead is a third of a step's time. A module with hooks or a `forward`
     of its own is called. A layer's own `forward` runs, so that it is described in one place; only
@@ -257,7 +257,7 @@ class IncrementalDecoder:
         return x
 
     def _encoding(self, length: int) -> Tensor:
-        """Encoding `[1, length, D]` of the next positions, computed for many positions at once."""
+        """Encoding `[1, length, D]` of the next positions, computed for many positions together."""
         start, self.position = self.position, self.position + length
         if self.position > self.positions.shape[1]:
             ahead = min(2 * self.position + 64, self.decoder.config.last_position)

@@ -23,7 +23,7 @@ class Fast(Plain):
     def loss(
         self, lm_head: nn.Module, hidden_states: Tensor, labels: Tensor, terms: LossTerms
     ) -> Tensor:
-        """As `Plain.loss`, without the logits of all targets at once."""
+        """As `Plain.loss`, without holding the logits of all targets."""
         # Training will change the weights.
         self.layouts.clear()
         if is_transformed():

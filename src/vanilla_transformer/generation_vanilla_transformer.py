@@ -223,7 +223,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
             )
 
     def _prepare_model_inputs(self, *args: Any, **kwargs: Any) -> Any:
-        """As in Transformers, which will call the encoder alone.
+        """As in Transformers, which will call only the encoder.
 
         FSDP2 collects what belongs to no layer, such as the norm after the last one, in the model's
         own `forward` only.
@@ -259,12 +259,12 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         return criteria
 
     def _sample(self, *arguments: Any, **inputs: Any) -> Any:
-        """Greedy search and sampling: the fast one, or that of Transformers."""
+        """Greedy search and sampling: the fast search, or Transformers' search."""
         outputs = self.model.computing.search(self, *arguments, **inputs)
         return super()._sample(*arguments, **inputs) if outputs is None else outputs
 
     def _beam_search(self, *arguments: Any, **inputs: Any) -> Any:
-        """Beam search: the fast one, or that of Transformers."""
+        """Beam search: the fast search, or Transformers' search."""
         outputs = self.model.computing.search(self, *arguments, **inputs)
         if outputs is not None:
             return outputs

@@ -219,7 +219,7 @@ class Decoder(Stack):
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPastAndCrossAttentions:
-        """Decodes targets, all positions at once or those after `past_key_values`.
+        """Decodes targets: all positions, or the ones after `past_key_values`.
 
         Args:
             input_ids: Tokens `[B, T]`.
@@ -304,7 +304,7 @@ class VanillaTransformerModel(SharedTable):
             decoder_input_ids: Target tokens, shifted right, `[B, T]`.
             decoder_attention_mask: 1 = real target token, `[B, past + T]`; None: all are. Targets
                 padded on the right need none: no token attends to later ones.
-            encoder_outputs: What the encoder returned for these sources.
+            encoder_outputs: Output of the encoder for these sources.
             past_key_values: Keys and values of earlier target positions; extended in place.
             inputs_embeds: Instead of `input_ids`: rows of the table, unscaled, `[B, S, D]`.
             decoder_inputs_embeds: Instead of `decoder_input_ids`, `[B, T, D]`.
@@ -344,10 +344,10 @@ class VanillaTransformerModel(SharedTable):
 
 
 class OutputWithoutLogits(Seq2SeqLMOutput):
-    """What a training step returns whose logits never existed all at once."""
+    """Output of a training step, which never holds all logits together."""
 
     def to_tuple(self) -> tuple[Any, ...]:
-        """The loss alone, because code that counts positions expects logits after it."""
+        """Only the loss, because code that counts positions expects logits after it."""
         return (self.loss,)
 
 
@@ -404,7 +404,7 @@ class VanillaTransformerForConditionalGeneration(
     ) -> Seq2SeqLMOutput:
         """As `VanillaTransformerModel.forward`, then logits and, given `labels`, the loss.
 
-        Its arguments are those of the bare model and these:
+        It takes the arguments of the bare model and these:
 
         - `labels` `[B, T]`, -100 at positions without a target. Missing `decoder_input_ids` are
           made from them.
@@ -419,7 +419,7 @@ class VanillaTransformerForConditionalGeneration(
 
         Returns:
             `loss`, smoothed in training only, and `logits` `[B, T, V]`: None while training with
-            `labels`, unless `return_logits`. As a tuple, such an output is the loss alone.
+            `labels`, unless `return_logits`. As a tuple, such an output has only the loss.
 
         Raises:
             ValueError: If `labels` come with `logits_to_keep`, or differ in shape from what the

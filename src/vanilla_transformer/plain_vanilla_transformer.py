@@ -72,7 +72,7 @@ def loss_sum(logits: Tensor, labels: Tensor, terms: LossTerms = LIKELIHOOD) -> T
 
 
 class Plain:
-    """What a model computes besides its layers; a subclass computes the same in less time."""
+    """Computations of a model outside its layers; a subclass does the same in less time."""
 
     # Backend of `torch.compile` for the loss on a GPU; None: it is not compiled.
     loss_compiler: Any = None

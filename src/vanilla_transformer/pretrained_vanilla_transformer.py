@@ -30,7 +30,7 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
     _can_compile_fullgraph = True
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Subclasses, such as those of FSDP, must register themselves to save their code."""
+        """Subclasses, such as FSDP's, must register themselves to save their code."""
         super().__init_subclass__(**kwargs)
         cls._auto_class = None
 
@@ -68,7 +68,7 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
             if attn_implementation not in (None, "eager"):
                 raise ValueError(
                     "`talking_heads` mix the score maps of all heads, and only eager attention "
-                    "forms these: other kernels compute each head alone. `attn_implementation` "
+                    "forms these: other kernels compute heads separately. `attn_implementation` "
                     f"must be 'eager', got {attn_implementation!r}. Leave it out."
                 )
             attn_implementation = "eager"
@@ -157,7 +157,7 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
         ):
             raise ValueError(
                 "Source and target must share a table, as `share_encoder_decoder_embeddings` says, "
-                "got tables of their own, such as those of a merged adapter with "
+                "got tables of their own, such as from a merged adapter with "
                 "`modules_to_save=['embed_tokens']`. Name the table `shared` instead, or train an "
                 "adapter of a model with `share_encoder_decoder_embeddings=False`."
             )
@@ -194,7 +194,7 @@ class SharedTable(VanillaTransformerPreTrainedModel):
         return dict.fromkeys(self._tied_weights_keys, "shared.weight")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """What takes the place of a shared table, such as an adapter, takes it in both stacks."""
+        """Puts a replacement of a shared table, such as an adapter, into both stacks."""
         super().__setattr__(name, value)
         if name == "shared":
             self.encoder.embed_tokens = self.decoder.embed_tokens = value
@@ -218,5 +218,5 @@ class SharedTable(VanillaTransformerPreTrainedModel):
             "Source and target share one table, got an adapter for each of `encoder.embed_tokens` "
             "and `decoder.embed_tokens`. They learn apart, and merging into the table keeps only "
             "one of them. Name the table `shared` instead, as in "
-            "`trainable_token_indices={'shared': [...]}`, or pass the list alone."
+            "`trainable_token_indices={'shared': [...]}`, or pass only the list."
         )

@@ -1,4 +1,4 @@
-"""Text to token ids and back: training a tokenizer, finding what it does not know.
+"""Text to token ids and back: training a tokenizer, finding unknown characters and words.
 
 How `bpe` and `unigram` keep every string exactly:
 
@@ -99,11 +99,11 @@ class VanillaTransformerTokenizer(ComposingTokenizer):
     finds them too, but not special ones that are added to it.
     Python strings with lone surrogates are no Unicode text: encoding them raises an error.
 
-    Train anew by `train`: the inherited `train_new_from_iterator` gives a vocabulary without byte
+    Train one by `train`: the inherited `train_new_from_iterator` gives a vocabulary without byte
     tokens.
 
     There is no `__init__`: Transformers would then rebuild the pipeline of a saved tokenizer from
-    its vocabulary alone.
+    only its vocabulary.
     """
 
     @classmethod
@@ -130,11 +130,11 @@ class VanillaTransformerTokenizer(ComposingTokenizer):
             files: UTF-8 text files, plain or gzipped (`.gz`); lines end at line feeds only.
             vocab_size: Upper limit of the number of tokens, everything counted: the 4 special
                 tokens, those of `target_languages`, for `bpe` and `unigram` the 256 byte tokens,
-                and what is learned.
+                and learned entries.
             kind: `bpe` and `unigram` learn pieces of words and decode every string exactly, but for
                 U+200B and U+FEFF, which become blanks in all kinds. With `char` a token is a
                 character, with `word` a string between blanks, and decoding puts one blank between
-                words; in both, what is not in the vocabulary becomes `<unk>`, and so does a word
+                words; in both, unknown tokens become `<unk>`, and so does a word
                 that spells a special token.
             pretokenized: The text consists of tokens separated by blanks, and these are the only
                 boundaries that pieces of `bpe` and `unigram` respect; otherwise letters, digits and
@@ -298,9 +298,9 @@ class VanillaTransformerTokenizer(ComposingTokenizer):
         return counts
 
     def has_independent_parts(self) -> bool:
-        """Whether the ids of a line are those of its `independent_parts`, and `</s>` after them.
+        """Whether the ids of a line are the ids of its `independent_parts`, and `</s>` after them.
 
-        It is so for pieces of words without a Unicode form, which may write blanks anew, and
+        It is so for pieces of words without a Unicode form, which may write blanks again, and
         without tokens that a text can spell or BPE-dropout.
         """
         backend = json.loads(self.backend_tokenizer.to_str())
@@ -367,7 +367,7 @@ def _invisible_to_blanks(front: str = "") -> list[normalizers.Normalizer]:
     """Makes one blank of invisible characters with the blanks around them, none at an end.
 
     Args:
-        front: What they become at the beginning of a text.
+        front: Their replacement at the beginning of a text.
     """
     run = f" *[{_INVISIBLE}][ {_INVISIBLE}]*"
     return [
@@ -637,7 +637,7 @@ def _word_backend(lines: Iterable[str], vocab_size: int, tags: list[str]) -> Tok
 
 
 def _special_names(tags: list[str]) -> str:
-    """Pattern of what is between the brackets of a special token."""
+    """Pattern of the text between the brackets of a special token."""
     return "|".join([_NAMES_OF_SPECIAL_TOKENS, *(re.escape(tag[1:-1]) for tag in tags)])
 
 

@@ -1,7 +1,7 @@
 """Files: lines in, files that appear whole or not at all, temporary ones, and disks that are full.
 
 A process holds a lock of the kernel (flock) on each temporary file or folder of its own, which ends
-with the process however that ends. Whoever makes the next one deletes those beside it that nobody
+with the process however that ends. Whoever makes the next one deletes others next to it that nobody
 holds. Where a file system has no such locks, as NFS has none for folders, leftovers stay.
 
 Training locks its folder by `filelock` on a file in it instead (training/checkpoints.py): two runs
@@ -61,7 +61,7 @@ _KINDS_OF_FILES = {
 
 
 def special_kind(path: str | os.PathLike[str]) -> str | None:
-    """What is neither a file nor a folder, such as `a pipe`; None for these two.
+    """Kind of a path that is neither a file nor a folder, such as `a pipe`; None for these two.
 
     Raises:
         OSError: If there is nothing.
@@ -70,7 +70,7 @@ def special_kind(path: str | os.PathLike[str]) -> str | None:
 
 
 def check_regular(path: str | os.PathLike[str]) -> None:
-    """Refuses what may never end, or can be read only once.
+    """Rejects files that may never end, or can be read only once.
 
     Raises:
         ValueError: If it is a pipe, a device or a socket.
@@ -88,7 +88,7 @@ def read_text(path: str | os.PathLike[str], errors: str = "strict") -> str:
 
     Args:
         path: The file.
-        errors: What becomes of other bytes, as for `bytes.decode`.
+        errors: Treatment of other bytes, as for `bytes.decode`.
 
     Raises:
         ValueError: If it has more than 256 MiB, is not UTF-8, or is a pipe, a device or a socket.
@@ -245,7 +245,7 @@ def parse_json(text: str) -> Any:
 
 
 def parse_yaml(text: str, loader: type[Any] = yaml.SafeLoader) -> Any:
-    """The value of a YAML text, which must write out what it repeats.
+    """The value of a YAML text, which must write out all repetitions.
 
     Args:
         text: One document.
@@ -288,7 +288,7 @@ def parse_yaml(text: str, loader: type[Any] = yaml.SafeLoader) -> Any:
 def written_whole(path: Path) -> Iterator[Path]:
     """Where to write a file: a reader of `path` sees the old one or all of the new one.
 
-    What is there and is no regular file, such as a device, is written to and stays what it is.
+    A file there that is not a regular one, such as a device, is written to and stays.
     """
     if path.exists() and not path.is_file():
         yield path
@@ -358,7 +358,7 @@ def scratch_folder(parent: Path, prefix: str) -> Iterator[Path]:
 
     Args:
         parent: Where it is made.
-        prefix: What its name begins with. Folders of this prefix that no living process holds are
+        prefix: Beginning of its name. Folders of this prefix that no living process holds are
             deleted first.
     """
     with _scratch(parent, prefix, lambda path: path.mkdir(mode=0o700)) as path:
@@ -377,7 +377,7 @@ def scratch_file(parent: Path, prefix: str) -> Iterator[Path]:
 
 
 def abandoned(parent: Path, prefix: str) -> Iterator[Path]:
-    """What killed processes have left, one after the other; each is deleted after its turn.
+    """Leftovers of killed processes, one after the other; each is deleted after its turn.
 
     Args:
         parent: As for `scratch_folder`.
@@ -409,8 +409,8 @@ def naming_full_disk(folder: Path, purpose: str, hint: str = "Make room there.")
 
     Args:
         folder: Where something is written.
-        purpose: What it is.
-        hint: What users can do.
+        purpose: Description of it.
+        hint: Advice for users.
 
     Raises:
         OSError: With the number of the fault, if the disk is full or a quota or limit is reached.

@@ -15,12 +15,12 @@ SECONDS_BETWEEN_REPORTS = 60
 
 @contextmanager
 def bar_on_terminal(label: str, total: int | None, details: str, done: int = 0) -> Iterator[tqdm]:
-    """A bar in the last line of the terminal; what is printed or logged appears above it.
+    """A bar in the last line of the terminal; printed and logged lines appear above it.
 
     Args:
-        label: What is being done.
+        label: Name of the activity.
         total: Number of units; None: unknown, and then there is a count without a bar.
-        details: What follows the count, in tqdm's format.
+        details: Text after the count, in tqdm's format.
         done: Number of units done before.
     """
     count = "{desc} |{bar}| {n:,}/{total:,}" if total else "{desc} {n:,}"
@@ -48,7 +48,7 @@ def line_progress(
     """Counts lines on standard error: in a bar on a terminal, otherwise in a report a minute.
 
     Args:
-        label: What is being done.
+        label: Name of the activity.
         total: Number of lines; None: unknown.
         done: Number of lines done before.
         is_shown: False: nothing is printed.

@@ -137,7 +137,7 @@ def read_card_metadata(name: str) -> dict[str, Any]:
 
 
 def model_files(folder: Path) -> list[Path]:
-    """The files of a saved model, with those of the target's own tokenizer.
+    """The files of a saved model, including the target's own tokenizer.
 
     Checkpoints, the card, the log and the scores are left out, and so is what users keep there.
     """
@@ -150,12 +150,12 @@ def model_files(folder: Path) -> list[Path]:
 
 
 def is_reserved_name(file: Path) -> bool:
-    """Whether a file of this name, in a model's folder, is the model's or written beside it."""
+    """Whether a file of this name, in a model's folder, is the model's or written next to it."""
     return any(map(file.match, (*_MODEL_FILES, *_FILES_BESIDE_MODEL)))
 
 
 def read_generation_config(model_name_or_path: str) -> GenerationConfig:
-    """The defaults of a model's searches; those of Transformers where it was saved with none."""
+    """The defaults of a model's searches; Transformers' where it was saved with none."""
     if find_file(model_name_or_path, GENERATION_CONFIG_NAME) is None:
         return GenerationConfig()
     return GenerationConfig.from_pretrained(model_name_or_path)
@@ -182,7 +182,7 @@ def read_object(file: Path) -> dict[str, Any]:
 
 
 def check_objects(folder: Path) -> None:
-    """Refuses a folder with a damaged JSON file, on which Transformers would fail obscurely.
+    """Rejects a folder with a damaged JSON file, on which Transformers would fail obscurely.
 
     A damaged `generation_config.json` it would even ignore, and search otherwise.
 
@@ -265,7 +265,7 @@ def describe_files(
 
 
 def describe_model_files(folder: Path, kind: str = "sha256") -> dict[str, dict[str, Any]]:
-    """Size and checksum of the files that decide on what a saved model computes."""
+    """Size and checksum of the files that a saved model is computed from."""
     found = sorted(file for pattern in _RECORDED_FILES for file in folder.glob(pattern))
     return describe_files(folder, (file.relative_to(folder).as_posix() for file in found), kind)
 
@@ -363,7 +363,7 @@ def gpu_computes_bfloat16() -> bool:
 def load_model(model_name_or_path: str, **loading: Any) -> PreTrainedModel:
     """Loads a model whose weights are complete, finite and as they were saved.
 
-    `from_pretrained` fills what is missing with random numbers and only warns. Pickled weights are
+    `from_pretrained` fills missing tensors with random numbers and only warns. Pickled weights are
     not read, unless `loading` has `use_safetensors=None`; no code in them ever runs.
 
     Args:
@@ -403,7 +403,7 @@ def load_model(model_name_or_path: str, **loading: Any) -> PreTrainedModel:
     if faults:
         raise ValueError(
             f"{model_name_or_path!r} must hold exactly the tensors of its config, all finite, got "
-            f"{'; '.join(faults)}. Copy the model again, or train it anew."
+            f"{'; '.join(faults)}. Copy the model again, or train it again."
         )
     align_weights(model)
     complete_ids(model)
@@ -415,7 +415,7 @@ def naming_code(model_name_or_path: str) -> Iterator[None]:
     """Says of a folder that cannot be loaded without its own code that it is this which is missing.
 
     Raises:
-        ValueError: In place of that of Transformers.
+        ValueError: Instead of Transformers' error.
     """
     try:
         yield
@@ -456,7 +456,7 @@ _SLACK = 10**6
 
 
 def _check_weights(model_name_or_path: str, revision: str | None) -> None:
-    """Refuses weights of integers, and a config for a far larger model than they are.
+    """Rejects weights of integers, and a config for a far larger model than they are.
 
     Such a model would be built, and filled with random numbers, before anything is compared.
 
@@ -488,7 +488,7 @@ def _check_weights(model_name_or_path: str, revision: str | None) -> None:
 
 
 def check_size(config: Mapping[str, Any], tensors: int, numbers: int, name: str) -> None:
-    """Refuses a config for a model far larger than its weights, before it is built.
+    """Rejects a config for a model far larger than its weights, before it is built.
 
     Args:
         config: Its fields; sizes that it lacks are not compared.
@@ -518,7 +518,7 @@ def check_size(config: Mapping[str, Any], tensors: int, numbers: int, name: str)
         least += width * size("max_position_embeddings")
     if max(layers) > tensors or least > 2 * numbers + _SLACK:
         raise ValueError(
-            f"The config of {name!r} must be that of its weights, got sizes of at least "
+            f"The config of {name!r} must fit its weights, got sizes of at least "
             f"{least:,} numbers in {sum(layers):,} layers for weights of {numbers:,} numbers in "
             f"{tensors:,} tensors. Copy the model again."
         )
@@ -536,7 +536,7 @@ def _safetensors(model_name_or_path: str, revision: str | None) -> list[Path]:
 
 
 def complete_ids(model: PreTrainedModel) -> None:
-    """Fills in from the config what a search needs and the generation config lacks.
+    """Fills in fields from the config that a search needs and the generation config lacks.
 
     A person may have written the generation config, without any ids.
     """
@@ -561,7 +561,7 @@ def align_weights(model: nn.Module) -> None:
     """Copies weights to memory of torch's own.
 
     Those that are mapped from a safetensors file begin anywhere, and matrix products of such
-    differ in their last bit from those of aligned ones: a resumed run would leave its old course.
+    differ in their last bit from products of aligned ones: a resumed run would change.
     """
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):

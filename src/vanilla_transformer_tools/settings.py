@@ -1,6 +1,6 @@
 """Options of the command line; the help text of each field feeds `--help`.
 
-Nothing here imports torch, so that `--help` answers at once.
+Nothing here imports torch, so that `--help` answers immediately.
 """
 
 import re
@@ -125,7 +125,7 @@ _TARGET_LANGUAGE = (
     "pretrained model. Default: the one with which the model begins its outputs, if it has one."
 )
 _SPLIT_SENTENCES = (
-    "Translates each sentence of a line alone, and keeps the white space between them. A model "
+    "Translates each sentence of a line separately and keeps the white space between. A model "
     "that was trained on single sentences leaves out most of a line of several."
 )
 _DTYPE = (
@@ -134,7 +134,7 @@ _DTYPE = (
 )
 _ALLOWED_HOSTS = (
     "Names under which others call the server, such as translate.example.org behind a proxy; "
-    "requests for other hosts are refused. Default: names of this machine for a loopback --host, "
+    "other hosts get status 400. Default: names of this machine for a loopback --host, "
     "otherwise all."
 )
 _TRUST_REMOTE_CODE = (
@@ -154,7 +154,7 @@ class TrainSettings:
         [],
     )
     alignments: str | None = _data(
-        "File of word alignments of --train, such as those of eflomal or fast_align: one line a "
+        "File of word alignments of --train, as eflomal and fast_align make them: one line a "
         "pair, such as 0-0 1-2, source-target between blanks. One head learns them (guided "
         "alignment, Garg et al. 2019), and what follows words, such as tags and unknown words, "
         "follows it.",
@@ -232,7 +232,7 @@ class TrainSettings:
     )
     filter_duplicates: bool = _filters("Drops pairs that repeat an earlier pair.", False)
     tokenizer: str | None = _vocabulary(
-        "Folder of a model of this package, or of its tokenizer alone, whose tokenizers the new "
+        "Folder of a model of this package, or only of its tokenizer, whose tokenizers the new "
         "model gets instead of its own; the other tokenizer options are ignored."
     )
     symbols: str | None = _vocabulary(
@@ -260,7 +260,7 @@ class TrainSettings:
     )
     unicode_form: Literal["NFC", "NFD", "NFKC", "NFKD"] | None = _vocabulary(
         "Unicode normalization form of the text on its way into the tokenizer. NFD and NFKD take "
-        "syllables of Hangul and letters with accents apart; what is written is composed again "
+        "syllables of Hangul and letters with accents apart; translations are composed again "
         "(NFC), unless the training text was apart. Default: the text stays as it is."
     )
     preset: PresetName = _model(
@@ -292,7 +292,7 @@ class TrainSettings:
         "big with a million pairs or more, if the memory holds them."
     )
     bpe_dropout: float = _updates(
-        "Probability of skipping a merge when training text is segmented, anew in each epoch "
+        "Probability of skipping a merge when training text is segmented, again in each epoch "
         "(BPE-dropout, Provilkov et al. 2020, who use 0.1). Helps on small corpora; needs "
         "--tokenizer_kind bpe.",
         0.0,
@@ -312,9 +312,9 @@ class TrainSettings:
         "evaluated at the end, and saved if it is better. Default: no moving average."
     )
     average_last: int | None = _updates(
-        "Number of last checkpoints to average (section 6.1 of the paper) and to keep beside the "
+        "Number of last checkpoints to average (section 6.1 of the paper) and to keep, with the "
         "best one; 1: no averaging. With --validation, the average is saved unless both its score "
-        "and its loss are worse than those of the best checkpoint. Without --validation, "
+        "and its loss are worse than the best checkpoint's. Without --validation, "
         "checkpoints are averaged only if this is given. Default: 5."
     )
     minutes: float | None = _length(
@@ -357,7 +357,7 @@ class TrainSettings:
     )
     peft: Literal["lora"] | None = _tuning(
         "Trains an adapter instead of the model of --init_from: lora (Hu et al. 2021). The saved "
-        "model has it merged; adapter/ beside it has it alone, in PEFT's format."
+        "model has it merged; its folder adapter/ has it separately, in PEFT's format."
     )
     lora_rank: int = _tuning("Rank of the matrices of --peft lora.", 16)
     lora_alpha: float = _tuning("Scale of LoRA's output, times --lora_rank.", 32.0)
@@ -404,7 +404,7 @@ class TrainSettings:
             object.__setattr__(self, "dataset_tags", list(self.train))
 
     def paths_of_validation(self) -> dict[str, list[str]]:
-        """Paths of each validation set by name, that of `--validation` first.
+        """Paths of each validation set by name, the set of `--validation` first.
 
         Raises:
             ValueError: If the form or the name of a further set is not possible.
@@ -435,7 +435,7 @@ def _named_paths(sets: list[str]) -> dict[str, list[str]]:
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """Settings of a search, those of `Translator`."""
+    """Settings of a search, as in `Translator`."""
 
     model: list[str] | None = _model(
         "Folder or Hub name of a model. Given several times, the models translate as an ensemble, "
@@ -514,10 +514,10 @@ class SearchSettings:
         False,
     )
     protect: str | None = _search(
-        "What translations have as their sources have it, separated by commas: placeholders (such "
+        "Text that translations keep from their sources, separated by commas: placeholders (such "
         "as %%1$s and {name}), urls, emails, emoji, numbers; none: nothing. The model gets symbols "
         "for it if it was trained with --symbols <ph1> <ph2> and so on, or <ph>; else it replaces "
-        "the words that are aligned to it. What is missing is appended, with a warning. Default: "
+        "the words that are aligned to it. Missing text is appended, with a warning. Default: "
         "all but numbers, if the model has such symbols; else none.",
         metavar="KINDS",
     )
@@ -654,7 +654,7 @@ class EvaluateSettings(SearchSettings):
     )
     output: str | None = option("File for the translations, one a line. It is replaced.")
     name: str | None = option(
-        "Name of the test set in results.json and the model card. Default: test, or that of "
+        "Name of the test set in results.json and the model card. Default: test, or the name of "
         "sacreBLEU's test set."
     )
 
@@ -721,7 +721,7 @@ class ExportSettings:
         | None
     ) = _runtime(
         "Type of the weights with --format ctranslate2; int8_X: 8-bit integers, and type X for "
-        "what is not quantised. CTranslate2 replaces a type that the device does not support. "
+        "all other weights. CTranslate2 replaces a type that the device does not support. "
         "onnx and web have float32 and int8. Default: int8 with web, otherwise float32."
     )
     sample: str | None = _runtime(
@@ -801,7 +801,7 @@ class DemoSettings:
         "Asks Gradio's servers for a public address, through which all texts then travel.", False
     )
     examples: str | None = option(
-        "File of lines to try, one a line. Default: those of the model card, or else of the "
+        "File of lines to try, one a line. Default: lines of the model card, or else of the "
         "validation data, if they are found."
     )
     source_language: str | None = _languages(_SOURCE_LANGUAGE)
@@ -838,6 +838,6 @@ class ImportSettings:
     )
     positions: Literal["transformers", "marian"] = option(
         "For models of MarianMTModel: positions as this class computes them, or as Marian did when "
-        "it trained the model, which differ in long sentences. Default: those of the class.",
+        "it trained the model, which differ in long sentences. Default: the class's.",
         "transformers",
     )

@@ -30,7 +30,7 @@ _WORK = ("user", "nice", "system", "irq", "softirq", "steal")
 
 
 class IdleCores:
-    """Sets torch's number of threads to that of the cores that other programs leave idle.
+    """Sets torch's number of threads to the number of cores that other programs leave idle.
 
     They are watched from the making of the object until `use`, while files are read. The number
     then stays, because with another one sums are rounded differently. Does nothing if the user has

@@ -342,7 +342,7 @@ def test_changed_outputs_are_refused(distil, tmp_path, no_training, change):
     outputs.write_text(change(outputs.read_text("utf-8")), "utf-8")
 
     message = "other translations in it than were written"
-    assert_refused(distil(), message, "delete it to translate anew")
+    assert_refused(distil(), message, "delete it to translate again")
 
     outputs.unlink()
     assert distil().status == 0
@@ -383,7 +383,7 @@ def test_folder_of_another_run_is_refused_before_the_teacher_is_loaded(distil, t
         (["--teacher_n_best", 0], ["--teacher_n_best must be at least 1, got 0"]),
         (["--nearest", "bleu"], ["--nearest chooses among several outputs"]),
         (["--tag_column", "tag"], ["--tag_column: a teacher translates into one", "got 'tag'"]),
-        (["--minutes", 5], ["--minutes is an option of train alone; give --max_minutes"]),
+        (["--minutes", 5], ["--minutes works only with train; use --max_minutes"]),
         (["--max_length", 1], ["--max_length must be at least 2"]),
         (["--word_level", 1.5], ["--word_level must be between 0 and 1, got 1.5"]),
         (["--word_level", 0.5, "--r_drop", 5], ["--word_level must be left out with --r_drop"]),

@@ -441,7 +441,7 @@ def test_settings_without_counterpart_are_named_at_once(folder):
 
     assert "`arch` must be 'transformer*', got 'lightconv'" in faults
     assert "`adaptive_softmax_cutoff` must be None, got [10, 20]" in faults
-    assert "`decoder_embed_dim` must be that of `encoder_embed_dim`, got 26 and 24" in faults
+    assert "`decoder_embed_dim` must be `encoder_embed_dim`, got 26 and 24" in faults
     assert all(f"`{name}` must be" in faults for name in changes)
 
 

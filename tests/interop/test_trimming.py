@@ -363,4 +363,4 @@ def test_count_without_texts_is_refused(tmp_path, capsys):
         main(["import", str(tmp_path), str(tmp_path / "small"), "--min_count", "2"])
 
     assert ended.value.code == 2
-    assert "--min_count needs --keep_vocabulary, got 2 alone" in capsys.readouterr().err
+    assert "--min_count needs --keep_vocabulary, got only 2" in capsys.readouterr().err

@@ -1,6 +1,6 @@
 """The `vanilla-transformer` command: parse, call one function, print.
 
-Importing it loads no torch, so `--help` and a mistyped option are answered at once.
+Importing it loads no torch, so `--help` and a mistyped option are answered immediately.
 """
 
 

@@ -1,4 +1,4 @@
-"""The `attention` command: what a model attends to, as a page, a picture or word alignments."""
+"""The `attention` command: attention as a page, a picture or word alignments."""
 
 import logging
 from pathlib import Path
@@ -132,7 +132,7 @@ def _read_files(settings: AttentionSettings) -> _TextsToAlign:
     """Reads the files of --alignments, --units and --gold.
 
     Raises:
-        ValueError: If one is not what it should be, or they have different numbers of lines.
+        ValueError: If one has another format, or they have different numbers of lines.
     """
     from vanilla_transformer_tools.files import read_lines
     from vanilla_transformer_tools.inspection.alignments import read_gold

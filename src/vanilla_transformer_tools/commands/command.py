@@ -1,4 +1,4 @@
-"""What all commands share: the parser, exit statuses and messages, and loading a translator."""
+"""Shared parts of all commands: parser, exit statuses, messages, and loading a translator."""
 
 import argparse
 import atexit
@@ -79,7 +79,7 @@ def run(command: Command, argv: list[str] | None = None) -> None:
 
 
 class _ClosedOutput(io.TextIOBase):
-    """Standard output that the shell has closed (`>&-`): what is printed must not be lost."""
+    """Standard output that the shell has closed (`>&-`): no printed text may be lost."""
 
     def write(self, text: str) -> int:
         """Raises an error."""
@@ -89,7 +89,7 @@ class _ClosedOutput(io.TextIOBase):
 def _open_standard_streams() -> None:
     """Replaces those that the shell has closed, and lets messages survive any encoding.
 
-    Python has None for closed streams. What a terminal in ASCII or Latin-1 cannot show is printed
+    Python has None for closed streams. A character that a terminal cannot show is printed
     as an escape, as Python does on standard error; translations are always in UTF-8.
     """
     # These stay open as long as the process.

@@ -18,7 +18,7 @@ from vanilla_transformer_tools.settings import (
 
 _EXAMPLE = """The teacher translates the sources of --train, and the student is trained on its
 translations (sequence-level knowledge distillation, Kim and Rush 2016). The options of train
-apply, those of Trainer too; --help-all lists them. OUTPUT_DIR/teacher keeps the translations.
+apply, Trainer's too; --help-all lists them. OUTPUT_DIR/teacher keeps the translations.
 Called again after a crash or Ctrl-C, the same command continues; --resume is not needed.
 
 example:
@@ -44,7 +44,7 @@ def _of_teacher(name: str) -> Any:
 
 @dataclass(frozen=True)
 class DistilSettings(TrainSettings):
-    """Settings of a distillation. Those that begin with `teacher_` are those of `translate`."""
+    """Settings of a distillation. `teacher_` begins the names of settings of `translate`."""
 
     teacher: list[str] = option(
         "Folders or Hub names of the teacher: models of this package or other sequence-to-sequence "
@@ -53,7 +53,7 @@ class DistilSettings(TrainSettings):
         group="teacher",
     )
     targets: Literal["teacher", "both"] = option(
-        "What the student learns from: the teacher's outputs alone, or the references too.",
+        "Targets of the student: only the teacher's outputs, or the references too.",
         "teacher",
         group="teacher",
     )
@@ -170,7 +170,7 @@ def _check(settings: DistilSettings, processes: int) -> None:
     if settings.tag_column:
         faults.append(
             f"--tag_column: a teacher translates into one language, got {settings.tag_column!r}. "
-            "Distil each direction alone."
+            "Distil each direction separately."
         )
     if faults:
         raise ValueError("\n".join(faults))

@@ -1,4 +1,4 @@
-"""The `env` command: what a report of a fault should say about the machine."""
+"""The `env` command: facts about the machine for a bug report."""
 
 import argparse
 import os
@@ -84,7 +84,7 @@ def _machine() -> dict[str, str]:
 
 
 def _caches() -> dict[str, str]:
-    """Folders of what is kept between runs."""
+    """Folders of files that are kept between runs."""
     import datasets
     from huggingface_hub import constants
 

@@ -1,4 +1,4 @@
-"""The `evaluate` command: scores of a model or of a file, alone or against another."""
+"""The `evaluate` command: scores of a model or of a file, or a comparison of two."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -123,7 +123,7 @@ def _check(parser: Parser, settings: EvaluateSettings) -> None:
 
 
 def _is_no_folder(path: str) -> bool:
-    """Whether the path exists and is no folder: a file, or a pipe, which reading refuses."""
+    """Whether the path exists and is no folder: a file, or a pipe, which reading rejects."""
     return Path(path).exists() and not Path(path).is_dir()
 
 
@@ -135,7 +135,7 @@ def _results_folder(settings: EvaluateSettings) -> Path | None:
 
 @dataclass(frozen=True)
 class _TestSet:
-    """What is translated, and what the translations are compared with.
+    """Sources of a test set, and the references of their translations.
 
     Attributes:
         name: Name of the test set.
@@ -151,7 +151,7 @@ class _TestSet:
 
 
 def _check_scores(settings: EvaluateSettings) -> None:
-    """Refuses options of the scores that are wrong whatever the references are."""
+    """Rejects options of the scores that are wrong whatever the references are."""
     from vanilla_transformer_tools.evaluation.bleu_tokenizers import resolve
     from vanilla_transformer_tools.evaluation.metrics import build_metrics, check_bootstrap
 

@@ -8,7 +8,7 @@ from vanilla_transformer_tools.settings import ImportSettings
 
 _EXAMPLE = """OUT gets the weights, the tokenizer and the generation settings of the source. Both
 models are run on the same random tokens; unless their logits agree, nothing is kept.
-Checkpoints of fairseq, which have their dictionaries beside them, Marian's .npz and weights
+Checkpoints of fairseq, with their dictionaries in the same folder, Marian's .npz and weights
 with a --mapping cannot be run here: all their tensors must be used, and nothing is compared.
 
 examples:
@@ -52,7 +52,7 @@ def import_(argv: list[str]) -> None:
             f"{settings.tokenizer!r}. Leave it out."
         )
     if settings.min_count != 1 and not settings.keep_vocabulary:
-        parser.error(f"--min_count needs --keep_vocabulary, got {settings.min_count} alone")
+        parser.error(f"--min_count needs --keep_vocabulary, got only {settings.min_count}")
     _import(source, output, settings)
 
 
@@ -104,7 +104,7 @@ def _import(source: str, output: Path, settings: ImportSettings) -> None:
 
 
 def _print_assumed(fields: dict[str, Any]) -> None:
-    """What to check, since neither the mapping nor any tensor says it."""
+    """Prints fields to check, which neither the mapping nor any tensor sets."""
     if fields:
         values = ", ".join(f"{name} {value}" for name, value in fields.items())
         print(f"not in the mapping, so as in the paper: {values}")

@@ -204,7 +204,7 @@ class TranslationJob:
 
         Args:
             translator: Translator with the models of the settings.
-            keeps_record: Whether the record stays beside the complete output.
+            keeps_record: Whether the record stays next to the complete output.
 
         Raises:
             ValueError: If another translation is writing to the output, it has changed since this
@@ -375,9 +375,9 @@ def _after_earlier_run(job: TranslationJob, output: Path) -> TranslationJob:
         return replace(job, record=record)
     if earlier is None:
         raise ValueError(
-            f"{str(output)!r} must have its record {path.name!r} beside it to be continued, got "
+            f"{str(output)!r} must have its record {path.name!r} next to it to be continued, got "
             "none: the output is complete, or an earlier version began it. Delete the output to "
-            "translate anew, or let that version finish it."
+            "translate again, or let that version finish it."
         )
     done, kept = written_lines(output, 1 if job.settings.details else job.settings.n_best)
     differences = earlier.differences(record)
@@ -389,8 +389,8 @@ def _after_earlier_run(job: TranslationJob, output: Path) -> TranslationJob:
     if differences:
         raise ValueError(
             f"{str(output)!r} must be continued by the job that began it, got "
-            f"{'; '.join(differences)}. Give what it was begun with, or delete it to translate "
-            "anew."
+            f"{'; '.join(differences)}. Give the same ones, or delete it to translate "
+            "again."
         )
     return replace(
         job,
@@ -451,7 +451,7 @@ class PipedLines(Iterator[bytes]):
             return True
 
     def _read(self) -> None:
-        """Takes what is there, and waits only if there is nothing."""
+        """Takes the bytes that are there, and waits only if there are none."""
         from vanilla_transformer_tools.files import LONGEST_LINE
 
         block = self._stream.read1(_BLOCK)

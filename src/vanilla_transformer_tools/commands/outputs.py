@@ -24,7 +24,7 @@ def check_output(
     inputs: Iterable[str | None] = (),
     models: Sequence[str] = (),
 ) -> None:
-    """Refuses an output that cannot be written or would overwrite what the command reads.
+    """Rejects an output that cannot be written or would overwrite an input of the command.
 
     Args:
         path: The output; it is not changed.
@@ -74,11 +74,11 @@ def _is_file_of(path: Path, model: Path) -> bool:
 
 
 def check_room(path: Path, option: str) -> None:
-    """Refuses a file that cannot be created or replaced.
+    """Rejects a file that cannot be created or replaced.
 
     Args:
         path: The file; it is not changed.
-        option: What needs the file, for the error.
+        option: Option that names the file, for the error.
 
     Raises:
         OSError: If it cannot.

@@ -41,7 +41,7 @@ example:
 
 @dataclass(frozen=True)
 class Options(Generic[Settings]):
-    """What a command that trains was asked for.
+    """Options of a command that trains.
 
     Attributes:
         settings: Our settings.
@@ -100,9 +100,9 @@ def read_options(
 
 
 def _check_settings(parser: Parser, settings: TrainSettings) -> None:
-    """Ends the program if it cannot train; `training.checks` knows the other mistakes."""
+    """Ends the program if it cannot train; `training.checks` finds the other mistakes."""
     if settings.minutes is not None and type(settings) is not TrainSettings:
-        parser.error("--minutes is an option of train alone; give --max_minutes, which cuts a run")
+        parser.error("--minutes works only with train; use --max_minutes to limit the time")
     if not settings.train:
         parser.error("--train needs the training pairs")
     for name in _MODELS:

@@ -23,7 +23,7 @@ example:
 
 
 def translate(argv: list[str]) -> None:
-    """Translate files, arguments, standard input or what is typed."""
+    """Translate files, arguments, standard input or typed text."""
     parser = build_parser(translate, TranslateSettings, _EXAMPLE)
     parser.add_argument("text", nargs="*", help="Lines to translate instead of standard input.")
     values = parse_with_texts(parser, argv)

@@ -27,7 +27,7 @@ class Ratio(Metric):
     Args:
         name: Of the score.
         count: Returns, for a prediction and its references, the count and the total.
-        definition: What the signature says about `count`.
+        definition: Text of the signature about `count`.
     """
 
     def __init__(
@@ -232,7 +232,7 @@ def score(
 ) -> Scores:
     """Scores of a list of translations; needs no network and no disk.
 
-    `lines` is their number. Every score is a percentage under its name, beside `NAME_signature`,
+    `lines` is their number. Every score is a percentage under its name, next to `NAME_signature`,
     which defines it:
 
     - `bleu`: Corpus BLEU (Papineni et al., 2002) as sacreBLEU computes it, see `CorpusBLEU`;
@@ -242,8 +242,8 @@ def score(
     - `ter`: Translation edit rate (Snover et al., 2006), lower-cased as sacreBLEU does by default.
     - `exact_match`: Share of predictions that equal a reference in every code point.
     - `wer`: Word error rate of spelling to phonemes, where a line is a word: share of lines whose
-      tokens are not exactly those of a reference (SIGMORPHON 2021). What speech recognition calls
-      "WER" is `per` here.
+      tokens differ from every reference (SIGMORPHON 2021). The "WER" of speech recognition
+      is `per` here.
     - `per`: Phoneme error rate: tokens to insert, delete and replace, summed over all lines, per
       token of the references; above 100 if predictions are much too long.
     - `codexglue_bleu`: BLEU of CodeXGLUE's code translation, see `CodeXGlueBLEU`.
@@ -262,7 +262,7 @@ def score(
             text: case and Unicode composition count, and for exact match also blanks at the ends.
         bootstrap: Resamples of the lines, for 95 % confidence intervals (Koehn, 2004) as sacreBLEU
             computes them: `NAME_ci` is half the width of each. 1,000 are usual; 0: no intervals.
-            All resamples are in memory at once; for chrF they take 72 bytes per line and resample.
+            All resamples are in memory together; for chrF they take 72 bytes per line and resample.
 
     Raises:
         ValueError: If there are no lines, their numbers differ, or an option is impossible.
@@ -333,7 +333,7 @@ class TranslationScores(evaluate.Metric):
 
 
 def check_bootstrap(resamples: int) -> None:
-    """Refuses a number of resamples that leaves none at either end of a 95 % interval.
+    """Rejects a number of resamples that leaves none at either end of a 95 % interval.
 
     Raises:
         ValueError: If there are some, but fewer than 40.

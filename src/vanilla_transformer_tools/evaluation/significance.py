@@ -109,7 +109,7 @@ def format_comparisons(
     return "\n".join(
         [
             *lines,
-            "p: how often the choice of test lines alone would move the difference by more than",
+            "p: how often the mere choice of test lines would move the difference by more than",
             f"its own size (paired bootstrap of {bootstrap:,} resamples, Koehn 2004). Below 0.05,",
             "a difference is usually considered more than an accident of the test set.",
         ]

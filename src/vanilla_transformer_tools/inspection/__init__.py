@@ -1,1 +1,1 @@
-"""What a model attends to: maps, figures, pages, word alignments."""
+"""The attention of a model: maps, figures, pages, word alignments."""

@@ -135,7 +135,7 @@ def align_words(
         translator: With the torch engine and fast tokenizers, which know the place of each token.
         sources: Lines.
         targets: Their translations.
-        units: What counts as a word: sources and targets once more, with blanks between the units,
+        units: Words to align: sources and targets once more, with blanks between the units,
             such as segmented Chinese text. None: words are separated by blanks.
 
     Returns:

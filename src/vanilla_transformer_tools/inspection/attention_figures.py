@@ -98,7 +98,7 @@ def plot_attention(
 
 
 def plot_positions(model: PreTrainedModel, path: Path, positions: int) -> Path:
-    """Draws what a model adds to the embeddings of the first source positions.
+    """Draws the position encodings of the first source positions.
 
     Args:
         model: A vanilla Transformer.
@@ -156,7 +156,7 @@ def position_encodings(model: PreTrainedModel, positions: int) -> Tensor:
 
 
 def check_format(path: Path) -> None:
-    """Refuses a format that cannot be written.
+    """Rejects a format that cannot be written.
 
     Raises:
         ValueError: If the path has another suffix.

@@ -46,8 +46,8 @@ class AttentionMap:
 
     Attributes:
         kind: "encoder", "decoder" or "cross".
-        rows: Tokens that attend: those of the source, or those that the decoder writes.
-        columns: Tokens that are attended to: those of the source, or those that the decoder has
+        rows: Tokens that attend: the source's, or the ones that the decoder writes.
+        columns: Tokens that are attended to: the source's, or the ones that the decoder has
             read (`<s>` and its own output).
         weights: `[layers, H, rows, columns]`, by which the values are multiplied.
         sums_to_one: Whether each row sums to 1. Talking heads after the softmax need not.
@@ -239,7 +239,7 @@ def labels_of_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) 
 
 
 def _first_characters(contents: list[bytes | None]) -> tuple[str, int]:
-    """What the first few tokens spell together, and how many; empty if that is not UTF-8."""
+    """The text of the first few tokens, and their number; empty if that is not UTF-8."""
     spelled = b""
     for count, content in enumerate(contents, start=1):
         if content is None:

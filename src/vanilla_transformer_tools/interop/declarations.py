@@ -118,7 +118,7 @@ class Declaration:
 
     @classmethod
     def of_mapping(cls, file: Path) -> "Declaration":
-        """What a user declares in a file of YAML.
+        """A user's declaration in a file of YAML.
 
         Raises:
             ValueError: If it is no such declaration; names all faults.
@@ -145,7 +145,7 @@ class Declaration:
         return cls(**sections, weights=weights, own_rules=own_rules or {})
 
     def fields(self, source: Fields) -> dict[str, Any]:
-        """Fields of our config, from those of the source; one that is absent there is None."""
+        """Fields of our config, from the source's fields; one that is absent there is None."""
         source = self._with_defaults(source)
         ours = {
             **{ours: self._translated(theirs, source) for ours, theirs in self.config.items()},
@@ -174,7 +174,7 @@ class Declaration:
             for name, expected in self.required.items()
             if source.get(name) is not None and not _agrees(source[name], expected)
         ] + [
-            f"`{name}` must be that of `{other}`, got {source[name]!r} and {source.get(other)!r}"
+            f"`{name}` must be `{other}`, got {source[name]!r} and {source.get(other)!r}"
             for name, other in self.same.items()
             if source.get(name) is not None and source[name] != source.get(other)
         ]
@@ -248,7 +248,7 @@ def _complete(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _faults_of_mapping(content: Any) -> list[str]:
-    """What is wrong with a user's mapping, but for its rules."""
+    """Faults of a user's mapping, apart from its rules."""
     if not isinstance(content, dict):
         return [f"no sections, but {content!r:.60}; begin with `constants:` and `tensors:`"]
     faults = [

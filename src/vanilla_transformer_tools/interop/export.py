@@ -112,7 +112,7 @@ _ONNX_TOLERANCE = (0.99, 1e-4)
 
 @dataclass(frozen=True)
 class Agreement:
-    """How the greedy translations of an export compare with those of the model.
+    """How the greedy translations of an export compare with the model's.
 
     Attributes:
         lines: Lines of the sample.
@@ -134,7 +134,7 @@ class Agreement:
         )
 
     def check(self, identical: float, gap: float) -> None:
-        """Refuses an export that is too far from the model.
+        """Rejects an export that is too far from the model.
 
         Args:
             identical: Least share of lines with the same translation.
@@ -177,7 +177,7 @@ def export_to_ctranslate2(
 
     Returns:
         How the greedy translations of the sample compare; other weights than float32 are compared
-        after those of float32, which must translate like the model.
+        after float32 weights, which must translate like the model.
 
     Raises:
         FileExistsError: If there is something at `output` that may not be replaced.
@@ -211,7 +211,7 @@ def export_to_onnx(
     """Writes a folder of ONNX graphs that Optimum and transformers.js load.
 
     It holds the graphs with their weights in onnx/, a config.json that says how to run them, the
-    tokenizer's files, with those of the target in target_tokenizer/ if it has one of its own,
+    tokenizer's files, the target's in target_tokenizer/ if it has one of its own,
     generation_config.json and the record of the training run.
 
     Args:
@@ -316,7 +316,7 @@ def export_to_class(
 ) -> LogitGap:
     """Writes a folder that Transformers loads as a model of a class of its own.
 
-    It holds the weights in the dtype of the model, the tokenizer's files, with those of the target
+    It holds the weights in the dtype of the model, the tokenizer's files, the target's
     in target_tokenizer/ if it has one of its own, generation_config.json and the record of the
     training run.
 
@@ -397,7 +397,7 @@ def export_to_marian(
 
 @contextmanager
 def _new_folder(output: Path, force: bool) -> Iterator[Path]:
-    """Name of a folder beside `output` that takes its place if all goes well.
+    """Name of a folder next to `output` that takes its place if all goes well.
 
     Raises:
         FileExistsError: If there is something at `output` that may not be replaced.
@@ -433,7 +433,7 @@ def _new_folder(output: Path, force: bool) -> Iterator[Path]:
 
 
 def _restore(scratch: Path, output: Path) -> None:
-    """Puts back what was to be replaced; what was to take its place is lost."""
+    """Restores the files that were to be replaced; their replacement is lost."""
     if (scratch / "old").exists():
         (scratch / "old").rename(output)
 
@@ -481,7 +481,7 @@ def _load(
 def _save_settings(
     model: PreTrainedModel, tokenizers: TokenizerPair, folder: Path, *, for_javascript: bool = False
 ) -> None:
-    """What a Translator needs besides the weights; the record has the longest line of training."""
+    """Saves the files besides weights of a Translator; the record has the longest training line."""
     tokenizers.save_pretrained(folder)
     if for_javascript:
         try:
@@ -539,12 +539,12 @@ def _compare_scores(
 def _compare_decoded(
     engine: TorchEngine, sources: list[list[int]], decoded: list[tuple[list[int], float]]
 ) -> Agreement:
-    """Compares greedy translations and their log-probabilities with those of the model.
+    """Compares greedy translations and their log-probabilities with the model's.
 
     Args:
         engine: The model.
         sources: Ids with `</s>`.
-        decoded: Ids without it, and the sum of the log-probabilities, with that of `</s>` unless
+        decoded: Ids without it, and the sum of the log-probabilities, including `</s>` unless
             the output reached its limit.
     """
     identical, gaps = 0, []

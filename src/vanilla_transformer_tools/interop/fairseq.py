@@ -1,6 +1,6 @@
 """Checkpoints of fairseq's `transformer`: their settings, tensors and vocabularies.
 
-What becomes of these is declared in `sources/fairseq.yaml`, as for every other source.
+Their conversion is declared in `sources/fairseq.yaml`, as for every other source.
 """
 
 import re
@@ -42,7 +42,7 @@ class Checkpoint:
     """A checkpoint of fairseq.
 
     Attributes:
-        settings: By the names of fairseq's options, with those of the task; `source_entries` and
+        settings: Fairseq's options by name, including the task's; `source_entries` and
             `target_entries` are the sizes of the vocabularies.
         tensors: Tensors by name.
         tokenizers: One for both sides if these share all tables.
@@ -77,7 +77,7 @@ def find_fairseq_file(source: Path) -> Path | None:
 
 
 def read_checkpoint(file: Path) -> Checkpoint:
-    """Reads a checkpoint and the dictionaries beside it.
+    """Reads a checkpoint and the dictionaries in its folder.
 
     Raises:
         ValueError: If it is damaged, would run code, is none of fairseq's, or has no dictionaries.

@@ -42,7 +42,7 @@ _SAMPLE_LINES = 500
 
 @dataclass(frozen=True)
 class SentencePiece:
-    """What a SentencePiece model says.
+    """Content of a SentencePiece model.
 
     Attributes:
         pieces: Text, score and kind of each.

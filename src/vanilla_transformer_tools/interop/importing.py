@@ -1,6 +1,6 @@
 """Pretrained weights of other classes of this architecture, as one of our models.
 
-Each class is a declaration in `sources/`, see `declarations`. What it cannot express is refused.
+Each class is a declaration in `sources/`, see `declarations`. Anything else is an error.
 """
 
 import copy
@@ -53,7 +53,7 @@ _TOLERANCE = 1e-4
 
 @dataclass(frozen=True)
 class _Source:
-    """What is brought in.
+    """A source of weights.
 
     Attributes:
         record: Where it comes from, for `run.json`.
@@ -62,7 +62,7 @@ class _Source:
         tensors: Tensors by name.
         tokenizers: Tokenizers of both sides; None: there are none.
         generation_config: Settings of its searches; None: there are none.
-        model: What computes with these weights, in evaluation mode; None: nothing here does.
+        model: Model with these weights, in evaluation mode; None: no class here computes them.
     """
 
     record: dict[str, str]
@@ -87,7 +87,7 @@ class _Source:
         )
 
     def plan(self) -> tuple[VanillaTransformerForConditionalGeneration, Plan]:
-        """Our model without memory for its weights, and what they will be made of.
+        """Our model without memory for its weights, and the plan for making them.
 
         Raises:
             ValueError: If there can be no config; names all its faults.
@@ -186,7 +186,7 @@ class LogitGap:
         return f"logits of up to {self.scale:.3g} differ by at most {self.gap:.1e}"
 
     def check(self, dtype: torch.dtype = torch.float32) -> None:
-        """Refuses a model that computes something else.
+        """Rejects a model that computes something else.
 
         Args:
             dtype: Dtype of the weights, or of tables of sinusoids in a file.
@@ -421,7 +421,7 @@ def compute_as_marian(model: VanillaTransformerForConditionalGeneration) -> None
 
 
 def _with_mapping(path: Path, mapping: Path, tokenizer: str | None) -> _Source:
-    """Weights of another program, with what lies beside them of a tokenizer and of settings."""
+    """Weights of another program, with tokenizer and settings from the same folder."""
     declaration = Declaration.of_mapping(mapping)
     folder = path if path.is_dir() else path.parent
     check_files(str(folder))
@@ -445,7 +445,7 @@ def _with_mapping(path: Path, mapping: Path, tokenizer: str | None) -> _Source:
 
 
 def _check_config(name_or_path: str) -> dict[str, Any]:
-    """Refuses what is no model, or none that can be expressed, before gigabytes are read.
+    """Rejects an unsupported model, or no model at all, before gigabytes are read.
 
     Returns:
         Fields of our config; none if it cannot be found, which loading the tokenizer explains.

@@ -1,6 +1,6 @@
 """Marian's own models: an `.npz` with weights and settings, its vocabularies, and decoder.yml.
 
-What becomes of these is declared in `sources/marian_npz.yaml`, as for every other source. Marian's
+Their conversion is declared in `sources/marian_npz.yaml`, as for every other source. Marian's
 decoder begins with an embedding of zeros instead of a token: a `<pad>` with such a row is added
 here, and taken away in the other direction.
 """
@@ -55,7 +55,7 @@ class MarianModel:
             besides: sizes with `<pad>`, and operations without dropout.
         tensors: By name.
         tokenizers: One for both sides if these share a vocabulary.
-        generation_config: What decoder.yml says of searches.
+        generation_config: Search settings from decoder.yml.
     """
 
     settings: dict[str, Any]
@@ -99,7 +99,7 @@ def read_marian(file: Path, faults_of: Any) -> MarianModel:
     """Reads a model, its vocabularies and its decoder.yml.
 
     Args:
-        file: The `.npz`; the others lie beside it.
+        file: The `.npz`; the others are in its folder.
         faults_of: From settings to what cannot be expressed.
 
     Raises:
@@ -130,7 +130,7 @@ def read_marian(file: Path, faults_of: Any) -> MarianModel:
         raise ValueError(
             f"The vocabularies of {str(file)!r} must have {_both(sizes)} entries, as its "
             f"`dim-vocabs` says, got {_both(counts)} in "
-            f"{' and '.join(one.name for one in files)}. Give those of its training."
+            f"{' and '.join(one.name for one in files)}. Use the ones of its training."
         )
     pad = max(sizes)
     sides = [vocabulary.tokenizer(pad) for vocabulary in vocabularies]
@@ -188,7 +188,7 @@ def _model_settings(file: Path, arrays: dict[str, np.ndarray[Any, Any]]) -> dict
 
 
 def readable(settings: Mapping[str, Any], learned: bool) -> dict[str, Any]:
-    """What the declaration needs, made of Marian's options."""
+    """Settings that the declaration needs, made of Marian's options."""
 
     def steps(option: str) -> str:
         # Dropout (`d`) changes nothing here, wherever it is.
@@ -211,7 +211,7 @@ def readable(settings: Mapping[str, Any], learned: bool) -> dict[str, Any]:
 def _with_pad(
     arrays: Mapping[str, np.ndarray[Any, Any]], sizes: list[int], rows: int
 ) -> dict[str, Tensor]:
-    """The tensors, with a row of zeros for `<pad>`, and for what one vocabulary has fewer of."""
+    """The tensors, with a row of zeros for `<pad>`, and for entries that one vocabulary lacks."""
     tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
     if _OLD_PROJECTION in tensors:
         tensors[_PROJECTION] = tensors.pop(_OLD_PROJECTION).T
@@ -227,7 +227,7 @@ def _with_pad(
 
 
 def _decoder_settings(folder: Path, file: Path | None = None) -> dict[str, Any]:
-    """What decoder.yml says; nothing if there is none."""
+    """Settings in decoder.yml; empty if there is no such file."""
     names = (
         [folder / DECODER_FILE]
         if file is None
@@ -255,7 +255,7 @@ def _vocabulary_files(file: Path, decoder: Mapping[str, Any]) -> list[Path]:
     missing = [one.name for one in files if not one.is_file()]
     if missing or len(files) != 2:
         raise ValueError(
-            f"{file.name!r} must have two vocabularies beside it, which its {DECODER_FILE} names "
+            f"{file.name!r} must have two vocabularies next to it, which its {DECODER_FILE} names "
             f"under `vocabs`, or one vocab.spm or vocab.yml for both, got "
             f"{'no ' + ', '.join(missing) if missing else ', '.join(named) or 'none'}. Copy them "
             "there."
@@ -293,7 +293,7 @@ class Vocabulary:
 
 
 def read_vocabulary(file: Path, folder: Path) -> Vocabulary:
-    """Reads one of Marian's vocabularies, and a SentencePiece model of the same side beside it."""
+    """Reads one of Marian's vocabularies, and the SentencePiece model of its side next to it."""
     if file.suffix == ".spm":
         pieces = SentencePiece.read(file)
         return Vocabulary(pieces.ids(), pieces)

@@ -219,7 +219,7 @@ def save_interface(model: PreTrainedModel, folder: Path, weights: str) -> None:
     is computed is in the graphs alone.
 
     Args:
-        model: What the graphs compute.
+        model: Model that the graphs compute.
         folder: Folder of the export.
         weights: One of `TYPES`.
     """
@@ -232,7 +232,7 @@ def save_interface(model: PreTrainedModel, folder: Path, weights: str) -> None:
 class OnnxModel:
     """Runs the graphs of an exported folder with onnxruntime, as the check of an export needs it.
 
-    The graphs are in `onnx/`, with the names of Optimum and transformers.js; those of int8 end in
+    The graphs are in `onnx/`, with the names of Optimum and transformers.js; int8 graphs end in
     `_quantized` (B batch, S source, T new target tokens, P and Q target and source tokens in the
     cache, H heads, E head size, D model width, V vocabulary; i counts the decoder's layers):
 

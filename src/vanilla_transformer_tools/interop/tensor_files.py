@@ -91,11 +91,11 @@ def _refuse_other_formats(file: Path, head: bytes) -> None:
 
 
 def unreadable(name: str, error: Exception) -> ValueError:
-    """What to report of weights that torch's loader refuses.
+    """The error to report if torch's loader rejects weights.
 
     Args:
         name: Name of the file or the model.
-        error: What the loader raised.
+        error: Error of the loader.
     """
     # Around it, torch advises to load the file without checks.
     inner = re.search(r"WeightsUnpickler error: (.*)", str(error))
@@ -106,7 +106,7 @@ def unreadable(name: str, error: Exception) -> ValueError:
         return ValueError(
             f"The weights of {name!r} must hold tensors and plain values only, got objects whose "
             f"loading may run code{example}. If you trust their source, convert them to "
-            "safetensors, or save settings and tensors alone."
+            "safetensors, or save only settings and tensors."
         )
     return ValueError(
         f"The weights of {name!r} are damaged, or no file of tensors: {reason:.200}. Copy them "
@@ -148,7 +148,7 @@ def tensors_in(content: Any, file: Path) -> dict[str, Tensor]:
     """The tensors of a checkpoint: itself, or an entry of a usual name.
 
     Raises:
-        ValueError: If there are other things beside them, or none.
+        ValueError: If there are other things, or no weights.
     """
     entries = content if isinstance(content, Mapping) else {}
     nested = [entries[name] for name in _NAMES_OF_WEIGHTS if isinstance(entries.get(name), Mapping)]

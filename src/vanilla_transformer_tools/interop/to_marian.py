@@ -1,6 +1,6 @@
 """One of our models as one of Marian's: `marian_files` the other way round.
 
-`sources/marian_npz.yaml` is read backwards. What Marian cannot express is refused.
+`sources/marian_npz.yaml` is read backwards. Options that Marian lacks are an error.
 """
 
 import importlib.util
@@ -109,7 +109,7 @@ def write_marian(
 
 
 class _Names:
-    """Names of norms in Marian's files: those of embeddings come before something."""
+    """Names of norms in Marian's files: norms of embeddings come before something."""
 
     def __contains__(self, name: object) -> bool:
         return "_emb_ln_" not in str(name) or str(name).endswith("_pre")
@@ -195,7 +195,7 @@ def _faults(
         faults.append(
             "The row of `decoder_start_token_id` must be zeros, with which Marian's decoder "
             f"begins, got numbers of up to {start.abs().max().item():.3g}. Fine-tuning of a model "
-            "of Marian with --label_smoothing_factor 0 leaves them alone."
+            "of Marian with --label_smoothing_factor 0 does not change them."
         )
     last = max(config.vocab_size, config.target_vocab_size) - 1
     if not config.pad_token_id == config.decoder_start_token_id == last:
@@ -242,7 +242,7 @@ def decode(folder: Path, lines: Sequence[str], limit_factor: int = 3) -> list[tu
     results = re.findall(r"^\d+ \|\|\| (.*?) \|\|\| .*?= *\S+ \|\|\| (\S+)$", found.stdout, re.M)
     if found.returncode or len(results) != len(lines):
         raise ValueError(
-            f"Marian must decode what was exported, but it ended with {found.returncode}: "
+            f"Marian must decode the exported model, but it ended with {found.returncode}: "
             f"{found.stderr.strip()[-300:]}"
         )
     return [(text, float(score)) for text, score in results]

@@ -1,6 +1,6 @@
 """One of our models as a model of another class of Transformers: `importing` the other way round.
 
-The declarations in `sources/` are read backwards. What the class cannot express is refused.
+The declarations in `sources/` are read backwards. Anything else is an error.
 """
 
 import copy
@@ -87,7 +87,7 @@ def to_transformers(
 
 
 def refuse_other_models(model: PreTrainedModel, name: str) -> None:
-    """Refuses a model that is none of ours.
+    """Rejects a model that is none of ours.
 
     Raises:
         ValueError: With the name of the format.
@@ -190,7 +190,7 @@ def take_apart(
 
     Args:
         pieces: Parts of the plan, by the tensors made of them.
-        tensors: What was made, all or some of it.
+        tensors: Tensors that were made, all or some of them.
         shapes: Shapes of the tensors to return.
     """
     blocks: dict[str, dict[TensorPart, Tensor]] = defaultdict(dict)

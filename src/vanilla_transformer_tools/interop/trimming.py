@@ -109,12 +109,12 @@ def trim(
     """The model and its tokenizer with the entries that texts use; neither is changed.
 
     Text all of whose tokens are kept is tokenised as before, and the logits of kept entries are
-    those of the model.
+    the model's.
 
     Args:
         model: With one vocabulary.
         tokenizer: A fast one, with a BPE or a Unigram vocabulary.
-        trimming: What to keep.
+        trimming: Entries to keep.
 
     Raises:
         ValueError: If this tokenizer or model cannot be trimmed, a file has no text, or a config
@@ -142,7 +142,7 @@ def kept_ids(
     """Ids of the entries that `trim` keeps, in their order; the model may have no weights.
 
     Raises:
-        ValueError: If `trim` would refuse the model; nothing is made.
+        ValueError: If `trim` would reject the model; nothing is made.
         OSError: If a file cannot be read.
     """
     _check_trimmable(model, tokenizer)
@@ -219,7 +219,7 @@ def _kept_ids(
             kept |= known.intersection(needed)
     if faults:
         raise ValueError(
-            "Ids of the configs must be those of entries of the tokenizer, got none for: "
+            "Ids in the configs must be entries of the tokenizer, got none for: "
             f"{'; '.join(faults)}. Correct them in the source."
         )
     return kept & known
@@ -250,7 +250,7 @@ def _merges(model: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _parts(model: Mapping[str, Any], kept: set[int]) -> set[int]:
     """Ids of everything that BPE makes on its way to entries that are kept.
 
-    Inside a longer word it takes the same way, since it never splits what it has merged.
+    Inside a longer word it takes the same way, since it never splits merged entries.
     """
     vocabulary = model["vocab"]
     ranks = {pair: rank for rank, pair in enumerate(_merges(model))}
@@ -329,7 +329,7 @@ def _compare(
     new_ids: Mapping[int, int],
     lines: Iterable[str],
 ) -> None:
-    """Refuses a tokenizer that splits text otherwise where it need not.
+    """Rejects a tokenizer that splits text differently although it could do the same.
 
     Raises:
         ValueError: If it does.
@@ -385,7 +385,7 @@ def _renumber_needed(config: Any, new_ids: Mapping[int, int]) -> None:
 
 
 def _renumbered(config: GenerationConfig, new_ids: Mapping[int, int]) -> GenerationConfig:
-    """A copy with new ids; bans and biases of what is gone are left out."""
+    """A copy with new ids; bans and biases of removed entries are left out."""
     config = copy.deepcopy(config)
     _renumber_needed(config, new_ids)
     for field in _BANNED_IDS:

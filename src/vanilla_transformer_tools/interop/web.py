@@ -1,4 +1,4 @@
-"""A page that translates in the reader's browser: its own files, and those of transformers.js."""
+"""A page that translates in the reader's browser: its own files, and transformers.js."""
 
 import json
 import shutil
@@ -124,7 +124,7 @@ def _unpack(archive: Path, package: str, folder: Path) -> None:
 
 
 def write_page(folder: Path, name: str, model: PreTrainedModel, tokenizers: TokenizerPair) -> None:
-    """Writes the page, and `page.json` with what it shows and needs to know.
+    """Writes the page, and `page.json` with its texts and limits.
 
     Args:
         folder: Of the page, with the exported model.

@@ -4,7 +4,7 @@ A rule is written `target: source`, both patterns of names:
 
 - `{i}` is a number, the same one on both sides; `{i+1}` in the source is the next one;
 - `{a,b}` on both sides: one rule for each alternative;
-- `{q,k,v}` in the source alone: these tensors joined along their rows, in this order, as is a list;
+- `{q,k,v}` only in the source: these tensors joined along their rows, in this order, as is a list;
 - `name[1/3]`: the second of three equal blocks of rows;
 - `name^T`: transposed.
 """
@@ -78,7 +78,7 @@ class TensorPart:
 
 @dataclass(frozen=True)
 class Plan:
-    """What each target tensor is made of, and everything that is wrong with that.
+    """Sources of each target tensor, and everything that is wrong with them.
 
     Attributes:
         shapes: Shapes of the target tensors.
@@ -100,7 +100,7 @@ class Plan:
             yield f"{name} = {target} <- {' + '.join(map(str, pieces))}"
 
     def check(self) -> None:
-        """Refuses a plan that cannot be carried out.
+        """Rejects a plan that cannot be carried out.
 
         Raises:
             ValueError: Naming all faults.
@@ -112,7 +112,7 @@ class Plan:
             )
 
     def carry_out(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The target tensors, made of those of the source, in memory of their own.
+        """The target tensors, made of the source's tensors, in memory of their own.
 
         Raises:
             ValueError: If tensors that should be the same one differ.
@@ -136,7 +136,7 @@ class Plan:
 
 
 class WeightMap:
-    """Rules from the names of one model's tensors to those of another.
+    """Rules from the names of one model's tensors to the names of another model's.
 
     Args:
         rules: Source patterns by target patterns.
@@ -196,7 +196,7 @@ class WeightMap:
         return Plan(targets, pieces, copies, faults + self._use_faults(used, sources))
 
     def pieces_of(self, target: str, sources: Container[str]) -> list[list[TensorPart]]:
-        """What each rule for a target joins.
+        """Parts that each rule for a target joins.
 
         Args:
             target: Name of a tensor to make.
@@ -209,7 +209,7 @@ class WeightMap:
         ]
 
     def _in(self, sources: Container[str], piece: TensorPart) -> TensorPart:
-        """A piece, or what it was in an older release if the source comes from such a one."""
+        """A piece, or its form in an older release if the source comes from such a one."""
         if self.older is None or piece.name in sources:
             return piece
         found = [one for (one,) in self.older.pieces_of(piece.name, sources) if one.name in sources]
@@ -243,7 +243,7 @@ def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, Shape]:
 
 
 def _rule_faults(target: str, source: str | list[str]) -> Iterator[str]:
-    """What is wrong with a rule as it is written."""
+    """Faults of a rule as it is written."""
     texts = source if isinstance(source, list) else [source]
     for text in (target, *texts):
         if not isinstance(text, str) or re.search(r"[{}]", _BRACES.sub("", text)) or not text:

@@ -77,7 +77,7 @@ class _Layout:
     """Components and events of the app that is being built.
 
     Args:
-        page: What they show.
+        page: Page that they show.
     """
 
     def __init__(self, page: Page) -> None:
@@ -102,7 +102,7 @@ class _Layout:
             )
         with gr.Tab("Word links"):
             self.links = gr.HighlightedText(
-                label="Words of each translation, with those of the text that it attended to",
+                label="Words of each translation, with the source words that it attended to",
                 **{"buttons": [], "elem_id": "vt-links"},
             )
         with gr.Tab("Attention") as self.attention_tab:
@@ -161,7 +161,7 @@ class _Layout:
                         info="The beam is at least as wide",
                     ),
                 }
-            sentences = gr.Checkbox(True, label="Translate each sentence alone")
+            sentences = gr.Checkbox(True, label="Translate each sentence separately")
             sampled = gr.Checkbox(False, label="Sample at random instead of searching")
             with gr.Row(visible=False) as sampling:
                 self.choices |= {
@@ -260,7 +260,7 @@ class _Layout:
         return {name: values[choice] for name, choice in self.choices.items()}
 
     def _translate(self, values: Values) -> Values:
-        """What the page shows of a text; a mistake of the reader becomes a message."""
+        """Answer of the page to a text; a mistake of the reader becomes a message."""
         text, settings = values[self.text] or "", self._settings(values)
         shown: Values = {
             **dict.fromkeys((self.output, self.attention), ""),
@@ -278,7 +278,7 @@ class _Layout:
         if any(line["translations"][0]["reached_limit"] for line in numbered.values()):
             status += _message("A translation was cut off at the length limit.")
         if len(numbered) > _MOST_LINES:
-            status += _message(f"Tokens and links are those of the first {_MOST_LINES} lines.")
+            status += _message(f"Tokens and links are shown for the first {_MOST_LINES} lines.")
         lines = list(numbered.values())[:_MOST_LINES]
         pairs = [(line["source"], line["translations"][0]["text"]) for line in lines]
         links: Marked = []
@@ -405,7 +405,7 @@ def mark_differences(first: str, second: str) -> tuple[Marked, Marked]:
 
 @contextmanager
 def _as_gradio_errors() -> Iterator[None]:
-    """Sends the message of a reader's mistake; Gradio hides those of other errors."""
+    """Sends the message of a reader's mistake; Gradio hides the messages of other errors."""
     try:
         yield
     except ValueError as error:
@@ -466,11 +466,11 @@ def launch(
     """Starts serving a page.
 
     Args:
-        page: What it serves.
+        page: Page to serve.
         host: Address to listen on; None: the loopback address, or in a Space the one it needs.
         port: Port to listen on; None: the first free one from 7860.
         share: Whether to ask Gradio for a public address, through which others reach the page.
-        hosts: Hosts that requests may name, besides those of `allowed_hosts`.
+        hosts: Hosts that requests may name, in addition to `allowed_hosts`.
 
     Returns:
         The app, which serves until it is closed, and its address.

@@ -1,4 +1,4 @@
-"""What a page does for its readers and for programs, apart from how it looks."""
+"""Functions of a page for its readers and for programs, apart from how it looks."""
 
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -130,7 +130,7 @@ class Page:
     def translate_file(
         self, path: Path, name: str | None, settings: dict[str, Any]
     ) -> Iterator[tuple[int, int, Path | None]]:
-        """Translates a file into one beside it; yields lines done, all lines, and the file at last.
+        """Translates a file into one next to it; yields lines done, all lines, at last the file.
 
         Raises:
             ValueError: If the file is not text or too large, or a choice is out of range.
@@ -160,7 +160,7 @@ class Page:
 
 
 def lines_of(text: str) -> list[str]:
-    """The lines of what a reader typed, without lone surrogates, which no answer could hold.
+    """The lines that a reader typed, without lone surrogates, which no answer could hold.
 
     Raises:
         ValueError: If it is too long, or a program sent something else.

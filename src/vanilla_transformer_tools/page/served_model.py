@@ -32,7 +32,7 @@ _TRANSLATORS = 16
 
 @dataclass(frozen=True)
 class Choices:
-    """What a reader chooses for a translation; the fields are explained in `Search`.
+    """Settings that a reader chooses for a translation; the fields are explained in `Search`.
 
     Attributes:
         source_language: Language of the text; None: the model's.
@@ -46,7 +46,7 @@ class Choices:
         top_k: Number of tokens that are drawn from; 0: all.
         top_p: Share of the probability that is drawn from; 1: all.
         seed: Start of the random numbers.
-        split_sentences: Whether each sentence is translated alone.
+        split_sentences: Whether each sentence is translated separately.
     """
 
     source_language: str | None = None
@@ -169,7 +169,7 @@ class ServedModel:
 
         Args:
             lines: Text.
-            choices: What the reader has chosen.
+            choices: Choices of the reader.
             details: Whether tokens and their scores are wanted.
 
         Raises:

@@ -30,7 +30,7 @@ class LinkedPair:
     links: tuple[Link, ...]
 
     def linked(self) -> list[tuple[str, str | None]]:
-        """The parts of the translation, each with those of the line that it is linked to."""
+        """The parts of the translation, each with the parts of the line that it is linked to."""
         of_part: list[list[str]] = [[] for _ in self.target]
         for source, target in self.links:
             of_part[target].append(self.source[source])

@@ -43,10 +43,10 @@ _CLIENT_GONE = 499
 
 
 class Service:
-    """What answers the requests.
+    """The service that answers requests.
 
     Args:
-        translators: What translates.
+        translators: Translators of the requests.
         limits: Limits of a single request.
         max_delay: Seconds that a request waits for others to share its batch.
         max_waiting_characters: Most characters of all requests that are not answered yet.
@@ -146,7 +146,7 @@ class Service:
         return answer
 
     async def languages(self) -> Response:
-        """What can be translated into what."""
+        """Target languages of each source language."""
         served = self.translators.languages
         return JSONResponse(
             [
@@ -183,7 +183,7 @@ def build_app(
     """The app; when it is shut down, it answers the requests that it has accepted.
 
     Args:
-        service: What answers.
+        service: The service that answers.
         hosts: Hosts that requests may name; see `allowed_hosts`.
         origins: Origins besides its own whose pages may send requests; `*`: any.
     """
@@ -224,7 +224,7 @@ def build_app(
 
 
 class _PlainPaths:
-    """Refuses paths with escapes, which a proxy may let pass as other paths."""
+    """Rejects paths with escapes, which a proxy may let pass as other paths."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app

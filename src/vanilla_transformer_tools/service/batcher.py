@@ -82,7 +82,7 @@ class Batcher:
     If a batch fails, its requests are tried one by one, so that only those at fault fail.
 
     Args:
-        work: What cuts and translates.
+        work: Object that cuts and translates.
         max_tokens: Most tokens of a batch, unless a single part has more.
         max_delay: Seconds that a request may wait for others while the thread is free.
         max_waiting_characters: Most characters of all requests that are not answered yet.
@@ -269,7 +269,7 @@ def _attempt(step: Callable[[Sequence[_Request]], None], requests: Sequence[_Req
 
 
 def _as_exception(error: BaseException) -> Exception:
-    """What the client of a request may see; anything else would stop its server."""
+    """Errors that the client of a request may see; any other would stop its server."""
     if isinstance(error, Exception):
         return error
     return RuntimeError(f"{type(error).__name__}: {error}")

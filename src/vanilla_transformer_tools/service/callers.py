@@ -64,11 +64,11 @@ def check_origins(origins: Sequence[str]) -> None:
 
 
 class OwnOrigin:
-    """Refuses what pages of foreign origins send.
+    """Rejects requests from pages of foreign origins.
 
     Args:
         app: ASGI app that answers.
-        allowed: Origins besides that of the server itself; `*`: any.
+        allowed: Origins besides the server's own; `*`: any.
     """
 
     def __init__(self, app: ASGIApp, allowed: Collection[str] = ()) -> None:

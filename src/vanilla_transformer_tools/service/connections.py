@@ -120,7 +120,7 @@ class Connection(H11Protocol):
             self._timer.cancel()
 
     def data_received(self, data: bytes) -> None:
-        """Reads what the client sends."""
+        """Reads the data of the client."""
         self._received += len(data)
         super().data_received(data)
         self._watch()
@@ -173,7 +173,7 @@ class Connection(H11Protocol):
 
 
 class _StrictConnection(h11.Connection):
-    """Refuses requests that another program, such as a proxy, may read otherwise."""
+    """Rejects requests that another program, such as a proxy, may read differently."""
 
     def next_event(self) -> Any:
         """The next event, if it has only one reading."""

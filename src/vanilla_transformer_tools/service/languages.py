@@ -32,7 +32,7 @@ class ServedLanguages:
     def load(
         cls, name: str, source: str | None = None, target: str | None = None, **loading: Any
     ) -> Self:
-        """Those of a model: of its tokenizer, else those given, else those of its card.
+        """Languages of a model: of its tokenizer, else the given ones, else of its card.
 
         Args:
             name: Folder or Hub name of the model.
@@ -65,7 +65,7 @@ class ServedLanguages:
         return cls(tuple(sources), tuple(targets), has_codes, has_targets)
 
     def chosen(self, source: str, target: str) -> tuple[str | None, str | None]:
-        """Source and target language for a `Translator`, from what a client names.
+        """Source and target language for a `Translator`, from the names that a client gives.
 
         The source `AUTOMATIC`, which many clients send by default, is the only one that is offered.
 

@@ -1,4 +1,4 @@
-"""What a client may send to `/translate`: LibreTranslate's fields, as JSON or as a form."""
+"""Requests to `/translate`: LibreTranslate's fields, as JSON or as a form."""
 
 import json
 import re

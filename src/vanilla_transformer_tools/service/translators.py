@@ -71,7 +71,7 @@ class Metrics:
 
 @dataclass(frozen=True)
 class RequestKind:
-    """What requests must have in common to share a batch.
+    """Properties that requests must have in common to share a batch.
 
     Attributes:
         source: For `Translator.source_language`.
@@ -122,7 +122,7 @@ class Translators:
         return RequestKind(*self.languages.chosen(source, target), alternatives)
 
     def check_html(self) -> None:
-        """Refuses HTML if tags cannot follow their words.
+        """Rejects HTML if tags cannot follow their words.
 
         Raises:
             ValueError: If the engine does not show its attention, or a tokenizer is not fast.

@@ -1,4 +1,4 @@
-"""The model card of a saved folder, filled from what was measured."""
+"""The model card of a saved folder, filled from measurements."""
 
 import json
 import logging
@@ -149,7 +149,7 @@ def _updated(card: str, fresh: str, forgotten: Collection[tuple[str, str]]) -> s
     """A card with the marked sections and the scores of a fresh one, without forgotten scores.
 
     Raises:
-        ValueError: If it has no marks, or its metadata are not those of a card.
+        ValueError: If it has no marks, or its metadata are not a card's.
     """
     sections = {section[1]: section[0] for section in _SECTION.finditer(fresh)}
     line_end = "\r\n" if "\r\n" in card else "\n"

@@ -169,7 +169,7 @@ def _detectors() -> list[RegexBasedDetector]:
 def _find_secrets(
     text: str, *, is_vocabulary: bool = False, decodes: bool = True
 ) -> Iterator[tuple[str, int, int]]:
-    """What each secret in a text is, where it begins and where it ends.
+    """Kind, beginning and end of each secret in a text.
 
     Args:
         text: Any text.

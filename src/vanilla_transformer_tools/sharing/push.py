@@ -75,9 +75,9 @@ def push(
         ValueError: If the folder lacks something that loading needs or has a model of another kind,
             a file is not regular or a link leads out of the folder, the weights are not complete
             and finite or change meanwhile, a file holds a secret or a home directory, or the Hub
-            refuses the card's metadata; nothing is uploaded then.
+            rejects the card's metadata; nothing is uploaded then.
         LocalTokenNotFoundError: If nobody is logged in.
-        HfHubHTTPError: If the Hub refuses the repository or the commit.
+        HfHubHTTPError: If the Hub rejects the repository or the commit.
     """
     card_file = folder / CARD_FILE
     files = _shared_files(folder)
@@ -144,7 +144,7 @@ def _is_shared(name: PurePosixPath) -> bool:
 
 
 def check_token() -> None:
-    """Refuses an upload by nobody.
+    """Rejects an upload without a token.
 
     Raises:
         LocalTokenNotFoundError: If nobody is logged in.
@@ -166,7 +166,7 @@ def _shared_files(folder: Path) -> list[Path]:
 
 
 def _refuse_links(folder: Path, files: list[Path]) -> None:
-    """Refuses what a link brings from elsewhere, and what is no regular file.
+    """Rejects links to files elsewhere, and everything that is no regular file.
 
     Raises:
         ValueError: If there are such files; names all.
@@ -196,7 +196,7 @@ def _refuse_links(folder: Path, files: list[Path]) -> None:
 
 
 def _check_needed(folder: Path) -> None:
-    """Refuses a folder that lacks what loading needs.
+    """Rejects a folder without a file that loading needs.
 
     Raises:
         ValueError: If a file is missing; names all.
@@ -218,7 +218,7 @@ def _check_needed(folder: Path) -> None:
 
 
 def _stamp(file: Path) -> tuple[int, int, int]:
-    """What changes when a file is written to or replaced."""
+    """Numbers that change when a file is written to or replaced."""
     status = file.stat()
     return status.st_ino, status.st_size, status.st_mtime_ns
 
@@ -230,7 +230,7 @@ def _header(file: Path) -> str:
 
 
 def refuse_disclosures(source: Path | str, texts: Mapping[str, str]) -> None:
-    """Refuses texts that would reveal something about their user.
+    """Rejects texts that would reveal something about their user.
 
     Args:
         source: Where they come from, as the error names it.

@@ -113,7 +113,7 @@ def push_space(
         ValueError: If `space_files` refuses the model, or the folder holds no page, a link, a
             secret or a home directory.
         LocalTokenNotFoundError: If nobody is logged in.
-        HfHubHTTPError: If the Hub refuses the repository or the commit.
+        HfHubHTTPError: If the Hub rejects the repository or the commit.
     """
     contents = _web_files(web, model) if web else space_files(model)
     check_token()
@@ -164,7 +164,7 @@ def _web_files(folder: Path, model: str) -> dict[str, bytes]:
 
 
 def _requirements() -> list[str]:
-    """What the package needs without extras, and Gradio, in the releases that are installed."""
+    """Requirements of the package without extras, and Gradio, in the installed releases."""
     requirements = metadata.requires("vanilla-transformer") or []
     needed = [re.split(r"[^\w.-]", line)[0] for line in requirements if "extra ==" not in line]
     return [f"{name}=={_version(name)}" for name in sorted([*needed, "gradio"])]
@@ -194,7 +194,7 @@ def _card(model: str) -> str:
 
 
 def _described(model: str, **fields: str) -> dict[str, Any]:
-    """What the Hub wants to know of a Space."""
+    """Metadata of a Space for the Hub."""
     return {
         "title": f"Translate with {model.partition('/')[2]}"[:_LONGEST_TITLE],
         "emoji": "🔁",

@@ -42,8 +42,8 @@ class TokenBatchSampler(Sampler[list[int]]):
     Attributes:
         epoch: Epoch of the next iteration, set by `set_epoch`.
         tokens: Tokens of an epoch without padding, over all processes together; the same in each
-            epoch unless lengths are drawn anew.
-        padding: Share of padding in the batches of an epoch, 0 to 1; the same in each likewise.
+            epoch unless lengths are drawn again.
+        padding: Share of padding in the batches of an epoch, 0 to 1; also the same in each.
 
     Raises:
         ValueError: If there are no pairs, a single pair exceeds the budget, or a process would have

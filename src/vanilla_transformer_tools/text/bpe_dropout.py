@@ -37,7 +37,7 @@ def segment(symbols: list[int], merges: Merges, rate: float, draw: Callable[[], 
     Args:
         symbols: At first one id for each character, at the end one for each piece.
         merges: Of the vocabulary.
-        rate: Share of the possible merges to skip, drawn anew after each merge.
+        rate: Share of the possible merges to skip, drawn again after each merge.
         draw: Returns a random number between 0 and 1.
     """
     while True:

@@ -158,7 +158,7 @@ def _read_kept(text: ParallelText, rules: Mapping[str, Rule]) -> Iterator[tuple[
 def filter_pairs(pairs: Dataset, rules: Mapping[str, Rule]) -> FilteredPairs:
     """Applies the rules to each pair; the first one that drops it is its filter.
 
-    The pairs are read in batches: besides what the rules store, one byte per pair is in memory.
+    The pairs are read in batches: besides the rules' data, one byte per pair is in memory.
 
     Args:
         pairs: As `load_pairs` returns them.
@@ -191,7 +191,7 @@ def _pairs_of(pairs: Dataset) -> Iterator[tuple[str, ...]]:
 def drop_rules(settings: TrainSettings, validation: Dataset | None) -> dict[str, Rule]:
     """The filters that `settings` ask for, by the names of their options without `filter_`.
 
-    All but `duplicates` judge a pair by itself, and `duplicates` comes last. So the kept pairs do
+    All but `duplicates` look at one pair only, and `duplicates` comes last. So the kept pairs do
     not depend on the order, which only decides which filter a pair counts for.
 
     Args:

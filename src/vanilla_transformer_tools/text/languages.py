@@ -1,8 +1,8 @@
-"""The languages that a tokenizer knows, and what a choice of them does to its ids.
+"""The languages of a tokenizer, and the effect of a choice of them on its ids.
 
 Tokenizers name languages in two ways. A *tag* such as our `<2de>` or Marian's `>>deu<<` names the
 target language and comes before the source. *Codes*, those of NLLB, M2M100, mBART and PLBart, name
-the language of each side: the tokenizer puts them beside its text, and outputs begin with one.
+the language of each side: the tokenizer puts them next to its text, and outputs begin with one.
 """
 
 import copy
@@ -22,13 +22,13 @@ NAMED = 8
 
 @dataclass(frozen=True)
 class Direction:
-    """What the languages of a translation do to ids.
+    """The effect of the languages of a translation on ids.
 
     Attributes:
-        tokenizer: Puts the codes of both languages beside their text.
-        source_prefix: Ids before those of each source.
+        tokenizer: Puts the codes of both languages next to their text.
+        source_prefix: Ids before the ids of each source.
         first_token: Id that each output begins with; None if the model chooses.
-        start_token: Id that the decoder reads first; None: that of the model.
+        start_token: Id that the decoder reads first; None: the model's.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -80,7 +80,7 @@ def offered_languages(
 
 
 def refuse_legacy_codes(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuses NLLB's tokenizer as old releases of Transformers had it, with codes after the text.
+    """Rejects NLLB's tokenizer as old releases of Transformers had it, with codes after the text.
 
     NLLB was trained with the code first, and outputs begin with theirs in either case, so labels of
     this tokenizer teach something else than generation does.
@@ -157,7 +157,7 @@ def choose_languages(
 
 
 def language_prefix(tokenizer: PreTrainedTokenizerBase, language: str | None) -> list[int]:
-    """Ids that come before those of a source: the tag of its target language, if there is one.
+    """Ids that come before a source: the tag of its target language, if there is one.
 
     A tag is a token of the source and counts towards its length.
 
@@ -179,7 +179,7 @@ def language_prefix(tokenizer: PreTrainedTokenizerBase, language: str | None) ->
             "with --tag_column."
         )
     raise ValueError(
-        f"The target language must be one of those of the model, {', '.join(tags)}, got "
+        f"The target language must be one of the model's, {', '.join(tags)}, got "
         f"{language!r}. Name one: --target_language, or in training the --tag_column of the pairs."
     )
 

@@ -67,8 +67,8 @@ class ParallelText:
             plain text as source, target, source, target.
         source_column: Column of the source, where columns have names. A dot reaches into nested
             columns: `translation.de`.
-        target_column: Column of the target, likewise.
-        tag_column: Column with the target language of each pair, likewise, for one model of
+        target_column: Column of the target, named in the same way.
+        tag_column: Column with the target language of each pair, for one model of
             several directions; None: the pairs have one direction.
         config_name: Configuration of a dataset that has several.
         split: Split of a dataset that has several.
@@ -133,7 +133,7 @@ def load_pairs(text: ParallelText, first: int | None = None) -> Dataset:
     The pairs are copied to a temporary Arrow file, which is memory-mapped. It is deleted when the
     process ends or, if that was killed, when the next process loads pairs. So a corpus may be
     larger than the memory, changed files are always read again, and what `Dataset.map` writes
-    beside its input is deleted with it.
+    next to its input is deleted with it.
 
     Args:
         text: Where they are.
@@ -245,7 +245,7 @@ def store(
     Args:
         batches: Rows, one batch after another.
         schema: Of all batches.
-        file: Where to write; None: a temporary file, which is deleted with those of `load_pairs`.
+        file: Where to write; None: a temporary file, which is deleted with `load_pairs`'s files.
 
     Raises:
         OSError: If there is no room, in words of the system.

@@ -80,7 +80,7 @@ def store_ids(
         dataset: Pairs.
         tokenizers: Tokenizers of source and target.
         max_length: Most tokens that a side keeps, `</s>` counted.
-        file: Where to write them; None: beside the temporary copy of the pairs.
+        file: Where to write them; None: next to the temporary copy of the pairs.
 
     Raises:
         ValueError: If `max_length` leaves no room for text, or a tag is unknown.
@@ -304,7 +304,7 @@ def source_prefixes(
     """Prefix of each source: the tag of its target language, or nothing.
 
     Args:
-        languages: One for each pair; None for a single direction, that of the tokenizers.
+        languages: One for each pair; None: the direction of the tokenizers.
         num_pairs: Number of pairs.
         tokenizers: Tokenizers of the pairs.
 

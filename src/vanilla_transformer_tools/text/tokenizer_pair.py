@@ -46,11 +46,11 @@ class TokenizerPair:
     """Tokenizers of source and target; one tokenizer twice if both share a vocabulary.
 
     Attributes:
-        source: Of what the model reads; has the tags of target languages.
-        target: Of what it writes, and of prefixes that an output must begin with.
-        source_prefix: Ids before those of each source, see `between`.
+        source: Tokenizer of the input; has the tags of target languages.
+        target: Tokenizer of the output, and of prefixes that it must begin with.
+        source_prefix: Ids before the ids of each source, see `between`.
         first_token: Id that each output begins with; None if the model chooses.
-        start_token: Id that the decoder reads first; None: that of the model.
+        start_token: Id that the decoder reads first; None: the model's.
 
     Raises:
         ValueError: If `<pad>`, `<s>` or `</s>` have another id on the other side.
@@ -160,7 +160,7 @@ class TokenizerPair:
         return cls.joint(source)
 
     def _check_config(self, config: dict[str, Any], name: str) -> None:
-        """Refuses tokenizers that are not the model's; what a config leaves open is not compared.
+        """Rejects tokenizers that are not the model's; ids that the config lacks are not compared.
 
         Raises:
             ValueError: If sizes or special ids differ.
@@ -240,14 +240,14 @@ class TokenizerPair:
 def has_target_vocabulary(config: dict[str, Any]) -> bool:
     """Whether a config gives the target a vocabulary of its own.
 
-    Separate tables alone do not: both may have the same vocabulary.
+    Separate tables are not enough: both may have the same vocabulary.
     """
     is_shared = config.get("share_encoder_decoder_embeddings", True)
     return not is_shared and config.get("decoder_vocab_size") is not None
 
 
 def knows_both_sides(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether one tokenizer has two vocabularies, as those of Marian and FSMT may."""
+    """Whether one tokenizer has two vocabularies, as Marian's and FSMT's may."""
     return hasattr(tokenizer, "target_encoder") or hasattr(tokenizer, "tgt_vocab_size")
 
 

@@ -1,4 +1,4 @@
-"""Training pairs as a `DataLoader` reads them: stored, drawn anew in each epoch, or streamed."""
+"""Training pairs as a `DataLoader` reads them: stored, drawn again in each epoch, or streamed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 
 @dataclass(frozen=True)
 class Period:
-    """What the numbers of `TrainingData` are about.
+    """The unit of the numbers of `TrainingData`.
 
     Attributes:
         one: A period with its article.
@@ -39,13 +39,13 @@ BUFFER = Period("a buffer", "buffers", is_corpus=False)
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Token ids of the training pairs, how they are batched, and what is known of them.
+    """Token ids of the training pairs, how they are batched, and their statistics.
 
     Attributes:
-        dataset: What a `DataLoader` reads.
+        dataset: Dataset of a `DataLoader`.
         batching: Arguments of `DataLoader` that decide on the batches.
         set_epoch: Chooses the epoch of the next iteration, counted from 0.
-        period: What the following numbers are about: an epoch, or the first buffer of a stream.
+        period: Unit of the following numbers: an epoch, or the first buffer of a stream.
         pairs: Number of pairs.
         truncated_pairs: Number of pairs with a truncated side.
         batches: Number of batches that each process goes through.
@@ -73,7 +73,7 @@ class TrainingData:
         return f"{self.batches:,} {self.period.one}, {100 * self.padding:.1f} % padding"
 
     def record(self, epochs: float) -> dict[str, float | None]:
-        """What `run.json` states of a run over `epochs`; None for what is unknown."""
+        """Facts in `run.json` about a run over `epochs`; None for unknown ones."""
         counts = {
             "pairs": self.pairs,
             "truncated_pairs": self.truncated_pairs,
@@ -107,7 +107,7 @@ def drawn_each_epoch(
     settings: TrainSettings,
     arguments: TrainingArguments,
 ) -> TrainingData:
-    """Pairs whose token ids BPE-dropout draws anew in each epoch; arguments as for `stored`."""
+    """Pairs with other token ids in each epoch, by BPE-dropout; arguments as for `stored`."""
     drawn = SegmentedPairs(
         tokenizers,
         pairs["source"][:],
@@ -189,7 +189,7 @@ def _ignore_epoch(epoch: int) -> None:
 
 
 def _sampling(settings: TrainSettings, arguments: TrainingArguments) -> dict[str, Any]:
-    """What sampler and stream have in common: the budget of a batch, and this process's share."""
+    """Arguments of both sampler and stream: the budget of a batch, and this process's share."""
     return {
         "max_tokens": settings.max_tokens_per_batch,
         "seed": arguments.seed if arguments.data_seed is None else arguments.data_seed,

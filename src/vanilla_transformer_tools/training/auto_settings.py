@@ -1,7 +1,7 @@
 """What `train --minutes` decides: a rule for each option, from text and speed to a value.
 
 The rules look at the data once and search for nothing. docs/defaults.md has the evidence for each.
-An option that the user gives is left alone, and later rules follow it.
+An option that the user gives is not changed, and later rules follow it.
 """
 
 import json
@@ -213,13 +213,13 @@ def auto_settings(
     previous: Mapping[str, Any],
     given: Collection[str],
 ) -> tuple[Decision, ...]:
-    """What is decided for a run of `--minutes`; nothing for another run.
+    """Decisions for a run of `--minutes`; empty for another run.
 
     A run that is resumed keeps what was chosen for it, but for the options that it is given now.
 
     Args:
-        settings: What the user gave, and defaults.
-        arguments: Trainer's arguments, with what the user gave, and defaults.
+        settings: Settings of the user, and defaults.
+        arguments: Trainer's arguments: the user's, and defaults.
         pairs: Training pairs.
         previous: Record of the run that is resumed; empty for a new one.
         given: Names of the options that the user gave.
@@ -236,11 +236,11 @@ def auto_settings(
 def run_rules(
     stats: CorpusStats, settings: TrainSettings, given: Collection[str]
 ) -> tuple[Decision, ...]:
-    """What the rules choose for the options that were not given.
+    """Choices of the rules for the options that were not given.
 
     Args:
-        stats: What is known of text and machine.
-        settings: What the user gave, and defaults.
+        stats: Statistics of text and machine.
+        settings: Settings of the user, and defaults.
         given: Names of the options that the user gave.
     """
     taken = _taken(settings, given)
@@ -256,7 +256,7 @@ def run_rules(
 
 
 def _taken(settings: TrainSettings, given: Collection[str]) -> set[str]:
-    """Options that the rules leave alone: those that the user gave, and what these decide."""
+    """Options that the rules do not change: the user's, and the ones that these decide."""
     taken = set(given) | {field.partition("=")[0] for field in settings.config}
     if settings.tokenizer:
         taken |= {"tokenizer_kind", "unicode_form", "vocab_size"}

@@ -185,7 +185,7 @@ def split_metric(metric: str) -> tuple[str, str]:
 def average_checkpoints(checkpoints: Sequence[Path]) -> dict[str, Tensor]:
     """Mean of the weights of several checkpoints of one model.
 
-    The files are read one tensor at a time, so no whole checkpoint is in memory beside the result.
+    The files are read one tensor at a time, so no whole checkpoint is in memory next to the result.
     Tied tensors occur once in a file and once in the result.
 
     Args:

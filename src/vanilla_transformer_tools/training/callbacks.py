@@ -1,4 +1,4 @@
-"""What happens between updates: epochs are seeded, weights averaged, and runs stopped early."""
+"""Steps between updates: epochs are seeded, weights averaged, and runs stopped early."""
 
 import math
 import signal
@@ -303,7 +303,7 @@ class StopOnRequest(TrainerCallback):
 
 @contextmanager
 def interrupts_stop(stop: StopOnRequest) -> Iterator[None]:
-    """The first Ctrl-C ends training after the current update, a second one at once.
+    """The first Ctrl-C ends training after the current update, a second one immediately.
 
     If the run can finish within some minutes, one before these asks for that. So does SIGTERM,
     which batch systems send some time before SIGKILL.
@@ -320,7 +320,7 @@ def interrupts_stop(stop: StopOnRequest) -> Iterator[None]:
             )
             return
         stop.interrupted, stop.signum = True, signum
-        PartialState().print("\nStopping after this update. Repeat the signal to stop at once.")
+        PartialState().print("\nStopping after this update. Repeat the signal to stop immediately.")
 
     previous = {number: signal.signal(number, request) for number in _STOPPING_SIGNALS}
     try:

@@ -131,7 +131,7 @@ def resumable_checkpoint(folder: Path) -> tuple[Path | None, dict[Path, str]]:
 
 
 def check_optimizer(checkpoint: Path, is_sharded: bool) -> None:
-    """Refuses to resume with FSDP what was trained without it, and the other way round.
+    """Rejects resuming with FSDP a run that began without it, and the other way round.
 
     Args:
         checkpoint: Has the state of an optimizer.

@@ -68,7 +68,7 @@ _BY_LOSS = {"reduce_lr_on_plateau", "greedy"}
 
 
 def check_settings(settings: TrainSettings, arguments: Seq2SeqTrainingArguments) -> None:
-    """Refuses settings that no run can follow, before anything is read.
+    """Rejects settings that no run can follow, before anything is read.
 
     Args:
         settings: Our settings.
@@ -129,7 +129,7 @@ def _faults_of_trainer(
     if arguments.save_strategy == SaveStrategy.BEST:
         yield (
             "--save_strategy best leaves nothing to resume from between two of the best scores. "
-            "Give steps or epoch; the best checkpoint is kept beside the last ones."
+            "Give steps or epoch; the best checkpoint is kept along with the last ones."
         )
     for name, reason in _OF_NO_USE.items():
         default, value = (getattr(of, name, None) for of in (Seq2SeqTrainingArguments, arguments))
@@ -178,7 +178,7 @@ def _faults_of_data(settings: TrainSettings, arguments: Seq2SeqTrainingArguments
     scripts = settings.filter_script
     if scripts is not None and len(scripts) != 2:
         yield (
-            f"--filter_script takes the script of the source and that of the target, got {scripts}."
+            f"--filter_script takes two scripts, of the source and of the target, got {scripts}."
         )
     if settings.filter_overlap == [] and not settings.validation:
         yield (
@@ -187,7 +187,7 @@ def _faults_of_data(settings: TrainSettings, arguments: Seq2SeqTrainingArguments
         )
     if settings.bpe_dropout and arguments.dataloader_persistent_workers:
         yield (
-            "--bpe_dropout draws each epoch anew, and persistent workers would keep the first "
+            "--bpe_dropout draws each epoch again, and persistent workers would keep the first "
             "one. Leave --dataloader_persistent_workers out."
         )
     if settings.streaming:
@@ -209,7 +209,7 @@ def _faults_of_data(settings: TrainSettings, arguments: Seq2SeqTrainingArguments
     if settings.alignments:
         excluded = {
             "--streaming": (settings.streaming, "its pairs are not numbered"),
-            "--bpe_dropout": (settings.bpe_dropout, "it splits the words anew in each epoch"),
+            "--bpe_dropout": (settings.bpe_dropout, "it splits the words again in each epoch"),
             "--compile_layers": (settings.compile_layers, "it hides the attention of a head"),
             "--torch_compile": (arguments.torch_compile, "it hides the attention of a head"),
         }
@@ -223,7 +223,7 @@ def _faults_of_vocabularies(settings: TrainSettings) -> Iterator[str]:
     if settings.target_vocab_size is not None and not settings.separate_vocabularies:
         yield (
             "--target_vocab_size needs --separate_vocabularies, got "
-            f"{settings.target_vocab_size} alone. Add that, or set --vocab_size."
+            f"only {settings.target_vocab_size}. Add that, or set --vocab_size."
         )
     if not (settings.init_from or settings.tokenizer):
         for name in ("source_language", "target_language"):
@@ -235,7 +235,7 @@ def _faults_of_vocabularies(settings: TrainSettings) -> Iterator[str]:
                 )
     elif settings.tag_column and settings.target_language is not None:
         yield (
-            "--target_language is that of all pairs, and --tag_column that of each, got "
+            "--target_language is for all pairs, and --tag_column names one for each pair, got "
             f"{settings.target_language!r} and {settings.tag_column!r}. Leave one of the two out."
         )
     if settings.symbols and (settings.tokenizer or settings.init_from):
@@ -296,11 +296,11 @@ def _faults_of_scores(
         yield f"--bleu_tokenize: {error}"
         return
     if settings.validation_sets and not settings.validation:
-        yield "--validation_sets are further sets beside --validation, got none. Add it."
+        yield "--validation_sets are further sets besides --validation, got none. Add it."
     prefix, metric = split_metric(metric_of(arguments))
     if settings.validation and (metric not in ("loss", *METRICS) or prefix[:-1] not in ("", *sets)):
         yield (
-            f"--metric_for_best_model must be loss or one of {', '.join(METRICS)}, or that of one "
+            f"--metric_for_best_model must be loss or one of {', '.join(METRICS)}, or one "
             f"of --validation_sets after its name, as in NAME_bleu, got {prefix}{metric}."
         )
     if metric in METRICS and arguments.prediction_loss_only:

@@ -1,4 +1,4 @@
-"""What the rules of `--minutes` know of text and machine: one pass over the pairs, and a speed."""
+"""Statistics of text and machine for the rules of `--minutes`: a pass over the pairs, a speed."""
 
 import time
 import unicodedata
@@ -42,7 +42,7 @@ _UPDATES_OF_A_PASS = 16
 
 
 class _Kind(NamedTuple):
-    """What differs between a CPU and a GPU.
+    """Differences between a CPU and a GPU.
 
     Attributes:
         largest_batch: Tokens of the largest batch that `--minutes` chooses.
@@ -79,7 +79,7 @@ class Speed(NamedTuple):
 
 @dataclass(frozen=True)
 class CorpusStats:
-    """What the rules know of text and machine.
+    """Statistics of text and machine for the rules.
 
     Attributes:
         minutes: Length of the run.
@@ -91,7 +91,7 @@ class CorpusStats:
         source_characters: Mean number of characters of a source.
         characters: Mean number of characters of source and target together.
         long_words: Words of the longer side, which 999 of 1,000 pairs do not exceed.
-        long_characters: Characters of the longer side, likewise.
+        long_characters: Characters of the longer side, which 999 of 1,000 pairs do not exceed.
         distinct_words: Number of different words of both sides.
         occurrences: Mean number of times that a word occurs.
         copied_words: Share of the words of four letters and more of a target that its source has.

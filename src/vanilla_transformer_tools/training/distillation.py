@@ -1,4 +1,4 @@
-"""Knowledge distillation: what a student learns from a teacher (Kim and Rush 2016, D16-1139).
+"""Knowledge distillation: targets of a student from a teacher (Kim and Rush 2016, D16-1139).
 
 Sections 3.2 and 3.3 of arXiv 1606.07947, sequence level: the student is trained on the teacher's
 outputs instead of the references, or on the output that is nearest to the reference. Section 3.1,
@@ -108,7 +108,7 @@ class Targets:
 
     Attributes:
         references: Whether it learns from the references too.
-        nearest: Score by which the output nearest to the reference is kept alone, chrF of the
+        nearest: Score by which only the output nearest to the reference is kept, chrF of the
             sentence or BLEU with effective order; None: all outputs are kept.
         tokenize: SacreBLEU's tokenizer for BLEU.
     """
@@ -190,7 +190,7 @@ def write_pairs(
         if not counts["pairs"]:
             raise ValueError(
                 f"The teacher must translate at least one source, got {counts['sources']:,} blank "
-                f"outputs beside {str(sources)!r}. Try `translate` with it, and another search."
+                f"outputs for {str(sources)!r}. Try `translate` with it, and another search."
             )
     return (
         f"{counts['pairs']:,} pairs from {counts['sources']:,} sources; the teacher wrote nothing "

@@ -120,7 +120,7 @@ def guided_pass(
     Args:
         model: A vanilla Transformer in training mode, wrapped or not.
         attention: Of the layer that learns, in this model.
-        training_pass: What calls the model; None: a plain call. It may repeat the batch.
+        training_pass: Function that calls the model and may repeat the batch; None: a plain call.
         alignment: Links, `[links, 3]`, see `AlignedCollator`.
         num_items_in_batch: Divisor of the summed loss; None for the targets of this batch.
         inputs: Tensors of the batch, `[B, ...]` each, including `labels`.

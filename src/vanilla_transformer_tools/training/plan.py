@@ -148,11 +148,11 @@ def plan_run(
     """Decides a run.
 
     Args:
-        settings: What the user gave, and defaults; checked.
+        settings: Settings of the user, and defaults; checked.
         arguments: Trainer's arguments, which stay as they are.
         corpus: The text of the run.
         checkpoint: Folder to resume from; None for a new run.
-        given: Names of the options that the user gave, which `--minutes` leaves alone.
+        given: Names of the options that the user gave, which `--minutes` does not change.
 
     Raises:
         ValueError: If a run that is resumed has other settings or data than it had.
@@ -260,7 +260,7 @@ def _choose_batch_size(
     decisions: Collection[Decision],
     previous: Mapping[str, Any],
 ) -> BatchSize:
-    """The given number of tokens, that of the run before, or what data and memory suggest."""
+    """The given number of tokens, the previous run's, or what data and memory suggest."""
     recorded = previous.get("settings", {}).get("max_tokens_per_batch")
     if tokens := settings.max_tokens_per_batch or recorded:
         return BatchSize(tokens)

@@ -1,6 +1,6 @@
 """Several processes that train together: how long they wait, and how FSDP2 divides a model.
 
-Functions on tensors take those of undivided models too, and then need no other process.
+Functions on tensors take undivided models' tensors too, and then need no other process.
 """
 
 from collections.abc import Mapping

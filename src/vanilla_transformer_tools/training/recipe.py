@@ -87,14 +87,14 @@ def recipe(settings: TrainSettings) -> dict[str, Any]:
 
 
 def in_step(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Defaults that agree with what the user gave.
+    """Defaults that agree with the user's arguments.
 
-    Each evaluation is of a checkpoint: strategy and interval of one of them are those of the other,
+    Each evaluation is of a checkpoint, so strategy and interval of one also hold for the other,
     and an interval implies the strategy `steps`. Without either there is no best checkpoint.
 
     Args:
-        defaults: By the names of Trainer's arguments.
-        given: What the user gave, likewise.
+        defaults: Defaults by the names of Trainer's arguments.
+        given: Arguments that the user gave.
     """
     defaults = dict(defaults)
     if given.get("fp16"):

@@ -1,4 +1,4 @@
-"""What a run prints: a forecast of sizes, memory and time before its first update, then progress.
+"""Output of a run: a forecast of sizes, memory and time before its first update, then progress.
 
 Progress is one bar on a terminal, and one line a report in a file or a pipe.
 """
@@ -99,7 +99,7 @@ def _sizes(trainer: TokenBatchTrainer) -> Iterator[str]:
 
 
 def _unknown_tokens(trainer: TokenBatchTrainer) -> Iterator[str]:
-    """What the vocabularies lack of the validation pairs: nothing, if they have pieces of words."""
+    """Validation tokens that the vocabularies lack: none, if they have pieces of words."""
     pairs, tokenizers = trainer.eval_dataset, trainer.tokenizers
     for side, tokenizer in (("source", tokenizers.source), ("target", tokenizers.target)):
         if pairs is None or not isinstance(tokenizer, VanillaTransformerTokenizer):
@@ -194,11 +194,11 @@ def progress_shown(trainer: TokenBatchTrainer, stop: StopOnRequest) -> Iterator[
 class Progress(TrainerCallback):
     """Prints validation scores, and the other reports too if there is no terminal for a bar.
 
-    Tokens per second are those of source and target without padding, as many in each update as on
+    Tokens per second count source and target without padding, as many in each update as on
     average. The time that evaluating and saving take counts for the time left only.
 
     Args:
-        data: What is trained on.
+        data: Training data.
         stop: Callback whose deadline may come before the last update.
         stack: Closes the bar.
         sets: Names of further validation sets.
@@ -232,7 +232,7 @@ class Progress(TrainerCallback):
             self.bar = self.stack.enter_context(bar)
 
     def _restart_clock(self, state: TrainerState) -> None:
-        """Begins to measure the speed anew, after this update."""
+        """Restarts the measurement of the speed, after this update."""
         self.since, self.counted = time.monotonic(), state.global_step
 
     def on_step_end(self, _: Any, state: TrainerState, *others: Any, **named: Any) -> None:
@@ -256,7 +256,7 @@ class Progress(TrainerCallback):
         metrics: dict[str, Any],
         **kwargs: Any,
     ) -> None:
-        """Prints the scores of an update; those of averaged weights are printed elsewhere."""
+        """Prints the scores of an update; scores of averaged weights are printed elsewhere."""
         self.evaluated_batches = 0
         if self.bar is not None:
             self.bar.set_description_str("train", refresh=False)

@@ -4,7 +4,7 @@ Differs from the paper:
     The length of a run is a number of epochs, and each epoch ends with a checkpoint; the paper
     fixes the number of updates and saves a checkpoint every ten minutes. As in the paper, the mean
     of the last checkpoints is saved if it does better on the validation pairs than the best
-    checkpoint alone. Without validation pairs, the last checkpoint is saved by default, and the
+    checkpoint. Without validation pairs, the last checkpoint is saved by default, and the
     mean if `average_last` asks for it.
 """
 
@@ -99,8 +99,8 @@ def train(
     Args:
         settings: Data, sizes, vocabulary, batches.
         arguments: Trainer's arguments; `recipe` has our defaults. They stay as they are.
-        training_pass: What calls the model, see `TokenBatchTrainer`; None: what the settings say.
-        given: Names of the options that the user gave, which `--minutes` leaves alone.
+        training_pass: Calls the model, see `TokenBatchTrainer`; None: as the settings say.
+        given: Names of the options that the user gave, which `--minutes` does not change.
 
     Returns:
         The folder with the model, `arguments.output_dir`.
@@ -141,7 +141,7 @@ def build(plan: RunPlan, training_pass: TrainingPass | None = None) -> TokenBatc
 
     Args:
         plan: Plan of the run.
-        training_pass: What calls the model, see `TokenBatchTrainer`; None: what the settings say.
+        training_pass: Calls the model, see `TokenBatchTrainer`; None: as the settings say.
 
     Raises:
         ValueError: If model, tokenizers and checkpoint do not fit together.
@@ -218,7 +218,7 @@ def _build_trainer(
 
 @contextmanager
 def _opened_folder(plan: RunPlan, trainer: TokenBatchTrainer) -> Iterator[None]:
-    """Claims the folder of a run, and writes what is known before training."""
+    """Claims the folder of a run, and writes the facts that are known before training."""
     is_main = trainer.is_world_process_zero()
     with claimed(plan.folder) if is_main else nullcontext():
         if is_main:
@@ -297,7 +297,7 @@ def _back_to_last_checkpoint(
     folder = Path(trainer.args.output_dir)
     advice = (
         f"Lower --learning_rate, now {trainer.args.learning_rate:g}, or lengthen --warmup_steps, "
-        f"now {trainer.args.warmup_steps:g}, and train anew in another folder"
+        f"now {trainer.args.warmup_steps:g}, and train again in another folder"
     )
     # The last update may have a checkpoint, and a validation loss that is not finite.
     before = [

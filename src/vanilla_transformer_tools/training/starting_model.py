@@ -111,7 +111,7 @@ def build_model(
 
 
 def _check_positions(model: PreTrainedModel, settings: TrainSettings) -> None:
-    """Refuses learned positions that end before the longest text that is not cut."""
+    """Rejects learned positions that end before the longest text that is not cut."""
     last = getattr(model.config, "last_position", math.inf)
     if settings.max_length > last:
         raise ValueError(
@@ -203,7 +203,7 @@ def _initialise_model(
 
 
 def _check_vocabularies(settings: TrainSettings, start: str, tokenizers: TokenizerPair) -> None:
-    """Refuses what the tokenizers of the saved model `start` cannot do."""
+    """Rejects settings that the tokenizers of the saved model `start` do not support."""
     source = tokenizers.source
     if settings.tag_column and language_codes(source):
         raise ValueError(
@@ -226,7 +226,7 @@ def _check_vocabularies(settings: TrainSettings, start: str, tokenizers: Tokeniz
 
 
 def _refuse_other_classes(settings: TrainSettings, name: str) -> None:
-    """Refuses what is neither a model of this package nor, for --tokenizer, a tokenizer of it."""
+    """Rejects anything but a model of this package or, for --tokenizer, a tokenizer of it."""
     option = "--init_from" if name == settings.init_from else "--tokenizer"
     if option == "--tokenizer" and Path(name).is_file():
         got = f"the file {name!r}"
@@ -258,7 +258,7 @@ def _refuse_other_classes(settings: TrainSettings, name: str) -> None:
 
 
 def _new_tokenizers(settings: TrainSettings, pairs: Dataset) -> TokenizerPair:
-    """Learns one vocabulary, or one for each side, or loads those of a saved model.
+    """Learns one vocabulary, or one for each side, or loads a saved model's.
 
     All processes learn the same.
     """

@@ -24,7 +24,7 @@ _RESERVE = 0.03
 
 
 class Stopwatch:
-    """Measures evaluations and checkpoints, to know what the last ones will take.
+    """Measures evaluations and checkpoints, to estimate the time of the last ones.
 
     Args:
         evaluations: Number of evaluations after the last update.
@@ -37,7 +37,7 @@ class Stopwatch:
         self.now = time.monotonic()
 
     def restart(self) -> float:
-        """Starts it anew, and returns the seconds until then."""
+        """Restarts it, and returns the seconds until then."""
         before, self.now = self.now, time.monotonic()
         return self.now - before
 
@@ -77,7 +77,7 @@ class Fall:
         return self.began + self.seconds - reserve
 
     def share(self, now: float, deadline: float, update: int) -> float:
-        """What is left of the learning rate for the next update, 1 to 0."""
+        """Remaining share of the learning rate for the next update, 1 to 0."""
         for_updates = deadline - self.began
         share = max(0.0, deadline - now) / for_updates if for_updates > 0 else 0.0
         if self.last_update is not None:
@@ -90,7 +90,7 @@ class Fall:
 class TimeSchedule(TrainerCallback):
     """Multiplies the learning rate by the share of the time that is left, and ends the run.
 
-    The schedule bends by itself: if another program slows the run down, the rate falls more from
+    The schedule adapts: if another program slows the run down, the rate falls more from
     one update to the next. Time for the last evaluations and the last checkpoint is reserved, as
     long as the latest ones took; an earlier one that would end in this time is left out. A resumed
     run has the time that was left at its checkpoint.
@@ -100,7 +100,7 @@ class TimeSchedule(TrainerCallback):
     has the schedule that it had before the signal. The clock of process 0 decides for all.
 
     Args:
-        minutes: Length of the run, with what it took before it was resumed; None: another schedule
+        minutes: Length of the run, with its time before it was resumed; None: another schedule
             and length hold until a signal comes.
         started: When the run began or was resumed, by `time.monotonic`.
         stop: Ends the run; its deadline is set.
@@ -232,7 +232,7 @@ class TimeSchedule(TrainerCallback):
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Leaves out the evaluation of an epoch likewise; `StopOnRequest` asks for the last one."""
+        """Leaves out the evaluation of an epoch, too; `StopOnRequest` asks for the last one."""
         if not self.can_evaluate:
             control.should_evaluate = control.should_save = False
 

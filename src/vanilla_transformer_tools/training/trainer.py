@@ -1,6 +1,6 @@
 """`Seq2SeqTrainer` on batches of a token budget, and its scores.
 
-What may happen between updates lies in callbacks. Here is what only overriding can change, with
+Steps between updates are callbacks. This file has the changes that need overriding, with
 private methods of Trainer where there is no public one: loss and batches of an update, evaluation
 of several sets, whole checkpoints, and which of them is the best. A release of Transformers that
 changes one of these methods fails the tests in `test_token_batch_trainer.py`.
@@ -73,7 +73,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         tokenizers: Saved with each checkpoint.
         training_pass: Takes a model and a training batch, as keyword arguments, and returns the
             model's output; None: the model is called, as in Trainer.
-        further_sets: Validation sets beside `eval_dataset`, by name; the names of their scores
+        further_sets: Validation sets besides `eval_dataset`, by name; the names of their scores
             begin with it.
         scorers: What `compute_metrics` is for each of them.
         longest_output: Tokens that a translation of a validation pair may have, unless
@@ -275,7 +275,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             self._determine_best_metric(metrics, trial)
 
     def _load_from_checkpoint(self, checkpoint: str, *args: Any, **kwargs: Any) -> None:
-        """Loads weights; aligned in memory, so that products equal those of one long run."""
+        """Loads weights; aligned in memory, so that products equal an uninterrupted run's."""
         # Of one checkpoint, the mean is what it holds.
         put_weights(self.model, average_checkpoints([Path(checkpoint)]))
         if not self.is_sharded:
@@ -290,7 +290,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             self.state.best_model_checkpoint = None
 
     def check_weights(self) -> None:
-        """Refuses weights that are not finite.
+        """Rejects weights that are not finite.
 
         Raises:
             DivergedError: If one is not.

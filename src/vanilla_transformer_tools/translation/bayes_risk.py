@@ -22,7 +22,7 @@ def rank_by_utility(
 
     Args:
         candidates: Candidates of one source, with their texts.
-        uncounted: Tokens of each output that its length does not count: those of a prefix.
+        uncounted: Tokens of each output that its length does not count: the prefix.
         search: The search that found the candidates.
     """
     weights = [1.0] * len(candidates)

@@ -1,7 +1,7 @@
 """Models converted for CTranslate2, kept on disk.
 
 The folder `ctranslate2` of the cache has a folder for each model, named by all that it depends on.
-Only what this user alone can have written is used. Everything in it may be deleted at any time.
+Only files that nobody else can have written are used. All may be deleted at any time.
 """
 
 import json
@@ -44,7 +44,7 @@ _CONVERTER = Path(__file__).with_name("ctranslate2_conversion.py")
 
 
 def cache_folder() -> Path | None:
-    """Where this package keeps what it can make again; None if nothing may be kept."""
+    """Folder for files that this package can make again; None if nothing may be kept."""
     given = os.environ.get(CACHE_VARIABLE)
     if given == "":
         return None
@@ -94,12 +94,12 @@ class Conversion:
         tokenizer: PreTrainedTokenizerBase,
         agrees: Callable[[Path], bool],
     ) -> None:
-        """Converts the model, in place of what is there.
+        """Converts the model, replacing an earlier conversion.
 
         Args:
             model: The model, in float32.
             tokenizer: Tokenizer of the source.
-            agrees: Compares the translations of a converted model with those of torch.
+            agrees: Compares the translations of a converted model with torch's.
 
         Raises:
             ValueError: If CTranslate2 cannot hold the model.
@@ -136,7 +136,7 @@ class Conversion:
         delete_oldest(parent.glob("[!.]*"), MOST_MODELS)
 
     def _record(self, folder: Path) -> dict[str, Any]:
-        """Size and checksum of each file, and what they were converted from."""
+        """Size and checksum of each file, and their sources."""
         names = sorted(set(os.listdir(folder)) - {FILES_FILE})
         return {**describe_files(folder, names, _DIGEST), "source": {"key": self._key}}
 

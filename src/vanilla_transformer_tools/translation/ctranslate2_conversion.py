@@ -1,4 +1,4 @@
-"""Our models as models of CTranslate2; what its specification cannot hold is refused."""
+"""Our models as models of CTranslate2; anything that its specification lacks is an error."""
 
 from copy import deepcopy
 from pathlib import Path
@@ -202,7 +202,7 @@ class VanillaTransformerLoader(ModelLoader):
             )
 
     def _refuse_left_out_parameters(self, spec: TransformerSpec, model: nn.Module) -> None:
-        """Refuses parameters without a place: they belong to variants that CTranslate2 lacks.
+        """Rejects parameters without a place: they belong to variants that CTranslate2 lacks.
 
         Raises:
             ValueError: If there are any.

@@ -27,7 +27,7 @@ class CTranslate2Engine:
 
     Scores are normalised over the tokens that may be generated. Those of Transformers include
     `<pad>` and `<s>`, to which a trained model gives next to no probability.
-    A source of `</s>` alone has the empty translation, with score 0. Samples come from
+    A source of only `</s>` has the empty translation, with score 0. Samples come from
     CTranslate2's own random numbers, which it seeds once (`ctranslate2.set_random_seed` before the
     engine is made): `seed` of a search has no effect.
 
@@ -167,7 +167,7 @@ class CTranslate2Engine:
         Args:
             indices: Indices of the sources to translate.
             sources: All of them, as ids.
-            prefixes: What each output begins with, the first token included.
+            prefixes: Beginning of each output, the first token included.
             limit: Longest output.
             search: How to search.
             uncounted: Tokens that the length of an output does not count.
@@ -282,7 +282,7 @@ class CTranslate2Engine:
 
 
 def patience(config: GenerationConfig) -> int:
-    """The `patience` with which a search ends about where that of Transformers does."""
+    """The `patience` with which a search ends about where Transformers' search does."""
     return 1 if config.early_stopping is True else 2
 
 

@@ -108,13 +108,13 @@ class Engine(Protocol):
         limits: list[int],
         search: Search,
     ) -> list[list[Hypothesis]]:
-        """Translates each source as if it were alone.
+        """Translates each source independently of the others.
 
         Args:
             sources: Ids with `</s>`.
             prefixes: Ids that each output begins with, after the first token of `search`; all of
                 one length.
-            limits: Longest output of each source in tokens, what it begins with counted.
+            limits: Longest output of each source in tokens, its prefix counted.
             search: How to search.
 
         Returns:
@@ -123,7 +123,7 @@ class Engine(Protocol):
 
 
 def refuse_longer(rows: list[list[int]], last_position: float, owner: str, cure: str) -> None:
-    """Refuses ids for which a model has no positions.
+    """Rejects ids for which a model has no positions.
 
     Raises:
         ValueError: If a row is longer than `last_position`.
@@ -333,7 +333,7 @@ class TorchEngine:
         align: bool = False,
         end_length: int = 1,
     ) -> Iterator[ForcedPass]:
-        """Reads given outputs with their sources, all positions at once (teacher forcing).
+        """Reads given outputs with their sources, all positions in one pass (teacher forcing).
 
         Alignments come from the heads that `alignment_heads` of the generation config names, as
         guided training does; else from the mean of the heads of the decoder's last layer but one,
@@ -344,7 +344,7 @@ class TorchEngine:
         Args:
             sources: Ids with `</s>`.
             targets: Ids of outputs, with `</s>` if they ended; the same number for each source,
-                those of the first source first.
+                the outputs of the first source first.
             align: Whether alignments are wanted; otherwise they are empty.
             end_length: Number of tokens at the end of each source that are no text: `</s>` and, in
                 mBART, the code of the language.
@@ -369,7 +369,7 @@ class TorchEngine:
             yield from passes
 
     def check_lengths(self, rows: list[list[int]]) -> None:
-        """Refuses ids for which the model has no positions.
+        """Rejects ids for which the model has no positions.
 
         Raises:
             ValueError: If a row is longer.
@@ -445,7 +445,7 @@ class TorchEngine:
 
 @contextmanager
 def attention_weights(models: Sequence[PreTrainedModel]) -> Iterator[None]:
-    """Makes models return their attention weights: those of other classes only do with `eager`."""
+    """Makes models return their attention weights: other classes only do so with `eager`."""
     others = [
         (model, model.config._attn_implementation) for model in models if not _is_vanilla(model)
     ]
@@ -464,7 +464,7 @@ def aligned_layer(layers: int) -> int:
 
 
 def _aligned(model: PreTrainedModel, cross_attentions: tuple[Tensor, ...]) -> Tensor:
-    """Weights that alignments are read from, `[rows, T, S]`, of those of all layers."""
+    """The weights of all layers that alignments are read from, `[rows, T, S]`."""
     layers = cross_attentions
     named = getattr(model.generation_config, "alignment_heads", None)
     if named is None:

@@ -224,7 +224,7 @@ def _restored(
     """Translations with the marks and items of their pieces, and how many of the best one's lacked.
 
     Args:
-        translator: What has translated.
+        translator: Translator of the pieces.
         pieces: In order.
         translations: Of each.
     """

@@ -1,7 +1,7 @@
 # ruff: noqa: SIM905
 """Fragments of HTML: their text is translated, and tags follow their words.
 
-What is written between two tags of blocks is one line for the model, with marks for the inline
+Text between two tags of blocks is one line for the model, with marks for the inline
 tags, see `marks.py`. Comments, scripts, styles and elements with `translate="no"` stay as they are,
 and so does each tag that is kept. Each element is closed, and an end tag without a start is
 dropped.
@@ -53,14 +53,14 @@ _LETTER = re.compile(r"[^\W\d_]|\d")
 
 @dataclass
 class Element:
-    """A tag with what is in it, text, or what stays as it is.
+    """A tag with its content, text, or a part that stays as it is.
 
     Attributes:
         name: In lower case; empty for text, a comment and the like.
-        start: The tag, or what stays as it is.
+        start: The tag, or the part that stays as it is.
         end: The end tag.
-        text: What is shown.
-        inner: What is in it.
+        text: Text that is shown.
+        inner: Its content.
         is_translated: False: it stays as it is.
     """
 
@@ -127,7 +127,7 @@ class _Parser(HTMLParser):
             self._written = None
 
     def _begin(self, element: Element | None = None, name: str = "start") -> None:
-        """Notes that something begins, which ends what was before it."""
+        """Notes that something begins, which ends the part before it."""
         line, column = self.getpos()
         place = self._line_starts[line - 1] + column
         self._keep_written(place)
@@ -184,7 +184,7 @@ Frame = list[str | list[Element]]
 
 
 def split_html(fragment: str) -> tuple[list[str], Frame]:
-    """The lines of a fragment, with marks, and what is between and in them.
+    """The lines of a fragment, with marks, and the parts between and in them.
 
     Raises:
         ValueError: If it is nested too deeply, or a line has too many tags.
@@ -198,7 +198,7 @@ def split_html(fragment: str) -> tuple[list[str], Frame]:
 
 
 def _split(element: Element, lines: list[str], frame: Frame, *, is_raw: bool) -> None:
-    """Adds the lines of a block, and what is between them."""
+    """Adds the lines of a block, and the parts between them."""
     run: list[Element] = []
     is_raw = is_raw or element.name == "pre"
 

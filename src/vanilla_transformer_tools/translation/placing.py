@@ -32,14 +32,14 @@ def mark(number: int, text: str, *, is_kept: bool = False) -> str:
 
 @dataclass
 class Span:
-    """What is marked in a text, or an item that stays as it is.
+    """A marked part of a text, or an item that stays as it is.
 
     Attributes:
         start: Where it begins.
         end: Where it ends; the same place if nothing is marked but the place.
         depth: Number of spans around it. Spans are listed as they begin, outer ones first.
         opening: Its mark; empty for an item that was found.
-        closing: Its mark; empty likewise.
+        closing: Its mark; empty for an item, too.
         kept: Text of an item.
         window: Where it is in the translation.
     """
@@ -54,7 +54,7 @@ class Span:
 
 
 def unmark(line: str) -> tuple[str, list[Span]]:
-    """The text of a line, and what is marked in it."""
+    """The text of a line, and the marked parts in it."""
     parts: list[str] = []
     spans: list[Span] = []
     open_spans: list[tuple[Span, int]] = []
@@ -313,7 +313,7 @@ class _Placing:
         return span.window[1]
 
     def _place_of(self, place: int) -> int:
-        """Where a place of the source is in the translation: beside the word that it is beside."""
+        """Where a place of the source is in the translation: next to the same word."""
         is_after = place > 0 and not self.source[place - 1].isspace()
         following = len(self.source) - len(self.source[place:].lstrip())
         if not is_after and following == len(self.source):
@@ -356,7 +356,7 @@ def _below(whole: Span, spans: Sequence[Span]) -> dict[int, list[Span]]:
 
 
 def _written(text: str, spans: Sequence[Span]) -> str:
-    """A text with the marks of spans at their windows, and items in place of what is there."""
+    """A text with the marks of spans at their windows, and items instead of the text there."""
     whole = Span(0, len(text), window=(0, len(text)))
     below = _below(whole, [span for span in spans if span.kept is None])
     items = sorted((span for span in spans if span.kept is not None), key=lambda one: one.window)

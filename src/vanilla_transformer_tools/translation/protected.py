@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001
-"""What a translation must have as its source has it: placeholders, addresses, emoji, numbers."""
+"""Text that a translation must keep from its source: placeholders, addresses, emoji, numbers."""
 
 from collections.abc import Iterator, Sequence
 from itertools import count, takewhile

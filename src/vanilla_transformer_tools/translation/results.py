@@ -1,4 +1,4 @@
-"""The translation of a line, alone or joined from those of its pieces."""
+"""The translation of a line, in one piece or joined from several."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -42,7 +42,7 @@ class Translation:
 def join_parts(
     parts: Sequence[Translation], join: Callable[[list[str]], str] = join_pieces
 ) -> Translation:
-    """The translation of a line from those of its pieces."""
+    """Joins the translations of the pieces of a line."""
     text = join([part.text for part in parts])
     if len(parts) == 1:
         return replace(parts[0], text=text)
@@ -73,7 +73,7 @@ def join_ranks(
 
     Args:
         parts: Translations of each piece, best first, as many for each.
-        join: Makes the text of a line of those of its pieces.
+        join: Joins the texts of the pieces of a line.
     """
     best, *others = (join_parts(ranked, join) for ranked in zip(*parts, strict=True))
     return replace(best, alternatives=tuple(others))

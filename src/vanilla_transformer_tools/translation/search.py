@@ -70,14 +70,14 @@ class Search:
             Transformers; 1: no penalty.
         no_repeat_ngram_size: Number of tokens that an output never repeats in a row; 0: no limit.
         min_length: Shortest output in tokens, without the first token and `</s>`.
-        seed: With the source and the rank, it determines what is drawn (`TorchEngine`; CTranslate2
-            draws anew each time).
+        seed: With the source and the rank, it determines the samples (`TorchEngine`; CTranslate2
+            draws new ones each time).
         mbr_candidates: Ranks this number of samples, or of best hypotheses, of each source by
             minimum Bayes risk (see `rank_by_utility`); 0: by probability.
         max_extra_tokens: Longest output beyond the tokens of its own source, section 6.1; 0 to
             1,000,000.
         scores: Whether scores are wanted; they may cost time.
-        first_token: Id that each output begins with, before any prefix, such as that of its
+        first_token: Id that each output begins with, before any prefix, such as the code of its
             language; None: the search chooses. As in Transformers, it has the probability 1, and
             counts in the length of an output without a prefix.
 
@@ -200,7 +200,7 @@ class Search:
         )
 
     def __str__(self) -> str:
-        """What one writes beside a score, such as `beam 4, length penalty 0.6`."""
+        """Description for a report of scores, such as `beam 4, length penalty 0.6`."""
         words = "greedy"
         if self.num_beams > 1:
             words = f"beam {self.num_beams}, length penalty {self.length_penalty}"
@@ -268,12 +268,12 @@ def refuse_torch_only(
     what: str = "An export",
     instead: str = "use the engine `torch`",
 ) -> None:
-    """Refuses searches that an export, or an ensemble, cannot do.
+    """Rejects searches that an export, or an ensemble, cannot do.
 
     Args:
         generation_config: Generation config of the model.
-        what: Cannot do them.
-        instead: What can.
+        what: Subject of the message, which cannot do them.
+        instead: Advice that the message ends with.
 
     Raises:
         ValueError: If there are such settings; the message names all.

@@ -106,7 +106,7 @@ def cut_lines(
 ) -> list[list[tuple[str, list[int]]]]:
     """The pieces of each line with their ids: the line itself, if nothing asks for a cut.
 
-    A piece has the white space around it, but its ids are those of the text between.
+    A piece has the white space around it, but its ids belong to the text between.
 
     Args:
         lines: Blank ones have no pieces.
@@ -140,7 +140,7 @@ def _sentences(line: str, split_sentences: bool) -> list[str]:
 
 
 def join_pieces(translations: Sequence[str]) -> str:
-    """The translation of a line from those of its pieces, which have the white space around them.
+    """Joins the translations of the pieces of a line, which have the white space around them.
 
     Where a line had none between two pieces, as in Chinese, there is a blank, unless the
     translation is in such a script.

@@ -58,7 +58,7 @@ _LINE_SEPARATORS = re.compile("[\n\v\f\r\x1c-\x1e\x85\u2028\u2029]")
 
 
 class Translator:
-    """Translates lines of text, each as if it were alone.
+    """Translates lines of text, independently of each other.
 
     Args:
         model: A sequence-to-sequence model in any dtype, on any device; or an engine.
@@ -66,7 +66,7 @@ class Translator:
         search: How to search; None: as the generation config and `settings` say.
         target_tokenizer: Tokenizer of the output, if the target has its own vocabulary; None:
             `tokenizer`.
-        source_language: Language of the lines, for a model whose tokenizer names those of both
+        source_language: Language of the lines, for a model whose tokenizer names languages of both
             sides, such as NLLB's; None: the one that the tokenizer was saved with.
         target_language: To translate into, for a model of several directions; None: the one with
             which the model begins its outputs, if it has one. A tag counts as a token of each
@@ -76,14 +76,14 @@ class Translator:
             shorter source as one of 16; None: 64,000 on a GPU, else 4,096.
         max_source_length: Lines of more tokens, `</s>` counted, are cut into pieces, and so are
             those beyond the model's last position; None: the longest that the model expects.
-        split_sentences: Whether each sentence of a line is translated alone: a model that was
+        split_sentences: Whether each sentence of a line is translated separately: a model that was
             trained on single sentences leaves out most of a line of several. None: no.
         details: Whether tokens, their scores and alignments are wanted; engine `torch` only.
         replace_unknown: Writes the aligned word of the source for each `<unk>` of an output; engine
             `torch` and fast tokenizers only.
         protect: Kinds of items that outputs have as their sources do, separated by commas, see
             `kinds_of`; None: all but numbers, if the model has symbols for them, such as `<ph1>`.
-        markup: What the lines are written in, if not plain text; `html`: each is a fragment, see
+        markup: Language of the lines, if not plain text; `html`: each is a fragment, see
             `markup`; engine `torch` and fast tokenizers only.
         settings: Fields of `Search` that differ from the defaults, such as `num_beams=5`, instead
             of `search`; None: the default.
@@ -226,7 +226,7 @@ class Translator:
         Args:
             model_name_or_path: For CTranslate2, a folder that our export made. Several names are
                 an ensemble, see `TorchEngine`.
-            engine: What searches; `auto`: CTranslate2 where it is faster and finds the same (see
+            engine: Library; `auto`: CTranslate2 where it is faster and finds the same (see
                 `reasons_for_torch`), else torch.
             dtype: Dtype of the weights while they are used, such as `bfloat16`; `auto`: as saved,
                 or bfloat16 on a GPU that computes in it.

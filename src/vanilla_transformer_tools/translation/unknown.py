@@ -46,7 +46,7 @@ def with_source_words(
         hypotheses: Outputs with unknown tokens.
         pieces: Source of each.
         tokenizers: Fast ones.
-        engine: What reads them again.
+        engine: Engine that reads them again.
         end_length: Number of tokens at the end of each source that are no text.
     """
     unknown = tokenizers.target.unk_token_id
