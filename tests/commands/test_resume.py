@@ -222,7 +222,7 @@ def test_output_without_a_record_is_not_continued(run, job, tmp_path):
     outcome = run(*argv, "--resume")
 
     assert_refused(
-        outcome, out, before, "must have its record 'out.job.json' beside it", "Delete the output"
+        outcome, out, before, "must have its record 'out.job.json' next to it", "Delete the output"
     )
 
 

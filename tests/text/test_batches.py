@@ -4,12 +4,16 @@ from itertools import chain
 
 import numpy as np
 import pytest
+import torch
 from datasets import Dataset
+from torch.utils.data import DataLoader
+from transformers import DataCollatorForSeq2Seq
 
 from vanilla_transformer.tokenization_vanilla_transformer import (
     VanillaTransformerTokenizer,
 )
 from vanilla_transformer_tools.text.batches import TokenBatchSampler
+from vanilla_transformer_tools.text.token_ids import pair_lengths
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +83,12 @@ def test_padding_stays_below_5_percent(lengths, max_tokens):
     assert sampler.padding < 0.05
 
 
+def test_number_of_batches_is_the_same_in_every_epoch(lengths):
+    sampler = TokenBatchSampler(lengths, 2048, seed=0)
+
+    assert {len(epoch_of(sampler, epoch)) for epoch in range(6)} == {len(sampler)}
+
+
 def test_batches_differ_between_epochs_in_content_and_order(lengths):
     sampler = TokenBatchSampler(lengths, 2048, seed=0)
     first, second = epoch_of(sampler, 0), epoch_of(sampler, 1)
@@ -86,6 +96,12 @@ def test_batches_differ_between_epochs_in_content_and_order(lengths):
     assert len(set(map(frozenset, first)) & set(map(frozenset, second))) < 0.25 * len(first)
     sizes = [list(map(len, batches)) for batches in (first, second)]
     assert sizes[0] != sizes[1]
+
+
+def test_batches_come_in_no_order_of_length(lengths):
+    longest = [lengths[batch].max() for batch in TokenBatchSampler(lengths, 2048, seed=0)]
+
+    assert abs(np.corrcoef(longest, range(len(longest)))[0, 1]) < 0.2
 
 
 def test_batches_are_reproduced_by_seed_and_epoch(lengths):
@@ -174,6 +190,21 @@ def corpus(tokenizer):
     )
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # on a single core
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_data_loader_yields_the_sampled_batches_padded(corpus, tokenizer, num_workers):
+    sampler = TokenBatchSampler(pair_lengths(corpus), 120, seed=0)
+    collate = DataCollatorForSeq2Seq(tokenizer)
+    loader = DataLoader(corpus, batch_sampler=sampler, collate_fn=collate, num_workers=num_workers)
+
+    batches = list(loader)
+
+    assert len(batches) == len(loader) == len(sampler)
+    assert [(batch["input_ids"][:, 0] - 100).tolist() for batch in batches] == list(sampler)
+    assert max(b["input_ids"].numel() + b["labels"].numel() for b in batches) <= 120
+    assert all(torch.equal(b["attention_mask"], (b["input_ids"] != 0).long()) for b in batches)
+
+
 # Lengths that are drawn anew for each epoch
 
 
@@ -185,6 +216,12 @@ def test_batches_keep_number_and_budget_when_lengths_are_drawn_anew(draw):
         assert len(batches) == len(sampler)
         assert sorted(chain.from_iterable(batches)) == list(range(30_000))
         assert max(cost(lengths, batch) for batch in batches) <= 2048
+
+
+def test_few_batches_are_kept_in_reserve(draw, lengths):
+    fixed = TokenBatchSampler(draw(0), 2048, seed=0)
+
+    assert 1 < len(TokenBatchSampler(draw(0), 2048, seed=0, redraw=draw)) / len(fixed) < 1.03
 
 
 def test_epoch_that_needs_more_batches_has_a_larger_budget(lengths):

@@ -2,19 +2,25 @@
 
 import json
 import re
+import sys
+from collections import Counter
+from itertools import chain
+from unicodedata import normalize
 
+import numpy as np
 import pytest
 from datasets import Dataset
 
 from vanilla_transformer_tools.commands import main
 from vanilla_transformer_tools.files import read_lines
 from vanilla_transformer_tools.settings import TrainSettings
+from vanilla_transformer_tools.text import filters
 from vanilla_transformer_tools.text.filters import DROPPED_FILE, drop_rules, filter_pairs
 from vanilla_transformer_tools.text.parallel_text import COLUMNS, ParallelText, load_pairs
 from vanilla_transformer_tools.training import run as training
 from vanilla_transformer_tools.training.run import train
 
-from ..support.training_runs import SIZES, build_arguments, read_json
+from ..support.training_runs import SIZES, build_arguments, checkpoints_of, read_json
 
 # One pair for each filter, among others that every filter keeps.
 PAIRS = [
@@ -136,6 +142,9 @@ def test_pairs_with_other_tags_are_no_duplicates(tmp_path):
     ("code", "good", "bad"),
     [
         ("Latn", "Ærø ﬁn", "собака"),
+        ("Cyrl", "собака", "sobaka"),
+        ("Arab", "كلب", "کלב"),
+        ("Hans", "小狗", "イヌ"),
         ("Jpan", "犬がスキー", "강아지"),
         ("Kore", "강아지 犬", "イヌ"),
         ("Cyrl+Latn", "собака dog", "小狗"),
@@ -198,6 +207,9 @@ def test_overlap_drops_pairs_that_share_a_side_with_validation_on_either_side():
         ("Der Test...", " DER \u00a0TEST…\r"),
         ("Test", "\N{FULLWIDTH LATIN CAPITAL LETTER T}e\N{LATIN SMALL LETTER LONG S}t"),
         ("Caf\u00e9", "cafe\u0301"),
+        ("№ 5", "No 5"),
+        ("Lego™", "LegoTM"),
+        ("ⅻ", "XII"),
         # Marks in either order are one character, and folding makes a letter of the first.
         ("\u03b1\u0345\u0301", "\u03b1\u0301\u0345"),
         # Folded, the small letters of the first are not composed, for there is no capital that is.
@@ -209,6 +221,18 @@ def test_overlap_ignores_case_white_space_and_compatibility_forms(text, retyped)
         validation = as_dataset((evaluated, "x"))
 
         assert dropped_by([(trained, "y")], validation, filter_overlap=[]) == [(trained, "y")]
+
+
+def test_overlap_compares_every_character_with_its_other_case_and_forms():
+    told_apart = []
+    for character in map(chr, chain(range(0xD800), range(0xE000, sys.maxunicode + 1))):
+        others = {character.upper(), character.lower(), character.casefold(), character.title()}
+        others |= {normalize(form, character) for form in ("NFC", "NFD", "NFKC", "NFKD")}
+        if len(others) > 1 and len({filters._comparable(other) for other in others}) > 1:
+            told_apart.append(character)
+
+    # The capital of Turkish's dotless i is the ordinary I.
+    assert told_apart == ["\N{LATIN SMALL LETTER DOTLESS I}"]
 
 
 def test_overlap_reads_files_of_every_kind_beside_validation(write):
@@ -251,6 +275,50 @@ def test_each_filter_drops_its_own_pair_into_the_file(judged, tmp_path):
     ]
 
 
+def test_dropped_file_is_there_exactly_when_there_are_filters(dataset, tmp_path):
+    unfiltered = filtered(dataset)
+    unfiltered.write_dropped(tmp_path)
+    assert (pairs_of(unfiltered.kept), list(unfiltered.summary())) == (PAIRS, [])
+    assert not (tmp_path / "dropped.jsonl").exists()
+
+    filtered(dataset, filter_max_characters=1000).write_dropped(tmp_path)
+    assert (tmp_path / "dropped.jsonl").read_bytes() == b""
+
+
+def test_kept_and_dropped_are_what_was_read(tmp_path, monkeypatch):
+    # Several batches, the last one shorter.
+    monkeypatch.setattr(filters, "ROWS_AT_A_TIME", 7)
+    random = np.random.default_rng(5)
+    sides = random.choice(["", "a", "bb", "cccc", "ж", "Test"], size=(100, 2)).tolist()
+    read = [
+        (f"{source}{number % 3}" * bool(source), target)
+        for number, (source, target) in enumerate(sides)
+    ]
+
+    result = filtered(
+        as_dataset(*read), as_dataset(("Test2", "x")), filter_overlap=[], **ALL_FILTERS
+    )
+
+    result.write_dropped(tmp_path)
+    dropped = [json.loads(line) for line in read_lines(tmp_path / "dropped.jsonl")]
+    assert len(result.kept) > 10
+    assert sum(result.dropped.values()) == len(dropped) > 10
+    assert Counter(pairs_of(result.kept)) + Counter(
+        (line["source"], line["target"]) for line in dropped
+    ) == Counter(read)
+    assert all(read[line["line"] - 1] == (line["source"], line["target"]) for line in dropped)
+
+
+def test_summary_tells_each_filter_and_the_sum(dataset):
+    result = filtered(dataset, filter_empty=True, filter_max_characters=13)
+
+    assert [line.split() for line in result.summary()] == [
+        ["dropped", "3", "of", "10", "pairs,", "see", "dropped.jsonl"],
+        ["1", "empty"],
+        ["2", "max_characters"],
+    ]
+
+
 def test_filters_that_leave_nothing_are_refused_with_their_counts(dataset):
     with pytest.raises(ValueError, match=r"got all 10 dropped: empty 1, max_characters 9\."):
         filtered(dataset, filter_empty=True, filter_max_characters=1, filter_duplicates=True)
@@ -270,6 +338,11 @@ def test_filters_that_leave_nothing_are_refused_with_their_counts(dataset):
 def test_setting_that_no_filter_can_follow_is_refused(settings, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         drop_rules(TrainSettings(**settings), None)
+
+
+def test_missing_file_of_overlap_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"missing\.en"):
+        drop_rules(TrainSettings(filter_overlap=[str(tmp_path / "missing.en")]), None)
 
 
 # In a run
@@ -327,3 +400,27 @@ def test_run_trains_on_what_is_kept_and_records_what_is_dropped(
     vocabulary = read_json(folder / "tokenizer.json")["model"]["vocab"]
     assert "9" in vocabulary
     assert not {"leer", "8"} & vocabulary.keys()
+
+
+def test_resumed_run_filters_as_before(run_settings, tmp_path):
+    folder = tmp_path / "run"
+    settings = TrainSettings(**run_settings)
+    train(settings, build_arguments(settings, folder))
+    before = (folder / "dropped.jsonl").read_bytes()
+    (folder / "dropped.jsonl").unlink()
+
+    settings = TrainSettings(**run_settings, resume=True)
+    train(settings, build_arguments(settings, folder, num_train_epochs=2))
+
+    assert (folder / "dropped.jsonl").read_bytes() == before
+    assert read_json(folder / "run.json")["pairs"] == 20
+    assert len(checkpoints_of(folder)) == 2
+
+
+def test_nothing_is_written_when_a_filter_is_refused(run_settings, tmp_path):
+    settings = TrainSettings(**run_settings, filter_script=["Latn", "English"])
+
+    with pytest.raises(ValueError, match="'English'"):
+        train(settings, build_arguments(settings, tmp_path / "run"))
+
+    assert not (tmp_path / "run").exists()

@@ -1,12 +1,15 @@
 """One model for several target languages: a tag in front of the source names one of them."""
 
 import json
+import re
 from itertools import permutations
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.tokenization_vanilla_transformer import language_tags
@@ -14,12 +17,14 @@ from vanilla_transformer_tools.commands import main
 from vanilla_transformer_tools.interop.export import export_to_ctranslate2
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.text.bpe_dropout import SegmentedPairs
+from vanilla_transformer_tools.text.filters import drop_rules, filter_pairs
 from vanilla_transformer_tools.text.languages import language_prefix
 from vanilla_transformer_tools.text.parallel_text import ParallelText, load_pairs
 from vanilla_transformer_tools.text.token_ids import pair_lengths, tokenize_pairs
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.training.run import train
 from vanilla_transformer_tools.translation import Translator
+from vanilla_transformer_tools.translation.segments import cut_into_pieces
 
 from ..support.training_runs import SIZES, build_arguments, read_json
 
@@ -46,6 +51,11 @@ def train_tokenizer(kind="bpe", **options):
 @pytest.fixture(scope="module")
 def tokenizer():
     return train_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def plain_tokenizer():
+    return VanillaTransformerTokenizer.train(SPELLED, vocab_size=300)
 
 
 # The vocabulary
@@ -86,6 +96,21 @@ def test_vocabulary_size_counts_the_tags(kind):
     assert sorted(tokenizer.get_vocab().values()) == list(range(size))
 
 
+def test_vocabulary_that_tags_leave_no_room_is_refused():
+    with pytest.raises(ValueError, match=r"at least 264 .* 6 special tokens .* got 263"):
+        VanillaTransformerTokenizer.train(["a"], vocab_size=263, target_languages=LANGUAGES)
+
+
+def test_tags_survive_saving_where_the_package_is_absent(tokenizer, tmp_path):
+    tokenizer.save_pretrained(tmp_path)
+
+    assert language_tags(AutoTokenizer.from_pretrained(tmp_path)) == language_tags(tokenizer)
+    backend = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert {name: backend.token_to_id(f"<2{name}>") for name in LANGUAGES} == language_tags(
+        tokenizer
+    )
+
+
 def test_tag_is_no_text_when_it_is_decoded(tokenizer):
     ids = language_prefix(tokenizer, "de") + tokenizer("ab")["input_ids"]
 
@@ -107,8 +132,14 @@ def test_language_without_a_proper_name_is_refused(language):
 
 @pytest.mark.parametrize("language", ["fr", "", None])
 def test_language_that_the_model_does_not_know_is_refused_with_those_it_knows(tokenizer, language):
-    with pytest.raises(ValueError, match=f"those of the model, de, zh-Hans, got {language!r}"):
+    with pytest.raises(ValueError, match=f"one of the model's, de, zh-Hans, got {language!r}"):
         language_prefix(tokenizer, language)
+
+
+def test_language_is_refused_by_a_model_of_one_direction(plain_tokenizer):
+    assert language_prefix(plain_tokenizer, None) == []
+    with pytest.raises(ValueError, match="takes no target language, got 'de'"):
+        language_prefix(plain_tokenizer, "de")
 
 
 # Pairs
@@ -155,6 +186,20 @@ def test_tsv_line_without_a_tag_is_refused(write, line, tabs):
         load_pairs(ParallelText((path,), tag_column="tag"))
 
 
+def test_missing_tag_column_is_refused_with_its_option(tmp_path):
+    text = ParallelText((write_jsonl(tmp_path),), tag_column="language")
+
+    with pytest.raises(
+        ValueError, match=r"no column 'language'.* and `tag_column` from: .*to.code"
+    ):
+        load_pairs(text)
+
+
+def test_tag_column_of_two_files_is_refused():
+    with pytest.raises(ValueError, match="got the `tag_column` 'to' for 'a' and 'b'"):
+        ParallelText(("a", "b"), tag_column="to")
+
+
 def tagged(*rows):
     return Dataset.from_list(
         [dict(zip(("source", "target", "tag"), row, strict=True)) for row in rows]
@@ -188,6 +233,11 @@ def test_tag_counts_as_a_token_and_survives_truncation():
     assert list(sources) == [["<2de>", "a", "b", "</s>"]] * 2
 
 
+def test_length_that_leaves_no_room_beside_the_tag_is_refused(tokenizer):
+    with pytest.raises(ValueError, match=r"at least 3, .* after a tag, got 2"):
+        tokenize_pairs(tagged(("a", "b", "de")), TokenizerPair.joint(tokenizer), max_length=2)
+
+
 @pytest.mark.parametrize("rate", [0.0, 0.5])
 def test_bpe_dropout_leaves_the_tag_and_counts_it(tokenizer, rate):
     pairs = SegmentedPairs(
@@ -204,6 +254,36 @@ def test_bpe_dropout_leaves_the_tag_and_counts_it(tokenizer, rate):
     assert [pairs[row]["input_ids"][0] for row in (0, 1)] == [tags["zh-Hans"], tags["de"]]
     assert not set(tags.values()) & set(pairs[0]["labels"])
     assert [len(pairs[row]["input_ids"]) for row in (0, 1)] == pairs.draw(0)[:, 0].tolist()
+
+
+def test_each_piece_of_a_long_line_begins_with_the_tag_and_fits(tokenizer):
+    # Cut between tokens, so that a piece is as long as it may be.
+    line = "ab" * 40
+    (tag,) = language_prefix(tokenizer, "de")
+
+    pieces = cut_into_pieces([(line, "")], TokenizerPair.joint(tokenizer), 12, [1], [tag])
+
+    assert len(pieces) > 3
+    assert all(piece.source.index(tag) == 0 for piece in pieces)
+    assert max(len(piece.source) for piece in pieces) == 12
+    text = "".join(tokenizer.decode(piece.source, skip_special_tokens=True) for piece in pieces)
+    assert text == line
+
+
+def test_filters_keep_the_tags():
+    pairs = tagged(("a", "", "de"), ("a", "b", "en"))
+
+    kept = filter_pairs(pairs, drop_rules(TrainSettings(filter_empty=True), None)).kept
+
+    assert kept[:] == {"source": ["a"], "target": ["b"], "tag": ["en"]}
+
+
+def test_overlap_reads_evaluation_files_with_tags(write):
+    settings = TrainSettings(filter_overlap=[write("test.tsv", "a\tb\tde")], tag_column="tag")
+
+    rules = drop_rules(settings, None)
+
+    assert filter_pairs(tagged(("c", "b", "en"), ("c", "d", "en")), rules).dropped == {"overlap": 1}
 
 
 # A model of two languages
@@ -231,6 +311,13 @@ def texts(translator):
     return [translation.text for translation in translator.translate(digits)]
 
 
+@pytest.mark.parametrize("language", NUMBERS)
+def test_model_translates_into_the_language_of_the_tag(model_folder, language):
+    translator = Translator.from_pretrained(str(model_folder), target_language=language)
+
+    assert texts(translator) == NUMBERS[language]
+
+
 def test_tags_are_words_of_the_source_alone_when_vocabularies_are_separate(tmp_path):
     settings = TrainSettings(
         train=[write_tsv(tmp_path)],
@@ -252,9 +339,43 @@ def test_tags_are_words_of_the_source_alone_when_vocabularies_are_separate(tmp_p
     assert next(translator.translate(["3"])).source_tokens[0] == "<2en>"
 
 
+def test_validation_in_training_uses_the_tags(model_folder):
+    assert read_json(model_folder / "results.json")["validation"]["exact_match"] == 100
+
+
 def test_translator_refuses_a_language_with_those_of_the_model(model_folder):
-    with pytest.raises(ValueError, match=r"those of the model, de, en, got None"):
+    with pytest.raises(ValueError, match=r"one of the model's, de, en, got None"):
         Translator.from_pretrained(str(model_folder))
+
+
+def test_details_show_the_tag_as_a_token_of_the_source(model_folder):
+    translator = Translator.from_pretrained(str(model_folder), target_language="en", details=True)
+
+    (translation,) = translator.translate(["3"])
+    assert translation.source_tokens == ("<2en>", "3", "</s>")
+
+
+def test_longest_output_counts_the_tag(model_folder, monkeypatch):
+    translator = Translator.from_pretrained(
+        str(model_folder), target_language="en", max_extra_tokens=5
+    )
+    limits = []
+    search = translator.engine.translate_batch
+    monkeypatch.setattr(
+        translator.engine,
+        "translate_batch",
+        lambda *given: limits.extend(given[2]) or search(*given),
+    )
+
+    list(translator.translate(["3"]))
+
+    # Tag, digit and `</s>`.
+    assert limits == [3 + 5]
+
+
+def test_limit_that_leaves_no_room_beside_the_tag_is_refused(model_folder):
+    with pytest.raises(ValueError, match=r"at least 3, .* after a tag, got 2"):
+        Translator.from_pretrained(str(model_folder), target_language="en", max_source_length=2)
 
 
 def test_ctranslate2_translates_into_the_language_of_the_tag(model_folder, tmp_path):
@@ -276,6 +397,15 @@ def test_commands_take_the_target_language(model_folder, tmp_path, capsys):
     test.write_text("3\tthree\n")
     main(["evaluate", *options, "--test", str(test), "--name", "english"])
     assert read_json(model_folder / "results.json")["english"]["exact_match"] == 100
+
+
+def test_model_card_shows_how_a_tag_is_given(model_folder, capsys):
+    card = (model_folder / "README.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+
+    exec(code.replace('"run"', repr(str(model_folder))).replace('"..."', '"3"'), {})
+
+    assert capsys.readouterr().out.strip() == "['drei']"
 
 
 def test_fine_tuning_needs_the_tags_of_the_model(model_folder, tmp_path):

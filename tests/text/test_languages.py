@@ -172,7 +172,7 @@ def test_tags_of_marian_come_before_the_source(tokenizers):
 
     tagged = tokenizer(">>fra<< " + GERMAN[3])["input_ids"]
     assert [*prefix, *tokenizer(GERMAN[3])["input_ids"]] == tagged
-    with pytest.raises(ValueError, match="those of the model, deu, fra, got 'eng'"):
+    with pytest.raises(ValueError, match="one of the model's, deu, fra, got 'eng'"):
         language_prefix(tokenizer, "eng")
 
 

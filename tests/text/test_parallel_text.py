@@ -1,7 +1,10 @@
 import gzip
 import json
 import lzma
+import os
 import re
+import subprocess
+import sys
 from itertools import chain
 from pathlib import Path
 
@@ -103,6 +106,15 @@ def test_several_files_of_pairs_are_read_in_order(write_records):
     ]
 
 
+def test_faults_name_the_file_among_several(write):
+    good, longer = (write("1.de", ["1"]), write("1.en", ["1"])), write("2.de", ["1"] * 2)
+
+    with pytest.raises(ValueError, match=r"got 2 in '.*2\.de' and 1 in '.*1\.en'"):
+        load(*good, longer, good[1])
+    with pytest.raises(ValueError, match=r"^'.*3\.de' is empty"):
+        load(*good, write("3.de", [], end=""), write("3.en", [], end=""))
+
+
 @pytest.mark.parametrize(
     ("source", "target"),
     [
@@ -199,6 +211,47 @@ def test_folder_of_data_files_is_loaded_as_a_dataset(tmp_path, monkeypatch):
     assert pairs_of(load(str(folder))) == PAIRS
 
 
+def test_pairs_beyond_one_chunk_keep_their_order(write_records, monkeypatch):
+    monkeypatch.setattr(data, "ROWS_AT_A_TIME", 3)
+
+    assert pairs_of(load(write_records("pairs.parquet"))) == PAIRS
+
+
+def test_pairs_are_read_anew_when_a_file_has_changed(write):
+    assert pairs_of(load(write("pairs.tsv", ["alt\told"]))) == [("alt", "old")]
+
+    path = write("pairs.tsv", ["neu\tnew"])
+    os.utime(path, (0, 0))
+
+    assert pairs_of(load(path)) == [("neu", "new")]
+
+
+def test_temporary_files_of_a_killed_process_are_deleted_by_the_next(write, tmp_path):
+    """The next process deletes its own when it ends."""
+    scratch = tmp_path / "scratch"
+    (scratch / f"vanilla_transformer-corpus-{'0' * 16}").mkdir(parents=True)
+    code = """if True:
+        import os, sys
+        from vanilla_transformer_tools.text.parallel_text import ParallelText, load_pairs
+        dataset = load_pairs(ParallelText((sys.argv[1],)))
+        dataset = dataset.map(lambda row: {"n": len(row["source"])}, load_from_cache_file=False)
+        print(*os.listdir(sys.argv[2]), len(dataset.cache_files))
+    """
+
+    finished = subprocess.run(
+        [sys.executable, "-c", code, write("pairs.tsv", ["eins\tone"]), str(scratch)],
+        env=os.environ | {"TMPDIR": str(scratch)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    # One folder, not the one of zeros, named so that another process would delete it.
+    assert re.fullmatch(r"vanilla_transformer-corpus-(?!0{16})[0-9a-f]{16} 1\n", finished.stdout)
+    assert list(scratch.iterdir()) == []
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "pairs.tsv", scratch]
+
+
 def test_pairs_that_cannot_be_stored_leave_no_file(write):
     path = write("pairs.tsv", ["eins und zwei\tone and two"] * 20_000)
     folder = data._temporary_folder()
@@ -213,6 +266,20 @@ def test_pairs_that_cannot_be_stored_leave_no_file(write):
         load(write("pairs.tsv", ["eins\tone", "zwei"]))
 
     assert set(folder.iterdir()) == before
+
+
+def test_full_cache_of_datasets_is_told_by_its_own_folder(tmp_path, monkeypatch):
+    cache = tmp_path / "cache"
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(cache))
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    pq.write_table(pa.Table.from_pylist(RECORDS * 2000), folder / "train.parquet")
+
+    with (
+        small_files(100_000),
+        pytest.raises(OSError, match=rf"no room for the data of '{folder}' in '{cache}'.*HF_HOME"),
+    ):
+        load(str(folder))
 
 
 # Errors of reading
@@ -268,20 +335,37 @@ def test_file_with_a_fault_is_refused_with_its_place(write, name, lines, message
         load(write(name, lines))
 
 
+def test_plain_files_in_utf16_are_refused(tmp_path):
+    path = tmp_path / "source"
+    path.write_bytes("ab\ncd\n".encode("utf-16-le"))
+
+    with pytest.raises(ValueError, match="must be UTF-8, got what looks like UTF-16"):
+        load_pairs(ParallelText((str(path), str(path))))
+
+
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
         ("[" * 100_000 + "]" * 100_000, "it has more than 100 levels"),
         ('{"x":' * 990 + "1" + "}" * 990, "it has more than 100 levels"),
         ("[" * 100 + "1" + "]" * 100, "it has more than 100 levels"),
+        ("9" * 5000, "Exceeds the limit"),
     ],
-    ids=["lists", "objects", "one level too many"],
+    ids=["lists", "objects", "one level too many", "digits"],
 )
 def test_json_line_beyond_what_python_reads_is_refused(write, value, reason):
     path = write("x.jsonl", [PAIR, f'{{"source": "a", "target": "b", "x": {value}}}'])
 
     with pytest.raises(ValueError, match=rf"^Line 2 of '.*x\.jsonl' .*: {reason}.{{,150}}$"):
         load(path)
+
+
+def test_json_line_may_have_a_hundred_levels_of_nesting(write):
+    nested = "[" * 99 + "1" + "]" * 99
+
+    pairs = load(write("x.jsonl", [f'{{"source": "a", "target": "b", "x": {nested}}}']))
+
+    assert pairs_of(pairs) == [("a", "b")]
 
 
 @pytest.mark.parametrize("name", ["x.jsonl", "x.parquet"])
@@ -300,8 +384,8 @@ def test_parquet_cell_that_is_no_text_is_refused_with_its_row(write_records, mon
         load(write_records("pairs.parquet", records))
 
 
-# Of the row groups, and of what the footer tells of columns.
-@pytest.mark.parametrize("place", [0.5, 0.97])
+# Of the row groups, of the magic bytes, and of what the footer tells of columns.
+@pytest.mark.parametrize("place", [0.5, 1.0, 0.97])
 def test_damaged_parquet_is_refused_by_its_name(tmp_path, place):
     path = tmp_path / "x.parquet"
     text = [f"text {number}" for number in range(2000)]
@@ -313,6 +397,16 @@ def test_damaged_parquet_is_refused_by_its_name(tmp_path, place):
     path.write_bytes(content)
 
     with pytest.raises(ValueError, match=r"'.*x\.parquet' is damaged, or no data .* again\.$"):
+        load(str(path))
+
+
+def test_parquet_text_that_is_not_utf8_is_refused(tmp_path):
+    path = tmp_path / "x.parquet"
+    offsets, content = pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"a\xff")
+    source = pa.Array.from_buffers(pa.string(), 1, [None, offsets, content])
+    pq.write_table(pa.table({"source": source, "target": ["b"]}), path)
+
+    with pytest.raises(ValueError, match=r"'.*x\.parquet' is damaged.*byte 0xff in position 1"):
         load(str(path))
 
 
@@ -340,6 +434,39 @@ def test_saved_dataset_that_is_cut_is_refused_by_its_name(write_records, name, s
 
     with pytest.raises(ValueError, match=rf"'{saved}' is damaged.*{reason}"):
         load(saved)
+
+
+def test_saved_dataset_that_lost_a_file_is_refused(write_records):
+    (file,) = Path(write_records("saved")).glob("*.arrow")
+    file.unlink()
+
+    with pytest.raises(FileNotFoundError, match=str(file)):
+        load(str(file.parent))
+
+
+def test_folder_of_damaged_files_is_refused_by_its_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    (folder / "train.jsonl").write_text("[[[[", encoding="utf-8")
+
+    with pytest.raises(ValueError, match=r"'.*corpus' is damaged, or no data .* again\.$"):
+        load(str(folder))
+
+
+def test_fault_of_the_system_is_not_taken_for_damage(monkeypatch):
+    def load_dataset(*args, **options):
+        raise OSError(13, "Permission denied")
+
+    monkeypatch.setattr(data, "load_dataset", load_dataset)
+
+    with pytest.raises(OSError, match=r"^\[Errno 13\] Permission denied$"):
+        load("team/corpus")
+
+
+def test_folder_in_the_place_of_a_text_file_is_refused(tmp_path, write):
+    with pytest.raises(IsADirectoryError, match=str(tmp_path)):
+        load(write("a", ["eins"]), str(tmp_path))
 
 
 def test_missing_file_is_refused_without_asking_the_hub(tmp_path, monkeypatch):

@@ -9,7 +9,9 @@ from typing import Any
 
 import datasets
 import numpy as np
+import pyarrow as pa
 import pytest
+import torch
 from torch.utils.data import DataLoader
 from transformers import AutoTokenizer, DataCollatorForSeq2Seq, Seq2SeqTrainingArguments
 
@@ -17,14 +19,16 @@ from vanilla_transformer.tokenization_vanilla_transformer import (
     VanillaTransformerTokenizer,
 )
 from vanilla_transformer_tools.settings import TrainSettings
-from vanilla_transformer_tools.text import training_data
+from vanilla_transformer_tools.text import streaming, training_data
 from vanilla_transformer_tools.text.parallel_text import ParallelText, read_pairs
 from vanilla_transformer_tools.text.streaming import TokenBatchStream
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.training.recipe import recipe
 from vanilla_transformer_tools.training.run import train
 
-from ..support.training_runs import MOMENT, checkpoints_of, read_json, read_log
+from ..support import gradients_of_one_update, train_on_stream
+from ..support.launching import launch
+from ..support.training_runs import MOMENT, checkpoints_of, read_json, read_log, weights_of
 
 MAX_LENGTH = 20
 
@@ -90,6 +94,19 @@ def cost(*shares):
 # The batches
 
 
+def test_each_side_is_read_by_its_own_tokenizer(tokenizer):
+    other = VanillaTransformerTokenizer.train(["αβγ"], vocab_size=20, kind="char")
+    pairs = [(str(number), "αβγ"[number % 3]) for number in range(30)]
+    given = {"max_length": MAX_LENGTH, "max_tokens": 300, "buffer_size": 30, "seed": 0}
+
+    stream = TokenBatchStream(lambda: iter(pairs), TokenizerPair(tokenizer, other), **given)
+
+    rows = list(chain(*islice(stream, stream.batches_per_buffer)))
+    sides = ((tokenizer, "input_ids"), (other, "labels"))
+    texts = [side.batch_decode([row[name] for row in rows], True) for side, name in sides]
+    assert sorted(zip(*texts, strict=True)) == sorted(pairs)
+
+
 def test_pass_holds_every_pair_exactly_once(build, first_numbers):
     batches = first_numbers(build(), 600)
 
@@ -105,11 +122,28 @@ def test_buffer_goes_on_with_the_next_pass(build, first_numbers):
     assert times == {number: 7 if number < 20 else 6 for number in range(30)}
 
 
+def test_pairs_are_mixed_within_their_buffer_only(build, first_numbers):
+    numbers = list(chain(*first_numbers(build(), 200)))
+
+    assert sorted(numbers) == list(range(200))
+    assert abs(np.corrcoef(numbers, range(200))[0, 1]) < 0.3
+
+
 def test_batches_keep_their_budget_and_use_it(build):
     costs = [cost(batch) for batch in islice(build(), 60)]
 
     assert max(costs) <= 300
     assert np.mean(costs) > 0.85 * 300
+
+
+def test_padding_of_the_first_buffer_is_told(build):
+    stream = build()
+    batches = list(islice(stream, stream.batches_per_buffer))
+
+    assert sum(map(len, batches)) == 200
+    tokens = sum(len(ids) for batch in batches for row in batch for ids in row.values())
+    assert stream.padding == pytest.approx(1 - tokens / sum(map(cost, batches)))
+    assert stream.padding > 0
 
 
 def test_batches_differ_between_passes(build, first_numbers):
@@ -140,6 +174,46 @@ def test_processes_share_pairs_budget_and_buffer(build, numbers_in, num_processe
         assert stream.buffer_size == len(numbers)
         costs = [cost(batch) for batch in batches]
         assert max(costs) <= 300 // num_processes < 2 * np.mean(costs)
+
+
+def test_process_tokenises_its_share_alone(build, monkeypatch):
+    tokenised = []
+    encode = streaming.PairEncoder.__call__
+
+    def record(encoder, texts):
+        tokenised.extend(texts["source"])
+        return encode(encoder, texts)
+
+    monkeypatch.setattr(streaming.PairEncoder, "__call__", record)
+
+    stream = build(num_processes=2, process_index=1)
+    list(islice(stream, stream.batches_per_buffer))
+
+    numbers = {int(source.rstrip("x")) for source in tokenised}
+    assert numbers >= set(range(1, 200, 2))
+    assert not any(number % 2 == 0 for number in numbers)
+
+
+def test_processes_read_each_line_once_when_they_do_not_divide_them(build, numbers_in, tmp_path):
+    pairs = [(source, f"{target}x") for source, target in number_pairs(601)]
+    files = tuple(str(tmp_path / side) for side in ("source", "target"))
+    for file, side in zip(files, zip(*pairs, strict=True), strict=True):
+        Path(file).write_text("".join(f"{line}\n" for line in side))
+
+    read = []
+    for index in range(8):
+        stream = build(
+            lambda: read_pairs(ParallelText(files)),
+            # The buffers of all processes together hold eight passes.
+            buffer_size=8 * 601,
+            max_tokens=700,
+            num_processes=8,
+            process_index=index,
+        )
+        read.append([numbers_in(batch) for batch in islice(stream, stream.batches_per_buffer)])
+
+    assert Counter(chain(*chain(*read))) == dict.fromkeys(range(601), 8)
+    assert all(map(all, read))
 
 
 def test_only_two_buffers_are_in_memory_and_no_batch_waits_for_a_whole_one(build):
@@ -185,6 +259,27 @@ def test_long_sides_are_truncated_and_counted_in_the_first_buffer(build, tokeniz
     assert all(ids[-1] == tokenizer.eos_token_id for row in rows for ids in row.values())
 
 
+def test_truncated_pairs_of_all_parts_are_counted(build, monkeypatch):
+    monkeypatch.setattr(streaming, "_PAIRS_AT_A_TIME", 7)
+
+    stream = build([("x" * 30, "x")] * 3 + [("x", "x")] * 17, buffer_size=20)
+
+    assert stream.truncated_pairs == 3
+
+
+def test_ids_of_a_large_vocabulary_are_kept(build, monkeypatch):
+    ids = ([[70_000, 2]], [[90_000, 2]])
+    columns = {
+        **dict(zip(("input_ids", "labels"), map(pa.array, ids), strict=True)),
+        "is_truncated": pa.array([False]),
+    }
+    monkeypatch.setattr(streaming.PairEncoder, "__call__", lambda *_: columns)
+
+    (batch,) = islice(build([("x", "x")], buffer_size=1), 1)
+
+    assert batch == [{"input_ids": [70_000, 2], "labels": [90_000, 2]}]
+
+
 # What a stream refuses
 
 
@@ -204,6 +299,13 @@ def test_buffer_smaller_than_the_processes_is_refused(build):
         build(buffer_size=1, num_processes=2)
     with pytest.raises(ValueError, match="each of 1 processes, got a size of 0"):
         build(buffer_size=0)
+
+
+def test_run_on_a_stream_is_refused_when_nobody_tells_its_length(corpus, tmp_path):
+    with pytest.raises(ValueError, match=r"--streaming needs --max_steps, .* got -1"):
+        run(corpus, tmp_path / "run", max_steps=-1)
+
+    assert not (tmp_path / "run").exists()
 
 
 # Where the pairs come from
@@ -235,6 +337,25 @@ def test_pairs_of_a_dataset_are_read_without_a_copy(dataset_folder, cache):
 
     assert list(read_pairs(text)) == [*((f"d{n}", f"e{n}") for n in range(9)), ("same", "same")]
     assert not list(cache.rglob("*.arrow"))
+
+
+def test_pairs_of_files_are_read_while_they_are_asked_for(tmp_path):
+    (tmp_path / "longer").write_text("a\nb\nc\n")
+    (tmp_path / "shorter").write_text("A\nB\n")
+    text = ParallelText((str(tmp_path / "longer"), str(tmp_path / "shorter")))
+
+    pairs = read_pairs(text)
+
+    assert list(islice(pairs, 2)) == [("a", "A"), ("b", "B")]
+    with pytest.raises(ValueError, match=r"same number of lines, got 3 in .* and 2 in"):
+        next(pairs)
+
+
+def test_empty_stream_is_refused(tmp_path):
+    (tmp_path / "empty.tsv").touch()
+
+    with pytest.raises(ValueError, match=r"empty.tsv' is empty"):
+        list(read_pairs(ParallelText((str(tmp_path / "empty.tsv"),))))
 
 
 # Training
@@ -271,8 +392,8 @@ def run(corpus: Path, folder: Path, *, validated: bool = False, **changes: Any) 
     return train(settings, Seq2SeqTrainingArguments(**recipe(settings) | arguments))
 
 
-def test_run_saves_and_scores_a_stream_by_updates(corpus, tmp_path, capsys):
-    updates, reports = 5, [2, 4, 5]
+@pytest.mark.parametrize(("updates", "reports"), [(5, [2, 4, 5]), (4, [2, 4])])
+def test_run_saves_and_scores_a_stream_by_updates(corpus, tmp_path, capsys, updates, reports):
     run(corpus, tmp_path, validated=True, max_steps=updates, save_steps=2, eval_steps=2)
 
     assert [one["step"] for one in read_log(tmp_path) if "eval_bleu" in one] == reports
@@ -283,6 +404,17 @@ def test_run_saves_and_scores_a_stream_by_updates(corpus, tmp_path, capsys):
     plan = capsys.readouterr().out
     assert "100 a buffer, 0 of them cut" in plan
     assert re.search(rf"buffers end {MOMENT}\n", plan)
+
+
+def test_resumed_run_ends_with_the_weights_of_one_in_one_go(corpus, tmp_path):
+    # The second part begins amid a buffer and ends in the second pass.
+    options = {"gradient_accumulation_steps": 2, "lr_scheduler_type": "constant"}
+    whole = run(corpus, tmp_path / "whole", max_steps=13, **options)
+
+    resumed = run(corpus, tmp_path / "resumed", max_steps=8, **options)
+    run(corpus, resumed, max_steps=13, resume=True, **options)
+
+    torch.testing.assert_close(weights_of(resumed), weights_of(whole), rtol=0, atol=0)
 
 
 def test_run_filters_its_dataset_learns_words_of_the_beginning_and_stores_no_copy(
@@ -314,6 +446,36 @@ def test_run_filters_its_dataset_learns_words_of_the_beginning_and_stores_no_cop
     assert {"d0", "e0", "d4", "e4"} <= vocabulary.keys()
     assert not {"d5", "e5", "d8", "e8"} & vocabulary.keys()
     assert not list(cache.rglob("*.arrow"))
+
+
+@pytest.mark.slow
+def test_two_processes_train_on_their_shares_of_a_stream(tmp_path, monkeypatch):
+    gradients_of_one_update.write_corpus(tmp_path)
+    alone, together = tmp_path / "alone", tmp_path / "together"
+
+    class Joined(TokenBatchStream):
+        """One process with the batches of two."""
+
+        def __init__(self, *arguments, num_processes, process_index, **options):
+            assert (num_processes, process_index) == (1, 0)
+            super().__init__(*arguments, **options)
+            self.shares = [
+                TokenBatchStream(*arguments, num_processes=2, process_index=index, **options)
+                for index in range(2)
+            ]
+
+        def __iter__(self):
+            return ([*one, *other] for one, other in zip(*self.shares, strict=True))
+
+    monkeypatch.setattr(training_data, "TokenBatchStream", Joined)
+    train_on_stream.train_on_stream(tmp_path, alone)
+
+    launch(train_on_stream.__file__, tmp_path, together)
+
+    torch.testing.assert_close(weights_of(together), weights_of(alone))
+    # The tokens of both processes are counted.
+    tokens = [read_log(folder)[-1]["num_input_tokens_seen"] for folder in (alone, together)]
+    assert tokens[0] == tokens[1] > 0
 
 
 def test_pairs_of_several_directions_are_streamed_with_their_tags(tmp_path):

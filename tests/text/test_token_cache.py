@@ -1,7 +1,11 @@
 """The cache of vocabularies and token ids: when an entry is used, and that it is whole."""
 
+from contextlib import contextmanager
+from types import SimpleNamespace
+
 import datasets
 import pytest
+from accelerate import PartialState
 from datasets import Dataset
 
 from vanilla_transformer.tokenization_vanilla_transformer import (
@@ -71,6 +75,21 @@ def test_second_run_reads_what_the_first_one_tokenised(cache, tokenizers, tokeni
     assert first.column_names == second.column_names == ["input_ids", "labels"]
     assert first[:] == second[:] == expected.select_columns(["input_ids", "labels"])[:]
     assert truncated == truncated_again == 3
+    assert len(entries(cache)) == 1
+
+
+@pytest.mark.parametrize("kind", ["char", "bpe"])
+def test_saved_tokenizer_finds_the_entry_of_the_fresh_one(cache, tmp_path, kind):
+    fresh = TokenizerPair.joint(
+        VanillaTransformerTokenizer.train(["ab"], vocab_size=270, kind=kind)
+    )
+    cached_ids(pairs_of(PAIRS), fresh, max_length=9)
+    fresh.save_pretrained(tmp_path / "model")
+
+    cached_ids(
+        pairs_of(PAIRS), TokenizerPair.from_pretrained(str(tmp_path / "model")), max_length=9
+    )
+
     assert len(entries(cache)) == 1
 
 
@@ -163,6 +182,54 @@ def test_full_disk_is_named_and_leaves_no_entry(cache, tokenizers):
     assert entries(cache) == []
 
 
+def test_what_a_killed_run_left_is_deleted_and_no_entry(cache, tokenizers):
+    left = cache / ".new-0123456789abcdef"
+    left.mkdir(parents=True)
+    (left / "half.arrow").write_bytes(b"half")
+
+    ids, _ = cached_ids(pairs_of(PAIRS), tokenizers, max_length=9)
+
+    assert len(ids) == 4
+    assert not left.exists()
+
+
+def test_two_runs_at_once_leave_one_whole_entry(cache, tokenizers, monkeypatch):
+    results = []
+
+    def store_ids_after_another_run(*arguments):
+        monkeypatch.setattr(token_cache, "store_ids", store_ids)
+        results.append(cached_ids(pairs_of(PAIRS), tokenizers, max_length=9)[0])
+        return store_ids(*arguments)
+
+    monkeypatch.setattr(token_cache, "store_ids", store_ids_after_another_run)
+
+    results.append(cached_ids(pairs_of(PAIRS), tokenizers, max_length=9)[0])
+
+    assert results[0][:] == results[1][:]
+    assert len(entries(cache)) == 1
+
+
+def test_process_reads_what_the_first_of_its_machine_tokenised(
+    cache, tokenizers, tokenized, monkeypatch
+):
+    of_the_first = []
+
+    @contextmanager
+    def after_the_first_process():
+        with monkeypatch.context() as patched:
+            patched.setattr(token_cache, "PartialState", PartialState)
+            of_the_first.append(cached_ids(pairs_of(PAIRS), tokenizers, max_length=9)[0])
+        yield
+
+    state = SimpleNamespace(local_main_process_first=after_the_first_process)
+    monkeypatch.setattr(token_cache, "PartialState", lambda: state)
+
+    ids, _ = cached_ids(pairs_of(PAIRS), tokenizers, max_length=9)
+
+    assert ids[:] == of_the_first[0][:]
+    assert tokenized == [4]
+
+
 def test_entries_that_were_not_used_for_longest_are_deleted(cache, tokenizers, monkeypatch):
     monkeypatch.setattr(token_cache, "MOST_ENTRIES", 2)
 
@@ -236,7 +303,9 @@ def saved_files(tokenizer, folder):
         {"kind": "unigram"},
         {"kind": "char"},
         {"kind": "word"},
+        {"target_languages": ["en", "de"]},
         {"unicode_form": "NFKD"},
+        {"pretokenized": True},
     ],
 )
 def test_second_run_has_the_vocabulary_of_the_first(cache, learned, tmp_path, settings):
@@ -319,3 +388,22 @@ def test_vocabulary_of_a_large_corpus_is_learned_from_the_same_pairs_each_time(
     assert [text.replace("s", "t") for text in sources] == targets
     assert sources != [source for source, _ in rows[:30]]
     assert len(set(sources)) == 30
+
+
+def test_vocabulary_is_not_kept_when_it_shall_not_be(cache, learned, monkeypatch):
+    monkeypatch.setenv(CACHE_VARIABLE, "")
+
+    cached_tokenizer(pairs_of(PAIRS), BOTH, **SETTINGS)
+
+    assert len(learned) == 1
+    assert not cache.exists()
+
+
+def test_vocabularies_and_ids_do_not_push_each_other_out(cache, tokenizers, monkeypatch):
+    monkeypatch.setattr(token_cache, "MOST_ENTRIES", 1)
+
+    for size in (270, 280):
+        cached_tokenizer(pairs_of(PAIRS), BOTH, **SETTINGS | {"vocab_size": size})
+        cached_ids(pairs_of(PAIRS), tokenizers, max_length=size)
+
+    assert sorted(path.suffix for path in cache.iterdir()) == [".arrow", ".tokenizer"]

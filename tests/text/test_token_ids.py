@@ -1,5 +1,6 @@
 """Token ids of pairs: those of the tokenizer, in whatever way they are computed."""
 
+import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -108,6 +109,20 @@ def test_words_are_independent_beside_characters_that_nobody_sees():
     assert ids["labels"] == tokenizer(lines)["input_ids"]
 
 
+def test_memory_of_words_is_limited(monkeypatch):
+    monkeypatch.setattr(token_ids, "_MOST_WORDS", 30)
+    tokenizer = VanillaTransformerTokenizer.train(["12345 67890"] * 3, vocab_size=280)
+    encoder = PairEncoder(TokenizerPair.joint(tokenizer), 50)
+
+    for first in range(0, 100, 20):
+        lines = [str(number) for number in range(first, first + 20)]
+        encoder({"source": lines, "target": lines})
+
+    # Numbers of two digits have three tokens or fewer, with the blank in front of them.
+    assert 20 <= len(encoder._source._numbers) <= 30
+    assert len(encoder._source._ids) <= 3 * 30
+
+
 @pytest.fixture(scope="module")
 def tokenizer():
     return VanillaTransformerTokenizer.train(["aaaabc"], vocab_size=20, kind="char")
@@ -142,6 +157,18 @@ def test_tokenizing_takes_the_tokenizer_of_each_side(abc_pairs, tokenizer):
     assert tokenized.column_names == ["source", "target", "input_ids", "labels"]
     assert tokenizer.batch_decode(tokenized["input_ids"][:2]) == ["abc</s>", "</s>"]
     assert other.batch_decode(tokenized["labels"][:2]) == ["aa</s>", "bcab</s>"]
+
+
+def test_tokenizing_draws_new_segmentations_each_time(abc_pairs):
+    tokenizer = VanillaTransformerTokenizer.train(["abc bcab abca " * 9], vocab_size=280)
+    tokenizer.backend_tokenizer.model.dropout = 0.5
+
+    draws = [
+        tokenize_pairs(abc_pairs, TokenizerPair.joint(tokenizer), max_length=20)[0]
+        for _ in range(9)
+    ]
+
+    assert len({str(draw["labels"][:]) for draw in draws}) > 1
 
 
 def test_each_occurrence_of_a_word_is_drawn_under_dropout():
@@ -182,6 +209,13 @@ def test_tokenizing_tells_a_full_disk(tmp_path, tokenizer):
         pytest.raises(OSError, match=r"no room for the token ids of the pairs in .* TMPDIR"),
     ):
         tokenize_pairs(pairs, TokenizerPair.joint(tokenizer), max_length=10)
+
+
+def test_tokenizing_prints_nothing_without_a_terminal(abc_pairs, tokenizer, capfd):
+    tokenize_pairs(abc_pairs, TokenizerPair.joint(tokenizer), max_length=4)
+
+    assert capfd.readouterr() == ("", "")
+    assert not datasets.are_progress_bars_disabled()
 
 
 def test_pair_lengths_count_tokens_in_the_order_of_the_dataset(abc_pairs, tokenizer):

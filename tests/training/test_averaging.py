@@ -10,6 +10,7 @@ from torch import nn
 from transformers import TrainerState
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer_tools.training import averaging as module
 from vanilla_transformer_tools.training.averaging import (
     Outcome,
     average_checkpoints,
@@ -85,8 +86,10 @@ def test_average_refuses_other_tensors_and_shapes(saved, tiny_config, tmp_path):
         ("bleu", {"bleu": 30.0, "loss": 2.0}, {"bleu": 30.1, "loss": 2.1}, True),
         ("bleu", {"bleu": 30.0, "loss": 2.0}, {"bleu": 30.0, "loss": 2.1}, False),
         ("bleu", {"bleu": 30.0, "loss": 2.0}, {"bleu": 30.0, "loss": 1.9}, True),
+        ("bleu", {"bleu": 30.0, "loss": 2.0}, {"bleu": 29.9, "loss": 1.9}, True),
         ("bleu", {"bleu": 30.0, "loss": 2.0}, {"bleu": 29.9, "loss": 2.0}, False),
         ("bleu", {"bleu": 30.0, "loss": 2.0}, {"bleu": 40.0, "loss": math.nan}, False),
+        ("bleu", {"bleu": 30.0, "loss": 2.0}, {"bleu": 29.9, "loss": math.nan}, False),
         ("loss", {"loss": 2.0}, {"loss": math.nan}, False),
         ("wer", {"wer": 10.0, "loss": 2.0}, {"wer": 9.9, "loss": 2.1}, True),
         ("wer", {"wer": 10.0, "loss": 2.0}, {"wer": 10.1, "loss": 2.1}, False),
@@ -158,6 +161,20 @@ def test_mean_that_was_asked_for_is_taken_when_there_is_nothing_to_compare(one_w
     assert not one_weight_run.evaluated
 
 
+def test_mean_is_of_five_by_default_when_it_can_be_compared(one_weight_run, monkeypatch):
+    monkeypatch.setattr(module, "AVERAGED", 2)
+
+    assert average_weights(one_weight_run, None, BEST).weights == "mean of the last 2 checkpoints"
+
+
+def test_checkpoints_are_not_read_by_default_when_there_is_nothing_to_compare(
+    one_weight_run, monkeypatch
+):
+    monkeypatch.setattr(module, "average_checkpoints", lambda _: pytest.fail("read"))
+
+    assert average_weights(one_weight_run, None, UNSCORED) is UNSCORED
+
+
 @pytest.mark.parametrize("count", [0, 1])
 def test_single_checkpoint_is_not_averaged(one_weight_run, count):
     assert average_weights(one_weight_run, count, BEST) is BEST
@@ -212,6 +229,7 @@ def test_outcome_has_the_scores_of_the_weights_in_the_model(loads_best, best, ex
     ("metric", "scores", "since"),
     [
         # (score, loss): the score decides, then the loss; the first of equally good ones is best.
+        ("bleu", [(20.0, 2.0)], 0),
         ("bleu", [(20.0, 2.0), (21.0, 3.0)], 0),
         ("bleu", [(20.0, 2.0), (19.0, 1.0), (19.5, 0.5)], 2),
         ("bleu", [(20.0, 2.0), (20.0, 1.0)], 0),
@@ -222,6 +240,7 @@ def test_outcome_has_the_scores_of_the_weights_in_the_model(loads_best, best, ex
         ("bleu", [(4.9, 1.0), (5.1, 2.0)], 0),
         # So is an error rate of nearly all.
         ("wer", [(97.0, 3.0), (100.0, 2.0)], 0),
+        ("per", [(310.0, 3.0), (420.0, 2.0)], 0),
         ("wer", [(30.0, 3.0), (31.0, 2.0)], 1),
         ("loss", [(0.0, 3.0), (0.0, 2.0), (0.0, 2.5)], 1),
     ],

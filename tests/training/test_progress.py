@@ -6,6 +6,7 @@ import time
 from contextlib import ExitStack
 from types import SimpleNamespace
 
+import pytest
 from transformers import TrainerControl, TrainerState
 
 from vanilla_transformer_tools.commands import main
@@ -145,6 +146,18 @@ def test_terminal_has_one_bar_below_the_validation_scores(monkeypatch):
     assert bar.endswith("| 40/100, 02:00 left, loss 2.000, bleu 12.35, 200 tokens/s")
 
 
+@pytest.mark.parametrize("changes", [{"disable_tqdm": True}, {"is_main": False}])
+def test_bar_is_shown_by_one_process_that_may(monkeypatch, changes):
+    with terminal(monkeypatch) as screen:
+        run = Run(monkeypatch, **changes)
+        with run.stack:
+            run.update(10, seconds=20)
+            run.report()
+
+    (line,) = screen.lines
+    assert line.startswith("step  10/100  epoch 0.25  loss 3.142")
+
+
 # Whole runs
 
 
@@ -176,3 +189,20 @@ def test_run_in_a_pipe_prints_a_line_for_each_report(corpus, tmp_path, capfd, ca
     assert set(kinds) == {"loss", "validation"}
     others = [line.split()[0] for line in lines if not line.startswith("step ")]
     assert others == ["trained", "bleu", "The"]
+
+
+def test_run_on_a_terminal_has_one_bar(corpus, tmp_path, monkeypatch):
+    with terminal(monkeypatch) as screen:
+        train(corpus, tmp_path / "run")
+
+    lines = screen.lines
+    lines = lines[next(row for row, line in enumerate(lines) if "counted" in line) + 1 :]
+    assert [line.split()[0] for line in lines] == [
+        "step",
+        "step",
+        "trained",
+        "bleu",
+        "train",
+        "The",
+    ]
+    assert re.search(r"^train \|█+\| (\d+)/\1, 00:00 left, loss .*, bleu .* tokens/s$", lines[4])

@@ -118,6 +118,32 @@ def test_loss_does_not_depend_on_returning_the_logits(dropping_model, batch):
     torch.testing.assert_close(loss, expected)
 
 
+def test_parts_of_a_batch_add_up_to_it(tiny_model, batch):
+    def weaken_the_second_pass(module, inputs, outputs):
+        """A second pass that differs from the first, without chance."""
+        first, _ = outputs["last_hidden_state"].chunk(2)
+        outputs["last_hidden_state"] = torch.cat([first, -first])
+        return outputs
+
+    expected = tiny_model.train()(**batch).loss
+    tiny_model.model.register_forward_hook(weaken_the_second_pass)
+    targets = (batch["labels"] != -100).sum()
+
+    whole = r_drop(tiny_model, ALPHA, **batch).loss
+    parts = [
+        r_drop(
+            tiny_model,
+            ALPHA,
+            num_items_in_batch=targets,
+            **{name: tensor[rows] for name, tensor in batch.items()},
+        ).loss
+        for rows in (slice(0, 1), slice(1, 3))
+    ]
+
+    assert whole > expected + 0.1
+    torch.testing.assert_close(sum(parts), whole)
+
+
 def test_batch_without_any_target_has_a_loss_of_zero(dropping_model, batch):
     batch["labels"] = torch.full_like(batch["labels"], -100)
 

@@ -1,5 +1,7 @@
 """Defaults of a run."""
 
+from argparse import Namespace
+
 import pytest
 import torch
 
@@ -7,6 +9,7 @@ from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.training import recipe as module
 from vanilla_transformer_tools.training.recipe import (
     config_overrides,
+    dtype_of_products,
     in_step,
     recipe,
 )
@@ -50,12 +53,49 @@ def test_each_evaluation_is_of_a_checkpoint_unless_there_are_none(given, expecte
     }
 
 
+@pytest.mark.parametrize(
+    ("given", "dtype"),
+    [
+        ({}, torch.float32),
+        ({"bf16": True}, torch.bfloat16),
+        ({"fp16": True}, torch.float16),
+    ],
+)
+def test_products_have_the_type_that_is_asked_for(given, dtype):
+    assert dtype_of_products(Namespace(**{"bf16": False, "fp16": False} | given)) == dtype
+
+
+def test_validated_run_keeps_its_best_score():
+    given = recipe(TrainSettings(**VALIDATED, metrics=["chrf", "bleu"]))
+
+    assert given["metric_for_best_model"] == "chrf"
+    assert (given["eval_strategy"], given["save_strategy"]) == ("epoch", "epoch")
+    assert given["predict_with_generate"]
+    assert given["load_best_model_at_end"]
+    assert "eval_strategy" not in recipe(TrainSettings(**TRAINED))
+
+
 def test_stream_is_saved_and_scored_by_updates():
     given = recipe(TrainSettings(**VALIDATED, streaming=True))
 
     assert (given["save_strategy"], given["eval_strategy"]) == ("steps", "steps")
     assert given["save_steps"] == given["eval_steps"]
     assert "eval_steps" not in recipe(TrainSettings(**TRAINED, streaming=True))
+
+
+def test_run_of_minutes_is_saved_and_scored_by_updates():
+    given = recipe(TrainSettings(**VALIDATED, minutes=1.0))
+
+    assert (given["save_strategy"], given["eval_strategy"]) == ("steps", "steps")
+    assert "eval_strategy" not in recipe(TrainSettings(**TRAINED, minutes=1.0))
+
+
+def test_no_process_searches_for_unused_parameters():
+    assert recipe(TrainSettings(**TRAINED))["ddp_find_unused_parameters"] is False
+
+
+def test_lost_process_is_noticed_within_ten_minutes():
+    assert recipe(TrainSettings(**TRAINED))["ddp_timeout"] == 10 * 60
 
 
 # Config fields
@@ -88,6 +128,13 @@ def test_shared_table_is_refused_for_separate_vocabularies():
 def test_config_override_is_refused_beside_a_saved_model():
     with pytest.raises(ValueError, match="--config does not apply to the saved model 'runs/old'"):
         config_overrides(TrainSettings(config=["d_model=64"], init_from="runs/old"))
+
+
+def test_config_overrides_report_all_mistakes_at_once():
+    with pytest.raises(ValueError, match="'qqq'") as caught:
+        config_overrides(TrainSettings(config=["qqq=1", "vocab_size=1", "d_model"]))
+
+    assert len(str(caught.value).splitlines()) == 3
 
 
 def test_config_overrides_are_json_values_and_plain_strings():

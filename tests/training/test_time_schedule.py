@@ -168,6 +168,15 @@ def test_resumed_run_keeps_to_the_time_that_was_left(monkeypatch, tmp_path):
     assert resumed.now - 9e9 == pytest.approx(49, abs=1)
 
 
+def test_resumed_run_without_time_makes_no_update(monkeypatch, tmp_path):
+    run = Run(monkeypatch)
+    run.to_the_end(30)
+
+    resumed = Run(monkeypatch, checkpoint=save(run, tmp_path), first=4)
+
+    assert resumed.state.max_steps == resumed.state.global_step
+
+
 def test_new_run_without_time_is_refused(monkeypatch):
     message = r"The 1.66667 minutes .* over before .* took 98 seconds, and 3 are reserved"
     with pytest.raises(ValueError, match=message):
@@ -255,6 +264,18 @@ def test_end_that_is_planned_earlier_stays(monkeypatch):
     assert 97 <= run.now - 1000 <= 97.5
 
 
+def test_half_of_the_minutes_asked_for_stays_for_updates(monkeypatch):
+    run = Run(monkeypatch, updates=10**6)
+    run.update(1.0)
+    run.now += 50
+    run.tell("on_evaluate")
+    run.ask()
+
+    run.to_the_end(1.0)
+
+    assert 10 <= run.now - 1051 <= 11
+
+
 def test_finishing_run_evaluates_at_its_end_alone(monkeypatch):
     run = Run(monkeypatch, updates=10**6)
     run.update(1.0)
@@ -296,6 +317,18 @@ def test_minutes_continue_no_run_of_updates(monkeypatch, tmp_path):
         Run(monkeypatch, checkpoint=tmp_path, first=3)
 
 
+def test_process_that_got_the_signal_waits_for_the_others(monkeypatch):
+    run = Run(monkeypatch, updates=10**6)
+    run.callbacks = [run.schedule]
+    run.stop.asked = True
+
+    run.update(1.0)
+    assert run.schedule.decay is None
+    run.stop.finishing = True
+    run.update(1.0)
+    assert run.schedule.decay.update == 2
+
+
 # Runs
 
 
@@ -313,7 +346,17 @@ def run_minutes(corpus, tmp_path, monkeypatch):
     return run
 
 
-def test_all_evaluations_after_the_last_update_are_reserved(corpus, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, 2),
+        ({"average_last": 2, "moving_average": 0.9}, 3),
+        ({"validated": False, "average_last": 2}, 1),
+    ],
+)
+def test_all_evaluations_after_the_last_update_are_reserved(
+    corpus, tmp_path, monkeypatch, settings, expected
+):
     evaluated, reserved = [], []
     evaluate, begin = TokenBatchTrainer.evaluate, TimeSchedule.on_train_begin
 
@@ -327,15 +370,15 @@ def test_all_evaluations_after_the_last_update_are_reserved(corpus, tmp_path, mo
 
     monkeypatch.setattr(TokenBatchTrainer, "evaluate", note_update)
     monkeypatch.setattr(TimeSchedule, "on_train_begin", note_reserve)
-    averages = {"average_last": 2, "moving_average": 0.9}
-    settings = build_settings(corpus, finish_within=1.0, max_validation_pairs=1, **averages)
+    settings = build_settings(corpus, finish_within=1.0, max_validation_pairs=1, **settings)
     by_updates = {"save_strategy": "steps", "save_steps": 1}
-    by_updates |= {"eval_strategy": "steps", "eval_steps": 1}
+    if settings.validation:
+        by_updates |= {"eval_strategy": "steps", "eval_steps": 1}
 
     train(settings, build_arguments(settings, tmp_path, max_steps=2, **by_updates))
 
-    assert reserved == [3]
-    assert evaluated.count(2) == 3
+    assert reserved == [expected]
+    assert evaluated.count(2) == (expected if settings.validation else 0)
 
 
 def test_run_ends_scored_and_records_what_was_chosen(run_minutes, tmp_path, monkeypatch, capsys):

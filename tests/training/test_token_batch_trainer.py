@@ -3,6 +3,7 @@
 import logging
 import time
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from vanilla_transformer_tools.training.checkpoints import close_checkpoint, clo
 from vanilla_transformer_tools.training.time_schedule import TimeSchedule
 from vanilla_transformer_tools.training.trainer import TokenBatchTrainer, r_drop
 
+from ..plugin.test_fast_search import patch_forward
 from ..support.gradients_of_one_update import VOCAB_SIZE, build_arguments, build_model, ragged_pairs
 from ..support.pretended_device import DEVICE, move, pretended_device, put
 from ..support.training_runs import checkpoints_of
@@ -54,6 +56,18 @@ def build(tmp_path, tokenizer):
         )
 
     return build_trainer
+
+
+def test_batches_are_those_of_the_sampler_with_labels_padded_to_no_token(build):
+    trainer = build()
+    rows = [ragged_pairs().select(batch) for batch in trainer.data.batching["batch_sampler"]]
+
+    batches = list(trainer.get_train_dataloader())
+
+    assert [batch["input_ids"].shape[0] for batch in batches] == [len(batch) for batch in rows]
+    for batch, expected in zip(batches, rows, strict=True):
+        kept = [[token for token in row if token != -100] for row in batch["labels"].tolist()]
+        assert kept == expected["labels"][:]
 
 
 def test_validation_loss_is_that_of_a_token_however_batches_are_cut(build):
@@ -260,6 +274,33 @@ def test_trial_leaves_gradients_and_random_numbers_as_they_were(build):
     assert 0.01 < gigabytes < 100
 
 
+@pytest.mark.parametrize(
+    ("durations", "expected"),
+    [([9, 0.5, 1.0, 0.5, 0.2, 0.3], 0.5), ([9, 2, 2], 2.0), ([1, 30], 30.0)],
+    ids=["six batches", "six seconds", "two batches at least"],
+)
+def test_time_of_a_batch_is_the_mean_of_several(build, monkeypatch, durations, expected):
+    clock = iter([x for seconds in durations for x in (0.0, seconds)])
+    monkeypatch.setattr(planning, "TRIED_BATCHES", 6)
+    monkeypatch.setattr(planning, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+
+    seconds, _ = planning._try_batches(build())
+
+    assert seconds == pytest.approx(expected)
+    assert not list(clock)
+
+
+def test_memory_counts_what_adam_remembers(build, monkeypatch):
+    trainer = build()
+    process = SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=0))
+    monkeypatch.setattr(planning.psutil, "Process", lambda: process)
+
+    _, gigabytes = planning._try_batches(trainer)
+
+    # Two moments of four bytes for each weight.
+    assert gigabytes == pytest.approx(8 * trainer.model.num_parameters() / 1e9)
+
+
 def test_update_waits_for_a_gpu_three_times(build, monkeypatch):
     trainer = build()
     monkeypatch.setattr(type(trainer.args), "device", DEVICE)
@@ -280,7 +321,7 @@ def test_update_waits_for_a_gpu_three_times(build, monkeypatch):
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing:FutureWarning")
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"bf16": True}],
+    [{}, {"bf16": True}, {"gradient_checkpointing": True}],
     ids=str,
 )
 def test_model_is_validated_by_our_search(build, caplog, changes):
@@ -295,3 +336,15 @@ def test_model_is_validated_by_our_search(build, caplog, changes):
     assert {record.message for record in caplog.records if record.name == name} == {
         "`generate` runs the search of vanilla_transformer."
     }
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_patched_model_in_mixed_precision_is_called(build, when):
+    trainer = build(bf16=True)
+    if when == "before":
+        patch_forward(trainer.model)
+    trainer.accelerator.prepare_model(trainer.model)
+    if when == "after":
+        patch_forward(trainer.model)
+
+    assert fast_search_vanilla_transformer.reason_against(trainer.model.eval())

@@ -1,7 +1,10 @@
 """The training command end to end, on a corpus of number words and a minute model."""
 
+import hashlib
+import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -94,6 +97,29 @@ def test_folder_holds_what_loading_and_repeating_need_and_nothing_pickled(model_
     assert len(modes) == 1
     # The greedy search of the validation is not that of the model.
     assert read_json(model_folder / "generation_config.json")["num_beams"] == 4
+
+
+def test_log_holds_a_json_line_for_each_report(model_folder):
+    reports = read_log(model_folder)
+
+    losses = [report["loss"] for report in reports if "loss" in report]
+    assert losses[-1] < losses[0] / 2
+    assert [report["epoch"] for report in reports if "eval_bleu" in report] == [1, 2, 3, 4, 5, 6]
+    assert all({"step", "minutes"} <= report.keys() for report in reports)
+
+
+def test_run_record_tells_data_settings_and_outcome(model_folder, corpus):
+    run = read_json(model_folder / "run.json")
+
+    expected = hashlib.sha256((corpus / "train.de").read_bytes()).hexdigest()
+    assert run["sha256"]["train.de"] == expected
+    assert run["sha256"].keys() == {*run["settings"]["train"], *run["settings"]["validation"]}
+    assert len(run["sha256"]) == 4
+    assert run["settings"]["vocab_size"] == 320
+    assert run["arguments"]["learning_rate"] == 1e-2
+    assert run["versions"].keys() >= {"torch", "transformers", "vanilla-transformer"}
+    assert (run["pairs"], run["truncated_pairs"], run["epochs"]) == (300, 0, 6)
+    assert run["updates"] == read_log(model_folder)[-1]["step"]
 
 
 # The validation score and the weights that are saved
@@ -200,6 +226,34 @@ def test_scores_of_the_weights_before_a_resumed_run_are_forgotten(corpus, tmp_pa
     assert not (tmp_path / "results.json").exists()
 
 
+def test_mean_that_was_asked_for_is_saved_when_validation_is_absent(corpus, tmp_path):
+    run_training(corpus, tmp_path, UNVALIDATED | {"average_last": 2}, num_train_epochs=3)
+
+    assert len(checkpoints_of(tmp_path)) == 2
+    folders = [tmp_path / f"checkpoint-{update}" for update in checkpoints_of(tmp_path)]
+    expected = average_checkpoints(folders)
+    torch.testing.assert_close(weights_of(tmp_path), expected, rtol=0, atol=0)
+    assert read_json(tmp_path / "run.json")["weights"] == "mean of the last 2 checkpoints"
+    assert not (tmp_path / "results.json").exists()
+    assert "Not evaluated yet" in (tmp_path / "README.md").read_text(encoding="utf-8")
+
+
+def test_moving_average_weighs_each_update_by_its_age(corpus, tmp_path):
+    settings = {"moving_average": 0.8, "max_validation_pairs": 1, "average_last": 9}
+    by_updates = {"save_strategy": "steps", "save_steps": 1}
+    by_updates |= {"eval_strategy": "steps", "eval_steps": 1}
+    run_training(corpus, tmp_path, settings, max_steps=3, **by_updates)
+    run_training(corpus, tmp_path, settings | {"resume": True}, max_steps=5, **by_updates)
+
+    folders = [tmp_path / f"checkpoint-{update}" for update in range(1, 6)]
+    first, *later = (weights_of(folder)["model.shared.weight"] for folder in folders)
+    expected = 0.8**4 * first
+    expected += sum(0.2 * 0.8**age * table for age, table in enumerate(reversed(later)))
+    average = load_file(folders[-1] / "moving_average.safetensors")["model.shared.weight"]
+    torch.testing.assert_close(average, expected)
+    assert "moving_average.safetensors" in read_json(folders[-1] / "files.json")
+
+
 def test_only_the_first_validation_pairs_are_scored_and_all_are_kept_out_of_training(
     corpus, tmp_path
 ):
@@ -257,6 +311,29 @@ def test_each_epoch_has_batches_of_its_own(corpus, tmp_path, monkeypatch):
     assert epochs == [0, 1]
 
 
+def test_threads_are_chosen_once_before_the_plan(corpus, tmp_path, monkeypatch):
+    counted = []
+    cores = SimpleNamespace(use=lambda: counted.append(len(counted)))
+    monkeypatch.setattr(training, "IdleCores", lambda: cores)
+    monkeypatch.setattr(training, "plan_run", lambda *_: counted.append("plan") or 1 / 0)
+
+    with pytest.raises(ZeroDivisionError):
+        run_training(corpus, tmp_path, UNVALIDATED, max_steps=2, save_strategy="no")
+
+    assert counted == [0, "plan"]
+
+
+def test_pairs_that_are_cut_off_are_counted(corpus, tmp_path, capsys):
+    # All fit into one batch.
+    settings = UNVALIDATED | {"max_length": 5, "max_tokens_per_batch": 100_000}
+    run_training(corpus, tmp_path, settings)
+
+    assert read_json(tmp_path / "run.json")["updates"] == 1
+    truncated = read_json(tmp_path / "run.json")["truncated_pairs"]
+    assert 0 < truncated <= 300
+    assert f"300, {truncated} of them cut" in capsys.readouterr().out
+
+
 def test_training_ends_scored_and_saved_when_its_minutes_are_over(corpus, tmp_path):
     run_training(corpus, tmp_path, {"max_minutes": 0.0}, num_train_epochs=9)
 
@@ -265,12 +342,13 @@ def test_training_ends_scored_and_saved_when_its_minutes_are_over(corpus, tmp_pa
     assert_same_weights(tmp_path, tmp_path / "checkpoint-1")
 
 
-def test_evaluation_of_an_early_stop_counts_only_until_the_run_goes_on(run_scored, tmp_path):
+@pytest.mark.parametrize("early", [12.0, 5.0])
+def test_evaluation_of_an_early_stop_counts_only_until_the_run_goes_on(run_scored, tmp_path, early):
     settings = {"early_stopping_patience": 2}
-    run_scored([10.0, 12.0], epochs=1.5, **settings)
+    run_scored([10.0, early], epochs=1.5, **settings)
     checkpoints = [tmp_path / f"checkpoint-{update}" for update in checkpoints_of(tmp_path)]
     # It is the best one of the run that ended there.
-    assert_same_weights(tmp_path, checkpoints[1])
+    assert_same_weights(tmp_path, checkpoints[early > 10])
 
     # Neither the best one of the run that goes on, nor the first of two that were no better; the
     # log keeps it, so the checkpoint of the third epoch is that of the fourth evaluation.
@@ -347,6 +425,16 @@ def test_symbols_of_a_file_are_in_the_vocabulary(corpus, tmp_path):
 
     trained = VanillaTransformerTokenizer.from_pretrained(tmp_path / "run")
     assert trained.tokenize("{name}<ph>")[-2:] == ["{name}", "<ph>"]
+
+
+def test_saved_tokenizer_that_has_changed_is_refused(model_folder, corpus, tmp_path):
+    shutil.copytree(model_folder, tmp_path / "saved")
+    with open(tmp_path / "saved" / "tokenizer.json", "a", encoding="utf-8") as file:
+        file.write(" ")
+    settings = {"tokenizer": str(tmp_path / "saved")}
+
+    with pytest.raises(ValueError, match=r"tokenizer\.json of .* as recorded in run\.json"):
+        run_training(corpus, tmp_path / "run", UNVALIDATED | settings, max_steps=1)
 
 
 def test_validation_ends_where_learned_positions_do(corpus, tmp_path):

@@ -51,6 +51,32 @@ def test_each_validation_set_has_scores_of_its_own(corpus, tmp_path, capsys, chi
     assert f"news loss {reports[0]['eval_news_loss']:.3f}  bleu " in out
 
 
+def test_another_set_may_decide_which_checkpoint_is_best(corpus, tmp_path, monkeypatch):
+    given = {"bleu_signature": "s", "lines": 1}
+    scores = {"validation": iter([10.0, 11.0]), "other": iter([30.0, 20.0])}
+
+    def scorer(tokenizer, references, *_):
+        values = scores["validation" if len(references) == 20 else "other"]
+        return lambda _: given | {"bleu": next(values)}
+
+    monkeypatch.setattr("vanilla_transformer_tools.training.run.scorer", scorer)
+    pair = ",".join(str(corpus / f"train.{language}") for language in ("de", "en"))
+    settings = {
+        "validation_sets": [f"other={pair}"],
+        "average_last": 1,
+        "metrics": ["bleu"],
+    }
+    run_training(
+        corpus,
+        tmp_path / "run",
+        settings,
+        num_train_epochs=2,
+        metric_for_best_model="other_bleu",
+    )
+
+    assert read_json(tmp_path / "run/results.json")["other"]["bleu"] == 30
+
+
 @pytest.mark.parametrize(
     ("sets", "message"),
     [
@@ -58,6 +84,7 @@ def test_each_validation_set_has_scores_of_its_own(corpus, tmp_path, capsys, chi
         (["ne_ws=a,b"], "letters, digits and hyphens in the name, got 'ne_ws=a,b'"),
         (["news=a,b", "news=c.tsv"], "another name for the set 'news=c.tsv'"),
         (["bleu=a,b"], "another name for the set 'bleu=a,b'"),
+        (["validation=a,b"], "another name"),
     ],
 )
 def test_sets_that_cannot_be_named_so_are_refused(sets, message):
