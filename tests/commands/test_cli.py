@@ -9,13 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from transformers import GenerationConfig
+from transformers import AutoTokenizer, GenerationConfig
 
 from number_words import write_corpus
 from vanilla_transformer_tools.commands import main
 from vanilla_transformer_tools.commands.__main__ import COMMANDS
 from vanilla_transformer_tools.files import read_lines
 
+from ..conftest import save_small_model
 from ..support.training_runs import training_options
 from .conftest import Outcome
 
@@ -78,6 +79,10 @@ def test_translate_keeps_empty_and_blank_lines(run, model):
     empty, translated, blank, last, rest = outcome.out.split("\n")
     assert (empty, blank, last, rest) == ("", " \t", "", "")
     assert translated.strip()
+
+
+def test_blank_argument_stays_one_line(run, model):
+    assert run("translate", "--model", model, "\n", "drei").out.startswith(" \n")
 
 
 def test_translate_takes_text_on_both_sides_of_options_and_switches(run, model):
@@ -169,6 +174,28 @@ def translations(corpus: Path, tmp_path: Path) -> tuple[Path, Path]:
     for file, lines in zip(files, (references, ["x", "y", *references[2:]]), strict=True):
         file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return files
+
+
+def test_evaluate_scores_a_file_without_a_model(run, corpus, translations):
+    _, nearly = translations
+    argv = ["--hypotheses", nearly, "--test", *pair(corpus, "test"), "--metrics", "exact_match"]
+
+    outcome = run("evaluate", *argv)
+
+    assert (outcome.status, outcome.err) == (0, "")
+    assert outcome.out.startswith("exact match 92.00 ± ")
+
+
+def test_evaluate_cuts_what_the_other_model_cannot_read(run, corpus, copied_model, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(copied_model)
+    positions = {"position_embedding_type": "learned", "max_position_embeddings": 6}
+    other = save_small_model(tmp_path / "other", tokenizer, **positions)
+    options = ["--test", *pair(corpus, "test"), "--metrics", "chrf", "--num_beams", 1]
+
+    outcome = run("evaluate", "--model", copied_model, "--against", other, *options)
+
+    assert outcome.status == 0, outcome.err
+    assert "difference" in outcome.out
 
 
 def test_evaluate_compares_two_files(run, corpus, translations):
@@ -305,6 +332,21 @@ def test_evaluate_refuses_a_file_that_cannot_be_of_the_test_set(
     outcome = run("evaluate", "--test", *pair(corpus, "test"), *options)
 
     assert_refused(outcome, "short.en' must hold .* each of the 25 test pairs, got 24 lines")
+
+
+@pytest.mark.parametrize("option", ["--hypotheses", "--against", "--test"])
+def test_evaluate_refuses_a_pipe(run, corpus, translations, option):
+    right, _ = translations
+    end, start = os.pipe()
+    os.close(start)
+    sources, references = pair(corpus, "test")
+    options = {"--test": [sources, references], "--hypotheses": [right], "--against": [right]}
+    options[option] = [*options[option][:-1], f"/dev/fd/{end}"]
+
+    outcome = run("evaluate", *(part for name in options for part in (name, *options[name])))
+
+    os.close(end)
+    assert_refused(outcome, f"'/dev/fd/{end}' must be a regular file, .* got a pipe")
 
 
 @pytest.mark.parametrize(

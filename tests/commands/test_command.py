@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from vanilla_transformer_tools import threads
 from vanilla_transformer_tools.commands import command as commands
 from vanilla_transformer_tools.commands.command import looks_like_a_path
+from vanilla_transformer_tools.commands.outputs import Output
 from vanilla_transformer_tools.settings import TrainSettings
 
 
@@ -111,6 +112,18 @@ def test_error_of_the_process_that_reads_is_reported_without_its_traceback(capsy
     assert capsys.readouterr().err == told
 
 
+def test_missing_package_is_reported_in_one_line(capsys):
+    def command(argv):
+        raise ImportError("It needs a package.\n\n  pip install package")
+
+    with pytest.raises(SystemExit) as end:
+        commands.run(command, [])
+
+    assert end.value.code == 2
+    told = "vanilla-transformer: It needs a package. pip install package\n"
+    assert capsys.readouterr().err == told
+
+
 def test_interrupt_after_the_work_changes_nothing():
     code = """if True:
         import atexit, os, signal
@@ -176,3 +189,12 @@ def test_messages_survive_any_encoding_of_the_terminal(encoding, printed, monkey
     commands.run(lambda _: print("30.1 \u00b1 1 \u4e2d \udcff"), [])
 
     assert terminal.buffer.getvalue() == printed
+
+
+def test_translations_are_utf_8_in_any_terminal(monkeypatch):
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", terminal)
+
+    Output(None).write("\u4e2d\n".encode())
+
+    assert terminal.buffer.getvalue() == b"\xe4\xb8\xad\n"

@@ -358,6 +358,12 @@ def test_pairs_of_a_finished_run_stay_when_others_are_wanted(distil, tmp_path, o
     assert pairs_of(tmp_path / "out") == before
 
 
+def test_size_of_the_teachers_batches_is_free(distil):
+    distil()
+
+    assert distil("--teacher_max_tokens_per_batch", 64, "--max_steps", 3).status == 0
+
+
 def test_teacher_that_writes_nothing_is_refused(distil, monkeypatch):
     monkeypatch.setattr(Translator, "translate", lambda *_, **__: (Translation(" "),) * 8)
 
@@ -438,6 +444,15 @@ def test_student_has_the_languages_of_a_teacher_whose_tokenizer_it_takes(
     translator = Translator.from_pretrained(str(tmp_path / "out"))
     french = translator.tokenizer.convert_tokens_to_ids("fra_Latn")
     assert translator.search.first_token == french
+
+
+def test_missing_language_is_told_before_the_teacher_translates(
+    distil, multilingual, teachers, tmp_path
+):
+    outcome = distil("--tokenizer", multilingual)
+
+    assert_refused(outcome, "--source_language", "such as deu_Latn")
+    assert not (tmp_path / "out").exists()
 
 
 def test_several_processes_are_refused(distil, no_model, monkeypatch, tmp_path):

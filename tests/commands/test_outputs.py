@@ -159,6 +159,18 @@ def test_output_that_cannot_be_written_is_told_before_the_model_is_loaded(
     assert sorted(here.iterdir()) == before
 
 
+@pytest.mark.parametrize("options", [["ja", "x"], ["--positions", "3"]])
+def test_picture_that_cannot_be_written_is_told_before_the_model_is_loaded(
+    run, model, tmp_path, options, no_model
+):
+    out = tmp_path / "no" / "out.svg"
+
+    status, _, err = run("attention", "--model", model, *options, "--output", out)
+
+    assert status == 2
+    assert f"--output cannot be written to '{out}'" in err
+
+
 @pytest.mark.parametrize("name", ["results.json", "README.md"])
 def test_scores_that_cannot_be_kept_are_told_before_the_model_is_loaded(
     run, model, here, name, no_model
@@ -252,6 +264,38 @@ def test_full_disk_leaves_whole_lines_and_a_job_to_continue(run, model, tmp_path
     assert out.read_bytes() == whole
 
 
+@every_writer
+def test_full_standard_output_is_told_in_one_line(run, stdout_to, model, here, command):
+    argv = [command, "--model", model, *WRITERS[command]]
+    if command == "evaluate":
+        argv = [command, "--hypotheses", "a", "--test", "a", "b"]
+    stdout_to(os.open("/dev/full", os.O_WRONLY))
+
+    status, _, err = run(*argv)
+
+    others = ("cut off", "torch translates")
+    lines = [line for line in err.split("\n") if not any(map(line.__contains__, others))]
+    assert status == 2
+    assert lines[0].startswith("vanilla-transformer: ")
+    assert "No space left on device" in lines[0]
+    assert lines[1:] == [""]
+
+
+def test_full_standard_output_is_not_told_again_at_exit():
+    code = (
+        "from vanilla_transformer_tools.commands.command import run\n"
+        "run(lambda argv: print('line'), [])\n"
+    )
+
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, check=False
+        )
+
+    assert done.returncode == 2
+    assert done.stderr.count(b"\n") == 1
+
+
 # Lines that are done before something goes wrong
 
 
@@ -266,6 +310,25 @@ def test_good_lines_of_standard_input_are_written_before_the_error(run, model, m
         assert (status, out) == (2, expected * (len(good) // len(BEFORE)))
         assert f"got byte 0xFF at byte 2 of line {good.count(chr(10)) + 1}." in err
         assert err.count("vanilla-transformer:") == 1
+
+
+@pytest.mark.parametrize(
+    ("prefixes", "message"),
+    [("ein\nja\n", "got only 2"), ("ein\n" * 5, "as many prefixes as lines")],
+)
+def test_lines_that_have_a_prefix_are_written_before_the_error(
+    run, model, tmp_path, prefixes, message
+):
+    (tmp_path / "prefixes").write_text(prefixes)
+    argv = ["translate", "--model", model, "--prefix_file", tmp_path / "prefixes"]
+    argv += ["--max_extra_tokens", 3]
+
+    status, out, err = run(*argv, stdin=BEFORE.encode())
+
+    (tmp_path / "prefixes").write_text("".join(prefixes.splitlines(keepends=True)[: len(LINES)]))
+    done = BEFORE.splitlines(keepends=True)[: prefixes.count("\n")]
+    assert (status, out) == (2, run(*argv, stdin="".join(done).encode())[1])
+    assert message in err
 
 
 def test_lines_that_are_finished_are_written_before_the_error_of_an_engine(run, model, monkeypatch):
@@ -287,6 +350,15 @@ def test_lines_that_are_finished_are_written_before_the_error_of_an_engine(run, 
     assert (status, out.split("\n")) == (2, [*expected[4:7], ""])
     assert "there is not enough memory" in err
     assert "CUDA error: out of memory" in err
+
+
+def test_interrupt_is_not_taken_for_an_error(run, model, monkeypatch):
+    def translate_batch(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(TorchEngine, "translate_batch", translate_batch)
+
+    assert run("translate", "--model", model, "", "ja")[:2] == (130, "")
 
 
 # What is read
@@ -351,3 +423,18 @@ def test_typed_lines_are_named_by_their_number(model, type_lines, caplog):
 
     cut = [message.split(" is ")[0] for message in caplog.messages if "Line" in message]
     assert cut == ["Line 2", "Line 4"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "got"), [(["ja"], "more than 1"), (["ja", "x", "nein"], "only 2")]
+)
+def test_typed_lines_need_as_many_prefixes(model, type_lines, tmp_path, capsys, lines, got):
+    (tmp_path / "prefixes").write_text("a\nb\n")
+    type_lines(*lines)
+
+    with pytest.raises(SystemExit):
+        main(["translate", "--model", str(model), "--prefix_file", str(tmp_path / "prefixes")])
+
+    printed = capsys.readouterr()
+    assert f"must be as many prefixes as lines, got {got}." in printed.err
+    assert len(printed.out.splitlines()) == min(2, len(lines))

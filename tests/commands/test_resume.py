@@ -184,6 +184,18 @@ def test_resume_refuses_other_text(run, job, tmp_path, name, lines):
     assert_refused(run(*argv, "--resume"), out, before, f"{option} SHA-256 ", " instead of SHA-")
 
 
+def test_resume_refuses_to_drop_the_prefixes(run, job, tmp_path):
+    prefixes = tmp_path / "prefixes"
+    prefixes.write_bytes(as_bytes("abcdefg"))
+    argv, out = job("--prefix_file", prefixes)
+    before = out.read_bytes()
+    without = [word for word in argv if word not in ("--prefix_file", prefixes)]
+
+    outcome = run(*without, "--resume")
+
+    assert_refused(outcome, out, before, "--prefix_file None instead of SHA-256 ")
+
+
 def test_resume_refuses_text_that_cannot_be_compared(run, job):
     argv, out = job()
     before = out.read_bytes()
@@ -290,6 +302,16 @@ def long_job(run, folder, tmp_path, monkeypatch):
         return argv, out, record_path(out)
 
     return begin
+
+
+def test_job_records_its_search(run, long_job):
+    argv, out, record = long_job()
+
+    search = json.loads(record.read_text())["search"]
+    assert search.pop("engine").startswith("CTranslate2 ")
+    assert search == {"num_beams": 1, "length_penalty": 1.0}
+    assert run(*argv, "--resume")[0] == 0
+    assert out.read_bytes().count(b"\n") == 80
 
 
 def test_resume_refuses_another_engine(run, long_job, monkeypatch):

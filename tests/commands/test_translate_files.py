@@ -1,7 +1,9 @@
 """The command `translate` with files: what is written, when, and how an interrupted run goes on."""
 
+import gzip
 import io
 import json
+import lzma
 import os
 import random
 import shutil
@@ -52,6 +54,44 @@ def test_translations_go_into_a_pipe(run, tmp_path):
     os.close(writing)
     with open(reading, "rb") as pipe:
         assert pipe.read() == run("--input", source)[1]
+
+
+def test_gzipped_file_is_read(run, tmp_path):
+    (tmp_path / "in.gz").write_bytes(gzip.compress(as_bytes(LINES)))
+
+    assert run("--input", tmp_path / "in.gz")[1] == run(stdin=as_bytes(LINES))[1]
+
+
+def test_byte_order_mark_is_dropped_from_the_first_line_only(run, tmp_path):
+    marked = "\ufeff".encode() + as_bytes(["ja", "\ufeffja"])
+    (tmp_path / "in").write_bytes(marked)
+    plain = as_bytes(["ja", "\ufeffja"])
+
+    expected = run(stdin=plain)[1]
+
+    assert run(stdin=marked)[1] == expected
+    assert run("--input", tmp_path / "in")[1] == expected
+    first, second = expected.splitlines()
+    assert first != second
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        ("ja\nnein\n".encode("utf-16-le"), "must be UTF-8, got what looks like UTF-16"),
+        (gzip.compress(b"ja\n", mtime=0), "must be text, got gzip data. Unpack it first"),
+        (lzma.compress(b"ja\n"), "must be text, got xz data. Unpack it first: xz -dc"),
+    ],
+)
+def test_standard_input_that_is_no_text_is_refused(run, content, fault):
+    status, out, err = run(stdin=content)
+
+    assert (status, out) == (2, b"")
+    assert f"'standard input' {fault}" in err
+
+
+def test_last_line_needs_no_newline(run):
+    assert run(stdin=b"ja\nnein")[1] == run(stdin=b"ja\nnein\n")[1]
 
 
 def test_empty_file_gives_an_empty_file(run, tmp_path):
@@ -284,6 +324,15 @@ def test_n_best_gives_rows_of_number_score_and_text(run):
         scores[row : row + 3] == sorted(scores[row : row + 3])[::-1] for row in range(0, 21, 3)
     )
     assert [rows[6], rows[12]] == [["3", "0.0000", ""], ["5", "0.0000", " "]]
+
+
+def test_scores_give_one_row_a_line(run):
+    texts = run(stdin=as_bytes(LINES))[1].decode().split("\n")[:-1]
+
+    rows = run("--scores", stdin=as_bytes(LINES))[1].decode().split("\n")[:-1]
+
+    assert [row.split("\t", 2)[2] for row in rows] == texts
+    assert all(float(row.split("\t")[1]) < 0 for row in rows if row.split("\t")[2].strip())
 
 
 def test_details_tell_tokens_scores_and_alignment(run, tokenizer):

@@ -1,5 +1,6 @@
 import logging
 import math
+import sys
 from collections import Counter
 from importlib.metadata import version
 from types import SimpleNamespace
@@ -18,7 +19,10 @@ from vanilla_transformer_tools.evaluation.metrics import (
 )
 from vanilla_transformer_tools.settings import METRIC_TITLES, TrainSettings
 from vanilla_transformer_tools.training.recipe import recipe
+from vanilla_transformer_tools.training.run import train
 from vanilla_transformer_tools.training.trainer import scorer
+
+from ..support.training_runs import build_arguments, build_settings
 
 PREDICTIONS = ["A dog runs, quickly.", "Two men sit.", "The Cat sleeps on a mat."]
 REFERENCES = ["A dog is running, quickly.", "Two men sit.", "The cat sleeps on the mat."]
@@ -46,6 +50,13 @@ def test_scores_and_signatures_are_those_of_sacrebleu():
     assert scores["lines"] == 3
 
 
+def test_bleu_is_of_the_prediction_given_the_reference():
+    # Only a prediction can be too short; one that is 1.6 times too long loses precision instead.
+    short, long = ["a b c d e"], ["a b c d e f g h"]
+
+    assert score(short, long)["bleu"] == pytest.approx(100 * math.exp(1 - 8 / 5))
+
+
 @pytest.mark.parametrize("tokenize", ["none", "char"])
 def test_tokenize_reaches_bleu_and_its_signature(tokenize):
     scores = score(tokenize=tokenize)
@@ -53,6 +64,15 @@ def test_tokenize_reaches_bleu_and_its_signature(tokenize):
     expected = sacrebleu.BLEU(tokenize=tokenize).corpus_score(PREDICTIONS, [REFERENCES])
     assert scores["bleu"] == expected.score
     assert f"|tok:{tokenize}|" in scores["bleu_signature"]
+
+
+def test_tokenize_is_refused_when_its_package_is_missing(monkeypatch):
+    # As if it were not installed.
+    monkeypatch.setitem(sys.modules, "MeCab", None)
+    monkeypatch.delitem(sys.modules, "sacrebleu.tokenizers.tokenizer_ja_mecab", raising=False)
+
+    with pytest.raises(ValueError, match="`tokenize` 'ja-mecab' cannot be used here: Japanese"):
+        score(tokenize="ja-mecab")
 
 
 def test_tokenize_is_refused_when_its_model_cannot_be_downloaded(monkeypatch, tmp_path):
@@ -130,6 +150,20 @@ def test_metrics_are_computed_and_written_as_asked_and_in_that_order(many):
     plain = score()
     shown = f"exact match 33.33 ({plain['exact_match_signature']})"
     assert format_scores(plain).split("\n")[3] == shown
+
+
+@pytest.mark.parametrize(
+    ("name", "definition"),
+    [
+        ("exact_match", "unit:line|equal:code-points"),
+        ("wer", "unit:line|tok:blank"),
+        ("per", "unit:token|tok:blank|distance:levenshtein"),
+    ],
+)
+def test_signature_says_what_is_counted_and_by_which_release(name, definition):
+    signature = score(metrics=[name])[f"{name}_signature"]
+
+    assert signature == f"nrefs:1|{definition}|version:{version('vanilla-transformer')}"
 
 
 @pytest.mark.parametrize("lowercase", [False, True])
@@ -252,6 +286,14 @@ def test_codexglue_bleu_equals_its_definition(predictions):
     assert scores["codexglue_bleu_signature"].startswith(definition)
 
 
+def test_intervals_are_left_out_unless_asked_for_and_move_no_score(many):
+    scores = score(*many)
+
+    assert not [key for key in scores if key.endswith("_ci")]
+    assert "bs:" not in scores["bleu_signature"]
+    assert scores["bleu"] == score(*many, bootstrap=40)["bleu"]
+
+
 # Confidence intervals
 
 
@@ -310,6 +352,14 @@ def test_first_metric_chooses_the_checkpoint(metrics, chooses):
     given = {"metrics": metrics} if metrics else {}
 
     assert recipe(TrainSettings(validation=["a"], **given))["metric_for_best_model"] == chooses
+
+
+def test_score_that_is_not_computed_cannot_choose(corpus, tmp_path):
+    settings = build_settings(corpus, metrics=["bleu", "wer"])
+    arguments = build_arguments(settings, tmp_path / "run", metric_for_best_model="per")
+
+    with pytest.raises(ValueError, match=r"must be one of --metrics, got per and bleu wer\."):
+        train(settings, arguments)
 
 
 def test_ter_finds_the_words_of_chinese():

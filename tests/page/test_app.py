@@ -115,6 +115,16 @@ def test_program_learns_of_its_mistake(client):
         client.predict("ja", "one", {"beam": 3}, api_name="/translate")
 
 
+def test_file_that_is_not_text_is_named_without_its_folder(client, tmp_path):
+    from gradio_client import handle_file
+
+    path = tmp_path / "picture.txt"
+    path.write_bytes(b"\x89PNG\xff")
+
+    with pytest.raises(Exception, match=r"^'picture.txt' must be UTF-8"):
+        client.predict(handle_file(path), "", {}, api_name="/translate_file")
+
+
 def test_files_of_the_server_are_not_for_programs(address, tmp_path):
     path = tmp_path / "secret.txt"
     path.write_text("secret\n")
@@ -396,6 +406,14 @@ def test_search_is_chosen(reader):
     reader.until(lambda: len(reader.all("#vt-hypotheses [role=gridcell]")) == 3 * 4)
 
 
+def test_text_runs_in_the_direction_of_its_script(reader):
+    style = (
+        "const style = getComputedStyle(arguments[0]); return [style.unicodeBidi, style.textAlign]"
+    )
+    for field in (reader.text, reader.all("textarea")[1]):
+        assert reader.browser.execute_script(style, field) == ["plaintext", "start"]
+
+
 def test_every_field_has_a_name(reader):
     reader.one("button.label-wrap").click()
     for tab in ("Translations", "Attention", "Compare", "File"):
@@ -406,6 +424,55 @@ def test_every_field_has_a_name(reader):
             " && !one.title).map(one => one.outerHTML)"
         )
         assert nameless == []
+
+
+def test_keyboard_reaches_everything_in_the_order_of_the_page(reader):
+    reader.browser.execute_script("arguments[0].focus()", reader.text)
+    names = []
+    for _ in range(20):
+        focused = reader.browser.switch_to.active_element
+        names.append(focused.accessible_name.strip())
+        focused.send_keys("\ue004")
+
+    wanted = ["Text", "Model", "Translate as I type", "Translate", "Compare", "File"]
+    found = [name for name in names if name in wanted]
+    assert found[: len(wanted)] == wanted
+
+
+# Contrast of WCAG 2.2, criterion 1.4.3, of all text that is seen; below 4.5 it is hard to read.
+PALE = """
+const channel = v => (v /= 255) <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4;
+const luminance = ([r, g, b]) => .2126 * channel(r) + .7152 * channel(g) + .0722 * channel(b);
+const parse = text => {
+  const numbers = text.match(/[\\d.]+/g).map(Number);
+  const [r, g, b] = numbers.slice(0, 3).map(v => text.startsWith("color(") ? v * 255 : v);
+  return [r, g, b, numbers[3] ?? 1];
+};
+const over = ([r, g, b, a], below) => [r, g, b].map((v, i) => v * a + below[i] * (1 - a));
+const behind = one => one
+  ? over(parse(getComputedStyle(one).backgroundColor), behind(one.parentElement))
+  : [255, 255, 255];
+return [...document.querySelectorAll("body *")].filter(one => {
+  const isText = [...one.childNodes].some(node => node.nodeType === 3 && node.data.trim());
+  if (!isText || !one.checkVisibility({ visibilityProperty: true, opacityProperty: true }))
+    return false;
+  const below = behind(one), ink = over(parse(getComputedStyle(one).color), below);
+  const [dark, light] = [luminance(below), luminance(ink)].sort((a, b) => a - b);
+  return (light + .05) / (dark + .05) < 4.5;
+}).map(one => one.outerHTML.slice(0, 200));
+"""
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_all_text_stands_out_from_its_background(browser, address, theme):
+    reader = Reader(browser, f"{address}?__theme={theme}")
+    reader.type("ein hund")
+    reader.until(reader.written)
+
+    for tab in ("Probabilities", "Word links", "Attention", "Compare", "File", "Translations"):
+        reader.click(tab)
+        # Colours change slowly.
+        reader.until(lambda: not browser.execute_script(PALE))
 
 
 def test_page_fits_a_small_window(reader):

@@ -18,6 +18,12 @@ def test_lines_end_where_the_keyboard_ends_them():
     assert lines_of("x" * MOST_CHARACTERS)
 
 
+def test_models_are_told_apart(page):
+    one, two, first = (page.translate("ein hund", name, GREEDY) for name in ("one", "two", ""))
+
+    assert first == one != two
+
+
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [

@@ -41,6 +41,21 @@ def test_parts_are_tokens_where_words_have_no_blanks(translator, text):
     assert backwards.target == pair.source
 
 
+def test_tokens_of_one_word_are_several(translator):
+    (pair,) = link_parts(translator, ["zweihundertfünfzehn"], ["a dog"])
+
+    assert 1 < len(pair.source) < len("zweihundertfünfzehn")
+    assert {target for _, target in pair.links} <= {0, 1}
+
+
+def test_pairs_keep_their_order(translator):
+    linked = link_parts(translator, ["ein hund", "rennt ja"], ["a", "b c d"])
+
+    assert [pair.source[0] for pair in linked] == ["ein", "rennt"]
+    assert linked[1].target == ("b", "c", "d")
+    assert link_parts(translator, [], []) == []
+
+
 def test_parts_of_a_translation_have_those_of_the_line():
     pair = LinkedPair(("ein", "hund", "rennt"), ("a", "dog", "so"), ((0, 0), (1, 1), (2, 1)))
 

@@ -213,6 +213,15 @@ def test_text_may_come_in_every_form(server, expected, query, body, kind, texts)
     assert (answer.status, answer.content) == (200, {"translatedText": found})
 
 
+def test_requests_of_many_clients_are_not_mixed_up(server, expected):
+    lines = [f"{LINES[number % 5]} {number}" for number in range(60)]
+
+    with ThreadPoolExecutor(12) as pool:
+        answers = list(pool.map(server.translate, lines))
+
+    assert [answer.content["translatedText"] for answer in answers] == expected(*lines)
+
+
 # What is refused
 
 
@@ -314,6 +323,19 @@ def test_origins_and_hosts_that_are_named_are_answered(translator):
     assert (refused.status, elsewhere.status) == (403, 400)
 
 
+@pytest.mark.parametrize(
+    ("host", "names", "expected"),
+    [
+        ("127.0.0.1", [], ["localhost", "127.0.0.1", "[::1]", "127.0.0.1"]),
+        ("::1", [], ["localhost", "127.0.0.1", "[::1]", "[::1]"]),
+        ("0.0.0.0", [], ["*"]),
+        ("0.0.0.0", ["*.b.de"], ["localhost", "127.0.0.1", "[::1]", "0.0.0.0", "*.b.de"]),
+    ],
+)
+def test_hosts_depend_on_the_address(host, names, expected):
+    assert allowed_hosts(host, names) == expected
+
+
 def test_only_source_language_need_not_be_named(server, expected):
     answer = server.send("POST", "/translate", as_json(source="auto"), content_type=JSON)
 
@@ -322,6 +344,17 @@ def test_only_source_language_need_not_be_named(server, expected):
     listed = server.translate(["ja", "nein"], source="auto").content["detectedLanguage"]
     assert [found["language"] for found in listed] == ["de", "de"]
     assert "detectedLanguage" not in server.translate("ja").content
+
+
+def test_largest_request_is_taken_however_it_is_written(own_server):
+    # Nothing needs to be translated.
+    own_server.service.translators.cut = lambda kind, lines: [[] for _ in lines]
+    fields = {"q": ["\U0001f600" * 100] * 20, "source": "de", "target": "en"}
+    as_form = urlencode(fields, doseq=True)
+
+    for body, kind in ((json.dumps(fields), JSON), (as_form, FORM)):
+        answer = own_server.send("POST", "/translate", body, content_type=kind)
+        assert (answer.status, len(answer.content["translatedText"])) == (200, 20)
 
 
 @pytest.mark.parametrize("write", [json.dumps, lambda fields: urlencode(fields, doseq=True)])

@@ -250,6 +250,21 @@ def test_cancelled_request_that_is_still_in_the_queue_stops_nobody(occupied, wor
     assert batcher.submit("k", ["next"]).result(SECONDS) == [["k:NEXT"]]
 
 
+def test_request_cancelled_during_its_batch_is_not_translated_further(start, work):
+    batcher = start(max_tokens=4)
+    work.block()
+    long = batcher.submit("k", ["four", "more"])
+    work.wait_for_batch()
+
+    long.cancel()
+    beside = batcher.submit("k", ["x"])
+    work.gate.set()
+
+    assert beside.result(SECONDS) == [["k:X"]]
+    assert [texts for _, texts in work.batches] == [["four"], ["x"]]
+    assert batcher.waiting_characters == 0
+
+
 def test_too_many_waiting_characters_are_refused_and_room_comes_back(occupied, work):
     # Line ends count.
     batcher = occupied(max_waiting_characters=13)

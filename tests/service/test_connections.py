@@ -72,8 +72,9 @@ def is_closed_by_the_server(client):
         b"POST /body HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nhalf",
         # The answer does not wait for the body.
         b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nhalf",
+        GET + b"\r\n" + GET,
     ],
-    ids=["nothing", "half a header", "half a body", "half an ignored body"],
+    ids=["nothing", "half a header", "half a body", "half an ignored body", "after an answer"],
 )
 def test_client_that_keeps_the_server_waiting_is_disconnected(served, impatient, sent):
     with connected(served[1], sent) as client:

@@ -14,6 +14,7 @@ import huggingface_hub
 import pytest
 import transformers.utils.hub
 from huggingface_hub import ModelCard
+from huggingface_hub.errors import HfHubHTTPError
 from safetensors.torch import load as load_weights
 from safetensors.torch import load_file, save_file
 from transformers import GenerationConfig, Seq2SeqTrainingArguments
@@ -275,6 +276,19 @@ def test_push_uploads_the_model_and_its_record_only(hub, make_folder):
         assert files[name] == (folder / name).read_bytes()
 
 
+def test_push_uploads_every_shard(hub, make_folder):
+    folder = make_folder()
+    (folder / "model.safetensors").unlink()
+    make_model().save_pretrained(folder, max_shard_size="20KB")
+
+    command("--model", folder, "me/sharded")
+
+    files = hub.repositories["me/sharded"].files()
+    index = json.loads(files["model.safetensors.index.json"])
+    assert len(set(index["weight_map"].values())) > 1
+    assert set(index["weight_map"].values()) <= files.keys()
+
+
 def test_push_removes_what_an_earlier_model_had_more(hub, make_folder):
     folder = make_folder()
     command("--model", folder, "me/changing")
@@ -333,6 +347,16 @@ def test_pushed_card_keeps_what_was_edited(hub, make_folder):
     command("--model", folder, "me/edited")
 
     assert card_of(hub, "me/edited") == edited
+
+
+def test_card_in_another_encoding_is_refused_by_name(hub, make_folder):
+    folder = make_folder()
+    (folder / "README.md").write_bytes("# Straße\n".encode("latin-1"))
+
+    with pytest.raises(ValueError, match=r"README\.md' must be UTF-8: .*iconv -f WINDOWS-1252"):
+        push(folder, "me/latin")
+
+    assert "me/latin" not in hub.repositories
 
 
 def test_model_is_not_uploaded_when_the_hub_refuses_its_metadata(hub, make_folder):
@@ -573,6 +597,15 @@ def test_push_without_a_token_tells_how_to_log_in(hub, make_folder, monkeypatch,
 
     assert message.startswith("vanilla-transformer: An upload needs a token of the Hub, got none.")
     assert "hf auth login" in message
+
+
+def test_push_with_a_wrong_token_is_refused(hub, make_folder, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+
+    with pytest.raises(HfHubHTTPError, match="401"):
+        push(make_folder(), "me/anonymous")
+
+    assert "me/anonymous" not in hub.repositories
 
 
 def test_hub_out_of_reach_is_told_alone(hub, make_folder, monkeypatch):

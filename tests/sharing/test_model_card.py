@@ -155,6 +155,32 @@ def test_commands_of_the_card_are_those_of_the_package(
     assert called == [(translate, [*named, "..."]), (demo, named), (serve, [*named, *served])]
 
 
+def test_command_of_the_card_names_a_language_of_the_model(make_card, tmp_path):
+    make_card()
+    run = json.loads((tmp_path / "run.json").read_text())
+    (tmp_path / "run.json").write_text(json.dumps({**run, "target_languages": ["fr", "de"]}))
+    write_model_card(tmp_path)
+
+    assert f'translate --model "{tmp_path.name}" --target_language fr "..."' in card_in(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("positions", "words"),
+    [
+        ("sinusoidal", "longer texts are accepted, but the model was not trained on any. Check"),
+        ("learned", "the model has learned positions and accepts at most 77. Check"),
+    ],
+)
+def test_card_says_whether_longer_texts_are_accepted(make_card, tiny_config, positions, words):
+    tiny_config.position_embedding_type = positions
+    tiny_config.max_position_embeddings = 77
+
+    card = make_card().content
+
+    assert f"had up to 9 tokens;\n{words} its output before" in card
+    assert card.startswith("---\nlibrary_name")
+
+
 # A card that a person edits
 
 
@@ -220,6 +246,19 @@ def test_scores_of_a_second_test_set_are_added_to_those_of_the_first(folder):
     assert re.findall("^### (.*)$", card, re.MULTILINE) == ["first", "second"]
 
 
+def test_scores_of_a_later_evaluation_take_the_place_of_all_earlier_ones(folder):
+    record_results(folder, "first", SCORES)
+    record_results(folder, "second", SCORES)
+    kept = {name: value for name, value in SCORES.items() if not name.startswith("chrf")}
+
+    record_results(folder, "first", kept)
+
+    values = [
+        (one.dataset_name, one.metric_type) for one in ModelCard(card_in(folder)).data.eval_results
+    ]
+    assert values == [("first", "bleu"), ("second", "bleu"), ("second", "chrf")]
+
+
 RESULT = "task: {type: translation}, dataset: {name: test_2016, type: x}"
 INDEX = (
     "model-index: [{name: mine, results: [{"
@@ -271,6 +310,25 @@ def test_results_of_other_models_stay_in_the_metadata(folder):
     assert [model["name"] for model in index] == ["mine", "other"]
     assert len(index[0]["results"][0]["metrics"]) == 2
     assert index[1] == other
+
+
+def test_section_without_marks_is_no_longer_rewritten(folder):
+    card = re.sub("<!-- vanilla_transformer:(begin|end) scores -->\n", "", card_in(folder))
+    (folder / "README.md").write_bytes(card.encode())
+
+    record_results(folder, "test_2016", SCORES)
+
+    assert "Not evaluated yet" in card_in(folder)
+    assert len(ModelCard(card_in(folder)).data.eval_results) == 2
+
+
+def test_card_without_metadata_gets_none(folder):
+    (folder / "README.md").write_bytes(card_in(folder).split("---\n")[2].encode())
+
+    record_results(folder, "test_2016", SCORES)
+
+    assert card_in(folder).lstrip().startswith("# ")
+    assert "| 37.13 |" in card_in(folder)
 
 
 def test_line_ends_of_a_card_stay_as_they_are(folder):
@@ -388,6 +446,14 @@ def test_scores_of_earlier_weights_are_forgotten(make_card, tmp_path):
     card = ModelCard.load(tmp_path / "README.md")
     names = {result.dataset_name for result in card.data.eval_results}
     assert names == {"test_2017", "of a person"}
+
+
+def test_card_without_scores_of_others_loses_its_index(make_card, tmp_path):
+    make_card()
+
+    forget_results(tmp_path)
+
+    assert "model-index" not in (tmp_path / "README.md").read_text(encoding="utf-8")
 
 
 def test_card_of_an_imported_model_tells_its_source_and_no_training(tiny_config, tmp_path):

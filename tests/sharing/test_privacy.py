@@ -3,6 +3,7 @@
 import json
 import string
 from base64 import b64encode
+from pathlib import Path
 from random import Random
 from time import process_time
 
@@ -52,6 +53,15 @@ def test_what_looks_like_a_secret_is_masked_wherever_it_stands(secret):
         "settings": {"license": f"see {MASK} here"},
         "arguments": {"report_to": [MASK]},
     }
+
+
+def test_secrets_in_addresses_are_masked():
+    words = ["https://jo:pass@host.org/x", "https://host.org/x?a=1&access_token=0123456789abcdef"]
+
+    assert cleaned_command(*words) == [
+        f"https://{MASK}@host.org/x",
+        f"https://host.org/x?a=1&{MASK}",
+    ]
 
 
 @pytest.mark.parametrize("name", ["WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD"])
@@ -127,6 +137,13 @@ def test_checksums_keep_files_of_one_name_apart():
         "settings": {"train": ["x.de", "x.en"], "validation": ["x.de (2)", "x.en (2)"]},
         "sha256": {"x.de": "1", "x.en": "2", "x.de (2)": "3", "x.en (2)": "4", "x.de (3)": "5"},
     }
+
+
+def test_numbers_and_none_are_kept_and_the_record_given_is_not_changed():
+    record = {"a": 1, "b": [None, 0.5, True], "c": {"d": ["/x/y"]}}
+
+    assert clean_record(record) == {"a": 1, "b": [None, 0.5, True], "c": {"d": ["y"]}}
+    assert record["c"] == {"d": ["/x/y"]}
 
 
 # Files
@@ -217,6 +234,14 @@ def test_large_vocabulary_of_odd_words_is_searched_quickly_and_discloses_nothing
     assert process_time() - started < 20
 
 
+def test_masks_of_a_record_are_no_secrets():
+    record = clean_record(
+        {"arguments": {"hub_token": "x", "password": "y"}, "command": [HUB_TOKEN]}
+    )
+
+    assert find_disclosures(json.dumps(record, indent=2)) == []
+
+
 def test_secret_of_the_environment_is_found_and_named_by_its_variable(monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "open sesame")
 
@@ -240,6 +265,13 @@ def test_ordinary_text_discloses_nothing(text):
     assert find_disclosures(text) == []
 
 
+def test_all_disclosures_are_found_in_the_order_of_lines():
+    text = f"/home/jo\n{HUB_TOKEN} /home/jo /home/jo\n/Users/jo"
+
+    assert [found.line for found in find_disclosures(text)] == [1, 2, 2, 3]
+    assert HUB_TOKEN not in str(find_disclosures(text))
+
+
 def test_vocabulary_may_hold_paths_and_words_of_its_text_but_no_tokens(monkeypatch):
     monkeypatch.setenv("MY_PASSWORD", "▁sesame▁")
     words = ["▁/home/jo", "▁sesame▁", "scheme://[user:passwd@]proxy", HUB_TOKEN]
@@ -247,6 +279,20 @@ def test_vocabulary_may_hold_paths_and_words_of_its_text_but_no_tokens(monkeypat
 
     assert find_disclosures(text, is_vocabulary=True) == [Disclosure(4, "a token of the Hub")]
     assert [found.line for found in find_disclosures(text)] == [1, 2, 3, 4]
+
+
+def test_user_without_a_home_has_none_to_disclose(monkeypatch):
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+
+    assert find_disclosures("~/a and /b") == []
+
+
+def test_root_as_home_is_no_disclosure(monkeypatch):
+    monkeypatch.setenv("HOME", "/")
+
+    assert Path.home() == Path("/")
+    assert find_disclosures("1 / 2, /usr/bin") == []
 
 
 def test_relative_path_of_what_exists_becomes_a_name_but_a_name_on_the_hub_is_kept(

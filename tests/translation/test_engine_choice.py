@@ -12,9 +12,11 @@ import pytest
 import torch
 
 from vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer_tools import files, saved_folder
 from vanilla_transformer_tools.translation import (
     Translator,
     conversion_cache,
+    ctranslate2_conversion,
     engine_choice,
 )
 from vanilla_transformer_tools.translation.conversion_cache import CACHE_VARIABLE, Conversion
@@ -283,6 +285,21 @@ def test_each_file_of_the_model_and_both_converters_change_its_place(
     assert len(keys) == 7
 
 
+def test_cache_that_cannot_be_written_leaves_torch_and_one_line(
+    load, tmp_path, monkeypatch, caplog
+):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "file" / "cache"))
+
+    translator = load()
+
+    assert texts(translator) == texts(load(engine="torch"))
+    assert translator.engine.name == "torch"
+    (said,) = caplog.messages
+    assert said.startswith("torch translates: a conversion cannot be kept: ")
+    assert str(tmp_path / "file") in said
+
+
 def test_full_disk_leaves_torch_and_nothing_else(load, cache, monkeypatch, caplog):
     def fail(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -297,6 +314,84 @@ def test_full_disk_leaves_torch_and_nothing_else(load, cache, monkeypatch, caplo
     assert f"no room for the conversion for CTranslate2 in {str(cache / 'ctranslate2')!r}" in said
     assert f"set {CACHE_VARIABLE} to another folder" in said
     assert list((cache / "ctranslate2").iterdir()) == []
+
+
+def test_read_only_cache_is_used(load, monkeypatch):
+    expected = texts(load())
+
+    def fail(*_):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(conversion_cache, "write_lines", fail)
+    monkeypatch.setattr(files.os, "utime", fail)
+    translator = load(max_extra_tokens=3)
+
+    assert len(texts(translator)) == len(expected)
+    assert translator.engine.name.startswith("CTranslate2")
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_process_that_was_slower_keeps_what_the_other_made_if_it_is_whole(
+    load, cache, folder, tokenizer, monkeypatch, is_damaged
+):
+    conversion = Conversion(cache, folder)
+    arguments = (load(engine="torch").engine.model, tokenizer, lambda _: True)
+    convert, marks = ctranslate2_conversion.convert, []
+
+    def convert_slowly(*args):
+        convert(*args)
+        monkeypatch.setattr(ctranslate2_conversion, "convert", convert)
+        conversion.make(*arguments)
+        if is_damaged:
+            (conversion.folder / "model.bin").write_bytes(b"")
+        marks.append(conversion.folder.stat().st_ino)
+
+    monkeypatch.setattr(ctranslate2_conversion, "convert", convert_slowly)
+
+    conversion.make(*arguments)
+
+    assert conversion.agrees()
+    assert (marks == [conversion.folder.stat().st_ino]) != is_damaged
+    assert list((cache / "ctranslate2").iterdir()) == [conversion.folder]
+
+
+def test_model_that_changes_while_it_is_loaded_is_not_kept(
+    load, tokenizer, tmp_path, caplog, monkeypatch
+):
+    model = save_small_model(tmp_path / "model", tokenizer)
+
+    def load_model(*args, **named):
+        loaded = saved_folder.load_model(*args, **named)
+        (model / "README.md").write_text("a card")
+        (model / "model.safetensors").write_bytes(b"other weights")
+        return loaded
+
+    monkeypatch.setattr(engine_choice, "load_model", load_model)
+    translator = load(model)
+
+    assert translator.engine.name == "torch"
+    assert f"{str(model)!r} was changed while it was loaded" in caplog.messages[0]
+    assert list((tmp_path / "cache" / "ctranslate2").iterdir()) == []
+
+
+def test_models_that_were_not_used_for_longest_are_deleted(
+    load, cache, tokenizer, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(conversion_cache, "MOST_MODELS", 2)
+    models = [
+        save_small_model(tmp_path / str(bias), tokenizer, max_position_embeddings=100 + bias)
+        for bias in range(3)
+    ]
+    places = []
+    for number, model in enumerate(models):
+        load(model)
+        places.append(Conversion(cache, model).folder)
+        os.utime(places[-1], (number, number))
+        if number == 1:
+            load(models[0])
+
+    left = {path.name for path in (cache / "ctranslate2").iterdir() if path.is_dir()}
+    assert left == {places[0].name, places[2].name}
 
 
 def test_model_that_differs_from_its_record_is_refused_though_it_is_converted(

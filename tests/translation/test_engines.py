@@ -92,6 +92,20 @@ def test_score_counts_the_end_that_was_generated(tiny_model, other_model, models
     assert found.score == pytest.approx(float(expected), abs=1e-4)
 
 
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_ids_that_the_generation_config_lacks_are_those_of_the_config(tiny_model, num_beams):
+    search = {"num_beams": num_beams, "length_penalty": 0.0, "scores": True}
+    expected = translate(TorchEngine(tiny_model), **search)
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"):
+        setattr(tiny_model.generation_config, name, None)
+
+    found = translate(TorchEngine(tiny_model), **search)
+
+    assert found == expected
+    # Some end, so that the id of the end makes a difference.
+    assert END in {best.end for (best,) in found}
+
+
 @pytest.mark.parametrize("models", [1, 2])
 @pytest.mark.parametrize("num_beams", [1, 3])
 def test_output_begins_with_its_prefix_and_the_score_leaves_it_out(

@@ -144,3 +144,10 @@ def test_lines_with_prefixes_keep_their_order(build, prefixes):
         for result, prefix, line in zip(together, each, LINES, strict=True)
         if line.strip()
     )
+
+
+def test_prefix_longer_than_the_limit_is_followed_by_one_token(build):
+    result = next(build(max_extra_tokens=0).translate(["a"], "abcdefgh"))
+
+    assert result.text.startswith("abcdefgh")
+    assert len(result.text) <= 9

@@ -1,14 +1,18 @@
 """Pretrained models with their own tokenizers: the translations of their own classes."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
+from vanilla_transformer_tools.commands import main
 from vanilla_transformer_tools.inspection.alignments import align_words
 from vanilla_transformer_tools.interop.export import export_to_ctranslate2
 from vanilla_transformer_tools.interop.importing import import_model
+from vanilla_transformer_tools.sharing.push import _shared_files
 from vanilla_transformer_tools.text.languages import language_codes
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.translation import Search, Translator
 from vanilla_transformer_tools.translation.engines import TorchEngine
 from vanilla_transformer_tools.translation.segments import cut_line
@@ -106,6 +110,24 @@ def test_text_that_outputs_begin_with_comes_after_the_first_token(folders, name)
     assert (len(expected) > len(prefix)) == (name != "marian")
 
 
+@pytest.mark.parametrize("name", ["nllb", "m2m100"])
+def test_ensemble_of_one_model_twice_translates_like_it(folders, name):
+    _, imported = folders(name)
+    search = {"num_beams": 3, "length_penalty": 2.0, "scores": True}
+
+    one, two = (
+        list(
+            Translator.from_pretrained(
+                models, **languages_of(name), **search, max_extra_tokens=EXTRA
+            ).translate(LINES)
+        )
+        for models in (imported, [imported, imported])
+    )
+
+    assert [found.text for found in two] == [found.text for found in one]
+    assert [found.score for found in two] == pytest.approx([found.score for found in one])
+
+
 @pytest.mark.parametrize("name", ["nllb", "marian"])
 def test_ctranslate2_translates_like_torch(folders, tmp_path, name):
     _, imported = folders(name)
@@ -186,6 +208,27 @@ def test_code_of_a_language_is_no_text(folders):
     assert "__fr__" not in found.text
 
 
+def test_commands_take_the_languages_of_both_sides(folders, tmp_path, capsys):
+    _, imported = folders("m2m100")
+    languages = ["--source_language", "de", "--target_language", "fr"]
+    options = ["--model", imported, *languages, "--max_extra_tokens", str(EXTRA)]
+    expected = translate(imported, "m2m100")
+
+    main(["translate", *options, *LINES])
+    assert capsys.readouterr().out.splitlines() == expected
+
+    test = tmp_path / "test.tsv"
+    test.write_text("".join(f"{s}\t{t}\n" for s, t in zip(LINES, expected, strict=True)))
+    main(["evaluate", *options, "--test", str(test), "--metrics", "exact_match"])
+    assert "100" in capsys.readouterr().out
+
+    page = tmp_path / "page.html"
+    shown = ["--model", imported, *languages, "--output", str(page)]
+    main(["attention", *shown, LINES[0]])
+    main(["attention", *shown, LINES[0], "un"])
+    assert "__fr__" in page.read_text()
+
+
 # Commands
 
 
@@ -216,3 +259,25 @@ def test_no_word_is_aligned_to_the_language_at_the_end_of_a_source(folders, monk
 
     assert best.source_tokens[-2:] == ("</s>", "fr_XX")
     assert ends == [2, 2]
+
+
+@pytest.mark.parametrize("name", ["m2m100", "marian", "nllb"])
+def test_upload_has_every_file_that_the_tokenizer_needs(folders, tmp_path, name):
+    _, imported = folders(name)
+    for file in _shared_files(Path(imported)):
+        copy = tmp_path / file.relative_to(imported)
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copy(file, copy)
+
+    assert TokenizerPair.from_pretrained(str(tmp_path)).contents == (
+        TokenizerPair.from_pretrained(imported).contents
+    )
+
+
+def test_changed_pieces_are_noticed(folders, tmp_path):
+    shutil.copytree(folders("marian")[1], tmp_path / "copy")
+    file = "tokenizer.json"
+    shutil.copy(tmp_path / "copy" / file, tmp_path / "copy" / "target_tokenizer" / file)
+
+    with pytest.raises(ValueError, match=r"tokenizer\.json of .* is not the file that was saved"):
+        Translator.from_pretrained(str(tmp_path / "copy"))

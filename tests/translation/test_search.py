@@ -42,6 +42,11 @@ def test_search_refuses_what_is_out_of_range_or_contradictory(settings, message)
         Search(**settings)
 
 
+@pytest.mark.parametrize("name", ["num_hypotheses", "mbr_candidates"])
+def test_samples_may_outnumber_the_beams(name):
+    assert getattr(Search(do_sample=True, **{name: 9}), name) == 9
+
+
 def test_all_faults_are_reported_together():
     with pytest.raises(ValueError, match=r"got 0\..*\n.*got 2\.0\.\n.*got -3\."):
         Search(num_beams=0, num_hypotheses=0, top_p=2.0, max_extra_tokens=-3)
