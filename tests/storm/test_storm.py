@@ -33,7 +33,7 @@ from ..support.training_runs import checkpoints_of, read_json, training_options
 
 pytestmark = pytest.mark.slow
 
-ROUNDS = int(os.environ.get("STORM_ROUNDS", "11"))
+ROUNDS = int(os.environ.get("STORM_ROUNDS", "14"))
 FIRST_SEED = int(os.environ.get("STORM_SEED", "0"))
 
 UPDATES = 30
@@ -279,6 +279,34 @@ def fill_disk_while_training(event: Round) -> None:
     event.train_to_the_end(folder)
 
 
+def fill_file_system_while_training(event: Round) -> None:
+    disk = event.home / "disk"
+    disk.mkdir()
+    size = event.draw.randrange(20_000, 2_000_000)
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", disk]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        return fill_disk_while_training(event)
+    try:
+        event.run(event.calm.training(disk / "run"))
+        folder = shutil.copytree(disk / "run", event.home / "run")
+    finally:
+        subprocess.run(["umount", disk], check=True)
+    event.train_to_the_end(folder)
+
+
+def revoke_rights_while_training(event: Round) -> None:
+    folder = event.home / "run"
+    command = event.start(event.calm.training(folder))
+    event.wait_a_moment(command)
+    folder.mkdir(exist_ok=True)
+    folder.chmod(0o555)
+    command.wait()
+    folder.chmod(0o755)
+    assert command.status in (0, 2), (command.status, command.errors)
+    assert_told(command)
+    event.train_to_the_end(folder)
+
+
 def remove_folder_while_training(event: Round) -> None:
     folder = event.home / "run"
     command = event.start(event.calm.training(folder))
@@ -408,8 +436,11 @@ EVENTS = (
     kill_export,
     start_two_trainings,
     fill_disk_while_translating,
+    revoke_rights_while_training,
     kill_evaluation,
+    fill_file_system_while_training,
     remove_folder_while_training,
+    kill_training,
 )
 
 
