@@ -138,6 +138,21 @@ def test_evaluate_prints_and_records_scores_with_their_signatures(run, copied_mo
         assert f"- {title} `{signature}`" in card
 
 
+def test_evaluate_computes_the_scores_that_are_asked_for(run, copied_model, corpus):
+    argv = ["--model", copied_model, "--test", *pair(corpus, "test"), "--bootstrap", "0"]
+
+    outcome = run("evaluate", *argv, "--metrics", "per", "codexglue_bleu")
+
+    scores = json.loads((copied_model / "results.json").read_text())["test"]
+    assert scores.keys() - {"lines", "search", "engine", "scorings"} == {
+        *("per", "per_signature", "codexglue_bleu", "codexglue_bleu_signature")
+    }
+    assert outcome.out.startswith(f"PER {scores['per']:.2f} ({scores['per_signature']})\nCodeXGLUE")
+    card = (copied_model / "README.md").read_text(encoding="utf-8")
+    assert "\n| lines | PER | CodeXGLUE BLEU | search |\n" in card
+    assert f"\n| 25 | {scores['per']:.2f} | {scores['codexglue_bleu']:.2f} | beam 4, " in card
+
+
 def test_evaluate_counts_how_often_a_test_set_was_scored(run, copied_model, corpus):
     evaluate = ["evaluate", "--model", copied_model, "--test", *pair(corpus, "test")]
     evaluate += ["--num_beams", 1, "--max_extra_tokens", 0, "--metrics", "chrf", "--bootstrap", 0]
@@ -184,6 +199,18 @@ def test_evaluate_scores_a_file_without_a_model(run, corpus, translations):
 
     assert (outcome.status, outcome.err) == (0, "")
     assert outcome.out.startswith("exact match 92.00 ± ")
+
+
+def test_evaluate_tells_line_ends_of_windows(run, corpus, translations, tmp_path, caplog):
+    right, _ = translations
+    file = tmp_path / "from_windows"
+    file.write_bytes(right.read_bytes().replace(b"\n", b"\r\n"))
+
+    outcome = run("evaluate", "--hypotheses", file, "--test", *pair(corpus, "test"))
+
+    assert outcome.status == 0
+    (message,) = caplog.messages
+    assert message.startswith(f"{str(file)!r}: lines end with a carriage return")
 
 
 def test_evaluate_cuts_what_the_other_model_cannot_read(run, corpus, copied_model, tmp_path):

@@ -26,6 +26,7 @@ from vanilla_transformer_tools.settings import (
     PushSettings,
     SearchSettings,
     TrainSettings,
+    TranslateSettings,
 )
 from vanilla_transformer_tools.sharing import model_card
 from vanilla_transformer_tools.sharing import push as pushing
@@ -153,13 +154,23 @@ def test_minutes_choose_what_neither_recipe_nor_command_line_gives(train_for_min
     assert options.isdisjoint({"vocab_size", "warmup_steps"})
 
 
-@pytest.mark.parametrize("words", [["--vocab-size=300"], ["--warmup_steps", "7"]])
+@pytest.mark.parametrize(
+    "words",
+    [["--vocab_size", "300"], ["--vocab-size=300"], ["--warmup_steps=7"], ["--warmup-steps", "7"]],
+)
 def test_minutes_leave_given_options_alone_in_both_spellings(words, train_for_minutes):
     settings, arguments, decisions = train_for_minutes(*words)
 
     name = words[0][2:].partition("=")[0].replace("-", "_")
     assert getattr(settings, name, None) == 300 or getattr(arguments, name) == 7
     assert name not in {decision.option for decision in decisions}
+
+
+def test_minutes_judge_the_pairs_that_filters_leave(train_for_minutes, capsys):
+    with pytest.raises(SystemExit):
+        train_for_minutes("--filter_identical")
+
+    assert "The filters must leave at least one pair" in capsys.readouterr().err
 
 
 def test_minutes_count_accumulated_batches(train_for_minutes):
@@ -174,7 +185,9 @@ def test_minutes_count_accumulated_batches(train_for_minutes):
 @pytest.mark.parametrize(
     ("words", "steps"),
     [
+        ([], None),
         (["--logging_steps", "200"], None),
+        (["--eval_steps", "300"], (300, 300)),
         (["--save-steps", "300"], (300, 300)),
         (["--eval_steps", "100", "--save_steps", "300"], (100, 300)),
     ],
@@ -217,7 +230,7 @@ def test_steps_that_are_given_take_the_place_of_epochs(watch, options, strategie
     assert (arguments.save_steps, arguments.eval_steps) == steps
 
 
-@pytest.mark.parametrize("preset", ["tiny", "big"])
+@pytest.mark.parametrize("preset", PRESETS)
 def test_train_takes_learning_rate_and_warm_up_of_the_preset(preset, watch):
     calls = watch(training, "train")
 
@@ -343,6 +356,16 @@ def test_search_gets_each_option(command, field, watch, tmp_path):
 # Translating
 
 
+def test_each_option_of_translate_has_its_test():
+    """Those that no search has are tested in `test_translate_files.py` and `test_resume.py`."""
+    own = {field.name for field in fields(TranslateSettings)}
+
+    assert own - OF_THE_SEARCH == {
+        *("input", "output", "resume", "prefix", "prefix_file", "n_best", "scores", "details"),
+        "markup",
+    }
+
+
 # Evaluating
 
 
@@ -350,7 +373,7 @@ class EchoTranslator:
     """Gives each line back."""
 
     search = "greedy"
-    engine = SimpleNamespace(name="an engine")
+    engine = SimpleNamespace(name="")
     replace_unknown = False
 
     def translate(self, lines: list[str]) -> Iterator[Translation]:
@@ -463,21 +486,38 @@ def test_language_of_the_references_comes_from_option_name_or_record(
     assert named["tokenize"].name == expected
 
 
+def test_each_option_of_evaluate_has_its_test():
+    own = {field.name for field in fields(EvaluateSettings)}
+
+    assert own - OF_THE_SEARCH == {
+        *OF_THE_TEST_PAIRS,
+        *("metrics", "bleu_tokenize", "bootstrap", "lowercase", "references"),
+        *("test", "hypotheses", "against", "output", "name"),
+    }
+
+
 def test_evaluate_does_not_record_the_scores_of_an_ensemble(evaluate, tmp_path):
     assert evaluate("--model", str(tmp_path), model=True)["record"] == []
 
 
-def test_other_model_is_evaluated_with_the_search_of_the_first():
+@pytest.mark.parametrize("max_source_length", [None, 50])
+def test_other_model_is_evaluated_with_the_search_of_the_first(max_source_length):
     search = Search(num_beams=7, length_penalty=0.3)
     first = SimpleNamespace(search=search, max_source_length=99)
-    settings = EvaluateSettings(model=["a"], against="b")
+    settings = EvaluateSettings(model=["a"], against="b", max_source_length=max_source_length)
 
     other = _like(first, settings, "b")
 
     assert other.model == ["b"]
     assert (other.num_beams, other.length_penalty) == (7, 0.3)
-    assert other.max_source_length is None
+    assert other.max_source_length == max_source_length
     assert _like(None, EvaluateSettings(against="b"), "b").num_beams is None
+
+
+def test_evaluate_translates_the_sources_and_compares_with_the_references(evaluate):
+    calls = evaluate(model=True)
+
+    assert calls["compute"][0][0] == (["a"], [("b",)])
 
 
 def test_evaluate_compares_with_the_same_options(evaluate, tmp_path):
@@ -516,7 +556,7 @@ def test_push_passes_each_option_on(field, watch):
     assert ({"model": str(folder)} | named)[field.name] == value
 
 
-@pytest.mark.parametrize("runtime", ["ctranslate2", "web"])
+@pytest.mark.parametrize("runtime", ["ctranslate2", "onnx", "web"])
 @each(ExportSettings)
 def test_export_passes_each_option_on(field, runtime, watch, tmp_path):
     calls = watch(exporting, f"export_to_{runtime}")
@@ -541,7 +581,19 @@ def test_export_passes_each_option_on(field, runtime, watch, tmp_path):
 # Looking inside
 
 
-def test_evaluate_records_search_and_engine(evaluate):
+def test_each_option_of_attention_has_its_test():
+    """Those that no search has are tested in `test_attention.py`."""
+    own = {field.name for field in fields(AttentionSettings)}
+
+    assert own - OF_THE_SEARCH == {
+        *("output", "kind", "layer", "head", "positions", "alignments", "units", "gold")
+    }
+
+
+@pytest.mark.parametrize("name", ["torch", "CTranslate2 4"])
+def test_evaluate_records_search_and_engine(evaluate, monkeypatch, name):
+    monkeypatch.setattr(EchoTranslator, "engine", SimpleNamespace(name=name))
+
     (((_, _, scores), _),) = evaluate(model=True)["record"]
 
-    assert (scores["search"], scores["engine"]) == ("greedy", "an engine")
+    assert (scores["search"], scores["engine"]) == ("greedy", name)
