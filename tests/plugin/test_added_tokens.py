@@ -49,11 +49,12 @@ def texts_with_own(count, seed):
     ]
 
 
+@pytest.mark.parametrize("tags", [(), ("de",)])
 @pytest.mark.parametrize(
     ("kind", "pretokenized"), [("bpe", False), ("bpe", True), ("unigram", False)]
 )
-def test_text_with_added_tokens_comes_back(kind, pretokenized, tmp_path):
-    tokenizer = train(kind, pretokenized=pretokenized, target_languages=["de"])
+def test_text_with_added_tokens_comes_back(kind, pretokenized, tags, tmp_path):
+    tokenizer = train(kind, pretokenized=pretokenized, target_languages=tags)
     size = len(tokenizer)
     # "</" may be a piece that was learned.
     assert size + add(tokenizer) == len(tokenizer)
@@ -108,6 +109,14 @@ def test_special_tokens_that_are_added_are_found_and_dropped_as_such(kind, tmp_p
         text = loaded.decode(ids, skip_special_tokens=True)
         assert text.split() == ["Ein", "dog", "<ph>"]
         assert loaded("</s>").input_ids.count(loaded.eos_token_id) == 1
+
+
+def test_blank_after_an_added_token_counts():
+    tokenizer = train("bpe")
+    tokenizer.add_tokens(["<ph>"])
+
+    assert tokenizer.tokenize("<ph>Hund") != tokenizer.tokenize("<ph> Hund")
+    assert tokenizer.tokenize("<ph> Hund")[1:] == tokenizer.tokenize("Hund")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -155,7 +156,8 @@ def padded(batch: Batch, side: str, extra: int) -> Batch:
 
 
 # Targets narrower than the sources, as wide, and wider: flash kernels take three ways.
-@pytest.mark.parametrize(("extra", "side"), [(0, "left"), (2, "right"), (4, "left")])
+@pytest.mark.parametrize("extra", [0, 2, 4])
+@pytest.mark.parametrize("side", ["left", "right"])
 @torch.no_grad()
 def test_logits_are_those_of_eager_attention(eager_model, batch, attention, side, extra):
     inputs = padded(batch, side, extra)
@@ -166,6 +168,29 @@ def test_logits_are_those_of_eager_attention(eager_model, batch, attention, side
     actual = eager_model(**inputs).logits
 
     torch.testing.assert_close(actual[is_real], expected[is_real])
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@torch.no_grad()
+def test_cached_decoding_is_that_of_eager_attention(eager_model, batch, attention, side):
+    inputs = padded(batch, side, 0)
+    target, mask = inputs.pop("decoder_input_ids"), inputs.pop("decoder_attention_mask")
+    expected = eager_model(**inputs, decoder_input_ids=target, decoder_attention_mask=mask).logits
+
+    eager_model.set_attn_implementation(attention)
+    pieces, cache, start = [], None, 0
+    for end in (2, 3, 5):
+        output = eager_model(
+            **inputs,
+            decoder_input_ids=target[:, start:end],
+            decoder_attention_mask=mask[:, :end],
+            past_key_values=cache,
+            use_cache=True,
+        )
+        pieces.append(output.logits)
+        cache, start = output.past_key_values, end
+
+    torch.testing.assert_close(torch.cat(pieces, dim=1)[mask.bool()], expected[mask.bool()])
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])
@@ -222,6 +247,14 @@ def gradients_with_a_row_of_padding(batch: Batch, attention: str, device: str, d
     return gradients(model, {name: x.to(device) for name, x in batch.items()})
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+def test_row_of_padding_gives_finite_gradients(batch, kernel, dtype):
+    found = gradients_with_a_row_of_padding(batch, kernel, "cpu", dtype)
+
+    assert all(gradient.isfinite().all() for gradient in found.values())
+
+
 # Torch's compiler looks at `.grad` of tensors that have none.
 @pytest.mark.filterwarnings("ignore:.*is not a leaf Tensor:UserWarning")
 @pytest.mark.gpu
@@ -266,6 +299,23 @@ def test_weights_and_states_are_returned_under_any_kernel(eager_model, batch, at
     for name in OUTPUTS:
         torch.testing.assert_close(actual[name], expected[name])
     assert eager_model.config._attn_implementation == attention
+
+
+@torch.no_grad()
+def test_states_alone_are_returned_by_the_kernel_itself(eager_model, batch, attention):
+    expected = eager_model(**without_labels(batch), output_hidden_states=True)
+
+    eager_model.set_attn_implementation(attention)
+    actual = eager_model(**without_labels(batch), output_hidden_states=True)
+
+    assert actual.decoder_attentions is None
+    torch.testing.assert_close(actual.decoder_hidden_states, expected.decoder_hidden_states)
+    # Kernels differ in what they give for padding.
+    is_real = batch["attention_mask"].bool()
+    for states, eager in zip(
+        actual.encoder_hidden_states, expected.encoder_hidden_states, strict=True
+    ):
+        torch.testing.assert_close(states[is_real], eager[is_real])
 
 
 @pytest.mark.parametrize("cache_implementation", [None, "static"])
@@ -334,13 +384,31 @@ def test_kernel_is_handed_heads_mask_scale_and_dropout(tiny_model, batch, handed
         assert (given if given is None else given.tolist()) == mask
 
 
+def load_with_argument(folder: Path) -> Model:
+    return AutoModelForSeq2SeqLM.from_pretrained(folder, attn_implementation="own_kernel")
+
+
+def set_by_name(folder: Path) -> Model:
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    model.set_attn_implementation("own_kernel")
+    return model
+
+
+def set_by_dict(folder: Path) -> Model:
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    # Both stacks share the one config, which has no name of its own.
+    model.set_attn_implementation({"": "own_kernel"})
+    return model
+
+
+@pytest.mark.parametrize("choose", [load_with_argument, set_by_name, set_by_dict])
 def test_chosen_kernel_computes_every_attention_and_is_not_saved(
-    tiny_model, batch, tmp_path, handed
+    tiny_model, batch, tmp_path, handed, choose
 ):
     tiny_model.save_pretrained(tmp_path)
     expected = tiny_model(**batch).logits
 
-    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, attn_implementation="own_kernel")
+    model = choose(tmp_path)
     actual = model(**batch).logits
 
     torch.testing.assert_close(actual, expected)

@@ -64,12 +64,10 @@ def decode(
 
 
 @both_attentions
+@depths
 @pytest.mark.parametrize("kind", ["dynamic", "static"])
-@pytest.mark.parametrize(
-    ("chunks", "left_padding", "depths"),
-    [((1, 1, 1, 1, 1), 0, (1, 3)), ((2, 3), 2, (3, 1)), ((2, 3), 0, (1, 3))],
-    ids=str,
-)
+@pytest.mark.parametrize("chunks", [(1, 1, 1, 1, 1), (2, 3)], ids=str)
+@pytest.mark.parametrize("left_padding", [0, 2])
 def test_decoding_in_chunks_equals_decoding_at_once(
     batch, attention, depths, kind, chunks, left_padding
 ):
@@ -107,6 +105,26 @@ def test_step_with_labels_fills_no_cache(tiny_model, batch):
 
     assert with_labels.past_key_values is None
     assert without.past_key_values.get_seq_length() == batch["labels"].shape[1]
+
+
+@depths
+@both_widths
+def test_generation_is_the_same_without_cache(batch, depths, num_beams):
+    cached, uncached = (
+        build_model(depths).generate(
+            **source_of(batch),
+            num_beams=num_beams,
+            num_return_sequences=num_beams,
+            max_new_tokens=9,
+            use_cache=use_cache,
+            return_dict_in_generate=True,
+            output_scores=True,
+        )
+        for use_cache in (True, False)
+    )
+
+    assert cached.sequences.tolist() == uncached.sequences.tolist()
+    torch.testing.assert_close(cached.scores, uncached.scores)
 
 
 @depths
@@ -151,7 +169,8 @@ def test_generation_takes_a_cache_made_by_hand(tiny_model, batch, kind, num_beam
     assert cache.get_seq_length() == actual.shape[1] - 1
 
 
-@pytest.mark.parametrize(("cache_implementation", "num_beams"), [(None, 3), ("static", 1)])
+@pytest.mark.parametrize("cache_implementation", [None, "static"])
+@both_widths
 def test_generation_projects_the_source_once(tiny_model, batch, num_beams, cache_implementation):
     calls = record_calls(tiny_model, ".kv_proj")
 
@@ -192,6 +211,28 @@ def test_cropped_cache_goes_on_from_what_is_left(tiny_model, batch):
 
     torch.testing.assert_close(decode(tiny_model, source, target[:, 2:], cache), expected[:, 2:])
     assert calls == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "move", "argument", "rows"),
+    [
+        ("dynamic", "reorder_cache", torch.tensor([2, 0, 2]), [2, 0, 2]),
+        ("static", "reorder_cache", torch.tensor([2, 0, 2]), [2, 0, 2]),
+        ("dynamic", "batch_select_indices", torch.tensor([2, 0, 2]), [2, 0, 2]),
+        ("dynamic", "batch_repeat_interleave", 2, [0, 0, 1, 1, 2, 2]),
+    ],
+)
+def test_rows_of_the_cache_may_move(tiny_model, batch, kind, move, argument, rows):
+    source, target = source_of(batch), batch["decoder_input_ids"]
+    moved = {name: tensor[rows] for name, tensor in source.items()}
+    expected = tiny_model(**moved, decoder_input_ids=target[rows]).logits
+    cache = make_cache(kind, tiny_model)
+    decode(tiny_model, source, target[:, :3], cache)
+
+    getattr(cache, move)(argument)
+
+    actual = decode(tiny_model, moved, target[rows, 3:], cache)
+    torch.testing.assert_close(actual, expected[:, 3:])
 
 
 class CountingBackend:
@@ -245,3 +286,19 @@ def test_generation_compiles_each_step_as_one_graph_and_once(tiny_model, batch, 
         # The first step, which fills the cache, is not compiled.
         assert backend.runs - runs == ids.shape[1] - 2
     assert backend.graphs == 1
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+def test_generation_is_the_same_when_inductor_compiles_it(tiny_model, batch):
+    expected = tiny_model.generate(**source_of(batch), max_new_tokens=9)
+
+    actual = tiny_model.generate(
+        **source_of(batch),
+        max_new_tokens=9,
+        cache_implementation="static",
+        compile_config=compile_everywhere(backend="inductor"),
+    )
+
+    assert actual.tolist() == expected.tolist()
+    assert torch._dynamo.utils.counters["inductor"]

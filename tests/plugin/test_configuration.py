@@ -90,12 +90,35 @@ def test_defaults_are_the_base_model_of_the_paper():
     assert config.is_encoder_decoder
 
 
+def test_default_special_tokens_are_those_of_the_tokenizer():
+    config = VanillaTransformerConfig()
+
+    assert (config.pad_token_id, config.bos_token_id, config.eos_token_id) == (0, 1, 2)
+    assert config.decoder_start_token_id == config.bos_token_id
+
+
 @pytest.mark.parametrize(("sizes", "millions"), [({}, 63.1), (BIG, 214.2)], ids=["base", "big"])
 def test_parameter_count_is_that_of_the_paper(sizes, millions):
     # The paper says 65 and 213 million, rounded, and leaves its exact vocabulary open.
     assert round(count_parameters(VanillaTransformerConfig(**sizes)) / 1e6, 1) == millions
 
 
+SIZES = [
+    "vocab_size",
+    "decoder_vocab_size",
+    "d_model",
+    "encoder_layers",
+    "decoder_layers",
+    "encoder_attention_heads",
+    "decoder_attention_heads",
+    "encoder_ffn_dim",
+    "decoder_ffn_dim",
+    "d_k",
+    "d_v",
+    "key_heads",
+    "value_heads",
+    "max_position_embeddings",
+]
 RATES = ["dropout", "attention_dropout", "activation_dropout", "label_smoothing"]
 POSITIVE = ["layer_norm_eps", "position_base", "init_std"]
 
@@ -107,19 +130,16 @@ def refusal(**changes: Any) -> str:
     return str(raised.value)
 
 
-def test_size_below_one_is_refused():
-    names = [name for name in CHANGED if name.endswith(("_size", "_layers", "_heads", "_dim"))]
-    names += ["d_model", "d_k", "d_v", "max_position_embeddings"]
+@pytest.mark.parametrize("value", [0, -1])
+@pytest.mark.parametrize("name", SIZES)
+def test_size_below_one_is_refused(name, value):
     # With talking heads, numbers of heads may be chosen.
-    message = refusal(**dict.fromkeys(names, 0) | {"talking_heads": "both", "d_model": -1})
+    message = refusal(**{"talking_heads": "both", name: value})
 
-    assert len(names) == 15
-    for name in set(names) - {"talking_heads", "d_model"}:
-        assert f"`{name}` must be at least 1, got 0" in message
-    assert "`d_model` must be at least 1, got -1" in message
+    assert f"`{name}` must be at least 1, got {value}" in message
 
 
-@pytest.mark.parametrize("value", [-0.1, 1])
+@pytest.mark.parametrize("value", [-0.1, 1, 1.0, 2])
 @pytest.mark.parametrize("name", RATES)
 def test_rate_outside_its_range_is_refused(name, value):
     assert f"`{name}` must be at least 0 and below 1, got {value}" in refusal(**{name: value})
@@ -133,6 +153,10 @@ def test_number_that_is_not_positive_or_not_finite_is_refused(name, value):
     message = refusal(**{name: value})
 
     assert f"`{name}` must be above 0 and {limit}, got {value}" in message
+
+
+def test_norm_that_divides_by_more_than_its_input_is_refused():
+    assert "`layer_norm_eps` must be above 0 and below 2, got 1e+30" in refusal(layer_norm_eps=1e30)
 
 
 @pytest.mark.parametrize(
@@ -265,8 +289,14 @@ def test_config_lists_all_faults_in_one_error():
     [
         ("d_model", "512"),
         ("dropout", "0.1"),
+        ("scale_embedding", "yes"),
+        ("encoder_layers", 2.5),
+        ("pre_norm", "post"),
         ("add_final_layer_norm", 1.5),
         ("talking_heads", 4),
+        ("d_k", 2.5),
+        ("position_base", "10k"),
+        ("init_std", "0.02"),
     ],
 )
 def test_config_names_field_and_value_when_the_type_is_wrong(name, value):

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.export import Dim
-from transformers import AutoModelForSeq2SeqLM
+from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer
 from transformers.utils import logging as transformers_logging
 
 from vanilla_transformer import fast_loss_vanilla_transformer
@@ -28,6 +28,13 @@ from ..conftest import (
     pad,
     source_of,
     without_labels,
+)
+from ..support.gradients_of_one_update import (
+    KeepGradients,
+    build_arguments,
+    build_collator,
+    build_model,
+    ragged_pairs,
 )
 
 PROJECTIONS = ["qkv_proj", "q_proj", "kv_proj", "out_proj", "fc1", "fc2"]
@@ -49,6 +56,7 @@ def single_tokens(**settings: Any) -> LoraConfig:
 
 SINGLE_TOKENS = {
     "list": single_tokens(trainable_token_indices=NEW_TOKENS),
+    "ensured": single_tokens(trainable_token_indices=NEW_TOKENS, ensure_weight_tying=True),
     "by_stack": single_tokens(trainable_token_indices={"embed_tokens": NEW_TOKENS}),
     "tokens_only": TrainableTokensConfig(token_indices=NEW_TOKENS),
 }
@@ -74,18 +82,16 @@ def losses_of_adapter(model: nn.Module, config: Any, batch: dict[str, Tensor]) -
 @pytest.mark.filterwarnings(
     "ignore:.*no longer tied:UserWarning", "ignore:.*`ensure_weight_tying`:UserWarning"
 )
+@pytest.mark.parametrize("config", SINGLE_TOKENS.values(), ids=SINGLE_TOKENS)
 @pytest.mark.parametrize(
-    ("config", "name", "fields"),
-    [
-        ("list", "pegasus", {}),
-        ("tokens_only", "pegasus", {}),
-        ("by_stack", "marian", {**TWO_TABLES, "pre_norm": False}),
-    ],
+    ("name", "fields"),
+    [("pegasus", {}), ("marian", {**TWO_TABLES, "pre_norm": False})],
+    ids=["shared", "two_tables"],
 )
 def test_new_tokens_learn_as_in_models_of_transformers(batch, config, name, fields):
     model = build_variant(**CONCATENATED, **fields).double()
     batch["input_ids"][:, 2], batch["labels"][:, 1] = NEW_TOKENS
-    theirs, config = to_transformers(model, name), SINGLE_TOKENS[config]
+    theirs = to_transformers(model, name)
 
     expected, actual = (losses_of_adapter(one, config, batch) for one in (theirs, model))
 
@@ -180,6 +186,30 @@ def test_weights_with_products_of_their_own_are_called(batch, tied):
     assert model.model.shared.weight.grad.any()
 
 
+class LogitsOf(nn.Module):
+    """The model as `torch.jit.trace` wants one: tensors in, a tensor out."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        logits: Tensor = self.model(*inputs, use_cache=False, return_dict=False)[0]
+        return logits
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*jit:DeprecationWarning")
+def test_traced_model_gives_the_same_logits_for_other_shapes(tiny_model):
+    source, target = torch.tensor([[5, 6, 7, 2]] * 2), torch.tensor([[1, 8, 9]] * 2)
+    inputs = (source, torch.ones_like(source), target)
+    others = (source[:1, :3], torch.tensor([[1, 1, 0]]), target[:1, :2])
+
+    traced = torch.jit.trace(LogitsOf(tiny_model), inputs)
+
+    for given in (inputs, others):
+        torch.testing.assert_close(traced(*given), tiny_model(*given).logits)
+
+
 def with_lora(model: nn.Module, **changes: Any) -> PeftModel:
     """Adapters that change the outputs at once: by default they start as zero."""
     torch.manual_seed(0)
@@ -189,6 +219,14 @@ def with_lora(model: nn.Module, **changes: Any) -> PeftModel:
 
 def mean_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+def test_adapters_sit_on_every_projection(tiny_model):
+    peft_model = with_lora(tiny_model)
+
+    adapted = {name for name, module in peft_model.named_modules() if hasattr(module, "lora_A")}
+    # Two encoder layers and three decoder layers.
+    assert len(adapted) == 2 * 4 + 3 * 7
 
 
 # PEFT warns that it will not merge into a tied projection; this test does not merge.
@@ -242,6 +280,42 @@ def test_merged_adapters_give_the_same_logits_and_generate_alike(tiny_model, bat
         torch.testing.assert_close(logits, adapted, rtol=1e-4, atol=1e-4)
     assert type(unloaded) is Model
     assert torch.equal(unloaded.generate(**source_of(batch), **search), generated)
+
+
+def test_saved_adapters_load_onto_a_saved_model(tiny_model, batch, tmp_path):
+    tiny_model.save_pretrained(tmp_path / "model")
+    peft_model = with_lora(tiny_model)
+    peft_model.save_pretrained(tmp_path / "adapters")
+
+    base = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "model")
+    loaded = PeftModel.from_pretrained(base, tmp_path / "adapters")
+
+    assert torch.equal(loaded(**batch).logits, peft_model(**batch).logits)
+
+
+def test_adapters_get_the_same_gradients_from_accumulated_batches(tmp_path):
+    def gradients(batch_size: int, accumulated: int) -> dict[str, Tensor]:
+        peft_model = with_lora(build_model(label_smoothing=0.1))
+        keeper = KeepGradients()
+        Seq2SeqTrainer(
+            model=peft_model,
+            args=build_arguments(
+                tmp_path,
+                max_steps=1,
+                per_device_train_batch_size=batch_size,
+                gradient_accumulation_steps=accumulated,
+            ),
+            train_dataset=ragged_pairs(),
+            data_collator=build_collator(peft_model),
+            callbacks=[keeper],
+        ).train()
+        return keeper.gradients
+
+    whole, accumulated = gradients(16, 1), gradients(2, 8)
+
+    assert whole.keys() == accumulated.keys()
+    for name, gradient in whole.items():
+        torch.testing.assert_close(accumulated[name], gradient, rtol=1e-4, atol=1e-6)
 
 
 @both_ties
@@ -356,11 +430,11 @@ class TeacherForced(nn.Module):
 # Transformers' collector of hidden states is set during the forward pass and reset after it.
 @pytest.mark.filterwarnings("ignore:While compiling, we found certain side effects:UserWarning")
 @pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_exported_program_gives_the_logits_of_other_shapes(batch, strict):
-    model = build_variant(encoder_layers=1, decoder_layers=1, max_position_embeddings=8)
+def test_exported_program_gives_the_logits_of_other_shapes(tiny_model, batch, strict):
+    tiny_model.config.max_position_embeddings = 8
     batch_size, source, target = Dim("batch"), Dim("source"), Dim("target")
     program = torch.export.export(
-        TeacherForced(model),
+        TeacherForced(tiny_model),
         tuple(without_labels(batch).values()),
         dynamic_shapes=(
             {0: batch_size, 1: source},
@@ -377,4 +451,6 @@ def test_exported_program_gives_the_logits_of_other_shapes(batch, strict):
 
     logits = program(input_ids, mask, decoder_input_ids)
 
-    torch.testing.assert_close(logits, TeacherForced(model)(input_ids, mask, decoder_input_ids))
+    torch.testing.assert_close(
+        logits, TeacherForced(tiny_model)(input_ids, mask, decoder_input_ids)
+    )

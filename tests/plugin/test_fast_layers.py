@@ -20,11 +20,20 @@ def wide_layer() -> torch.nn.Linear:
     return torch.nn.Linear(512, 1024).requires_grad_(False)
 
 
+def layout_of(layer: torch.nn.Linear, layouts: WeightLayouts) -> fast_layers.WeightForFewRows:
+    """The object whose `linear` is the layer's map."""
+    return layouts.linear(layer).func.__self__
+
+
 @pytest.mark.parametrize("rows", [1, 2, 8, 9])
 def test_weight_laid_out_for_few_rows_is_the_same_map(wide_layer, rows):
     x = torch.randn(rows, 512)
 
     torch.testing.assert_close(WeightLayouts().linear(wide_layer)(x), wide_layer(x))
+
+
+def double_in_place(layer: torch.nn.Linear) -> None:
+    layer.weight.mul_(2)
 
 
 def double_past_the_version(layer: torch.nn.Linear) -> None:
@@ -33,6 +42,10 @@ def double_past_the_version(layer: torch.nn.Linear) -> None:
 
 def change_a_row_past_the_version(layer: torch.nn.Linear) -> None:
     layer.weight.data[1000] = 1.0
+
+
+def change_columns_past_the_version(layer: torch.nn.Linear) -> None:
+    layer.weight.data[:, 1:] *= 2
 
 
 def replace_data(layer: torch.nn.Linear) -> None:
@@ -46,8 +59,10 @@ def replace_weight(layer: torch.nn.Linear) -> None:
 @pytest.mark.parametrize(
     "change",
     [
+        double_in_place,
         double_past_the_version,
         change_a_row_past_the_version,
+        change_columns_past_the_version,
         replace_data,
         replace_weight,
     ],
@@ -60,6 +75,12 @@ def test_weight_is_laid_out_anew_when_it_changes(wide_layer, rows, change):
     change(wide_layer)
 
     torch.testing.assert_close(layouts.linear(wide_layer)(x), wide_layer(x))
+
+
+def test_weight_is_laid_out_once(wide_layer):
+    layouts = WeightLayouts()
+
+    assert layout_of(wide_layer, layouts) is layout_of(wide_layer, layouts)
 
 
 @pytest.fixture
@@ -101,6 +122,12 @@ def test_training_frees_the_layouts(laid_out_model, batch):
     laid_out_model.train()(**batch)
 
     assert count_layouts(laid_out_model) == 0
+
+
+def test_layouts_are_not_saved(laid_out_model):
+    parameters = {name for name, _ in laid_out_model.named_parameters(remove_duplicate=False)}
+
+    assert laid_out_model.state_dict().keys() == parameters
 
 
 def test_weights_of_another_kind_make_their_own_products():

@@ -18,7 +18,7 @@ from vanilla_transformer.fast_loss_vanilla_transformer import (
 )
 from vanilla_transformer.modeling_vanilla_transformer import Plain
 
-from ..conftest import TWO_TABLES, UNTIED, build_variant
+from ..conftest import TWO_TABLES, UNTIED, Batch, Model, build_variant
 from ..support.pretended_device import move, pretended_device, put
 
 
@@ -49,6 +49,25 @@ def test_retained_graph_gives_the_gradients_again(projection):
         torch.testing.assert_close(other, one * 1.5, rtol=1e-12, atol=0)
 
 
+def test_retained_graph_accumulates_gradients(projection):
+    loss, inputs = loss_of(projection)
+    expected = torch.autograd.grad(loss, inputs, retain_graph=True)
+
+    loss.backward(retain_graph=True)
+    loss.backward()
+
+    for one, gradient in zip(inputs, expected, strict=True):
+        torch.testing.assert_close(one.grad, 2 * gradient, rtol=1e-12, atol=0)
+
+
+def test_second_backward_pass_needs_a_retained_graph(projection):
+    loss, _ = loss_of(projection)
+    loss.backward()
+
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        loss.backward()
+
+
 def test_batched_gradients_are_those_of_each_factor(projection):
     loss, inputs = loss_of(projection)
     expected = torch.autograd.grad(loss, inputs, retain_graph=True)
@@ -58,6 +77,25 @@ def test_batched_gradients_are_those_of_each_factor(projection):
 
     for actual, gradient in zip(batched, expected, strict=True):
         torch.testing.assert_close(actual, torch.stack((gradient, -2 * gradient)))
+
+
+def gradients_of(model: Model, batch: Batch) -> dict[str, Tensor]:
+    model.zero_grad()
+    (model.train()(**batch).loss / 3).backward()
+    return {name: one.grad for name, one in model.named_parameters()}
+
+
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated:FutureWarning")
+@pytest.mark.filterwarnings("ignore:torch.utils.checkpoint:UserWarning")
+def test_layers_above_a_frozen_table_are_trained_when_they_are_checkpointed(tiny_model, batch):
+    tiny_model.model.shared.weight.requires_grad_(False)
+    expected = gradients_of(tiny_model, batch)
+
+    # It asks for a gradient of what goes in.
+    tiny_model.gradient_checkpointing_enable({"use_reentrant": True})
+    actual = gradients_of(tiny_model, batch)
+
+    torch.testing.assert_close(actual, expected)
 
 
 every_term = pytest.mark.parametrize("terms", [LossTerms(), LossTerms(0.1), LossTerms(0.1, 2.0)])
@@ -84,6 +122,23 @@ def emulate_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fast_loss_vanilla_transformer, "sums_in_float32", lambda device: True)
 
 
+@pytest.mark.parametrize("rows", [1, 7, 256, 4096, 10_000])
+def test_gradients_are_those_of_float64_at_every_chunk_size(monkeypatch, rows):
+    monkeypatch.setattr(fast_loss_vanilla_transformer, "CHUNK_ROWS", rows)
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(37, 24, generator=generator, dtype=torch.float64).requires_grad_()
+    states = torch.randn(1, 300, 24, generator=generator, dtype=torch.float64).requires_grad_()
+    labels = torch.randint(37, (1, 300), generator=generator)
+    projection = nn.Linear(24, 37, bias=False)
+    projection.weight = nn.Parameter(weight.detach())
+
+    loss = projected_loss_sum(projection, states, labels, LossTerms(0.1)) / 300
+    actual = torch.autograd.grad(loss, (states, projection.weight))
+
+    for one, expected in zip(actual, reference(weight, states, labels, 0.1), strict=True):
+        torch.testing.assert_close(one, expected, rtol=1e-9, atol=1e-12)
+
+
 @every_term
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_gradients_are_those_of_float64_with_a_short_chunk(monkeypatch, terms, dtype):
@@ -106,6 +161,23 @@ def test_gradients_are_those_of_float64_with_a_short_chunk(monkeypatch, terms, d
     assert (total - exact).abs() < bound * exact
     for one, other in zip(found, expected, strict=True):
         assert (one - other).norm() < bound * other.norm()
+
+
+def rows_of_each_call(monkeypatch: pytest.MonkeyPatch, name: str, passes: int) -> list[int]:
+    """Rows of logits at each call of a function of the loss, with 45 positions and 37 entries."""
+    rows = []
+    compute = getattr(fast_loss_vanilla_transformer, name)
+
+    def watch(logits: Tensor, *others: Any) -> Any:
+        rows.append(len(logits))
+        return compute(logits, *others)
+
+    monkeypatch.setattr(fast_loss_vanilla_transformer, name, watch)
+    labels = torch.randint(37, (1, 45)).expand(passes, -1)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        states = torch.randn(passes, 45, 24)
+        projected_loss_sum(nn.Linear(24, 37), states, labels, LossTerms(0.0, 2.0 * (passes - 1)))
+    return rows
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -195,14 +267,8 @@ def test_entries_that_fill_up_a_row_change_no_gradient(monkeypatch, terms, has_b
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 @every_term
-@pytest.mark.parametrize(
-    ("dtype", "backend"),
-    [
-        (torch.float32, "aot_eager"),
-        (torch.bfloat16, "aot_eager"),
-        pytest.param(torch.bfloat16, "inductor", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_compiled_loss_is_one_graph_with_the_gradients_of_float64(
     monkeypatch, terms, dtype, backend
 ):
@@ -252,12 +318,19 @@ def test_chunks_of_a_gpu_have_about_the_same_size(monkeypatch):
 
 
 SMOOTH = {"activation_function": "gelu"}
+# Flash attention on a CPU has no second derivative.
+SECOND = {
+    "tied": {},
+    "untied_bias": {**UNTIED, "lm_head_bias": True},
+    "two_tables": TWO_TABLES,
+    "label_smoothing": {"label_smoothing": 0.1},
+}
 
 
+@pytest.mark.parametrize("changes", SECOND.values(), ids=SECOND)
 @pytest.mark.parametrize("r_drop_alpha", [0.0, 1.0])
-def test_second_derivatives_need_all_logits(batch, r_drop_alpha):
-    # Flash attention on a CPU has no second derivative.
-    model = build_variant(**SMOOTH, **UNTIED, lm_head_bias=True).double().train()
+def test_second_derivatives_need_all_logits(batch, changes, r_drop_alpha):
+    model = build_variant(**SMOOTH, **changes).double().train()
     model.set_attn_implementation("eager")
     # The second half repeats the first, as R-Drop wants it.
     batch = {name: tensor[[0, 1, 0, 1]] for name, tensor in batch.items()}

@@ -1,8 +1,11 @@
 """Positions, attention and dropout: what layers compute, and in which order."""
 
+import copy
 import math
+import pickle
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,11 +14,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
+from transformers.models.m2m_100.modeling_m2m_100 import M2M100SinusoidalPositionalEmbedding
+from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
 
 from vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.layers_vanilla_transformer import eager_attention_forward
 
 from ..conftest import (
+    CONCATENATED,
     LEARNED,
     TINY,
     Model,
@@ -65,6 +71,26 @@ def test_sinusoids_are_those_of_the_worked_example():
     )
 
 
+def test_concatenated_sinusoids_are_those_of_marian():
+    marian = MarianSinusoidalPositionalEmbedding(50, 24)
+
+    actual = positions_of(build_variant(**CONCATENATED), 50)
+
+    # Angles up to 50 in float32.
+    torch.testing.assert_close(actual, marian.create_weight(), rtol=0, atol=1e-5)
+
+
+def test_concatenated_sinusoids_are_those_of_m2m100_when_base_and_offset_are():
+    m2m100 = M2M100SinusoidalPositionalEmbedding(60, 24, padding_idx=1)
+    changes = {"position_base": 10_000 ** (12 / 11), "position_offset": 2}
+
+    actual = positions_of(build_variant(**CONCATENATED, **changes), 50)
+
+    expected = m2m100(torch.full((1, 50), 7))[0]
+    # Angles up to 50 in float32.
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("kind", ["sinusoidal", "sinusoidal_concatenated"])
 def test_sinusoid_further_on_is_a_fixed_linear_map(kind):
     # Wavelengths of 6 to 100 positions, so that 64 of them determine the map.
@@ -78,11 +104,34 @@ def test_sinusoid_further_on_is_a_fixed_linear_map(kind):
         torch.testing.assert_close(positions[:-distance] @ map_of_distance, positions[distance:])
 
 
+def from_meta(model: Model, folder: Path, dtype: torch.dtype) -> Model:
+    with torch.device("meta"):
+        empty = Model(model.config)
+    loaded = empty.to_empty(device="cpu").to(dtype)
+    loaded.load_state_dict(model.state_dict())
+    return loaded
+
+
+OBTAIN: dict[str, Callable[[Model, Path, torch.dtype], Model]] = {
+    "from_pretrained": lambda model, folder, dtype: type(model).from_pretrained(
+        folder, dtype=dtype
+    ),
+    "device_map": lambda model, folder, dtype: type(model).from_pretrained(
+        folder, dtype=dtype, device_map="cpu"
+    ),
+    "to": lambda model, folder, dtype: model.to(dtype),
+    "deepcopy": lambda model, folder, dtype: copy.deepcopy(model.to(dtype)),
+    "pickle": lambda model, folder, dtype: pickle.loads(pickle.dumps(model.to(dtype))),
+    "meta": from_meta,
+}
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("way", OBTAIN)
 @torch.no_grad()
-def test_sinusoids_are_exact_far_out_in_a_loaded_model(tiny_model, tmp_path, dtype):
+def test_sinusoids_are_exact_far_out_however_the_model_came(tiny_model, tmp_path, dtype, way):
     tiny_model.save_pretrained(tmp_path)
-    model = Model.from_pretrained(tmp_path, dtype=dtype)
+    model = OBTAIN[way](tiny_model, tmp_path, dtype).eval()
 
     actual = positions_of(model, 2048)
 
@@ -136,10 +185,9 @@ def test_sequence_past_the_end_of_learned_positions_is_refused(offset):
 
 
 @pytest.mark.parametrize(
-    ("cache", "num_beams"),
-    [({"use_cache": False}, 1), ({}, 3), ({"cache_implementation": "static"}, 1)],
-    ids=str,
+    "cache", [{"use_cache": False}, {}, {"cache_implementation": "static"}], ids=str
 )
+@pytest.mark.parametrize("num_beams", [1, 3])
 def test_generation_past_the_end_of_learned_positions_is_refused(batch, num_beams, cache):
     model = build_variant(**LEARNED)
     settings: dict[str, Any] = {"num_beams": num_beams, **cache}
@@ -187,9 +235,9 @@ def test_row_of_padding_gives_finite_numbers(tiny_model, batch, attention, preci
         assert parameter.grad.isfinite().all(), name
 
 
-@pytest.mark.parametrize(
-    ("attention", "num_beams", "side"), [("eager", 1, "left"), ("sdpa", 3, "right")]
-)
+@both_attentions
+@pytest.mark.parametrize("num_beams", [1, 3])
+@pytest.mark.parametrize("side", ["left", "right"])
 def test_generation_for_a_sentence_is_that_for_it_alone(
     tiny_model, batch, attention, num_beams, side
 ):
@@ -292,6 +340,27 @@ def test_scores_are_divided_by_the_root_of_the_key_size(batch, d_k, scaling):
     model(**batch)
 
     assert [used for _, _, used in handed] == pytest.approx([scaling] * 8)
+
+
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("talking_heads", [None, "logits", "weights", "both"])
+def test_softmax_runs_in_float32_under_eager_attention(
+    monkeypatch, batch, precision, talking_heads
+):
+    model = build_variant(talking_heads=talking_heads, attn_implementation="eager").to(precision)
+    dtypes = []
+    softmax = Tensor.softmax
+
+    def look(scores: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        probabilities = softmax(scores, *args, **kwargs)
+        dtypes.append(probabilities.dtype)
+        return probabilities
+
+    monkeypatch.setattr(Tensor, "softmax", look)
+    with torch.no_grad():
+        model(**without_labels(batch))
+
+    assert dtypes == [torch.float32] * 8
 
 
 @torch.no_grad()

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from torch import nn
 from transformers import AutoModel, AutoModelForSeq2SeqLM
 from transformers.activations import ACT2FN
@@ -161,6 +162,16 @@ def test_mixing_starts_as_an_identity_truncated_or_repeated(
             assert torch.equal(attention.weights_mixing.weight, weights_mixing)
 
 
+def test_loaded_matrices_keep_their_values_whatever_their_depth(tmp_path):
+    model = build_variant(depth_scaled_init=True)
+    model.save_pretrained(tmp_path)
+
+    loaded = Model.from_pretrained(tmp_path)
+
+    for name, parameter in loaded.named_parameters():
+        assert torch.equal(parameter, model.get_parameter(name)), name
+
+
 TYINGS = {
     "shared": {},
     "shared_untied": UNTIED,
@@ -189,6 +200,20 @@ def test_tables_are_tied_as_told_and_stay_so_when_saved(batch, tmp_path, tying):
         assert one.lm_head.weight.shape == (vocabulary, 24)
         assert one.get_input_embeddings().weight is encoder
         assert one.get_output_embeddings() is one.lm_head
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_saved_file_holds_tied_tensors_once(tmp_path, tied):
+    model = build_variant(tie_word_embeddings=tied)
+    model.save_pretrained(tmp_path)
+
+    with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
+        saved = set(file.keys())
+
+    outside_layers = {name for name in saved if ".layers." not in name and "norm" not in name}
+    assert outside_layers == {"model.shared.weight"} | (set() if tied else {"lm_head.weight"})
+    # Trainer warns of lost weights unless the others are named.
+    assert set(model._keys_to_ignore_on_save) == model.state_dict().keys() - saved
 
 
 def test_bare_model_loads_from_the_complete_one(tiny_model, batch, tmp_path):
@@ -269,8 +294,8 @@ def test_resizing_one_of_two_tables_is_refused():
         model.resize_token_embeddings(43)
 
 
-@pytest.mark.parametrize("name", ["gelu_new", "prelu", "swish"])
-def test_activations_of_transformers_train_and_load(batch, tmp_path, name):
+@pytest.mark.parametrize("name", sorted(ACT2FN))
+def test_every_activation_of_transformers_trains_and_loads(batch, tmp_path, name):
     model = build_variant(activation_function=name)
 
     found = gradients(model, batch)

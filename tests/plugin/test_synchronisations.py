@@ -81,9 +81,12 @@ def test_step_with_r_drop_waits_three_times(tiny_model, pairs):
 
 SEARCHES: dict[str, dict[str, Any]] = {
     "greedy": {"num_beams": 1},
+    "greedy_with_constraints": {"num_beams": 1, "min_length": 6, "suppress_tokens": [7, 9]},
+    "beam": {"num_beams": 3},
     "beam_with_constraints": {"num_beams": 3, "repetition_penalty": 1.5, "min_length": 6},
     "early": {"num_beams": 4, "early_stopping": True, "length_penalty": 0.6},
     "several": {"num_beams": 4, "num_return_sequences": 3},
+    "two_ends": {"num_beams": 3, "eos_token_id": [2, 17]},
     "of_transformers": {"num_beams": 3, "use_transformers_search": True},
 }
 

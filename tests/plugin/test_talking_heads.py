@@ -73,7 +73,7 @@ def build_negative(changes: dict[str, Any], precision: torch.dtype) -> Model:
 
 
 each_precision = pytest.mark.parametrize(
-    "precision", [torch.float32, torch.float16], ids=["float32", "fp16"]
+    "precision", [torch.float32, torch.bfloat16, torch.float16], ids=["float32", "bf16", "fp16"]
 )
 each_talk = pytest.mark.parametrize(
     "changes",

@@ -5,12 +5,11 @@ import os
 import subprocess
 import sys
 import unicodedata
-from functools import cache
 from types import SimpleNamespace
 from typing import get_args
 
 import pytest
-from transformers import PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from vanilla_transformer.tokenization_vanilla_transformer import (
     TokenizerKind,
@@ -18,6 +17,7 @@ from vanilla_transformer.tokenization_vanilla_transformer import (
     VanillaTransformerTokenizer,
 )
 from vanilla_transformer_tools.interop.export import export_to_ctranslate2
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.training.trainer import scorer
 from vanilla_transformer_tools.translation import Translator
 
@@ -46,7 +46,6 @@ print(json.dumps(report))
 """
 
 
-@cache
 def train(kind="bpe", form="NFD", **changes):
     return VanillaTransformerTokenizer.train(
         LINES * 3, vocab_size=400, kind=kind, unicode_form=form, **changes
@@ -99,6 +98,12 @@ def test_stray_lines_that_are_apart_leave_the_rest_composed():
     )
 
     assert decoded(tokenizer, LINES[1:]) == LINES[1:]
+
+
+def test_text_without_accents_in_training_is_composed():
+    tokenizer = VanillaTransformerTokenizer.train(["ete"], vocab_size=300, unicode_form="NFD")
+
+    assert decoded(tokenizer, ["été"]) == ["été"]
 
 
 def test_training_scores_text_in_the_form_of_its_references():
@@ -161,6 +166,16 @@ def test_tokenizer_that_decomposes_nothing_needs_no_code(tmp_path, form):
         "tokenizer_config.json",
     ]
     assert not {"auto_map", "unicode_form"} & settings(tmp_path).keys()
+
+
+def test_target_tokenizer_of_a_pair_composes_too(tmp_path):
+    TokenizerPair(train(), train("char")).save_pretrained(tmp_path)
+
+    target = AutoTokenizer.from_pretrained(
+        tmp_path, subfolder="target_tokenizer", trust_remote_code=True
+    )
+
+    assert decoded(target) == LINES
 
 
 def test_export_translates_like_the_model_and_writes_composed_text(tmp_path):
