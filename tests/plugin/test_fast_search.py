@@ -26,7 +26,7 @@ from vanilla_transformer.generation_vanilla_transformer import SourceLengthLimit
 from vanilla_transformer.layers_vanilla_transformer import Layer, SelfAttention
 from vanilla_transformer.modeling_vanilla_transformer import Decoder
 
-from ..conftest import VARIANTS, Batch, Model, build_variant, source_of
+from ..conftest import Batch, Model, build_variant, each_variant, source_of
 from ..support.observed import observe
 
 SEARCHES: list[dict[str, Any]] = [
@@ -110,6 +110,13 @@ def test_search_finds_what_transformers_search_finds(monkeypatch, tiny_model, se
     assert_own_search_finds_the_same(monkeypatch, tiny_model, sentences, **search)
 
 
+@both_widths
+def test_search_finds_the_same_with_eager_attention(monkeypatch, tiny_model, sentences, num_beams):
+    tiny_model.set_attn_implementation("eager")
+
+    assert_own_search_finds_the_same(monkeypatch, tiny_model, sentences, num_beams=num_beams)
+
+
 @pytest.mark.parametrize("num_beams", [1, 4])
 def test_search_finds_what_transformers_search_finds_with_other_weights(
     monkeypatch, tiny_config, sentences, num_beams
@@ -156,6 +163,16 @@ def test_samples_of_a_sentence_end_at_its_limit(tiny_model, sentences):
 
     greedy = generate(tiny_model, sentences, stopping_criteria=[SourceLengthLimit(limits)])
     assert found.tolist() == greedy.repeat_interleave(2, dim=0).tolist()
+
+
+def test_search_in_bfloat16_is_transformers(tiny_model, sentences):
+    tiny_model.bfloat16()
+    # One at a time: in bfloat16 the width of a batch changes the rounding of products.
+    source = {name: tensor[3:4, :5] for name, tensor in sentences.items()}
+
+    found = generate(tiny_model, source, num_beams=1)
+
+    assert found.tolist() == generate_like_transformers(tiny_model, source, num_beams=1).tolist()
 
 
 @both_widths
@@ -389,6 +406,7 @@ def replace_head(model: Model) -> None:
     model.lm_head.__class__ = Shifted
 
 
+@both_widths
 @pytest.mark.parametrize(
     "change",
     [
@@ -406,13 +424,13 @@ def replace_head(model: Model) -> None:
         take_a_layer_out,
     ],
 )
-def test_changed_model_is_searched_with_its_changes(tiny_model, sentences, change):
-    before = generate(tiny_model, sentences, num_beams=2)
+def test_changed_model_is_searched_with_its_changes(tiny_model, sentences, change, num_beams):
+    before = generate(tiny_model, sentences, num_beams=num_beams)
     change(tiny_model)
 
-    after = generate(tiny_model, sentences, num_beams=2)
+    after = generate(tiny_model, sentences, num_beams=num_beams)
 
-    expected = generate_like_transformers(tiny_model, sentences, num_beams=2)
+    expected = generate_like_transformers(tiny_model, sentences, num_beams=num_beams)
     assert after.tolist() == expected.tolist()
     assert after.tolist() != before.tolist()
 
@@ -428,6 +446,16 @@ def test_attention_of_another_class_is_searched_in_steps_of_transformers(
 
     expected = generate(tiny_model, sentences, num_beams=num_beams, use_transformers_search=True)
     assert found.tolist() == expected.tolist() != before.tolist()
+
+
+def test_hooks_of_a_layer_run_once_for_all_hypotheses_of_a_step(tiny_model, sentences):
+    shapes = []
+    layer = tiny_model.model.decoder.layers[0]
+    layer.register_forward_hook(lambda *call: shapes.append(call[-1].shape[:2]))
+
+    generate(tiny_model, sentences, num_beams=3, max_length=4, suppress_tokens=[2])
+
+    assert shapes == [(14, 1), (14, 3), (14, 3)]
 
 
 def test_kernel_that_a_user_registers_is_used(tiny_model, batch, monkeypatch):
@@ -452,6 +480,17 @@ def test_prompt_is_not_read_in_chunks(tiny_model, batch):
     assert found.tolist() == generate(tiny_model, source_of(batch), **prompt).tolist()
     config, _ = tiny_model._prepare_generation_config(None, prefill_chunk_size=2)
     assert config.prefill_chunk_size is None
+
+
+def test_model_that_was_asked_for_weights_is_searched_as_before(monkeypatch, tiny_model, batch):
+    tiny_model(**batch, output_attentions=True)
+
+    assert_own_search_finds_the_same(monkeypatch, tiny_model, source_of(batch), num_beams=3)
+
+
+def test_search_under_autocast_is_transformers(monkeypatch, tiny_model, batch):
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_own_search_finds_the_same(monkeypatch, tiny_model, source_of(batch))
 
 
 @both_widths
@@ -519,10 +558,10 @@ def logits_at_once(model: Model, batch: Batch, targets: torch.Tensor) -> torch.T
     return model(**source, decoder_input_ids=targets, use_cache=False).logits[:, -1]
 
 
-@pytest.mark.parametrize("name", ["everything", "embedding_norm", "talking_rectangular"])
+@each_variant
 @torch.no_grad()
-def test_steps_have_the_logits_of_the_model(batch, name):
-    model = build_variant(**VARIANTS[name])
+def test_steps_have_the_logits_of_the_model(batch, changes):
+    model = build_variant(**changes)
     encoded = model.get_encoder()(batch["input_ids"], batch["attention_mask"]).last_hidden_state
     decoding = IncrementalDecoder(model, encoded, batch["attention_mask"])
     prompt, first, second = (torch.tensor(tokens) for tokens in (PROMPT, FIRST, SECOND))

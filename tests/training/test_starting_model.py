@@ -57,6 +57,7 @@ def test_form_is_that_of_both_sides_and_undone(separate):
     tokenizers, _ = build(**sizes, unicode_form="NFD", separate_vocabularies=separate)
 
     for tokenizer in (tokenizers.source, tokenizers.target):
+        assert tokenizer.init_kwargs["unicode_form"] == "NFD"
         ids = tokenizer("é").input_ids
         assert len(ids) > len(tokenizer("e").input_ids)
         assert tokenizer.decode(ids, skip_special_tokens=True) == "é"
