@@ -122,7 +122,7 @@ def direct_call(module: nn.Module, layouts: WeightLayouts) -> Callable[..., Any]
     kind = type(module)
     if not is_untouched(module):
         return module
-    if isinstance(module, nn.Linear) and kind is nn.Linear:
+    if isinstance(module, nn.Linear):
         return layouts.linear(module)
     if isinstance(module, nn.LayerNorm) and kind is nn.LayerNorm:
         return partial(

@@ -63,6 +63,13 @@ def test_form_is_that_of_both_sides_and_undone(separate):
         assert tokenizer.decode(ids, skip_special_tokens=True) == "é"
 
 
+def test_text_that_is_tokenised_is_cut_in_another_way():
+    sizes = {"tokenizer_kind": "bpe", "vocab_size": 300}
+    plain, tokenised = (build(**sizes, pretokenized=switch)[0] for switch in (False, True))
+
+    assert tokenised.contents != plain.contents
+
+
 @pytest.mark.parametrize("separate", [False, True])
 def test_new_model_can_have_the_vocabularies_of_a_saved_one(tmp_path, separate):
     for one in build(separate_vocabularies=separate):
