@@ -56,6 +56,8 @@ class Page:
             "\n".join(lines),
         )
         self._wait("Done")
+        for fault in self.browser.find_elements("css selector", "#translations .fault"):
+            raise ValueError(f"The page must translate each line, got {fault.text!r}.")
         self.outputs += self.browser.execute_script(
             "return [...document.querySelectorAll('#translations li')].map(one => one.textContent)"
         )

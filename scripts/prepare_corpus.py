@@ -3,10 +3,11 @@
 import argparse
 import hashlib
 import json
-import sys
 import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
+
+from runs import run_main
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -96,39 +97,35 @@ def main() -> int:
     if given.carve:
         splits["validation"] = []
     paths = {split: given.folder / f"{split}.jsonl" for split in splits}
-    try:
-        check(given, paths.values())
-        seen = {source for file in given.unseen_in for source, _ in read("pairs", [file])}
-        left_out = 0
-        for source, target in read(given.kind, given.files):
-            written = take_apart(source) if given.apart else source
-            if not seen.isdisjoint((source, written)):
-                left_out += 1
-                continue
-            digest = hashlib.sha256(f"{given.seed} {source}".encode()).digest()
-            is_carved = int.from_bytes(digest[:8], "big") < given.carve * 2**64
-            row = json.dumps({"source": written, "target": target}, ensure_ascii=False)
-            splits["validation" if is_carved else given.split].append(row)
-        for split, rows in splits.items():
-            if not rows:
-                raise ValueError(
-                    f"{split}.jsonl needs at least one pair, got none: {left_out} were left out by "
-                    f"--unseen_in, and --carve is {given.carve}. Nothing was written."
-                )
-        # Imported late, as in `read`.
-        from vanilla_transformer_tools.files import write_together
+    check(given, paths.values())
+    seen = {source for file in given.unseen_in for source, _ in read("pairs", [file])}
+    left_out = 0
+    for source, target in read(given.kind, given.files):
+        written = take_apart(source) if given.apart else source
+        if not seen.isdisjoint((source, written)):
+            left_out += 1
+            continue
+        digest = hashlib.sha256(f"{given.seed} {source}".encode()).digest()
+        is_carved = int.from_bytes(digest[:8], "big") < given.carve * 2**64
+        row = json.dumps({"source": written, "target": target}, ensure_ascii=False)
+        splits["validation" if is_carved else given.split].append(row)
+    for split, rows in splits.items():
+        if not rows:
+            raise ValueError(
+                f"{split}.jsonl needs at least one pair, got none: {left_out} were left out by "
+                f"--unseen_in, and --carve is {given.carve}. Nothing was written."
+            )
+    # Imported late, as in `read`.
+    from vanilla_transformer_tools.files import write_together
 
-        given.folder.mkdir(parents=True, exist_ok=True)
-        write_together({paths[split]: rows for split, rows in splits.items()})
-        for split, rows in splits.items():
-            print(f"{paths[split]}\t{len(rows)} pairs")
-        if seen:
-            print(f"left out\t{left_out} pairs")
-    except (ValueError, OSError) as error:
-        print(error, file=sys.stderr)
-        return 2
+    given.folder.mkdir(parents=True, exist_ok=True)
+    write_together({paths[split]: rows for split, rows in splits.items()})
+    for split, rows in splits.items():
+        print(f"{paths[split]}\t{len(rows)} pairs")
+    if seen:
+        print(f"left out\t{left_out} pairs")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_main(main)

@@ -1,16 +1,29 @@
-"""Runs of `train` that scripts start, each in a folder of its own, and plans of them in YAML."""
+"""Exit statuses of scripts, and runs of `train` that they start, with plans of them in YAML.
+
+Each run has a folder of its own.
+"""
 
 import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 # In the folder of a run from its beginning to its successful end.
 UNFINISHED_FILE = ".unfinished"
 # Beside it: the options of the run.
 OPTIONS_FILE = ".options"
+
+
+def run_main(main: Callable[[], int]) -> NoReturn:
+    """Ends the program with the status of `main`, or with 2 and the message of a user's mistake."""
+    try:
+        sys.exit(main())
+    except (ValueError, OSError) as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
 
 
 def read_plan(path: Path) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from pathlib import Path
 from statistics import mean
 
 from ablate import read_rows
-from runs import OPTIONS_FILE, read_plan, slug, table, train
+from runs import OPTIONS_FILE, read_plan, run_main, slug, table, train
 
 MOST_PARAMETERS = 3_000_000
 MOST_HOURS_APART = 2
@@ -174,31 +174,27 @@ def main() -> int:
     """Trains what is missing, prints and appends the row; returns the exit status."""
     options = parse()
     os.environ.setdefault("OMP_NUM_THREADS", "2")
-    try:
-        metric, target = read_goal(options.plan)
-        entry = read_rows(options.plan, [options.entry])
-        ((name, words),) = entry.items()
-        shared = shlex.split(read_plan(options.plan).get("options") or "")
-        runs = {BASELINE: shared, slug(name): words}
-        pairs = []
-        for number, seed in enumerate(dict.fromkeys(options.seeds)):
-            folders = {kind: options.output / slug(name) / f"{kind}-{seed}" for kind in runs}
-            for kind in sorted(runs, reverse=bool(number % 2), key=lambda kind: kind != BASELINE):
-                given = [*runs[kind], "--data", options.data, "--seed", str(seed)]
-                given += ["--disable_tqdm", "true"]
-                if status := train(folders[kind], given):
-                    print(f"{folders[kind]}: training ended with status {status}.", file=sys.stderr)
-                    return status
-            pairs.append(tuple(arrival(folder, metric, target) for folder in folders.values()))
-        cells = compare(pairs, name, f"{metric} {target:g}")
-        print(table(list(COLUMNS), cells))
-        if options.records:
-            append_record(options.records, cells)
-    except (ValueError, OSError) as error:
-        print(error, file=sys.stderr)
-        return 2
+    metric, target = read_goal(options.plan)
+    entry = read_rows(options.plan, [options.entry])
+    ((name, words),) = entry.items()
+    shared = shlex.split(read_plan(options.plan).get("options") or "")
+    runs = {BASELINE: shared, slug(name): words}
+    pairs = []
+    for number, seed in enumerate(dict.fromkeys(options.seeds)):
+        folders = {kind: options.output / slug(name) / f"{kind}-{seed}" for kind in runs}
+        for kind in sorted(runs, reverse=bool(number % 2), key=lambda kind: kind != BASELINE):
+            given = [*runs[kind], "--data", options.data, "--seed", str(seed)]
+            given += ["--disable_tqdm", "true"]
+            if status := train(folders[kind], given):
+                print(f"{folders[kind]}: training ended with status {status}.", file=sys.stderr)
+                return status
+        pairs.append(tuple(arrival(folder, metric, target) for folder in folders.values()))
+    cells = compare(pairs, name, f"{metric} {target:g}")
+    print(table(list(COLUMNS), cells))
+    if options.records:
+        append_record(options.records, cells)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_main(main)

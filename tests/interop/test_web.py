@@ -1,14 +1,11 @@
 """The page: it computes in the browser, and in node, what ONNX Runtime computes in Python."""
 
-import functools
 import json
 import os
 import shutil
 import stat
-import threading
+import sys
 import time
-from contextlib import contextmanager
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
@@ -27,6 +24,10 @@ from ..support.browser import open_browser
 from ..support.documents import ROOT
 from ..support.node import run_in_node
 from ..support.scripts import run_script
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from web import served
 
 LINES = [german(number) for number in range(90, 290)]
 # The random model seldom ends by itself.
@@ -128,20 +129,6 @@ def test_node_translates_as_onnxruntime_does(pages, node):
         found = run_in_node(node, TRANSLATE, str(model), LINES, EXTRA)
 
         assert_alike(found, greedy(model), kind)
-
-
-class _Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *_):
-        """The standard one writes to stderr."""
-
-
-@contextmanager
-def served(folder):
-    handler = functools.partial(_Quiet, directory=str(folder))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/"
-        server.shutdown()
 
 
 class Reader:

@@ -44,7 +44,7 @@ def _of_teacher(name: str) -> Any:
 
 @dataclass(frozen=True)
 class DistilSettings(TrainSettings):
-    """Settings of a distillation. `teacher_` begins the names of settings of `translate`."""
+    """Settings of a distillation; names with `teacher_` are options of `translate`."""
 
     teacher: list[str] = option(
         "Folders or Hub names of the teacher: models of this package or other sequence-to-sequence "
