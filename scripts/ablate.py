@@ -59,7 +59,8 @@ def read_rows(path: Path, patterns: list[str]) -> dict[str, list[str]]:
         if any(fnmatch.fnmatch(str(name), pattern) for pattern in patterns)
     }
     if not chosen:
-        raise ValueError(f"--rows must name some of {', '.join(map(str, rows))}, got {patterns}.")
+        names = ", ".join(map(str, rows))
+        raise ValueError(f"Rows of the plan must be named, some of {names}, got {patterns}.")
     return chosen
 
 

@@ -176,6 +176,8 @@ def main() -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "2")
     metric, target = read_goal(options.plan)
     entry = read_rows(options.plan, [options.entry])
+    if len(entry) > 1:
+        raise ValueError(f"One entry must be named, got {', '.join(entry)}.")
     ((name, words),) = entry.items()
     shared = shlex.split(read_plan(options.plan).get("options") or "")
     runs = {BASELINE: shared, slug(name): words}

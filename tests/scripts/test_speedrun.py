@@ -154,3 +154,19 @@ def test_trained_models_leave_a_row(corpus, run_script, capfd):
     assert cells[8] == "1"
     # Starting Python takes longer than this.
     assert all(0.01 < float(cell) < 10 for cell in cells[4:6])
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("Nothing", r"Rows of the plan must be named, some of Muon, .* got \['Nothing'\]"),
+        ("Muon*", "One entry must be named, got Muon, Muon, three quarters of the minutes"),
+    ],
+)
+def test_entry_that_is_not_one_row_of_the_plan_is_refused(monkeypatch, entry, message):
+    plan = str(ROOT / "scripts" / "speedrun.yaml")
+    words = ["speedrun.py", plan, entry, "--data", ".", "--output", "runs"]
+    monkeypatch.setattr(sys, "argv", words)
+
+    with pytest.raises(ValueError, match=message):
+        speedrun.main()
