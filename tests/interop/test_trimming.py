@@ -15,6 +15,7 @@ from vanilla_transformer_tools.text.languages import language_codes
 from vanilla_transformer_tools.translation import Translator
 
 from ..conftest import build_variant
+from ..support.full_disk import small_files
 from ..support.pretrained import ENGLISH, GERMAN, save_pretrained_model
 from ..support.training_runs import read_json
 
@@ -189,6 +190,13 @@ def test_own_tokenizers_are_trimmed_too(tmp_path):
         # Bytes spell what has no entry.
         ids = result.tokenizer("Ω?")["input_ids"]
         assert result.tokenizer.decode(ids, skip_special_tokens=True) == "Ω?"
+
+
+def test_full_disk_is_named(sources, trimmed):
+    sources("mbart50")
+
+    with small_files(100), pytest.raises(OSError, match="no room for the smaller vocabulary in"):
+        trimmed("mbart50")
 
 
 def test_ids_of_the_configs_are_renumbered_and_bans_of_what_is_gone_dropped(sources, text):

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from tokenizers import Tokenizer, models
 
 from vanilla_transformer_tools.saved_folder import FILES_FILE
 from vanilla_transformer_tools.settings import TrainSettings
@@ -27,6 +28,7 @@ from vanilla_transformer_tools.training.checkpoints import (
     delete_oldest,
     delete_unclosed,
     discard_stopped,
+    failed_writes_named,
     reopen_checkpoint,
     resumable_checkpoint,
 )
@@ -248,6 +250,16 @@ def test_full_disk_is_named_while_saving(corpus, tmp_path, save_strategy, saved)
         run_updates(corpus, folder, 2, save_strategy=save_strategy)
 
     assert not closed_checkpoints(folder)
+
+
+def test_full_disk_is_named_while_the_tokenizer_of_a_checkpoint_is_saved(tmp_path):
+    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0}, "<unk>"))
+
+    with (
+        pytest.raises(OSError, match=r"Saving into .* failed: No space left on device"),
+        failed_writes_named(tmp_path),
+    ):
+        tokenizer.save("/dev/full")
 
 
 def test_best_checkpoint_that_has_changed_is_not_loaded(corpus, tmp_path, monkeypatch, capsys):

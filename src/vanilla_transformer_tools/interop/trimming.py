@@ -20,7 +20,7 @@ from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBas
 from vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
-from vanilla_transformer_tools.files import read_lines
+from vanilla_transformer_tools.files import naming_full_disk, read_lines
 from vanilla_transformer_tools.saved_folder import align_weights
 from vanilla_transformer_tools.text.languages import language_codes
 from vanilla_transformer_tools.text.tokenizer_pair import has_target_vocabulary
@@ -296,7 +296,10 @@ def _trimmed_tokenizer(
     _renumber_special_tokens(backend["post_processor"], new_ids)
     # Those of the last call.
     backend["padding"] = backend["truncation"] = None
-    with TemporaryDirectory() as folder:
+    with (
+        TemporaryDirectory() as folder,
+        naming_full_disk(Path(folder), "the smaller vocabulary"),
+    ):
         tokenizer.save_pretrained(folder)
         Path(folder, "tokenizer.json").write_text(
             json.dumps(backend, ensure_ascii=False), encoding="utf-8"

@@ -77,14 +77,17 @@ def close_checkpoint(folder: Path) -> None:
 
 @contextmanager
 def failed_writes_named(folder: Path) -> Iterator[None]:
-    """Raises an `OSError` where torch or safetensors raise another error for a failed write.
+    """Raises an `OSError` where a library raises another error for a failed write.
 
     Args:
         folder: Where they write.
     """
     try:
         yield
-    except (SafetensorError, RuntimeError) as error:
+    except Exception as error:
+        # Tokenizers have no class of errors of their own.
+        if not isinstance(error, (SafetensorError, RuntimeError)) and type(error) is not Exception:
+            raise
         raise OSError(
             f"Saving into {folder} failed: {error}. Check that the disk has room for two more "
             "checkpoints and that the folder is writable, then continue with --resume."
