@@ -10,9 +10,9 @@ The rules:
    interpolated: a curve between two evaluations would be a guess.
 5. Options of an entry are those of `train`, the same for all seeds. It may have fewer --minutes, so
    that its learning rate ends earlier, but no other data and no other way of scoring.
-6. Each seed trains baseline and entry one after the other, on the same machine, and each second
-   seed trains the entry first. Two runs of a seed must begin within two hours.
-7. The machine has two cores for the run and does nothing else.
+6. Each seed trains baseline and entry at the same time, with one thread each, so that a machine
+   that becomes slower is slower for both.
+7. The machine has two cores for them and does nothing else.
 8. All seeds must reach the target, the baseline's too. The result is the ratio of the times of a
    seed, entry to baseline: its mean and range over three seeds.
 9. A record has a commit, so that it can be repeated.
@@ -30,6 +30,7 @@ import argparse
 import os
 import shlex
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -38,7 +39,7 @@ from ablate import read_rows
 from runs import OPTIONS_FILE, read_plan, run_main, slug, table, train
 
 MOST_PARAMETERS = 3_000_000
-MOST_HOURS_APART = 2
+MOST_SECONDS_APART = 60
 BASELINE = "baseline"
 COLUMNS = ("entry", "target", "seeds", "baseline, minutes", "entry, minutes", "ratio", "range")
 COLUMNS += ("updates", "parameters", "commit", "hardware")
@@ -140,14 +141,14 @@ def compare(pairs: list[tuple[Arrival, Arrival]], name: str, goal: str) -> list[
         goal: Score and target.
 
     Raises:
-        ValueError: If two runs of a seed are not of the same hours.
+        ValueError: If two runs of a seed did not begin together.
     """
     for baseline, entry in pairs:
-        hours = abs(baseline.started - entry.started) / 3600
-        if hours > MOST_HOURS_APART:
+        apart = abs(baseline.started - entry.started)
+        if apart > MOST_SECONDS_APART:
             raise ValueError(
-                f"The runs of a seed must begin within {MOST_HOURS_APART} hours, got {hours:.1f} "
-                "between two of them: machines change. Choose another --output."
+                f"The runs of a seed must begin within {MOST_SECONDS_APART} seconds, got "
+                f"{apart:.0f} between two of them: machines change. Choose another --output."
             )
     ratios = [entry.seconds / baseline.seconds for baseline, entry in pairs]
     minutes = [f"{mean(run.seconds for run in runs) / 60:.2f}" for runs in zip(*pairs, strict=True)]
@@ -173,7 +174,7 @@ def append_record(path: Path, cells: list[str]) -> None:
 def main() -> int:
     """Trains what is missing, prints and appends the row; returns the exit status."""
     options = parse()
-    os.environ.setdefault("OMP_NUM_THREADS", "2")
+    os.environ["OMP_NUM_THREADS"] = "1"
     metric, target = read_goal(options.plan)
     entry = read_rows(options.plan, [options.entry])
     if len(entry) > 1:
@@ -182,15 +183,16 @@ def main() -> int:
     shared = shlex.split(read_plan(options.plan).get("options") or "")
     runs = {BASELINE: shared, slug(name): words}
     pairs = []
-    for number, seed in enumerate(dict.fromkeys(options.seeds)):
-        folders = {kind: options.output / slug(name) / f"{kind}-{seed}" for kind in runs}
-        for kind in sorted(runs, reverse=bool(number % 2), key=lambda kind: kind != BASELINE):
-            given = [*runs[kind], "--data", options.data, "--seed", str(seed)]
-            given += ["--disable_tqdm", "true"]
-            if status := train(folders[kind], given):
-                print(f"{folders[kind]}: training ended with status {status}.", file=sys.stderr)
-                return status
-        pairs.append(tuple(arrival(folder, metric, target) for folder in folders.values()))
+    for seed in dict.fromkeys(options.seeds):
+        folders = [options.output / slug(name) / f"{kind}-{seed}" for kind in runs]
+        same = ["--data", options.data, "--seed", str(seed), "--disable_tqdm", "true"]
+        with ThreadPoolExecutor(len(runs)) as pool:
+            statuses = pool.map(train, folders, ([*given, *same] for given in runs.values()))
+            for folder, status in zip(folders, statuses, strict=True):
+                if status:
+                    print(f"{folder}: training ended with status {status}.", file=sys.stderr)
+                    return status
+        pairs.append(tuple(arrival(folder, metric, target) for folder in folders))
     cells = compare(pairs, name, f"{metric} {target:g}")
     print(table(list(COLUMNS), cells))
     if options.records:
