@@ -8,7 +8,6 @@ N hypotheses of a sentence · K key positions · C candidates.
 """
 
 import copy
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -274,37 +273,6 @@ def _as_bias(visible: Tensor, dtype: torch.dtype) -> Tensor:
     return bias.masked_fill_(~visible, torch.finfo(dtype).min)
 
 
-class MeanDecoding:
-    """Decodes with several models as one, by the mean of their probabilities.
-
-    Args:
-        decodings: One of each model, all of the same sources.
-    """
-
-    def __init__(self, decodings: list[IncrementalDecoder]) -> None:
-        self.decodings = decodings
-
-    def first_logits(self, prompt: Tensor) -> Tensor:
-        """Log-probabilities of the token after each prompt, `[B, P]` -> `[B, V]`."""
-        return mean_log_probs([decoding.first_logits(prompt) for decoding in self.decodings])
-
-    def next_logits(self, tokens: Tensor, parents: Tensor | None = None) -> Tensor:
-        """Log-probabilities of the token after each hypothesis, `[B, N]` -> `[B, N, V]`."""
-        logits = [decoding.next_logits(tokens, parents) for decoding in self.decodings]
-        return mean_log_probs(logits)
-
-    def keep(self, rows: Tensor) -> None:
-        """Drops all sentences except those at `rows`."""
-        for decoding in self.decodings:
-            decoding.keep(rows)
-
-
-def mean_log_probs(logits: list[Tensor]) -> Tensor:
-    """Log of the mean of several models' probabilities, from the logits of each."""
-    log_probs = torch.stack([part.log_softmax(-1, dtype=torch.float32) for part in logits])
-    return log_probs.logsumexp(0) - math.log(len(logits))
-
-
 class Constraints:
     """Logits processors, those that ban single tokens merged into one.
 
@@ -327,21 +295,6 @@ class Constraints:
             else:
                 self.others.append(processor)
 
-    @classmethod
-    def of(cls, config: GenerationConfig, device: torch.device | str = "cpu") -> "Constraints":
-        """The `suppress_tokens` and `bad_words_ids` of a generation config.
-
-        Args:
-            config: Other settings are ignored.
-            device: Of the scores.
-        """
-        processors: list[LogitsProcessor] = []
-        if config.suppress_tokens:
-            processors.append(SuppressTokensLogitsProcessor(config.suppress_tokens, device=device))
-        if config.bad_words_ids:
-            processors.append(NoBadWordsLogitsProcessor(config.bad_words_ids, config.eos_token_id))
-        return cls(processors)
-
     def __call__(self, scores: Tensor, sequences: Tensor) -> Tensor:
         """Scores `[rows, V]` of the next token, in float32, changed in place.
 
@@ -359,7 +312,7 @@ class Constraints:
 
 
 def greedy_search(
-    decoding: IncrementalDecoder | MeanDecoding,
+    decoding: Any,
     prompt: Tensor,
     limits: list[int],
     end_tokens: set[int],
@@ -369,7 +322,7 @@ def greedy_search(
     """Continues with the likeliest token at each step, or with a drawn one.
 
     Args:
-        decoding: Fresh, of the B sources.
+        decoding: A fresh `IncrementalDecoder` of the B sources, or what decodes like one.
         prompt: Beginning of each output, `[B, P]`.
         limits: Longest output of each sentence in tokens, prompt not counted.
         end_tokens: Tokens that end an output.
@@ -517,7 +470,7 @@ class Beam:
 
 
 def beam_search(
-    decoding: IncrementalDecoder | MeanDecoding,
+    decoding: Any,
     prompt: Tensor,
     limits: list[int],
     end_tokens: set[int],
@@ -527,7 +480,7 @@ def beam_search(
     """The likeliest outputs found with a beam of hypotheses.
 
     Args:
-        decoding: Fresh, of the B sources.
+        decoding: A fresh `IncrementalDecoder` of the B sources, or what decodes like one.
         prompt: Beginning of each output, `[B, P]`.
         limits: Longest output of each sentence in tokens, prompt not counted.
         end_tokens: Tokens that end an output.
@@ -589,46 +542,6 @@ def beam_search(
         logits = decoding.next_logits(newest, origins)
 
 
-def search(
-    models: Sequence[Any],
-    encoded: Sequence[Tensor],
-    attention_mask: Tensor | None,
-    prompt: Tensor,
-    limits: list[int],
-    end_tokens: set[int],
-    constraints: Constraints,
-    settings: BeamSettings | None = None,
-    draw: Callable[[Tensor], Tensor] | None = None,
-) -> list[list[tuple[float, list[int]]]]:
-    """Outputs of one model, or of several by the mean of their probabilities.
-
-    Args:
-        models: `VanillaTransformerForConditionalGeneration`s with the same vocabularies, for which
-            `reason_against` has no reason.
-        encoded: The sources as each model's encoder has read them, `[B, S, D]`.
-        attention_mask: 1 = real source token, `[B, S]`; None: all are.
-        prompt: Beginning of each output, without padding, `[B, P]`.
-        limits: Longest output of each sentence in tokens, prompt not counted.
-        end_tokens: Tokens that end an output.
-        constraints: Which tokens may follow.
-        settings: Width of the beam, ranks and end; None: greedy search, or one that draws.
-        draw: See `greedy_search`.
-
-    Returns:
-        For each sentence its outputs after the prompt with their ranks, best first: N with
-        `settings`, else one, whose rank is NaN.
-    """
-    decodings = [
-        IncrementalDecoder(model, hidden_states, attention_mask)
-        for model, hidden_states in zip(models, encoded, strict=True)
-    ]
-    decoding = decodings[0] if len(decodings) == 1 else MeanDecoding(decodings)
-    arguments = (decoding, prompt, limits, end_tokens, constraints)
-    if settings is None:
-        return [[(math.nan, tokens)] for tokens in greedy_search(*arguments, draw)]
-    return beam_search(*arguments, settings)
-
-
 def search_of_generate(
     model: Any,
     input_ids: Tensor,
@@ -657,33 +570,29 @@ def search_of_generate(
         return None
     logger.debug("`generate` runs the search of vanilla_transformer.")
     beams, mask = generation_config.num_beams, inputs.get("attention_mask")
-    prompts = input_ids[::beams]
-    settings = draw = None
-    if beams > 1:
+    encoded, prompts = inputs["encoder_outputs"][0][::beams], input_ids[::beams]
+    arguments = (
+        IncrementalDecoder(model, encoded, None if mask is None else mask[::beams]),
+        prompts,
+        *_limits_and_ends(stopping_criteria, *prompts.shape),
+        Constraints(logits_processor),
+    )
+    count, fill = 1, generation_config._pad_token_tensor
+    if beams == 1:
+        outputs = greedy_search(*arguments, _draw if generation_config.do_sample else None)
+    else:
         settings = BeamSettings(
             beams,
             generation_config.length_penalty,
             generation_config.early_stopping,
             generation_config.max_length - prompts.shape[1],
         )
-    elif generation_config.do_sample:
-        draw = _draw
-    found = search(
-        [model],
-        [inputs["encoder_outputs"][0][::beams]],
-        None if mask is None else mask[::beams],
-        prompts,
-        *_limits_and_ends(stopping_criteria, *prompts.shape),
-        Constraints(logits_processor),
-        settings,
-        draw,
-    )
-    count = 1 if settings is None else generation_config.num_return_sequences
-    fill, ends = generation_config._pad_token_tensor, generation_config._eos_token_tensor
-    if settings is not None and not fill and ends is not None:
-        # Transformers pads the outputs of beams with the padding token only if its id is not 0.
-        fill = ends[0]
-    outputs = [tokens for hypotheses in found for _, tokens in hypotheses[:count]]
+        count, ends = generation_config.num_return_sequences, generation_config._eos_token_tensor
+        found = beam_search(*arguments, settings)
+        outputs = [tokens for hypotheses in found for _, tokens in hypotheses[:count]]
+        if not fill and ends is not None:
+            # Transformers pads the outputs of beams with the padding token only if its id is not 0.
+            fill = ends[0]
     rows, _ = padded(outputs, int(fill or 0))
     prompts = prompts.repeat_interleave(count, 0)
     return torch.cat((prompts, rows.to(prompts.device)), dim=-1)

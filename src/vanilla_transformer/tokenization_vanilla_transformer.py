@@ -64,7 +64,7 @@ BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 
 # Letters with their accents and joiners, single digits, and signs are kept apart; each takes the
 # blank in front of it. Of several blanks the last one belongs to what follows.
-_WORDS = r" ?\p{L}[\p{L}\p{M}\x{200C}\x{200D}]*| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+WORDS = r" ?\p{L}[\p{L}\p{M}\x{200C}\x{200D}]*| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 BLANK_SEPARATED = r" ?[^ ]+| +(?= )| +"
 _NAMES_OF_SPECIAL_TOKENS = r"pad|/?s|unk"
 # The decoder takes lower-case digits for bytes too.
@@ -74,7 +74,7 @@ _NAMES_OF_BYTE_TOKENS = r"0x[0-9A-Fa-f]{2}"
 _LONGEST_TRAINED_WORD = 500
 _WORDS_AT_A_TIME = 1000
 
-# `_WORDS` keeps white space together that stands side by side.
+# `WORDS` keeps white space together that stands side by side.
 _WIDE_SPACE = re.compile(r"\A\s|\s\s|\s\Z")
 
 # As in SentencePiece's nmt_nfkc, whose U+200C and U+200D are left alone here.
@@ -88,8 +88,8 @@ class VanillaTransformerTokenizer(ComposingTokenizer):
     """Fast tokenizer that is trained on your own text; a sentence ends in `</s>`.
 
     Its ids 0 to 3 are `<pad>`, `<s>`, `</s>` and `<unk>`. All that encoding and decoding need is in
-    the saved `tokenizer.json` and `tokenizer_config.json`; this class adds training and the report
-    on unknowns, so where it is absent a saved folder loads as the plain fast tokenizer.
+    the saved `tokenizer.json` and `tokenizer_config.json`; this class adds training, so where it is
+    absent a saved folder loads as the plain fast tokenizer.
 
     Text that spells a built-in special token (`<pad>`, `<s>`, `</s>`, `<unk>`, the tag of a target
     language) or a byte token is plain text (`split_special_tokens=True`). Tokens that you add are
@@ -279,43 +279,6 @@ class VanillaTransformerTokenizer(ComposingTokenizer):
             ids[token] = next(free) if token_id is None else token_id
         return ids
 
-    def unknown_strings(self, texts: Iterable[str]) -> Counter[str]:
-        """Strings in `texts` that become `<unk>`, with the number of times each occurs."""
-        counts: Counter[str] = Counter()
-        remaining = iter(texts)
-        while chunk := list(islice(remaining, 1000)):
-            encoded = self(
-                chunk, add_special_tokens=False, return_offsets_mapping=True, verbose=False
-            )
-            for text, ids, offsets in zip(
-                chunk, encoded["input_ids"], encoded["offset_mapping"], strict=True
-            ):
-                counts.update(
-                    text[start:end]
-                    for token_id, (start, end) in zip(ids, offsets, strict=True)
-                    if token_id == self.unk_token_id
-                )
-        return counts
-
-    def has_independent_parts(self) -> bool:
-        """Whether the ids of a line are the ids of its `independent_parts`, and `</s>` after them.
-
-        It is so for pieces of words without a Unicode form, which may write blanks again, and
-        without tokens that a text can spell or BPE-dropout.
-        """
-        backend = json.loads(self.backend_tokenizer.to_str())
-        boundaries = (backend["pre_tokenizer"] or {}).get("pretokenizers") or [{}]
-        normalizer = backend["normalizer"] or {}
-        return bool(
-            boundaries[-1].get("pattern") in [{"Regex": _WORDS}, {"Regex": BLANK_SEPARATED}]
-            and {step["type"] for step in normalizer.get("normalizers", [normalizer])}
-            == {"Replace"}
-            and backend["model"].get("dropout") is None
-            and self.split_special_tokens
-            and all(token.special for token in self.added_tokens_decoder.values())
-            and self("")["input_ids"] == [self.eos_token_id]
-        )
-
     @staticmethod
     def independent_parts(line: str) -> list[str]:
         """The words of a line; the line itself if it has white space at an end or side by side."""
@@ -477,7 +440,7 @@ def _subword_backend(
         pre_tokenizers.Split(
             Regex(rf"<(?=(?:{_special_names(tags)}|{_NAMES_OF_BYTE_TOKENS})>)"), "isolated"
         ),
-        pre_tokenizers.Split(Regex(BLANK_SEPARATED if pretokenized else _WORDS), "isolated"),
+        pre_tokenizers.Split(Regex(BLANK_SEPARATED if pretokenized else WORDS), "isolated"),
     ]
 
     parts = Counter(chain.from_iterable(map(VanillaTransformerTokenizer.independent_parts, lines)))

@@ -17,6 +17,7 @@ from vanilla_transformer_tools.text.token_ids import (
     PairEncoder,
     _joined,
     encode_pairs,
+    has_independent_parts,
     pair_lengths,
     tokenize_pairs,
     truncate,
@@ -64,7 +65,7 @@ def test_ids_are_those_of_the_tokenizer_for_whole_lines(options, by_words, monke
         found.append(columns)
 
     assert found[0] == found[-1]
-    assert tokenizer.has_independent_parts() == by_words
+    assert has_independent_parts(tokenizer) == by_words
 
 
 def test_white_space_of_all_kinds_is_found():
@@ -89,20 +90,20 @@ def test_words_that_a_text_must_not_spell_are_plain_text_from_the_first_batch():
 
 def test_words_depend_on_each_other_when_a_token_may_span_several():
     tokenizer = VanillaTransformerTokenizer.train(["New York"] * 3, vocab_size=270)
-    assert tokenizer.has_independent_parts()
+    assert has_independent_parts(tokenizer)
 
     tokenizer.add_tokens(["New York"])
 
     pairs = {"source": ["New York"], "target": ["New York"]}
     ids = encode_pairs(pairs, TokenizerPair.joint(tokenizer), 50)
     assert ids["labels"] == tokenizer(["New York"])["input_ids"]
-    assert not tokenizer.has_independent_parts()
+    assert not has_independent_parts(tokenizer)
 
 
 def test_words_are_independent_beside_characters_that_nobody_sees():
     lines = ["a \u200b b", "\ufeffa b\u200b", "a\u200bb c", "a \ufeff\t b", "\u200b", "a\t\ufeff b"]
     tokenizer = VanillaTransformerTokenizer.train(["a b\tc"], vocab_size=270)
-    assert tokenizer.has_independent_parts()
+    assert has_independent_parts(tokenizer)
 
     ids = encode_pairs({"source": lines, "target": lines}, TokenizerPair.joint(tokenizer), 50)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -17,6 +19,8 @@ from datasets.utils import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from vanilla_transformer.tokenization_vanilla_transformer import (
+    BLANK_SEPARATED,
+    WORDS,
     VanillaTransformerTokenizer,
 )
 from vanilla_transformer_tools.text.blanks import without_blank_ends
@@ -293,9 +297,47 @@ def _joined(lines: Sequence[Sequence[int]]) -> _Lines:
 
 
 def _line_encoder(tokenizer: PreTrainedTokenizerBase, argument: str) -> _ByLines | _ByWords:
-    if isinstance(tokenizer, VanillaTransformerTokenizer) and tokenizer.has_independent_parts():
+    if isinstance(tokenizer, VanillaTransformerTokenizer) and has_independent_parts(tokenizer):
         return _ByWords(tokenizer)
     return _ByLines(tokenizer, argument)
+
+
+def has_independent_parts(tokenizer: VanillaTransformerTokenizer) -> bool:
+    """Whether the ids of a line are the ids of its `independent_parts`, and `</s>` after them.
+
+    It is so for pieces of words without a Unicode form, which may write blanks again, and without
+    tokens that a text can spell or BPE-dropout.
+    """
+    backend = json.loads(tokenizer.backend_tokenizer.to_str())
+    boundaries = (backend["pre_tokenizer"] or {}).get("pretokenizers") or [{}]
+    normalizer = backend["normalizer"] or {}
+    return bool(
+        boundaries[-1].get("pattern") in [{"Regex": WORDS}, {"Regex": BLANK_SEPARATED}]
+        and {step["type"] for step in normalizer.get("normalizers", [normalizer])} == {"Replace"}
+        and backend["model"].get("dropout") is None
+        and tokenizer.split_special_tokens
+        and all(token.special for token in tokenizer.added_tokens_decoder.values())
+        and tokenizer("")["input_ids"] == [tokenizer.eos_token_id]
+    )
+
+
+def unknown_strings(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> Counter[str]:
+    """Strings in `texts` that become `<unk>`, with the number of times each occurs."""
+    counts: Counter[str] = Counter()
+    remaining = iter(texts)
+    while chunk := list(islice(remaining, 1000)):
+        encoded = tokenizer(
+            chunk, add_special_tokens=False, return_offsets_mapping=True, verbose=False
+        )
+        for text, ids, offsets in zip(
+            chunk, encoded["input_ids"], encoded["offset_mapping"], strict=True
+        ):
+            counts.update(
+                text[start:end]
+                for token_id, (start, end) in zip(ids, offsets, strict=True)
+                if token_id == tokenizer.unk_token_id
+            )
+    return counts
 
 
 def source_prefixes(

@@ -28,6 +28,7 @@ from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from vanilla_transformer.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.evaluation.metrics import METRICS
 from vanilla_transformer_tools.progress import bar_on_terminal, duration
+from vanilla_transformer_tools.text.token_ids import unknown_strings
 from vanilla_transformer_tools.text.training_data import TrainingData
 from vanilla_transformer_tools.training.averaging import metric_of
 from vanilla_transformer_tools.training.callbacks import StopOnRequest
@@ -104,7 +105,7 @@ def _unknown_tokens(trainer: TokenBatchTrainer) -> Iterator[str]:
     for side, tokenizer in (("source", tokenizers.source), ("target", tokenizers.target)):
         if pairs is None or not isinstance(tokenizer, VanillaTransformerTokenizer):
             continue
-        if unknown := tokenizer.unknown_strings(pairs[side]):
+        if unknown := unknown_strings(tokenizer, pairs[side]):
             named = ", ".join(f"{string!r} ({n:,})" for string, n in unknown.most_common(_NAMED))
             yield (
                 f"unknown     {unknown.total():,} tokens of the validation {side}s: {named}"

@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,16 +28,18 @@ from transformers.generation import (
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.fast_search_vanilla_transformer import (
     BeamSettings,
-    Constraints,
-    mean_log_probs,
+    IncrementalDecoder,
+    beam_search,
+    greedy_search,
     reason_against,
 )
-from vanilla_transformer.fast_search_vanilla_transformer import search as run_search
 from vanilla_transformer.generation_vanilla_transformer import SourceLengthLimit, padded
 from vanilla_transformer_tools.saved_folder import complete_ids
+from vanilla_transformer_tools.translation.ensemble import MeanDecoding, mean_log_probs
 from vanilla_transformer_tools.translation.search import (
     FIELDS_OF_A_SEARCH,
     Search,
+    bans,
     refuse_torch_only,
     start_and_ends,
     torch_only,
@@ -270,17 +272,26 @@ class TorchEngine:
         """Outputs of the plugin's own search, without the start token."""
         input_ids, attention_mask = self._pad(sources)
         config = self.model.generation_config
-        constraints = Constraints.of(config, prompt.device)
+        constraints = bans(config, prompt.device)
         constraints.others += self._processors(search)
         begun = prompt[:, 1:].tolist()
         beyond = [limit - len(tokens) for limit, tokens in zip(limits, begun, strict=True)]
-        settings: BeamSettings | None = None
-        draw: Callable[[Tensor], Tensor] | None = None
-        count = 1
-        if search.num_beams > 1:
-            count, early_stopping = search.num_hypotheses, config.early_stopping or False
+        decodings = [
+            IncrementalDecoder(
+                model,
+                model.get_encoder()(input_ids, attention_mask=attention_mask).last_hidden_state,
+                attention_mask,
+            )
+            for model in self.models
+        ]
+        decoding = decodings[0] if len(decodings) == 1 else MeanDecoding(decodings)
+        arguments = (decoding, prompt, beyond, self.end_ids, constraints)
+        if search.num_beams == 1:
+            draw = partial(_draw, _sampling(search, sources), prompt) if search.do_sample else None
+            found = [[tokens] for tokens in greedy_search(*arguments, draw)]
+        else:
             settings = BeamSettings(
-                search.num_beams, search.length_penalty, early_stopping, max(beyond)
+                search.num_beams, search.length_penalty, config.early_stopping or False, max(beyond)
             )
             allowed = self.vocab_size - len(constraints.banned)
             if allowed < (needed := settings.candidates(self.end_ids)):
@@ -288,26 +299,14 @@ class TorchEngine:
                     f"{search.num_beams} beams need {needed} target tokens that are not banned, "
                     f"got {allowed}. Use fewer beams."
                 )
-        elif search.do_sample:
-            draw = partial(_draw, _sampling(search, sources), prompt)
-        found = run_search(
-            self.models,
-            [
-                model.get_encoder()(input_ids, attention_mask=attention_mask).last_hidden_state
-                for model in self.models
-            ],
-            attention_mask,
-            prompt,
-            beyond,
-            self.end_ids,
-            constraints,
-            settings,
-            draw,
-        )
+            found = [
+                [tokens for _, tokens in hypotheses[: search.num_hypotheses]]
+                for hypotheses in beam_search(*arguments, settings)
+            ]
         return [
             [*tokens, *rest]
-            for tokens, hypotheses in zip(begun, found, strict=True)
-            for _, rest in hypotheses[:count]
+            for tokens, outputs in zip(begun, found, strict=True)
+            for rest in outputs
         ]
 
     def _processors(self, search: Search) -> Iterator[LogitsProcessor]:

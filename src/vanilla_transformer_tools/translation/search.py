@@ -5,7 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+import torch
 from transformers import GenerationConfig, PreTrainedModel
+from transformers.generation import (
+    LogitsProcessor,
+    NoBadWordsLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+)
 
 from vanilla_transformer.fast_search_vanilla_transformer import Constraints
 from vanilla_transformer_tools.settings import MAX_EXTRA_TOKENS
@@ -220,13 +226,23 @@ class Search:
         return words
 
 
+def bans(config: GenerationConfig, device: torch.device | str = "cpu") -> Constraints:
+    """The `suppress_tokens` and `bad_words_ids` of a generation config, for scores on a device."""
+    processors: list[LogitsProcessor] = []
+    if config.suppress_tokens:
+        processors.append(SuppressTokensLogitsProcessor(config.suppress_tokens, device=device))
+    if config.bad_words_ids:
+        processors.append(NoBadWordsLogitsProcessor(config.bad_words_ids, config.eos_token_id))
+    return Constraints(processors)
+
+
 def never_generated(generation_config: GenerationConfig) -> list[int]:
     """Ids that are never generated: `<pad>` and `<s>`, unless the model's owner chose others.
 
     Raises:
         ValueError: If sequences of several tokens are forbidden, which an export cannot express.
     """
-    constraints = Constraints.of(generation_config)
+    constraints = bans(generation_config)
     if constraints.others:
         sequences = [ids for ids in generation_config.bad_words_ids if len(ids) != 1]
         raise ValueError(
