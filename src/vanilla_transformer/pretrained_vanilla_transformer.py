@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.dynamic_module_utils import custom_object_save
 from transformers.utils import logging
+from transformers.utils.generic import is_flash_attention_requested
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .layers_vanilla_transformer import HeadMixing
@@ -62,8 +63,14 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
         """As in Transformers, but talking heads run with eager attention only.
 
         Raises:
-            ValueError: If another kernel is requested.
+            ValueError: If another kernel is requested, or flash attention with `fast=False`.
         """
+        if not self.config.fast and is_flash_attention_requested(None, attn_implementation):
+            raise ValueError(
+                "Flash attention needs sources without padding, which only the files named `fast_*` "
+                f"make, got {attn_implementation!r} and `fast=False`. Take 'sdpa', or set `fast` to "
+                "True."
+            )
         if self.config.talking_heads is not None:
             if attn_implementation not in (None, "eager"):
                 raise ValueError(
