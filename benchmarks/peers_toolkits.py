@@ -1,5 +1,6 @@
 """Toolkits that train on the same segmented text, each as its user runs it; for peers.py."""
 
+import json
 import os
 import re
 import shlex
@@ -113,6 +114,17 @@ TOOLKITS = {
         "step_$update",
         "-m eole.bin.main predict -model_path $checkpoint -src $source -output $output "
         "-beam_size 1",
+    ),
+    "marian": Toolkit(
+        ("marian.yaml",),
+        "-c 'import pymarian; pymarian.Trainer(\"-c $config\").train()'",
+        r" Up\. \d+ ",
+        "model.iter$update.npz",
+        "-c 'import sys, pymarian; "
+        'model = pymarian.Translator("-m $checkpoint -v $data/vocab.yml $data/vocab.yml -b 1"); '
+        "print(*model.translate(sys.stdin.read().splitlines()), sep=chr(10))'",
+        reads_input=True,
+        writes_output=False,
     ),
 }
 
@@ -228,7 +240,11 @@ def _write_vocabulary(folder: Path, lines: Iterable[str], vocab_size: int) -> No
     words.save_pretrained(folder / "tokenizer")
     VanillaTransformerConfig(vocab_size=len(words)).save_pretrained(folder / "tokenizer")
     ids = [i for i in range(len(words)) if i not in words.all_special_ids]
-    _write_lines(folder / "vocab.txt", words.convert_ids_to_tokens(ids))
+    entries = words.convert_ids_to_tokens(ids)
+    _write_lines(folder / "vocab.txt", entries)
+    # Marian's has numbers, and names of its own. JSON is YAML.
+    numbers = {entry: number for number, entry in enumerate(["</s>", "<unk>", *entries])}
+    _write_lines(folder / "vocab.yml", [json.dumps(numbers)])
 
 
 @dataclass

@@ -53,11 +53,13 @@ def build(preset: str) -> VanillaTransformerForConditionalGeneration:
     return VanillaTransformerForConditionalGeneration(config)
 
 
-def training_step(preset: str, sentences: int, dtype: torch.dtype = torch.float32) -> Step:
-    """A whole step, of pairs of `LENGTH` tokens a side."""
+def training_step(
+    preset: str, sentences: int, dtype: torch.dtype = torch.float32, length: int = LENGTH
+) -> Step:
+    """A whole step, of pairs of so many tokens a side."""
     model = build(preset).train()
     optimizer = torch.optim.Adam(model.parameters(), 1e-4, fused=True)
-    ids = torch.randint(4, VOCABULARY[preset], (sentences, LENGTH))
+    ids = torch.randint(4, VOCABULARY[preset], (sentences, length))
 
     def step() -> None:
         with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
@@ -149,7 +151,12 @@ def tricks() -> dict[str, Trick]:
         "train tiny": partial(training_step, "tiny", 80),
         "train base": partial(training_step, "base", 8),
     }
-    narrow = {"train tiny, bfloat16": partial(training_step, "tiny", 32, torch.bfloat16)}
+    narrow = {
+        f"train tiny, bfloat16, {length} tokens": partial(
+            training_step, "tiny", 32 * LENGTH // length, torch.bfloat16, length
+        )
+        for length in (LENGTH, 4 * LENGTH)
+    }
     never_leaves = partial(patch.object, search, "LARGEST_FULL_SHARE", -1)
     bypassed = [search.direct_call, search.direct_copy, search._unchanged, search._run_torch_kernel]
     return {
@@ -169,7 +176,7 @@ def tricks() -> dict[str, Trick]:
             [layers.WeightForFewRows, layers.WeightLayouts], without_layouts, generations
         ),
         "sentences that leave": Trick(
-            [search._kept, search.IncrementalDecoder.keep, search.History.keep], never_leaves, many
+            [search._kept, search.IncrementalDecoder.keep], never_leaves, many
         ),
         "merged bans": Trick([search.Constraints], without_merged_bans, many),
         "own search": Trick(

@@ -1,7 +1,6 @@
 """Greedy and beam search that run the decoder step by step, with the results of Transformers'.
 
-Finished sentences leave the batch, the hypotheses of a sentence share one copy of their source, and
-their own keys are never moved.
+Finished sentences leave the batch, and the hypotheses of a sentence share one copy of their source.
 
 Shapes: B sentences · S source · P prompt · H heads · E head size · D `d_model` · V vocabulary ·
 N hypotheses of a sentence · K key positions · C candidates.
@@ -11,13 +10,14 @@ import copy
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import GenerationConfig
-from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.generation import (
     EosTokenCriteria,
     ForcedBOSTokenLogitsProcessor,
@@ -51,8 +51,6 @@ logger = logging.get_logger(__name__)
 LARGEST_FULL_SHARE = 7 / 8
 # A GPU is asked this seldom what was chosen, because its queue of work runs empty meanwhile.
 STEPS_BETWEEN_LOOKS = 8
-# Number of positions that memory is first allocated for; it doubles when it is full.
-POSITIONS_AHEAD = 16
 # These look at single rows only, so rows may leave the batch.
 ROWWISE_PROCESSORS = (
     ForcedBOSTokenLogitsProcessor,
@@ -70,41 +68,6 @@ ROWWISE_PROCESSORS = (
 )
 # Criteria that these searches apply without calling them.
 KNOWN_CRITERIA = (EosTokenCriteria, MaxLengthCriteria, SourceLengthLimit)
-
-
-class History(Cache):
-    """Keys and values of the targets so far, appended in place and never moved."""
-
-    def __init__(self) -> None:
-        super().__init__(layers=[])
-        self.length = 0
-        # Keys and values of each layer; their sizes and numbers of heads may differ.
-        self.buffers: dict[int, list[Tensor]] = {}
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Appends keys and values `[B, H, N, E]`; returns all of the layer, `[B, H, K, E]`."""
-        # Layers may have been taken out, so that numbers are missing.
-        nothing = [key_states[:, :, :0], value_states[:, :, :0]]
-        buffers = self.buffers.setdefault(layer_idx, nothing)
-        new = key_states.shape[2]
-        end = self.length + new
-        if end > buffers[0].shape[2]:
-            room = end if self.length == 0 else 2 * end + POSITIONS_AHEAD * new
-            ahead = (0, 0, 0, room - self.length)
-            buffers[:] = [F.pad(buffer[:, :, : self.length], ahead) for buffer in buffers]
-        keys, values = (buffer.narrow(2, 0, end) for buffer in buffers)
-        keys.narrow(2, self.length, new).copy_(key_states)
-        values.narrow(2, self.length, new).copy_(value_states)
-        return keys, values
-
-    def keep(self, rows: Tensor) -> None:
-        """Forgets all sentences but those at `rows`."""
-        self.buffers = {
-            layer_idx: [buffer.index_select(0, rows) for buffer in buffers]
-            for layer_idx, buffers in self.buffers.items()
-        }
 
 
 def direct_call(module: nn.Module, layouts: WeightLayouts) -> Callable[..., Any]:
@@ -179,7 +142,7 @@ class IncrementalDecoder:
     """The decoder of one model, fed position by position.
 
     The hypotheses of a sentence take the axis of target positions, so all of them read one copy of
-    their source's keys and values. Their own keys are never moved: those of all hypotheses are
+    their source's keys and values. Their own keys never change places: those of all hypotheses are
     side by side, and a mask shows each hypothesis its own past.
 
     Args:
@@ -202,8 +165,7 @@ class IncrementalDecoder:
         self.source_mask = None
         if attention_mask is not None and not attention_mask.all():
             self.source_mask = _as_bias(attention_mask[:, None, None].bool(), self.source.dtype)
-        self.history = History()
-        self.cache = EncoderDecoderCache(self.history, DynamicCache())
+        self.cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
         self.position = 0
         self.positions = self.source.new_empty(1, 0, 0)
         self.past = self.source.new_empty(0, 0, 0)
@@ -241,19 +203,17 @@ class IncrementalDecoder:
         self.past = self.past.index_select(0, rows)
         if self.source_mask is not None:
             self.source_mask = self.source_mask.index_select(0, rows)
-        self.history.keep(rows)
-        for layer in self.cache.cross_attention_cache.layers:
-            if layer.keys is None:
-                # Of a layer that was taken out.
-                continue
-            layer.keys, layer.values = (x.index_select(0, rows) for x in (layer.keys, layer.values))
+        caches = (self.cache.self_attention_cache, self.cache.cross_attention_cache)
+        for layer in chain.from_iterable(cache.layers for cache in caches):
+            # Layers of the model may have been taken out, so that their caches are empty.
+            if layer.keys is not None:
+                layer.keys = layer.keys.index_select(0, rows)
+                layer.values = layer.values.index_select(0, rows)
 
     def _run(self, tokens: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
         x = self.decoder.embed(self.decoder.embed_tokens(tokens), positions)
         states = (x, mask, self.source, self.source_mask, self.cache)
-        x = self.decoder.run_layers(*states, attn_implementation=self.kernel)
-        self.history.length += tokens.shape[1]
-        return x
+        return self.decoder.run_layers(*states, attn_implementation=self.kernel)
 
     def _encoding(self, length: int) -> Tensor:
         """Encoding `[1, length, D]` of the next positions, computed for many positions together."""

@@ -67,9 +67,9 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
         """
         if not self.config.fast and is_flash_attention_requested(None, attn_implementation):
             raise ValueError(
-                "Flash attention needs sources without padding, which only the files named `fast_*` "
-                f"make, got {attn_implementation!r} and `fast=False`. Take 'sdpa', or set `fast` to "
-                "True."
+                "Flash attention needs sources without padding, which only files named `fast_*` "
+                f"make, got {attn_implementation!r} and `fast=False`. Take 'sdpa', or leave out "
+                "`fast`."
             )
         if self.config.talking_heads is not None:
             if attn_implementation not in (None, "eager"):
