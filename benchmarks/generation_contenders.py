@@ -19,11 +19,11 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 from lab import seconds_of
 from neighbours import build, check_same_logits, copy_into_m2m100, use_our_positions
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer.generation_vanilla_transformer import padded
 from vanilla_transformer_tools.interop.export import export_to_ctranslate2
 from vanilla_transformer_tools.interop.marian_files import DECODER_FILE, NO_ENTRY, Vocabulary
 from vanilla_transformer_tools.interop.to_marian import has_engine, write_marian
 from vanilla_transformer_tools.settings import PRESETS
+from vanilla_transformer_tools.text.batches import padded
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.training.starting_model import LENGTH_PENALTY
 from vanilla_transformer_tools.translation import Search

@@ -195,17 +195,8 @@ class ProjectedLoss(torch.autograd.Function):
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
             gradients = _loss_and_gradients(*ctx.saved_tensors, *ctx.settings)[1:]
-        scaled = (None if one is None else _scale(one, grad_output) for one in gradients)
+        scaled = (None if one is None else one.mul_(grad_output) for one in gradients)
         return *scaled, None, None, None
-
-
-def _scale(gradient: Tensor, factor: Tensor) -> Tensor:
-    """`gradient * factor`, in the memory of `gradient` if it can."""
-    try:
-        return gradient.mul_(factor)
-    except RuntimeError:
-        # `is_grads_batched=True`: several factors at once, whose results need as many tensors.
-        return gradient * factor
 
 
 def _loss_and_gradients(

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.generation import (
@@ -42,7 +43,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging
 
 from .fast_layers_vanilla_transformer import WeightLayouts, is_untouched
-from .generation_vanilla_transformer import SourceLengthLimit, padded
+from .generation_vanilla_transformer import SourceLengthLimit
 from .layers_vanilla_transformer import Attention, Layer
 
 logger = logging.get_logger(__name__)
@@ -347,43 +348,31 @@ def _kept(is_open: list[bool]) -> list[int] | None:
     return [index for index, stays in enumerate(is_open) if stays]
 
 
-@dataclass
-class BeamSettings:
-    """How a beam search ranks and ends; names as in Transformers' `GenerationConfig`.
-
-    Attributes:
-        num_beams: Number of hypotheses N that continue at each step.
-        length_penalty: Exponent a in the rank of a finished one, log-probability / length^a.
-        early_stopping: True: ends with N finished ones. False: ends once the best open hypothesis,
-            if it ended now, would not rank among them. "never": the same, if it ended at the limit,
-            for a > 0.
-        max_length: The limit for "never", prompt not counted.
-    """
-
-    num_beams: int
-    length_penalty: float = 1.0
-    early_stopping: bool | str = False
-    max_length: int = 0
-
-    def candidates(self, end_tokens: set[int]) -> int:
-        """Number of candidates C at each step: enough for N to continue, even if others end."""
-        return self.num_beams * max(2, 1 + len(end_tokens))
+def num_candidates(num_beams: int, end_tokens: set[int]) -> int:
+    """Candidates C of a step of beam search: enough for N to continue, even if others end."""
+    return num_beams * max(2, 1 + len(end_tokens))
 
 
 @dataclass
 class Beam:
-    """The hypotheses of one sentence.
+    """The hypotheses of one sentence; for names of settings see `beam_search`.
 
     Attributes:
-        settings: Of the search.
         limit: Longest output in tokens, prompt not counted.
+        num_beams: Number of hypotheses that continue, and of finished ones.
+        length_penalty: Exponent of the length in ranks.
+        early_stopping: When no better hypothesis is waited for.
+        longest: The largest limit in the batch.
         tokens: Outputs so far of the open hypotheses, best first.
         finished: Rank and output of the N best finished ones, best first.
         done: No open hypothesis can still be among them.
     """
 
-    settings: BeamSettings
     limit: int
+    num_beams: int
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
+    longest: int = 0
     tokens: list[list[int]] = field(default_factory=lambda: [[]])
     finished: list[tuple[float, list[int]]] = field(default_factory=list)
     done: bool = False
@@ -401,7 +390,7 @@ class Beam:
         """
         length = len(self.tokens[0]) + 1
         at_limit = length >= self.limit
-        width = self.settings.num_beams
+        width = self.num_beams
         going_on = []
         for index, token in enumerate(tokens):
             if not (at_limit or token in end_tokens):
@@ -409,7 +398,7 @@ class Beam:
             elif index < width and not self.done and (at_limit or scores[index] > -torch.inf):
                 # Lower candidates are spare, for the case that many of the first end. Where a
                 # step has fewer possible ones than it looks at, impossible ones are among them.
-                rank = scores[index] / length**self.settings.length_penalty
+                rank = scores[index] / length**self.length_penalty
                 self.finished.append((rank, [*self.tokens[parents[index]], token]))
         self.finished.sort(key=lambda hypothesis: -hypothesis[0])
         del self.finished[width:]
@@ -419,14 +408,13 @@ class Beam:
         self.tokens = [[*self.tokens[parents[index]], tokens[index]] for index in going_on]
 
     def _may_improve(self, best_score: float, length: int) -> bool:
-        settings = self.settings
-        if len(self.finished) < settings.num_beams:
+        if len(self.finished) < self.num_beams:
             return True
-        if settings.early_stopping is True:
+        if self.early_stopping is True:
             return False
-        if settings.early_stopping == "never" and settings.length_penalty > 0:
-            length = settings.max_length
-        return best_score / length**settings.length_penalty > self.finished[-1][0]
+        if self.early_stopping == "never" and self.length_penalty > 0:
+            length = self.longest
+        return best_score / length**self.length_penalty > self.finished[-1][0]
 
 
 def beam_search(
@@ -435,7 +423,9 @@ def beam_search(
     limits: list[int],
     end_tokens: set[int],
     constraints: Constraints,
-    settings: BeamSettings,
+    num_beams: int,
+    length_penalty: float = 1.0,
+    early_stopping: bool | str = False,
 ) -> list[list[tuple[float, list[int]]]]:
     """The likeliest outputs found with a beam of hypotheses.
 
@@ -445,13 +435,18 @@ def beam_search(
         limits: Longest output of each sentence in tokens, prompt not counted.
         end_tokens: Tokens that end an output.
         constraints: Which tokens may follow.
-        settings: Width of the beam, ranks and end.
+        num_beams: Number of hypotheses N that continue at each step.
+        length_penalty: Exponent a in the rank of a finished one, log-probability / length^a.
+        early_stopping: True: a sentence ends with N finished ones. False: once the best open one,
+            if it ended now, would not rank among them. "never": the same, if it ended at the
+            largest of the limits, for a > 0.
 
     Returns:
         For each sentence N outputs after the prompt with their ranks, best first.
     """
-    candidates = settings.candidates(end_tokens)
-    beams = [Beam(settings, limit) for limit in limits]
+    candidates = num_candidates(num_beams, end_tokens)
+    settings = (num_beams, length_penalty, early_stopping, max(limits))
+    beams = [Beam(limit, *settings) for limit in limits]
     rows = list(range(len(beams)))
     ends = _sent(sorted(end_tokens), prompt.device)
     # Of each open hypothesis, best first: its log-probability `[B, N]`, and its tokens.
@@ -476,7 +471,7 @@ def beam_search(
         unseen.append((best, tokens, parents))
         # As in `Beam.advance`: the best that do not end.
         has_ended = (tokens[..., None] == ends).any(-1)
-        going_on = has_ended.byte().argsort(dim=-1, stable=True)[:, : settings.num_beams]
+        going_on = has_ended.byte().argsort(dim=-1, stable=True)[:, :num_beams]
         scores, newest, origins = (x.gather(1, going_on) for x in (best, tokens, parents))
         if constraints.others:
             past = sequences.gather(1, origins[..., None].expand(-1, -1, sequences.shape[-1]))
@@ -541,21 +536,17 @@ def search_of_generate(
     if beams == 1:
         outputs = greedy_search(*arguments, _draw if generation_config.do_sample else None)
     else:
-        settings = BeamSettings(
-            beams,
-            generation_config.length_penalty,
-            generation_config.early_stopping,
-            generation_config.max_length - prompts.shape[1],
-        )
+        penalty, stopping = generation_config.length_penalty, generation_config.early_stopping
+        found = beam_search(*arguments, beams, penalty, stopping)
         count, ends = generation_config.num_return_sequences, generation_config._eos_token_tensor
-        found = beam_search(*arguments, settings)
         outputs = [tokens for hypotheses in found for _, tokens in hypotheses[:count]]
         if not fill and ends is not None:
             # Transformers pads the outputs of beams with the padding token only if its id is not 0.
             fill = ends[0]
-    rows, _ = padded(outputs, int(fill or 0))
+    rows = [torch.tensor(tokens, dtype=torch.long) for tokens in outputs]
+    filled = pad_sequence(rows, batch_first=True, padding_value=int(fill or 0))
     prompts = prompts.repeat_interleave(count, 0)
-    return torch.cat((prompts, rows.to(prompts.device)), dim=-1)
+    return torch.cat((prompts, filled.to(prompts.device)), dim=-1)
 
 
 def _reason_against_call(

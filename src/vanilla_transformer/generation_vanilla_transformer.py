@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.generation import (
@@ -270,17 +269,6 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
             return outputs
         # Older releases take the vocabulary's size from the config.
         return GenerationMixin._beam_search(self._with_written_vocabulary(), *arguments, **inputs)
-
-
-def padded(rows: list[list[int]], filler: int) -> tuple[Tensor, Tensor]:
-    """Rows of unequal length, padded on the right, and their mask (1 = real), `[B, longest]`."""
-    ids = pad_sequence(
-        [torch.tensor(row, dtype=torch.long) for row in rows],
-        batch_first=True,
-        padding_value=filler,
-    )
-    lengths = torch.tensor([len(row) for row in rows])
-    return ids, (torch.arange(ids.shape[1]) < lengths[:, None]).long()
 
 
 def causal_mask(

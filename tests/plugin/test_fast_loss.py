@@ -68,17 +68,6 @@ def test_second_backward_pass_needs_a_retained_graph(projection):
         loss.backward()
 
 
-def test_batched_gradients_are_those_of_each_factor(projection):
-    loss, inputs = loss_of(projection)
-    expected = torch.autograd.grad(loss, inputs, retain_graph=True)
-    factors = torch.tensor([1.0, -2.0], dtype=torch.float64)
-
-    batched = torch.autograd.grad(loss, inputs, factors, is_grads_batched=True)
-
-    for actual, gradient in zip(batched, expected, strict=True):
-        torch.testing.assert_close(actual, torch.stack((gradient, -2 * gradient)))
-
-
 def gradients_of(model: Model, batch: Batch) -> dict[str, Tensor]:
     model.zero_grad()
     (model.train()(**batch).loss / 3).backward()

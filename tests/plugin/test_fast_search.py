@@ -19,7 +19,6 @@ from vanilla_transformer import (
 )
 from vanilla_transformer.fast_search_vanilla_transformer import (
     Beam,
-    BeamSettings,
     IncrementalDecoder,
 )
 from vanilla_transformer.generation_vanilla_transformer import SourceLengthLimit
@@ -530,8 +529,8 @@ def test_beam_goes_on_while_something_better_may_come(
     early_stopping, length_penalty, best, goes_on
 ):
     # One output has finished with rank -1; the best that goes on has two tokens, and ten at most.
-    settings = BeamSettings(1, length_penalty, early_stopping, max_length=10)
-    beam = Beam(settings, limit=10, tokens=[[7]], finished=[(-1.0, [5, 2])])
+    beam = Beam(10, 1, length_penalty, early_stopping, longest=10)
+    beam.tokens, beam.finished = [[7]], [(-1.0, [5, 2])]
 
     beam.advance([best, best - 1], [8, 9], [0, 0], {2})
 
@@ -539,7 +538,7 @@ def test_beam_goes_on_while_something_better_may_come(
 
 
 def test_end_that_is_impossible_finishes_no_hypothesis():
-    beam = Beam(BeamSettings(num_beams=3, early_stopping=True), limit=10)
+    beam = Beam(10, num_beams=3, early_stopping=True)
 
     # As where a token is forced: all others have no probability.
     beam.advance([-1.0, *[-torch.inf] * 5], [7, 2, 3, 4, 5, 6], [0] * 6, {2})

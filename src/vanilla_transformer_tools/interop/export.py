@@ -15,7 +15,6 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from vanilla_transformer.generation_vanilla_transformer import padded
 from vanilla_transformer_tools.files import (
     abandoned,
     naming_full_disk,
@@ -40,6 +39,7 @@ from vanilla_transformer_tools.saved_folder import (
     write_run,
 )
 from vanilla_transformer_tools.settings import MAX_EXTRA_TOKENS
+from vanilla_transformer_tools.text.batches import padded
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair, tokens_by_id
 from vanilla_transformer_tools.translation import Search
 from vanilla_transformer_tools.translation.ctranslate2_engine import CTranslate2Engine

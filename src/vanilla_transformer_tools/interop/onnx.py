@@ -14,9 +14,9 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.utils import CONFIG_NAME
 
-from vanilla_transformer.generation_vanilla_transformer import padded
 from vanilla_transformer_tools.files import write_lines
 from vanilla_transformer_tools.interop.to_transformers import config_of_class
+from vanilla_transformer_tools.text.batches import padded
 from vanilla_transformer_tools.translation.search import refuse_torch_only
 
 Array = NDArray[Any]

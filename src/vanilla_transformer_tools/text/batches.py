@@ -5,6 +5,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Sampler
 
 # Tokens of source and target of each pair, `[pairs, 2]`.
@@ -184,3 +187,14 @@ def _halve_largest(
             )
         starts = np.insert(starts, largest + 1, starts[largest] + sizes[largest] // 2)
     return starts
+
+
+def padded(rows: list[list[int]], filler: int) -> tuple[Tensor, Tensor]:
+    """Rows of unequal length, padded on the right, and their mask (1 = real), `[B, longest]`."""
+    ids = pad_sequence(
+        [torch.tensor(row, dtype=torch.long) for row in rows],
+        batch_first=True,
+        padding_value=filler,
+    )
+    lengths = torch.tensor([len(row) for row in rows])
+    return ids, (torch.arange(ids.shape[1]) < lengths[:, None]).long()

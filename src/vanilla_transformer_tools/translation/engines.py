@@ -27,14 +27,15 @@ from transformers.generation import (
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.fast_search_vanilla_transformer import (
-    BeamSettings,
     IncrementalDecoder,
     beam_search,
     greedy_search,
+    num_candidates,
     reason_against,
 )
-from vanilla_transformer.generation_vanilla_transformer import SourceLengthLimit, padded
+from vanilla_transformer.generation_vanilla_transformer import SourceLengthLimit
 from vanilla_transformer_tools.saved_folder import complete_ids
+from vanilla_transformer_tools.text.batches import padded
 from vanilla_transformer_tools.translation.ensemble import MeanDecoding, mean_log_probs
 from vanilla_transformer_tools.translation.search import (
     FIELDS_OF_A_SEARCH,
@@ -290,18 +291,16 @@ class TorchEngine:
             draw = partial(_draw, _sampling(search, sources), prompt) if search.do_sample else None
             found = [[tokens] for tokens in greedy_search(*arguments, draw)]
         else:
-            settings = BeamSettings(
-                search.num_beams, search.length_penalty, config.early_stopping or False, max(beyond)
-            )
+            settings = (search.num_beams, search.length_penalty, config.early_stopping or False)
             allowed = self.vocab_size - len(constraints.banned)
-            if allowed < (needed := settings.candidates(self.end_ids)):
+            if allowed < (needed := num_candidates(search.num_beams, self.end_ids)):
                 raise ValueError(
                     f"{search.num_beams} beams need {needed} target tokens that are not banned, "
                     f"got {allowed}. Use fewer beams."
                 )
             found = [
                 [tokens for _, tokens in hypotheses[: search.num_hypotheses]]
-                for hypotheses in beam_search(*arguments, settings)
+                for hypotheses in beam_search(*arguments, *settings)
             ]
         return [
             [*tokens, *rest]
