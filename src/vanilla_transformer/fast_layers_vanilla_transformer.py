@@ -59,16 +59,6 @@ def is_sharded(module: nn.Module) -> bool:
     return hasattr(type(module), "unshard")
 
 
-def replace_layers(model: nn.Module) -> None:
-    """Gives a model the dropout and the attention of this file."""
-    for module in list(model.modules()):
-        if isinstance(module, Attention):
-            vars(module)["kernel"] = run_fast_kernel
-        for name, child in module.named_children():
-            if type(child) is nn.Dropout:
-                setattr(module, name, Dropout(child.p))
-
-
 class Dropout(nn.Dropout):
     """Dropout with a mask that is cheap on a CPU.
 

@@ -17,27 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
-from transformers import GenerationConfig
+from transformers import GenerationConfig, generation
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
-from transformers.generation import (
-    EosTokenCriteria,
-    ForcedBOSTokenLogitsProcessor,
-    ForcedEOSTokenLogitsProcessor,
-    LogitNormalization,
-    LogitsProcessor,
-    LogitsProcessorList,
-    MaxLengthCriteria,
-    MinLengthLogitsProcessor,
-    MinNewTokensLengthLogitsProcessor,
-    NoBadWordsLogitsProcessor,
-    NoRepeatNGramLogitsProcessor,
-    RepetitionPenaltyLogitsProcessor,
-    StoppingCriteriaList,
-    SuppressTokensLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging
@@ -54,21 +35,21 @@ LARGEST_FULL_SHARE = 7 / 8
 STEPS_BETWEEN_LOOKS = 8
 # These look at single rows only, so rows may leave the batch.
 ROWWISE_PROCESSORS = (
-    ForcedBOSTokenLogitsProcessor,
-    ForcedEOSTokenLogitsProcessor,
-    LogitNormalization,
-    MinLengthLogitsProcessor,
-    MinNewTokensLengthLogitsProcessor,
-    NoBadWordsLogitsProcessor,
-    NoRepeatNGramLogitsProcessor,
-    RepetitionPenaltyLogitsProcessor,
-    SuppressTokensLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
+    generation.ForcedBOSTokenLogitsProcessor,
+    generation.ForcedEOSTokenLogitsProcessor,
+    generation.LogitNormalization,
+    generation.MinLengthLogitsProcessor,
+    generation.MinNewTokensLengthLogitsProcessor,
+    generation.NoBadWordsLogitsProcessor,
+    generation.NoRepeatNGramLogitsProcessor,
+    generation.RepetitionPenaltyLogitsProcessor,
+    generation.SuppressTokensLogitsProcessor,
+    generation.TemperatureLogitsWarper,
+    generation.TopKLogitsWarper,
+    generation.TopPLogitsWarper,
 )
 # Criteria that these searches apply without calling them.
-KNOWN_CRITERIA = (EosTokenCriteria, MaxLengthCriteria, SourceLengthLimit)
+KNOWN_CRITERIA = (generation.EosTokenCriteria, generation.MaxLengthCriteria, SourceLengthLimit)
 
 
 def direct_call(module: nn.Module, layouts: WeightLayouts) -> Callable[..., Any]:
@@ -96,7 +77,7 @@ def direct_call(module: nn.Module, layouts: WeightLayouts) -> Callable[..., Any]
             eps=module.eps,
         )
     if isinstance(module, nn.Dropout) and not module.training:
-        return _unchanged
+        return lambda x: x
     if kind.__module__ == Layer.__module__ and isinstance(module, (Layer, Attention)):
         return direct_copy(module, layouts).forward
     return module.forward
@@ -115,10 +96,6 @@ def direct_copy(module: nn.Module, layouts: WeightLayouts) -> Any:
         if ALL_ATTENTION_FUNCTIONS.get(name) is sdpa_attention_forward:
             vars(direct)["kernel"] = _run_torch_kernel
     return direct
-
-
-def _unchanged(x: Tensor) -> Tensor:
-    return x
 
 
 def _run_torch_kernel(
@@ -241,14 +218,14 @@ class Constraints:
         processors: Each looks at single rows only.
     """
 
-    def __init__(self, processors: Iterable[LogitsProcessor] = ()) -> None:
+    def __init__(self, processors: Iterable[generation.LogitsProcessor] = ()) -> None:
         self.banned: set[int] = set()
-        self.others: list[LogitsProcessor] = []
+        self.others: list[generation.LogitsProcessor] = []
         self._banned_ids: Tensor | None = None
         for processor in processors:
-            if isinstance(processor, SuppressTokensLogitsProcessor):
+            if isinstance(processor, generation.SuppressTokensLogitsProcessor):
                 self.banned.update(processor.suppress_tokens.tolist())
-            elif isinstance(processor, NoBadWordsLogitsProcessor) and all(
+            elif isinstance(processor, generation.NoBadWordsLogitsProcessor) and all(
                 len(words) == 1 for words in processor.sequence_bias
             ):
                 # Not `bad_word_ids`, which may hold an end token that must not be banned.
@@ -500,8 +477,8 @@ def beam_search(
 def search_of_generate(
     model: Any,
     input_ids: Tensor,
-    logits_processor: LogitsProcessorList,
-    stopping_criteria: StoppingCriteriaList,
+    logits_processor: generation.LogitsProcessorList,
+    stopping_criteria: generation.StoppingCriteriaList,
     generation_config: GenerationConfig,
     **inputs: Any,
 ) -> Tensor | None:
@@ -621,15 +598,15 @@ def _is_changed(stage: nn.Module) -> bool:
 
 
 def _limits_and_ends(
-    stopping_criteria: StoppingCriteriaList, sentences: int, prompt_length: int
+    stopping_criteria: generation.StoppingCriteriaList, sentences: int, prompt_length: int
 ) -> tuple[list[int], set[int]]:
     """Longest output of each sentence in tokens, prompt not counted, and what ends one."""
     limits = torch.full((sentences,), torch.iinfo(torch.long).max, device="cpu")
     ends: set[int] = set()
     for criterion in stopping_criteria:
-        if isinstance(criterion, EosTokenCriteria):
+        if isinstance(criterion, generation.EosTokenCriteria):
             ends.update(criterion.eos_token_id.tolist())
-        elif isinstance(criterion, MaxLengthCriteria):
+        elif isinstance(criterion, generation.MaxLengthCriteria):
             limits = limits.clamp(max=criterion.max_length - prompt_length)
         else:
             own = criterion.limits.cpu().repeat_interleave(sentences // len(criterion.limits))

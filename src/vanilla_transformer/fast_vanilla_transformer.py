@@ -4,9 +4,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .fast_layers_vanilla_transformer import WeightLayouts, is_transformed, replace_layers
+from .fast_layers_vanilla_transformer import (
+    Dropout,
+    WeightLayouts,
+    is_transformed,
+    run_fast_kernel,
+)
 from .fast_loss_vanilla_transformer import projected_loss_sum
 from .fast_search_vanilla_transformer import search_of_generate
+from .layers_vanilla_transformer import Attention
 from .plain_vanilla_transformer import LossTerms, Plain
 
 
@@ -18,7 +24,12 @@ class Fast(Plain):
 
     def prepare(self, model: nn.Module) -> None:
         """Gives the model faster dropout and attention."""
-        replace_layers(model)
+        for module in list(model.modules()):
+            if isinstance(module, Attention):
+                vars(module)["kernel"] = run_fast_kernel
+            for name, child in module.named_children():
+                if type(child) is nn.Dropout:
+                    setattr(module, name, Dropout(child.p))
 
     def loss(
         self, lm_head: nn.Module, hidden_states: Tensor, labels: Tensor, terms: LossTerms

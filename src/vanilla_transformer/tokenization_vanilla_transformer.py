@@ -252,32 +252,19 @@ class VanillaTransformerTokenizer(ComposingTokenizer):
         check_added(new, self.backend_tokenizer)
         of_words = is_of_words(self.backend_tokenizer)
         whole = {*map(str, special), *(map(str, plain) if of_words else ())}
-        symbols = [token for token in dict.fromkeys(new) if token in whole and not _is_tag(token)]
+        is_tag = _LANGUAGE_TAG.fullmatch
+        symbols = [token for token in dict.fromkeys(new) if token in whole and not is_tag(token)]
         if symbols:
-            self._tokenizer = with_symbols(
-                self.backend_tokenizer, self._numbered_anew(symbols), self._symbols()
-            )
+            free, id_of = count(size), self.backend_tokenizer.token_to_id
+            # Those that are known keep their ids; the others get the next ones.
+            ids = {token: next(free) if (n := id_of(token)) is None else n for token in symbols}
+            old = [token for token in known if known[token] and token not in SPECIAL_TOKENS]
+            old = [token for token in old if not is_tag(token)]
+            self._tokenizer = with_symbols(self.backend_tokenizer, ids, old)
         super()._add_tokens(special, special_tokens=True)
         if remaining := [token for token in plain if str(token) not in whole]:
             super()._add_tokens([found_everywhere(token) for token in remaining])
         return len(self) - size
-
-    def _symbols(self) -> list[str]:
-        """Special tokens that were added later, for which text is searched."""
-        return [
-            token.content
-            for token in self.added_tokens_decoder.values()
-            if token.special and token.content not in SPECIAL_TOKENS and not _is_tag(token.content)
-        ]
-
-    def _numbered_anew(self, tokens: Iterable[str]) -> dict[str, int]:
-        """Ids of tokens: those that they have, or the next ones."""
-        ids: dict[str, int] = {}
-        free = count(len(self))
-        for token in tokens:
-            token_id = self.backend_tokenizer.token_to_id(token)
-            ids[token] = next(free) if token_id is None else token_id
-        return ids
 
     @staticmethod
     def independent_parts(line: str) -> list[str]:
@@ -289,25 +276,16 @@ class VanillaTransformerTokenizer(ComposingTokenizer):
     def save_pretrained(
         self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any
     ) -> tuple[str, ...]:
-        """Saves the tokenizer without the dropout, truncation and padding of the last call."""
-        backend = self.backend_tokenizer
-        backend.no_truncation()
-        backend.no_padding()
-        # Only BPE has dropout; a training run that saves a checkpoint continues with its own.
-        dropout = getattr(backend.model, "dropout", None)
-        if dropout is not None:
-            backend.model.dropout = None
-        try:
-            code: tuple[str, ...] = ()
-            if "unicode_form" in self.init_kwargs:
-                # Before the files of super, which uploads the folder at its end.
-                Path(save_directory).mkdir(parents=True, exist_ok=True)
-                code = (str(shutil.copy(inspect.getfile(ComposingTokenizer), save_directory)),)
-            files: tuple[str, ...] = super().save_pretrained(save_directory, *args, **kwargs)
-            return files + code
-        finally:
-            if dropout is not None:
-                backend.model.dropout = dropout
+        """Saves the tokenizer without the truncation and padding of the last call."""
+        self.backend_tokenizer.no_truncation()
+        self.backend_tokenizer.no_padding()
+        code: tuple[str, ...] = ()
+        if "unicode_form" in self.init_kwargs:
+            # Before the files of super, which uploads the folder at its end.
+            Path(save_directory).mkdir(parents=True, exist_ok=True)
+            code = (str(shutil.copy(inspect.getfile(ComposingTokenizer), save_directory)),)
+        files: tuple[str, ...] = super().save_pretrained(save_directory, *args, **kwargs)
+        return files + code
 
 
 def _read_lines(path: str | os.PathLike[str]) -> Iterator[str]:
@@ -370,10 +348,6 @@ def language_tags(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
         if token.special and (found := _LANGUAGE_TAG.fullmatch(token.content)):
             tags[found[1]] = token_id
     return tags
-
-
-def _is_tag(token: str) -> bool:
-    return _LANGUAGE_TAG.fullmatch(token) is not None
 
 
 def _language_tag(language: str) -> str:
@@ -460,7 +434,8 @@ def _subword_backend(
         if kind == "bpe"
         else trainers.UnigramTrainer(vocab_size=budget, show_progress=show_progress)
     )
-    _learn_from_parts(learner, trainer, parts, unused=_unused_character(characters))
+    unused = next(character for character in map(chr, count()) if character not in characters)
+    _learn_from_parts(learner, trainer, parts, unused)
     learned = json.loads(learner.to_str())["model"]
 
     backend = Tokenizer(_bpe_model(learned) if kind == "bpe" else _unigram_model(learned))
@@ -481,11 +456,6 @@ def _count_characters(parts: Mapping[str, int]) -> Counter[str]:
         for character in part:
             characters[character] += number
     return characters
-
-
-def _unused_character(characters: Iterable[str]) -> str:
-    used = set(characters)
-    return next(character for character in map(chr, count()) if character not in used)
 
 
 def _learn_from_parts(
