@@ -37,9 +37,10 @@ demo: $(READY)
 test: $(READY)
 	OMP_NUM_THREADS=1 $(RUN)python -m pytest -m "not slow" -n 2 $(TESTS)
 
-# What takes longer, or fetches Transformers' own tests from the package index.
+# What takes longer, or fetches Transformers' own tests from the package index. SHARE=2/3 takes every
+# third case of long lists, beginning with the second.
 test-slow: $(READY)
-	OMP_NUM_THREADS=1 $(RUN)python -m pytest -m slow -n 2
+	OMP_NUM_THREADS=1 $(RUN)python -m pytest -m slow -n 2 $(if $(SHARE),--share $(SHARE))
 
 # 100 rounds of kills, full disks and damaged files; `make test-slow` has the first few.
 test-storm: $(READY)

@@ -2,6 +2,7 @@
 
 import gc
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -29,6 +30,25 @@ def pytest_configure(config: pytest.Config) -> None:
     """Hides GPUs, where half precision and worker processes are the defaults."""
     if config.option.markexpr.strip() != "gpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """With `--share 2/3`, every third case of a long list runs, beginning with the second."""
+    parser.addoption("--share", default="1/1", help="N/M: of each long list every Mth case, from N")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out cases of tests that are marked `long_list`."""
+    first, step = map(int, config.getoption("--share").split("/"))
+    place = defaultdict(count)
+    left_out = [
+        item
+        for item in items
+        if item.get_closest_marker("long_list")
+        and next(place[item.path, item.originalname]) % step != first - 1
+    ]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
 
 
 Model = VanillaTransformerForConditionalGeneration

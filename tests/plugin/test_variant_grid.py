@@ -210,6 +210,7 @@ def test_any_two_switches_get_on_with_each_other(tmp_path, combination):
     assert_switches_get_on(combination, tmp_path)
 
 
+@pytest.mark.long_list
 @pytest.mark.slow
 @pytest.mark.parametrize("share", range(8))
 def test_all_switches_get_on_in_threes(tmp_path, share):

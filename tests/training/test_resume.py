@@ -406,6 +406,7 @@ def reached(folder, update):
     return any(report["step"] >= update for report in read_log(folder / "log.jsonl"))
 
 
+@pytest.mark.long_list
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", RUNS)
