@@ -186,16 +186,10 @@ def config_overrides(settings: TrainSettings) -> dict[str, Any]:
     """Config fields given as KEY=VALUE, with values as in JSON and plain strings.
 
     Raises:
-        ValueError: If one is no assignment, no field of the config, or set by another option, or
-            if training starts from a saved model.
+        ValueError: If one is no assignment, no field of the config, or set by another option.
     """
     fields = VanillaTransformerConfig.__dataclass_fields__
     overrides, faults = {}, []
-    if settings.config and settings.init_from:
-        faults.append(
-            f"--config does not apply to the saved model {settings.init_from!r}, whose sizes are "
-            "fixed. Leave one of the two out."
-        )
     for assignment in settings.config:
         name, equals, text = assignment.partition("=")
         if not equals:
