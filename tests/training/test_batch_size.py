@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import M2M100Config
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.modeling_vanilla_transformer import (
@@ -14,11 +13,13 @@ from vanilla_transformer.modeling_vanilla_transformer import (
 )
 from vanilla_transformer_tools.settings import PRESETS, TrainSettings
 from vanilla_transformer_tools.training import plan as module
+from vanilla_transformer_tools.training.auto_settings import Decision
 from vanilla_transformer_tools.training.plan import (
     PLANNED_SHARE,
     choose_batch_size,
     estimated_memory,
 )
+from vanilla_transformer_tools.training.starting_model import NEW, Start
 
 from ..conftest import build_variant
 from ..support.pretended_device import OnDevice, move, pretended_device, put
@@ -43,7 +44,6 @@ def choose(
     pairs=1_000_000,
     planned=None,
     device=CUDA,
-    config=None,
     **settings: Any,
 ):
     """The choice for a GPU with so much free memory."""
@@ -57,9 +57,10 @@ def choose(
         fp16=False,
     )
     settings = TrainSettings(**settings)
-    config = config or VanillaTransformerConfig(**PRESETS[settings.preset].config())
-    monkeypatch.setattr(module, "load_config", lambda name: config)
-    return choose_batch_size(settings, arguments, pairs, planned)
+    model = model_of(settings.preset)
+    start = Start(model=model, config=model.config) if settings.init_from else NEW
+    decisions = [Decision("max_tokens_per_batch", planned, "")] if planned else []
+    return choose_batch_size(settings, arguments, start, pairs, decisions)
 
 
 @pytest.mark.parametrize(
@@ -133,8 +134,6 @@ def test_processes_share_what_fits_the_fullest_gpu(monkeypatch):
         ({"device": "cpu"}, 8192),
         ({"device": "cpu", "planned": 2048}, 2048),
         ({"planned": 2048}, 2048),
-        # Not of this package, so its memory is not known.
-        ({"config": M2M100Config(), "init_from": "a"}, 8192),
     ],
 )
 def test_plan_explains_no_choice_where_there_was_none(monkeypatch, given, tokens):

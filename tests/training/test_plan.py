@@ -16,6 +16,7 @@ from vanilla_transformer_tools.training import auto_settings
 from vanilla_transformer_tools.training import plan as module
 from vanilla_transformer_tools.training.plan import plan_run
 from vanilla_transformer_tools.training.recipe import recipe
+from vanilla_transformer_tools.training.starting_model import NEW
 
 from ..support.training_runs import build_arguments
 
@@ -36,7 +37,7 @@ def plan(folder: Path, *, previous=None, corpus=None, given=(), arguments=None, 
     if previous is not None:
         checkpoint = folder / "checkpoint-7"
         (folder / "run.json").write_text(json.dumps(previous))
-    return plan_run(ours, of_trainer, corpus or corpus_of(), checkpoint, given)
+    return plan_run(ours, of_trainer, corpus or corpus_of(), NEW, checkpoint, given)
 
 
 def test_record_is_that_of_the_plan(tmp_path):

@@ -210,6 +210,7 @@ def auto_settings(
     settings: TrainSettings,
     arguments: TrainingArguments,
     pairs: Dataset,
+    tokenizers: TokenizerPair | None,
     previous: Mapping[str, Any],
     given: Collection[str],
 ) -> tuple[Decision, ...]:
@@ -221,6 +222,7 @@ def auto_settings(
         settings: Settings of the user, and defaults.
         arguments: Trainer's arguments: the user's, and defaults.
         pairs: Training pairs.
+        tokenizers: Saved tokenizers that the run takes over; None: it learns its own.
         previous: Record of the run that is resumed; empty for a new one.
         given: Names of the options that the user gave.
     """
@@ -230,23 +232,28 @@ def auto_settings(
         taken = _taken(settings, given)
         recorded = previous.get("decisions", [])
         return tuple(Decision(**each) for each in recorded if each["option"] not in taken)
-    return run_rules(measure(settings.minutes, arguments, pairs), settings, given)
+    stats = measure(settings.minutes, arguments, pairs)
+    return run_rules(stats, settings, tokenizers, given)
 
 
 def run_rules(
-    stats: CorpusStats, settings: TrainSettings, given: Collection[str]
+    stats: CorpusStats,
+    settings: TrainSettings,
+    tokenizers: TokenizerPair | None,
+    given: Collection[str],
 ) -> tuple[Decision, ...]:
     """Choices of the rules for the options that were not given.
 
     Args:
         stats: Statistics of text and machine.
         settings: Settings of the user, and defaults.
+        tokenizers: Saved tokenizers that the run takes over; None: it learns its own.
         given: Names of the options that the user gave.
     """
     taken = _taken(settings, given)
     chosen, decisions = asdict(settings), []
-    if settings.tokenizer:
-        chosen |= options_of(TokenizerPair.from_pretrained(settings.tokenizer))
+    if tokenizers:
+        chosen |= options_of(tokenizers)
     for option, rule in RULES.items():
         decided = None if option in taken else rule(stats, chosen)
         if decided:

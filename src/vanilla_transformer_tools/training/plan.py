@@ -15,13 +15,11 @@ from accelerate.utils import gather_object
 from datasets import Dataset
 from transformers import (
     AutoModelForSeq2SeqLM,
-    PreTrainedConfig,
     PreTrainedModel,
     Seq2SeqTrainingArguments,
     TrainingArguments,
 )
 
-from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.fast_loss_vanilla_transformer import chunk_rows
 from vanilla_transformer_tools.evaluation.bleu_tokenizers import (
     BleuTokenizer,
@@ -29,7 +27,6 @@ from vanilla_transformer_tools.evaluation.bleu_tokenizers import (
     resolve,
 )
 from vanilla_transformer_tools.evaluation.metrics import METRICS
-from vanilla_transformer_tools.saved_folder import load_config
 from vanilla_transformer_tools.settings import VALIDATION, TrainSettings
 from vanilla_transformer_tools.text.filters import Corpus
 from vanilla_transformer_tools.text.parallel_text import holds_both_sides
@@ -42,7 +39,7 @@ from vanilla_transformer_tools.training.run_record import (
     describe_run,
     previous_record,
 )
-from vanilla_transformer_tools.training.starting_model import new_config
+from vanilla_transformer_tools.training.starting_model import NEW, Start, new_config
 from vanilla_transformer_tools.translation.sentences import has_inner_end
 from vanilla_transformer_tools.translation.translator import INNER_ENDS, MOST_INNER_ENDS
 
@@ -98,6 +95,7 @@ class RunPlan:
         settings: Our settings, with what `--minutes` chose and the size of the batches.
         arguments: Trainer's arguments, as they are executed.
         corpus: The text of the run.
+        start: What the run takes over from a saved model.
         checkpoint: Folder to resume from; None for a new run.
         decisions: What `--minutes` chose, and why.
         batch_size: Size of the batches, and why.
@@ -108,6 +106,7 @@ class RunPlan:
     settings: TrainSettings
     arguments: Seq2SeqTrainingArguments
     corpus: Corpus
+    start: Start
     checkpoint: Path | None
     decisions: tuple[Decision, ...]
     batch_size: BatchSize
@@ -142,6 +141,7 @@ def plan_run(
     settings: TrainSettings,
     arguments: Seq2SeqTrainingArguments,
     corpus: Corpus,
+    start: Start = NEW,
     checkpoint: Path | None = None,
     given: Collection[str] = (),
 ) -> RunPlan:
@@ -151,6 +151,7 @@ def plan_run(
         settings: Settings of the user, and defaults; checked.
         arguments: Trainer's arguments, which stay as they are.
         corpus: The text of the run.
+        start: What the run takes over from a saved model.
         checkpoint: Folder to resume from; None for a new run.
         given: Names of the options that the user gave, which `--minutes` does not change.
 
@@ -158,21 +159,29 @@ def plan_run(
         ValueError: If a run that is resumed has other settings or data than it had.
     """
     previous = previous_record(Path(arguments.output_dir)) if checkpoint else {}
-    decisions = auto_settings(settings, arguments, corpus.filtered.kept, previous, given)
+    pairs = corpus.filtered.kept
+    decisions = auto_settings(settings, arguments, pairs, start.tokenizers, previous, given)
     settings, arguments = _with_decisions(decisions, settings, arguments, given)
     recorded = previous.get("bleu_tokenizers", {})
     tokenizers = _choose_tokenizers(settings, corpus.validation, recorded)
     arguments = _with_metric(arguments, tokenizers)
-    batch_size = _choose_batch_size(settings, arguments, corpus, decisions, previous)
+    batch_size = BatchSize(
+        settings.max_tokens_per_batch or previous.get("settings", {}).get("max_tokens_per_batch")
+    )
+    if not batch_size.tokens:
+        number = None if settings.streaming else len(pairs)
+        batch_size = choose_batch_size(settings, arguments, start, number, decisions)
     settings = replace(settings, max_tokens_per_batch=batch_size.tokens)
     run = describe_run(settings, arguments, update_of(checkpoint.name) if checkpoint else 0)
     run["bleu_tokenizers"] = {name: asdict(tokenizer) for name, tokenizer in tokenizers.items()}
-    run[INNER_ENDS] = _several_sentences(corpus.filtered.kept)
+    run[INNER_ENDS] = _several_sentences(pairs)
     if checkpoint:
         run = continued_record(previous, run)
     elif decisions:
         run["decisions"] = [asdict(decision) for decision in decisions]
-    return RunPlan(settings, arguments, corpus, checkpoint, decisions, batch_size, tokenizers, run)
+    return RunPlan(
+        settings, arguments, corpus, start, checkpoint, decisions, batch_size, tokenizers, run
+    )
 
 
 def _several_sentences(pairs: Dataset) -> float:
@@ -253,39 +262,26 @@ def _with_metric(
     return arguments
 
 
-def _choose_batch_size(
-    settings: TrainSettings,
-    arguments: Seq2SeqTrainingArguments,
-    corpus: Corpus,
-    decisions: Collection[Decision],
-    previous: Mapping[str, Any],
-) -> BatchSize:
-    """The given number of tokens, the previous run's, or what data and memory suggest."""
-    recorded = previous.get("settings", {}).get("max_tokens_per_batch")
-    if tokens := settings.max_tokens_per_batch or recorded:
-        return BatchSize(tokens)
-    planned = {decision.option: decision.value for decision in decisions}
-    pairs = None if settings.streaming else len(corpus.filtered.kept)
-    return choose_batch_size(settings, arguments, pairs, planned.get("max_tokens_per_batch"))
-
-
 def choose_batch_size(
     settings: TrainSettings,
     arguments: TrainingArguments,
+    start: Start,
     pairs: int | None,
-    planned: int | None = None,
+    decisions: Collection[Decision] = (),
 ) -> BatchSize:
-    """Tokens of a batch that the user did not choose.
+    """Tokens of a batch that the user did not choose: of the rule or the device, if they fit.
 
     Args:
         settings: Settings of the run.
         arguments: Trainer's arguments.
+        start: What the run takes over from a saved model.
         pairs: Number of training pairs; None for a stream.
-        planned: Number of tokens if the memory holds them; None: the default of the device.
+        decisions: Decisions of --minutes, of which one may be on the batches.
     """
+    chosen = {decision.option: decision.value for decision in decisions}
+    planned = chosen.get("max_tokens_per_batch")
     free = free_memory(arguments.device)
-    model = None if free is None else _model_without_values(settings)
-    if free is None or model is None:
+    if free is None:
         return BatchSize(planned or TOKENS)
     reason = ""
     if planned is None:
@@ -293,7 +289,7 @@ def choose_batch_size(
         planned, reason = _default_of_gpu(settings, accumulated, pairs)
     processes = arguments.world_size
     memory = estimated_memory(
-        model,
+        _model_without_values(settings, start),
         arguments.device,
         is_half=arguments.bf16 or arguments.fp16,
         passes=2 if settings.r_drop else 1,
@@ -313,21 +309,20 @@ def choose_batch_size(
     )
 
 
-def _model_without_values(settings: TrainSettings) -> PreTrainedModel | None:
-    """The model of a run on the meta device; None for one of another class.
+def _model_without_values(settings: TrainSettings, start: Start) -> PreTrainedModel:
+    """The model of a run on the meta device.
 
     A vocabulary is taken to be as large as it may become. Frozen weights count as trained ones, but
     those beside an adapter do not.
     """
-    config: PreTrainedConfig
-    if settings.init_from:
-        config = load_config(settings.init_from)
-        if not isinstance(config, VanillaTransformerConfig):
-            return None
-    else:
+    config = start.config
+    if start.model is None:
         target = settings.target_vocab_size or settings.vocab_size
         config = new_config(
-            settings, settings.vocab_size, target if settings.separate_vocabularies else None
+            settings,
+            start.config,
+            settings.vocab_size,
+            target if settings.separate_vocabularies else None,
         )
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForSeq2SeqLM.from_config(config)

@@ -78,7 +78,11 @@ from vanilla_transformer_tools.training.plan import RunPlan, plan_run
 from vanilla_transformer_tools.training.processes import limit_waiting
 from vanilla_transformer_tools.training.reports import forecast, progress_shown
 from vanilla_transformer_tools.training.run_record import JsonLinesLog, plot_curves
-from vanilla_transformer_tools.training.starting_model import build_model, merge_adapter
+from vanilla_transformer_tools.training.starting_model import (
+    build_model,
+    load_start,
+    merge_adapter,
+)
 from vanilla_transformer_tools.training.time_schedule import TimeSchedule
 from vanilla_transformer_tools.training.trainer import (
     TokenBatchTrainer,
@@ -115,9 +119,10 @@ def train(
     started, cores = time.monotonic(), IdleCores()
     check_settings(settings, arguments)
     checkpoint = find_checkpoint(Path(arguments.output_dir), settings.resume)
+    start = load_start(settings, checkpoint)
     corpus = read_corpus(settings)
     cores.use()
-    plan = plan_run(settings, arguments, corpus, checkpoint, given)
+    plan = plan_run(settings, arguments, corpus, start, checkpoint, given)
     trainer = build(plan, training_pass)
     stop = StopOnRequest(settings.max_minutes, settings.finish_within)
     with _opened_folder(plan, trainer), interrupts_stop(stop):
@@ -149,7 +154,7 @@ def build(plan: RunPlan, training_pass: TrainingPass | None = None) -> TokenBatc
     settings, arguments, filtered = plan.settings, plan.arguments, plan.corpus.filtered
     limit_waiting(arguments)
     set_seed(arguments.seed)
-    tokenizers, model = build_model(settings, filtered.kept, plan.checkpoint)
+    tokenizers, model = build_model(settings, plan.start, filtered.kept)
     data = _build_data(plan, tokenizers)
     if settings.r_drop:
         training_pass = partial(r_drop, alpha=settings.r_drop)

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate import PartialState
 from datasets import Dataset
 from safetensors.torch import save_file
 from torch import nn
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
 from transformers.utils import CONFIG_NAME
@@ -76,30 +76,66 @@ _PARTS = {
 _EXAMPLES = 4
 
 
-def build_model(
-    settings: TrainSettings, pairs: Dataset, checkpoint: Path | None
-) -> tuple[TokenizerPair, VanillaTransformerForConditionalGeneration]:
-    """Loads tokenizers and model, or makes tokenizers and initialises a model for them.
+class Start(NamedTuple):
+    """What a run takes over from a saved model: all of it, its tokenizers, or nothing.
+
+    Attributes:
+        tokenizers: The saved tokenizers; None: new ones are learned.
+        model: The saved model; None: a new one is initialised.
+        config: Config of the saved model, if there is one.
+    """
+
+    tokenizers: TokenizerPair | None = None
+    model: PreTrainedModel | None = None
+    config: PreTrainedConfig | None = None
+
+
+NEW = Start()
+
+
+def load_start(settings: TrainSettings, checkpoint: Path | None = None) -> Start:
+    """Loads what a run starts with.
 
     Args:
         settings: Settings of the run.
-        pairs: Text that new tokenizers learn from.
         checkpoint: Folder to resume from; None for a new run.
 
     Raises:
         ValueError: If model, tokenizers and settings do not fit together.
     """
     # With an adapter a checkpoint is no model yet; Trainer loads it when there is one.
-    saved = str(checkpoint) if checkpoint else settings.init_from
-    if start := settings.init_from if settings.peft else saved:
+    saved = str(checkpoint) if checkpoint and not settings.peft else settings.init_from
+    if saved:
+        tokenizers = saved_tokenizers(settings, saved)
         # In half precision most updates would be rounded away.
-        model = load_model(start, dtype=torch.float32)
-        tokenizers = saved_tokenizers(settings, start, model.generation_config)
-    else:
-        tokenizers = _new_tokenizers(settings, pairs)
-        model = _initialise_model(settings, tokenizers)
+        model = load_model(saved, dtype=torch.float32)
+        return Start(tokenizers, model, model.config)
+    if settings.tokenizer:
+        tokenizers = saved_tokenizers(settings, settings.tokenizer)
+        check_files(settings.tokenizer)
+        has_model = find_file(settings.tokenizer, CONFIG_NAME)
+        config = load_config(settings.tokenizer) if has_model else None
+        return Start(tokenizers, config=config)
+    return NEW
+
+
+def build_model(
+    settings: TrainSettings, start: Start, pairs: Dataset
+) -> tuple[TokenizerPair, PreTrainedModel]:
+    """Tokenizers and model, ready to train: those of `start`, or new ones.
+
+    Args:
+        settings: Settings of the run.
+        start: What the run takes over; its model is changed in place.
+        pairs: Text that new tokenizers learn from.
+
+    Raises:
+        ValueError: If model and settings do not fit together.
+    """
+    tokenizers = start.tokenizers or _learn_tokenizers(settings, pairs)
+    model = start.model or _initialise_model(settings, start.config, tokenizers)
     _begin_with_languages(model, tokenizers)
-    _check_positions(model, settings)
+    _check_positions(model, settings.max_length)
     choose_parameters(model, settings)
     if settings.attn_implementation:
         model.set_attn_implementation(settings.attn_implementation)
@@ -110,26 +146,23 @@ def build_model(
     return tokenizers, model
 
 
-def _check_positions(model: PreTrainedModel, settings: TrainSettings) -> None:
+def _check_positions(model: PreTrainedModel, max_length: int) -> None:
     """Rejects learned positions that end before the longest text that is not cut."""
     last = getattr(model.config, "last_position", math.inf)
-    if settings.max_length > last:
+    if max_length > last:
         raise ValueError(
-            f"--max_length {settings.max_length} is longer than the learned positions, which end "
+            f"--max_length {max_length} is longer than the learned positions, which end "
             f"after {last} tokens. Give --max_length {last}, or, for a new model, more "
             "positions: --config max_position_embeddings=N."
         )
 
 
-def saved_tokenizers(
-    settings: TrainSettings, name: str, defaults: GenerationConfig | None = None
-) -> TokenizerPair:
+def saved_tokenizers(settings: TrainSettings, name: str) -> TokenizerPair:
     """The tokenizers of a saved model, for the languages of this run.
 
     Args:
         settings: Settings of the run.
         name: Folder or Hub name of the model.
-        defaults: Search settings of the model; None: those that are saved.
 
     Raises:
         ValueError: If the model is of another class, if they are not its own, cannot do what the
@@ -141,9 +174,8 @@ def saved_tokenizers(
     _check_vocabularies(settings, name, tokenizers)
     if settings.tag_column:
         return tokenizers
-    if defaults is None:
-        has_model = find_file(name, CONFIG_NAME)
-        defaults = read_generation_config(name) if has_model else GenerationConfig()
+    has_model = find_file(name, CONFIG_NAME)
+    defaults = read_generation_config(name) if has_model else GenerationConfig()
     return tokenizers.between(settings.source_language, settings.target_language, defaults)
 
 
@@ -158,12 +190,17 @@ def _begin_with_languages(model: PreTrainedModel, tokenizers: TokenizerPair) -> 
 
 
 def new_config(
-    settings: TrainSettings, source_size: int, target_size: int | None
+    settings: TrainSettings,
+    saved: PreTrainedConfig | None,
+    source_size: int,
+    target_size: int | None,
 ) -> VanillaTransformerConfig:
     """The config of a new model.
 
     Args:
-        settings: Settings of the run. With --tokenizer, the saved model decides on vocabularies.
+        settings: Settings of the run.
+        saved: Config of the model of --tokenizer, which decides on vocabularies; None: the sizes
+            do.
         source_size: Entries of the vocabulary.
         target_size: Entries of the target's, if it has its own; None: both sides share one.
 
@@ -176,8 +213,7 @@ def new_config(
             f"--config must leave out {' and '.join(set_twice)} with --tokenizer, whose model "
             "decides on them. Leave either out."
         )
-    if settings.tokenizer and find_file(settings.tokenizer, CONFIG_NAME):
-        saved = load_config(settings.tokenizer)
+    if saved:
         fields |= {name: getattr(saved, name) for name in _VOCABULARY_FIELDS}
     else:
         fields["vocab_size"] = source_size
@@ -188,10 +224,10 @@ def new_config(
 
 
 def _initialise_model(
-    settings: TrainSettings, tokenizers: TokenizerPair
-) -> VanillaTransformerForConditionalGeneration:
+    settings: TrainSettings, saved: PreTrainedConfig | None, tokenizers: TokenizerPair
+) -> PreTrainedModel:
     target_size = None if tokenizers.is_joint else len(tokenizers.target)
-    config = new_config(settings, len(tokenizers.source), target_size)
+    config = new_config(settings, saved, len(tokenizers.source), target_size)
     model = VanillaTransformerForConditionalGeneration(config)
     model.generation_config.update(
         num_beams=NUM_BEAMS,
@@ -257,16 +293,8 @@ def _refuse_other_classes(settings: TrainSettings, name: str) -> None:
     )
 
 
-def _new_tokenizers(settings: TrainSettings, pairs: Dataset) -> TokenizerPair:
-    """Learns one vocabulary, or one for each side, or loads a saved model's.
-
-    All processes learn the same.
-    """
-    if settings.tokenizer:
-        _refuse_other_classes(settings, settings.tokenizer)
-        check_files(settings.tokenizer)
-        return saved_tokenizers(settings, settings.tokenizer)
-
+def _learn_tokenizers(settings: TrainSettings, pairs: Dataset) -> TokenizerPair:
+    """Learns one vocabulary, or one for each side; all processes learn the same."""
     symbols = tuple(read_lines(settings.symbols)) if settings.symbols else ()
     if "" in symbols:
         raise ValueError(
