@@ -15,7 +15,6 @@ from vanilla_transformer_tools.training.callbacks import (
     MOVING_AVERAGE_FILE,
     DivergedError,
     MovingAverage,
-    SeedEpochs,
     StopOnDivergence,
     StopOnRequest,
     StoppedBySignalError,
@@ -27,16 +26,6 @@ ARGUMENTS = {"world_size": 1, "device": torch.device("cpu"), "save_strategy": "s
 
 def arguments_of(**changes):
     return SimpleNamespace(**{**ARGUMENTS, "eval_strategy": "steps", **changes})
-
-
-@pytest.mark.parametrize(("epoch", "expected"), [(None, 0), (0.0, 0), (2.0, 2), (2.9, 2)])
-def test_epoch_is_announced_also_amid_one_that_is_resumed(epoch, expected):
-    epochs = []
-    state = TrainerState(epoch=epoch)
-
-    SeedEpochs(epochs.append).on_epoch_begin(arguments_of(), state, TrainerControl())
-
-    assert epochs == [expected]
 
 
 # The moving average

@@ -365,7 +365,7 @@ def test_all_evaluations_after_the_last_update_are_reserved(
         return evaluate(self, *args, **kwargs)
 
     def note_reserve(self, *args, **kwargs):
-        reserved.append(self.stopwatch.evaluations)
+        reserved.append(self.evaluations)
         begin(self, *args, **kwargs)
 
     monkeypatch.setattr(TokenBatchTrainer, "evaluate", note_update)

@@ -1,5 +1,6 @@
 """`TokenBatchTrainer` on sixteen pairs: batches, losses, the plan, and what it saves."""
 
+import dataclasses
 import logging
 import time
 from functools import partial
@@ -68,6 +69,18 @@ def test_batches_are_those_of_the_sampler_with_labels_padded_to_no_token(build):
     for batch, expected in zip(batches, rows, strict=True):
         kept = [[token for token in row if token != -100] for row in batch["labels"].tolist()]
         assert kept == expected["labels"][:]
+
+
+def test_epochs_of_the_data_are_those_of_the_run(build):
+    trainer = build(num_train_epochs=3, save_strategy="steps", save_steps=4)
+    epochs = []
+    trainer.data = dataclasses.replace(trainer.data, set_epoch=epochs.append)
+    assert 1 < 4 / trainer.data.batches < 2
+
+    trainer.train()
+    trainer.train(resume_from_checkpoint=str(trainer.last_checkpoint.with_name("checkpoint-4")))
+
+    assert epochs == [0, 1, 2, 1, 2]
 
 
 def test_validation_loss_is_that_of_a_token_however_batches_are_cut(build):

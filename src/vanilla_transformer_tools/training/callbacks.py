@@ -1,9 +1,9 @@
-"""Steps between updates: epochs are seeded, weights averaged, and runs stopped early."""
+"""Steps between updates: weights are averaged, and runs stopped early."""
 
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -23,8 +23,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from vanilla_transformer_tools.training.averaging import evaluations, evaluations_since_best
-from vanilla_transformer_tools.training.checkpoints import checkpoint_folder, read_state
+from vanilla_transformer_tools.training.checkpoints import checkpoint_folder
 from vanilla_transformer_tools.training.processes import divided_like, gathered
 
 # A file of each checkpoint.
@@ -34,74 +33,6 @@ _STOPPING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 # Losses on a GPU or of several processes are checked this seldom, because reading them waits.
 UPDATES_BETWEEN_LOOKS = 8
-
-
-class SeedEpochs(TrainerCallback):
-    """Announces each epoch to the training data; accelerate only does so to its own samplers.
-
-    Args:
-        set_epoch: Takes the number of the epoch, counted from 0.
-    """
-
-    def __init__(self, set_epoch: Callable[[int], None]) -> None:
-        self.set_epoch = set_epoch
-
-    def on_epoch_begin(self, _: Any, state: TrainerState, *others: Any, **named: Any) -> None:
-        """Sets the epoch, also if a run is resumed in the middle of one."""
-        self.set_epoch(int(state.epoch or 0))
-
-
-class StopWithoutProgress(TrainerCallback):
-    """Ends training after a number of evaluations without a better one.
-
-    It has no state of its own: the log of a run tells, also when the run is resumed.
-
-    Args:
-        patience: Number of evaluations.
-    """
-
-    def __init__(self, patience: int) -> None:
-        self.patience = patience
-
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """A run that has ended so does not continue."""
-        if evaluations(state):
-            self.on_evaluate(args, state, control)
-
-    def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Ends training if this evaluation is one too many."""
-        control.should_training_stop |= evaluations_since_best(state, args) >= self.patience
-
-
-class ResumeState(TrainerCallback):
-    """Completes the state of a resumed run, which scores and saves as often as it is told now.
-
-    Its best checkpoint is looked for in the folder of the run: Trainer looks at the path where it
-    was saved, and forgets it if the folder has moved.
-
-    Args:
-        trainer: A `TokenBatchTrainer`, whose `last_checkpoint` is set.
-    """
-
-    def __init__(self, trainer: Any) -> None:
-        self.trainer = trainer
-
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Sets intervals and paths; Trainer keeps the best checkpoint and loads it at the end."""
-        state.compute_steps(args, state.max_steps)
-        folder = Path(args.output_dir)
-        self.trainer.last_checkpoint = resumed = checkpoint_folder(folder, state.global_step)
-        if not resumed.is_dir():
-            return
-        saved = read_state(resumed).best_model_checkpoint
-        if saved and (best := folder / Path(saved).name).is_dir():
-            state.best_model_checkpoint = str(best)
 
 
 class MovingAverage(TrainerCallback):
@@ -276,15 +207,11 @@ class StopOnRequest(TrainerCallback):
         self.interrupted |= interrupted
         return interrupted
 
-    def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, *others: Any, **kwargs: Any
-    ) -> None:
+    def on_evaluate(self, _: Any, state: TrainerState, *others: Any, **named: Any) -> None:
         """Remembers the update, so that its weights are not evaluated twice."""
         self.scored_step = state.global_step
 
-    def on_save(
-        self, args: TrainingArguments, state: TrainerState, *others: Any, **kwargs: Any
-    ) -> None:
+    def on_save(self, _: Any, state: TrainerState, *others: Any, **named: Any) -> None:
         """Remembers the update, so that its checkpoint is not saved twice."""
         self.saved_step = state.global_step
 

@@ -56,7 +56,6 @@ from vanilla_transformer_tools.training.callbacks import (
     MovingAverage,
     StopOnRequest,
     StoppedBySignalError,
-    StopWithoutProgress,
     interrupts_stop,
 )
 from vanilla_transformer_tools.training.checkpoints import (
@@ -213,11 +212,10 @@ def _build_trainer(
         scorers=scorers,
         # The start token too.
         longest_output=1 + int(min(longest + MAX_EXTRA_TOKENS, last_position)),
+        patience=settings.early_stopping_patience,
     )
     if settings.optimizer:
         trainer.optimizer = muon_and_adam(trainer)
-    if settings.early_stopping_patience is not None:
-        trainer.add_callback(StopWithoutProgress(settings.early_stopping_patience))
     return trainer
 
 

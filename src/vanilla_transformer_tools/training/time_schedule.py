@@ -23,34 +23,6 @@ _SECONDS = "seconds_of_schedule"
 _RESERVE = 0.03
 
 
-class Stopwatch:
-    """Measures evaluations and checkpoints, to estimate the time of the last ones.
-
-    Args:
-        evaluations: Number of evaluations after the last update.
-    """
-
-    def __init__(self, evaluations: int) -> None:
-        self.evaluations = evaluations
-        self.evaluating: float | None = None
-        self.saving = 0.0
-        self.now = time.monotonic()
-
-    def restart(self) -> float:
-        """Restarts it, and returns the seconds until then."""
-        before, self.now = self.now, time.monotonic()
-        return self.now - before
-
-    def reserve(self, seconds: float) -> float:
-        """Seconds for the last evaluations, a checkpoint, and then the folder of the model.
-
-        Args:
-            seconds: Length of the run, which counts until an evaluation has been measured.
-        """
-        evaluating = _RESERVE * seconds if self.evaluating is None else self.evaluating
-        return self.evaluations * evaluating + 2 * self.saving
-
-
 @dataclass(frozen=True)
 class Fall:
     """The learning rate falls to 0: during a whole run, or from where a signal found it.
@@ -70,11 +42,6 @@ class Fall:
     height: float = 1.0
     update: int = 0
     last_update: int | None = None
-
-    def deadline(self, stopwatch: Stopwatch) -> float:
-        """When the last update ends."""
-        reserve = min(stopwatch.reserve(self.seconds), self.most_reserved * self.seconds)
-        return self.began + self.seconds - reserve
 
     def share(self, now: float, deadline: float, update: int) -> float:
         """Remaining share of the learning rate for the next update, 1 to 0."""
@@ -126,8 +93,12 @@ class TimeSchedule(TrainerCallback):
         self.planned = None if minutes is None else Fall(self.started, 60 * minutes)
         self.decay: Fall | None = None
         self.stop = stop
-        self.stopwatch = Stopwatch(evaluations)
         self.share_left, self.can_evaluate = 1.0, True
+        self.evaluations = evaluations
+        # Seconds that the latest evaluation and checkpoint took, and the time of the latest event.
+        self.evaluating: float | None = None
+        self.saving = 0.0
+        self.now = time.monotonic()
 
     @property
     def minutes_left(self) -> float | None:
@@ -136,21 +107,35 @@ class TimeSchedule(TrainerCallback):
             return None
         return (self.started + self.planned.seconds - time.monotonic()) / 60
 
+    def _lap(self) -> float:
+        """Seconds since the previous event; this one is now."""
+        before, self.now = self.now, time.monotonic()
+        return self.now - before
+
+    def _reserve(self, seconds: float) -> float:
+        """Seconds for the last evaluations, a checkpoint, and then the folder of the model.
+
+        Args:
+            seconds: Length of the run, which counts until an evaluation has been measured.
+        """
+        evaluating = _RESERVE * seconds if self.evaluating is None else self.evaluating
+        return self.evaluations * evaluating + 2 * self.saving
+
     def on_train_begin(
         self,
         args: TrainingArguments,
         state: TrainerState,
-        control: TrainerControl,
+        *_: Any,
         lr_scheduler: LambdaLR,
-        **kwargs: Any,
+        **kw: Any,
     ) -> None:
         """Puts the time into the schedule, which with `minutes` otherwise only warms up.
 
         Raises:
             ValueError: If a new run has no time left for an update.
         """
-        self.stopwatch.restart()
-        self.first_time, self.first_update = self.stopwatch.now, state.global_step
+        self._lap()
+        self.first_time, self.first_update = self.now, state.global_step
         self._set_share(args, state)
         lr_scheduler.lr_lambdas = [
             partial(self._rate, schedule) for schedule in lr_scheduler.lr_lambdas
@@ -162,7 +147,7 @@ class TimeSchedule(TrainerCallback):
             raise ValueError(
                 f"The {seconds / 60:g} minutes of this run are over before its first update: "
                 f"reading the pairs and trying batches took {self.first_time - self.started:.0f} "
-                f"seconds, and {self.stopwatch.reserve(seconds):.0f} are reserved for the last "
+                f"seconds, and {self._reserve(seconds):.0f} are reserved for the last "
                 "evaluation. Give more --minutes, or fewer pairs."
             )
         # `_run_epoch` makes no update in a run that has no time left.
@@ -174,37 +159,20 @@ class TimeSchedule(TrainerCallback):
 
     def _set_share(self, args: TrainingArguments, state: TrainerState) -> None:
         """Sets the deadline and the share of the learning rate by the clock."""
-        now = self.stopwatch.now
-        state.stateful_callbacks[_SECONDS] = {"used": now - self.started}
+        state.stateful_callbacks[_SECONDS] = {"used": self.now - self.started}
         schedule = self.decay or self.planned
         if schedule is None:
             return
-        deadline = schedule.deadline(self.stopwatch)
+        reserve = min(self._reserve(schedule.seconds), schedule.most_reserved * schedule.seconds)
+        deadline = schedule.began + schedule.seconds - reserve
         # A signal never puts an end off that was planned earlier.
         self.stop.deadline = min(deadline, self.stop.deadline) if self.decay else deadline
-        share = schedule.share(now, self.stop.deadline, state.global_step)
-        can_evaluate = now + (self.stopwatch.evaluating or 0.0) <= self.stop.deadline
+        share = schedule.share(self.now, self.stop.deadline, state.global_step)
+        can_evaluate = self.now + (self.evaluating or 0.0) <= self.stop.deadline
         if args.world_size > 1:
             clock = torch.tensor([share, can_evaluate], dtype=torch.float32, device=args.device)
             share, can_evaluate = broadcast(clock).tolist()
         self.share_left, self.can_evaluate = share, bool(can_evaluate)
-
-    def _start_decay(self, state: TrainerState, rate: float) -> None:
-        """Begins the fall that a signal has asked for."""
-        self.decay = Fall(
-            self.stopwatch.now,
-            60 * (self.stop.finish_within or 0.0),
-            most_reserved=0.5,
-            height=self.share_left,
-            update=state.global_step,
-            last_update=None if self.planned else state.max_steps,
-        )
-        deadline = min(self.stop.deadline, self.decay.deadline(self.stopwatch))
-        left = duration(max(0.0, deadline - self.stopwatch.now))
-        PartialState().print(
-            f"finishing   the learning rate falls from {rate:.2e} to 0 in {left}, then the run is "
-            "evaluated and saved"
-        )
 
     def on_step_end(
         self,
@@ -214,40 +182,53 @@ class TimeSchedule(TrainerCallback):
         lr_scheduler: LambdaLR,
         **kwargs: Any,
     ) -> None:
-        """Sets the learning rate, and estimates the number of updates for the reports."""
-        self.stopwatch.restart()
-        if self.stop.finishing and self.decay is None:
-            self._start_decay(state, float(lr_scheduler.get_last_lr()[0]))
+        """Sets the learning rate, and estimates the number of updates for the reports.
+
+        After a signal the rate begins to fall.
+        """
+        self._lap()
+        begins_decay = self.stop.finishing and self.decay is None
+        if begins_decay:
+            self.decay = Fall(
+                self.now,
+                60 * (self.stop.finish_within or 0.0),
+                most_reserved=0.5,
+                height=self.share_left,
+                update=state.global_step,
+                last_update=None if self.planned else state.max_steps,
+            )
         self._set_share(args, state)
+        left = max(0.0, self.stop.deadline - self.now)
+        if begins_decay:
+            PartialState().print(
+                f"finishing   the learning rate falls from {lr_scheduler.get_last_lr()[0]:.2e} to "
+                f"0 in {duration(left)}, then the run is evaluated and saved"
+            )
         if not self.can_evaluate:
             control.should_evaluate = control.should_save = False
         if self.planned is None:
             return
-        now, updates = self.stopwatch.now, state.global_step - self.first_update
-        pace = (now - self.first_time) / updates
-        left = max(0.0, self.stop.deadline - now)
+        pace = (self.now - self.first_time) / (state.global_step - self.first_update)
         # Trainer would stop at this update, so it is never the next one.
         state.max_steps = state.global_step + 2 + int(left / max(pace, 1e-9))
 
-    def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_epoch_end(self, _: Any, state: Any, control: TrainerControl, **kwargs: Any) -> None:
         """Leaves out the evaluation of an epoch, too; `StopOnRequest` asks for the last one."""
         if not self.can_evaluate:
             control.should_evaluate = control.should_save = False
 
     def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self, args: TrainingArguments, state: TrainerState, *others: Any, **kwargs: Any
     ) -> None:
         """Measures an evaluation."""
-        self.stopwatch.evaluating = self.stopwatch.restart()
+        self.evaluating = self._lap()
         self._set_share(args, state)
 
     def on_save(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self, args: TrainingArguments, state: TrainerState, *others: Any, **kwargs: Any
     ) -> None:
         """Measures a checkpoint."""
-        self.stopwatch.saving = self.stopwatch.restart()
+        self.saving = self._lap()
         self._set_share(args, state)
 
 

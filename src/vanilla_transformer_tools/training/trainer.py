@@ -7,6 +7,7 @@ changes one of these methods fails the tests in `test_token_batch_trainer.py`.
 """
 
 import copy
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -31,11 +32,12 @@ from transformers.trainer_utils import EvalLoopOutput, IntervalStrategy, SaveStr
 
 from vanilla_transformer_tools.evaluation.bleu_tokenizers import BleuTokenizer
 from vanilla_transformer_tools.evaluation.metrics import score
-from vanilla_transformer_tools.saved_folder import align_weights, nonfinite_tensors
+from vanilla_transformer_tools.saved_folder import FILES_FILE, align_weights, nonfinite_tensors
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.text.training_data import TrainingData
 from vanilla_transformer_tools.training.averaging import (
     average_checkpoints,
+    evaluations,
     evaluations_since_best,
     metric_of,
     scores_of_update,
@@ -43,18 +45,15 @@ from vanilla_transformer_tools.training.averaging import (
 from vanilla_transformer_tools.training.callbacks import (
     DivergedError,
     MovingAverage,
-    ResumeState,
-    SeedEpochs,
     StopOnDivergence,
 )
 from vanilla_transformer_tools.training.checkpoints import (
     INTERIM_FILE,
     checkpoint_folder,
     close_checkpoint,
-    delete_interim,
     delete_oldest,
     failed_writes_named,
-    reopen_checkpoint,
+    read_state,
     update_of,
     with_intact_weights,
 )
@@ -78,6 +77,8 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         scorers: What `compute_metrics` is for each of them.
         longest_output: Tokens that a translation of a validation pair may have, unless
             `generation_max_length` says so.
+        patience: Number of evaluations without a better one after which training ends; None: it
+            continues.
         args: Trainer's arguments, which stay as they are.
         settings: Other arguments of `Seq2SeqTrainer`.
     """
@@ -93,6 +94,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         further_sets: Mapping[str, Dataset] | None = None,
         scorers: Mapping[str, Scorer] | None = None,
         longest_output: int | None = None,
+        patience: int | None = None,
         *,
         args: TrainingArguments,
         **settings: Any,
@@ -117,14 +119,13 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         self.further_sets = further_sets or {}
         self.scorers = scorers or {}
         self.longest_output = longest_output
+        self.patience = math.inf if patience is None else patience
         # The model smooths its own loss, without the full logits that Trainer's smoother needs.
         self.label_smoother = None
         self.model.config.label_smoothing = self.args.label_smoothing_factor
         self.last_checkpoint: Path | None = None
         self.loss_is_finite = torch.tensor(True, device=self.args.device)
         self.add_callback(StopOnDivergence(self))
-        self.add_callback(ResumeState(self))
-        self.add_callback(SeedEpochs(data.set_epoch))
 
     def compute_loss(self, model: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Trainer's, with the training pass for a model in training, whose losses are watched."""
@@ -226,7 +227,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         folder = checkpoint_folder(run, self.state.global_step)
         self.check_weights()
         if self.args.should_save:
-            reopen_checkpoint(folder)
+            (folder / FILES_FILE).unlink(missing_ok=True)
         with failed_writes_named(folder):
             super()._save_checkpoint(model, trial)
         # Each process saves the state of its random numbers.
@@ -242,7 +243,6 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             if not self._is_planned(self.args.save_strategy, self.state.save_steps):
                 (folder / INTERIM_FILE).touch()
             close_checkpoint(folder)
-            delete_interim(folder)
             delete_oldest(folder, self.kept_checkpoints, self.state.best_model_checkpoint)
         self.last_checkpoint = folder
 
@@ -254,6 +254,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         """In place of Trainer's: see `evaluations_since_best`; the checkpoint may exist already."""
+        self.control.should_training_stop |= self._lacks_progress()
         if self.args.metric_for_best_model is None or evaluations_since_best(self.state, self.args):
             return False
         self.state.best_metric = metrics[f"eval_{metric_of(self.args)}"]
@@ -263,10 +264,36 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             self.state.best_model_checkpoint = str(checkpoint)
         return True
 
-    def _run_epoch(self, *args: Any, trial: Any, **kwargs: Any) -> None:
+    def _lacks_progress(self) -> bool:
+        """Whether the run ends because too many evaluations in a row were no better."""
+        return bool(
+            evaluations(self.state)
+            and evaluations_since_best(self.state, self.args) >= self.patience
+        )
+
+    def _init_training_state(self, max_steps: int, *args: Any) -> tuple[int, int]:
+        """Trainer's; a resumed run scores and saves as often as it is told now.
+
+        Its best checkpoint is looked for in the folder of the run: Trainer looks at the path where
+        it was saved, and forgets it if the folder has moved.
+        """
+        progress: tuple[int, int] = super()._init_training_state(max_steps, *args)
+        self.state.compute_steps(self.args, max_steps)
+        folder = Path(self.args.output_dir)
+        self.last_checkpoint = checkpoint_folder(folder, self.state.global_step)
+        if self.last_checkpoint.is_dir():
+            saved = read_state(self.last_checkpoint).best_model_checkpoint
+            if saved and (best := folder / Path(saved).name).is_dir():
+                self.state.best_model_checkpoint = str(best)
+        return progress
+
+    def _run_epoch(self, *args: Any, epoch: int, trial: Any, **kwargs: Any) -> None:
         """Trainer's; a resumed run that has already made all its updates is only evaluated."""
-        if self.state.global_step < self.state.max_steps and not self.control.should_training_stop:
-            super()._run_epoch(*args, trial=trial, **kwargs)
+        is_over = self.state.global_step >= self.state.max_steps or self._lacks_progress()
+        if not (is_over or self.control.should_training_stop):
+            # Accelerate announces epochs to its own samplers only.
+            self.data.set_epoch(epoch)
+            super()._run_epoch(*args, epoch=epoch, trial=trial, **kwargs)
             return
         self.control.should_training_stop = True
         is_scored = scores_of_update(self, self.state.global_step) is not None
