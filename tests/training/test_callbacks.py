@@ -1,6 +1,5 @@
 """What happens between updates, without a model to train."""
 
-import math
 import signal
 import time
 from types import SimpleNamespace
@@ -13,9 +12,7 @@ from transformers import TrainerControl, TrainerState
 
 from vanilla_transformer_tools.training.callbacks import (
     MOVING_AVERAGE_FILE,
-    DivergedError,
     MovingAverage,
-    StopOnDivergence,
     StopOnRequest,
     StoppedBySignalError,
     interrupts_stop,
@@ -60,38 +57,6 @@ def test_moving_average_is_taken_up_by_name(tmp_path):
     average.save(tmp_path / "new", writes=True)
     expected = {"a.weight": torch.full((1, 1), 0.5), "b.weight": torch.full((1, 1), 3.0)}
     torch.testing.assert_close(load_file(tmp_path / "new" / MOVING_AVERAGE_FILE), expected)
-
-
-# Divergence
-
-
-@pytest.mark.parametrize(
-    ("device", "update", "is_seen"),
-    [("cpu", 3, True), ("cuda", 3, False), ("cuda", 7, False), ("cuda", 8, True)],
-)
-def test_losses_are_looked_at_after_each_update_or_together_on_a_gpu(device, update, is_seen):
-    logs = []
-    arguments = arguments_of(device=torch.device(device))
-    trainer = SimpleNamespace(args=arguments, loss_is_finite=torch.tensor(False), log=logs.append)
-    call = (arguments, TrainerState(global_step=update), TrainerControl())
-
-    if is_seen:
-        with pytest.raises(DivergedError, match=f"the loss of update {update} is not finite"):
-            StopOnDivergence(trainer).on_step_end(*call)
-    else:
-        StopOnDivergence(trainer).on_step_end(*call)
-
-    assert [math.isnan(log["loss"]) for log in logs] == [True] * is_seen
-
-
-def test_any_validation_loss_that_is_not_finite_is_an_error():
-    callback = StopOnDivergence(SimpleNamespace(args=arguments_of()))
-    call = (arguments_of(), TrainerState(global_step=3), TrainerControl())
-
-    callback.on_evaluate(*call, metrics={"eval_loss": 1.0, "eval_wer": math.nan})
-    callback.on_evaluate(*call, metrics={"mean_loss": math.inf})
-    with pytest.raises(DivergedError, match="validation loss after update 3 is not finite"):
-        callback.on_evaluate(*call, metrics={"eval_one_loss": 1.0, "eval_two_loss": math.inf})
 
 
 # Ending early

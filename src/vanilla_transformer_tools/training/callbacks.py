@@ -1,6 +1,5 @@
 """Steps between updates: weights are averaged, and runs stopped early."""
 
-import math
 import signal
 import time
 from collections.abc import Iterator
@@ -16,7 +15,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 from transformers import (
-    Trainer,
     TrainerCallback,
     TrainerControl,
     TrainerState,
@@ -30,9 +28,6 @@ from vanilla_transformer_tools.training.processes import divided_like, gathered
 MOVING_AVERAGE_FILE = "moving_average.safetensors"
 
 _STOPPING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-# Losses on a GPU or of several processes are checked this seldom, because reading them waits.
-UPDATES_BETWEEN_LOOKS = 8
 
 
 class MovingAverage(TrainerCallback):
@@ -92,46 +87,6 @@ def _trained(model: nn.Module) -> dict[str, nn.Parameter]:
 
 class DivergedError(ArithmeticError):
     """A loss, a weight or a validation loss is not finite: training would never recover."""
-
-
-class StopOnDivergence(TrainerCallback):
-    """Raises `DivergedError` within a few updates after a loss that is not finite.
-
-    On a GPU the losses of several updates are checked together, because reading them waits for the
-    device; so are those of several processes, which must all stop at the same update.
-
-    Args:
-        trainer: A `TokenBatchTrainer`, whose `loss_is_finite` is read.
-    """
-
-    def __init__(self, trainer: Trainer) -> None:
-        self.trainer = trainer
-        is_cheap = trainer.args.device.type == "cpu" and trainer.args.world_size == 1
-        self.interval = 1 if is_cheap else UPDATES_BETWEEN_LOOKS
-
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Checks the losses since the last check."""
-        if state.global_step % self.interval:
-            return
-        is_finite = self.trainer.loss_is_finite
-        if args.world_size > 1:
-            is_finite = reduce(is_finite.float(), "mean") == 1
-        if not is_finite:
-            self.trainer.log({"loss": float("nan")})
-            raise DivergedError(f"the loss of update {state.global_step:,} is not finite")
-
-    def on_evaluate(
-        self, _: Any, state: TrainerState, *others: Any, metrics: dict[str, float], **kwargs: Any
-    ) -> None:
-        """Checks the validation loss."""
-        # Those of averages begin with mean_; one that is not finite is not taken, and that is all.
-        names = [name for name in metrics if name.startswith("eval_") and name.endswith("_loss")]
-        if not all(math.isfinite(metrics[name]) for name in names):
-            raise DivergedError(
-                f"the validation loss after update {state.global_step:,} is not finite"
-            )
 
 
 class StoppedBySignalError(KeyboardInterrupt):

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate.utils import gather_object
+from accelerate.utils import gather_object, reduce
 from datasets import Dataset
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -45,7 +45,6 @@ from vanilla_transformer_tools.training.averaging import (
 from vanilla_transformer_tools.training.callbacks import (
     DivergedError,
     MovingAverage,
-    StopOnDivergence,
 )
 from vanilla_transformer_tools.training.checkpoints import (
     INTERIM_FILE,
@@ -59,6 +58,9 @@ from vanilla_transformer_tools.training.checkpoints import (
 )
 from vanilla_transformer_tools.training.guided_alignment import AlignedCollator
 from vanilla_transformer_tools.training.processes import is_sharded, put_weights, save_in_full
+
+# Losses on a GPU or of several processes are checked this seldom, because reading them waits.
+UPDATES_BETWEEN_LOOKS = 8
 
 TrainingPass = Callable[..., Seq2SeqLMOutput]
 Scorer = Callable[[EvalPrediction], dict[str, Any]]
@@ -125,7 +127,6 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         self.model.config.label_smoothing = self.args.label_smoothing_factor
         self.last_checkpoint: Path | None = None
         self.loss_is_finite = torch.tensor(True, device=self.args.device)
-        self.add_callback(StopOnDivergence(self))
 
     def compute_loss(self, model: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Trainer's, with the training pass for a model in training, whose losses are watched."""
@@ -208,10 +209,11 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         *others: Any,
         **kwargs: Any,
     ) -> None:
-        """Trainer's; a last evaluation that is not planned comes after its checkpoint.
+        """Trainer's, for finite losses; an unplanned last evaluation comes after its checkpoint.
 
         So a resumed run knows as little of it as one that was not interrupted.
         """
+        self._check_losses()
         unplanned = self.control.should_evaluate and not self._is_planned(
             self.args.eval_strategy, self.state.eval_steps
         )
@@ -219,6 +221,25 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             self._save_checkpoint(model, trial)
             self.control = self.callback_handler.on_save(self.args, self.state, self.control)
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, trial, *others, **kwargs)
+
+    def _check_losses(self) -> None:
+        """Rejects losses that are not finite, within a few updates.
+
+        On a GPU the losses of several updates are checked together, because reading them waits for
+        the device; so are those of several processes, which must all stop at the same update.
+
+        Raises:
+            DivergedError: If one is not.
+        """
+        is_cheap = self.args.device.type == "cpu" and self.args.world_size == 1
+        if not is_cheap and self.state.global_step % UPDATES_BETWEEN_LOOKS:
+            return
+        is_finite = self.loss_is_finite
+        if self.args.world_size > 1:
+            is_finite = reduce(is_finite.float(), "mean") == 1
+        if not is_finite:
+            self.log({"loss": math.nan})
+            raise DivergedError(f"the loss of update {self.state.global_step:,} is not finite")
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Trainer's, for finite weights only; older ones are deleted after this one is closed."""
@@ -253,7 +274,15 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         return strategy != SaveStrategy.EPOCH or self.state.epoch % 1 == 0
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
-        """In place of Trainer's: see `evaluations_since_best`; the checkpoint may exist already."""
+        """In place of Trainer's: see `evaluations_since_best`; the checkpoint may exist already.
+
+        Raises:
+            DivergedError: If a validation loss is not finite.
+        """
+        if not all(math.isfinite(metrics[name]) for name in metrics if name.endswith("_loss")):
+            raise DivergedError(
+                f"the validation loss after update {self.state.global_step:,} is not finite"
+            )
         self.control.should_training_stop |= self._lacks_progress()
         if self.args.metric_for_best_model is None or evaluations_since_best(self.state, self.args):
             return False
