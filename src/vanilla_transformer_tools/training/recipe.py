@@ -58,9 +58,12 @@ def recipe(settings: TrainSettings) -> dict[str, Any]:
         # The filter would hide a loss that is not finite: it reports the mean of earlier ones.
         "logging_nan_inf_filter": False,
         "save_strategy": "epoch",
-        "save_total_limit": _kept_checkpoints(settings),
+        # Those to average, and the best one, which Trainer counts too. Trainer takes 0 for all.
+        "save_total_limit": max(
+            1, averaged_checkpoints(settings.average_last) + bool(settings.validation)
+        ),
         "report_to": "none",
-        **_of_the_machine(settings),
+        **_of_the_machine(settings.streaming),
         # Every weight takes part in every update, so no process need search for the others.
         "ddp_find_unused_parameters": False,
         # Seconds that processes wait for one that does not answer. The longest pause is before the
@@ -115,13 +118,6 @@ def in_step(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, 
     return defaults
 
 
-def _kept_checkpoints(settings: TrainSettings) -> int:
-    """Number of those to average; Trainer counts the best checkpoint too."""
-    last = averaged_checkpoints(settings.average_last)
-    # Trainer takes 0 for all.
-    return max(1, last + bool(settings.validation))
-
-
 def schedule(settings: TrainSettings) -> dict[str, float]:
     """Default peak of the learning rate and updates until it."""
     if not settings.init_from:
@@ -130,27 +126,22 @@ def schedule(settings: TrainSettings) -> dict[str, float]:
     return _FINE_TUNING | ({"learning_rate": _ADAPTER_RATE} if settings.peft else {})
 
 
-def _of_the_machine(settings: TrainSettings) -> dict[str, Any]:
+def _of_the_machine(streaming: bool) -> dict[str, Any]:
     """Defaults that depend on the device."""
+    on_gpu = torch.cuda.is_available()
+    on_cpu = not (on_gpu or torch.accelerator.is_available())
     return {
-        "dataloader_pin_memory": torch.cuda.is_available(),
-        "dataloader_num_workers": _workers(settings),
+        "dataloader_pin_memory": on_gpu,
+        # They pad batches while a GPU works; on a CPU they would take cores from training. Each
+        # worker of a stream reads all of it.
+        "dataloader_num_workers": on_gpu * (1 if streaming else 2),
         # The products that bf16 leaves in float32. None: as torch is set to.
         "tf32": True if is_torch_tf32_available() else None,
         # Transformers accepts bf16 on a CPU only with `use_cpu`.
-        "use_cpu": not torch.accelerator.is_available(),
-        "bf16": _bf16_pays(),
+        "use_cpu": on_cpu,
+        # Some devices emulate it.
+        "bf16": gpu_computes_bfloat16() or (on_cpu and _bf16_is_faster_on_cpu()),
     }
-
-
-def _workers(settings: TrainSettings) -> int:
-    """Processes that pad batches while a GPU works; on a CPU they would take cores from training.
-
-    Each worker of a stream reads all of it.
-    """
-    if not torch.cuda.is_available():
-        return 0
-    return 1 if settings.streaming else 2
 
 
 def dtype_of_products(arguments: TrainingArguments) -> torch.dtype:
@@ -158,13 +149,6 @@ def dtype_of_products(arguments: TrainingArguments) -> torch.dtype:
     if arguments.bf16:
         return torch.bfloat16
     return torch.float16 if arguments.fp16 else torch.float32
-
-
-def _bf16_pays() -> bool:
-    """Whether matrix products are faster in bfloat16 on this machine; some devices emulate them."""
-    if torch.cuda.is_available():
-        return gpu_computes_bfloat16()
-    return not torch.accelerator.is_available() and _bf16_is_faster_on_cpu()
 
 
 @cache

@@ -125,10 +125,11 @@ def train(
     trainer = build(plan, training_pass)
     stop = StopOnRequest(settings.max_minutes, settings.finish_within)
     with _opened_folder(plan, trainer), interrupts_stop(stop):
-        _add_time_schedule(plan, trainer, started, stop)
-        for line in chain(plan.describe(), forecast(trainer, plan.checkpoint)):
+        minutes_left = _add_time_schedule(plan, trainer, started, stop)
+        first_update = plan.record["first_update"]
+        for line in chain(plan.describe(), forecast(trainer, first_update, minutes_left)):
             PartialState().print(line)
-        log = JsonLinesLog(plan.folder / LOG_FILE, plan.record["first_update"])
+        log = JsonLinesLog(plan.folder / LOG_FILE, first_update)
         outcome, interruption = _run(plan, trainer, stop, log)
         results = _results(trainer, corpus.filtered, outcome, log)
         results["finished_on_request"] = stop.finishing and not interruption
@@ -236,11 +237,15 @@ def _opened_folder(plan: RunPlan, trainer: TokenBatchTrainer) -> Iterator[None]:
 
 def _add_time_schedule(
     plan: RunPlan, trainer: TokenBatchTrainer, started: float, stop: StopOnRequest
-) -> None:
-    """Adds a schedule of time if one may be needed, for a run that began at `started`."""
+) -> float | None:
+    """Adds a schedule of time if one may be needed, for a run that began at `started`.
+
+    Returns:
+        Minutes until the end; None: updates decide.
+    """
     settings = plan.settings
     if settings.minutes is None and settings.finish_within is None:
-        return
+        return None
     # The last weights, the mean of checkpoints, and the moving average.
     evaluations = 1
     if settings.validation:
@@ -248,6 +253,7 @@ def _add_time_schedule(
         evaluations += is_averaged + (settings.moving_average is not None)
     schedule = TimeSchedule(settings.minutes, started, stop, plan.checkpoint, evaluations)
     trainer.add_callback(schedule)
+    return schedule.minutes_left
 
 
 def _run(

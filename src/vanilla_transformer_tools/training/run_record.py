@@ -251,8 +251,10 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     reports = []
     for number, line in enumerate(lines, start=1):
         try:
-            report = json.loads(line)
-            reports.append({name: _number(value) for name, value in report.items()})
+            report = json.loads(line).items()
+            reports.append(
+                {name: float(value) if value in _NOT_FINITE else value for name, value in report}
+            )
         except (ValueError, AttributeError, RecursionError) as error:
             raise ValueError(
                 f"Line {number} of {path} must be a JSON object, got {line[:60]!r}. Take it out."
@@ -261,18 +263,12 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 
 
 def _line(report: dict[str, Any]) -> str:
-    """A report in JSON."""
-    return json.dumps({name: _jsonable(value) for name, value in report.items()})
-
-
-def _jsonable(value: Any) -> Any:
-    """The value, or the name of a number that is not finite, which JSON does not have."""
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _number(value: Any) -> Any:
-    """The inverse of `_jsonable`."""
-    return float(value) if isinstance(value, str) and value in _NOT_FINITE else value
+    """A report in JSON, which has no numbers that are not finite: those are strings."""
+    values = {
+        name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in report.items()
+    }
+    return json.dumps(values)
 
 
 class JsonLinesLog(TrainerCallback):
@@ -322,14 +318,14 @@ class JsonLinesLog(TrainerCallback):
     ) -> None:
         """Writes one report."""
         now = time.monotonic()
-        if not self.since:
+        if self.since is None:
             # There was no update, so the mean loss is of nothing.
             logs = {name: value for name, value in logs.items() if name != "train_loss"}
-        if "loss" in logs and self.since:
-            logs = logs | {"outside_step": round(1 - self.inside / (now - self.since), 4)}
-        self.inside = 0.0
-        if self.since:
+        else:
+            if "loss" in logs:
+                logs = logs | {"outside_step": round(1 - self.inside / (now - self.since), 4)}
             self.since = now
+        self.inside = 0.0
         if not state.is_world_process_zero:
             return
         report = {"step": state.global_step, "minutes": round(self.minutes, 3), **logs}
