@@ -111,7 +111,12 @@ def distil(argv: list[str]) -> None:
         settings = replace(settings, tokenizer=settings.tokenizer or settings.teacher[0])
     start = settings.init_from or settings.tokenizer or ""
     if start in settings.teacher:
-        settings = _in_the_languages_of_its_teacher(settings)
+        # The student then has its teacher's languages too.
+        settings = replace(
+            settings,
+            source_language=settings.source_language or settings.teacher_source_language,
+            target_language=settings.target_language or settings.teacher_target_language,
+        )
     if start:
         # Faults are reported before the teacher translates.
         saved_tokenizers(settings, start)
@@ -176,15 +181,6 @@ def _check(settings: DistilSettings, processes: int) -> None:
         raise ValueError("\n".join(faults))
 
 
-def _in_the_languages_of_its_teacher(settings: DistilSettings) -> DistilSettings:
-    """The settings of a student with the tokenizers of its teacher, whose languages are its own."""
-    languages = {
-        name: getattr(settings, name) or getattr(settings, f"{_PREFIX}{name}")
-        for name in ("source_language", "target_language")
-    }
-    return replace(settings, **languages)
-
-
 def _translate(settings: DistilSettings, folder: Path) -> dict[str, Any]:
     """Translates the training sources as far as that is not done.
 
@@ -230,19 +226,28 @@ def _translate(settings: DistilSettings, folder: Path) -> dict[str, Any]:
 
 def _write_pairs(settings: DistilSettings, folder: Path) -> None:
     """Writes the pairs from which the student learns."""
+    from sacrebleu.metrics.bleu import BLEU
+    from sacrebleu.metrics.chrf import CHRF
+
     from vanilla_transformer_tools.evaluation.bleu_tokenizers import resolve
     from vanilla_transformer_tools.files import read_lines
-    from vanilla_transformer_tools.training.distillation import Targets, read_outputs, write_pairs
+    from vanilla_transformer_tools.training.distillation import read_outputs, write_pairs
 
-    tokenizer = settings.bleu_tokenize
+    similarity = CHRF() if settings.nearest else None
     if settings.nearest == "bleu":
         # Some lines are enough to see the script.
-        references = list(islice(read_lines(folder / REFERENCES_FILE), 10_000))
+        lines = list(islice(read_lines(folder / REFERENCES_FILE), 10_000))
         languages = [settings.target_language, *settings.language[1:2]]
         language = next(filter(None, languages), None)
-        tokenizer = resolve(tokenizer, references, language, settings.pretokenized).name
-    targets = Targets(settings.targets == "both", settings.nearest, tokenizer)
-    outputs = read_outputs(folder / OUTPUTS_FILE, settings.teacher_n_best)
+        tokenizer = resolve(settings.bleu_tokenize, lines, language, settings.pretokenized).name
+        similarity = BLEU(effective_order=True, tokenize=tokenizer, force=True)
     pairs = [folder / name for name in PAIR_FILES]
-    counts = write_pairs(pairs, folder / SOURCES_FILE, folder / REFERENCES_FILE, outputs, targets)
+    counts = write_pairs(
+        pairs,
+        folder / SOURCES_FILE,
+        folder / REFERENCES_FILE,
+        read_outputs(folder / OUTPUTS_FILE, settings.teacher_n_best),
+        settings.targets == "both",
+        similarity,
+    )
     print(f"{pairs[0]} and {pairs[1]}: {counts}")
