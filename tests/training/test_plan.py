@@ -44,7 +44,11 @@ def test_record_is_that_of_the_plan(tmp_path):
     made = plan(tmp_path, arguments={"label_smoothing_factor": 0.2})
 
     assert made.record["settings"] == dataclasses.asdict(made.settings)
-    assert made.record["settings"]["max_tokens_per_batch"] == made.batch_size.tokens == 8192
+    assert (
+        made.record["settings"]["max_tokens_per_batch"]
+        == made.settings.max_tokens_per_batch
+        == 8192
+    )
     assert made.record["arguments"]["label_smoothing_factor"] == 0.2
     assert made.record["first_update"] == 0
 

@@ -58,23 +58,6 @@ PAIRS_FOR_PAPER = 1_000_000
 PLANNED_SHARE = 0.7
 
 
-class BatchSize(NamedTuple):
-    """A number of tokens, and where it comes from.
-
-    Attributes:
-        tokens: Source plus target tokens of a batch, over all processes together.
-        reason: For the plan of a run; empty if the user knows it.
-    """
-
-    tokens: int
-    reason: str = ""
-
-    def describe(self) -> Iterator[str]:
-        """A line of the plan, if there is something to explain."""
-        if self.reason:
-            yield f"batch       {self.tokens:,} tokens, {self.reason}"
-
-
 class Memory(NamedTuple):
     """What training takes of a GPU, in bytes.
 
@@ -98,7 +81,7 @@ class RunPlan:
         start: What the run takes over from a saved model.
         checkpoint: Folder to resume from; None for a new run.
         decisions: What `--minutes` chose, and why.
-        batch_size: Size of the batches, and why.
+        batch_reason: Why the batches have their size; empty if the user knows it.
         bleu_tokenizers: BLEU's tokenizer of each validation set, by name.
         record: What `run.json` says before the first update.
     """
@@ -109,7 +92,7 @@ class RunPlan:
     start: Start
     checkpoint: Path | None
     decisions: tuple[Decision, ...]
-    batch_size: BatchSize
+    batch_reason: str
     bleu_tokenizers: dict[str, BleuTokenizer]
     record: dict[str, Any]
 
@@ -127,7 +110,9 @@ class RunPlan:
             defaults = {"learning_rate": rate, "warmup_steps": warmup} == schedule(self.settings)
             source = ", the defaults with --init_from" if defaults else ""
             yield f"rate        {rate:g} after {warmup:g} updates of warm-up{source}"
-        yield from self.batch_size.describe()
+        if self.batch_reason:
+            tokens = self.settings.max_tokens_per_batch
+            yield f"batch       {tokens:,} tokens, {self.batch_reason}"
         share = self.record[INNER_ENDS]
         cut = f"translate cuts lines by sentence{'' if share <= MOST_INNER_ENDS else ' if told to'}"
         yield f"sentences   {share:.1%} of the sources have more than one; {cut}"
@@ -160,44 +145,40 @@ def plan_run(
     """
     previous = previous_record(Path(arguments.output_dir)) if checkpoint else {}
     pairs = corpus.filtered.kept
+    arguments = copy.copy(arguments)
     decisions = auto_settings(settings, arguments, pairs, start.tokenizers, previous, given)
-    settings, arguments = _with_decisions(decisions, settings, arguments, given)
+    settings = _follow(decisions, settings, arguments, given)
     recorded = previous.get("bleu_tokenizers", {})
     tokenizers = _choose_tokenizers(settings, corpus.validation, recorded)
-    arguments = _with_metric(arguments, tokenizers)
-    batch_size = BatchSize(
-        settings.max_tokens_per_batch or previous.get("settings", {}).get("max_tokens_per_batch")
-    )
-    if not batch_size.tokens:
+    _choose_metric(arguments, tokenizers)
+    known = previous.get("settings", {}).get("max_tokens_per_batch")
+    tokens, reason = settings.max_tokens_per_batch or known, ""
+    if not tokens:
         number = None if settings.streaming else len(pairs)
-        batch_size = choose_batch_size(settings, arguments, start, number, decisions)
-    settings = replace(settings, max_tokens_per_batch=batch_size.tokens)
-    run = describe_run(settings, arguments, update_of(checkpoint.name) if checkpoint else 0)
-    run["bleu_tokenizers"] = {name: asdict(tokenizer) for name, tokenizer in tokenizers.items()}
-    run[INNER_ENDS] = _several_sentences(pairs)
+        tokens, reason = choose_batch_size(settings, arguments, start, number, decisions)
+    settings = replace(settings, max_tokens_per_batch=tokens)
+    facts = {
+        "bleu_tokenizers": {name: asdict(tokenizer) for name, tokenizer in tokenizers.items()},
+        INNER_ENDS: _several_sentences(pairs),
+    }
+    first_update = update_of(checkpoint.name) if checkpoint else 0
+    run = describe_run(settings, arguments, first_update) | facts
     if checkpoint:
         run = continued_record(previous, run)
     elif decisions:
         run["decisions"] = [asdict(decision) for decision in decisions]
     return RunPlan(
-        settings, arguments, corpus, start, checkpoint, decisions, batch_size, tokenizers, run
+        settings, arguments, corpus, start, checkpoint, decisions, reason, tokenizers, run
     )
 
 
-def _several_sentences(pairs: Dataset) -> float:
-    """Share of the sources with more than one sentence, of pairs from all over the corpus."""
-    step = -(-len(pairs) // _LINES_OF_SENTENCES)
-    lines = pairs.select(range(0, len(pairs), step))["source"]
-    return round(sum(map(has_inner_end, lines)) / len(lines), 4)
-
-
-def _with_decisions(
+def _follow(
     decisions: Collection[Decision],
     settings: TrainSettings,
     arguments: Seq2SeqTrainingArguments,
     given: Collection[str],
-) -> tuple[TrainSettings, Seq2SeqTrainingArguments]:
-    """Settings and Trainer's arguments with the decisions, and with the defaults that follow.
+) -> TrainSettings:
+    """Settings with the decisions; `arguments` get theirs, and the defaults that follow.
 
     The size of the batches stays open: it has to fit the memory too.
     """
@@ -217,12 +198,17 @@ def _with_decisions(
     decided = replace(settings, **ours)
     values = {name: getattr(arguments, name) for name in given if hasattr(arguments, name)}
     before = in_step(recipe(settings), values)
-    after = in_step(recipe(decided) | trainers, values)
-    arguments = copy.copy(arguments)
-    for name, value in after.items():
+    for name, value in in_step(recipe(decided) | trainers, values).items():
         if name not in given and value != before.get(name):
             setattr(arguments, name, value)
-    return decided, arguments
+    return decided
+
+
+def _several_sentences(pairs: Dataset) -> float:
+    """Share of the sources with more than one sentence, of pairs from all over the corpus."""
+    step = -(-len(pairs) // _LINES_OF_SENTENCES)
+    lines = pairs.select(range(0, len(pairs), step))["source"]
+    return round(sum(map(has_inner_end, lines)) / len(lines), 4)
 
 
 def _choose_tokenizers(
@@ -243,15 +229,14 @@ def _choose_tokenizers(
     return chosen
 
 
-def _with_metric(
+def _choose_metric(
     arguments: Seq2SeqTrainingArguments, tokenizers: Mapping[str, BleuTokenizer]
-) -> Seq2SeqTrainingArguments:
-    """Trainer's arguments with the score that chooses checkpoints, and its direction.
+) -> None:
+    """Sets the score that chooses checkpoints, and its direction.
 
     Where no tokenizer of BLEU fits the references, it is chrF. By default, Trainer prefers lower
     values of losses only.
     """
-    arguments = copy.copy(arguments)
     prefix, score = split_metric(metric_of(arguments))
     tokenizer = tokenizers.get(prefix.rstrip("_") or VALIDATION)
     if score == "bleu" and tokenizer and not tokenizer.fits:
@@ -259,7 +244,6 @@ def _with_metric(
         arguments.metric_for_best_model = f"{prefix}{score}"
     if kind := METRICS.get(score):
         arguments.greater_is_better = not kind.is_error_rate
-    return arguments
 
 
 def choose_batch_size(
@@ -268,7 +252,7 @@ def choose_batch_size(
     start: Start,
     pairs: int | None,
     decisions: Collection[Decision] = (),
-) -> BatchSize:
+) -> tuple[int, str]:
     """Tokens of a batch that the user did not choose: of the rule or the device, if they fit.
 
     Args:
@@ -277,12 +261,16 @@ def choose_batch_size(
         start: What the run takes over from a saved model.
         pairs: Number of training pairs; None for a stream.
         decisions: Decisions of --minutes, of which one may be on the batches.
+
+    Returns:
+        Source plus target tokens of a batch, over all processes together, and the reason, which is
+        empty where there is nothing to explain.
     """
     chosen = {decision.option: decision.value for decision in decisions}
     planned = chosen.get("max_tokens_per_batch")
     free = free_memory(arguments.device)
     if free is None:
-        return BatchSize(planned or TOKENS)
+        return planned or TOKENS, ""
     reason = ""
     if planned is None:
         accumulated = arguments.gradient_accumulation_steps
@@ -300,13 +288,11 @@ def choose_batch_size(
     free = min(gather_object([free]))
     room = processes * (int(PLANNED_SHARE * free - memory.fixed) // memory.per_token)
     if room >= planned:
-        return BatchSize(planned, reason and f"{reason}; about {room:,} fit the GPU's memory")
+        return planned, reason and f"{reason}; about {room:,} fit the GPU's memory"
     # Enough for two pairs of any length in each process.
     fewest = min(planned, 4 * processes * settings.max_length)
-    return BatchSize(
-        max(fewest, room // 1000 * 1000),
-        f"because {planned:,} do not fit {free / 1e9:.1f} GB of free memory, by estimate",
-    )
+    tokens = max(fewest, room // 1000 * 1000)
+    return tokens, f"because {planned:,} do not fit {free / 1e9:.1f} GB of free memory, by estimate"
 
 
 def _model_without_values(settings: TrainSettings, start: Start) -> PreTrainedModel:

@@ -130,6 +130,7 @@ def describe_run(
         arguments: Trainer's arguments.
         first_update: Number of updates before it, in a run that is resumed.
     """
+    checksums = _checksums(settings)
     return clean_record(
         {
             "first_update": first_update,
@@ -138,7 +139,7 @@ def describe_run(
             "python": platform.python_version(),
             "versions": {package: version(package) for package in _PACKAGES},
             "commit": _commit(),
-            "sha256": _checksums(settings),
+            "sha256": checksums,
             "settings": dataclasses.asdict(settings),
             "arguments": arguments.to_dict(),
         }
