@@ -195,44 +195,35 @@ def average_checkpoints(checkpoints: Sequence[Path]) -> dict[str, Tensor]:
         The weights by name, each in the dtype of its file.
 
     Raises:
-        ValueError: If two checkpoints have different tensors.
+        ValueError: If two checkpoints have different tensors, or tensors of different shapes.
     """
-    places = [_tensor_files(folder) for folder in checkpoints]
-    for folder, files in zip(checkpoints, places, strict=True):
-        if differing := files.keys() ^ places[0].keys():
-            raise ValueError(
-                f"Checkpoints of one model must hold the same tensors, got {min(differing)!r} in "
-                f"only one of {checkpoints[0]} and {folder}. Average checkpoints of one run."
-            )
     with ExitStack() as stack:
-        handles = {
-            file: stack.enter_context(safe_open(file, framework="pt"))
-            for files in places
-            for file in set(files.values())
-        }
-        return {
-            name: _mean([handles[files[name]].get_tensor(name) for files in places], name)
-            for name in places[0]
-        }
+        models = [_open(folder, stack) for folder in checkpoints]
+        shapes = [
+            {name: file.get_slice(name).get_shape() for name, file in model.items()}
+            for model in models
+        ]
+        for folder, other in zip(checkpoints, shapes, strict=True):
+            if other != shapes[0]:
+                every = shapes[0].keys() | other.keys()
+                name = min(name for name in every if shapes[0].get(name) != other.get(name))
+                raise ValueError(
+                    f"Checkpoints of one model must hold the same tensors, got {name!r} of shape "
+                    f"{shapes[0].get(name)} in {checkpoints[0]} and {other.get(name)} in {folder}. "
+                    "Average checkpoints of one run."
+                )
+        return {name: _mean([each[name].get_tensor(name) for each in models]) for name in models[0]}
 
 
-def _tensor_files(folder: Path) -> dict[str, Path]:
-    """File of each tensor of a saved model."""
+def _open(folder: Path, stack: ExitStack) -> dict[str, Any]:
+    """The open file of each tensor of a saved model."""
     index = folder / SAFE_WEIGHTS_INDEX_NAME
-    if index.exists():
-        return {name: folder / file for name, file in shards_in(index).items()}
-    file = folder / SAFE_WEIGHTS_NAME
-    with safe_open(file, framework="pt") as handle:
-        return dict.fromkeys(handle.keys(), file)
+    names = sorted({*shards_in(index).values()}) if index.exists() else [SAFE_WEIGHTS_NAME]
+    files = [stack.enter_context(safe_open(folder / name, framework="pt")) for name in names]
+    return {name: file for file in files for name in file.keys()}  # noqa: SIM118
 
 
-def _mean(tensors: list[Tensor], name: str) -> Tensor:
-    shapes = {tuple(tensor.shape) for tensor in tensors}
-    if len(shapes) > 1:
-        raise ValueError(
-            f"{name!r} must have one shape in all checkpoints, got "
-            f"{' and '.join(map(str, sorted(shapes)))}. Average checkpoints of one run."
-        )
+def _mean(tensors: Sequence[Tensor]) -> Tensor:
     total = torch.zeros_like(tensors[0], dtype=torch.float64)
     for tensor in tensors:
         total += tensor

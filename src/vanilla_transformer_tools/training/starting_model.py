@@ -113,9 +113,7 @@ def load_start(settings: TrainSettings, checkpoint: Path | None = None) -> Start
     if settings.tokenizer:
         tokenizers = saved_tokenizers(settings, settings.tokenizer)
         check_files(settings.tokenizer)
-        has_model = find_file(settings.tokenizer, CONFIG_NAME)
-        config = load_config(settings.tokenizer) if has_model else None
-        return Start(tokenizers, config=config)
+        return Start(tokenizers, config=_own_config(settings, settings.tokenizer))
     return NEW
 
 
@@ -169,13 +167,12 @@ def saved_tokenizers(settings: TrainSettings, name: str) -> TokenizerPair:
             run needs, or if a language is unknown, missing, or given to tokenizers without
             languages.
     """
-    _refuse_other_classes(settings, name)
+    config = _own_config(settings, name)
     tokenizers = TokenizerPair.from_pretrained(name)
     _check_vocabularies(settings, name, tokenizers)
     if settings.tag_column:
         return tokenizers
-    has_model = find_file(name, CONFIG_NAME)
-    defaults = read_generation_config(name) if has_model else GenerationConfig()
+    defaults = read_generation_config(name) if config else GenerationConfig()
     return tokenizers.between(settings.source_language, settings.target_language, defaults)
 
 
@@ -261,24 +258,29 @@ def _check_vocabularies(settings: TrainSettings, start: str, tokenizers: Tokeniz
         )
 
 
-def _refuse_other_classes(settings: TrainSettings, name: str) -> None:
-    """Rejects anything but a model of this package or, for --tokenizer, a tokenizer of it."""
+def _own_config(settings: TrainSettings, name: str) -> PreTrainedConfig | None:
+    """Config of a saved model; None if there is only a tokenizer.
+
+    Raises:
+        ValueError: If it is anything but a model of this package or, for --tokenizer, a tokenizer
+            of it.
+    """
     option = "--init_from" if name == settings.init_from else "--tokenizer"
     if option == "--tokenizer" and Path(name).is_file():
         got = f"the file {name!r}"
     elif find_file(name, CONFIG_NAME):
-        model_type = load_config(name).model_type
-        if model_type == VanillaTransformerConfig.model_type:
-            return
-        got = f"a model of the type {model_type!r} in {name!r}"
+        config = load_config(name)
+        got = f"a model of the type {config.model_type!r} in {name!r}"
+        if config.model_type == VanillaTransformerConfig.model_type:
+            return config
     elif option == "--tokenizer" and find_file(name, TOKENIZER_CONFIG_FILE):
         tokenizer = load_tokenizer(name)
-        if isinstance(tokenizer, VanillaTransformerTokenizer):
-            return
         got = f"a {type(tokenizer).__name__} in {name!r}"
+        if isinstance(tokenizer, VanillaTransformerTokenizer):
+            return None
     else:
         # What is missing is reported when the tokenizers are loaded.
-        return
+        return None
     if option == "--init_from":
         raise ValueError(
             f"--init_from needs a model of this package, got {got}. Bring it in by "
