@@ -387,12 +387,15 @@ def test_folder_of_another_run_is_refused_before_the_teacher_is_loaded(distil, t
     [
         (["--teacher", "./no"], ["--teacher: there is no folder './no'"]),
         (["--teacher_n_best", 0], ["--teacher_n_best must be at least 1, got 0"]),
-        (["--nearest", "bleu"], ["--nearest chooses among several outputs"]),
-        (["--tag_column", "tag"], ["--tag_column: a teacher translates into one", "got 'tag'"]),
+        (["--nearest", "bleu"], ["--nearest needs --teacher_n_best, got bleu without it"]),
+        (["--tag_column", "tag"], ["--teacher excludes --tag_column: a teacher", "and tag. Leave"]),
         (["--minutes", 5], ["--minutes works only with train; use --max_minutes"]),
         (["--max_length", 1], ["--max_length must be at least 2"]),
         (["--word_level", 1.5], ["--word_level must be between 0 and 1, got 1.5"]),
-        (["--word_level", 0.5, "--r_drop", 5], ["--word_level must be left out with --r_drop"]),
+        (
+            ["--word_level", 0.5, "--r_drop", 5],
+            ["--word_level excludes --r_drop: each", "got 0.5 and 5.0"],
+        ),
     ],
 )
 def test_mistakes_are_refused_before_the_teacher_is_loaded(distil, no_model, options, messages):

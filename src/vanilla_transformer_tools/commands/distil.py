@@ -158,25 +158,8 @@ def _check(settings: DistilSettings, processes: int) -> None:
         )
     if not settings.teacher:
         faults.append("--teacher needs the folders or Hub names of one or more models.")
-    if settings.teacher_n_best < 1:
-        faults.append(f"--teacher_n_best must be at least 1, got {settings.teacher_n_best}.")
-    elif settings.nearest and settings.teacher_n_best == 1:
-        faults.append(
-            "--nearest chooses among several outputs, got --teacher_n_best 1. Ask for more, such "
-            "as --teacher_num_beams 8 --teacher_n_best 8."
-        )
     if not 0 <= settings.word_level <= 1:
         faults.append(f"--word_level must be between 0 and 1, got {settings.word_level}.")
-    if settings.word_level and settings.r_drop:
-        faults.append(
-            f"--word_level must be left out with --r_drop, got {settings.word_level} and "
-            f"{settings.r_drop}."
-        )
-    if settings.tag_column:
-        faults.append(
-            f"--tag_column: a teacher translates into one language, got {settings.tag_column!r}. "
-            "Distil each direction separately."
-        )
     if faults:
         raise ValueError("\n".join(faults))
 

@@ -50,6 +50,7 @@ _RANGES = {
     "label_smoothing_factor": (0, 1),
     "gradient_accumulation_steps": (1, math.inf),
     "per_device_eval_batch_size": (1, math.inf),
+    "teacher_n_best": (1, math.inf),
 }
 
 # Options of Trainer that nothing here would follow, and why.
@@ -81,6 +82,7 @@ _NEEDED = {
     "lora_alpha": "peft",
     "lora_dropout": "peft",
     "lora_target_modules": "peft",
+    "nearest": "teacher_n_best",
 }
 
 _BY_MINUTES = "the minutes decide when the run ends and how its learning rate falls"
@@ -103,6 +105,9 @@ _EXCLUSIVE = {
     ("tag_column", "target_language"): "a column names a language for each pair, not for all",
     ("peft", "freeze"): "everything but the adapters is frozen; choose their layers by "
     "--lora_target_modules",
+    ("word_level", "r_drop"): "each is another way to call the model",
+    ("teacher", "tag_column"): "a teacher translates into one language; distil each direction "
+    "separately",
     ("streaming", "bpe_dropout"): "BPE-dropout needs all words of the corpus in advance",
     ("streaming", "filter_duplicates"): "the filter remembers all pairs, and a stream stores none",
     ("bpe_dropout", "dataloader_persistent_workers"): "each epoch is drawn again, and persistent "
@@ -198,7 +203,7 @@ def _given(settings: TrainSettings, arguments: Seq2SeqTrainingArguments, name: s
     """The value of an option, ours or Trainer's; None if it is the default."""
     is_ours = hasattr(settings, name)
     value = getattr(settings if is_ours else arguments, name, None)
-    default = getattr(TrainSettings() if is_ours else Seq2SeqTrainingArguments, name, None)
+    default = getattr(type(settings)() if is_ours else Seq2SeqTrainingArguments, name, None)
     if settings.minutes is not None:
         default = BY_TIME.get(name, default)
     # The name of a schedule is an enum.

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 from accelerate import PartialState
+from datasets import Dataset
 from torch import Tensor
 from transformers import PreTrainedModel, Seq2SeqTrainingArguments, set_seed
 
@@ -84,6 +85,7 @@ from vanilla_transformer_tools.training.starting_model import (
 )
 from vanilla_transformer_tools.training.time_schedule import TimeSchedule
 from vanilla_transformer_tools.training.trainer import (
+    Scorer,
     TokenBatchTrainer,
     TrainingPass,
     r_drop,
@@ -185,21 +187,23 @@ def _build_trainer(
 ) -> TokenBatchTrainer:
     """Trainer with training data and validation sets."""
     settings, arguments = plan.settings, plan.arguments
-    sets, scorers, longest = {}, {}, 0
+    scores_text = arguments.predict_with_generate and not arguments.prediction_loss_only
+    sets: dict[str, tuple[Dataset, Scorer | None]] = {}
+    longest = 0
     for name, pairs in plan.corpus.validation.items():
         if settings.max_validation_pairs is not None:
             pairs = pairs.select(range(min(settings.max_validation_pairs, len(pairs))))
         tokenized, _ = tokenize_pairs(pairs, tokenizers, max_length=settings.max_length)
         # Sources of similar length are generated together, which saves steps.
         source_lengths = pair_lengths(tokenized)[:, 0]
-        sets[name] = tokenized.select(np.argsort(-source_lengths, kind="stable"))
         longest = max(longest, int(source_lengths.max()))
+        tokenized = tokenized.select(np.argsort(-source_lengths, kind="stable"))
         # Outputs have no blank ends either.
-        references = list(map(without_blank_ends, sets[name]["target"]))
+        references = list(map(without_blank_ends, tokenized["target"]))
         bleu_tokenizer = plan.bleu_tokenizers[name]
-        scorers[name] = scorer(tokenizers.target, references, bleu_tokenizer, settings.metrics)
-    if not arguments.predict_with_generate or arguments.prediction_loss_only:
-        scorers = {}
+        score_set = scorer(tokenizers.target, references, bleu_tokenizer, settings.metrics)
+        sets[name] = tokenized, score_set if scores_text else None
+    first_set, first_scorer = sets.pop(VALIDATION, (None, None))
     last_position = getattr(model.config, "last_position", math.inf)
     trainer = TokenBatchTrainer(
         data,
@@ -207,10 +211,9 @@ def _build_trainer(
         training_pass,
         model=model,
         args=arguments,
-        eval_dataset=sets.pop(VALIDATION, None),
-        compute_metrics=scorers.pop(VALIDATION, None),
+        eval_dataset=first_set,
+        compute_metrics=first_scorer,
         further_sets=sets,
-        scorers=scorers,
         # The start token too.
         longest_output=1 + int(min(longest + MAX_EXTRA_TOKENS, last_position)),
         patience=settings.early_stopping_patience,

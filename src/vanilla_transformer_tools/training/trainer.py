@@ -74,9 +74,8 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         tokenizers: Saved with each checkpoint.
         training_pass: Takes a model and a training batch, as keyword arguments, and returns the
             model's output; None: the model is called, as in Trainer.
-        further_sets: Validation sets besides `eval_dataset`, by name; the names of their scores
-            begin with it.
-        scorers: What `compute_metrics` is for each of them.
+        further_sets: Validation sets besides `eval_dataset`, by name, with which the names of their
+            scores begin; each with what `compute_metrics` is for it.
         longest_output: Tokens that a translation of a validation pair may have, unless
             `generation_max_length` says so.
         patience: Number of evaluations without a better one after which training ends; None: it
@@ -93,8 +92,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         data: TrainingData,
         tokenizers: TokenizerPair,
         training_pass: TrainingPass | None = None,
-        further_sets: Mapping[str, Dataset] | None = None,
-        scorers: Mapping[str, Scorer] | None = None,
+        further_sets: Mapping[str, tuple[Dataset, Scorer | None]] | None = None,
         longest_output: int | None = None,
         patience: int | None = None,
         *,
@@ -119,7 +117,6 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             save_in_full(self.accelerator.state.fsdp_plugin)
         self.training_pass = training_pass
         self.further_sets = further_sets or {}
-        self.scorers = scorers or {}
         self.longest_output = longest_output
         self.patience = math.inf if patience is None else patience
         # The model smooths its own loss, without the full logits that Trainer's smoother needs.
@@ -170,8 +167,8 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         output = self._evaluate_set(dataloader, *args, prefix=metric_key_prefix, **kwargs)
         first_scorer: Scorer | None = self.compute_metrics
         try:
-            for name, pairs in self.further_sets.items():
-                self.compute_metrics = self.scorers.get(name)
+            for name, (pairs, scorer_of_set) in self.further_sets.items():
+                self.compute_metrics = scorer_of_set
                 loader, prefix = self.get_eval_dataloader(pairs), f"{metric_key_prefix}_{name}"
                 further = self._evaluate_set(loader, *args, prefix=prefix, **kwargs)
                 output.metrics.update(further.metrics)
