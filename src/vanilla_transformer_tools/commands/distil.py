@@ -104,7 +104,7 @@ def distil(argv: list[str]) -> None:
     from vanilla_transformer_tools.training.checks import check_settings
     from vanilla_transformer_tools.training.distillation import load_teachers, word_level
     from vanilla_transformer_tools.training.run import train as train_model
-    from vanilla_transformer_tools.training.starting_model import saved_tokenizers
+    from vanilla_transformer_tools.training.starting_model import saved_start
 
     check_settings(settings, arguments)
     if settings.word_level and not settings.init_from:
@@ -119,7 +119,7 @@ def distil(argv: list[str]) -> None:
         )
     if start:
         # Faults are reported before the teacher translates.
-        saved_tokenizers(settings, start)
+        saved_start(settings, start)
     training_pass = None
     if settings.word_level:
         teachers = load_teachers(settings.teacher, start, arguments.device)
@@ -175,8 +175,7 @@ def _translate(settings: DistilSettings, folder: Path) -> dict[str, Any]:
             were written.
     """
     from vanilla_transformer_tools.files import rows_written
-    from vanilla_transformer_tools.text.filters import parallel_text
-    from vanilla_transformer_tools.text.parallel_text import read_pairs
+    from vanilla_transformer_tools.text.parallel_text import parallel_text, read_pairs
 
     text = parallel_text(settings, settings.train, settings.train_split)
     rows = ([side.replace("\n", " ") for side in pair[:2]] for pair in read_pairs(text))

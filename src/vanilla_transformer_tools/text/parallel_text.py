@@ -32,6 +32,7 @@ from vanilla_transformer_tools.files import (
     read_lines,
     scratch_folder,
 )
+from vanilla_transformer_tools.settings import TrainSettings
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ _SIGNS_OF_DAMAGE = (
     UnicodeDecodeError,
 )
 # JSON can hold half of a surrogate pair, which is no character.
-_SURROGATE = re.compile("[\ud800-\udfff]")
+_TEXT = re.compile("[^\ud800-\udfff]*")
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,19 @@ class ParallelText:
     def __str__(self) -> str:
         """The paths as errors name them."""
         return " and ".join(map(repr, self.paths))
+
+
+def parallel_text(settings: TrainSettings, paths: list[str], split: str) -> ParallelText:
+    """Where a run finds the pairs of one split."""
+    return ParallelText(
+        tuple(paths),
+        settings.source_column,
+        settings.target_column,
+        settings.dataset_config,
+        split,
+        settings.streaming,
+        settings.tag_column,
+    )
 
 
 def load_pairs(text: ParallelText, first: int | None = None) -> Dataset:
@@ -474,7 +488,7 @@ def _check_columns(text: ParallelText, columns: Iterable[str], place: str) -> No
 
 def _check_cells(text: ParallelText, row: int, cells: tuple[Any, ...]) -> tuple[str, ...]:
     for name, cell in zip(text.columns, cells, strict=True):
-        if not isinstance(cell, str) or _SURROGATE.search(cell):
+        if not (isinstance(cell, str) and _TEXT.fullmatch(cell)):
             raise ValueError(
                 f"Row {row} of {text} must hold text in column {name!r}, got {cell!r:.60}. "
                 "Correct the row or take it out."

@@ -6,7 +6,7 @@ An option that the user gives is not changed, and later rules follow it.
 
 import json
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from datasets import Dataset
@@ -20,6 +20,7 @@ from vanilla_transformer_tools.training.corpus_stats import (
     CorpusStats,
     measure,
 )
+from vanilla_transformer_tools.training.recipe import in_step, recipe
 
 # Evaluations should take little of the time.
 _VALIDATION_TOKENS_PER_MINUTE = 700
@@ -234,6 +235,42 @@ def auto_settings(
         return tuple(Decision(**each) for each in recorded if each["option"] not in taken)
     stats = measure(settings.minutes, arguments, pairs)
     return run_rules(stats, settings, tokenizers, given)
+
+
+def follow(
+    decisions: Collection[Decision],
+    settings: TrainSettings,
+    arguments: TrainingArguments,
+    given: Collection[str],
+) -> TrainSettings:
+    """Settings with the decisions, but for the size of the batches, which must fit the memory too.
+
+    Args:
+        decisions: From `auto_settings`.
+        settings: Settings of the user, and defaults.
+        arguments: Trainer's arguments, which get their decisions, and the defaults that follow.
+        given: Names of the options that the user gave.
+    """
+    ours: dict[str, Any] = {}
+    trainers: dict[str, Any] = {}
+    for decision in decisions:
+        if decision.option == "dropout":
+            ours["config"] = [*settings.config, f"dropout={decision.value}"]
+        elif not hasattr(settings, decision.option):
+            trainers[decision.option] = decision.value
+        elif decision.option != "max_tokens_per_batch":
+            ours[decision.option] = decision.value
+    if "eval_steps" in trainers:
+        # Each evaluation is of a checkpoint.
+        trainers["save_steps"] = trainers["eval_steps"]
+    # `data` has been joined with the paths already.
+    decided = replace(settings, **ours)
+    values = {name: getattr(arguments, name) for name in given if hasattr(arguments, name)}
+    before = in_step(recipe(settings), values)
+    for name, value in in_step(recipe(decided) | trainers, values).items():
+        if name not in given and value != before.get(name):
+            setattr(arguments, name, value)
+    return decided
 
 
 def run_rules(

@@ -13,7 +13,6 @@ from transformers.integrations import get_available_reporting_integrations
 from transformers.trainer_utils import SaveStrategy
 from transformers.utils import is_flash_attn_2_available, is_peft_available
 
-from vanilla_transformer_tools.evaluation.bleu_tokenizers import resolve
 from vanilla_transformer_tools.evaluation.metrics import METRICS, build_metrics
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.training.averaging import metric_of, split_metric
@@ -306,7 +305,8 @@ def _faults_of_scores(
             yield f"--{name} needs scores, got --eval_strategy no. Leave one of the two out."
     try:
         # The references, by which auto chooses, have not been read yet.
-        build_metrics(settings.metrics, resolve(settings.bleu_tokenize, []).name)
+        is_open = settings.bleu_tokenize == "auto"
+        build_metrics(settings.metrics, "13a" if is_open else settings.bleu_tokenize)
     except ValueError as error:
         yield f"--bleu_tokenize: {error}"
     sets = [named.partition("=")[0] for named in settings.validation_sets]

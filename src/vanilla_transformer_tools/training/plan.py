@@ -30,16 +30,16 @@ from vanilla_transformer_tools.evaluation.metrics import METRICS
 from vanilla_transformer_tools.settings import VALIDATION, TrainSettings
 from vanilla_transformer_tools.text.filters import Corpus
 from vanilla_transformer_tools.text.parallel_text import holds_both_sides
-from vanilla_transformer_tools.training.auto_settings import Decision, auto_settings
+from vanilla_transformer_tools.training.auto_settings import Decision, auto_settings, follow
 from vanilla_transformer_tools.training.averaging import metric_of, split_metric
 from vanilla_transformer_tools.training.checkpoints import update_of
-from vanilla_transformer_tools.training.recipe import in_step, recipe, schedule
+from vanilla_transformer_tools.training.recipe import new_config, schedule
 from vanilla_transformer_tools.training.run_record import (
     continued_record,
     describe_run,
     previous_record,
 )
-from vanilla_transformer_tools.training.starting_model import NEW, Start, new_config
+from vanilla_transformer_tools.training.starting_model import NEW, Start
 from vanilla_transformer_tools.translation.sentences import has_inner_end
 from vanilla_transformer_tools.translation.translator import INNER_ENDS, MOST_INNER_ENDS
 
@@ -144,10 +144,10 @@ def plan_run(
         ValueError: If a run that is resumed has other settings or data than it had.
     """
     previous = previous_record(Path(arguments.output_dir)) if checkpoint else {}
-    pairs = corpus.filtered.kept
-    arguments = copy.copy(arguments)
+    pairs, arguments = corpus.filtered.kept, copy.copy(arguments)
+    share = _several_sentences(pairs)
     decisions = auto_settings(settings, arguments, pairs, start.tokenizers, previous, given)
-    settings = _follow(decisions, settings, arguments, given)
+    settings = follow(decisions, settings, arguments, given)
     recorded = previous.get("bleu_tokenizers", {})
     tokenizers = _choose_tokenizers(settings, corpus.validation, recorded)
     _choose_metric(arguments, tokenizers)
@@ -159,7 +159,7 @@ def plan_run(
     settings = replace(settings, max_tokens_per_batch=tokens)
     facts = {
         "bleu_tokenizers": {name: asdict(tokenizer) for name, tokenizer in tokenizers.items()},
-        INNER_ENDS: _several_sentences(pairs),
+        INNER_ENDS: share,
     }
     first_update = update_of(checkpoint.name) if checkpoint else 0
     run = describe_run(settings, arguments, first_update) | facts
@@ -170,38 +170,6 @@ def plan_run(
     return RunPlan(
         settings, arguments, corpus, start, checkpoint, decisions, reason, tokenizers, run
     )
-
-
-def _follow(
-    decisions: Collection[Decision],
-    settings: TrainSettings,
-    arguments: Seq2SeqTrainingArguments,
-    given: Collection[str],
-) -> TrainSettings:
-    """Settings with the decisions; `arguments` get theirs, and the defaults that follow.
-
-    The size of the batches stays open: it has to fit the memory too.
-    """
-    ours: dict[str, Any] = {}
-    trainers: dict[str, Any] = {}
-    for decision in decisions:
-        if decision.option == "dropout":
-            ours["config"] = [*settings.config, f"dropout={decision.value}"]
-        elif not hasattr(settings, decision.option):
-            trainers[decision.option] = decision.value
-        elif decision.option != "max_tokens_per_batch":
-            ours[decision.option] = decision.value
-    if "eval_steps" in trainers:
-        # Each evaluation is of a checkpoint.
-        trainers["save_steps"] = trainers["eval_steps"]
-    # `data` has been joined with the paths already.
-    decided = replace(settings, **ours)
-    values = {name: getattr(arguments, name) for name in given if hasattr(arguments, name)}
-    before = in_step(recipe(settings), values)
-    for name, value in in_step(recipe(decided) | trainers, values).items():
-        if name not in given and value != before.get(name):
-            setattr(arguments, name, value)
-    return decided
 
 
 def _several_sentences(pairs: Dataset) -> float:
@@ -276,8 +244,9 @@ def choose_batch_size(
         accumulated = arguments.gradient_accumulation_steps
         planned, reason = _default_of_gpu(settings, accumulated, pairs)
     processes = arguments.world_size
+    model = _model_without_values(settings, start)
     memory = estimated_memory(
-        _model_without_values(settings, start),
+        model,
         arguments.device,
         is_half=arguments.bf16 or arguments.fp16,
         passes=2 if settings.r_drop else 1,

@@ -1,4 +1,4 @@
-"""The recipe: defaults of a run, section 5 of the paper."""
+"""The recipe: defaults of a run, section 5 of the paper, and the config of a new model."""
 
 import difflib
 import json
@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from transformers import TrainingArguments
+from transformers import PreTrainedConfig, TrainingArguments
 from transformers.utils import is_torch_tf32_available
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
@@ -24,6 +24,17 @@ _SET_ELSEWHERE = {
     "dtype": "--bf16 or --fp16",
 }
 
+
+# Fields of a config that belong to the tokenizers.
+_VOCABULARY_FIELDS = (
+    "vocab_size",
+    "decoder_vocab_size",
+    "share_encoder_decoder_embeddings",
+    "pad_token_id",
+    "bos_token_id",
+    "eos_token_id",
+    "decoder_start_token_id",
+)
 
 # For a saved model: within the 2e-5 to 2e-4 at which large pretrained ones are usually fine-tuned.
 # An adapter, which begins at zero, needs about ten times as much.
@@ -202,3 +213,37 @@ def config_overrides(settings: TrainSettings) -> dict[str, Any]:
 def model_fields(settings: TrainSettings) -> dict[str, Any]:
     """Config fields of a new model: its preset, and what --config changes in it."""
     return PRESETS[settings.preset].config() | config_overrides(settings)
+
+
+def new_config(
+    settings: TrainSettings,
+    saved: PreTrainedConfig | None,
+    source_size: int,
+    target_size: int | None,
+) -> VanillaTransformerConfig:
+    """The config of a new model.
+
+    Args:
+        settings: Settings of the run.
+        saved: Config of the model of --tokenizer, which decides on vocabularies; None: the sizes
+            do.
+        source_size: Entries of the vocabulary.
+        target_size: Entries of the target's, if it has its own; None: both sides share one.
+
+    Raises:
+        ValueError: If --config contradicts the vocabulary of --tokenizer.
+    """
+    fields = model_fields(settings)
+    if settings.tokenizer and (set_twice := sorted(fields.keys() & set(_VOCABULARY_FIELDS))):
+        raise ValueError(
+            f"--config must leave out {' and '.join(set_twice)} with --tokenizer, whose model "
+            "decides on them. Leave either out."
+        )
+    if saved:
+        fields |= {name: getattr(saved, name) for name in _VOCABULARY_FIELDS}
+    else:
+        fields["vocab_size"] = source_size
+        if target_size is not None:
+            fields["share_encoder_decoder_embeddings"] = False
+            fields["decoder_vocab_size"] = target_size
+    return VanillaTransformerConfig(**fields)

@@ -43,22 +43,11 @@ from vanilla_transformer_tools.text.languages import language_codes
 from vanilla_transformer_tools.text.token_cache import cached_tokenizer
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair, load_tokenizer
 from vanilla_transformer_tools.training.checkpoints import ADAPTER_FOLDER
-from vanilla_transformer_tools.training.recipe import model_fields
+from vanilla_transformer_tools.training.recipe import new_config
 
 # Section 6.1.
 NUM_BEAMS = 4
 LENGTH_PENALTY = 0.6
-
-# Fields of a config that belong to the tokenizers.
-_VOCABULARY_FIELDS = (
-    "vocab_size",
-    "decoder_vocab_size",
-    "share_encoder_decoder_embeddings",
-    "pad_token_id",
-    "bos_token_id",
-    "eos_token_id",
-    "decoder_start_token_id",
-)
 
 # PEFT's own names.
 _ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -105,16 +94,14 @@ def load_start(settings: TrainSettings, checkpoint: Path | None = None) -> Start
     """
     # With an adapter a checkpoint is no model yet; Trainer loads it when there is one.
     saved = str(checkpoint) if checkpoint and not settings.peft else settings.init_from
+    if not (saved or settings.tokenizer):
+        return NEW
+    start = saved_start(settings, saved or settings.tokenizer)
     if saved:
-        tokenizers = saved_tokenizers(settings, saved)
         # In half precision most updates would be rounded away.
-        model = load_model(saved, dtype=torch.float32)
-        return Start(tokenizers, model, model.config)
-    if settings.tokenizer:
-        tokenizers = saved_tokenizers(settings, settings.tokenizer)
-        check_files(settings.tokenizer)
-        return Start(tokenizers, config=_own_config(settings, settings.tokenizer))
-    return NEW
+        return start._replace(model=load_model(saved, dtype=torch.float32))
+    check_files(settings.tokenizer)
+    return start
 
 
 def build_model(
@@ -155,8 +142,8 @@ def _check_positions(model: PreTrainedModel, max_length: int) -> None:
         )
 
 
-def saved_tokenizers(settings: TrainSettings, name: str) -> TokenizerPair:
-    """The tokenizers of a saved model, for the languages of this run.
+def saved_start(settings: TrainSettings, name: str) -> Start:
+    """The tokenizers of a saved model, for the languages of this run, and its config.
 
     Args:
         settings: Settings of the run.
@@ -170,10 +157,12 @@ def saved_tokenizers(settings: TrainSettings, name: str) -> TokenizerPair:
     config = _own_config(settings, name)
     tokenizers = TokenizerPair.from_pretrained(name)
     _check_vocabularies(settings, name, tokenizers)
-    if settings.tag_column:
-        return tokenizers
-    defaults = read_generation_config(name) if config else GenerationConfig()
-    return tokenizers.between(settings.source_language, settings.target_language, defaults)
+    if not settings.tag_column:
+        defaults = read_generation_config(name) if config else GenerationConfig()
+        tokenizers = tokenizers.between(
+            settings.source_language, settings.target_language, defaults
+        )
+    return Start(tokenizers, config=config)
 
 
 def _begin_with_languages(model: PreTrainedModel, tokenizers: TokenizerPair) -> None:
@@ -184,40 +173,6 @@ def _begin_with_languages(model: PreTrainedModel, tokenizers: TokenizerPair) -> 
     if tokenizers.start_token is not None:
         for config in (model.config, defaults):
             config.decoder_start_token_id = tokenizers.start_token
-
-
-def new_config(
-    settings: TrainSettings,
-    saved: PreTrainedConfig | None,
-    source_size: int,
-    target_size: int | None,
-) -> VanillaTransformerConfig:
-    """The config of a new model.
-
-    Args:
-        settings: Settings of the run.
-        saved: Config of the model of --tokenizer, which decides on vocabularies; None: the sizes
-            do.
-        source_size: Entries of the vocabulary.
-        target_size: Entries of the target's, if it has its own; None: both sides share one.
-
-    Raises:
-        ValueError: If --config contradicts the vocabulary of --tokenizer.
-    """
-    fields = model_fields(settings)
-    if settings.tokenizer and (set_twice := sorted(fields.keys() & set(_VOCABULARY_FIELDS))):
-        raise ValueError(
-            f"--config must leave out {' and '.join(set_twice)} with --tokenizer, whose model "
-            "decides on them. Leave either out."
-        )
-    if saved:
-        fields |= {name: getattr(saved, name) for name in _VOCABULARY_FIELDS}
-    else:
-        fields["vocab_size"] = source_size
-        if target_size is not None:
-            fields["share_encoder_decoder_embeddings"] = False
-            fields["decoder_vocab_size"] = target_size
-    return VanillaTransformerConfig(**fields)
 
 
 def _initialise_model(
