@@ -14,7 +14,7 @@ from vanilla_transformer_tools.commands.distil import DistilSettings
 from vanilla_transformer_tools.interop.importing import import_model
 from vanilla_transformer_tools.training import recipe
 from vanilla_transformer_tools.training import run as training
-from vanilla_transformer_tools.training.callbacks import StopOnRequest, StoppedBySignalError
+from vanilla_transformer_tools.training.stopping import StopOnRequest, StoppedBySignalError
 from vanilla_transformer_tools.translation import Translation, Translator
 
 from ..conftest import interrupted_after, save_small_model

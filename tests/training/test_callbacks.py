@@ -10,9 +10,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import TrainerControl, TrainerState
 
-from vanilla_transformer_tools.training.callbacks import (
-    MOVING_AVERAGE_FILE,
-    MovingAverage,
+from vanilla_transformer_tools.training.averaging import MOVING_AVERAGE_FILE, MovingAverage
+from vanilla_transformer_tools.training.stopping import (
     StopOnRequest,
     StoppedBySignalError,
     interrupts_stop,
@@ -130,7 +129,7 @@ def test_processes_finish_when_all_know_that_one_was_asked(monkeypatch, world_si
     here, there = (StopOnRequest(max_minutes=None, finish_within=3) for _ in range(2))
     there.asked = True
     votes = torch.tensor([0, 0, 1])
-    monkeypatch.setattr("vanilla_transformer_tools.training.callbacks.reduce", lambda *_: votes)
+    monkeypatch.setattr("vanilla_transformer_tools.training.stopping.reduce", lambda *_: votes)
     control = TrainerControl()
     assert not there.finishing
 

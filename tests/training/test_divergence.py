@@ -11,9 +11,8 @@ import torch
 from transformers import TrainerState
 
 from vanilla_transformer_tools.saved_folder import load_model
-from vanilla_transformer_tools.training.callbacks import DivergedError
 from vanilla_transformer_tools.training.run_record import read_log
-from vanilla_transformer_tools.training.trainer import TokenBatchTrainer
+from vanilla_transformer_tools.training.trainer import DivergedError, TokenBatchTrainer
 
 from ..support.training_runs import (
     assert_same_weights,

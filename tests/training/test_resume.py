@@ -18,7 +18,6 @@ from tokenizers import Tokenizer, models
 
 from vanilla_transformer_tools.saved_folder import FILES_FILE
 from vanilla_transformer_tools.settings import TrainSettings
-from vanilla_transformer_tools.training.callbacks import StopOnRequest, StoppedBySignalError
 from vanilla_transformer_tools.training.checkpoints import (
     check_free,
     check_optimizer,
@@ -33,6 +32,7 @@ from vanilla_transformer_tools.training.checkpoints import (
 )
 from vanilla_transformer_tools.training.reports import _moment
 from vanilla_transformer_tools.training.run_record import continued_record, describe_run, read_log
+from vanilla_transformer_tools.training.stopping import StopOnRequest, StoppedBySignalError
 from vanilla_transformer_tools.training.trainer import TokenBatchTrainer
 
 from ..support.commands import command_server

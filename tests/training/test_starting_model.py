@@ -15,7 +15,7 @@ from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.training import run as training
 from vanilla_transformer_tools.training import starting_model
 from vanilla_transformer_tools.training.averaging import Outcome
-from vanilla_transformer_tools.training.callbacks import StopOnRequest, StoppedBySignalError
+from vanilla_transformer_tools.training.stopping import StopOnRequest, StoppedBySignalError
 
 from ..support.training_runs import SIZES
 

@@ -17,9 +17,8 @@ from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.text.training_data import in_epochs
 from vanilla_transformer_tools.training import reports as planning
 from vanilla_transformer_tools.training import trainer as module
-from vanilla_transformer_tools.training.callbacks import DivergedError
 from vanilla_transformer_tools.training.checkpoints import close_checkpoint, closed_checkpoints
-from vanilla_transformer_tools.training.trainer import TokenBatchTrainer, r_drop
+from vanilla_transformer_tools.training.trainer import DivergedError, TokenBatchTrainer, r_drop
 
 from ..plugin.test_fast_search import patch_forward
 from ..support.gradients_of_one_update import VOCAB_SIZE, build_arguments, build_model, ragged_pairs

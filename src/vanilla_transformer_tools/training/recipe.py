@@ -41,7 +41,7 @@ _VOCABULARY_FIELDS = (
 _FINE_TUNING = {"learning_rate": 1e-4, "warmup_steps": 100}
 _ADAPTER_RATE = 1e-3
 
-# With --minutes, `TimeSchedule` makes the rate fall and ends the run.
+# With --minutes, `StopOnRequest` makes the rate fall and ends the run.
 BY_TIME: dict[str, Any] = {
     "lr_scheduler_type": "constant_with_warmup",
     "num_train_epochs": 1_000_000,

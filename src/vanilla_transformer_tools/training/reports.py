@@ -29,9 +29,9 @@ from vanilla_transformer_tools.evaluation.metrics import METRICS
 from vanilla_transformer_tools.progress import bar_on_terminal, duration
 from vanilla_transformer_tools.text.training_data import TrainingData
 from vanilla_transformer_tools.training.averaging import metric_of
-from vanilla_transformer_tools.training.callbacks import StopOnRequest
 from vanilla_transformer_tools.training.recipe import dtype_of_products
 from vanilla_transformer_tools.training.run_record import hardware
+from vanilla_transformer_tools.training.stopping import StopOnRequest
 from vanilla_transformer_tools.training.trainer import TokenBatchTrainer
 
 # Most batches that are tried; fewer if they are slow.

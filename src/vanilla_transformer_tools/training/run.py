@@ -44,6 +44,7 @@ from vanilla_transformer_tools.text.training_data import (
 )
 from vanilla_transformer_tools.threads import IdleCores
 from vanilla_transformer_tools.training.averaging import (
+    MovingAverage,
     Outcome,
     average_weights,
     averaged_checkpoints,
@@ -51,13 +52,6 @@ from vanilla_transformer_tools.training.averaging import (
     metric_of,
     scores_of_update,
     try_weights,
-)
-from vanilla_transformer_tools.training.callbacks import (
-    DivergedError,
-    MovingAverage,
-    StopOnRequest,
-    StoppedBySignalError,
-    interrupts_stop,
 )
 from vanilla_transformer_tools.training.checkpoints import (
     check_free,
@@ -83,8 +77,13 @@ from vanilla_transformer_tools.training.starting_model import (
     load_start,
     merge_adapter,
 )
-from vanilla_transformer_tools.training.time_schedule import TimeSchedule
+from vanilla_transformer_tools.training.stopping import (
+    StopOnRequest,
+    StoppedBySignalError,
+    interrupts_stop,
+)
 from vanilla_transformer_tools.training.trainer import (
+    DivergedError,
     Scorer,
     TokenBatchTrainer,
     TrainingPass,
@@ -125,11 +124,10 @@ def train(
     cores.use()
     plan = plan_run(settings, arguments, corpus, start, checkpoint, given)
     trainer = build(plan, training_pass)
-    stop = StopOnRequest(settings.max_minutes, settings.finish_within)
+    stop = _end_of(plan, started)
     with _opened_folder(plan, trainer), interrupts_stop(stop):
-        minutes_left = _add_time_schedule(plan, trainer, started, stop)
         first_update = plan.record["first_update"]
-        for line in chain(plan.describe(), forecast(trainer, first_update, minutes_left)):
+        for line in chain(plan.describe(), forecast(trainer, first_update, stop.minutes_left)):
             PartialState().print(line)
         log = JsonLinesLog(plan.folder / LOG_FILE, first_update)
         outcome, interruption = _run(plan, trainer, stop, log)
@@ -238,25 +236,22 @@ def _opened_folder(plan: RunPlan, trainer: TokenBatchTrainer) -> Iterator[None]:
         yield
 
 
-def _add_time_schedule(
-    plan: RunPlan, trainer: TokenBatchTrainer, started: float, stop: StopOnRequest
-) -> float | None:
-    """Adds a schedule of time if one may be needed, for a run that began at `started`.
-
-    Returns:
-        Minutes until the end; None: updates decide.
-    """
+def _end_of(plan: RunPlan, started: float) -> StopOnRequest:
+    """What ends a run that began at `started` before its last update."""
     settings = plan.settings
-    if settings.minutes is None and settings.finish_within is None:
-        return None
     # The last weights, the mean of checkpoints, and the moving average.
     evaluations = 1
     if settings.validation:
         is_averaged = averaged_checkpoints(settings.average_last) > 1
         evaluations += is_averaged + (settings.moving_average is not None)
-    schedule = TimeSchedule(settings.minutes, started, stop, plan.checkpoint, evaluations)
-    trainer.add_callback(schedule)
-    return schedule.minutes_left
+    return StopOnRequest(
+        settings.max_minutes,
+        settings.finish_within,
+        settings.minutes,
+        started,
+        plan.checkpoint,
+        evaluations,
+    )
 
 
 def _run(

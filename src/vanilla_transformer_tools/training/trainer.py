@@ -36,15 +36,12 @@ from vanilla_transformer_tools.saved_folder import FILES_FILE, align_weights, no
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.text.training_data import TrainingData
 from vanilla_transformer_tools.training.averaging import (
+    MovingAverage,
     average_checkpoints,
     evaluations,
     evaluations_since_best,
     metric_of,
     scores_of_update,
-)
-from vanilla_transformer_tools.training.callbacks import (
-    DivergedError,
-    MovingAverage,
 )
 from vanilla_transformer_tools.training.checkpoints import (
     INTERIM_FILE,
@@ -64,6 +61,10 @@ UPDATES_BETWEEN_LOOKS = 8
 
 TrainingPass = Callable[..., Seq2SeqLMOutput]
 Scorer = Callable[[EvalPrediction], dict[str, Any]]
+
+
+class DivergedError(ArithmeticError):
+    """A loss, a weight or a validation loss is not finite: training would never recover."""
 
 
 class TokenBatchTrainer(Seq2SeqTrainer):
