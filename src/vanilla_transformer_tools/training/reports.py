@@ -18,7 +18,6 @@ from tqdm import tqdm
 from transformers import (
     PrinterCallback,
     TrainerCallback,
-    TrainerControl,
     TrainerState,
     TrainingArguments,
 )
@@ -194,7 +193,7 @@ class Progress(TrainerCallback):
         self.evaluated_batches = 0
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self, args: TrainingArguments, state: TrainerState, *others: Any, **kwargs: Any
     ) -> None:
         """Starts the clocks, and opens the bar if output and errors go to a terminal."""
         self.first = state.global_step
@@ -223,12 +222,7 @@ class Progress(TrainerCallback):
             self.bar.set_description_str(f"validate {count}")
 
     def on_evaluate(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        metrics: dict[str, Any],
-        **kwargs: Any,
+        self, args: TrainingArguments, state: TrainerState, *_: Any, metrics: Any, **kwargs: Any
     ) -> None:
         """Prints the scores of an update; scores of averaged weights are printed elsewhere."""
         self.evaluated_batches = 0

@@ -335,19 +335,16 @@ def _results(
     trainer: TokenBatchTrainer, filtered: FilteredPairs, outcome: Outcome, log: JsonLinesLog
 ) -> dict[str, Any]:
     """What `run.json` states of a run that has ended."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
     return {
         **trainer.data.record(trainer.state.epoch or 0),
         "dropped_pairs": filtered.dropped,
         "target_languages": list(language_tags(trainer.tokenizers.source)),
-        "trained_parameters": _model_of(trainer).num_parameters(only_trainable=True),
+        "trained_parameters": model.num_parameters(only_trainable=True),
         "updates": trainer.state.global_step,
         "weights": outcome.weights,
         "minutes": round(log.minutes, 1),
     }
-
-
-def _model_of(trainer: TokenBatchTrainer) -> PreTrainedModel:
-    return trainer.accelerator.unwrap_model(trainer.model)
 
 
 def _save(
@@ -365,7 +362,7 @@ def _save(
     if not trainer.is_world_process_zero():
         return
     folder = Path(trainer.args.output_dir)
-    model = _model_of(trainer)
+    model = trainer.accelerator.unwrap_model(trainer.model)
     with scratch_folder(folder, ".saving-") as unfinished:
         with failed_writes_named(folder):
             merge_adapter(model, unfinished, base)

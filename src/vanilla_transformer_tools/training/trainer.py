@@ -199,13 +199,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         return loss, *others
 
     def _maybe_log_save_evaluate(
-        self,
-        tr_loss: torch.Tensor,
-        grad_norm: Any,
-        model: nn.Module,
-        trial: Any,
-        *others: Any,
-        **kwargs: Any,
+        self, tr_loss: Tensor, grad_norm: Any, model: nn.Module, trial: Any, *rest: Any, **kw: Any
     ) -> None:
         """Trainer's, for finite losses; an unplanned last evaluation comes after its checkpoint.
 
@@ -218,7 +212,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         if unplanned and self.control.should_save:
             self._save_checkpoint(model, trial)
             self.control = self.callback_handler.on_save(self.args, self.state, self.control)
-        super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, trial, *others, **kwargs)
+        super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, trial, *rest, **kw)
 
     def _check_losses(self) -> None:
         """Rejects losses that are not finite, within a few updates.
