@@ -157,16 +157,13 @@ def plan_run(
         number = None if settings.streaming else len(pairs)
         tokens, reason = choose_batch_size(settings, arguments, start, number, decisions)
     settings = replace(settings, max_tokens_per_batch=tokens)
-    facts = {
-        "bleu_tokenizers": {name: asdict(tokenizer) for name, tokenizer in tokenizers.items()},
-        INNER_ENDS: share,
-    }
-    first_update = update_of(checkpoint.name) if checkpoint else 0
-    run = describe_run(settings, arguments, first_update) | facts
+    run = describe_run(settings, arguments, update_of(checkpoint.name) if checkpoint else 0)
     if checkpoint:
         run = continued_record(previous, run)
     elif decisions:
         run["decisions"] = [asdict(decision) for decision in decisions]
+    run["bleu_tokenizers"] = {name: asdict(tokenizer) for name, tokenizer in tokenizers.items()}
+    run[INNER_ENDS] = share
     return RunPlan(
         settings, arguments, corpus, start, checkpoint, decisions, reason, tokenizers, run
     )

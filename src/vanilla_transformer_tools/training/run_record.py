@@ -41,20 +41,6 @@ _PACKAGES = (
     "sacrebleu",
 )
 
-
-# Fields of the record that are kept of each previous run.
-_FIELDS_OF_A_RUN = (
-    "first_update",
-    "command",
-    "hardware",
-    "python",
-    "versions",
-    "commit",
-    "sha256",
-    "settings",
-    "arguments",
-)
-
 # Length of a run, its reports, what it saves and where: none of these changes an update, or the way
 # in which checkpoints are scored.
 _SETTINGS_THAT_MAY_CHANGE = {
@@ -165,7 +151,7 @@ def continued_record(previous: Mapping[str, Any], run: Mapping[str, Any]) -> dic
 
     Args:
         previous: Record of the run so far.
-        run: Record of the run that is about to begin.
+        run: Description of the run that is about to begin.
 
     Raises:
         ValueError: If anything differs that changes an update; the message names all.
@@ -190,7 +176,7 @@ def continued_record(previous: Mapping[str, Any], run: Mapping[str, Any]) -> dic
             + "\n".join(faults)
             + "\nGive the same ones, or train in another folder, with --init_from this one."
         )
-    kept = {name: previous[name] for name in _FIELDS_OF_A_RUN if name in previous}
+    kept = {name: previous[name] for name in run if name in previous}
     return {**previous, **run, "previous_runs": [*previous.get("previous_runs", []), kept]}
 
 
