@@ -59,33 +59,25 @@ _SETTINGS_THAT_MAY_CHANGE = {
     "teacher_max_tokens_per_batch",
 }
 
-_ARGUMENTS_THAT_MAY_CHANGE = {
+# Names of Trainer's arguments, or how they begin.
+_ARGUMENTS_THAT_MAY_CHANGE = (
     "output_dir",
     "max_steps",
     "num_train_epochs",
     "per_device_eval_batch_size",
-    "predict_with_generate",
-    "prediction_loss_only",
-    "do_train",
-    "do_eval",
-    "do_predict",
+    "predict",
+    "do_",
     "report_to",
     "run_name",
     "project",
     "disable_tqdm",
     "load_best_model_at_end",
-    "dataloader_num_workers",
-    "dataloader_pin_memory",
-    "dataloader_persistent_workers",
-    "dataloader_prefetch_factor",
+    "dataloader_",
     "local_rank",
     "ddp_timeout",
     "ddp_find_unused_parameters",
     "use_cpu",
     "skip_memory_metrics",
-}
-
-_PREFIXES_THAT_MAY_CHANGE = (
     "eval_",
     "include_",
     "log_",
@@ -156,19 +148,16 @@ def continued_record(previous: Mapping[str, Any], run: Mapping[str, Any]) -> dic
     Raises:
         ValueError: If anything differs that changes an update; the message names all.
     """
-    faults = [
-        f"--{name} was {before!r}, got {now!r}"
-        for part, may_change in (
-            ("settings", _SETTINGS_THAT_MAY_CHANGE),
-            ("arguments", _ARGUMENTS_THAT_MAY_CHANGE),
-        )
-        for name, before, now in _differences(previous.get(part, {}), run[part])
-        if name not in may_change
-        and not (part == "arguments" and name.startswith(_PREFIXES_THAT_MAY_CHANGE))
-    ]
+    settings, arguments, sums = (
+        _differences(previous.get(part, {}), run[part])
+        for part in ("settings", "arguments", "sha256")
+    )
+    changed = [each for each in settings if each[0] not in _SETTINGS_THAT_MAY_CHANGE]
+    changed += [each for each in arguments if not each[0].startswith(_ARGUMENTS_THAT_MAY_CHANGE)]
+    faults = [f"--{name} was {before!r}, got {now!r}" for name, before, now in changed]
     faults += [
         f"{name} has other content than it had (SHA-256 {before[:12]}..., got {now[:12]}...)"
-        for name, before, now in _differences(previous.get("sha256", {}), run["sha256"])
+        for name, before, now in sums
     ]
     if faults:
         raise ValueError(
