@@ -39,15 +39,6 @@ class StoppedBySignalError(KeyboardInterrupt):
         self.signum = signum
 
 
-def _in_any_process(args: TrainingArguments, *flags: bool) -> list[bool]:
-    """Whether each flag is set in this process or in another one; all of them call it together."""
-    if args.world_size == 1:
-        return list(flags)
-    votes = torch.tensor(flags, dtype=torch.int32, device=args.device)
-    anywhere: list[bool] = reduce(votes, "sum").bool().tolist()
-    return anywhere
-
-
 @dataclass(frozen=True)
 class Fall:
     """The learning rate falls to 0: during a whole run, or from where a signal found it.
