@@ -79,7 +79,6 @@ def test_numbers_at_the_ends_of_their_ranges_are_allowed(tmp_path, settings, giv
             {"dataloader_persistent_workers": True, "dataloader_num_workers": 1},
             "persistent workers would keep the first",
         ),
-        ({"filter_script": ["Latn"]}, {}, r"--filter_script takes .* got \['Latn'\]"),
         ({"filter_overlap": [], "validation": []}, {}, "--filter_overlap needs evaluation pairs"),
         (
             {"metrics": ["chrf"]},

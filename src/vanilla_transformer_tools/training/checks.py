@@ -250,11 +250,6 @@ def _faults_of_data(settings: TrainSettings) -> Iterator[str]:
                 f"--validation must hold other pairs than --train, got {path!r} for both, which "
                 "has one split. Split it first: Dataset.train_test_split."
             )
-    scripts = settings.filter_script
-    if scripts is not None and len(scripts) != 2:
-        yield (
-            f"--filter_script takes two scripts, of the source and of the target, got {scripts}."
-        )
     if settings.filter_overlap == [] and not settings.validation:
         yield (
             "--filter_overlap needs evaluation pairs to compare with, got none. Give --validation, "
