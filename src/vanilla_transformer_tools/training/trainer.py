@@ -119,7 +119,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         self.training_pass = training_pass
         self.further_sets = further_sets or {}
         self.longest_output = longest_output
-        self.patience = math.inf if patience is None else patience
+        self.patience = patience
         # The model smooths its own loss, without the full logits that Trainer's smoother needs.
         self.label_smoother = None
         self.model.config.label_smoothing = self.args.label_smoothing_factor
@@ -287,10 +287,9 @@ class TokenBatchTrainer(Seq2SeqTrainer):
 
     def _lacks_progress(self) -> bool:
         """Whether the run ends because too many evaluations in a row were no better."""
-        return bool(
-            evaluations(self.state)
-            and evaluations_since_best(self.state, self.args) >= self.patience
-        )
+        if self.patience is None or not evaluations(self.state):
+            return False
+        return evaluations_since_best(self.state, self.args) >= self.patience
 
     def _init_training_state(self, max_steps: int, *args: Any) -> tuple[int, int]:
         """Trainer's; a resumed run scores and saves as often as it is told now.
