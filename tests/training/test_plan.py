@@ -80,7 +80,7 @@ RULES = {
 
 @pytest.fixture
 def rules(monkeypatch):
-    monkeypatch.setattr(auto_settings, "measure", lambda *_: None)
+    monkeypatch.setattr(module, "measure", lambda *_: None)
     monkeypatch.setattr(auto_settings, "RULES", RULES)
 
 
@@ -127,7 +127,7 @@ def test_given_options_stay_and_defaults_of_the_chosen_preset_do_not(tmp_path):
 
 @pytest.mark.usefixtures("rules")
 def test_resumed_run_keeps_all_decisions_on_record(tmp_path, monkeypatch):
-    monkeypatch.setattr(auto_settings, "measure", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(module, "measure", lambda *_: pytest.fail("measured again"))
     monkeypatch.setattr(auto_settings, "RULES", {})
     recorded = [{"option": "vocab_size", "value": 77, "reason": "few"}]
 

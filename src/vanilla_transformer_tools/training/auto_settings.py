@@ -9,17 +9,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from datasets import Dataset
 from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 from vanilla_transformer.tokenization_vanilla_transformer import TokenizerKind
 from vanilla_transformer_tools.settings import PRESETS, TrainSettings
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
-from vanilla_transformer_tools.training.corpus_stats import (
-    VOCABULARY_THAT_COPIES,
-    CorpusStats,
-    measure,
-)
+from vanilla_transformer_tools.training.corpus_stats import VOCABULARY_THAT_COPIES, CorpusStats
 from vanilla_transformer_tools.training.recipe import in_step, recipe
 
 # Evaluations should take little of the time.
@@ -207,34 +202,18 @@ RULES: dict[str, Rule] = {
 }
 
 
-def auto_settings(
-    settings: TrainSettings,
-    arguments: TrainingArguments,
-    pairs: Dataset,
-    tokenizers: TokenizerPair | None,
-    previous: Mapping[str, Any],
-    given: Collection[str],
+def decisions_on_record(
+    previous: Mapping[str, Any], settings: TrainSettings, given: Collection[str]
 ) -> tuple[Decision, ...]:
-    """Decisions for a run of `--minutes`; empty for another run.
-
-    A run that is resumed keeps what was chosen for it, but for the options that it is given now.
+    """Decisions for the run that is resumed, but for the options that it is given now.
 
     Args:
+        previous: Record of the run.
         settings: Settings of the user, and defaults.
-        arguments: Trainer's arguments: the user's, and defaults.
-        pairs: Training pairs.
-        tokenizers: Saved tokenizers that the run takes over; None: it learns its own.
-        previous: Record of the run that is resumed; empty for a new one.
         given: Names of the options that the user gave.
     """
-    if settings.minutes is None:
-        return ()
-    if previous:
-        taken = _taken(settings, given)
-        recorded = previous.get("decisions", [])
-        return tuple(Decision(**each) for each in recorded if each["option"] not in taken)
-    stats = measure(settings.minutes, arguments, pairs)
-    return run_rules(stats, settings, tokenizers, given)
+    taken, recorded = _taken(settings, given), previous.get("decisions", [])
+    return tuple(Decision(**each) for each in recorded if each["option"] not in taken)
 
 
 def follow(
@@ -246,7 +225,7 @@ def follow(
     """Settings with the decisions, but for the size of the batches, which must fit the memory too.
 
     Args:
-        decisions: From `auto_settings`.
+        decisions: Choices of the rules.
         settings: Settings of the user, and defaults.
         arguments: Trainer's arguments, which get their decisions, and the defaults that follow.
         given: Names of the options that the user gave.

@@ -30,9 +30,15 @@ from vanilla_transformer_tools.evaluation.metrics import METRICS
 from vanilla_transformer_tools.settings import VALIDATION, TrainSettings
 from vanilla_transformer_tools.text.filters import Corpus
 from vanilla_transformer_tools.text.parallel_text import holds_both_sides
-from vanilla_transformer_tools.training.auto_settings import Decision, auto_settings, follow
+from vanilla_transformer_tools.training.auto_settings import (
+    Decision,
+    decisions_on_record,
+    follow,
+    run_rules,
+)
 from vanilla_transformer_tools.training.averaging import metric_of, split_metric
 from vanilla_transformer_tools.training.checkpoints import update_of
+from vanilla_transformer_tools.training.corpus_stats import measure
 from vanilla_transformer_tools.training.recipe import new_config, schedule
 from vanilla_transformer_tools.training.run_record import (
     continued_record,
@@ -146,7 +152,12 @@ def plan_run(
     previous = previous_record(Path(arguments.output_dir)) if checkpoint else {}
     pairs, arguments = corpus.filtered.kept, copy.copy(arguments)
     share = _several_sentences(pairs)
-    decisions = auto_settings(settings, arguments, pairs, start.tokenizers, previous, given)
+    decisions: tuple[Decision, ...] = ()
+    if settings.minutes is not None and checkpoint:
+        decisions = decisions_on_record(previous, settings, given)
+    elif settings.minutes is not None:
+        stats = measure(settings.minutes, arguments, pairs)
+        decisions = run_rules(stats, settings, start.tokenizers, given)
     settings = follow(decisions, settings, arguments, given)
     recorded = previous.get("bleu_tokenizers", {})
     tokenizers = _choose_tokenizers(settings, corpus.validation, recorded)
