@@ -10,7 +10,7 @@ from torch import nn
 from transformers import TrainerControl, TrainerState, get_constant_schedule_with_warmup
 
 from vanilla_transformer_tools.commands import main
-from vanilla_transformer_tools.training import auto_settings, corpus_stats
+from vanilla_transformer_tools.training import auto_settings, corpus_stats, plan
 from vanilla_transformer_tools.training import run as training
 from vanilla_transformer_tools.training.run import train
 from vanilla_transformer_tools.training.stopping import StopOnRequest
@@ -331,7 +331,7 @@ def test_process_that_got_the_signal_waits_for_the_others(monkeypatch):
 @pytest.fixture
 def run_minutes(corpus, tmp_path, monkeypatch):
     """Trains for some minutes, for which the vocabulary alone is chosen."""
-    monkeypatch.setattr(auto_settings, "measure", lambda *_: None)
+    monkeypatch.setattr(plan, "measure", lambda *_: None)
     rule = {"vocab_size": lambda *_: (320, "few pairs")}
     monkeypatch.setattr(auto_settings, "RULES", rule)
 
