@@ -208,6 +208,7 @@ def _translate(settings: DistilSettings, folder: Path) -> dict[str, Any]:
 
 def _write_pairs(settings: DistilSettings, folder: Path) -> None:
     """Writes the pairs from which the student learns."""
+    from sacrebleu.metrics.base import Metric
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
 
@@ -215,7 +216,7 @@ def _write_pairs(settings: DistilSettings, folder: Path) -> None:
     from vanilla_transformer_tools.files import read_lines
     from vanilla_transformer_tools.training.distillation import read_outputs, write_pairs
 
-    similarity = CHRF() if settings.nearest else None
+    similarity: Metric | None = CHRF() if settings.nearest else None
     if settings.nearest == "bleu":
         # Some lines are enough to see the script.
         lines = list(islice(read_lines(folder / REFERENCES_FILE), 10_000))
