@@ -94,13 +94,14 @@ def load_start(settings: TrainSettings, checkpoint: Path | None = None) -> Start
     """
     # With an adapter a checkpoint is no model yet; Trainer loads it when there is one.
     saved = str(checkpoint) if checkpoint and not settings.peft else settings.init_from
-    if not (saved or settings.tokenizer):
+    name = saved or settings.tokenizer
+    if name is None:
         return NEW
-    start = saved_start(settings, saved or settings.tokenizer)
+    start = saved_start(settings, name)
     if saved:
         # In half precision most updates would be rounded away.
         return start._replace(model=load_model(saved, dtype=torch.float32))
-    check_files(settings.tokenizer)
+    check_files(name)
     return start
 
 
