@@ -60,7 +60,7 @@ def quiet_and_in_float32():
     """No bars, and no measurement whether bfloat16 pays."""
     disable_progress_bar()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recipe, "_bf16_pays", lambda: False)
+        patch.setattr(recipe, "_bf16_is_faster_on_cpu", lambda: False)
         yield
     enable_progress_bar()
 
@@ -386,7 +386,7 @@ def test_folder_of_another_run_is_refused_before_the_teacher_is_loaded(distil, t
     ("options", "messages"),
     [
         (["--teacher", "./no"], ["--teacher: there is no folder './no'"]),
-        (["--teacher_n_best", 0], ["--teacher_n_best must be at least 1, got 0"]),
+        (["--teacher_n_best", 0], ["--teacher_n_best must be at least 1 and finite, got 0"]),
         (["--nearest", "bleu"], ["--nearest needs --teacher_n_best, got bleu without it"]),
         (["--tag_column", "tag"], ["--teacher excludes --tag_column: a teacher", "and tag. Leave"]),
         (["--minutes", 5], ["--minutes works only with train; use --max_minutes"]),
