@@ -14,7 +14,7 @@ from vanilla_transformer_tools.commands.distil import DistilSettings
 from vanilla_transformer_tools.interop.importing import import_model
 from vanilla_transformer_tools.training import recipe
 from vanilla_transformer_tools.training import run as training
-from vanilla_transformer_tools.training.callbacks import StopOnRequest, StoppedBySignalError
+from vanilla_transformer_tools.training.stopping import StopOnRequest, StoppedBySignalError
 from vanilla_transformer_tools.translation import Translation, Translator
 
 from ..conftest import interrupted_after, save_small_model
@@ -60,7 +60,7 @@ def quiet_and_in_float32():
     """No bars, and no measurement whether bfloat16 pays."""
     disable_progress_bar()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recipe, "_bf16_pays", lambda: False)
+        patch.setattr(recipe, "_bf16_is_faster_on_cpu", lambda: False)
         yield
     enable_progress_bar()
 
@@ -386,13 +386,16 @@ def test_folder_of_another_run_is_refused_before_the_teacher_is_loaded(distil, t
     ("options", "messages"),
     [
         (["--teacher", "./no"], ["--teacher: there is no folder './no'"]),
-        (["--teacher_n_best", 0], ["--teacher_n_best must be at least 1, got 0"]),
-        (["--nearest", "bleu"], ["--nearest chooses among several outputs"]),
-        (["--tag_column", "tag"], ["--tag_column: a teacher translates into one", "got 'tag'"]),
+        (["--teacher_n_best", 0], ["--teacher_n_best must be at least 1 and finite, got 0"]),
+        (["--nearest", "bleu"], ["--nearest needs --teacher_n_best, got bleu without it"]),
+        (["--tag_column", "tag"], ["--teacher excludes --tag_column: a teacher", "and tag. Leave"]),
         (["--minutes", 5], ["--minutes works only with train; use --max_minutes"]),
         (["--max_length", 1], ["--max_length must be at least 2"]),
         (["--word_level", 1.5], ["--word_level must be between 0 and 1, got 1.5"]),
-        (["--word_level", 0.5, "--r_drop", 5], ["--word_level must be left out with --r_drop"]),
+        (
+            ["--word_level", 0.5, "--r_drop", 5],
+            ["--word_level excludes --r_drop: each", "got 0.5 and 5.0"],
+        ),
     ],
 )
 def test_mistakes_are_refused_before_the_teacher_is_loaded(distil, no_model, options, messages):

@@ -7,7 +7,6 @@ trained `model`. It must hold what `write_corpus` writes.
 """
 
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +26,9 @@ from vanilla_transformer import (
     VanillaTransformerTokenizer,
 )
 from vanilla_transformer_tools.settings import TrainSettings
-from vanilla_transformer_tools.training.callbacks import StopOnRequest
 from vanilla_transformer_tools.training.recipe import recipe
 from vanilla_transformer_tools.training.run import train
-from vanilla_transformer_tools.training.time_schedule import TimeSchedule
+from vanilla_transformer_tools.training.stopping import StopOnRequest
 
 # Sentences of a batch, over all processes together, and batches of an update: 16 sentences each.
 SPLITS = [(16, 1), (4, 4), (2, 8)]
@@ -172,14 +170,13 @@ def write_corpus(folder: Path) -> None:
 
 def updates_until_stop(folder: Path, stop: StopOnRequest) -> int:
     """Number of updates that training makes until `stop` ends it."""
-    schedule = TimeSchedule(None, time.monotonic(), stop, None, evaluations=1)
     model = build_model(label_smoothing=0.0)
     trainer = Seq2SeqTrainer(
         model=model,
         args=build_arguments(folder, max_steps=5, per_device_train_batch_size=1),
         train_dataset=ragged_pairs(),
         data_collator=build_collator(model),
-        callbacks=[schedule, stop],
+        callbacks=[stop],
     )
     trainer.train()
     return trainer.state.global_step

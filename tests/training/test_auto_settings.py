@@ -6,10 +6,11 @@ import pytest
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.settings import TrainSettings
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.training.auto_settings import (
     RULES,
     Decision,
-    auto_settings,
+    decisions_on_record,
     run_rules,
 )
 from vanilla_transformer_tools.training.corpus_stats import CorpusStats
@@ -45,7 +46,9 @@ PATTERN = dataclasses.replace(SYMBOLS, distinct_words=19)
 
 
 def decided(stats, given=(), settings=SETTINGS):
-    return {decision.option: decision.value for decision in run_rules(stats, settings, given)}
+    saved = TokenizerPair.from_pretrained(settings.tokenizer) if settings.tokenizer else None
+    decisions = run_rules(stats, settings, saved, given)
+    return {decision.option: decision.value for decision in decisions}
 
 
 @pytest.mark.parametrize(
@@ -226,8 +229,8 @@ def test_resumed_run_keeps_what_was_chosen():
     settings = dataclasses.replace(SETTINGS, minutes=1.0, resume=True)
 
     previous = {"decisions": [dataclasses.asdict(made)]}
-    assert auto_settings(settings, None, None, previous, ()) == (made,)
-    assert auto_settings(settings, None, None, {"seed": 1}, ()) == ()
+    assert decisions_on_record(previous, settings, ()) == (made,)
+    assert decisions_on_record({"seed": 1}, settings, ()) == ()
 
 
 def test_resumed_run_follows_the_options_that_it_is_given():
@@ -236,4 +239,4 @@ def test_resumed_run_follows_the_options_that_it_is_given():
     settings = dataclasses.replace(SETTINGS, minutes=1.0, resume=True, config=["dropout=0.5"])
     given = {"metrics", "save_steps", "config"}
 
-    assert auto_settings(settings, None, None, previous, given) == tuple(made[:1])
+    assert decisions_on_record(previous, settings, given) == tuple(made[:1])

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import M2M100Config
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.modeling_vanilla_transformer import (
@@ -14,11 +13,13 @@ from vanilla_transformer.modeling_vanilla_transformer import (
 )
 from vanilla_transformer_tools.settings import PRESETS, TrainSettings
 from vanilla_transformer_tools.training import plan as module
+from vanilla_transformer_tools.training.auto_settings import Decision
 from vanilla_transformer_tools.training.plan import (
     PLANNED_SHARE,
     choose_batch_size,
     estimated_memory,
 )
+from vanilla_transformer_tools.training.starting_model import NEW, Start
 
 from ..conftest import build_variant
 from ..support.pretended_device import OnDevice, move, pretended_device, put
@@ -43,7 +44,6 @@ def choose(
     pairs=1_000_000,
     planned=None,
     device=CUDA,
-    config=None,
     **settings: Any,
 ):
     """The choice for a GPU with so much free memory."""
@@ -57,9 +57,10 @@ def choose(
         fp16=False,
     )
     settings = TrainSettings(**settings)
-    config = config or VanillaTransformerConfig(**PRESETS[settings.preset].config())
-    monkeypatch.setattr(module, "load_config", lambda name: config)
-    return choose_batch_size(settings, arguments, pairs, planned)
+    model = model_of(settings.preset)
+    start = Start(model=model, config=model.config) if settings.init_from else NEW
+    decisions = [Decision("max_tokens_per_batch", planned, "")] if planned else []
+    return choose_batch_size(settings, arguments, start, pairs, decisions)
 
 
 @pytest.mark.parametrize(
@@ -78,13 +79,11 @@ def choose(
     ],
 )
 def test_large_gpu_gets_the_batch_that_the_rate_belongs_to(monkeypatch, settings, tokens):
-    chosen = choose(monkeypatch, 80, **settings)
+    chosen, reason = choose(monkeypatch, 80, **settings)
 
-    assert chosen.tokens == tokens
-    (line,) = chosen.describe()
-    assert line.startswith(f"batch       {tokens:,} tokens, ")
-    assert ("50,000 an update as in the paper" in line) == (tokens > 8192)
-    assert line.endswith(" fit the GPU's memory")
+    assert chosen == tokens
+    assert ("50,000 an update as in the paper" in reason) == (tokens > 8192)
+    assert reason.endswith(" fit the GPU's memory")
 
 
 @pytest.mark.parametrize(
@@ -97,34 +96,33 @@ def test_large_gpu_gets_the_batch_that_the_rate_belongs_to(monkeypatch, settings
     ],
 )
 def test_small_gpu_gets_what_fits(monkeypatch, settings, passes, copies):
-    chosen = choose(monkeypatch, 9, **settings)
+    tokens, reason = choose(monkeypatch, 9, **settings)
 
     model = model_of(settings["preset"])
     memory = estimated_memory(model, CUDA, is_half=True, passes=passes, copies=copies)
     planned = PLANNED_SHARE * 9 * GIGABYTE - memory.fixed
-    assert chosen.tokens % 1000 == 0
-    assert 0 < chosen.tokens * memory.per_token <= planned
-    assert (chosen.tokens + 1000) * memory.per_token > planned
-    reason = "because 50,000 do not fit 9.0 GB of free memory, by estimate"
-    assert list(chosen.describe()) == [f"batch       {chosen.tokens:,} tokens, {reason}"]
+    assert tokens % 1000 == 0
+    assert 0 < tokens * memory.per_token <= planned
+    assert (tokens + 1000) * memory.per_token > planned
+    assert reason == "because 50,000 do not fit 9.0 GB of free memory, by estimate"
 
 
 @pytest.mark.parametrize(
     ("settings", "tokens"), [({}, 1024), ({"max_length": 640}, 2560), ({"processes": 4}, 4096)]
 )
 def test_gpu_without_room_gets_the_fewest_tokens_that_hold_all_pairs(monkeypatch, settings, tokens):
-    assert choose(monkeypatch, 0.5, preset="big", **settings).tokens == tokens
+    assert choose(monkeypatch, 0.5, preset="big", **settings)[0] == tokens
 
 
 def test_processes_share_what_fits_the_fullest_gpu(monkeypatch):
     monkeypatch.setattr(module, "gather_object", lambda free: [*free, 4 * GIGABYTE, free[0] + 1])
-    chosen = choose(monkeypatch, 6, preset="base", processes=3)
+    tokens, reason = choose(monkeypatch, 6, preset="base", processes=3)
 
     # Each has a copy of the gradients.
     memory = estimated_memory(model_of("base"), CUDA, is_half=True, copies=1)
     room = 3 * ((PLANNED_SHARE * 4 * GIGABYTE - memory.fixed) / memory.per_token)
-    assert chosen.tokens == room // 1000 * 1000
-    assert "4.0 GB" in chosen.reason
+    assert tokens == room // 1000 * 1000
+    assert "4.0 GB" in reason
 
 
 @pytest.mark.parametrize(
@@ -133,15 +131,10 @@ def test_processes_share_what_fits_the_fullest_gpu(monkeypatch):
         ({"device": "cpu"}, 8192),
         ({"device": "cpu", "planned": 2048}, 2048),
         ({"planned": 2048}, 2048),
-        # Not of this package, so its memory is not known.
-        ({"config": M2M100Config(), "init_from": "a"}, 8192),
     ],
 )
 def test_plan_explains_no_choice_where_there_was_none(monkeypatch, given, tokens):
-    chosen = choose(monkeypatch, 80, **given)
-
-    assert chosen.tokens == tokens
-    assert not list(chosen.describe())
+    assert choose(monkeypatch, 80, **given) == (tokens, "")
 
 
 @pytest.mark.parametrize("sizes", [{}, {"encoder_layers": 1, "decoder_layers": 4}])

@@ -1,6 +1,5 @@
 """What happens between updates, without a model to train."""
 
-import math
 import signal
 import time
 from types import SimpleNamespace
@@ -11,12 +10,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import TrainerControl, TrainerState
 
-from vanilla_transformer_tools.training.callbacks import (
-    MOVING_AVERAGE_FILE,
-    DivergedError,
-    MovingAverage,
-    SeedEpochs,
-    StopOnDivergence,
+from vanilla_transformer_tools.training.averaging import MOVING_AVERAGE_FILE, MovingAverage
+from vanilla_transformer_tools.training.stopping import (
     StopOnRequest,
     StoppedBySignalError,
     interrupts_stop,
@@ -27,16 +22,6 @@ ARGUMENTS = {"world_size": 1, "device": torch.device("cpu"), "save_strategy": "s
 
 def arguments_of(**changes):
     return SimpleNamespace(**{**ARGUMENTS, "eval_strategy": "steps", **changes})
-
-
-@pytest.mark.parametrize(("epoch", "expected"), [(None, 0), (0.0, 0), (2.0, 2), (2.9, 2)])
-def test_epoch_is_announced_also_amid_one_that_is_resumed(epoch, expected):
-    epochs = []
-    state = TrainerState(epoch=epoch)
-
-    SeedEpochs(epochs.append).on_epoch_begin(arguments_of(), state, TrainerControl())
-
-    assert epochs == [expected]
 
 
 # The moving average
@@ -71,38 +56,6 @@ def test_moving_average_is_taken_up_by_name(tmp_path):
     average.save(tmp_path / "new", writes=True)
     expected = {"a.weight": torch.full((1, 1), 0.5), "b.weight": torch.full((1, 1), 3.0)}
     torch.testing.assert_close(load_file(tmp_path / "new" / MOVING_AVERAGE_FILE), expected)
-
-
-# Divergence
-
-
-@pytest.mark.parametrize(
-    ("device", "update", "is_seen"),
-    [("cpu", 3, True), ("cuda", 3, False), ("cuda", 7, False), ("cuda", 8, True)],
-)
-def test_losses_are_looked_at_after_each_update_or_together_on_a_gpu(device, update, is_seen):
-    logs = []
-    arguments = arguments_of(device=torch.device(device))
-    trainer = SimpleNamespace(args=arguments, loss_is_finite=torch.tensor(False), log=logs.append)
-    call = (arguments, TrainerState(global_step=update), TrainerControl())
-
-    if is_seen:
-        with pytest.raises(DivergedError, match=f"the loss of update {update} is not finite"):
-            StopOnDivergence(trainer).on_step_end(*call)
-    else:
-        StopOnDivergence(trainer).on_step_end(*call)
-
-    assert [math.isnan(log["loss"]) for log in logs] == [True] * is_seen
-
-
-def test_any_validation_loss_that_is_not_finite_is_an_error():
-    callback = StopOnDivergence(SimpleNamespace(args=arguments_of()))
-    call = (arguments_of(), TrainerState(global_step=3), TrainerControl())
-
-    callback.on_evaluate(*call, metrics={"eval_loss": 1.0, "eval_wer": math.nan})
-    callback.on_evaluate(*call, metrics={"mean_loss": math.inf})
-    with pytest.raises(DivergedError, match="validation loss after update 3 is not finite"):
-        callback.on_evaluate(*call, metrics={"eval_one_loss": 1.0, "eval_two_loss": math.inf})
 
 
 # Ending early
@@ -176,7 +129,7 @@ def test_processes_finish_when_all_know_that_one_was_asked(monkeypatch, world_si
     here, there = (StopOnRequest(max_minutes=None, finish_within=3) for _ in range(2))
     there.asked = True
     votes = torch.tensor([0, 0, 1])
-    monkeypatch.setattr("vanilla_transformer_tools.training.callbacks.reduce", lambda *_: votes)
+    monkeypatch.setattr("vanilla_transformer_tools.training.stopping.reduce", lambda *_: votes)
     control = TrainerControl()
     assert not there.finishing
 

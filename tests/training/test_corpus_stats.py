@@ -1,18 +1,28 @@
 """Counts of pairs, counted by hand."""
 
+from types import SimpleNamespace
+
 import pytest
+import torch
 from datasets import Dataset
 
 from vanilla_transformer_tools.training import corpus_stats as module
 
 
-def stats_of(*pairs):
-    columns = zip(("source", "target", "tag"), zip(*pairs, strict=True), strict=False)
-    dataset = Dataset.from_dict({name: list(values) for name, values in columns})
-    return module.count(dataset, 1, module.Speed(2), "cpu", 1)
+@pytest.fixture
+def stats_of(monkeypatch):
+    monkeypatch.setattr(module, "training_speed", lambda arguments: module.Speed(2))
+    arguments = SimpleNamespace(device=torch.device("cpu"), gradient_accumulation_steps=1)
+
+    def measure(*pairs):
+        columns = zip(("source", "target"), zip(*pairs, strict=True), strict=True)
+        dataset = Dataset.from_dict({name: list(values) for name, values in columns})
+        return module.measure(1, arguments, dataset)
+
+    return measure
 
 
-def test_stats_are_counted():
+def test_stats_are_counted(stats_of):
     stats = stats_of(("ab cd", "xy"), ("ab", "ab cd efgh ij"))
 
     assert (stats.pairs, stats.distinct_words) == (2, 5)
@@ -22,20 +32,20 @@ def test_stats_are_counted():
     assert stats.long_characters == 12
 
 
-def test_alphabet_is_counted_whole_and_in_parts():
+def test_alphabet_is_counted_whole_and_in_parts(stats_of):
     stats = stats_of(("한 é", "ee\u0301"))
 
     assert (stats.alphabet, stats.alphabet_apart) == (5, 6)
     assert stats.growth_apart == 9 / 6
 
 
-def test_copied_words_are_long_ones_of_the_same_pair():
+def test_copied_words_are_long_ones_of_the_same_pair(stats_of):
     stats = stats_of(("int openFile ;", "int openFile ;"), ("none", "other openFile"))
 
     assert stats.copied_words == pytest.approx(1 / 3)
 
 
-def test_pairs_beyond_those_examined_are_counted(monkeypatch):
+def test_pairs_beyond_those_examined_are_counted(stats_of, monkeypatch):
     monkeypatch.setattr(module, "EXAMINED_PAIRS", 1)
 
     stats = stats_of(("a b", "c"), ("d", "e"), ("f", "g"))

@@ -3,12 +3,13 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from sacrebleu.metrics import BLEU, CHRF
 from torch import nn
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer_tools.text.parallel_text import ParallelText, read_pairs
 from vanilla_transformer_tools.training.distillation import (
-    Targets,
+    choose_targets,
     read_outputs,
     word_level,
     write_pairs,
@@ -30,20 +31,19 @@ from ..conftest import redraw_parameters
     ],
 )
 def test_targets_are_written_outputs_each_once(outputs, with_reference, expected):
-    assert Targets(references=with_reference).choose("a", outputs) == expected
+    assert choose_targets("a", outputs, with_reference, None) == expected
 
 
 # chrF counts parts of words, BLEU whole words only.
 @pytest.mark.parametrize(
-    ("nearest", "expected"),
-    [("chrf", "houses that stood therein"), ("bleu", "a house there")],
+    ("similarity", "expected"),
+    [(CHRF(), "houses that stood therein"), (BLEU(effective_order=True), "a house there")],
+    ids=["chrf", "bleu"],
 )
-def test_nearest_output_depends_on_the_score(nearest, expected):
+def test_nearest_output_depends_on_the_score(similarity, expected):
     outputs = ["the sun", "houses that stood therein", "a house there"]
 
-    chosen = Targets(nearest=nearest).choose("a house stood there", outputs)
-
-    assert chosen == [expected]
+    assert choose_targets("a house stood there", outputs, False, similarity) == [expected]
 
 
 def test_outputs_are_read_in_groups(write):
@@ -60,13 +60,13 @@ def write_some(write, tmp_path):
     def write_some_pairs(*outputs, **targets):
         sources, references = write("sources", "s", "ß\tt"), write("references", "a", "b")
         paths = [tmp_path / "de", tmp_path / "en"]
-        return paths, write_pairs(paths, sources, references, iter(outputs), Targets(**targets))
+        return paths, write_pairs(paths, sources, references, iter(outputs), **targets)
 
     return write_some_pairs
 
 
 def test_pairs_are_read_as_they_were_written(write_some):
-    paths, counts = write_some(["a", "x"], ["y\tz", " "], references=True)
+    paths, counts = write_some(["a", "x"], ["y\tz", " "], with_references=True)
 
     pairs = [("s", "a"), ("s", "x"), ("ß\tt", "b"), ("ß\tt", "y\tz")]
     assert list(read_pairs(ParallelText(tuple(map(str, paths))))) == pairs

@@ -3,14 +3,16 @@
 import json
 import math
 import re
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import TrainerState
 
 from vanilla_transformer_tools.saved_folder import load_model
-from vanilla_transformer_tools.training.callbacks import DivergedError
 from vanilla_transformer_tools.training.run_record import read_log
-from vanilla_transformer_tools.training.trainer import TokenBatchTrainer
+from vanilla_transformer_tools.training.trainer import DivergedError, TokenBatchTrainer
 
 from ..support.training_runs import (
     assert_same_weights,
@@ -39,6 +41,43 @@ def test_divergence_stops_the_run_within_a_few_updates(corpus, tmp_path):
     last = (tmp_path / "log.jsonl").read_text().splitlines()[-1]
     assert json.loads(last, parse_constant=pytest.fail)["loss"] == "nan"
     assert math.isnan(read_log(tmp_path / "log.jsonl")[-1]["loss"])
+
+
+@pytest.mark.parametrize(
+    ("device", "update", "is_seen"),
+    [("cpu", 3, True), ("cuda", 3, False), ("cuda", 7, False), ("cuda", 8, True)],
+)
+def test_losses_are_looked_at_after_each_update_or_together_on_a_gpu(device, update, is_seen):
+    logs = []
+    trainer = SimpleNamespace(
+        args=SimpleNamespace(world_size=1, device=torch.device(device)),
+        state=TrainerState(global_step=update),
+        loss_is_finite=torch.tensor(False),
+        log=logs.append,
+    )
+    refusal = pytest.raises(DivergedError, match=f"the loss of update {update} is not finite")
+
+    with refusal if is_seen else nullcontext():
+        TokenBatchTrainer._check_losses(trainer)
+
+    assert [math.isnan(log["loss"]) for log in logs] == [True] * is_seen
+
+
+def test_any_validation_loss_that_is_not_finite_is_an_error(corpus, tmp_path, monkeypatch):
+    evaluate_set = TokenBatchTrainer._evaluate_set
+
+    def spoil_second_set(trainer, *args, prefix, **kwargs):
+        output = evaluate_set(trainer, *args, prefix=prefix, **kwargs)
+        if prefix == "eval_two":
+            output.metrics["eval_two_loss"] = math.inf
+        return output
+
+    monkeypatch.setattr(TokenBatchTrainer, "_evaluate_set", spoil_second_set)
+    files = ",".join(str(corpus / f"validation.{side}") for side in ("de", "en"))
+    settings = {"validation_sets": [f"two={files}"], "max_validation_pairs": 1}
+
+    with pytest.raises(DivergedError, match="validation loss after update 1 is not finite"):
+        run_training(corpus, tmp_path, settings, max_steps=1)
 
 
 def spoil_after(updates, monkeypatch):

@@ -15,7 +15,7 @@ from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
 from vanilla_transformer import fast_layers_vanilla_transformer as cpu
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.training import checks
-from vanilla_transformer_tools.training.callbacks import MOVING_AVERAGE_FILE
+from vanilla_transformer_tools.training.averaging import MOVING_AVERAGE_FILE
 from vanilla_transformer_tools.training.checks import check_settings
 from vanilla_transformer_tools.training.run import train
 from vanilla_transformer_tools.training.starting_model import choose_parameters, merge_adapter

@@ -16,6 +16,7 @@ from vanilla_transformer_tools.training import auto_settings
 from vanilla_transformer_tools.training import plan as module
 from vanilla_transformer_tools.training.plan import plan_run
 from vanilla_transformer_tools.training.recipe import recipe
+from vanilla_transformer_tools.training.starting_model import NEW
 
 from ..support.training_runs import build_arguments
 
@@ -36,14 +37,18 @@ def plan(folder: Path, *, previous=None, corpus=None, given=(), arguments=None, 
     if previous is not None:
         checkpoint = folder / "checkpoint-7"
         (folder / "run.json").write_text(json.dumps(previous))
-    return plan_run(ours, of_trainer, corpus or corpus_of(), checkpoint, given)
+    return plan_run(ours, of_trainer, corpus or corpus_of(), NEW, checkpoint, given)
 
 
 def test_record_is_that_of_the_plan(tmp_path):
     made = plan(tmp_path, arguments={"label_smoothing_factor": 0.2})
 
     assert made.record["settings"] == dataclasses.asdict(made.settings)
-    assert made.record["settings"]["max_tokens_per_batch"] == made.batch_size.tokens == 8192
+    assert (
+        made.record["settings"]["max_tokens_per_batch"]
+        == made.settings.max_tokens_per_batch
+        == 8192
+    )
     assert made.record["arguments"]["label_smoothing_factor"] == 0.2
     assert made.record["first_update"] == 0
 
@@ -75,7 +80,7 @@ RULES = {
 
 @pytest.fixture
 def rules(monkeypatch):
-    monkeypatch.setattr(auto_settings, "measure", lambda *_: None)
+    monkeypatch.setattr(module, "measure", lambda *_: None)
     monkeypatch.setattr(auto_settings, "RULES", RULES)
 
 
@@ -122,7 +127,7 @@ def test_given_options_stay_and_defaults_of_the_chosen_preset_do_not(tmp_path):
 
 @pytest.mark.usefixtures("rules")
 def test_resumed_run_keeps_all_decisions_on_record(tmp_path, monkeypatch):
-    monkeypatch.setattr(auto_settings, "measure", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(module, "measure", lambda *_: pytest.fail("measured again"))
     monkeypatch.setattr(auto_settings, "RULES", {})
     recorded = [{"option": "vocab_size", "value": 77, "reason": "few"}]
 

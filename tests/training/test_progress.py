@@ -11,8 +11,8 @@ from transformers import TrainerControl, TrainerState
 
 from vanilla_transformer_tools.commands import main
 from vanilla_transformer_tools.text.training_data import BUFFER, EPOCH
-from vanilla_transformer_tools.training.callbacks import StopOnRequest
 from vanilla_transformer_tools.training.reports import Progress
+from vanilla_transformer_tools.training.stopping import StopOnRequest
 
 from ..support.terminal import terminal
 from ..support.training_runs import training_options

@@ -125,11 +125,6 @@ def test_shared_table_is_refused_for_separate_vocabularies():
         config_overrides(TrainSettings(config=[f"{table}=true"], separate_vocabularies=True))
 
 
-def test_config_override_is_refused_beside_a_saved_model():
-    with pytest.raises(ValueError, match="--config does not apply to the saved model 'runs/old'"):
-        config_overrides(TrainSettings(config=["d_model=64"], init_from="runs/old"))
-
-
 def test_config_overrides_report_all_mistakes_at_once():
     with pytest.raises(ValueError, match="'qqq'") as caught:
         config_overrides(TrainSettings(config=["qqq=1", "vocab_size=1", "d_model"]))

@@ -18,7 +18,6 @@ from tokenizers import Tokenizer, models
 
 from vanilla_transformer_tools.saved_folder import FILES_FILE
 from vanilla_transformer_tools.settings import TrainSettings
-from vanilla_transformer_tools.training.callbacks import StopOnRequest, StoppedBySignalError
 from vanilla_transformer_tools.training.checkpoints import (
     check_free,
     check_optimizer,
@@ -29,11 +28,11 @@ from vanilla_transformer_tools.training.checkpoints import (
     delete_unclosed,
     discard_stopped,
     failed_writes_named,
-    reopen_checkpoint,
-    resumable_checkpoint,
+    find_checkpoint,
 )
 from vanilla_transformer_tools.training.reports import _moment
 from vanilla_transformer_tools.training.run_record import continued_record, describe_run, read_log
+from vanilla_transformer_tools.training.stopping import StopOnRequest, StoppedBySignalError
 from vanilla_transformer_tools.training.trainer import TokenBatchTrainer
 
 from ..support.commands import command_server
@@ -85,7 +84,7 @@ def test_checkpoints_are_in_the_order_of_their_updates(make, tmp_path):
     assert closed_checkpoints(tmp_path) == whole
 
 
-def test_newest_whole_checkpoint_is_resumed_and_newer_ones_are_explained(make, tmp_path):
+def test_newest_whole_checkpoint_is_resumed_and_newer_ones_are_explained(make, tmp_path, capsys):
     for update in (8, 9, 10, 11, 12, 13):
         make(update, closed=update != 12)
     (tmp_path / "checkpoint-10" / "optimizer.pt").write_text("other bytes")
@@ -93,14 +92,12 @@ def test_newest_whole_checkpoint_is_resumed_and_newer_ones_are_explained(make, t
     (tmp_path / "checkpoint-13" / "optimizer.pt").unlink()
     close_checkpoint(tmp_path / "checkpoint-13")
 
-    checkpoint, skipped = resumable_checkpoint(tmp_path)
-
-    assert checkpoint == tmp_path / "checkpoint-9"
-    assert [(path.name, fault) for path, fault in skipped.items()] == [
-        ("checkpoint-13", "it holds no state of the optimizer (--save_only_model)"),
-        ("checkpoint-12", "it has no files.json, so the run ended while saving it"),
-        ("checkpoint-11", "its global_step/part is missing"),
-        ("checkpoint-10", "its optimizer.pt has other bytes than were saved"),
+    assert find_checkpoint(tmp_path, resume=True) == tmp_path / "checkpoint-9"
+    assert capsys.readouterr().out.splitlines() == [
+        "checkpoint-13 is skipped: it holds no state of the optimizer (--save_only_model)",
+        "checkpoint-12 is skipped: it has no files.json, so the run ended while saving it",
+        "checkpoint-11 is skipped: its global_step/part is missing",
+        "checkpoint-10 is skipped: its optimizer.pt has other bytes than were saved",
     ]
 
 
@@ -113,13 +110,11 @@ def test_checkpoint_whose_list_is_damaged_is_skipped(make, tmp_path, part, damag
     record.write_text(text.replace(part, damage))
     assert record.read_text() != text
 
-    assert resumable_checkpoint(tmp_path)[0] == whole
+    assert find_checkpoint(tmp_path, resume=True) == whole
 
 
-def test_reopened_checkpoint_counts_no_longer_and_is_deleted_by_the_next_run(make, tmp_path):
-    whole, reopened = make(9), make(10)
-    reopen_checkpoint(reopened)
-    reopen_checkpoint(reopened)
+def test_unclosed_checkpoint_is_deleted_by_the_next_run(make, tmp_path):
+    whole, _ = make(9), make(10, closed=False)
 
     delete_unclosed(tmp_path)
 

@@ -10,11 +10,10 @@ from torch import nn
 from transformers import TrainerControl, TrainerState, get_constant_schedule_with_warmup
 
 from vanilla_transformer_tools.commands import main
-from vanilla_transformer_tools.training import auto_settings, corpus_stats
+from vanilla_transformer_tools.training import auto_settings, corpus_stats, plan
 from vanilla_transformer_tools.training import run as training
-from vanilla_transformer_tools.training.callbacks import StopOnRequest
 from vanilla_transformer_tools.training.run import train
-from vanilla_transformer_tools.training.time_schedule import TimeSchedule
+from vanilla_transformer_tools.training.stopping import StopOnRequest
 from vanilla_transformer_tools.training.trainer import TokenBatchTrainer
 
 from ..support.training_runs import MOMENT, build_arguments, build_settings, read_json, read_log
@@ -47,16 +46,13 @@ class Run:
         optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
         self.scheduler = get_constant_schedule_with_warmup(optimizer, warmup)
         self.control = TrainerControl()
-        self.stop = StopOnRequest(None, finish_within=20 / 60)
         minutes = None if updates else 100 / 60
-        self.schedule = TimeSchedule(minutes, self.now, self.stop, checkpoint, evaluations)
-        self.callbacks = [self.schedule, self.stop]
+        self.stop = StopOnRequest(None, 20 / 60, minutes, self.now, checkpoint, evaluations)
         self.now += reading
         self.tell("on_train_begin", lr_scheduler=self.scheduler)
 
     def tell(self, event, **others):
-        for callback in self.callbacks:
-            getattr(callback, event)(ARGUMENTS, self.state, self.control, **others)
+        getattr(self.stop, event)(ARGUMENTS, self.state, self.control, **others)
 
     def update(self, seconds):
         """In the order of Trainer; returns the rate of the next update."""
@@ -162,7 +158,7 @@ def test_resumed_run_keeps_to_the_time_that_was_left(monkeypatch, tmp_path):
 
     resumed = Run(monkeypatch, checkpoint=checkpoint, first=1, now=9e9)
 
-    assert resumed.schedule.minutes_left == pytest.approx(51.5 / 60)
+    assert resumed.stop.minutes_left == pytest.approx(51.5 / 60)
     rates = resumed.to_the_end(1.0)
     assert rates[0] == pytest.approx(0.5)
     assert resumed.now - 9e9 == pytest.approx(49, abs=1)
@@ -182,15 +178,17 @@ def test_new_run_without_time_is_refused(monkeypatch):
     with pytest.raises(ValueError, match=message):
         Run(monkeypatch, reading=98)
 
-    assert Run(monkeypatch, reading=96).schedule.share_left == pytest.approx(1 / 97)
+    assert Run(monkeypatch, reading=96).stop.share_left == pytest.approx(1 / 97)
 
 
 def test_one_clock_decides_the_rate_of_all_processes(monkeypatch):
     run = Run(monkeypatch)
     monkeypatch.setattr(
-        "vanilla_transformer_tools.training.time_schedule.broadcast", lambda clock: 0 * clock + 0.25
+        "vanilla_transformer_tools.training.stopping.broadcast", lambda clock: 0 * clock + 0.25
     )
-    run.callbacks = [run.schedule]
+    monkeypatch.setattr(
+        "vanilla_transformer_tools.training.stopping.reduce", lambda votes, _: votes
+    )
     monkeypatch.setattr(ARGUMENTS, "world_size", 2)
 
     run.update(1)
@@ -306,7 +304,7 @@ def test_resumed_run_has_the_schedule_from_before_the_signal(monkeypatch, tmp_pa
     resumed = Run(monkeypatch, checkpoint=save(run, tmp_path), first=run.state.global_step)
 
     # 20 of the other 71.5 seconds are over.
-    assert resumed.schedule.minutes_left == pytest.approx(51.5 / 60, abs=1 / 60)
+    assert resumed.stop.minutes_left == pytest.approx(51.5 / 60, abs=1 / 60)
     assert resumed.update(0.0) == pytest.approx(0.5, abs=0.02)
 
 
@@ -319,14 +317,12 @@ def test_minutes_continue_no_run_of_updates(monkeypatch, tmp_path):
 
 def test_process_that_got_the_signal_waits_for_the_others(monkeypatch):
     run = Run(monkeypatch, updates=10**6)
-    run.callbacks = [run.schedule]
     run.stop.asked = True
 
     run.update(1.0)
-    assert run.schedule.decay is None
-    run.stop.finishing = True
+    assert run.stop.decay is None
     run.update(1.0)
-    assert run.schedule.decay.update == 2
+    assert run.stop.decay.update == 2
 
 
 # Runs
@@ -335,7 +331,7 @@ def test_process_that_got_the_signal_waits_for_the_others(monkeypatch):
 @pytest.fixture
 def run_minutes(corpus, tmp_path, monkeypatch):
     """Trains for some minutes, for which the vocabulary alone is chosen."""
-    monkeypatch.setattr(auto_settings, "measure", lambda *_: None)
+    monkeypatch.setattr(plan, "measure", lambda *_: None)
     rule = {"vocab_size": lambda *_: (320, "few pairs")}
     monkeypatch.setattr(auto_settings, "RULES", rule)
 
@@ -358,18 +354,18 @@ def test_all_evaluations_after_the_last_update_are_reserved(
     corpus, tmp_path, monkeypatch, settings, expected
 ):
     evaluated, reserved = [], []
-    evaluate, begin = TokenBatchTrainer.evaluate, TimeSchedule.on_train_begin
+    evaluate, begin = TokenBatchTrainer.evaluate, StopOnRequest.on_train_begin
 
     def note_update(self, *args, **kwargs):
         evaluated.append(self.state.global_step)
         return evaluate(self, *args, **kwargs)
 
     def note_reserve(self, *args, **kwargs):
-        reserved.append(self.stopwatch.evaluations)
+        reserved.append(self.evaluations)
         begin(self, *args, **kwargs)
 
     monkeypatch.setattr(TokenBatchTrainer, "evaluate", note_update)
-    monkeypatch.setattr(TimeSchedule, "on_train_begin", note_reserve)
+    monkeypatch.setattr(StopOnRequest, "on_train_begin", note_reserve)
     settings = build_settings(corpus, finish_within=1.0, max_validation_pairs=1, **settings)
     by_updates = {"save_strategy": "steps", "save_steps": 1}
     if settings.validation:
@@ -382,10 +378,10 @@ def test_all_evaluations_after_the_last_update_are_reserved(
 
 
 def test_run_ends_scored_and_records_what_was_chosen(run_minutes, tmp_path, monkeypatch, capsys):
-    def end(self, *_, **__):
-        self.stop.deadline = 0.0
+    def end(self, args, state, control, **_):
+        control.should_training_stop = True
 
-    monkeypatch.setattr(TimeSchedule, "on_step_end", end)
+    monkeypatch.setattr(StopOnRequest, "on_step_end", end)
     run_minutes(10.0)
 
     run = read_json(tmp_path / "run.json")

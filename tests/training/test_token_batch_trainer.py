@@ -1,13 +1,13 @@
 """`TokenBatchTrainer` on sixteen pairs: batches, losses, the plan, and what it saves."""
 
+import dataclasses
 import logging
-import time
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import Seq2SeqTrainer, TrainerState
+from transformers import Seq2SeqTrainer
 
 from vanilla_transformer import VanillaTransformerTokenizer, fast_search_vanilla_transformer
 from vanilla_transformer_tools.saved_folder import TARGET_FOLDER
@@ -17,10 +17,8 @@ from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.text.training_data import in_epochs
 from vanilla_transformer_tools.training import reports as planning
 from vanilla_transformer_tools.training import trainer as module
-from vanilla_transformer_tools.training.callbacks import DivergedError, StopOnRequest
 from vanilla_transformer_tools.training.checkpoints import close_checkpoint, closed_checkpoints
-from vanilla_transformer_tools.training.time_schedule import TimeSchedule
-from vanilla_transformer_tools.training.trainer import TokenBatchTrainer, r_drop
+from vanilla_transformer_tools.training.trainer import DivergedError, TokenBatchTrainer, r_drop
 
 from ..plugin.test_fast_search import patch_forward
 from ..support.gradients_of_one_update import VOCAB_SIZE, build_arguments, build_model, ragged_pairs
@@ -68,6 +66,18 @@ def test_batches_are_those_of_the_sampler_with_labels_padded_to_no_token(build):
     for batch, expected in zip(batches, rows, strict=True):
         kept = [[token for token in row if token != -100] for row in batch["labels"].tolist()]
         assert kept == expected["labels"][:]
+
+
+def test_epochs_of_the_data_are_those_of_the_run(build):
+    trainer = build(num_train_epochs=3, save_strategy="steps", save_steps=4)
+    epochs = []
+    trainer.data = dataclasses.replace(trainer.data, set_epoch=epochs.append)
+    assert 1 < 4 / trainer.data.batches < 2
+
+    trainer.train()
+    trainer.train(resume_from_checkpoint=str(trainer.last_checkpoint.with_name("checkpoint-4")))
+
+    assert epochs == [0, 1, 2, 1, 2]
 
 
 def test_validation_loss_is_that_of_a_token_however_batches_are_cut(build):
@@ -174,19 +184,14 @@ def test_checkpoint_has_the_tokenizer_of_the_target_if_it_is_another(
 
 
 @pytest.fixture
-def planned(build, monkeypatch, tmp_path):
+def planned(build, monkeypatch):
     """Lines of the plan by their first word; an hour for each batch."""
 
-    def lines_of(*, update=None, minutes_left=None, **changes):
+    def lines_of(*, update=0, minutes_left=None, **changes):
         trainer = build(**changes)
         monkeypatch.setattr(planning, "_try_batches", lambda trainer: (3600.0, 1.25))
         monkeypatch.setattr(planning, "_moment", lambda seconds: f"in {seconds / 3600:.1f} h")
-        if update is not None:
-            TrainerState(global_step=update).save_to_json(str(tmp_path / "trainer_state.json"))
-        if minutes_left is not None:
-            now = time.monotonic()
-            trainer.add_callback(TimeSchedule(minutes_left, now, StopOnRequest(None), None, 1))
-        lines = planning.forecast(trainer, None if update is None else tmp_path)
+        lines = planning.forecast(trainer, update, minutes_left)
         return len(trainer.data.batching["batch_sampler"]), dict(
             line.split(maxsplit=1) for line in lines
         )
@@ -248,7 +253,7 @@ def test_plan_of_a_sharded_model_says_that_no_batches_are_tried(build, monkeypat
     trainer.is_sharded = True
     monkeypatch.setattr(planning, "_try_batches", None)
 
-    *others, last = planning.forecast(trainer, None)
+    *others, last = planning.forecast(trainer, 0)
 
     assert [line.split()[0] for line in others] == ["device", "pairs", "parameters", "batches"]
     assert last.startswith("sharded ")

@@ -104,17 +104,22 @@ def distil(argv: list[str]) -> None:
     from vanilla_transformer_tools.training.checks import check_settings
     from vanilla_transformer_tools.training.distillation import load_teachers, word_level
     from vanilla_transformer_tools.training.run import train as train_model
-    from vanilla_transformer_tools.training.starting_model import saved_tokenizers
+    from vanilla_transformer_tools.training.starting_model import saved_start
 
     check_settings(settings, arguments)
     if settings.word_level and not settings.init_from:
         settings = replace(settings, tokenizer=settings.tokenizer or settings.teacher[0])
     start = settings.init_from or settings.tokenizer or ""
     if start in settings.teacher:
-        settings = _in_the_languages_of_its_teacher(settings)
+        # The student then has its teacher's languages too.
+        settings = replace(
+            settings,
+            source_language=settings.source_language or settings.teacher_source_language,
+            target_language=settings.target_language or settings.teacher_target_language,
+        )
     if start:
         # Faults are reported before the teacher translates.
-        saved_tokenizers(settings, start)
+        saved_start(settings, start)
     training_pass = None
     if settings.word_level:
         teachers = load_teachers(settings.teacher, start, arguments.device)
@@ -153,36 +158,10 @@ def _check(settings: DistilSettings, processes: int) -> None:
         )
     if not settings.teacher:
         faults.append("--teacher needs the folders or Hub names of one or more models.")
-    if settings.teacher_n_best < 1:
-        faults.append(f"--teacher_n_best must be at least 1, got {settings.teacher_n_best}.")
-    elif settings.nearest and settings.teacher_n_best == 1:
-        faults.append(
-            "--nearest chooses among several outputs, got --teacher_n_best 1. Ask for more, such "
-            "as --teacher_num_beams 8 --teacher_n_best 8."
-        )
     if not 0 <= settings.word_level <= 1:
         faults.append(f"--word_level must be between 0 and 1, got {settings.word_level}.")
-    if settings.word_level and settings.r_drop:
-        faults.append(
-            f"--word_level must be left out with --r_drop, got {settings.word_level} and "
-            f"{settings.r_drop}."
-        )
-    if settings.tag_column:
-        faults.append(
-            f"--tag_column: a teacher translates into one language, got {settings.tag_column!r}. "
-            "Distil each direction separately."
-        )
     if faults:
         raise ValueError("\n".join(faults))
-
-
-def _in_the_languages_of_its_teacher(settings: DistilSettings) -> DistilSettings:
-    """The settings of a student with the tokenizers of its teacher, whose languages are its own."""
-    languages = {
-        name: getattr(settings, name) or getattr(settings, f"{_PREFIX}{name}")
-        for name in ("source_language", "target_language")
-    }
-    return replace(settings, **languages)
 
 
 def _translate(settings: DistilSettings, folder: Path) -> dict[str, Any]:
@@ -196,8 +175,7 @@ def _translate(settings: DistilSettings, folder: Path) -> dict[str, Any]:
             were written.
     """
     from vanilla_transformer_tools.files import rows_written
-    from vanilla_transformer_tools.text.filters import parallel_text
-    from vanilla_transformer_tools.text.parallel_text import read_pairs
+    from vanilla_transformer_tools.text.parallel_text import parallel_text, read_pairs
 
     text = parallel_text(settings, settings.train, settings.train_split)
     rows = ([side.replace("\n", " ") for side in pair[:2]] for pair in read_pairs(text))
@@ -230,19 +208,29 @@ def _translate(settings: DistilSettings, folder: Path) -> dict[str, Any]:
 
 def _write_pairs(settings: DistilSettings, folder: Path) -> None:
     """Writes the pairs from which the student learns."""
+    from sacrebleu.metrics.base import Metric
+    from sacrebleu.metrics.bleu import BLEU
+    from sacrebleu.metrics.chrf import CHRF
+
     from vanilla_transformer_tools.evaluation.bleu_tokenizers import resolve
     from vanilla_transformer_tools.files import read_lines
-    from vanilla_transformer_tools.training.distillation import Targets, read_outputs, write_pairs
+    from vanilla_transformer_tools.training.distillation import read_outputs, write_pairs
 
-    tokenizer = settings.bleu_tokenize
+    similarity: Metric | None = CHRF() if settings.nearest else None
     if settings.nearest == "bleu":
         # Some lines are enough to see the script.
-        references = list(islice(read_lines(folder / REFERENCES_FILE), 10_000))
+        lines = list(islice(read_lines(folder / REFERENCES_FILE), 10_000))
         languages = [settings.target_language, *settings.language[1:2]]
         language = next(filter(None, languages), None)
-        tokenizer = resolve(tokenizer, references, language, settings.pretokenized).name
-    targets = Targets(settings.targets == "both", settings.nearest, tokenizer)
-    outputs = read_outputs(folder / OUTPUTS_FILE, settings.teacher_n_best)
+        tokenizer = resolve(settings.bleu_tokenize, lines, language, settings.pretokenized).name
+        similarity = BLEU(effective_order=True, tokenize=tokenizer, force=True)
     pairs = [folder / name for name in PAIR_FILES]
-    counts = write_pairs(pairs, folder / SOURCES_FILE, folder / REFERENCES_FILE, outputs, targets)
+    counts = write_pairs(
+        pairs,
+        folder / SOURCES_FILE,
+        folder / REFERENCES_FILE,
+        read_outputs(folder / OUTPUTS_FILE, settings.teacher_n_best),
+        settings.targets == "both",
+        similarity,
+    )
     print(f"{pairs[0]} and {pairs[1]}: {counts}")

@@ -115,13 +115,7 @@ def _check_settings(parser: Parser, settings: TrainSettings) -> None:
 
 
 def _trainer_parser(prog: str, words: list[str], settings: TrainSettings) -> Parser:
-    """Parser of Trainer's options, with the defaults of a run.
-
-    Args:
-        prog: Name of the command.
-        words: Arguments that are no settings of ours.
-        settings: Our settings, which decide on the defaults.
-    """
+    """Parser of Trainer's options, with the defaults of a run that has these settings of ours."""
     from transformers import Seq2SeqTrainingArguments
 
     from vanilla_transformer_tools.training.recipe import in_step, recipe

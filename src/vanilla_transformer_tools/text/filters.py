@@ -28,6 +28,7 @@ from vanilla_transformer_tools.text.parallel_text import (
     ParallelText,
     holds_both_sides,
     load_pairs,
+    parallel_text,
     read_pairs,
 )
 
@@ -133,19 +134,6 @@ def read_corpus(settings: TrainSettings) -> Corpus:
     # Of a stream only what the tokenizer learns from is stored.
     pairs = load_pairs(text, settings.tokenizer_pairs if settings.streaming else None)
     return Corpus(filter_pairs(pairs, rules), validation, partial(_read_kept, text, rules))
-
-
-def parallel_text(settings: TrainSettings, paths: list[str], split: str) -> ParallelText:
-    """Where the pairs of one split are found."""
-    return ParallelText(
-        tuple(paths),
-        settings.source_column,
-        settings.target_column,
-        settings.dataset_config,
-        split,
-        settings.streaming,
-        settings.tag_column,
-    )
 
 
 def _read_kept(text: ParallelText, rules: Mapping[str, Rule]) -> Iterator[tuple[str, ...]]:

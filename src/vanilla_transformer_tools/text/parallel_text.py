@@ -32,6 +32,7 @@ from vanilla_transformer_tools.files import (
     read_lines,
     scratch_folder,
 )
+from vanilla_transformer_tools.settings import TrainSettings
 
 logger = logging.getLogger(__name__)
 
@@ -123,6 +124,19 @@ class ParallelText:
     def __str__(self) -> str:
         """The paths as errors name them."""
         return " and ".join(map(repr, self.paths))
+
+
+def parallel_text(settings: TrainSettings, paths: list[str], split: str) -> ParallelText:
+    """Where a run finds the pairs of one split."""
+    return ParallelText(
+        tuple(paths),
+        settings.source_column,
+        settings.target_column,
+        settings.dataset_config,
+        split,
+        settings.streaming,
+        settings.tag_column,
+    )
 
 
 def load_pairs(text: ParallelText, first: int | None = None) -> Dataset:

@@ -6,20 +6,16 @@ An option that the user gives is not changed, and later rules follow it.
 
 import json
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from datasets import Dataset
 from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 from vanilla_transformer.tokenization_vanilla_transformer import TokenizerKind
 from vanilla_transformer_tools.settings import PRESETS, TrainSettings
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
-from vanilla_transformer_tools.training.corpus_stats import (
-    VOCABULARY_THAT_COPIES,
-    CorpusStats,
-    measure,
-)
+from vanilla_transformer_tools.training.corpus_stats import VOCABULARY_THAT_COPIES, CorpusStats
+from vanilla_transformer_tools.training.recipe import in_step, recipe
 
 # Evaluations should take little of the time.
 _VALIDATION_TOKENS_PER_MINUTE = 700
@@ -206,47 +202,74 @@ RULES: dict[str, Rule] = {
 }
 
 
-def auto_settings(
-    settings: TrainSettings,
-    arguments: TrainingArguments,
-    pairs: Dataset,
-    previous: Mapping[str, Any],
-    given: Collection[str],
+def decisions_on_record(
+    previous: Mapping[str, Any], settings: TrainSettings, given: Collection[str]
 ) -> tuple[Decision, ...]:
-    """Decisions for a run of `--minutes`; empty for another run.
-
-    A run that is resumed keeps what was chosen for it, but for the options that it is given now.
+    """Decisions for the run that is resumed, but for the options that it is given now.
 
     Args:
+        previous: Record of the run.
         settings: Settings of the user, and defaults.
-        arguments: Trainer's arguments: the user's, and defaults.
-        pairs: Training pairs.
-        previous: Record of the run that is resumed; empty for a new one.
         given: Names of the options that the user gave.
     """
-    if settings.minutes is None:
-        return ()
-    if previous:
-        taken = _taken(settings, given)
-        recorded = previous.get("decisions", [])
-        return tuple(Decision(**each) for each in recorded if each["option"] not in taken)
-    return run_rules(measure(settings.minutes, arguments, pairs), settings, given)
+    taken, recorded = _taken(settings, given), previous.get("decisions", [])
+    return tuple(Decision(**each) for each in recorded if each["option"] not in taken)
+
+
+def follow(
+    decisions: Collection[Decision],
+    settings: TrainSettings,
+    arguments: TrainingArguments,
+    given: Collection[str],
+) -> TrainSettings:
+    """Settings with the decisions, but for the size of the batches, which must fit the memory too.
+
+    Args:
+        decisions: Choices of the rules.
+        settings: Settings of the user, and defaults.
+        arguments: Trainer's arguments, which get their decisions, and the defaults that follow.
+        given: Names of the options that the user gave.
+    """
+    ours: dict[str, Any] = {}
+    trainers: dict[str, Any] = {}
+    for decision in decisions:
+        if decision.option == "dropout":
+            ours["config"] = [*settings.config, f"dropout={decision.value}"]
+        elif not hasattr(settings, decision.option):
+            trainers[decision.option] = decision.value
+        elif decision.option != "max_tokens_per_batch":
+            ours[decision.option] = decision.value
+    if "eval_steps" in trainers:
+        # Each evaluation is of a checkpoint.
+        trainers["save_steps"] = trainers["eval_steps"]
+    # `data` has been joined with the paths already.
+    decided = replace(settings, **ours)
+    values = {name: getattr(arguments, name) for name in given if hasattr(arguments, name)}
+    before = in_step(recipe(settings), values)
+    for name, value in in_step(recipe(decided) | trainers, values).items():
+        if name not in given and value != before.get(name):
+            setattr(arguments, name, value)
+    return decided
 
 
 def run_rules(
-    stats: CorpusStats, settings: TrainSettings, given: Collection[str]
+    stats: CorpusStats,
+    settings: TrainSettings,
+    tokenizers: TokenizerPair | None,
+    given: Collection[str],
 ) -> tuple[Decision, ...]:
     """Choices of the rules for the options that were not given.
 
     Args:
         stats: Statistics of text and machine.
         settings: Settings of the user, and defaults.
+        tokenizers: Saved tokenizers that the run takes over; None: it learns its own.
         given: Names of the options that the user gave.
     """
     taken = _taken(settings, given)
     chosen, decisions = asdict(settings), []
-    if settings.tokenizer:
-        chosen |= options_of(TokenizerPair.from_pretrained(settings.tokenizer))
+    if tokenizers:
+        chosen |= options_of(tokenizers)
     for option, rule in RULES.items():
         decided = None if option in taken else rule(stats, chosen)
         if decided:

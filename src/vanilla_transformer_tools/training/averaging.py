@@ -1,4 +1,4 @@
-"""Averages the weights of a run's last checkpoints, as section 6.1 of the paper does."""
+"""Averages of weights: of the last checkpoints, section 6.1 of the paper, or a moving one."""
 
 import copy
 import math
@@ -11,18 +11,24 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from safetensors import safe_open
-from torch import Tensor
-from transformers import Trainer, TrainerState, TrainingArguments
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from vanilla_transformer_tools.saved_folder import shards_in
 from vanilla_transformer_tools.settings import METRIC_TITLES
 from vanilla_transformer_tools.training.checkpoints import (
+    checkpoint_folder,
     closed_checkpoints,
     update_of,
     with_intact_weights,
 )
-from vanilla_transformer_tools.training.processes import put_weights
+from vanilla_transformer_tools.training.processes import divided_like, gathered, put_weights
+
+# A file of each checkpoint.
+MOVING_AVERAGE_FILE = "moving_average.safetensors"
 
 # Number of checkpoints by default, as in the paper.
 AVERAGED = 5
@@ -195,45 +201,91 @@ def average_checkpoints(checkpoints: Sequence[Path]) -> dict[str, Tensor]:
         The weights by name, each in the dtype of its file.
 
     Raises:
-        ValueError: If two checkpoints have different tensors.
+        ValueError: If two checkpoints have different tensors, or tensors of different shapes.
     """
-    places = [_tensor_files(folder) for folder in checkpoints]
-    for folder, files in zip(checkpoints, places, strict=True):
-        if differing := files.keys() ^ places[0].keys():
-            raise ValueError(
-                f"Checkpoints of one model must hold the same tensors, got {min(differing)!r} in "
-                f"only one of {checkpoints[0]} and {folder}. Average checkpoints of one run."
-            )
     with ExitStack() as stack:
-        handles = {
-            file: stack.enter_context(safe_open(file, framework="pt"))
-            for files in places
-            for file in set(files.values())
-        }
-        return {
-            name: _mean([handles[files[name]].get_tensor(name) for files in places], name)
-            for name in places[0]
-        }
+        models = [_open(folder, stack) for folder in checkpoints]
+        shapes = [
+            {name: file.get_slice(name).get_shape() for name, file in model.items()}
+            for model in models
+        ]
+        for folder, other in zip(checkpoints, shapes, strict=True):
+            if other != shapes[0]:
+                every = shapes[0].keys() | other.keys()
+                name = min(name for name in every if shapes[0].get(name) != other.get(name))
+                raise ValueError(
+                    f"Checkpoints of one model must hold the same tensors, got {name!r} of shape "
+                    f"{shapes[0].get(name)} in {checkpoints[0]} and {other.get(name)} in {folder}. "
+                    "Average checkpoints of one run."
+                )
+        return {name: _mean([each[name].get_tensor(name) for each in models]) for name in models[0]}
 
 
-def _tensor_files(folder: Path) -> dict[str, Path]:
-    """File of each tensor of a saved model."""
+def _open(folder: Path, stack: ExitStack) -> dict[str, Any]:
+    """The open file of each tensor of a saved model."""
     index = folder / SAFE_WEIGHTS_INDEX_NAME
-    if index.exists():
-        return {name: folder / file for name, file in shards_in(index).items()}
-    file = folder / SAFE_WEIGHTS_NAME
-    with safe_open(file, framework="pt") as handle:
-        return dict.fromkeys(handle.keys(), file)
+    names = sorted({*shards_in(index).values()}) if index.exists() else [SAFE_WEIGHTS_NAME]
+    files = [stack.enter_context(safe_open(folder / name, framework="pt")) for name in names]
+    return {name: file for file in files for name in file.keys()}  # noqa: SIM118
 
 
-def _mean(tensors: list[Tensor], name: str) -> Tensor:
-    shapes = {tuple(tensor.shape) for tensor in tensors}
-    if len(shapes) > 1:
-        raise ValueError(
-            f"{name!r} must have one shape in all checkpoints, got "
-            f"{' and '.join(map(str, sorted(shapes)))}. Average checkpoints of one run."
-        )
+def _mean(tensors: Sequence[Tensor]) -> Tensor:
     total = torch.zeros_like(tensors[0], dtype=torch.float64)
     for tensor in tensors:
         total += tensor
     return (total / len(tensors)).to(tensors[0].dtype)
+
+
+class MovingAverage(TrainerCallback):
+    """Exponential moving average of the weights: decay * old + (1 - decay) * new at each update.
+
+    It begins with the weights of the first update, whose share after n more is decay^n.
+
+    Args:
+        decay: Share of the old average that stays; 0.999 looks back on about 1,000 updates.
+
+    Attributes:
+        weights: The average by name, in float32; tied tensors once, frozen ones not at all.
+    """
+
+    def __init__(self, decay: float) -> None:
+        self.weights: dict[str, Tensor] = {}
+        self._update = get_ema_multi_avg_fn(decay)
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, *_: Any, model: nn.Module, **kwargs: Any
+    ) -> None:
+        """Loads the average from the checkpoint of a resumed run."""
+        if state.global_step:
+            resumed = checkpoint_folder(Path(args.output_dir), state.global_step)
+            saved = load_file(resumed / MOVING_AVERAGE_FILE)
+            # Updates pair tensors by position, and the file has another order than the model.
+            self.weights = {
+                name: divided_like(saved[name], weight) for name, weight in _trained(model).items()
+            }
+
+    def on_step_end(self, *args: Any, model: nn.Module, **kwargs: Any) -> None:
+        """Adds the weights of an update."""
+        weights = {name: weight.detach().float() for name, weight in _trained(model).items()}
+        if not self.weights:
+            self.weights = {name: weight.clone() for name, weight in weights.items()}
+        self._update(list(self.weights.values()), list(weights.values()), None)
+
+    def save(self, checkpoint: Path, writes: bool) -> None:
+        """Puts the average into a new checkpoint.
+
+        Args:
+            checkpoint: Folder of the checkpoint.
+            writes: Whether this process does; all call it, because each may have a part.
+        """
+        whole = {}
+        for name, weight in self.weights.items():
+            tensor = gathered(weight)
+            if writes:
+                whole[name] = tensor.cpu()
+        if writes:
+            save_file(whole, checkpoint / MOVING_AVERAGE_FILE)
+
+
+def _trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}

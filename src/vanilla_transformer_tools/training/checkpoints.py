@@ -94,11 +94,6 @@ def failed_writes_named(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def reopen_checkpoint(folder: Path) -> None:
-    """Removes the list of files of a checkpoint that is about to be overwritten."""
-    (folder / FILES_FILE).unlink(missing_ok=True)
-
-
 def closed_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints of a run that were saved completely, oldest first."""
     return [path for path in _checkpoints(folder) if (path / FILES_FILE).is_file()]
@@ -113,24 +108,6 @@ def with_intact_weights(checkpoints: Sequence[Path]) -> list[Path]:
         else:
             intact.append(checkpoint)
     return intact
-
-
-def resumable_checkpoint(folder: Path) -> tuple[Path | None, dict[Path, str]]:
-    """The newest whole checkpoint of a run.
-
-    Args:
-        folder: Folder of the run.
-
-    Returns:
-        The checkpoint, or None; and why each newer one is skipped.
-    """
-    skipped: dict[Path, str] = {}
-    for checkpoint in reversed(_checkpoints(folder)):
-        fault = next(_faults(checkpoint), None)
-        if fault is None:
-            return checkpoint, skipped
-        skipped[checkpoint] = fault
-    return None, skipped
 
 
 def check_optimizer(checkpoint: Path, is_sharded: bool) -> None:
@@ -160,35 +137,28 @@ def delete_unclosed(folder: Path) -> None:
             shutil.rmtree(checkpoint)
 
 
-def delete_interim(last: Path) -> None:
-    """Deletes the checkpoints of early stops, which a run that went on would not have.
-
-    Args:
-        last: The checkpoint of the run that was saved last; it stays.
-    """
-    for checkpoint in _checkpoints(last.parent):
-        if (checkpoint / INTERIM_FILE).is_file() and checkpoint != last:
-            shutil.rmtree(checkpoint, ignore_errors=True)
-
-
 def delete_oldest(last: Path, limit: int | None, best: str | None) -> None:
-    """Deletes the checkpoints of a run that are oldest, but neither the best nor the last one.
+    """Deletes checkpoints of a run that are no longer needed; the best and the last one stay.
 
-    Transformers' own goes by times, which a copy of the folder changes.
+    Those are the checkpoints of early stops, which a run that continued would not have, and the
+    oldest ones beyond a limit. Transformers' own rule goes by times, which a copy of the folder
+    changes.
 
     Args:
         last: The checkpoint that was saved last.
         limit: Number of checkpoints that may stay; None or 0: all.
         best: Path of the best one.
     """
-    if not limit:
-        return
-    checkpoints = _checkpoints(last.parent)
-    # Those of a higher number are damaged: a resumed run has skipped them.
-    checkpoints.sort(key=lambda path: update_of(path.name) <= update_of(last.name))
     kept = {last, *([Path(best)] if best else [])}
-    others = [path for path in checkpoints if path not in kept]
-    for checkpoint in others[: max(0, len(checkpoints) - max(limit, len(kept)))]:
+    checkpoints = _checkpoints(last.parent)
+    deleted = [path for path in checkpoints if (path / INTERIM_FILE).is_file() and path != last]
+    if limit:
+        checkpoints = [path for path in checkpoints if path not in deleted]
+        # Those of a higher number are damaged: a resumed run has skipped them.
+        checkpoints.sort(key=lambda path: update_of(path.name) <= update_of(last.name))
+        others = [path for path in checkpoints if path not in kept]
+        deleted += others[: max(0, len(checkpoints) - max(limit, len(kept)))]
+    for checkpoint in deleted:
         shutil.rmtree(checkpoint, ignore_errors=True)
 
 
@@ -258,20 +228,20 @@ def find_checkpoint(folder: Path, resume: bool) -> Path | None:
     if not resume:
         check_free(folder)
         return None
-    checkpoint, skipped = resumable_checkpoint(folder)
-    faults = [f"{path.name} is skipped: {fault}" for path, fault in skipped.items()]
-    if checkpoint is None:
-        raise ValueError(
-            "\n".join(
-                [
-                    f"--resume needs a whole checkpoint in --output_dir, got none in {folder}. "
-                    "Leave --resume out and choose another folder to start from the beginning.",
-                    *faults,
-                ]
-            )
+    skipped = []
+    for checkpoint in reversed(_checkpoints(folder)):
+        fault = next(_faults(checkpoint), None)
+        if fault is None:
+            break
+        skipped.append(f"{checkpoint.name} is skipped: {fault}")
+    else:
+        needed = (
+            f"--resume needs a whole checkpoint in --output_dir, got none in {folder}. Leave "
+            "--resume out and choose another folder to start from the beginning."
         )
-    for fault in faults:
-        PartialState().print(fault)
+        raise ValueError("\n".join([needed, *skipped]))
+    for line in skipped:
+        PartialState().print(line)
     return checkpoint
 
 

@@ -1,8 +1,8 @@
 """Whether a run is possible: all rules about settings and Trainer's arguments, in one place."""
 
-import dataclasses
 import math
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from transformers.integrations import get_available_reporting_integrations
 from transformers.trainer_utils import SaveStrategy
 from transformers.utils import is_flash_attn_2_available, is_peft_available
 
-from vanilla_transformer_tools.evaluation.bleu_tokenizers import resolve
 from vanilla_transformer_tools.evaluation.metrics import METRICS, build_metrics
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.training.averaging import metric_of, split_metric
@@ -30,6 +29,7 @@ _RANGES = {
     "bpe_dropout": (0, 1),
     "max_length": (2, math.inf),
     "max_tokens_per_batch": (1, math.inf),
+    "minutes": (0.001, math.inf),
     "max_minutes": (0, math.inf),
     "finish_within": (0, math.inf),
     "average_last": (0, math.inf),
@@ -49,10 +49,15 @@ _RANGES = {
     "label_smoothing_factor": (0, 1),
     "gradient_accumulation_steps": (1, math.inf),
     "per_device_eval_batch_size": (1, math.inf),
+    "teacher_n_best": (1, math.inf),
 }
 
 # Options of Trainer that nothing here would follow, and why.
 _OF_NO_USE = {
+    "push_to_hub": "it uploads whatever lies in the folder, after each checkpoint; "
+    "`vanilla-transformer push` shares the finished model",
+    "resume_from_checkpoint": "--resume continues the run in --output_dir from its last "
+    "checkpoint, and --init_from begins a new one",
     "per_device_train_batch_size": "batches have unequal numbers of pairs, and "
     "--max_tokens_per_batch is their size",
     "train_sampling_strategy": "batches are always of pairs of similar length, in random order",
@@ -61,6 +66,56 @@ _OF_NO_USE = {
     "remove_unused_columns": "the text of the pairs is no input of the model",
     "eval_do_concat_batches": "scores are of all validation pairs together",
     "batch_eval_metrics": "scores are of all validation pairs together",
+}
+
+# Options that have an effect only with another one.
+_NEEDED = {
+    "target_vocab_size": "separate_vocabularies",
+    "streaming": "max_steps",
+    "validation_sets": "validation",
+    "moving_average": "validation",
+    "early_stopping_patience": "validation",
+    "freeze": "init_from",
+    "peft": "init_from",
+    "lora_rank": "peft",
+    "lora_alpha": "peft",
+    "lora_dropout": "peft",
+    "lora_target_modules": "peft",
+    "nearest": "teacher_n_best",
+}
+
+_BY_MINUTES = "the minutes decide when the run ends and how its learning rate falls"
+_HIDDEN = "a compiled layer hides the attention of its heads"
+_SAVED = "a saved model keeps its own tokenizers"
+
+# Pairs of options of which only one can be given, and why.
+_EXCLUSIVE = {
+    ("minutes", "max_steps"): _BY_MINUTES,
+    ("minutes", "num_train_epochs"): _BY_MINUTES,
+    ("minutes", "lr_scheduler_type"): _BY_MINUTES,
+    ("minutes", "max_minutes"): _BY_MINUTES,
+    ("minutes", "streaming"): _BY_MINUTES,
+    ("minutes", "init_from"): "it chooses the size of a new model; fine-tune with --max_steps and "
+    "--lr_scheduler_type linear, or with --max_minutes",
+    ("config", "init_from"): "the sizes of a saved model are fixed",
+    ("tokenizer", "init_from"): _SAVED,
+    ("symbols", "init_from"): _SAVED,
+    ("symbols", "tokenizer"): "a saved vocabulary has its own symbols",
+    ("tag_column", "target_language"): "a column names a language for each pair, not for all",
+    ("peft", "freeze"): "everything but the adapters is frozen; choose their layers by "
+    "--lora_target_modules",
+    ("word_level", "r_drop"): "each is another way to call the model",
+    ("teacher", "tag_column"): "a teacher translates into one language; distil each direction "
+    "separately",
+    ("streaming", "bpe_dropout"): "BPE-dropout needs all words of the corpus in advance",
+    ("streaming", "filter_duplicates"): "the filter remembers all pairs, and a stream stores none",
+    ("bpe_dropout", "dataloader_persistent_workers"): "each epoch is drawn again, and persistent "
+    "workers would keep the first one",
+    ("compile_layers", "torch_compile"): "one compiles the layers, the other the whole model",
+    ("alignments", "streaming"): "the pairs of a stream are not numbered",
+    ("alignments", "bpe_dropout"): "each epoch splits the words differently",
+    ("alignments", "compile_layers"): _HIDDEN,
+    ("alignments", "torch_compile"): _HIDDEN,
 }
 
 # Schedules that are no function of the update.
@@ -79,17 +134,17 @@ def check_settings(settings: TrainSettings, arguments: Seq2SeqTrainingArguments)
     """
     faults = [
         *_faults_of_ranges(settings, arguments),
+        *_faults_of_options(settings, arguments),
         *_faults_of_trainer(settings, arguments),
-        *_faults_of_data(settings, arguments),
-        *_faults_of_vocabularies(settings),
+        *_faults_of_data(settings),
         *_faults_of_schedules(settings, arguments),
-        *_faults_of_fine_tuning(settings),
         *_faults_of_scores(settings, arguments),
     ]
-    try:
-        config_overrides(settings)
-    except ValueError as error:
-        faults.append(str(error))
+    for interpret in (config_overrides, TrainSettings.paths_of_validation):
+        try:
+            interpret(settings)
+        except ValueError as error:
+            faults.append(str(error))
     if faults:
         raise ValueError("\n".join(faults))
 
@@ -98,9 +153,9 @@ def _faults_of_ranges(
     settings: TrainSettings, arguments: Seq2SeqTrainingArguments
 ) -> Iterator[str]:
     """Numbers that are too small or too large."""
-    for given in (settings, arguments):
+    for options in (settings, arguments):
         for name, (least, limit) in _RANGES.items():
-            value = getattr(given, name, None)
+            value = getattr(options, name, None)
             # Every comparison with NaN is false, so NaN is refused.
             if value is not None and not least <= value < limit:
                 bound = f"below {limit:g}" if limit < math.inf else "finite"
@@ -110,35 +165,58 @@ def _faults_of_ranges(
             "--num_train_epochs or --max_steps must be above 0, got "
             f"{arguments.num_train_epochs} and {arguments.max_steps}."
         )
+    if not arguments.save_steps > 0:
+        yield (
+            f"--save_steps must be above 0, got {arguments.save_steps}. For no checkpoints at all "
+            "there is --save_strategy no."
+        )
+    for name in ("warmup_steps", "eval_steps", "save_steps"):
+        if settings.minutes is not None and 0 < (getattr(arguments, name) or 0) < 1:
+            yield (
+                f"--{name} must be a number of updates with --minutes, whose length is unknown, "
+                f"got the share {getattr(arguments, name):g}."
+            )
+
+
+def _faults_of_options(
+    settings: TrainSettings, arguments: Seq2SeqTrainingArguments
+) -> Iterator[str]:
+    """Options that do nothing, lack another one, or exclude each other."""
+    given = partial(_given, settings, arguments)
+    for name, reason in _OF_NO_USE.items():
+        if (value := given(name)) is not None:
+            yield f"--{name} must be left out: {reason}, got {value}."
+    for name, needed in _NEEDED.items():
+        if (value := given(name)) is not None and given(needed) is None:
+            yield f"--{name} needs --{needed}, got {value} without it. Add it."
+    for (name, other), reason in _EXCLUSIVE.items():
+        values = given(name), given(other)
+        if None not in values:
+            yield (
+                f"--{name} excludes --{other}: {reason}, got {values[0]} and {values[1]}. Leave "
+                "one of the two out."
+            )
+
+
+def _given(settings: TrainSettings, arguments: Seq2SeqTrainingArguments, name: str) -> Any:
+    """The value of an option, ours or Trainer's; None if it is the default."""
+    is_ours = hasattr(settings, name)
+    value = getattr(settings if is_ours else arguments, name, None)
+    default = getattr(type(settings)() if is_ours else Seq2SeqTrainingArguments, name, None)
+    if settings.minutes is not None:
+        default = BY_TIME.get(name, default)
+    # The name of a schedule is an enum.
+    return None if value == default else getattr(value, "value", value)
 
 
 def _faults_of_trainer(
     settings: TrainSettings, arguments: Seq2SeqTrainingArguments
 ) -> Iterator[str]:
-    """Options of Trainer that would do nothing here, or what nobody wants, and devices."""
-    if arguments.push_to_hub:
-        yield (
-            "--push_to_hub uploads whatever lies in the folder, after each checkpoint. Leave it "
-            "out, and share the finished model: vanilla-transformer push."
-        )
-    if arguments.resume_from_checkpoint is not None:
-        yield (
-            "--resume_from_checkpoint must be left out: --resume continues the run in --output_dir "
-            "from its last checkpoint, and --init_from begins a new one."
-        )
+    """Values of Trainer that nothing here follows, and what the machine lacks."""
     if arguments.save_strategy == SaveStrategy.BEST:
         yield (
             "--save_strategy best leaves nothing to resume from between two of the best scores. "
             "Give steps or epoch; the best checkpoint is kept along with the last ones."
-        )
-    for name, reason in _OF_NO_USE.items():
-        default, value = (getattr(of, name, None) for of in (Seq2SeqTrainingArguments, arguments))
-        if value != default:
-            yield f"--{name} must be left out: {reason}, got {value}."
-    if not arguments.save_steps > 0:
-        yield (
-            f"--save_steps must be above 0, got {arguments.save_steps}. For no checkpoints at all "
-            "there is --save_strategy no."
         )
     if settings.optimizer and arguments.optim not in ADAM:
         yield (
@@ -154,19 +232,16 @@ def _faults_of_trainer(
             f"`accelerate launch --num_processes {arguments.n_gpu} scripts/train.py` with the same "
             "options, or on one GPU, with CUDA_VISIBLE_DEVICES=0."
         )
-    if arguments.torch_compile and settings.compile_layers:
-        yield (
-            "--torch_compile compiles the whole model and --compile_layers its layers, got both. "
-            "Leave one of the two out."
-        )
     if settings.attn_implementation == "flash_attention_2" and not is_flash_attn_2_available():
         yield (
             "--attn_implementation flash_attention_2 needs the package flash-attn, which is not "
             "installed. Install it, or leave the option out."
         )
+    if settings.peft and not is_peft_available():
+        yield "--peft needs the package peft. Install it: pip install -e '.[peft]'"
 
 
-def _faults_of_data(settings: TrainSettings, arguments: Seq2SeqTrainingArguments) -> Iterator[str]:
+def _faults_of_data(settings: TrainSettings) -> Iterator[str]:
     """Pairs that cannot be read as asked for, and filters without anything to compare with."""
     for path in sorted({*settings.train} & {*settings.validation}):
         # A saved dataset of one split has no validation pairs beside those for training.
@@ -175,55 +250,10 @@ def _faults_of_data(settings: TrainSettings, arguments: Seq2SeqTrainingArguments
                 f"--validation must hold other pairs than --train, got {path!r} for both, which "
                 "has one split. Split it first: Dataset.train_test_split."
             )
-    scripts = settings.filter_script
-    if scripts is not None and len(scripts) != 2:
-        yield (
-            f"--filter_script takes two scripts, of the source and of the target, got {scripts}."
-        )
     if settings.filter_overlap == [] and not settings.validation:
         yield (
             "--filter_overlap needs evaluation pairs to compare with, got none. Give --validation, "
             "or files after it."
-        )
-    if settings.bpe_dropout and arguments.dataloader_persistent_workers:
-        yield (
-            "--bpe_dropout draws each epoch again, and persistent workers would keep the first "
-            "one. Leave --dataloader_persistent_workers out."
-        )
-    if settings.streaming:
-        if arguments.max_steps < 1:
-            yield (
-                "--streaming needs --max_steps, the number of updates, got "
-                f"{arguments.max_steps}: the length of an epoch of a stream is unknown."
-            )
-        if settings.bpe_dropout:
-            yield (
-                f"--bpe_dropout needs all words of the corpus in advance, got "
-                f"{settings.bpe_dropout} with --streaming. Leave one of the two out."
-            )
-        if settings.filter_duplicates:
-            yield (
-                "--filter_duplicates remembers all pairs, and --streaming stores none. Leave one "
-                "of the two out."
-            )
-    if settings.alignments:
-        excluded = {
-            "--streaming": (settings.streaming, "its pairs are not numbered"),
-            "--bpe_dropout": (settings.bpe_dropout, "it splits the words again in each epoch"),
-            "--compile_layers": (settings.compile_layers, "it hides the attention of a head"),
-            "--torch_compile": (arguments.torch_compile, "it hides the attention of a head"),
-        }
-        for option, (is_given, reason) in excluded.items():
-            if is_given:
-                yield f"--alignments excludes {option}, since {reason}. Leave one of the two out."
-
-
-def _faults_of_vocabularies(settings: TrainSettings) -> Iterator[str]:
-    """Vocabularies and languages that contradict each other."""
-    if settings.target_vocab_size is not None and not settings.separate_vocabularies:
-        yield (
-            "--target_vocab_size needs --separate_vocabularies, got "
-            f"only {settings.target_vocab_size}. Add that, or set --vocab_size."
         )
     if not (settings.init_from or settings.tokenizer):
         for name in ("source_language", "target_language"):
@@ -233,29 +263,12 @@ def _faults_of_vocabularies(settings: TrainSettings) -> Iterator[str]:
                     "Give --init_from or --tokenizer; or --tag_column, for a model of several "
                     "directions."
                 )
-    elif settings.tag_column and settings.target_language is not None:
-        yield (
-            "--target_language is for all pairs, and --tag_column names one for each pair, got "
-            f"{settings.target_language!r} and {settings.tag_column!r}. Leave one of the two out."
-        )
-    if settings.symbols and (settings.tokenizer or settings.init_from):
-        yield (
-            "--symbols needs a new vocabulary, got --tokenizer or --init_from too, which bring "
-            "their own. Leave one of the two out."
-        )
-    if settings.tokenizer and settings.init_from:
-        yield (
-            f"--tokenizer must be left out with --init_from, which keeps the tokenizers of "
-            f"{settings.init_from!r}, got {settings.tokenizer!r}."
-        )
 
 
 def _faults_of_schedules(
     settings: TrainSettings, arguments: Seq2SeqTrainingArguments
 ) -> Iterator[str]:
     """Schedules that contradict each other."""
-    if settings.minutes is not None:
-        yield from _faults_of_minutes(settings, arguments)
     schedule = getattr(arguments.lr_scheduler_type, "value", arguments.lr_scheduler_type)
     if settings.finish_within is not None and schedule in _BY_LOSS:
         yield (
@@ -281,22 +294,17 @@ def _faults_of_scores(
     settings: TrainSettings, arguments: Seq2SeqTrainingArguments
 ) -> Iterator[str]:
     """Scores that nothing computes."""
+    is_unscored = settings.validation and arguments.eval_strategy == "no"
     for name in ("moving_average", "early_stopping_patience"):
-        if getattr(settings, name) is None:
-            continue
-        if not settings.validation:
-            yield f"--{name} needs --validation pairs to score on, got none. Add them."
-        elif arguments.eval_strategy == "no":
+        if getattr(settings, name) is not None and is_unscored:
             yield f"--{name} needs scores, got --eval_strategy no. Leave one of the two out."
     try:
         # The references, by which auto chooses, have not been read yet.
-        build_metrics(settings.metrics, resolve(settings.bleu_tokenize, []).name)
-        sets = settings.paths_of_validation()
+        is_open = settings.bleu_tokenize == "auto"
+        build_metrics(settings.metrics, "13a" if is_open else settings.bleu_tokenize)
     except ValueError as error:
         yield f"--bleu_tokenize: {error}"
-        return
-    if settings.validation_sets and not settings.validation:
-        yield "--validation_sets are further sets besides --validation, got none. Add it."
+    sets = [named.partition("=")[0] for named in settings.validation_sets]
     prefix, metric = split_metric(metric_of(arguments))
     if settings.validation and (metric not in ("loss", *METRICS) or prefix[:-1] not in ("", *sets)):
         yield (
@@ -315,57 +323,3 @@ def _faults_of_scores(
             "--metric_for_best_model must be loss with --predict_with_generate false, got "
             f"{metric}, which scores generated text. Change either one."
         )
-
-
-def _faults_of_minutes(
-    settings: TrainSettings, arguments: Seq2SeqTrainingArguments
-) -> Iterator[str]:
-    """Minutes without time, and settings that contradict a schedule of time."""
-    minutes = settings.minutes or 0.0
-    # False for NaN too.
-    if not 0 < minutes < math.inf:
-        yield f"--minutes must be above 0 and finite, got {minutes}."
-    lengths = {name: getattr(arguments, name) for name in (*BY_TIME, "max_steps")}
-    lengths |= {"max_minutes": settings.max_minutes, "streaming": settings.streaming}
-    free: dict[str, Any] = BY_TIME | {"max_steps": -1, "max_minutes": None, "streaming": False}
-    given = [
-        # The name of a schedule is an enum.
-        f"--{name} {getattr(value, 'value', value)}"
-        for name, value in lengths.items()
-        if value != free[name]
-    ]
-    if given:
-        yield (
-            f"--minutes decides when the run ends and how its learning rate falls, got "
-            f"--minutes {minutes:g} and {', '.join(given)}. Leave either out."
-        )
-    for name in ("warmup_steps", "eval_steps", "save_steps"):
-        if 0 < (getattr(arguments, name) or 0) < 1:
-            yield (
-                f"--{name} must be a number of updates with --minutes, whose length is unknown, "
-                f"got the share {getattr(arguments, name):g}."
-            )
-    if settings.init_from:
-        yield (
-            f"--minutes chooses the size of a new model, got --init_from {settings.init_from}. "
-            "Fine-tune with --max_steps and --lr_scheduler_type linear, or with --max_minutes."
-        )
-
-
-def _faults_of_fine_tuning(settings: TrainSettings) -> Iterator[str]:
-    """Settings of fine-tuning that contradict each other or have no effect."""
-    for name in ("freeze", "peft"):
-        value = getattr(settings, name)
-        if value and not settings.init_from:
-            yield f"--{name} needs the model of --init_from, got {value} without it. Add it."
-    if settings.peft and not is_peft_available():
-        yield "--peft needs the package peft. Install it: pip install -e '.[peft]'"
-    if settings.peft and settings.freeze:
-        yield (
-            "--freeze must be left out with --peft, which trains adapters and freezes everything "
-            f"else, got {' '.join(settings.freeze)}. Choose layers by --lora_target_modules."
-        )
-    for field in dataclasses.fields(settings):
-        is_used = settings.peft or not field.name.startswith("lora_")
-        if not is_used and (value := getattr(settings, field.name)) != field.default:
-            yield f"--{field.name} needs --peft lora, got {value} without it. Add it."

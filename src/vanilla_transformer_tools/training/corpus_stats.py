@@ -191,29 +191,14 @@ def _size(preset: PresetName, config: tuple[str, ...]) -> _Size:
 
 
 def measure(minutes: float, arguments: TrainingArguments, pairs: Dataset) -> CorpusStats:
-    """Looks at the pairs, and trains on this machine for some seconds.
+    """Looks at the first pairs, and trains on this machine for some seconds.
 
     Args:
         minutes: Length of the run.
         arguments: Trainer's arguments.
         pairs: Training pairs.
     """
-    speed, batches = training_speed(arguments), arguments.gradient_accumulation_steps
-    return count(pairs, minutes, speed, arguments.device.type, batches)
-
-
-def count(
-    pairs: Dataset, minutes: float, speed: Speed, device: str, batches_per_update: int
-) -> CorpusStats:
-    """One pass over the first pairs.
-
-    Args:
-        pairs: Training pairs.
-        minutes: Length of the run.
-        speed: How fast `tiny` trains here.
-        device: Type of the device.
-        batches_per_update: Number of batches whose gradients are accumulated.
-    """
+    speed = training_speed(arguments)
     words: Counter[str] = Counter()
     characters: Counter[str] = Counter()
     lengths, copied, long_words = [], 0, 0
@@ -233,7 +218,7 @@ def count(
     return CorpusStats(
         minutes=minutes,
         speed=speed.tokens_per_second,
-        device=device,
+        device=arguments.device.type,
         pairs=len(pairs),
         source_words=means[0],
         words=means[0] + means[1],
@@ -248,7 +233,7 @@ def count(
         alphabet_apart=len(set().union(*parts.values())),
         growth_apart=characters_apart / max(1, characters.total()),
         seconds_per_batch=speed.seconds_per_batch,
-        batches_per_update=batches_per_update,
+        batches_per_update=arguments.gradient_accumulation_steps,
     )
 
 

@@ -7,16 +7,11 @@ word level: its distribution over the vocabulary is compared with the teacher's 
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Literal
 
 import torch
 from sacrebleu.metrics.base import Metric
-from sacrebleu.metrics.bleu import BLEU
-from sacrebleu.metrics.chrf import CHRF
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import Seq2SeqLMOutput
@@ -102,39 +97,23 @@ def load_teachers(
     return teachers
 
 
-@dataclass(frozen=True)
-class Targets:
-    """Which targets a student gets.
+def choose_targets(
+    reference: str, outputs: Sequence[str], with_reference: bool, similarity: Metric | None
+) -> list[str]:
+    """Targets of one source, each once; blank outputs are left out.
 
-    Attributes:
-        references: Whether it learns from the references too.
-        nearest: Score by which only the output nearest to the reference is kept, chrF of the
-            sentence or BLEU with effective order; None: all outputs are kept.
-        tokenize: SacreBLEU's tokenizer for BLEU.
+    Args:
+        reference: Reference of the source.
+        outputs: The teacher's outputs, best first; of equally near ones the first is kept.
+        with_reference: Whether the student learns from the reference too, which then comes first.
+        similarity: Score of a sentence, by which only the output nearest to the reference is kept;
+            None: all outputs are kept.
     """
-
-    references: bool = False
-    nearest: Literal["chrf", "bleu"] | None = None
-    tokenize: str = "13a"
-
-    @cached_property
-    def _similarity(self) -> Metric:
-        if self.nearest == "bleu":
-            return BLEU(effective_order=True, tokenize=self.tokenize, force=True)
-        return CHRF()
-
-    def choose(self, reference: str, outputs: Sequence[str]) -> list[str]:
-        """Targets of one source, each once; blank outputs are left out.
-
-        Args:
-            reference: Reference of the source, which comes first if it is a target.
-            outputs: The teacher's outputs, best first; of equally near ones the first is kept.
-        """
-        written = [output for output in outputs if output.strip()]
-        if self.nearest and written:
-            score = self._similarity.sentence_score
-            written = [max(written, key=lambda output: score(output, [reference]).score)]
-        return list(dict.fromkeys([reference] * self.references + written))
+    written = [output for output in outputs if output.strip()]
+    if similarity and written:
+        score = similarity.sentence_score
+        written = [max(written, key=lambda output: score(output, [reference]).score)]
+    return list(dict.fromkeys([reference] * with_reference + written))
 
 
 def read_outputs(path: Path, n_best: int) -> Iterator[list[str]]:
@@ -156,7 +135,8 @@ def write_pairs(
     sources: Path,
     references: Path,
     outputs: Iterator[list[str]],
-    targets: Targets,
+    with_references: bool = False,
+    similarity: Metric | None = None,
 ) -> str:
     """Writes the pairs of a student as two files with a text a line, which `ParallelText` reads.
 
@@ -165,7 +145,8 @@ def write_pairs(
         sources: File of the sources, one a line.
         references: File of their references.
         outputs: The teacher's outputs of each source.
-        targets: Which of them are used.
+        with_references: Whether the student learns from the references too.
+        similarity: Score that keeps one output of each source, see `choose_targets`.
 
     Returns:
         Counts of the pairs, in words.
@@ -178,7 +159,7 @@ def write_pairs(
     def pairs() -> Iterator[tuple[str, str]]:
         columns = read_lines(sources), read_lines(references), outputs
         for source, reference, texts in zip(*columns, strict=True):
-            chosen = targets.choose(reference, texts)
+            chosen = choose_targets(reference, texts, with_references, similarity)
             counts["sources"] += 1
             counts["blank"] += not any(map(str.strip, texts))
             counts["equal"] += reference in texts

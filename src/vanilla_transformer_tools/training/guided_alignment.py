@@ -219,14 +219,7 @@ def _words_of_tokens(
 def _links(
     line: str, sources: list[set[int]], targets: list[set[int]], source: str, target: str
 ) -> Iterator[int]:
-    """Target and source position of each link between tokens.
-
-    Args:
-        line: Of the file.
-        sources: Words of each source token.
-        targets: Words of each target token.
-        source: Text of the source.
-        target: Text of the target.
+    """Target and source position of each link between tokens, whose words are given.
 
     Raises:
         ValueError: If the line is not in Pharaoh format, or links words that are not there.

@@ -15,13 +15,11 @@ from accelerate.utils import gather_object
 from datasets import Dataset
 from transformers import (
     AutoModelForSeq2SeqLM,
-    PreTrainedConfig,
     PreTrainedModel,
     Seq2SeqTrainingArguments,
     TrainingArguments,
 )
 
-from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.fast_loss_vanilla_transformer import chunk_rows
 from vanilla_transformer_tools.evaluation.bleu_tokenizers import (
     BleuTokenizer,
@@ -29,20 +27,25 @@ from vanilla_transformer_tools.evaluation.bleu_tokenizers import (
     resolve,
 )
 from vanilla_transformer_tools.evaluation.metrics import METRICS
-from vanilla_transformer_tools.saved_folder import load_config
 from vanilla_transformer_tools.settings import VALIDATION, TrainSettings
 from vanilla_transformer_tools.text.filters import Corpus
 from vanilla_transformer_tools.text.parallel_text import holds_both_sides
-from vanilla_transformer_tools.training.auto_settings import Decision, auto_settings
+from vanilla_transformer_tools.training.auto_settings import (
+    Decision,
+    decisions_on_record,
+    follow,
+    run_rules,
+)
 from vanilla_transformer_tools.training.averaging import metric_of, split_metric
 from vanilla_transformer_tools.training.checkpoints import update_of
-from vanilla_transformer_tools.training.recipe import in_step, recipe, schedule
+from vanilla_transformer_tools.training.corpus_stats import measure
+from vanilla_transformer_tools.training.recipe import new_config, schedule
 from vanilla_transformer_tools.training.run_record import (
     continued_record,
     describe_run,
     previous_record,
 )
-from vanilla_transformer_tools.training.starting_model import new_config
+from vanilla_transformer_tools.training.starting_model import NEW, Start
 from vanilla_transformer_tools.translation.sentences import has_inner_end
 from vanilla_transformer_tools.translation.translator import INNER_ENDS, MOST_INNER_ENDS
 
@@ -59,23 +62,6 @@ PAIRS_FOR_PAPER = 1_000_000
 # Share of the free memory that is planned with. The rest is for gradients of activations, unequal
 # batches, and blocks that the allocator cannot use.
 PLANNED_SHARE = 0.7
-
-
-class BatchSize(NamedTuple):
-    """A number of tokens, and where it comes from.
-
-    Attributes:
-        tokens: Source plus target tokens of a batch, over all processes together.
-        reason: For the plan of a run; empty if the user knows it.
-    """
-
-    tokens: int
-    reason: str = ""
-
-    def describe(self) -> Iterator[str]:
-        """A line of the plan, if there is something to explain."""
-        if self.reason:
-            yield f"batch       {self.tokens:,} tokens, {self.reason}"
 
 
 class Memory(NamedTuple):
@@ -98,9 +84,10 @@ class RunPlan:
         settings: Our settings, with what `--minutes` chose and the size of the batches.
         arguments: Trainer's arguments, as they are executed.
         corpus: The text of the run.
+        start: What the run takes over from a saved model.
         checkpoint: Folder to resume from; None for a new run.
         decisions: What `--minutes` chose, and why.
-        batch_size: Size of the batches, and why.
+        batch_reason: Why the batches have their size; empty if the user knows it.
         bleu_tokenizers: BLEU's tokenizer of each validation set, by name.
         record: What `run.json` says before the first update.
     """
@@ -108,9 +95,10 @@ class RunPlan:
     settings: TrainSettings
     arguments: Seq2SeqTrainingArguments
     corpus: Corpus
+    start: Start
     checkpoint: Path | None
     decisions: tuple[Decision, ...]
-    batch_size: BatchSize
+    batch_reason: str
     bleu_tokenizers: dict[str, BleuTokenizer]
     record: dict[str, Any]
 
@@ -128,7 +116,9 @@ class RunPlan:
             defaults = {"learning_rate": rate, "warmup_steps": warmup} == schedule(self.settings)
             source = ", the defaults with --init_from" if defaults else ""
             yield f"rate        {rate:g} after {warmup:g} updates of warm-up{source}"
-        yield from self.batch_size.describe()
+        if self.batch_reason:
+            tokens = self.settings.max_tokens_per_batch
+            yield f"batch       {tokens:,} tokens, {self.batch_reason}"
         share = self.record[INNER_ENDS]
         cut = f"translate cuts lines by sentence{'' if share <= MOST_INNER_ENDS else ' if told to'}"
         yield f"sentences   {share:.1%} of the sources have more than one; {cut}"
@@ -142,6 +132,7 @@ def plan_run(
     settings: TrainSettings,
     arguments: Seq2SeqTrainingArguments,
     corpus: Corpus,
+    start: Start = NEW,
     checkpoint: Path | None = None,
     given: Collection[str] = (),
 ) -> RunPlan:
@@ -151,6 +142,7 @@ def plan_run(
         settings: Settings of the user, and defaults; checked.
         arguments: Trainer's arguments, which stay as they are.
         corpus: The text of the run.
+        start: What the run takes over from a saved model.
         checkpoint: Folder to resume from; None for a new run.
         given: Names of the options that the user gave, which `--minutes` does not change.
 
@@ -158,21 +150,34 @@ def plan_run(
         ValueError: If a run that is resumed has other settings or data than it had.
     """
     previous = previous_record(Path(arguments.output_dir)) if checkpoint else {}
-    decisions = auto_settings(settings, arguments, corpus.filtered.kept, previous, given)
-    settings, arguments = _with_decisions(decisions, settings, arguments, given)
+    pairs, arguments = corpus.filtered.kept, copy.copy(arguments)
+    share = _several_sentences(pairs)
+    decisions: tuple[Decision, ...] = ()
+    if settings.minutes is not None and checkpoint:
+        decisions = decisions_on_record(previous, settings, given)
+    elif settings.minutes is not None:
+        stats = measure(settings.minutes, arguments, pairs)
+        decisions = run_rules(stats, settings, start.tokenizers, given)
+    settings = follow(decisions, settings, arguments, given)
     recorded = previous.get("bleu_tokenizers", {})
     tokenizers = _choose_tokenizers(settings, corpus.validation, recorded)
-    arguments = _with_metric(arguments, tokenizers)
-    batch_size = _choose_batch_size(settings, arguments, corpus, decisions, previous)
-    settings = replace(settings, max_tokens_per_batch=batch_size.tokens)
+    _choose_metric(arguments, tokenizers)
+    known = previous.get("settings", {}).get("max_tokens_per_batch")
+    tokens, reason = settings.max_tokens_per_batch or known, ""
+    if not tokens:
+        number = None if settings.streaming else len(pairs)
+        tokens, reason = choose_batch_size(settings, arguments, start, number, decisions)
+    settings = replace(settings, max_tokens_per_batch=tokens)
     run = describe_run(settings, arguments, update_of(checkpoint.name) if checkpoint else 0)
-    run["bleu_tokenizers"] = {name: asdict(tokenizer) for name, tokenizer in tokenizers.items()}
-    run[INNER_ENDS] = _several_sentences(corpus.filtered.kept)
     if checkpoint:
         run = continued_record(previous, run)
     elif decisions:
         run["decisions"] = [asdict(decision) for decision in decisions]
-    return RunPlan(settings, arguments, corpus, checkpoint, decisions, batch_size, tokenizers, run)
+    run["bleu_tokenizers"] = {name: asdict(tokenizer) for name, tokenizer in tokenizers.items()}
+    run[INNER_ENDS] = share
+    return RunPlan(
+        settings, arguments, corpus, start, checkpoint, decisions, reason, tokenizers, run
+    )
 
 
 def _several_sentences(pairs: Dataset) -> float:
@@ -180,40 +185,6 @@ def _several_sentences(pairs: Dataset) -> float:
     step = -(-len(pairs) // _LINES_OF_SENTENCES)
     lines = pairs.select(range(0, len(pairs), step))["source"]
     return round(sum(map(has_inner_end, lines)) / len(lines), 4)
-
-
-def _with_decisions(
-    decisions: Collection[Decision],
-    settings: TrainSettings,
-    arguments: Seq2SeqTrainingArguments,
-    given: Collection[str],
-) -> tuple[TrainSettings, Seq2SeqTrainingArguments]:
-    """Settings and Trainer's arguments with the decisions, and with the defaults that follow.
-
-    The size of the batches stays open: it has to fit the memory too.
-    """
-    ours: dict[str, Any] = {}
-    trainers: dict[str, Any] = {}
-    for decision in decisions:
-        if decision.option == "dropout":
-            ours["config"] = [*settings.config, f"dropout={decision.value}"]
-        elif not hasattr(settings, decision.option):
-            trainers[decision.option] = decision.value
-        elif decision.option != "max_tokens_per_batch":
-            ours[decision.option] = decision.value
-    if "eval_steps" in trainers:
-        # Each evaluation is of a checkpoint.
-        trainers["save_steps"] = trainers["eval_steps"]
-    # `data` has been joined with the paths already.
-    decided = replace(settings, **ours)
-    values = {name: getattr(arguments, name) for name in given if hasattr(arguments, name)}
-    before = in_step(recipe(settings), values)
-    after = in_step(recipe(decided) | trainers, values)
-    arguments = copy.copy(arguments)
-    for name, value in after.items():
-        if name not in given and value != before.get(name):
-            setattr(arguments, name, value)
-    return decided, arguments
 
 
 def _choose_tokenizers(
@@ -234,15 +205,14 @@ def _choose_tokenizers(
     return chosen
 
 
-def _with_metric(
+def _choose_metric(
     arguments: Seq2SeqTrainingArguments, tokenizers: Mapping[str, BleuTokenizer]
-) -> Seq2SeqTrainingArguments:
-    """Trainer's arguments with the score that chooses checkpoints, and its direction.
+) -> None:
+    """Sets the score that chooses checkpoints, and its direction.
 
     Where no tokenizer of BLEU fits the references, it is chrF. By default, Trainer prefers lower
     values of losses only.
     """
-    arguments = copy.copy(arguments)
     prefix, score = split_metric(metric_of(arguments))
     tokenizer = tokenizers.get(prefix.rstrip("_") or VALIDATION)
     if score == "bleu" and tokenizer and not tokenizer.fits:
@@ -250,48 +220,39 @@ def _with_metric(
         arguments.metric_for_best_model = f"{prefix}{score}"
     if kind := METRICS.get(score):
         arguments.greater_is_better = not kind.is_error_rate
-    return arguments
-
-
-def _choose_batch_size(
-    settings: TrainSettings,
-    arguments: Seq2SeqTrainingArguments,
-    corpus: Corpus,
-    decisions: Collection[Decision],
-    previous: Mapping[str, Any],
-) -> BatchSize:
-    """The given number of tokens, the previous run's, or what data and memory suggest."""
-    recorded = previous.get("settings", {}).get("max_tokens_per_batch")
-    if tokens := settings.max_tokens_per_batch or recorded:
-        return BatchSize(tokens)
-    planned = {decision.option: decision.value for decision in decisions}
-    pairs = None if settings.streaming else len(corpus.filtered.kept)
-    return choose_batch_size(settings, arguments, pairs, planned.get("max_tokens_per_batch"))
 
 
 def choose_batch_size(
     settings: TrainSettings,
     arguments: TrainingArguments,
+    start: Start,
     pairs: int | None,
-    planned: int | None = None,
-) -> BatchSize:
-    """Tokens of a batch that the user did not choose.
+    decisions: Collection[Decision] = (),
+) -> tuple[int, str]:
+    """Tokens of a batch that the user did not choose: of the rule or the device, if they fit.
 
     Args:
         settings: Settings of the run.
         arguments: Trainer's arguments.
+        start: What the run takes over from a saved model.
         pairs: Number of training pairs; None for a stream.
-        planned: Number of tokens if the memory holds them; None: the default of the device.
+        decisions: Decisions of --minutes, of which one may be on the batches.
+
+    Returns:
+        Source plus target tokens of a batch, over all processes together, and the reason, which is
+        empty where there is nothing to explain.
     """
+    chosen = {decision.option: decision.value for decision in decisions}
+    planned = chosen.get("max_tokens_per_batch")
     free = free_memory(arguments.device)
-    model = None if free is None else _model_without_values(settings)
-    if free is None or model is None:
-        return BatchSize(planned or TOKENS)
+    if free is None:
+        return planned or TOKENS, ""
     reason = ""
     if planned is None:
         accumulated = arguments.gradient_accumulation_steps
         planned, reason = _default_of_gpu(settings, accumulated, pairs)
     processes = arguments.world_size
+    model = _model_without_values(settings, start)
     memory = estimated_memory(
         model,
         arguments.device,
@@ -304,30 +265,27 @@ def choose_batch_size(
     free = min(gather_object([free]))
     room = processes * (int(PLANNED_SHARE * free - memory.fixed) // memory.per_token)
     if room >= planned:
-        return BatchSize(planned, reason and f"{reason}; about {room:,} fit the GPU's memory")
+        return planned, reason and f"{reason}; about {room:,} fit the GPU's memory"
     # Enough for two pairs of any length in each process.
     fewest = min(planned, 4 * processes * settings.max_length)
-    return BatchSize(
-        max(fewest, room // 1000 * 1000),
-        f"because {planned:,} do not fit {free / 1e9:.1f} GB of free memory, by estimate",
-    )
+    tokens = max(fewest, room // 1000 * 1000)
+    return tokens, f"because {planned:,} do not fit {free / 1e9:.1f} GB of free memory, by estimate"
 
 
-def _model_without_values(settings: TrainSettings) -> PreTrainedModel | None:
-    """The model of a run on the meta device; None for one of another class.
+def _model_without_values(settings: TrainSettings, start: Start) -> PreTrainedModel:
+    """The model of a run on the meta device.
 
     A vocabulary is taken to be as large as it may become. Frozen weights count as trained ones, but
     those beside an adapter do not.
     """
-    config: PreTrainedConfig
-    if settings.init_from:
-        config = load_config(settings.init_from)
-        if not isinstance(config, VanillaTransformerConfig):
-            return None
-    else:
+    config = start.config
+    if start.model is None:
         target = settings.target_vocab_size or settings.vocab_size
         config = new_config(
-            settings, settings.vocab_size, target if settings.separate_vocabularies else None
+            settings,
+            start.config,
+            settings.vocab_size,
+            target if settings.separate_vocabularies else None,
         )
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForSeq2SeqLM.from_config(config)

@@ -1,17 +1,15 @@
 """Several processes that train together: how long they wait, and how FSDP2 divides a model.
 
-Functions on tensors take undivided models' tensors too, and then need no other process.
+Functions on tensors take undivided models' tensors too, and then need no other process. Divided
+ones are told by a method of theirs, because the import of their class takes long.
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
 from transformers import Trainer, TrainingArguments
-
-if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor
 
 
 def limit_waiting(arguments: TrainingArguments) -> None:
@@ -72,7 +70,8 @@ def save_in_full(plugin: Any) -> None:
 
 def gathered(tensor: Tensor) -> Tensor:
     """The whole of a tensor; all processes must call it."""
-    return tensor.full_tensor() if _is_divided(tensor) else tensor
+    whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return whole
 
 
 def divided_like(tensor: Tensor, other: Tensor) -> Tensor:
@@ -83,12 +82,13 @@ def divided_like(tensor: Tensor, other: Tensor) -> Tensor:
         other: Tensor of the same shape.
     """
     tensor = tensor.to(other.device)
-    if _is_divided(tensor) or not _is_divided(other):
+    if hasattr(tensor, "full_tensor") or not hasattr(other, "full_tensor"):
         return tensor
     from torch.distributed.tensor import distribute_tensor
 
     # Each process has the whole tensor and keeps its part, so none is sent.
-    return distribute_tensor(tensor, other.device_mesh, other.placements, src_data_rank=None)
+    mesh, placements = other.device_mesh, other.placements  # type: ignore[attr-defined]
+    return distribute_tensor(tensor, mesh, placements, src_data_rank=None)
 
 
 def put_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
@@ -102,8 +102,3 @@ def put_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
         for name, tensor in model.state_dict().items():
             if name in weights:
                 tensor.copy_(divided_like(weights[name], tensor))
-
-
-def _is_divided(tensor: Tensor) -> "TypeGuard[DTensor]":
-    """Whether FSDP2 divides it; the import of the class takes long."""
-    return hasattr(tensor, "full_tensor")

@@ -1,4 +1,4 @@
-"""The recipe: defaults of a run, section 5 of the paper."""
+"""The recipe: defaults of a run, section 5 of the paper, and the config of a new model."""
 
 import difflib
 import json
@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from transformers import TrainingArguments
+from transformers import PreTrainedConfig, TrainingArguments
 from transformers.utils import is_torch_tf32_available
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
@@ -25,12 +25,23 @@ _SET_ELSEWHERE = {
 }
 
 
+# Fields of a config that belong to the tokenizers.
+_VOCABULARY_FIELDS = (
+    "vocab_size",
+    "decoder_vocab_size",
+    "share_encoder_decoder_embeddings",
+    "pad_token_id",
+    "bos_token_id",
+    "eos_token_id",
+    "decoder_start_token_id",
+)
+
 # For a saved model: within the 2e-5 to 2e-4 at which large pretrained ones are usually fine-tuned.
 # An adapter, which begins at zero, needs about ten times as much.
 _FINE_TUNING = {"learning_rate": 1e-4, "warmup_steps": 100}
 _ADAPTER_RATE = 1e-3
 
-# With --minutes, `TimeSchedule` makes the rate fall and ends the run.
+# With --minutes, `StopOnRequest` makes the rate fall and ends the run.
 BY_TIME: dict[str, Any] = {
     "lr_scheduler_type": "constant_with_warmup",
     "num_train_epochs": 1_000_000,
@@ -58,9 +69,12 @@ def recipe(settings: TrainSettings) -> dict[str, Any]:
         # The filter would hide a loss that is not finite: it reports the mean of earlier ones.
         "logging_nan_inf_filter": False,
         "save_strategy": "epoch",
-        "save_total_limit": _kept_checkpoints(settings),
+        # Those to average, and the best one, which Trainer counts too. Trainer takes 0 for all.
+        "save_total_limit": max(
+            1, averaged_checkpoints(settings.average_last) + bool(settings.validation)
+        ),
         "report_to": "none",
-        **_of_the_machine(settings),
+        **_of_the_machine(settings.streaming),
         # Every weight takes part in every update, so no process need search for the others.
         "ddp_find_unused_parameters": False,
         # Seconds that processes wait for one that does not answer. The longest pause is before the
@@ -115,13 +129,6 @@ def in_step(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, 
     return defaults
 
 
-def _kept_checkpoints(settings: TrainSettings) -> int:
-    """Number of those to average; Trainer counts the best checkpoint too."""
-    last = averaged_checkpoints(settings.average_last)
-    # Trainer takes 0 for all.
-    return max(1, last + bool(settings.validation))
-
-
 def schedule(settings: TrainSettings) -> dict[str, float]:
     """Default peak of the learning rate and updates until it."""
     if not settings.init_from:
@@ -130,27 +137,22 @@ def schedule(settings: TrainSettings) -> dict[str, float]:
     return _FINE_TUNING | ({"learning_rate": _ADAPTER_RATE} if settings.peft else {})
 
 
-def _of_the_machine(settings: TrainSettings) -> dict[str, Any]:
+def _of_the_machine(streaming: bool) -> dict[str, Any]:
     """Defaults that depend on the device."""
+    on_gpu = torch.cuda.is_available()
+    on_cpu = not (on_gpu or torch.accelerator.is_available())
     return {
-        "dataloader_pin_memory": torch.cuda.is_available(),
-        "dataloader_num_workers": _workers(settings),
+        "dataloader_pin_memory": on_gpu,
+        # They pad batches while a GPU works; on a CPU they would take cores from training. Each
+        # worker of a stream reads all of it.
+        "dataloader_num_workers": on_gpu * (1 if streaming else 2),
         # The products that bf16 leaves in float32. None: as torch is set to.
         "tf32": True if is_torch_tf32_available() else None,
         # Transformers accepts bf16 on a CPU only with `use_cpu`.
-        "use_cpu": not torch.accelerator.is_available(),
-        "bf16": _bf16_pays(),
+        "use_cpu": on_cpu,
+        # Some devices emulate it.
+        "bf16": gpu_computes_bfloat16() or (on_cpu and _bf16_is_faster_on_cpu()),
     }
-
-
-def _workers(settings: TrainSettings) -> int:
-    """Processes that pad batches while a GPU works; on a CPU they would take cores from training.
-
-    Each worker of a stream reads all of it.
-    """
-    if not torch.cuda.is_available():
-        return 0
-    return 1 if settings.streaming else 2
 
 
 def dtype_of_products(arguments: TrainingArguments) -> torch.dtype:
@@ -158,13 +160,6 @@ def dtype_of_products(arguments: TrainingArguments) -> torch.dtype:
     if arguments.bf16:
         return torch.bfloat16
     return torch.float16 if arguments.fp16 else torch.float32
-
-
-def _bf16_pays() -> bool:
-    """Whether matrix products are faster in bfloat16 on this machine; some devices emulate them."""
-    if torch.cuda.is_available():
-        return gpu_computes_bfloat16()
-    return not torch.accelerator.is_available() and _bf16_is_faster_on_cpu()
 
 
 @cache
@@ -186,16 +181,10 @@ def config_overrides(settings: TrainSettings) -> dict[str, Any]:
     """Config fields given as KEY=VALUE, with values as in JSON and plain strings.
 
     Raises:
-        ValueError: If one is no assignment, no field of the config, or set by another option, or
-            if training starts from a saved model.
+        ValueError: If one is no assignment, no field of the config, or set by another option.
     """
     fields = VanillaTransformerConfig.__dataclass_fields__
     overrides, faults = {}, []
-    if settings.config and settings.init_from:
-        faults.append(
-            f"--config does not apply to the saved model {settings.init_from!r}, whose sizes are "
-            "fixed. Leave one of the two out."
-        )
     for assignment in settings.config:
         name, equals, text = assignment.partition("=")
         if not equals:
@@ -224,3 +213,37 @@ def config_overrides(settings: TrainSettings) -> dict[str, Any]:
 def model_fields(settings: TrainSettings) -> dict[str, Any]:
     """Config fields of a new model: its preset, and what --config changes in it."""
     return PRESETS[settings.preset].config() | config_overrides(settings)
+
+
+def new_config(
+    settings: TrainSettings,
+    saved: PreTrainedConfig | None,
+    source_size: int,
+    target_size: int | None,
+) -> VanillaTransformerConfig:
+    """The config of a new model.
+
+    Args:
+        settings: Settings of the run.
+        saved: Config of the model of --tokenizer, which decides on vocabularies; None: the sizes
+            do.
+        source_size: Entries of the vocabulary.
+        target_size: Entries of the target's, if it has its own; None: both sides share one.
+
+    Raises:
+        ValueError: If --config contradicts the vocabulary of --tokenizer.
+    """
+    fields = model_fields(settings)
+    if settings.tokenizer and (set_twice := sorted(fields.keys() & set(_VOCABULARY_FIELDS))):
+        raise ValueError(
+            f"--config must leave out {' and '.join(set_twice)} with --tokenizer, whose model "
+            "decides on them. Leave either out."
+        )
+    if saved:
+        fields |= {name: getattr(saved, name) for name in _VOCABULARY_FIELDS}
+    else:
+        fields["vocab_size"] = source_size
+        if target_size is not None:
+            fields["share_encoder_decoder_embeddings"] = False
+            fields["decoder_vocab_size"] = target_size
+    return VanillaTransformerConfig(**fields)

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import cycle
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -19,7 +18,6 @@ from tqdm import tqdm
 from transformers import (
     PrinterCallback,
     TrainerCallback,
-    TrainerControl,
     TrainerState,
     TrainingArguments,
 )
@@ -31,11 +29,9 @@ from vanilla_transformer_tools.progress import bar_on_terminal, duration
 from vanilla_transformer_tools.text.token_ids import unknown_strings
 from vanilla_transformer_tools.text.training_data import TrainingData
 from vanilla_transformer_tools.training.averaging import metric_of
-from vanilla_transformer_tools.training.callbacks import StopOnRequest
-from vanilla_transformer_tools.training.checkpoints import read_state
 from vanilla_transformer_tools.training.recipe import dtype_of_products
 from vanilla_transformer_tools.training.run_record import hardware
-from vanilla_transformer_tools.training.time_schedule import TimeSchedule
+from vanilla_transformer_tools.training.stopping import StopOnRequest
 from vanilla_transformer_tools.training.trainer import TokenBatchTrainer
 
 # Most batches that are tried; fewer if they are slow.
@@ -47,21 +43,16 @@ _PRODUCTS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "floa
 _NAMED = 5
 
 
-def forecast(trainer: TokenBatchTrainer, checkpoint: Path | None) -> Iterator[str]:
+def forecast(
+    trainer: TokenBatchTrainer, first_update: int, minutes_left: float | None = None
+) -> Iterator[str]:
     """Describes a run before its first update; a model that is not sharded tries some batches.
 
     Args:
-        trainer: Ready to train, with its callbacks.
-        checkpoint: Folder from which the run is resumed; None for a new run.
+        trainer: Ready to train.
+        first_update: Number of updates before it, in a run that is resumed.
+        minutes_left: Minutes until the end; None: the number of updates decides.
     """
-    minutes_left = next(
-        (
-            callback.minutes_left
-            for callback in trainer.callback_handler.callbacks
-            if isinstance(callback, TimeSchedule)
-        ),
-        None,
-    )
     yield from _sizes(trainer)
     if trainer.is_sharded:
         yield (
@@ -69,17 +60,26 @@ def forecast(trainer: TokenBatchTrainer, checkpoint: Path | None) -> Iterator[st
             "begins, so no batches are tried for memory and time"
         )
         return
-    if minutes_left is None:
-        yield from _long_warmup(trainer)
+    arguments, data = trainer.args, trainer.data
+    # In epochs, or what a stream has in their place.
+    length = arguments.gradient_accumulation_steps / data.batches
+    by_epochs = arguments.max_steps <= 0
+    updates = arguments.num_train_epochs / length if by_epochs else arguments.max_steps
+    warmup = arguments.get_warmup_steps(round(updates))
+    if minutes_left is None and 2 * warmup > round(updates):
+        yield (
+            f"warm-up     {warmup:,} updates, of {updates:,.0f} in all: train longer, or shorten "
+            "it with --warmup_steps"
+        )
     seconds, gigabytes = _try_batches(trainer)
     yield f"memory      about {gigabytes:.1f} GB"
-    period, minutes = trainer.data.period, seconds * trainer.data.batches / 60
+    minutes = seconds * data.batches / 60
     if minutes_left is None:
-        periods = _periods_left(trainer, checkpoint)
-        end = f"{periods:.3g} {period.several} end {_moment(60 * minutes * periods)}"
+        periods = max(0, updates - first_update) * length
+        end = f"{periods:.3g} {data.period.several} end {_moment(60 * minutes * periods)}"
     else:
         end = f"the run ends {_moment(60 * max(0.0, minutes_left))} (evaluation counted)"
-    yield f"time        about {minutes:.1f} minutes {period.one}; {end}"
+    yield f"time        about {minutes:.1f} minutes {data.period.one}; {end}"
     if minutes_left is None:
         yield "            (evaluation not counted)"
 
@@ -111,33 +111,6 @@ def _unknown_tokens(trainer: TokenBatchTrainer) -> Iterator[str]:
                 f"unknown     {unknown.total():,} tokens of the validation {side}s: {named}"
                 f"{', ...' if len(unknown) > _NAMED else ''}"
             )
-
-
-def _long_warmup(trainer: TokenBatchTrainer) -> Iterator[str]:
-    """A warning, if the warm-up takes more than half of the run."""
-    updates = round(_periods(trainer) / _periods_per_update(trainer))
-    warmup = trainer.args.get_warmup_steps(updates)
-    if 2 * warmup > updates:
-        yield (
-            f"warm-up     {warmup:,} updates, of {updates:,} in all: train longer, or shorten it "
-            "with --warmup_steps"
-        )
-
-
-def _periods_left(trainer: TokenBatchTrainer, checkpoint: Path | None) -> float:
-    done = read_state(checkpoint).global_step if checkpoint else 0
-    return max(0, _periods(trainer) - done * _periods_per_update(trainer))
-
-
-def _periods(trainer: TokenBatchTrainer) -> float:
-    """Length of the whole run, in epochs or what a stream has in their place."""
-    if trainer.args.max_steps > 0:
-        return trainer.args.max_steps * _periods_per_update(trainer)
-    return trainer.args.num_train_epochs
-
-
-def _periods_per_update(trainer: TokenBatchTrainer) -> float:
-    return trainer.args.gradient_accumulation_steps / trainer.data.batches
 
 
 def _moment(seconds: float) -> str:
@@ -221,7 +194,7 @@ class Progress(TrainerCallback):
         self.evaluated_batches = 0
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self, args: TrainingArguments, state: TrainerState, *others: Any, **kwargs: Any
     ) -> None:
         """Starts the clocks, and opens the bar if output and errors go to a terminal."""
         self.first = state.global_step
@@ -250,12 +223,7 @@ class Progress(TrainerCallback):
             self.bar.set_description_str(f"validate {count}")
 
     def on_evaluate(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        metrics: dict[str, Any],
-        **kwargs: Any,
+        self, args: TrainingArguments, state: TrainerState, *_: Any, metrics: Any, **kwargs: Any
     ) -> None:
         """Prints the scores of an update; scores of averaged weights are printed elsewhere."""
         self.evaluated_batches = 0

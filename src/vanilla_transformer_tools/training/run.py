@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 from accelerate import PartialState
+from datasets import Dataset
 from torch import Tensor
 from transformers import PreTrainedModel, Seq2SeqTrainingArguments, set_seed
 
@@ -43,6 +44,7 @@ from vanilla_transformer_tools.text.training_data import (
 )
 from vanilla_transformer_tools.threads import IdleCores
 from vanilla_transformer_tools.training.averaging import (
+    MovingAverage,
     Outcome,
     average_weights,
     averaged_checkpoints,
@@ -50,14 +52,6 @@ from vanilla_transformer_tools.training.averaging import (
     metric_of,
     scores_of_update,
     try_weights,
-)
-from vanilla_transformer_tools.training.callbacks import (
-    DivergedError,
-    MovingAverage,
-    StopOnRequest,
-    StoppedBySignalError,
-    StopWithoutProgress,
-    interrupts_stop,
 )
 from vanilla_transformer_tools.training.checkpoints import (
     check_free,
@@ -78,9 +72,19 @@ from vanilla_transformer_tools.training.plan import RunPlan, plan_run
 from vanilla_transformer_tools.training.processes import limit_waiting
 from vanilla_transformer_tools.training.reports import forecast, progress_shown
 from vanilla_transformer_tools.training.run_record import JsonLinesLog, plot_curves
-from vanilla_transformer_tools.training.starting_model import build_model, merge_adapter
-from vanilla_transformer_tools.training.time_schedule import TimeSchedule
+from vanilla_transformer_tools.training.starting_model import (
+    build_model,
+    load_start,
+    merge_adapter,
+)
+from vanilla_transformer_tools.training.stopping import (
+    StopOnRequest,
+    StoppedBySignalError,
+    interrupts_stop,
+)
 from vanilla_transformer_tools.training.trainer import (
+    DivergedError,
+    Scorer,
     TokenBatchTrainer,
     TrainingPass,
     r_drop,
@@ -115,16 +119,17 @@ def train(
     started, cores = time.monotonic(), IdleCores()
     check_settings(settings, arguments)
     checkpoint = find_checkpoint(Path(arguments.output_dir), settings.resume)
+    start = load_start(settings, checkpoint)
     corpus = read_corpus(settings)
     cores.use()
-    plan = plan_run(settings, arguments, corpus, checkpoint, given)
+    plan = plan_run(settings, arguments, corpus, start, checkpoint, given)
     trainer = build(plan, training_pass)
-    stop = StopOnRequest(settings.max_minutes, settings.finish_within)
+    stop = _end_of(plan, started)
     with _opened_folder(plan, trainer), interrupts_stop(stop):
-        _add_time_schedule(plan, trainer, started, stop)
-        for line in chain(plan.describe(), forecast(trainer, plan.checkpoint)):
+        first_update = plan.record["first_update"]
+        for line in chain(plan.describe(), forecast(trainer, first_update, stop.minutes_left)):
             PartialState().print(line)
-        log = JsonLinesLog(plan.folder / LOG_FILE, plan.record["first_update"])
+        log = JsonLinesLog(plan.folder / LOG_FILE, first_update)
         outcome, interruption = _run(plan, trainer, stop, log)
         results = _results(trainer, corpus.filtered, outcome, log)
         results["finished_on_request"] = stop.finishing and not interruption
@@ -149,7 +154,7 @@ def build(plan: RunPlan, training_pass: TrainingPass | None = None) -> TokenBatc
     settings, arguments, filtered = plan.settings, plan.arguments, plan.corpus.filtered
     limit_waiting(arguments)
     set_seed(arguments.seed)
-    tokenizers, model = build_model(settings, filtered.kept, plan.checkpoint)
+    tokenizers, model = build_model(settings, plan.start, filtered.kept)
     data = _build_data(plan, tokenizers)
     if settings.r_drop:
         training_pass = partial(r_drop, alpha=settings.r_drop)
@@ -180,21 +185,23 @@ def _build_trainer(
 ) -> TokenBatchTrainer:
     """Trainer with training data and validation sets."""
     settings, arguments = plan.settings, plan.arguments
-    sets, scorers, longest = {}, {}, 0
+    scores_text = arguments.predict_with_generate and not arguments.prediction_loss_only
+    sets: dict[str, tuple[Dataset, Scorer | None]] = {}
+    longest = 0
     for name, pairs in plan.corpus.validation.items():
         if settings.max_validation_pairs is not None:
             pairs = pairs.select(range(min(settings.max_validation_pairs, len(pairs))))
         tokenized, _ = tokenize_pairs(pairs, tokenizers, max_length=settings.max_length)
         # Sources of similar length are generated together, which saves steps.
         source_lengths = pair_lengths(tokenized)[:, 0]
-        sets[name] = tokenized.select(np.argsort(-source_lengths, kind="stable"))
         longest = max(longest, int(source_lengths.max()))
+        tokenized = tokenized.select(np.argsort(-source_lengths, kind="stable"))
         # Outputs have no blank ends either.
-        references = list(map(without_blank_ends, sets[name]["target"]))
+        references = list(map(without_blank_ends, tokenized["target"]))
         bleu_tokenizer = plan.bleu_tokenizers[name]
-        scorers[name] = scorer(tokenizers.target, references, bleu_tokenizer, settings.metrics)
-    if not arguments.predict_with_generate or arguments.prediction_loss_only:
-        scorers = {}
+        score_set = scorer(tokenizers.target, references, bleu_tokenizer, settings.metrics)
+        sets[name] = tokenized, score_set if scores_text else None
+    first_set, first_scorer = sets.pop(VALIDATION, (None, None))
     last_position = getattr(model.config, "last_position", math.inf)
     trainer = TokenBatchTrainer(
         data,
@@ -202,17 +209,15 @@ def _build_trainer(
         training_pass,
         model=model,
         args=arguments,
-        eval_dataset=sets.pop(VALIDATION, None),
-        compute_metrics=scorers.pop(VALIDATION, None),
+        eval_dataset=first_set,
+        compute_metrics=first_scorer,
         further_sets=sets,
-        scorers=scorers,
         # The start token too.
         longest_output=1 + int(min(longest + MAX_EXTRA_TOKENS, last_position)),
+        patience=settings.early_stopping_patience,
     )
     if settings.optimizer:
         trainer.optimizer = muon_and_adam(trainer)
-    if settings.early_stopping_patience is not None:
-        trainer.add_callback(StopWithoutProgress(settings.early_stopping_patience))
     return trainer
 
 
@@ -231,20 +236,22 @@ def _opened_folder(plan: RunPlan, trainer: TokenBatchTrainer) -> Iterator[None]:
         yield
 
 
-def _add_time_schedule(
-    plan: RunPlan, trainer: TokenBatchTrainer, started: float, stop: StopOnRequest
-) -> None:
-    """Adds a schedule of time if one may be needed, for a run that began at `started`."""
+def _end_of(plan: RunPlan, started: float) -> StopOnRequest:
+    """What ends a run that began at `started` before its last update."""
     settings = plan.settings
-    if settings.minutes is None and settings.finish_within is None:
-        return
     # The last weights, the mean of checkpoints, and the moving average.
     evaluations = 1
     if settings.validation:
         is_averaged = averaged_checkpoints(settings.average_last) > 1
         evaluations += is_averaged + (settings.moving_average is not None)
-    schedule = TimeSchedule(settings.minutes, started, stop, plan.checkpoint, evaluations)
-    trainer.add_callback(schedule)
+    return StopOnRequest(
+        settings.max_minutes,
+        settings.finish_within,
+        settings.minutes,
+        started,
+        plan.checkpoint,
+        evaluations,
+    )
 
 
 def _run(
@@ -328,19 +335,16 @@ def _results(
     trainer: TokenBatchTrainer, filtered: FilteredPairs, outcome: Outcome, log: JsonLinesLog
 ) -> dict[str, Any]:
     """What `run.json` states of a run that has ended."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
     return {
         **trainer.data.record(trainer.state.epoch or 0),
         "dropped_pairs": filtered.dropped,
         "target_languages": list(language_tags(trainer.tokenizers.source)),
-        "trained_parameters": _model_of(trainer).num_parameters(only_trainable=True),
+        "trained_parameters": model.num_parameters(only_trainable=True),
         "updates": trainer.state.global_step,
         "weights": outcome.weights,
         "minutes": round(log.minutes, 1),
     }
-
-
-def _model_of(trainer: TokenBatchTrainer) -> PreTrainedModel:
-    return trainer.accelerator.unwrap_model(trainer.model)
 
 
 def _save(
@@ -358,7 +362,7 @@ def _save(
     if not trainer.is_world_process_zero():
         return
     folder = Path(trainer.args.output_dir)
-    model = _model_of(trainer)
+    model = trainer.accelerator.unwrap_model(trainer.model)
     with scratch_folder(folder, ".saving-") as unfinished:
         with failed_writes_named(folder):
             merge_adapter(model, unfinished, base)

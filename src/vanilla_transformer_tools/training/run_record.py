@@ -41,20 +41,6 @@ _PACKAGES = (
     "sacrebleu",
 )
 
-
-# Fields of the record that are kept of each previous run.
-_FIELDS_OF_A_RUN = (
-    "first_update",
-    "command",
-    "hardware",
-    "python",
-    "versions",
-    "commit",
-    "sha256",
-    "settings",
-    "arguments",
-)
-
 # Length of a run, its reports, what it saves and where: none of these changes an update, or the way
 # in which checkpoints are scored.
 _SETTINGS_THAT_MAY_CHANGE = {
@@ -73,33 +59,25 @@ _SETTINGS_THAT_MAY_CHANGE = {
     "teacher_max_tokens_per_batch",
 }
 
-_ARGUMENTS_THAT_MAY_CHANGE = {
+# Names of Trainer's arguments, or how they begin.
+_ARGUMENTS_THAT_MAY_CHANGE = (
     "output_dir",
     "max_steps",
     "num_train_epochs",
     "per_device_eval_batch_size",
-    "predict_with_generate",
-    "prediction_loss_only",
-    "do_train",
-    "do_eval",
-    "do_predict",
+    "predict",
+    "do_",
     "report_to",
     "run_name",
     "project",
     "disable_tqdm",
     "load_best_model_at_end",
-    "dataloader_num_workers",
-    "dataloader_pin_memory",
-    "dataloader_persistent_workers",
-    "dataloader_prefetch_factor",
+    "dataloader_",
     "local_rank",
     "ddp_timeout",
     "ddp_find_unused_parameters",
     "use_cpu",
     "skip_memory_metrics",
-}
-
-_PREFIXES_THAT_MAY_CHANGE = (
     "eval_",
     "include_",
     "log_",
@@ -130,6 +108,7 @@ def describe_run(
         arguments: Trainer's arguments.
         first_update: Number of updates before it, in a run that is resumed.
     """
+    checksums = _checksums(settings)
     return clean_record(
         {
             "first_update": first_update,
@@ -138,7 +117,7 @@ def describe_run(
             "python": platform.python_version(),
             "versions": {package: version(package) for package in _PACKAGES},
             "commit": _commit(),
-            "sha256": _checksums(settings),
+            "sha256": checksums,
             "settings": dataclasses.asdict(settings),
             "arguments": arguments.to_dict(),
         }
@@ -164,24 +143,21 @@ def continued_record(previous: Mapping[str, Any], run: Mapping[str, Any]) -> dic
 
     Args:
         previous: Record of the run so far.
-        run: Record of the run that is about to begin.
+        run: Description of the run that is about to begin.
 
     Raises:
         ValueError: If anything differs that changes an update; the message names all.
     """
-    faults = [
-        f"--{name} was {before!r}, got {now!r}"
-        for part, may_change in (
-            ("settings", _SETTINGS_THAT_MAY_CHANGE),
-            ("arguments", _ARGUMENTS_THAT_MAY_CHANGE),
-        )
-        for name, before, now in _differences(previous.get(part, {}), run[part])
-        if name not in may_change
-        and not (part == "arguments" and name.startswith(_PREFIXES_THAT_MAY_CHANGE))
-    ]
+    settings, arguments, sums = (
+        _differences(previous.get(part, {}), run[part])
+        for part in ("settings", "arguments", "sha256")
+    )
+    changed = [each for each in settings if each[0] not in _SETTINGS_THAT_MAY_CHANGE]
+    changed += [each for each in arguments if not each[0].startswith(_ARGUMENTS_THAT_MAY_CHANGE)]
+    faults = [f"--{name} was {before!r}, got {now!r}" for name, before, now in changed]
     faults += [
         f"{name} has other content than it had (SHA-256 {before[:12]}..., got {now[:12]}...)"
-        for name, before, now in _differences(previous.get("sha256", {}), run["sha256"])
+        for name, before, now in sums
     ]
     if faults:
         raise ValueError(
@@ -189,7 +165,7 @@ def continued_record(previous: Mapping[str, Any], run: Mapping[str, Any]) -> dic
             + "\n".join(faults)
             + "\nGive the same ones, or train in another folder, with --init_from this one."
         )
-    kept = {name: previous[name] for name in _FIELDS_OF_A_RUN if name in previous}
+    kept = {name: previous[name] for name in run if name in previous}
     return {**previous, **run, "previous_runs": [*previous.get("previous_runs", []), kept]}
 
 
@@ -251,8 +227,10 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     reports = []
     for number, line in enumerate(lines, start=1):
         try:
-            report = json.loads(line)
-            reports.append({name: _number(value) for name, value in report.items()})
+            report = json.loads(line).items()
+            reports.append(
+                {name: float(value) if value in _NOT_FINITE else value for name, value in report}
+            )
         except (ValueError, AttributeError, RecursionError) as error:
             raise ValueError(
                 f"Line {number} of {path} must be a JSON object, got {line[:60]!r}. Take it out."
@@ -261,18 +239,12 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 
 
 def _line(report: dict[str, Any]) -> str:
-    """A report in JSON."""
-    return json.dumps({name: _jsonable(value) for name, value in report.items()})
-
-
-def _jsonable(value: Any) -> Any:
-    """The value, or the name of a number that is not finite, which JSON does not have."""
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _number(value: Any) -> Any:
-    """The inverse of `_jsonable`."""
-    return float(value) if isinstance(value, str) and value in _NOT_FINITE else value
+    """A report in JSON, which has no numbers that are not finite: those are strings."""
+    values = {
+        name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in report.items()
+    }
+    return json.dumps(values)
 
 
 class JsonLinesLog(TrainerCallback):
@@ -322,14 +294,14 @@ class JsonLinesLog(TrainerCallback):
     ) -> None:
         """Writes one report."""
         now = time.monotonic()
-        if not self.since:
+        if self.since is None:
             # There was no update, so the mean loss is of nothing.
             logs = {name: value for name, value in logs.items() if name != "train_loss"}
-        if "loss" in logs and self.since:
-            logs = logs | {"outside_step": round(1 - self.inside / (now - self.since), 4)}
-        self.inside = 0.0
-        if self.since:
+        else:
+            if "loss" in logs:
+                logs = logs | {"outside_step": round(1 - self.inside / (now - self.since), 4)}
             self.since = now
+        self.inside = 0.0
         if not state.is_world_process_zero:
             return
         report = {"step": state.global_step, "minutes": round(self.minutes, 3), **logs}

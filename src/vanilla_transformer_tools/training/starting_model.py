@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate import PartialState
 from datasets import Dataset
 from safetensors.torch import save_file
 from torch import nn
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
 from transformers.utils import CONFIG_NAME
@@ -43,22 +43,11 @@ from vanilla_transformer_tools.text.languages import language_codes
 from vanilla_transformer_tools.text.token_cache import cached_tokenizer
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair, load_tokenizer
 from vanilla_transformer_tools.training.checkpoints import ADAPTER_FOLDER
-from vanilla_transformer_tools.training.recipe import model_fields
+from vanilla_transformer_tools.training.recipe import new_config
 
 # Section 6.1.
 NUM_BEAMS = 4
 LENGTH_PENALTY = 0.6
-
-# Fields of a config that belong to the tokenizers.
-_VOCABULARY_FIELDS = (
-    "vocab_size",
-    "decoder_vocab_size",
-    "share_encoder_decoder_embeddings",
-    "pad_token_id",
-    "bos_token_id",
-    "eos_token_id",
-    "decoder_start_token_id",
-)
 
 # PEFT's own names.
 _ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -76,30 +65,63 @@ _PARTS = {
 _EXAMPLES = 4
 
 
-def build_model(
-    settings: TrainSettings, pairs: Dataset, checkpoint: Path | None
-) -> tuple[TokenizerPair, VanillaTransformerForConditionalGeneration]:
-    """Loads tokenizers and model, or makes tokenizers and initialises a model for them.
+class Start(NamedTuple):
+    """What a run takes over from a saved model: all of it, its tokenizers, or nothing.
+
+    Attributes:
+        tokenizers: The saved tokenizers; None: new ones are learned.
+        model: The saved model; None: a new one is initialised.
+        config: Config of the saved model, if there is one.
+    """
+
+    tokenizers: TokenizerPair | None = None
+    model: PreTrainedModel | None = None
+    config: PreTrainedConfig | None = None
+
+
+NEW = Start()
+
+
+def load_start(settings: TrainSettings, checkpoint: Path | None = None) -> Start:
+    """Loads what a run starts with.
 
     Args:
         settings: Settings of the run.
-        pairs: Text that new tokenizers learn from.
         checkpoint: Folder to resume from; None for a new run.
 
     Raises:
         ValueError: If model, tokenizers and settings do not fit together.
     """
     # With an adapter a checkpoint is no model yet; Trainer loads it when there is one.
-    saved = str(checkpoint) if checkpoint else settings.init_from
-    if start := settings.init_from if settings.peft else saved:
+    saved = str(checkpoint) if checkpoint and not settings.peft else settings.init_from
+    name = saved or settings.tokenizer
+    if name is None:
+        return NEW
+    start = saved_start(settings, name)
+    if saved:
         # In half precision most updates would be rounded away.
-        model = load_model(start, dtype=torch.float32)
-        tokenizers = saved_tokenizers(settings, start, model.generation_config)
-    else:
-        tokenizers = _new_tokenizers(settings, pairs)
-        model = _initialise_model(settings, tokenizers)
+        return start._replace(model=load_model(saved, dtype=torch.float32))
+    check_files(name)
+    return start
+
+
+def build_model(
+    settings: TrainSettings, start: Start, pairs: Dataset
+) -> tuple[TokenizerPair, PreTrainedModel]:
+    """Tokenizers and model, ready to train: those of `start`, or new ones.
+
+    Args:
+        settings: Settings of the run.
+        start: What the run takes over; its model is changed in place.
+        pairs: Text that new tokenizers learn from.
+
+    Raises:
+        ValueError: If model and settings do not fit together.
+    """
+    tokenizers = start.tokenizers or _learn_tokenizers(settings, pairs)
+    model = start.model or _initialise_model(settings, start.config, tokenizers)
     _begin_with_languages(model, tokenizers)
-    _check_positions(model, settings)
+    _check_positions(model, settings.max_length)
     choose_parameters(model, settings)
     if settings.attn_implementation:
         model.set_attn_implementation(settings.attn_implementation)
@@ -110,41 +132,38 @@ def build_model(
     return tokenizers, model
 
 
-def _check_positions(model: PreTrainedModel, settings: TrainSettings) -> None:
+def _check_positions(model: PreTrainedModel, max_length: int) -> None:
     """Rejects learned positions that end before the longest text that is not cut."""
     last = getattr(model.config, "last_position", math.inf)
-    if settings.max_length > last:
+    if max_length > last:
         raise ValueError(
-            f"--max_length {settings.max_length} is longer than the learned positions, which end "
+            f"--max_length {max_length} is longer than the learned positions, which end "
             f"after {last} tokens. Give --max_length {last}, or, for a new model, more "
             "positions: --config max_position_embeddings=N."
         )
 
 
-def saved_tokenizers(
-    settings: TrainSettings, name: str, defaults: GenerationConfig | None = None
-) -> TokenizerPair:
-    """The tokenizers of a saved model, for the languages of this run.
+def saved_start(settings: TrainSettings, name: str) -> Start:
+    """The tokenizers of a saved model, for the languages of this run, and its config.
 
     Args:
         settings: Settings of the run.
         name: Folder or Hub name of the model.
-        defaults: Search settings of the model; None: those that are saved.
 
     Raises:
         ValueError: If the model is of another class, if they are not its own, cannot do what the
             run needs, or if a language is unknown, missing, or given to tokenizers without
             languages.
     """
-    _refuse_other_classes(settings, name)
+    config = _own_config(settings, name)
     tokenizers = TokenizerPair.from_pretrained(name)
     _check_vocabularies(settings, name, tokenizers)
-    if settings.tag_column:
-        return tokenizers
-    if defaults is None:
-        has_model = find_file(name, CONFIG_NAME)
-        defaults = read_generation_config(name) if has_model else GenerationConfig()
-    return tokenizers.between(settings.source_language, settings.target_language, defaults)
+    if not settings.tag_column:
+        defaults = read_generation_config(name) if config else GenerationConfig()
+        tokenizers = tokenizers.between(
+            settings.source_language, settings.target_language, defaults
+        )
+    return Start(tokenizers, config=config)
 
 
 def _begin_with_languages(model: PreTrainedModel, tokenizers: TokenizerPair) -> None:
@@ -157,41 +176,11 @@ def _begin_with_languages(model: PreTrainedModel, tokenizers: TokenizerPair) -> 
             config.decoder_start_token_id = tokenizers.start_token
 
 
-def new_config(
-    settings: TrainSettings, source_size: int, target_size: int | None
-) -> VanillaTransformerConfig:
-    """The config of a new model.
-
-    Args:
-        settings: Settings of the run. With --tokenizer, the saved model decides on vocabularies.
-        source_size: Entries of the vocabulary.
-        target_size: Entries of the target's, if it has its own; None: both sides share one.
-
-    Raises:
-        ValueError: If --config contradicts the vocabulary of --tokenizer.
-    """
-    fields = model_fields(settings)
-    if settings.tokenizer and (set_twice := sorted(fields.keys() & set(_VOCABULARY_FIELDS))):
-        raise ValueError(
-            f"--config must leave out {' and '.join(set_twice)} with --tokenizer, whose model "
-            "decides on them. Leave either out."
-        )
-    if settings.tokenizer and find_file(settings.tokenizer, CONFIG_NAME):
-        saved = load_config(settings.tokenizer)
-        fields |= {name: getattr(saved, name) for name in _VOCABULARY_FIELDS}
-    else:
-        fields["vocab_size"] = source_size
-        if target_size is not None:
-            fields["share_encoder_decoder_embeddings"] = False
-            fields["decoder_vocab_size"] = target_size
-    return VanillaTransformerConfig(**fields)
-
-
 def _initialise_model(
-    settings: TrainSettings, tokenizers: TokenizerPair
-) -> VanillaTransformerForConditionalGeneration:
+    settings: TrainSettings, saved: PreTrainedConfig | None, tokenizers: TokenizerPair
+) -> PreTrainedModel:
     target_size = None if tokenizers.is_joint else len(tokenizers.target)
-    config = new_config(settings, len(tokenizers.source), target_size)
+    config = new_config(settings, saved, len(tokenizers.source), target_size)
     model = VanillaTransformerForConditionalGeneration(config)
     model.generation_config.update(
         num_beams=NUM_BEAMS,
@@ -225,24 +214,29 @@ def _check_vocabularies(settings: TrainSettings, start: str, tokenizers: Tokeniz
         )
 
 
-def _refuse_other_classes(settings: TrainSettings, name: str) -> None:
-    """Rejects anything but a model of this package or, for --tokenizer, a tokenizer of it."""
+def _own_config(settings: TrainSettings, name: str) -> PreTrainedConfig | None:
+    """Config of a saved model; None if there is only a tokenizer.
+
+    Raises:
+        ValueError: If it is anything but a model of this package or, for --tokenizer, a tokenizer
+            of it.
+    """
     option = "--init_from" if name == settings.init_from else "--tokenizer"
     if option == "--tokenizer" and Path(name).is_file():
         got = f"the file {name!r}"
     elif find_file(name, CONFIG_NAME):
-        model_type = load_config(name).model_type
-        if model_type == VanillaTransformerConfig.model_type:
-            return
-        got = f"a model of the type {model_type!r} in {name!r}"
+        config = load_config(name)
+        got = f"a model of the type {config.model_type!r} in {name!r}"
+        if config.model_type == VanillaTransformerConfig.model_type:
+            return config
     elif option == "--tokenizer" and find_file(name, TOKENIZER_CONFIG_FILE):
         tokenizer = load_tokenizer(name)
-        if isinstance(tokenizer, VanillaTransformerTokenizer):
-            return
         got = f"a {type(tokenizer).__name__} in {name!r}"
+        if isinstance(tokenizer, VanillaTransformerTokenizer):
+            return None
     else:
         # What is missing is reported when the tokenizers are loaded.
-        return
+        return None
     if option == "--init_from":
         raise ValueError(
             f"--init_from needs a model of this package, got {got}. Bring it in by "
@@ -257,16 +251,8 @@ def _refuse_other_classes(settings: TrainSettings, name: str) -> None:
     )
 
 
-def _new_tokenizers(settings: TrainSettings, pairs: Dataset) -> TokenizerPair:
-    """Learns one vocabulary, or one for each side, or loads a saved model's.
-
-    All processes learn the same.
-    """
-    if settings.tokenizer:
-        _refuse_other_classes(settings, settings.tokenizer)
-        check_files(settings.tokenizer)
-        return saved_tokenizers(settings, settings.tokenizer)
-
+def _learn_tokenizers(settings: TrainSettings, pairs: Dataset) -> TokenizerPair:
+    """Learns one vocabulary, or one for each side; all processes learn the same."""
     symbols = tuple(read_lines(settings.symbols)) if settings.symbols else ()
     if "" in symbols:
         raise ValueError(

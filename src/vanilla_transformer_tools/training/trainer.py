@@ -7,6 +7,7 @@ changes one of these methods fails the tests in `test_token_batch_trainer.py`.
 """
 
 import copy
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate.utils import gather_object
+from accelerate.utils import gather_object, reduce
 from datasets import Dataset
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -31,38 +32,39 @@ from transformers.trainer_utils import EvalLoopOutput, IntervalStrategy, SaveStr
 
 from vanilla_transformer_tools.evaluation.bleu_tokenizers import BleuTokenizer
 from vanilla_transformer_tools.evaluation.metrics import score
-from vanilla_transformer_tools.saved_folder import align_weights, nonfinite_tensors
+from vanilla_transformer_tools.saved_folder import FILES_FILE, align_weights, nonfinite_tensors
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.text.training_data import TrainingData
 from vanilla_transformer_tools.training.averaging import (
+    MovingAverage,
     average_checkpoints,
+    evaluations,
     evaluations_since_best,
     metric_of,
     scores_of_update,
-)
-from vanilla_transformer_tools.training.callbacks import (
-    DivergedError,
-    MovingAverage,
-    ResumeState,
-    SeedEpochs,
-    StopOnDivergence,
 )
 from vanilla_transformer_tools.training.checkpoints import (
     INTERIM_FILE,
     checkpoint_folder,
     close_checkpoint,
-    delete_interim,
     delete_oldest,
     failed_writes_named,
-    reopen_checkpoint,
+    read_state,
     update_of,
     with_intact_weights,
 )
 from vanilla_transformer_tools.training.guided_alignment import AlignedCollator
 from vanilla_transformer_tools.training.processes import is_sharded, put_weights, save_in_full
 
+# Losses on a GPU or of several processes are checked this seldom, because reading them waits.
+UPDATES_BETWEEN_LOOKS = 8
+
 TrainingPass = Callable[..., Seq2SeqLMOutput]
 Scorer = Callable[[EvalPrediction], dict[str, Any]]
+
+
+class DivergedError(ArithmeticError):
+    """A loss, a weight or a validation loss is not finite: training would never recover."""
 
 
 class TokenBatchTrainer(Seq2SeqTrainer):
@@ -73,11 +75,12 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         tokenizers: Saved with each checkpoint.
         training_pass: Takes a model and a training batch, as keyword arguments, and returns the
             model's output; None: the model is called, as in Trainer.
-        further_sets: Validation sets besides `eval_dataset`, by name; the names of their scores
-            begin with it.
-        scorers: What `compute_metrics` is for each of them.
+        further_sets: Validation sets besides `eval_dataset`, by name, with which the names of their
+            scores begin; each with what `compute_metrics` is for it.
         longest_output: Tokens that a translation of a validation pair may have, unless
             `generation_max_length` says so.
+        patience: Number of evaluations without a better one after which training ends; None: it
+            continues.
         args: Trainer's arguments, which stay as they are.
         settings: Other arguments of `Seq2SeqTrainer`.
     """
@@ -90,9 +93,9 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         data: TrainingData,
         tokenizers: TokenizerPair,
         training_pass: TrainingPass | None = None,
-        further_sets: Mapping[str, Dataset] | None = None,
-        scorers: Mapping[str, Scorer] | None = None,
+        further_sets: Mapping[str, tuple[Dataset, Scorer | None]] | None = None,
         longest_output: int | None = None,
+        patience: int | None = None,
         *,
         args: TrainingArguments,
         **settings: Any,
@@ -115,16 +118,13 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             save_in_full(self.accelerator.state.fsdp_plugin)
         self.training_pass = training_pass
         self.further_sets = further_sets or {}
-        self.scorers = scorers or {}
         self.longest_output = longest_output
+        self.patience = patience
         # The model smooths its own loss, without the full logits that Trainer's smoother needs.
         self.label_smoother = None
         self.model.config.label_smoothing = self.args.label_smoothing_factor
         self.last_checkpoint: Path | None = None
         self.loss_is_finite = torch.tensor(True, device=self.args.device)
-        self.add_callback(StopOnDivergence(self))
-        self.add_callback(ResumeState(self))
-        self.add_callback(SeedEpochs(data.set_epoch))
 
     def compute_loss(self, model: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Trainer's, with the training pass for a model in training, whose losses are watched."""
@@ -168,8 +168,8 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         output = self._evaluate_set(dataloader, *args, prefix=metric_key_prefix, **kwargs)
         first_scorer: Scorer | None = self.compute_metrics
         try:
-            for name, pairs in self.further_sets.items():
-                self.compute_metrics = self.scorers.get(name)
+            for name, (pairs, scorer_of_set) in self.further_sets.items():
+                self.compute_metrics = scorer_of_set
                 loader, prefix = self.get_eval_dataloader(pairs), f"{metric_key_prefix}_{name}"
                 further = self._evaluate_set(loader, *args, prefix=prefix, **kwargs)
                 output.metrics.update(further.metrics)
@@ -199,25 +199,39 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         return loss, *others
 
     def _maybe_log_save_evaluate(
-        self,
-        tr_loss: torch.Tensor,
-        grad_norm: Any,
-        model: nn.Module,
-        trial: Any,
-        *others: Any,
-        **kwargs: Any,
+        self, tr_loss: Tensor, grad_norm: Any, model: nn.Module, trial: Any, *rest: Any, **kw: Any
     ) -> None:
-        """Trainer's; a last evaluation that is not planned comes after its checkpoint.
+        """Trainer's, for finite losses; an unplanned last evaluation comes after its checkpoint.
 
         So a resumed run knows as little of it as one that was not interrupted.
         """
+        self._check_losses()
         unplanned = self.control.should_evaluate and not self._is_planned(
             self.args.eval_strategy, self.state.eval_steps
         )
         if unplanned and self.control.should_save:
             self._save_checkpoint(model, trial)
             self.control = self.callback_handler.on_save(self.args, self.state, self.control)
-        super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, trial, *others, **kwargs)
+        super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, trial, *rest, **kw)
+
+    def _check_losses(self) -> None:
+        """Rejects losses that are not finite, within a few updates.
+
+        On a GPU the losses of several updates are checked together, because reading them waits for
+        the device; so are those of several processes, which must all stop at the same update.
+
+        Raises:
+            DivergedError: If one is not.
+        """
+        is_cheap = self.args.device.type == "cpu" and self.args.world_size == 1
+        if not is_cheap and self.state.global_step % UPDATES_BETWEEN_LOOKS:
+            return
+        is_finite = self.loss_is_finite
+        if self.args.world_size > 1:
+            is_finite = reduce(is_finite.float(), "mean") == 1
+        if not is_finite:
+            self.log({"loss": math.nan})
+            raise DivergedError(f"the loss of update {self.state.global_step:,} is not finite")
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Trainer's, for finite weights only; older ones are deleted after this one is closed."""
@@ -226,7 +240,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         folder = checkpoint_folder(run, self.state.global_step)
         self.check_weights()
         if self.args.should_save:
-            reopen_checkpoint(folder)
+            (folder / FILES_FILE).unlink(missing_ok=True)
         with failed_writes_named(folder):
             super()._save_checkpoint(model, trial)
         # Each process saves the state of its random numbers.
@@ -242,7 +256,6 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             if not self._is_planned(self.args.save_strategy, self.state.save_steps):
                 (folder / INTERIM_FILE).touch()
             close_checkpoint(folder)
-            delete_interim(folder)
             delete_oldest(folder, self.kept_checkpoints, self.state.best_model_checkpoint)
         self.last_checkpoint = folder
 
@@ -253,7 +266,16 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         return strategy != SaveStrategy.EPOCH or self.state.epoch % 1 == 0
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
-        """In place of Trainer's: see `evaluations_since_best`; the checkpoint may exist already."""
+        """In place of Trainer's: see `evaluations_since_best`; the checkpoint may exist already.
+
+        Raises:
+            DivergedError: If a validation loss is not finite.
+        """
+        if not all(math.isfinite(metrics[name]) for name in metrics if name.endswith("_loss")):
+            raise DivergedError(
+                f"the validation loss after update {self.state.global_step:,} is not finite"
+            )
+        self.control.should_training_stop |= self._lacks_progress()
         if self.args.metric_for_best_model is None or evaluations_since_best(self.state, self.args):
             return False
         self.state.best_metric = metrics[f"eval_{metric_of(self.args)}"]
@@ -263,10 +285,35 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             self.state.best_model_checkpoint = str(checkpoint)
         return True
 
-    def _run_epoch(self, *args: Any, trial: Any, **kwargs: Any) -> None:
+    def _lacks_progress(self) -> bool:
+        """Whether the run ends because too many evaluations in a row were no better."""
+        if self.patience is None or not evaluations(self.state):
+            return False
+        return evaluations_since_best(self.state, self.args) >= self.patience
+
+    def _init_training_state(self, max_steps: int, *args: Any) -> tuple[int, int]:
+        """Trainer's; a resumed run scores and saves as often as it is told now.
+
+        Its best checkpoint is looked for in the folder of the run: Trainer looks at the path where
+        it was saved, and forgets it if the folder has moved.
+        """
+        progress: tuple[int, int] = super()._init_training_state(max_steps, *args)
+        self.state.compute_steps(self.args, max_steps)
+        folder = Path(self.args.output_dir)
+        self.last_checkpoint = checkpoint_folder(folder, self.state.global_step)
+        if self.last_checkpoint.is_dir():
+            saved = read_state(self.last_checkpoint).best_model_checkpoint
+            if saved and (best := folder / Path(saved).name).is_dir():
+                self.state.best_model_checkpoint = str(best)
+        return progress
+
+    def _run_epoch(self, *args: Any, epoch: int, trial: Any, **kwargs: Any) -> None:
         """Trainer's; a resumed run that has already made all its updates is only evaluated."""
-        if self.state.global_step < self.state.max_steps and not self.control.should_training_stop:
-            super()._run_epoch(*args, trial=trial, **kwargs)
+        is_over = self.state.global_step >= self.state.max_steps or self._lacks_progress()
+        if not (is_over or self.control.should_training_stop):
+            # Accelerate announces epochs to its own samplers only.
+            self.data.set_epoch(epoch)
+            super()._run_epoch(*args, epoch=epoch, trial=trial, **kwargs)
             return
         self.control.should_training_stop = True
         is_scored = scores_of_update(self, self.state.global_step) is not None
