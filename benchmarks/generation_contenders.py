@@ -20,7 +20,7 @@ from lab import seconds_of
 from neighbours import build, check_same_logits, copy_into_m2m100, use_our_positions
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.generation_vanilla_transformer import padded
-from vanilla_transformer_tools.interop.export import export_to_ctranslate2
+from vanilla_transformer_tools.interop.export import export_model
 from vanilla_transformer_tools.interop.marian_files import DECODER_FILE, NO_ENTRY, Vocabulary
 from vanilla_transformer_tools.interop.to_marian import has_engine, write_marian
 from vanilla_transformer_tools.settings import PRESETS
@@ -230,7 +230,7 @@ def write_folders(
         elif CONTENDERS[name] is CTranslate2:
             kind = "float32" if name.endswith("float32") else "int8"
             try:
-                export_to_ctranslate2(str(model_folder), folder, quantization=kind, sample=lines)
+                export_model(str(model_folder), folder, quantization=kind, sample=lines)
             except ImportError as error:
                 print(f"without {name}: {error}", file=sys.stderr)
                 continue

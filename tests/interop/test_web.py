@@ -15,7 +15,7 @@ from number_words import german
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.commands import main
 from vanilla_transformer_tools.interop import web
-from vanilla_transformer_tools.interop.export import export_to_web
+from vanilla_transformer_tools.interop.export import export_model
 from vanilla_transformer_tools.interop.onnx import OnnxModel, quantize_onnx, save_interface
 from vanilla_transformer_tools.saved_folder import load_model
 
@@ -64,7 +64,7 @@ def pages(cache, tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
     # Heads that no class of Transformers has: what counts is in the graphs.
     source = save_model(folder / "model", talking_heads="both", encoder_layers=1, decoder_layers=1)
-    export_to_web(str(source), folder / "float32", quantization="float32", sample=LINES[:9])
+    export_model(str(source), folder / "float32", "web", quantization="float32", sample=LINES[:9])
     facts = folder / "float32" / "page.json"
     content = json.loads(facts.read_text("utf-8"))
     assert content["extraTokens"] == 50

@@ -20,7 +20,7 @@ from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME
 from vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
-from vanilla_transformer_tools.files import naming_full_disk, scratch_folder, share_weights
+from vanilla_transformer_tools.files import new_folder
 from vanilla_transformer_tools.interop.declarations import Declaration, Fields
 from vanilla_transformer_tools.interop.fairseq import find_fairseq_file, read_checkpoint
 from vanilla_transformer_tools.interop.fast_tokenizers import fast_pair
@@ -286,14 +286,13 @@ def import_model(
         ValueError: If the model is damaged, cannot be expressed, or computes something else here.
         OSError: If there is no such model, or no room for ours.
     """
-    if folder.exists():
-        raise FileExistsError(f"{str(folder)!r} must not exist yet. Give another folder.")
+    _check_new(folder)
     source = _load(name_or_path, mapping, tokenizer)
     is_marian = source.record.get("model_type") == "marian"
     if positions != "transformers" and not is_marian:
         raise ValueError(
-            f"--positions marian needs a model of MarianMTModel, got {name_or_path!r}. Leave it "
-            "out."
+            f"--positions marian needs a model of MarianMTModel, got {name_or_path!r}. Leave "
+            "it out."
         )
     model = source.convert()
     comparison = None
@@ -313,19 +312,17 @@ def import_model(
         trimmed = trim(model, source.one_tokenizer(), trimming)
         model, tokenizers = trimmed.model, TokenizerPair.joint(trimmed.tokenizer)
         record["trimmed"] = trimmed.sizes
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with (
-        scratch_folder(folder.parent, f".{folder.name}.new-") as scratch,
-        naming_full_disk(folder.parent, f"the model {folder.name!r}"),
-    ):
-        new = scratch / "new"
+    with new_folder(folder, "model", _check_new) as new:
         model.save_pretrained(new)
-        share_weights(new)
         if tokenizers is not None:
             tokenizers.save_pretrained(new)
         write_run(new, {**record, "files": describe_model_files(new)})
-        new.rename(folder)
     return comparison
+
+
+def _check_new(folder: Path) -> None:
+    if folder.exists():
+        raise FileExistsError(f"{str(folder)!r} must not exist yet. Give another folder.")
 
 
 @dataclass(frozen=True)

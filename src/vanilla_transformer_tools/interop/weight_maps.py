@@ -237,6 +237,27 @@ def _overlap(parts: list[TensorPart]) -> bool:
     return len(ways) > 1 or len(set(parts)) < len(parts)
 
 
+def take_apart(
+    pieces: Mapping[str, list[TensorPart]], tensors: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """The tensors that were joined to others: a plan carried out backwards.
+
+    Args:
+        pieces: By the names of joined tensors the whole ones, of equal numbers of rows, in them.
+        tensors: The joined tensors, or some of them.
+
+    Returns:
+        Tensors in memory of their own.
+    """
+    return {
+        piece.name: (part.T if piece.transposed else part).clone(
+            memory_format=torch.contiguous_format
+        )
+        for joined, tensor in tensors.items()
+        for piece, part in zip(pieces[joined], tensor.chunk(len(pieces[joined])), strict=True)
+    }
+
+
 def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, Shape]:
     """Shapes by name."""
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}

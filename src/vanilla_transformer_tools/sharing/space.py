@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from huggingface_hub import CommitOperationAdd, HfApi
 
-from vanilla_transformer_tools.files import naming_full_disk, scratch_folder
+from vanilla_transformer_tools.files import new_folder
 from vanilla_transformer_tools.saved_folder import CARD_FILE
 from vanilla_transformer_tools.sharing.push import check_token, refuse_disclosures
 
@@ -70,28 +70,19 @@ def save_space(folder: Path, model: str) -> list[Path]:
         ValueError: If there is something in the folder, or `space_files` refuses the model.
         OSError: If they cannot be written; there is no folder then.
     """
+    with new_folder(folder, "Space", _check_empty) as new:
+        contents = space_files(model)
+        for name, content in contents.items():
+            (new / name).parent.mkdir(parents=True, exist_ok=True)
+            (new / name).write_bytes(content)
+    return [folder / name for name in contents]
+
+
+def _check_empty(folder: Path) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(
             f"--save_space needs an empty folder, got {str(folder)!r}. Name a new one."
         )
-    contents = space_files(model)
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OSError(
-            f"The Space cannot be written to {str(folder)!r}: {error.strerror}. Choose another "
-            "folder."
-        ) from error
-    with (
-        naming_full_disk(folder.parent, f"the Space {folder.name!r}"),
-        scratch_folder(folder.parent, f".{folder.name}.new-") as scratch,
-    ):
-        made = scratch / "space"
-        for name, content in contents.items():
-            (made / name).parent.mkdir(parents=True, exist_ok=True)
-            (made / name).write_bytes(content)
-        made.replace(folder)
-    return [folder / name for name in contents]
 
 
 def push_space(
