@@ -4,18 +4,28 @@ Those in `sources/` are for classes of Transformers and for other programs; a us
 of the same notation, without a config of the source to take values from.
 """
 
+import copy
 import difflib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
+import torch
 from huggingface_hub.errors import StrictDataclassError
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.modeling_vanilla_transformer import (
+    VanillaTransformerForConditionalGeneration,
+)
 from vanilla_transformer_tools.files import parse_yaml, read_text
-from vanilla_transformer_tools.interop.weight_maps import WeightMap
+from vanilla_transformer_tools.interop.weight_maps import Plan, WeightMap, shapes_of, untied_tensors
+from vanilla_transformer_tools.saved_folder import check_size
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 
 SOURCES = Path(__file__).with_name("sources")
 # Declarations that are no class of Transformers: what these extend, and other programs.
@@ -213,6 +223,98 @@ class Declaration:
         value = source.get(theirs)
         names = self.values.get(theirs, {})
         return names.get(value, value) if names else value
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model of one kind, which may become one of ours.
+
+    Attributes:
+        record: Where it comes from, for `run.json`.
+        declaration: How models of its kind become ours.
+        fields: Fields of the source's config.
+        tensors: Tensors by name.
+        tokenizers: Tokenizers of both sides; None: there are none.
+        generation_config: Settings of its searches; None: there are none.
+        model: Model with these weights, in evaluation mode; None: no class here computes them.
+    """
+
+    record: dict[str, str]
+    declaration: Declaration
+    fields: Fields
+    tensors: Mapping[str, Tensor]
+    tokenizers: TokenizerPair | None = None
+    generation_config: GenerationConfig | None = None
+    model: PreTrainedModel | None = None
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> "Source":
+        """A model of Transformers."""
+        kind = model.config.model_type
+        return cls(
+            {"model_type": kind},
+            Declaration.of(kind),
+            model.config.to_dict(),
+            untied_tensors(model),
+            generation_config=model.generation_config,
+            model=model,
+        )
+
+    def plan(self) -> tuple[VanillaTransformerForConditionalGeneration, Plan]:
+        """Our model without memory for its weights, and the plan for making them.
+
+        Raises:
+            ValueError: If there can be no config; names all its faults.
+        """
+        config = self.declaration.config_of(self.fields)
+        # A view may have more numbers than there are bytes behind it.
+        numbers = sum(
+            min(one.numel(), one.untyped_storage().nbytes()) for one in self.tensors.values()
+        )
+        check_size(config.to_dict(), len(self.tensors), numbers, self.record.get("name", ""))
+        faults = self.declaration.faults(self.fields)
+        with torch.device("meta"):
+            model = VanillaTransformerForConditionalGeneration(config)
+        if self.generation_config:
+            model.generation_config = copy.deepcopy(self.generation_config)
+        targets, tied = shapes_of(untied_tensors(model)), model.all_tied_weights_keys
+        plan = self.declaration.weights.plan(targets, shapes_of(self.tensors), tied)
+        faults += self.declaration.useless_rules([*targets, *tied])
+        return model, replace(plan, faults=faults + plan.faults)
+
+    def one_tokenizer(self) -> PreTrainedTokenizerBase:
+        """That of both sides.
+
+        Raises:
+            ValueError: If there is none, or one for each side.
+        """
+        if not (self.tokenizers and self.tokenizers.is_joint):
+            raise ValueError(
+                "--keep_vocabulary needs a source with one tokenizer for both sides, got "
+                f"{'two' if self.tokenizers else 'none'}. Leave it out."
+            )
+        return self.tokenizers.source
+
+    def convert(self) -> VanillaTransformerForConditionalGeneration:
+        """One of our models with these weights, in memory of its own.
+
+        Raises:
+            ValueError: If settings or tensors cannot be expressed; names all faults.
+        """
+        model, plan = self.plan()
+        plan.check()
+        weights = plan.carry_out(self.tensors)
+        if others := [name for name, one in weights.items() if not one.is_floating_point()]:
+            raise ValueError(
+                f"Weights must be floating-point numbers, got {weights[others[0]].dtype} for "
+                f"{', '.join(others)}. Undo the quantisation."
+            )
+        # A model that computes in one type may still be saved in several.
+        dtype = reduce(torch.promote_types, (weight.dtype for weight in weights.values()))
+        weights = {name: weight.to(dtype) for name, weight in weights.items()}
+        model.load_state_dict(weights, strict=False, assign=True)
+        model.tie_weights()
+        return model
 
 
 def known_sources() -> list[str]:

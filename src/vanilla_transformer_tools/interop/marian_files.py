@@ -21,6 +21,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from vanilla_transformer_tools.files import parse_yaml, read_lines, read_text
+from vanilla_transformer_tools.interop.declarations import Declaration, Source
 from vanilla_transformer_tools.interop.fast_tokenizers import (
     END,
     PAD,
@@ -44,24 +45,6 @@ VECTOR = re.compile(r".*_(b\w*|ln_(scale|bias)(_pre)?)")
 # weigh on the loss of label smoothing.
 NO_ENTRY = -1e3
 _SUFFIXES = {".spm": "SentencePiece", ".yml": "YAML", ".yaml": "YAML", ".json": "JSON"}
-
-
-@dataclass(frozen=True)
-class MarianModel:
-    """A model of Marian.
-
-    Attributes:
-        settings: By the names of Marian's options, and what `sources/marian_npz.yaml` needs
-            besides: sizes with `<pad>`, and operations without dropout.
-        tensors: By name.
-        tokenizers: One for both sides if these share a vocabulary.
-        generation_config: Search settings from decoder.yml.
-    """
-
-    settings: dict[str, Any]
-    tensors: dict[str, Tensor]
-    tokenizers: TokenizerPair
-    generation_config: GenerationConfig
 
 
 def find_npz(source: Path) -> Path | None:
@@ -95,12 +78,11 @@ def _is_marian(file: Path) -> bool:
     return f"{SETTINGS}.npy" in names or "decoder_ff_logit_out_b.npy" in names
 
 
-def read_marian(file: Path, faults_of: Any) -> MarianModel:
-    """Reads a model, its vocabularies and its decoder.yml.
+def read_marian(file: Path) -> Source:
+    """Reads a model, its vocabularies and its decoder.yml, which are in the folder of the file.
 
-    Args:
-        file: The `.npz`; the others are in its folder.
-        faults_of: From settings to what cannot be expressed.
+    Fields are Marian's options by name, and what `sources/marian_npz.yaml` needs besides: sizes
+    with `<pad>`, and operations without dropout.
 
     Raises:
         ValueError: If a file is missing or damaged, would run code, or does not fit, or if the
@@ -112,7 +94,8 @@ def read_marian(file: Path, faults_of: Any) -> MarianModel:
     decoder = _decoder_settings(file.parent, file)
     settings |= {name: decoder[name] for name in ("word-penalty",) if name in decoder}
     settings |= readable(settings, "Wpos" in arrays)
-    faults = faults_of(settings)
+    declaration = Declaration.of_program("marian_npz")
+    faults = declaration.faults(settings)
     files = _vocabulary_files(file, decoder)
     faults += [
         f"{one.name} must be one of {', '.join(_SUFFIXES)}, got a vocabulary of another kind"
@@ -151,7 +134,8 @@ def read_marian(file: Path, faults_of: Any) -> MarianModel:
         bos_token_id=settings["end"],
         eos_token_id=settings["end"],
     )
-    return MarianModel(settings, _with_pad(arrays, sizes, pad + 1), pair, generation)
+    tensors = _with_pad(arrays, sizes, pad + 1)
+    return Source({"model_type": "marian_npz"}, declaration, settings, tensors, pair, generation)
 
 
 def _read_arrays(file: Path) -> dict[str, np.ndarray[Any, Any]]:

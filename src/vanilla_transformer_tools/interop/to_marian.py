@@ -23,7 +23,6 @@ from vanilla_transformer.modeling_vanilla_transformer import (
 from vanilla_transformer_tools.files import write_lines
 from vanilla_transformer_tools.interop.declarations import Declaration
 from vanilla_transformer_tools.interop.fast_tokenizers import END, UNKNOWN
-from vanilla_transformer_tools.interop.importing import untied_tensors
 from vanilla_transformer_tools.interop.marian_files import (
     DECODER_FILE,
     OUTPUT_BIAS,
@@ -33,7 +32,7 @@ from vanilla_transformer_tools.interop.marian_files import (
     readable,
 )
 from vanilla_transformer_tools.interop.to_transformers import config_faults, sines_first
-from vanilla_transformer_tools.interop.weight_maps import take_apart
+from vanilla_transformer_tools.interop.weight_maps import take_apart, untied_tensors
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair, tokens_by_id
 from vanilla_transformer_tools.translation.engines import Hypothesis
 

@@ -26,9 +26,8 @@ from vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
 from vanilla_transformer_tools.files import write_lines
-from vanilla_transformer_tools.interop.declarations import Declaration, known_sources
-from vanilla_transformer_tools.interop.importing import plan_conversion, untied_tensors
-from vanilla_transformer_tools.interop.weight_maps import take_apart
+from vanilla_transformer_tools.interop.declarations import Declaration, Source, known_sources
+from vanilla_transformer_tools.interop.weight_maps import take_apart, untied_tensors
 from vanilla_transformer_tools.saved_folder import read_object
 
 # The `model_type` of each format.
@@ -72,7 +71,7 @@ def to_transformers(
             + f"\nOther formats of Transformers that can: {', '.join(fitting) or 'none'}."
         )
     target = AutoModelForSeq2SeqLM.from_config(config_of_class(model, name), dtype=model.dtype)
-    imported, plan = plan_conversion(target)
+    imported, plan = Source.of(target).plan()
     plan.check()
     weights = untied_tensors(model)
     if imported.config.position_embedding_type != model.config.position_embedding_type:

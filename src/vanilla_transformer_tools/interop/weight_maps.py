@@ -19,6 +19,7 @@ from itertools import chain
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 Shape = tuple[int, ...]
 
@@ -256,6 +257,12 @@ def take_apart(
         for joined, tensor in tensors.items()
         for piece, part in zip(pieces[joined], tensor.chunk(len(pieces[joined])), strict=True)
     }
+
+
+def untied_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Tensors by name, each once."""
+    tied = model.all_tied_weights_keys
+    return {name: value for name, value in model.state_dict().items() if name not in tied}
 
 
 def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, Shape]:
