@@ -548,6 +548,12 @@ def _restore(scratch: Path, folder: Path) -> None:
         (scratch / "old").rename(folder)
 
 
+def names_below(folder: Path) -> list[str]:
+    """Paths of all files in a folder and its folders, relative to it, in order."""
+    files = (path for path in folder.rglob("*") if not path.is_dir() or path.is_symlink())
+    return sorted(path.relative_to(folder).as_posix() for path in files)
+
+
 def share_weights(folder: Path) -> None:
     """Gives weights the mode of other new files; safetensors lets only their owner read them."""
     with scratch_file(folder, ".mode-") as usual:

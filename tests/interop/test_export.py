@@ -344,7 +344,7 @@ EXPORTED = ("model.bin", "config.json", "run.json")
     [
         (["mine.txt"], False, "out' must not exist yet.*--force to replace"),
         (["mine.txt"], True, "out' must not exist yet.*and nothing else"),
-        (["config.json"], True, r"holds neither model\.bin nor .*onnx/decoder"),
+        (["config.json"], True, r"and nothing else; this has no record of one in run\.json"),
         *[
             ([*EXPORTED, name], True, rf"and nothing else; this holds {name}, too\.")
             for name in ("notes.txt", "model.safetensors", "target_tokenizer/run.json")
@@ -352,14 +352,17 @@ EXPORTED = ("model.bin", "config.json", "run.json")
     ],
 )
 def test_folder_with_files_of_somebody_is_never_replaced(source, tmp_path, names, force, message):
-    for name in names:
+    contents = dict.fromkeys(names, "mine")
+    if names[:3] == [*EXPORTED]:
+        contents["run.json"] = json.dumps({"exported": EXPORTED})
+    for name, content in contents.items():
         (tmp_path / "out" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "out" / name).write_text("mine")
+        (tmp_path / "out" / name).write_text(content)
 
     with pytest.raises(FileExistsError, match=message):
         export(source, tmp_path / "out", force=force)
 
-    assert all((tmp_path / "out" / name).read_text() == "mine" for name in names)
+    assert {name: (tmp_path / "out" / name).read_text() for name in names} == contents
     assert files(tmp_path) == {"model", "out"}
 
 
@@ -562,7 +565,10 @@ def test_record_of_the_run_may_be_missing(source, tmp_path):
 
     export(source, tmp_path / "out")
 
-    assert json.loads((tmp_path / "out" / "run.json").read_text("utf-8")).keys() == {"files"}
+    assert json.loads((tmp_path / "out" / "run.json").read_text("utf-8")).keys() == {
+        "files",
+        "exported",
+    }
 
 
 def test_ctranslate2_translates_from_one_vocabulary_into_another(tmp_path):

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vanilla_transformer.generation_vanilla_transformer import padded
-from vanilla_transformer_tools.files import new_folder
+from vanilla_transformer_tools.files import names_below, new_folder
 from vanilla_transformer_tools.interop.importing import LogitGap, compare_logits
 from vanilla_transformer_tools.interop.to_transformers import (
     FORMATS,
@@ -20,14 +21,14 @@ from vanilla_transformer_tools.interop.to_transformers import (
     refuse_other_models,
     to_transformers,
 )
-from vanilla_transformer_tools.interop.web import MODEL_FOLDER, WEB_FILES, runtime, write_page
+from vanilla_transformer_tools.interop.web import FACTS_FILE, MODEL_FOLDER, runtime, write_page
 from vanilla_transformer_tools.interop.web_tokenizers import fit_transformers_js
 from vanilla_transformer_tools.saved_folder import (
     RESULTS_FILE,
     RUN_FILE,
-    TARGET_FOLDER,
     describe_model_files,
     load_model,
+    read_object,
     read_run,
     write_run,
 )
@@ -47,45 +48,6 @@ if TYPE_CHECKING:
     from vanilla_transformer_tools.interop.onnx import OnnxModel
 
 logger = logging.getLogger(__name__)
-
-# An export is recognised by one of these. `force` replaces a folder only if it holds nothing but
-# files of an export.
-_DECODERS = {"onnx/decoder_model_merged.onnx", "onnx/decoder_model_merged_quantized.onnx"}
-_WEIGHTS = {"model.bin", *_DECODERS, *(f"model/{name}" for name in _DECODERS)}
-_TOKENIZER_FILES = {
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "composing_vanilla_transformer.py",
-    "merges.txt",
-    "sentencepiece.bpe.model",
-    "source.spm",
-    "spiece.model",
-    "target.spm",
-    "target_vocab.json",
-    "vocab-src.json",
-    "vocab-tgt.json",
-    "vocab.json",
-}
-_EXPORTED_FILES = {
-    *_WEIGHTS,
-    *_TOKENIZER_FILES,
-    *(f"{TARGET_FOLDER}/{name}" for name in _TOKENIZER_FILES),
-    "onnx/encoder_model.onnx",
-    "onnx/encoder_model_quantized.onnx",
-    "config.json",
-    "shared_vocabulary.json",
-    "source_vocabulary.json",
-    "target_vocabulary.json",
-    "generation_config.json",
-    # `evaluate` writes it.
-    RESULTS_FILE,
-    RUN_FILE,
-}
-_EXPORTED_FILES |= {f"{name}.data" for name in _EXPORTED_FILES if name.endswith(".onnx")}
-_EXPORTED_FILES |= {*WEB_FILES, *(f"{MODEL_FOLDER}/{name}" for name in _EXPORTED_FILES)}
 
 _SAMPLE_LINES, _LONGEST_LINE = 100, 30
 # One in so many of these lines is decoded by Marian.
@@ -233,6 +195,8 @@ def export_model(
             write_page(folder, Path(model_name_or_path).resolve().name, model, tokenizers)
         else:
             run = read_run(model.name_or_path) | {"files": describe_model_files(folder)}
+            if format in RUNTIMES:
+                run["exported"] = names_below(folder)
             write_run(folder, run)
     return agreement
 
@@ -315,14 +279,17 @@ def _check_output(output: Path, *, force: bool, is_forceable: bool) -> None:
     fault += " --force replaces an export, and nothing else"
     if not output.is_dir():
         raise FileExistsError(f"{fault}; this is a file.")
-    files = {path.relative_to(output).as_posix() for path in output.rglob("*") if path.is_file()}
-    if others := sorted(files - _EXPORTED_FILES):
+    files = {*names_below(output)}
+    records = [read_object(output / name) for name in (RUN_FILE, FACTS_FILE) if name in files]
+    lists = [one["exported"] for one in records if isinstance(one.get("exported"), list)]
+    if files and not lists:
+        raise FileExistsError(f"{fault}; this has no record of one in {RUN_FILE} or {FACTS_FILE}.")
+    # `evaluate` adds its results.
+    if others := sorted(files - {*chain(*lists), RUN_FILE, FACTS_FILE, RESULTS_FILE}):
         raise FileExistsError(
             f"{fault}; this holds {', '.join(others[:3])}{' and more' * (len(others) > 3)}, too. "
             "Give another folder, or take them out."
         )
-    if files and not files & _WEIGHTS:
-        raise FileExistsError(f"{fault}; this holds neither {' nor '.join(sorted(_WEIGHTS))}.")
 
 
 def _sample_sources(
@@ -399,7 +366,7 @@ def _compare_logits(
     first_token = model.generation_config.forced_bos_token_id
     chosen = slice(int(first_token is not None), None)
     forbidden = never_generated(model.generation_config)
-    identical, gaps = 0, [0.0]
+    identical, gaps = 0, []
     for batch in _batches(sources):
         for num_beams in (1, _BEAMS):
             search = Search(num_beams=num_beams, first_token=first_token)
@@ -407,12 +374,10 @@ def _compare_logits(
             expected = _logits(model, batch, targets)
             actual = torch.from_numpy(exported.force(batch, targets))
             for row, other, target in zip(expected, actual, targets, strict=True):
+                both = torch.stack([row, other])[:, : len(target)]
                 if is_quantized:
-                    both = torch.stack([row, other])[:, range(len(target))].log_softmax(-1)
-                    row, other = both[:, range(len(target)), target].mean(-1)
-                    gaps.append((row - other).abs().item())
-                else:
-                    gaps.append((row - other)[: len(target)].abs().max().item())
+                    both = both.log_softmax(-1)[:, range(len(target)), target].mean(-1)
+                gaps.append((both[0] - both[1]).abs().max())
             if num_beams == 1:
                 actual[:, :, forbidden] = -torch.inf
                 likeliest = actual.argmax(-1).tolist()
@@ -420,11 +385,9 @@ def _compare_logits(
                     row[: len(target)][chosen] == target[chosen]
                     for row, target in zip(likeliest, targets, strict=True)
                 )
-    if is_quantized:
-        mean = sum(gaps) / max(1, len(gaps) - 1)
-        return Agreement(len(sources), identical, mean, "log-probabilities per token")
-    # `max` would leave out NaN.
-    return Agreement(len(sources), identical, torch.tensor(gaps).max().item(), "logits")
+    numbers = "log-probabilities per token" if is_quantized else "logits"
+    gap = torch.stack(gaps).mean() if is_quantized else torch.stack(gaps).max()
+    return Agreement(len(sources), identical, gap.item(), numbers)
 
 
 def _batches(sources: list[list[int]]) -> list[list[list[int]]]:

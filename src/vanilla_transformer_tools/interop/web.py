@@ -10,7 +10,13 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from vanilla_transformer_tools.files import checksum, scratch_folder, write_lines, written_whole
+from vanilla_transformer_tools.files import (
+    checksum,
+    names_below,
+    scratch_folder,
+    write_lines,
+    written_whole,
+)
 from vanilla_transformer_tools.saved_folder import RESULTS_FILE, read_object, read_run
 from vanilla_transformer_tools.settings import MAX_EXTRA_TOKENS
 from vanilla_transformer_tools.text.languages import target_tags
@@ -45,7 +51,6 @@ _RUNTIME = {
         "06ba057753da3847e4c24f02d91ab133455b0817c69a44993a9a53a2146df9e3",
     ),
 }
-WEB_FILES = {*_PAGE_FILES, FACTS_FILE, *(f"{RUNTIME_FOLDER}/{name}" for name in _RUNTIME)}
 _NPM_SECONDS = 600
 
 
@@ -80,15 +85,8 @@ def _npm_pack(package: str, folder: Path) -> Path:
     npm = shutil.which("npm")
     if npm is None:
         raise OSError(f"{needs}, and npm is not installed. Install Node.js, which brings it.")
-    command = [
-        npm,
-        "pack",
-        "--loglevel=error",
-        "--ignore-scripts",
-        "--pack-destination",
-        ".",
-        package,
-    ]
+    command = [npm, "pack", "--loglevel=error", "--ignore-scripts"]
+    command += ["--pack-destination", ".", package]
     try:
         done = subprocess.run(
             command, cwd=folder, capture_output=True, text=True, timeout=_NPM_SECONDS, check=False
@@ -156,6 +154,7 @@ def write_page(folder: Path, name: str, model: PreTrainedModel, tokenizers: Toke
             **_scores(model.name_or_path),
             "Licence": settings.get("license"),
         },
+        "exported": names_below(folder),
     }
     content["facts"] = {label: text for label, text in content["facts"].items() if text}
     write_lines(folder / FACTS_FILE, [json.dumps(content, indent=2, ensure_ascii=False)])
