@@ -549,8 +549,8 @@ def _restore(scratch: Path, folder: Path) -> None:
 
 
 def names_below(folder: Path) -> list[str]:
-    """Paths of all files in a folder and its folders, relative to it, in order."""
-    files = (path for path in folder.rglob("*") if not path.is_dir() or path.is_symlink())
+    """Paths of all files and links in a folder and its folders, relative to it, in order."""
+    files = (path for path in folder.rglob("*") if path.is_file() or path.is_symlink())
     return sorted(path.relative_to(folder).as_posix() for path in files)
 
 

@@ -4,14 +4,13 @@ import re
 from contextlib import suppress
 from importlib import metadata
 from importlib.resources import files
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
 import yaml
 from huggingface_hub import CommitOperationAdd, HfApi
 
-from vanilla_transformer_tools.files import new_folder
+from vanilla_transformer_tools.files import names_below, new_folder
 from vanilla_transformer_tools.saved_folder import CARD_FILE
 from vanilla_transformer_tools.sharing.push import check_token, refuse_disclosures
 
@@ -21,6 +20,7 @@ _PACKAGES = ("vanilla_transformer", "vanilla_transformer_tools")
 _SUFFIXES = (".py", ".html", ".css", ".js", ".md", ".yaml", ".typed")
 # The Hub shows no more.
 _LONGEST_TITLE = 60
+_HIDDEN = re.compile(r"(^|/)\.")
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 
 _APP = '''"""A page to try {model}: `pip install -r requirements.txt`, then `python app.py`."""
@@ -58,7 +58,8 @@ def space_files(model: str) -> dict[str, bytes]:
     }
     contents = {name: text.encode() for name, text in texts.items()}
     for package in _PACKAGES:
-        contents |= _package_files(files(package), package)
+        code = _contents(Path(str(files(package))), _SUFFIXES)
+        contents |= {f"{package}/{name}": content for name, content in code.items()}
     refuse_disclosures("vanilla_transformer", {n: text.decode() for n, text in contents.items()})
     return contents
 
@@ -133,15 +134,7 @@ def _web_files(folder: Path, model: str) -> dict[str, bytes]:
         raise ValueError(
             f"--web must be a folder made by `export --format web`, got {str(folder)!r}."
         )
-    found = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*"))}
-    if links := [name for name, path in found.items() if path.is_symlink()]:
-        raise ValueError(f"A Space has no links, got {links[0]!r}. Replace it by a copy.")
-    # What is checked is uploaded, even if somebody changes the file meanwhile.
-    contents = {
-        name: path.read_bytes()
-        for name, path in found.items()
-        if path.is_file() and not re.search(r"(^|/)\.", name)
-    }
+    contents = _contents(folder)
     described = _described(model, sdk="static", short_description="Runs in your browser")
     contents[CARD_FILE] = _front_matter(described).encode()
     texts = {}
@@ -202,24 +195,21 @@ def _front_matter(described: dict[str, Any]) -> str:
     return f"---\n{yaml.safe_dump(described, sort_keys=False, allow_unicode=True)}---\n"
 
 
-def _package_files(folder: Traversable, name: str) -> dict[str, bytes]:
-    """The files of a package by path; caches and hidden files are left out.
+def _contents(folder: Path, suffixes: tuple[str, ...] = ("",)) -> dict[str, bytes]:
+    """The files of a folder by path; hidden files and folders are left out.
 
     Raises:
         ValueError: If a file is a link, which may lead to a private file.
     """
     contents: dict[str, bytes] = {}
-    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
-        path = f"{name}/{entry.name}"
-        if entry.name.startswith("."):
+    for name in names_below(folder):
+        path = folder / name
+        if _HIDDEN.search(name) or not name.endswith(suffixes):
             continue
-        if isinstance(entry, Path) and entry.is_symlink():
+        if path.is_symlink():
             raise ValueError(
-                f"A Space has the files of the installed package, which must be no links, got "
-                f"{str(entry)!r}. Replace it by a copy."
+                f"The files of a Space must be no links, got {str(path)!r}. Replace it by a copy."
             )
-        if entry.is_dir():
-            contents |= _package_files(entry, path)
-        elif entry.name.endswith(_SUFFIXES):
-            contents[path] = entry.read_bytes()
+        # What is checked is uploaded, even if somebody changes the file meanwhile.
+        contents[name] = path.read_bytes()
     return contents
