@@ -329,7 +329,6 @@ def _check_config(name_or_path: str) -> dict[str, Any]:
     """
     folder = Path(name_or_path)
     if folder.is_dir():
-        check_objects(folder)
         check_shards(folder)
         if not (folder / CONFIG_NAME).exists():
             raise ValueError(

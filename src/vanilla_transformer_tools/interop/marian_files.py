@@ -58,7 +58,7 @@ def find_npz(source: Path) -> Path | None:
     if not source.is_dir() or (source / "config.json").exists():
         return None
     files = [file for file in sorted(source.glob("*.npz")) if _is_marian(file)]
-    named = _decoder_settings(source).get("models") or []
+    named = _decoder_settings(source / DECODER_FILE).get("models") or []
     if len(files) > 1 and len(named) == 1:
         files = [file for file in files if file.name == Path(str(named[0])).name]
     if len(files) > 1:
@@ -91,7 +91,8 @@ def read_marian(file: Path) -> Source:
     """
     arrays = _read_arrays(file)
     settings = _model_settings(file, arrays)
-    decoder = _decoder_settings(file.parent, file)
+    own = file.with_name(f"{file.name}.{DECODER_FILE}")
+    decoder = _decoder_settings(own if own.is_file() else file.with_name(DECODER_FILE))
     settings |= {name: decoder[name] for name in ("word-penalty",) if name in decoder}
     settings |= readable(settings, "Wpos" in arrays)
     declaration = Declaration.of_program("marian_npz")
@@ -107,7 +108,7 @@ def read_marian(file: Path) -> Source:
             f"{str(file)!r} must be a Transformer that can be expressed, got:\n" + "\n".join(faults)
         )
     sizes = settings.get("dim-vocabs") or []
-    vocabularies = [read_vocabulary(one, file.parent) for one in dict.fromkeys(files)]
+    vocabularies = [_read_vocabulary(one) for one in dict.fromkeys(files)]
     counts = [len(one) for one in (vocabularies * 2)[:2]]
     if counts != list(sizes):
         raise ValueError(
@@ -210,22 +211,11 @@ def _with_pad(
     return tensors
 
 
-def _decoder_settings(folder: Path, file: Path | None = None) -> dict[str, Any]:
+def _decoder_settings(file: Path) -> dict[str, Any]:
     """Settings in decoder.yml; empty if there is no such file."""
-    names = (
-        [folder / DECODER_FILE]
-        if file is None
-        else [
-            file.with_name(f"{file.name}.{DECODER_FILE}"),
-            folder / DECODER_FILE,
-        ]
-    )
-    found = next((name for name in names if name.is_file()), None)
-    if found is None:
-        return {}
-    content = parse_yaml(read_text(found))
+    content = parse_yaml(read_text(file)) if file.is_file() else {}
     if not isinstance(content, dict):
-        raise ValueError(f"{found} must hold Marian's options, got {content!r:.60}.")
+        raise ValueError(f"{file} must hold Marian's options, got {content!r:.60}.")
     return content
 
 
@@ -254,7 +244,6 @@ class Vocabulary:
     Attributes:
         entries: Ids by token.
         pieces: Splits text; None: text has its tokens between blanks.
-        is_own: Whether `pieces` give ids themselves.
     """
 
     entries: dict[str, int]
@@ -276,8 +265,7 @@ class Vocabulary:
         return ending_in_eos(backend)
 
 
-def read_vocabulary(file: Path, folder: Path) -> Vocabulary:
-    """Reads one of Marian's vocabularies, and the SentencePiece model of its side next to it."""
+def _read_vocabulary(file: Path) -> Vocabulary:
     if file.suffix == ".spm":
         pieces = SentencePiece.read(file)
         return Vocabulary(pieces.ids(), pieces)
