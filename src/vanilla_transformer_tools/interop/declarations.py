@@ -7,7 +7,7 @@ of the same notation, without a config of the source to take values from.
 import copy
 import difflib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import reduce
 from pathlib import Path
@@ -60,18 +60,6 @@ _COMPUTED: dict[str, Callable[[Fields], Any]] = {
     "first_position_after_padding": lambda fields: fields["pad_token_id"] + 1,
 }
 
-# Sections of a declaration that are mappings; the other one is `ignored`.
-_SECTIONS = (
-    "defaults",
-    "config",
-    "values",
-    "constants",
-    "computed",
-    "required",
-    "same",
-    "tensors",
-    "older",
-)
 _SECTIONS_OF_A_MAPPING: dict[str, type] = {
     "extends": str,
     "prefix": str,
@@ -86,6 +74,8 @@ class Declaration:
     """How models of one kind become ours.
 
     Attributes:
+        weights: Which tensors become which.
+        own_rules: Rules of a mapping itself, each of which must be of use.
         defaults: Fields of the source's config that may be absent.
         config: Fields of our config and the names of the source's fields they are taken from.
         values: By the source's field: its values that are called otherwise here.
@@ -94,19 +84,17 @@ class Declaration:
         required: Fields of the source and the only value, pattern of values, or list of values
             that can be expressed.
         same: Fields of the source that must have the value of another one, if they are there.
-        weights: Which tensors become which.
-        own_rules: Rules of a mapping itself, each of which must be of use.
     """
 
-    defaults: dict[str, Any]
-    config: dict[str, str]
-    values: dict[str, dict[Any, Any]]
-    constants: dict[str, Any]
-    computed: dict[str, str]
-    required: dict[str, Any]
-    same: dict[str, str]
     weights: WeightMap
     own_rules: Mapping[str, Any]
+    defaults: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, str] = field(default_factory=dict)
+    values: dict[str, dict[Any, Any]] = field(default_factory=dict)
+    constants: dict[str, Any] = field(default_factory=dict)
+    computed: dict[str, str] = field(default_factory=dict)
+    required: dict[str, Any] = field(default_factory=dict)
+    same: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, model_type: str) -> "Declaration":
@@ -149,10 +137,8 @@ class Declaration:
 
     @classmethod
     def _from(cls, content: dict[str, Any], own_rules: Fields | None = None) -> "Declaration":
-        rules = ("tensors", "older")
-        sections = {name: content[name] for name in _SECTIONS if name not in rules}
-        weights = WeightMap(content["tensors"], content["ignored"], content["older"])
-        return cls(**sections, weights=weights, own_rules=own_rules or {})
+        rules = [content.pop(name, {}) for name in ("tensors", "ignored", "older")]
+        return cls(WeightMap(*rules), own_rules or {}, **content)
 
     def fields(self, source: Fields) -> dict[str, Any]:
         """Fields of our config, from the source's fields; one that is absent there is None."""
@@ -344,9 +330,10 @@ def _complete(content: dict[str, Any]) -> dict[str, Any]:
         target: [prefix + name for name in source] if isinstance(source, list) else prefix + source
         for target, source in inherited.get("tensors", {}).items()
     }
-    complete = {name: inherited.get(name, {}) | content.get(name, {}) for name in _SECTIONS}
-    complete["ignored"] = inherited.get("ignored", []) + content.get("ignored", [])
-    return complete
+    ignored = inherited.get("ignored", []) + content.get("ignored", [])
+    sections = {*inherited, *content} - {"extends", "prefix", "ignored"}
+    complete = {name: inherited.get(name, {}) | content.get(name, {}) for name in sections}
+    return {**complete, "ignored": ignored}
 
 
 def _faults_of_mapping(content: Any) -> list[str]:

@@ -326,11 +326,7 @@ def _compare_translations(
 ) -> Agreement:
     """Compares greedy translations, and the score of each with the one that the model gives it.
 
-    Args:
-        engine: The model.
-        translate: Gives the export's greedy translations of ids.
-        sources: Ids with `</s>`.
-        banned: Ids that the export leaves out when it normalises.
+    The export leaves out `banned` ids when it normalises.
     """
     identical, gaps = 0, []
     for batch in _batches(sources):

@@ -5,7 +5,7 @@ Their conversion is declared in `sources/fairseq.yaml`, as for every other sourc
 
 import re
 from argparse import Namespace
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -160,10 +160,6 @@ def read_dictionary(file: Path) -> VanillaTransformerTokenizer:
             tokens[places[token]] = f"{token} {places[token]}{_OVERWRITE}"
         places[token] = len(tokens)
         tokens.append(token)
-    return _tokenizer(tokens)
-
-
-def _tokenizer(tokens: Iterable[str]) -> VanillaTransformerTokenizer:
     vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token=UNK_TOKEN))
     backend.pre_tokenizer = pre_tokenizers.Split(_BLANKS, "removed")

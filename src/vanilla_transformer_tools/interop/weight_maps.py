@@ -12,7 +12,7 @@ A rule is written `target: source`, both patterns of names:
 import itertools
 import re
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import chain
@@ -204,7 +204,7 @@ class WeightMap:
             sources: Names of the tensors that there are, by which older releases are recognised.
         """
         return [
-            [self._in(sources, TensorPart.parse(name)) for name in map(_numbered(match), names)]
+            [self._in(sources, TensorPart.parse(_numbered(name, match))) for name in names]
             for pattern, names in self.rules
             if (match := pattern.fullmatch(target))
         ]
@@ -303,16 +303,13 @@ def _expand(target: str, source: str | list[str]) -> Iterable[tuple[re.Pattern[s
     braces = list(dict.fromkeys(_ALTERNATIVES.findall(target)))
     for choice in itertools.product(*(brace[1:-1].split(",") for brace in braces)):
         chosen = dict(zip(braces, choice, strict=True))
-        joined = [one for text in sources for one in _alternatives(_fill(text, chosen))]
-        pattern = re.escape(_fill(target, chosen))
-        pattern = re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>\\d+)", pattern)
-        yield re.compile(pattern), joined
+        filled, *texts = (_fill(text, chosen) for text in (target, *sources))
+        pattern = re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>\\d+)", re.escape(filled))
+        yield re.compile(pattern), [one for text in texts for one in _alternatives(text)]
 
 
 def _fill(text: str, chosen: Mapping[str, str]) -> str:
-    for brace, choice in chosen.items():
-        text = text.replace(brace, choice)
-    return text
+    return _ALTERNATIVES.sub(lambda found: chosen.get(found[0], found[0]), text)
 
 
 def _alternatives(text: str) -> list[str]:
@@ -324,11 +321,9 @@ def _alternatives(text: str) -> list[str]:
     return ["".join(choice) for choice in itertools.product(*choices)]
 
 
-def _numbered(match: re.Match[str]) -> Callable[[str], str]:
-    def number(found: re.Match[str]) -> str:
-        return str(int(match[found[1]]) + 1) if "+" in found[0] else match[found[1]]
-
-    return lambda text: _NUMBER.sub(number, text)
+def _numbered(text: str, match: re.Match[str]) -> str:
+    """The text with the numbers of a target in place of their braces."""
+    return _NUMBER.sub(lambda found: str(int(match[found[1]]) + ("+" in found[0])), text)
 
 
 def _shape_faults(

@@ -116,7 +116,8 @@ def write_model_card(folder: Path, forgotten: Collection[tuple[str, str]] = ()) 
         except ValueError as error:
             logger.warning("%s stays as it is: %s", file, error)
             return
-    _write(file, card)
+    with written_whole(file) as temporary:
+        temporary.write_bytes(card.encode("utf-8"))
 
 
 def with_example_for(card: str, repo_id: str) -> str:
@@ -138,11 +139,6 @@ def read_card(file: Path) -> str:
             f"{str(file)!r} must be UTF-8: {error}. Convert it first, for example: "
             "iconv -f WINDOWS-1252 -t UTF-8 old.md > README.md"
         ) from error
-
-
-def _write(file: Path, text: str) -> None:
-    with written_whole(file) as temporary:
-        temporary.write_bytes(text.encode("utf-8"))
 
 
 def _updated(card: str, fresh: str, forgotten: Collection[tuple[str, str]]) -> str:

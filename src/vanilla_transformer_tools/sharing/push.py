@@ -128,19 +128,17 @@ def push(
     # An earlier model may have had files that this one has not, such as one file of weights.
     written = {operation.path_in_repo for operation in operations}
     for name in api.list_repo_files(repo_id, revision=revision):
-        if name not in written and _is_shared(PurePosixPath(name)):
+        if name not in written and _is_shared(name):
             operations.append(CommitOperationDelete(name))
     # Asks the Hub about the card's metadata before it uploads anything.
     api.create_commit(repo_id, operations, commit_message=commit_message, revision=revision)
     return str(repository)
 
 
-def _is_shared(name: PurePosixPath) -> bool:
+def _is_shared(name: str) -> bool:
     """Whether a file of a repository has the name of one that an upload may bring."""
-    patterns = map(PurePosixPath, _SHARED_FILES)
-    return any(
-        len(pattern.parts) == len(name.parts) and name.match(str(pattern)) for pattern in patterns
-    )
+    patterns = [one for one in _SHARED_FILES if one.count("/") == name.count("/")]
+    return any(map(PurePosixPath(name).match, patterns))
 
 
 def check_token() -> None:
