@@ -21,8 +21,13 @@ from vanilla_transformer_tools.interop.to_transformers import (
     refuse_other_models,
     to_transformers,
 )
-from vanilla_transformer_tools.interop.web import FACTS_FILE, MODEL_FOLDER, runtime, write_page
-from vanilla_transformer_tools.interop.web_tokenizers import fit_transformers_js
+from vanilla_transformer_tools.interop.web import (
+    FACTS_FILE,
+    MODEL_FOLDER,
+    fit_transformers_js,
+    runtime,
+    write_page,
+)
 from vanilla_transformer_tools.saved_folder import (
     RESULTS_FILE,
     RUN_FILE,

@@ -1,14 +1,20 @@
-"""A page that translates in the reader's browser: its own files, and transformers.js."""
+"""A page that translates in the reader's browser: its own files, and transformers.js.
+
+Tokenizers get a form to which transformers.js gives the ids of Python.
+"""
 
 import json
+import re
 import shutil
 import subprocess
 import tarfile
+from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel
+from transformers.tokenization_utils_base import FULL_TOKENIZER_FILE, TOKENIZER_CONFIG_FILE
 
 from vanilla_transformer_tools.files import (
     checksum,
@@ -17,6 +23,7 @@ from vanilla_transformer_tools.files import (
     write_lines,
     written_whole,
 )
+from vanilla_transformer_tools.interop.to_transformers import name_general_tokenizers
 from vanilla_transformer_tools.saved_folder import RESULTS_FILE, read_object, read_run
 from vanilla_transformer_tools.settings import MAX_EXTRA_TOKENS
 from vanilla_transformer_tools.text.languages import target_tags
@@ -52,6 +59,20 @@ _RUNTIME = {
     ),
 }
 _NPM_SECONDS = 600
+# Steps that transformers.js computes as the library does; others are left out there or approximate.
+_STEPS = {
+    "normalizer": {"Replace", "NFC", "NFD", "NFKC", "NFKD"},
+    "pre_tokenizer": {"Metaspace", "Split"},
+    "post_processor": {"TemplateProcessing"},
+    "decoder": {"ByteFallback", "Fuse", "Strip"},
+}
+_PARTS_OF_SEQUENCE = {
+    "normalizer": "normalizers",
+    "pre_tokenizer": "pretokenizers",
+    "post_processor": "processors",
+    "decoder": "decoders",
+}
+_MODELS = ("BPE", "WordLevel")
 
 
 def runtime(folder: Path) -> None:
@@ -169,3 +190,72 @@ def _scores(model_name_or_path: str) -> dict[str, str]:
         for name, scores in results.items()
         if "bleu" in scores
     }
+
+
+def fit_transformers_js(folder: Path) -> None:
+    """Rewrites the tokenizers of a folder; Python still gets the same ids from them.
+
+    transformers.js takes text that spells a special token for the token, and has no
+    `split_special_tokens`. So special tokens leave the list that it searches text for: they remain
+    in the vocabulary, where the pipeline keeps text from becoming one.
+
+    Raises:
+        ValueError: If transformers.js gives other ids; the files then stay as they are.
+    """
+    if not (folder / FULL_TOKENIZER_FILE).is_file():
+        raise ValueError(
+            f"transformers.js needs a fast tokenizer, got none: {FULL_TOKENIZER_FILE}."
+        )
+    rewritten: dict[Path, dict[str, Any]] = {}
+    for file in sorted(folder.rglob(FULL_TOKENIZER_FILE)):
+        pipeline = read_object(file)
+        config_file = file.with_name(TOKENIZER_CONFIG_FILE)
+        config = read_object(config_file)
+        faults = list(_faults(pipeline, config))
+        if faults:
+            raise ValueError(
+                f"transformers.js would give other ids than the tokenizer {file.name}:\n"
+                + "\n".join(faults)
+            )
+        for step in _steps(pipeline, "pre_tokenizer"):
+            # There, splitting at a string would keep the string.
+            if "String" in step.get("pattern", {}):
+                step["pattern"] = {"Regex": re.escape(step["pattern"]["String"])}
+        special = {token["content"]: token["id"] for token in pipeline["added_tokens"]}
+        pipeline["model"]["vocab"] |= special
+        pipeline["added_tokens"] = []
+        # What decoding leaves out.
+        config["additional_special_tokens"] = list(special)
+        rewritten |= {file: pipeline, config_file: config}
+    for file, content in rewritten.items():
+        write_lines(file, [json.dumps(content, ensure_ascii=False)])
+    name_general_tokenizers(folder)
+
+
+def _steps(pipeline: dict[str, Any], part: str) -> list[dict[str, Any]]:
+    step = pipeline.get(part)
+    if step is None:
+        return []
+    if step["type"] != "Sequence":
+        return [step]
+    steps: list[dict[str, Any]] = step[_PARTS_OF_SEQUENCE[part]]
+    return steps
+
+
+def _faults(pipeline: dict[str, Any], config: dict[str, Any]) -> Iterator[str]:
+    model = pipeline["model"]
+    if model["type"] not in _MODELS:
+        yield (
+            f"The model must be one of {', '.join(_MODELS)}, got {model['type']}, which has no "
+            "byte fallback there. Train with --tokenizer_kind bpe, word or char."
+        )
+    for part, known in _STEPS.items():
+        if others := sorted({step["type"] for step in _steps(pipeline, part)} - known):
+            yield f"The {part} must consist of {', '.join(sorted(known))}, got {', '.join(others)}."
+    if not config.get("split_special_tokens"):
+        yield "It must be one that this package trained, with `split_special_tokens`."
+    if added := [one["content"] for one in pipeline["added_tokens"] if not one["special"]]:
+        yield (
+            f"It must have no added tokens that are not special, got {', '.join(added[:3])}: text "
+            "after them would begin with a blank."
+        )
