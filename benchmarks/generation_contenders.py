@@ -21,7 +21,11 @@ from neighbours import build, check_same_logits, copy_into_m2m100, use_our_posit
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.generation_vanilla_transformer import padded
 from vanilla_transformer_tools.interop.export import export_model
-from vanilla_transformer_tools.interop.marian_files import DECODER_FILE, NO_ENTRY, Vocabulary
+from vanilla_transformer_tools.interop.marian_files import (
+    DECODER_FILE,
+    NO_ENTRY,
+    vocabulary_tokenizer,
+)
 from vanilla_transformer_tools.interop.to_marian import has_engine, write_marian
 from vanilla_transformer_tools.settings import PRESETS
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
@@ -280,7 +284,7 @@ def write_random_marian(preset: str, folder: Path) -> None:
     model.save_pretrained(folder)
     words = ["</s>", "<unk>", *(f"word{number}" for number in range(2, start))]
     entries = {word: number for number, word in enumerate(words)}
-    Vocabulary(entries).tokenizer(start).save_pretrained(folder)
+    vocabulary_tokenizer(entries, start).save_pretrained(folder)
 
 
 def random_sources(

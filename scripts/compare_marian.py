@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from vanilla_transformer_tools.interop.marian_files import NO_ENTRY, Vocabulary
+from vanilla_transformer_tools.interop.marian_files import NO_ENTRY, vocabulary_tokenizer
 from vanilla_transformer_tools.interop.to_marian import has_engine, translate, write_marian
 from vanilla_transformer_tools.interop.to_transformers import to_transformers
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
@@ -64,7 +64,7 @@ def main() -> None:
     ours = random_model()
     words = {"</s>": 0, "<unk>": 1} | {str(row): row for row in range(2, ENTRIES)}
     sources = [[*torch.randint(2, ENTRIES, (length,)).tolist(), 0] for length in lengths]
-    pair = TokenizerPair.joint(Vocabulary(words).tokenizer(ENTRIES))
+    pair = TokenizerPair.joint(vocabulary_tokenizer(words, ENTRIES))
     with TemporaryDirectory() as folder:
         write_marian(ours, pair, Path(folder))
         decoded = translate(Path(folder), pair, sources)

@@ -9,7 +9,6 @@ import json
 import re
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import torch
 import yaml
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from torch import Tensor
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from vanilla_transformer_tools.files import parse_yaml, read_lines, read_text
 from vanilla_transformer_tools.interop.declarations import Declaration, Source
@@ -109,7 +108,7 @@ def read_marian(file: Path) -> Source:
         )
     sizes = settings.get("dim-vocabs") or []
     vocabularies = [_read_vocabulary(one) for one in dict.fromkeys(files)]
-    counts = [len(one) for one in (vocabularies * 2)[:2]]
+    counts = [1 + max(entries.values(), default=-1) for entries, _ in (vocabularies * 2)[:2]]
     if counts != list(sizes):
         raise ValueError(
             f"The vocabularies of {str(file)!r} must have {_both(sizes)} entries, as its "
@@ -117,7 +116,7 @@ def read_marian(file: Path) -> Source:
             f"{' and '.join(one.name for one in files)}. Use the ones of its training."
         )
     pad = max(sizes)
-    sides = [vocabulary.tokenizer(pad) for vocabulary in vocabularies]
+    sides = [vocabulary_tokenizer(entries, pad, pieces) for entries, pieces in vocabularies]
     pair = TokenizerPair.joint(sides[0]) if len(sides) == 1 else TokenizerPair(*sides)
     settings |= {
         "rows": pad + 1,
@@ -237,45 +236,38 @@ def _vocabulary_files(file: Path, decoder: Mapping[str, Any]) -> list[Path]:
     return files
 
 
-@dataclass(frozen=True)
-class Vocabulary:
-    """Entries of one side.
+def vocabulary_tokenizer(
+    entries: Mapping[str, int], pad: int, pieces: SentencePiece | None = None
+) -> PreTrainedTokenizerFast:
+    """A fast tokenizer with the ids of one of Marian's vocabularies, and `<pad>`.
 
-    Attributes:
+    Args:
         entries: Ids by token.
+        pad: Id of `<pad>`, behind all others.
         pieces: Splits text; None: text has its tokens between blanks.
     """
-
-    entries: dict[str, int]
-    pieces: SentencePiece | None = None
-
-    def __len__(self) -> int:
-        return 1 + max(self.entries.values(), default=-1)
-
-    def tokenizer(self, pad: int) -> Any:
-        """A fast one with these ids, and `<pad>`."""
-        entries = {**self.entries, PAD: pad}
-        if self.pieces:
-            return ending_in_eos(sentencepiece_backend(self.pieces, entries))
-        names = {token_id: token for token, token_id in entries.items()}
-        # No text spells a name with a blank.
-        rows = {names.get(row, f"<unused {row}>"): row for row in range(pad + 1)}
-        backend = Tokenizer(models.WordLevel(rows, unk_token=UNKNOWN))
-        backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[ \t\r]+"), "removed")
-        return ending_in_eos(backend)
+    entries = {**entries, PAD: pad}
+    if pieces:
+        return ending_in_eos(sentencepiece_backend(pieces, entries))
+    names = {token_id: token for token, token_id in entries.items()}
+    # No text spells a name with a blank.
+    rows = {names.get(row, f"<unused {row}>"): row for row in range(pad + 1)}
+    backend = Tokenizer(models.WordLevel(rows, unk_token=UNKNOWN))
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[ \t\r]+"), "removed")
+    return ending_in_eos(backend)
 
 
-def _read_vocabulary(file: Path) -> Vocabulary:
+def _read_vocabulary(file: Path) -> tuple[dict[str, int], SentencePiece | None]:
     if file.suffix == ".spm":
         pieces = SentencePiece.read(file)
-        return Vocabulary(pieces.ids(), pieces)
+        return pieces.ids(), pieces
     try:
         entries = json.loads(read_text(file)) if file.suffix == ".json" else _read_yaml(file)
     except ValueError as error:
         raise ValueError(f"{file} must list tokens and their ids, got: {error}") from error
     if faults := [token for token in (END, UNKNOWN) if token not in entries]:
         raise ValueError(f"{file} must have {END} and {UNKNOWN}, got no {', '.join(faults)}.")
-    return Vocabulary(entries)
+    return entries, None
 
 
 def _read_yaml(file: Path) -> dict[str, int]:

@@ -5,7 +5,6 @@ from contextlib import suppress
 from importlib import metadata
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import yaml
 from huggingface_hub import CommitOperationAdd, HfApi
@@ -135,8 +134,8 @@ def _web_files(folder: Path, model: str) -> dict[str, bytes]:
             f"--web must be a folder made by `export --format web`, got {str(folder)!r}."
         )
     contents = _contents(folder)
-    described = _described(model, sdk="static", short_description="Runs in your browser")
-    contents[CARD_FILE] = _front_matter(described).encode()
+    card = _front_matter(model, sdk="static", short_description="Runs in your browser")
+    contents[CARD_FILE] = card.encode()
     texts = {}
     for name, content in contents.items():
         # Those of runtime/ are of released packages.
@@ -166,7 +165,7 @@ def _version(name: str) -> str:
 
 
 def _card(model: str) -> str:
-    described = _described(
+    front_matter = _front_matter(
         model,
         sdk="gradio",
         sdk_version=_version("gradio"),
@@ -174,13 +173,17 @@ def _card(model: str) -> str:
         app_file=APP_FILE,
         short_description="Translations, probabilities, word links, attention",
     )
-    return f"{_front_matter(described)}\n# {described['title']}\n\n{_CARD.format(model=model)}"
+    return f"{front_matter}\n# {_title(model)}\n\n{_CARD.format(model=model)}"
 
 
-def _described(model: str, **fields: str) -> dict[str, Any]:
+def _title(model: str) -> str:
+    return f"Translate with {model.partition('/')[2]}"[:_LONGEST_TITLE]
+
+
+def _front_matter(model: str, **fields: str) -> str:
     """Metadata of a Space for the Hub."""
-    return {
-        "title": f"Translate with {model.partition('/')[2]}"[:_LONGEST_TITLE],
+    described = {
+        "title": _title(model),
         "emoji": "🔁",
         "colorFrom": "blue",
         "colorTo": "indigo",
@@ -189,9 +192,6 @@ def _described(model: str, **fields: str) -> dict[str, Any]:
         "models": [model],
         "tags": ["translation", "vanilla_transformer"],
     }
-
-
-def _front_matter(described: dict[str, Any]) -> str:
     return f"---\n{yaml.safe_dump(described, sort_keys=False, allow_unicode=True)}---\n"
 
 
